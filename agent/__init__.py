@@ -1,0 +1,1 @@
+"""The node's half of Trackbed: observe, plan, apply, report."""

@@ -1,0 +1,162 @@
+"""What the agent decides, what came of it, and what it says of the node: plain records, JSON both ways."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any, Literal
+
+import cattrs
+from attrs import frozen
+
+Value = str | int | bool | None
+
+
+class Disruption(IntEnum):
+    """What a change costs whoever uses the device; each level includes those before it."""
+
+    NONE = 0
+    REBIND = 1
+    LINK_FLAP = 2
+    VF_RESET = 3
+    REBOOT = 4
+
+    @classmethod
+    def parse(cls, text: str) -> Disruption:
+        """The level called ``text`` ("link-flap").
+
+        :raises ValueError: naming the levels there are.
+        """
+        try:
+            return cls[text.upper().replace("-", "_")]
+        except KeyError:
+            raise ValueError(f"{text!r} is no disruption; one of {', '.join(map(str, cls))}") from None
+
+    def __str__(self) -> str:
+        return self.name.lower().replace("_", "-")
+
+
+@frozen
+class Change:
+    """One step that would make one field true.
+
+    ``target`` is a physical function's PCI address, or ``ADDRESS#N`` for its VF N. ``victims`` are those who use what
+    the change would disturb. ``obstacle`` says why it cannot be made at all (then nothing is tried), ``remedy`` what
+    to do about that.
+    """
+
+    kind: str
+    target: str
+    field: str
+    before: Value
+    after: Value
+    disruption: Disruption = Disruption.NONE
+    victims: tuple[str, ...] = ()
+    obstacle: str = ""
+    remedy: str = ""
+
+    @property
+    def device(self) -> str:
+        """The physical function's PCI address (or ``host``)."""
+        return self.target.partition("#")[0]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.target} {self.field}: {_say(self.before)} -> {_say(self.after)}"
+
+
+def _say(value: Value) -> str:
+    if value is None:
+        return "none"
+    return ("off", "on")[value] if isinstance(value, bool) else str(value)
+
+
+Result = Literal["applied", "failed", "deferred", "unsupported", "blocked"]
+
+
+@frozen
+class Outcome:
+    """What came of a change. ``blocked``: it has an obstacle; ``deferred``: the spec does not allow its disruption now."""
+
+    change: Change
+    result: Result
+    error: str = ""
+    remedy: str = ""
+
+
+Status = Literal["True", "False", "Unknown"]
+Stage = Literal["device", "network", "cluster"]
+Severity = Literal["required", "warn"]
+
+
+@frozen
+class Condition:
+    """One statement about the node; ``reason`` is a CamelCase word, as Kubernetes wants it."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str = ""
+    stage: Stage = "device"
+    severity: Severity = "required"
+
+
+def is_ready(conditions: Iterable[Condition]) -> bool:
+    """Every required condition holds."""
+    return all(c.status == "True" for c in conditions if c.severity == "required")
+
+
+@frozen
+class Report:
+    """What the node says of itself; written to /run/trackbed/report.json.
+
+    ``time`` is when this was found (seconds since the epoch), ``heartbeat`` when the supervisor last vouched for it.
+    ``ready`` judges the adopted spec ``spec_hash``; ``up_to_date`` is False while a newer one waits or was refused, and
+    ``refusal`` says why.
+    ``generation`` counts the changes of anything but the two times since the boot ``boot_id``.
+    """
+
+    node_name: str
+    spec_hash: str
+    boot_id: str
+    agent_version: str
+    ready: bool
+    up_to_date: bool
+    refusal: str = ""
+    generation: int = 0
+    time: float = 0.0
+    heartbeat: float = 0.0
+    conditions: tuple[Condition, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+
+
+_converter = cattrs.Converter()
+_converter.register_unstructure_hook(Disruption, str)
+_converter.register_structure_hook(Disruption, lambda value, _: Disruption.parse(value))
+_converter.register_structure_hook_func(lambda t: t == Value, lambda value, _: value)
+
+
+def to_plain(record: Any) -> Any:
+    """Plain data (dicts, lists, scalars) of any record of this module."""
+    return _converter.unstructure(record)
+
+
+def report_to_json(report: Report) -> str:
+    """The report file's text."""
+    return json.dumps(to_plain(report), sort_keys=True) + "\n"
+
+
+def report_from_json(text: str) -> Report:
+    """Read :func:`report_to_json` back.
+
+    :raises ValueError: the text is no report.
+    """
+    try:
+        return _converter.structure(json.loads(text), Report)
+    except (ValueError, cattrs.BaseValidationError, TypeError) as error:
+        raise ValueError(f"not a report of this agent: {error}") from None
+
+
+def changes_from_plain(document: Any) -> tuple[Change, ...]:
+    """Read the changes of `trackbed plan --json` back."""
+    return _converter.structure(document, tuple[Change, ...])

@@ -1,0 +1,136 @@
+"""Which CPU serves which queue's interrupt, over the whole node."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from attrs import frozen
+
+from agent.change import Change
+from agent.cpus import Key, Pool, place, pool
+from agent.kinds import in_scope
+from agent.machine import Files, Machine, names_or_none, read_or
+from agent.nics import PCI, Wanted, driver, pci_of, targets
+from agent.ranges import format_ranges, parse_ranges
+from agent.snapshot import Scope, Snapshot
+from agent.vendors import vendor
+
+NAME = "irqs"
+AFTER = ("vf_links",)
+UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links")
+
+MANAGEMENT = "management"
+
+
+@frozen
+class Irq:
+    """One requested interrupt of a function; ``role`` and ``queue`` name it, since its number does not last."""
+
+    number: int
+    role: str
+    queue: int
+    affinity: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What the interrupt is called in changes: ``rx-0``, ``management-1``."""
+        return f"{self.role}-{self.queue}"
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, tuple[Irq, ...]]]:
+    """Each PF's interrupts and its VFs', by target."""
+    found = {}
+    for address in in_scope(want, scope):
+        found[address] = {
+            target: irqs
+            for target, pci in targets(machine.files, address).items()
+            if (irqs := function_irqs(machine.files, pci))
+        }
+    return found
+
+
+def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
+    """The interrupts that a function's driver has requested, by number."""
+    pattern = vendor(driver(files, pci)).queue_irqs
+    management: Counter[str] = Counter()
+    found = []
+    for number in sorted(map(int, names_or_none(files, f"{PCI}/{pci}/msi_irqs"))):
+        action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
+        affinity = read_or(files, f"/proc/irq/{number}/smp_affinity_list", "")
+        if not action or not affinity:
+            continue
+        if match := pattern.search(action):
+            role, queue = match["role"].lower(), int(match["queue"])
+        else:
+            role, queue = MANAGEMENT, management[MANAGEMENT]
+            management[MANAGEMENT] += 1
+        found.append(Irq(number, role, queue, parse_ranges(affinity)))
+    return tuple(found)
+
+
+def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:
+    for address, functions in sorted(have[NAME].items()):
+        for target, irqs in sorted(functions.items(), key=lambda item: _natural(item[0])):
+            for irq in irqs:
+                yield address, target, irq
+
+
+def _natural(target: str) -> tuple[str, int]:
+    address, _, index = target.partition("#")
+    return address, int(index or -1)
+
+
+def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
+    """The CPUs that may serve each wanted PF and its VFs, by the PF's address."""
+    exclude = frozenset(parse_ranges(want.spec.irqs.exclude_cpus))
+    return {address: pool(have.topology, nic.function.numa_node, exclude) for address, nic in want.nics.items()}
+
+
+def placement(want: Wanted, have: Snapshot) -> dict[Key, int]:
+    """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it."""
+    local = pools(want, have)
+    keys: dict[Key, Pool] = {}
+    previous: dict[Key, int] = {}
+    for address, target, irq in _each(have):
+        if irq.role != MANAGEMENT and address in local:
+            key = (target, str(irq.queue))
+            keys[key] = local[address]
+            if len(irq.affinity) == 1:
+                previous.setdefault(key, irq.affinity[0])
+    return place(have.topology, keys, previous)
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """Queues' interrupts to one CPU each; management ones to any CPU of the pool."""
+    if not want.spec.irqs.pin:
+        return []
+    placed = placement(want, have)
+    local = pools(want, have)
+    changes = []
+    for address, target, irq in _each(have):
+        if address not in local:
+            continue
+        before = format_ranges(irq.affinity)
+        after = format_ranges(local[address].cpus) if irq.role == MANAGEMENT else str(placed[target, str(irq.queue)])
+        if before != after:
+            changes.append(Change(NAME, target, irq.name, before, after))
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Write one interrupt's affinity, after finding its number again."""
+    pci = pci_of(machine.files, change.target)
+    numbers = [irq.number for irq in function_irqs(machine.files, pci) if irq.name == change.field]
+    if not numbers:
+        raise FileNotFoundError(errno.ENOENT, f"{change.target} has no interrupt {change.field} any more")
+    try:
+        machine.files.write(f"/proc/irq/{numbers[0]}/smp_affinity_list", str(change.after))
+    except OSError as error:
+        # EPERM (EIO before Linux 6.12): the kernel manages this interrupt's affinity itself.
+        if error.errno in (errno.EPERM, errno.EIO):
+            raise OSError(errno.EOPNOTSUPP, "the kernel manages this interrupt's affinity") from error
+        if error.errno == errno.ENOSPC:
+            raise OSError(errno.ENOSPC, f"ENOSPC: CPU {change.after} has no interrupt vector left") from error
+        raise

@@ -1,0 +1,101 @@
+"""The netdevs of PFs: there, up, with their MTU. Before their VFs: a VF driver that finds its PF down takes no address."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from agent.change import Change, Disruption
+from agent.kinds import in_scope, users
+from agent.machine import Files, Link, Machine
+from agent.nics import Wanted, driver, link_of, netdev
+from agent.snapshot import Scope, Snapshot
+from agent.spec import LinkState
+from agent.vendors import vendor
+
+NAME = "links"
+AFTER = ("users",)
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+
+
+@frozen
+class LinkStatus:
+    """A function's netdev. ``ready``: udev has initialised it; until then its name is not settled."""
+
+    driver: str | None
+    link: Link | None
+    ready: bool
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, LinkStatus]]:
+    """The netdev of each PF, by target."""
+    return {address: {address: status(machine, address)} for address in in_scope(want, scope)}
+
+
+def status(machine: Machine, pci: str) -> LinkStatus:
+    """Read one function's netdev."""
+    name = netdev(machine.files, pci)
+    link = machine.netlink.link(name) if name else None
+    return LinkStatus(driver(machine.files, pci), link, link is not None and initialised(machine.files, link.ifindex))
+
+
+def initialised(files: Files, ifindex: int) -> bool:
+    """Whether udev is through with a netdev (its database has an entry), or does not run here at all."""
+    try:
+        return f"n{ifindex}" in files.names("/run/udev/data")
+    except FileNotFoundError:
+        return True
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """The PFs' netdevs that differ."""
+    changes: list[Change] = []
+    for address, nic in sorted(want.nics.items()):
+        found: LinkStatus | None = have[NAME].get(address, {}).get(address)
+        changes += plan_link(NAME, address, found, nic.nic.mtu, nic.nic.state, have)
+    return changes
+
+
+def plan_link(
+    kind: str, target: str, found: LinkStatus | None, mtu: int | None, state: LinkState | None, have: Snapshot
+) -> list[Change]:
+    """What one netdev needs; nothing while another network namespace has it, or if its family makes none."""
+    if found is not None and not vendor(found.driver).has_netdev:
+        return []
+    if found is None or found.link is None or not found.ready:
+        away = found is not None and found.link is None and users.of(have, target)
+        return [] if away else [_absent(kind, target, found)]
+    link = found.link
+    changes = []
+    if mtu is not None and link.mtu != mtu:
+        flaps = link.up and vendor(found.driver).mtu_flaps
+        disruption = Disruption.LINK_FLAP if flaps else Disruption.NONE
+        victims = users.of(have, target) if flaps else ()
+        changes.append(Change(kind, target, "mtu", link.mtu, mtu, disruption, victims))
+    if state is not None and link.up != (state == "up"):
+        disruption = Disruption.NONE if state == "up" else Disruption.LINK_FLAP
+        victims = users.of(have, target) if state == "down" else ()
+        changes.append(Change(kind, target, "state", "up" if link.up else "down", state, disruption, victims))
+    return changes
+
+
+def _absent(kind: str, target: str, found: LinkStatus | None) -> Change:
+    if found is not None and found.link is not None:
+        obstacle, remedy = f"udev has not initialised {found.link.name} yet", "wait, or see `udevadm settle`"
+    else:
+        bound = found.driver if found else None
+        obstacle = f"its netdev is not there (driver: {bound or 'none'})"
+        remedy = (
+            "load the driver that makes its netdev" if bound is None else "see the kernel's log for the driver's error"
+        )
+    return Change(kind, target, "netdev", "absent", "present", obstacle=obstacle, remedy=remedy)
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Set a netdev's MTU or state, after finding it again by its PCI address: names and indexes do not last."""
+    link = link_of(machine, change.target)
+    if change.field == "mtu":
+        machine.netlink.set_link(link.ifindex, mtu=int(change.after or 0))
+    else:
+        machine.netlink.set_link(link.ifindex, up=change.after == "up")

@@ -1,0 +1,93 @@
+"""The number of VFs of a PF (sriov_numvfs)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from agent.change import Change, Disruption
+from agent.kinds import in_scope, users
+from agent.machine import Machine, read_or
+from agent.nics import Wanted, device_path
+from agent.snapshot import Scope, Snapshot
+from agent.vendors import vendor
+
+NAME = "vfs"
+AFTER = ("links",)
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+
+
+@frozen
+class VfCount:
+    """How many VFs there are, and how many the device can have."""
+
+    count: int
+    total: int
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCount]:
+    """The VF counts; a function without SR-IOV has ``total`` 0."""
+    found = {}
+    for address in in_scope(want, scope):
+        path = device_path(address)
+        total = int(read_or(machine.files, f"{path}/sriov_totalvfs", "0"))
+        found[address] = VfCount(int(read_or(machine.files, f"{path}/sriov_numvfs", "0")), total)
+    return found
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """A count that differs; from one count to another all VFs are lost on the way."""
+    changes = []
+    for address, state in sorted(have[NAME].items()):
+        nic = want.nics[address]
+        count = nic.vf_count()
+        if count is None or count == state.count:
+            continue
+        if count > state.total:
+            obstacle = f"NIC {nic.nic.name} has {state.total} VFs at most, the spec wants {count}"
+            remedy = (
+                f"lower vfs.count to {state.total}, or raise the limit in the NIC's firmware (SRIOV_EN, NUM_OF_VFS)"
+            )
+            change = Change(NAME, address, "count", state.count, count, obstacle=obstacle, remedy=remedy)
+        elif state.count:
+            victims = users.of(have, address)
+            change = Change(NAME, address, "count", state.count, count, Disruption.VF_RESET, victims)
+        elif vendor(nic.function.driver).vf_count_flaps:
+            victims = users.of(have, address)
+            change = Change(NAME, address, "count", state.count, count, Disruption.LINK_FLAP, victims)
+        else:
+            change = Change(NAME, address, "count", state.count, count)
+        changes.append(change)
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Write the count. The VFs stay without a driver, so that they are configured before one looks at them."""
+    path = device_path(change.device)
+    try:
+        machine.files.write(f"{path}/sriov_drivers_autoprobe", "0")
+        if change.before:
+            # The kernel refuses to go from one number to another (EBUSY).
+            machine.files.write(f"{path}/sriov_numvfs", "0")
+        if change.after:
+            machine.files.write(f"{path}/sriov_numvfs", str(change.after))
+    except OSError as error:
+        _put_back(machine, path, change)
+        raise OSError(error.errno, _explain(error)) from error
+
+
+def _put_back(machine: Machine, path: str, change: Change) -> None:
+    if change.before and machine.files.read(f"{path}/sriov_numvfs") == "0":
+        machine.files.write(f"{path}/sriov_numvfs", str(change.before))
+
+
+def _explain(error: OSError) -> str:
+    causes = {
+        errno.ENOSPC: "ENOSPC from sriov_numvfs: the device is out of MSI-X vectors or bus numbers; lower vfs.count",
+        errno.ENOMEM: "ENOMEM from sriov_numvfs: no room in the bridge's memory window; boot with pci=realloc",
+        errno.EBUSY: "EBUSY from sriov_numvfs: someone else changed the number of VFs at the same time",
+        errno.ERANGE: "ERANGE from sriov_numvfs: more VFs than the device has; lower vfs.count",
+    }
+    return causes.get(error.errno or 0, f"sriov_numvfs: {error.strerror}")

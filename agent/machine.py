@@ -1,0 +1,183 @@
+"""The seam: what the agent needs of a machine. ``linux.py`` implements it; the tests' fake does too."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from attrs import frozen
+
+ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO})
+
+
+@frozen
+class VfInfo:
+    """What a PF says of one of its VFs (IFLA_VFINFO_LIST); ``None`` where its driver reports nothing."""
+
+    index: int
+    mac: str
+    vlan: int
+    trust: bool | None
+    spoofchk: bool | None
+
+
+@frozen
+class Link:
+    """One netdev of the host's network namespace.
+
+    ``mac`` is the current address, ``permanent_mac`` the one it was made with (IFLA_PERM_ADDRESS; empty if none).
+    ``carrier`` is False while the link is down. ``mtu`` in bytes.
+    """
+
+    ifindex: int
+    name: str
+    mac: str
+    permanent_mac: str
+    mtu: int
+    up: bool
+    carrier: bool
+    altnames: tuple[str, ...] = ()
+    vfs: tuple[VfInfo, ...] = ()
+
+
+class Files(Protocol):
+    """sysfs, procfs and plain files, by absolute path. Every method raises OSError as the kernel does."""
+
+    def read(self, path: str) -> str:
+        """The file's text without the white space at its end."""
+        ...
+
+    def write(self, path: str, text: str) -> None:
+        """One write(2), as kernel attributes want it."""
+        ...
+
+    def names(self, path: str) -> list[str]:
+        """The sorted names in a directory; FileNotFoundError if there is none."""
+        ...
+
+    def target(self, path: str) -> str:
+        """The last component of where a symbolic link points."""
+        ...
+
+
+class Netlink(Protocol):
+    """rtnetlink in the host's network namespace. Errors are OSError with the kernel's errno."""
+
+    def links(self) -> list[Link]:
+        """Every netdev, without VF information."""
+        ...
+
+    def link(self, name: str) -> Link | None:
+        """One netdev by its name, with its VFs; None if it is not there."""
+        ...
+
+    def set_link(self, ifindex: int, *, mtu: int | None = None, up: bool | None = None) -> None:
+        """Change the given values of a netdev."""
+        ...
+
+    def set_vf(
+        self,
+        ifindex: int,
+        index: int,
+        *,
+        mac: str | None = None,
+        vlan: int | None = None,
+        trust: bool | None = None,
+        spoofchk: bool | None = None,
+    ) -> None:
+        """Change the given values of VF ``index`` through its PF."""
+        ...
+
+    def default_route_ifindexes(self) -> frozenset[int]:
+        """The netdevs that carry a default route (any table, IPv4 and IPv6)."""
+        ...
+
+
+class Processes(Protocol):
+    """The processes of the node."""
+
+    def running(self) -> frozenset[str]:
+        """The command names (`comm`) of what runs now."""
+        ...
+
+
+RdmaPortKey = tuple[str, int]
+"""An RDMA device's name and a port's number."""
+
+PortMtus = Mapping[RdmaPortKey, tuple[int | None, int | None]]
+"""The largest and the active MTU of ports, in bytes."""
+
+
+class Details(Protocol):
+    """What nothing is decided by and `inspect` shows; ``None`` and empty where it is not told."""
+
+    def addresses(self) -> dict[int, tuple[str, ...]]:
+        """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex."""
+        ...
+
+    def firmware(self, netdev: str) -> str | None:
+        """The firmware's version, as the driver tells it."""
+        ...
+
+    def vpd(self, address: str) -> bytes:
+        """A PCI function's Vital Product Data."""
+        ...
+
+    def port_mtus(self, ports: Collection[RdmaPortKey]) -> PortMtus:
+        """The MTUs of those of the given ports that can be asked."""
+        ...
+
+
+class Untold:
+    """The details of a machine that tells none."""
+
+    def addresses(self) -> dict[int, tuple[str, ...]]:
+        """None."""
+        return {}
+
+    def firmware(self, netdev: str) -> str | None:
+        """None."""
+        return None
+
+    def vpd(self, address: str) -> bytes:
+        """None."""
+        return b""
+
+    def port_mtus(self, ports: Collection[RdmaPortKey]) -> PortMtus:
+        """None."""
+        return {}
+
+
+UNTOLD = Untold()
+
+
+@frozen
+class Machine:
+    """All that the agent touches."""
+
+    files: Files
+    netlink: Netlink
+    processes: Processes
+    details: Details = UNTOLD
+
+
+def read_or(files: Files, path: str, default: str) -> str:
+    """The file's text, or ``default`` if the kernel does not have the attribute or the device is gone."""
+    try:
+        return files.read(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return default
+    except OSError as error:
+        # sysfs answers these for an attribute that the device does not implement, or has just lost.
+        if error.errno in ABSENT:
+            return default
+        raise
+
+
+def names_or_none(files: Files, path: str) -> list[str]:
+    """The names in a directory, none if it is not there."""
+    try:
+        return files.names(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

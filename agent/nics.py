@@ -1,0 +1,215 @@
+"""Physical functions: which there are, and which of them the spec means."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+from agent.change import Condition
+from agent.machine import Files, Link, Machine, names_or_none, read_or
+from agent.spec import Nic, NodeSpec, Selector, VfAttributes
+
+PCI = "/sys/bus/pci/devices"
+
+
+@frozen
+class Function:
+    """A physical function of a network controller.
+
+    ``numa_node`` is -1 where the firmware tells none; ``total_vfs`` is 0 where there is no SR-IOV.
+    """
+
+    address: str
+    vendor: str
+    device: str
+    driver: str | None
+    numa_node: int
+    total_vfs: int
+    link: Link | None
+
+
+@frozen
+class WantedNic:
+    """A NIC of the spec and the function it stands for."""
+
+    nic: Nic
+    function: Function
+
+    def vf_count(self) -> int | None:
+        """How many VFs it should have; None leaves them alone."""
+        return None if self.nic.vfs is None else self.nic.vfs.count
+
+    def vf(self, index: int) -> VfAttributes:
+        """All that VF ``index`` should be, defaults filled in."""
+        assert self.nic.vfs is not None  # noqa: S101  callers iterate over vf_count()
+        given = self.nic.vfs.attributes(index)
+        link = self.function.link
+        permanent = link.permanent_mac if link else ""
+        return VfAttributes(
+            mac=given.mac or (derived_mac(permanent, index) if permanent else None),
+            vlan=given.vlan,
+            trust=given.trust,
+            spoofchk=given.spoofchk,
+            mtu=given.mtu or self.nic.mtu,
+            state=given.state or self.nic.state,
+        )
+
+
+@frozen
+class Wanted:
+    """The spec, resolved against what the machine has. ``missing`` says which NICs could not be found, and why."""
+
+    spec: NodeSpec
+    nics: Mapping[str, WantedNic] = field(factory=dict)
+    missing: tuple[Condition, ...] = ()
+
+
+def derived_mac(permanent: str, index: int) -> str:
+    """A VF's address made from its PF's permanent one: locally administered, and the same after every reload.
+
+    Two PFs of one vendor never share one, up to 1,024 VFs each: the PF's last three octets and the index are kept as they are,
+    the vendor's prefix is folded to 12 bits.
+    """
+    octets = bytes.fromhex(permanent.replace(":", ""))
+    prefix = int.from_bytes(hashlib.sha256(octets[:3]).digest()[:2], "big")
+    made = bytes([prefix >> 8 & 0xFC | 0x02, prefix & 0xFC | index >> 8 & 0x03, index & 0xFF, *octets[3:]])
+    return made.hex(":")
+
+
+def device_path(address: str) -> str:
+    """The sysfs folder of a PCI function."""
+    return f"{PCI}/{address}"
+
+
+def driver(files: Files, address: str) -> str | None:
+    """The driver bound to a PCI function; None if there is none."""
+    try:
+        return files.target(f"{PCI}/{address}/driver")
+    except FileNotFoundError:
+        return None
+
+
+def netdev(files: Files, address: str) -> str | None:
+    """The function's netdev in the host's network namespace; None if it has none, or it was moved away."""
+    found = names_or_none(files, f"{PCI}/{address}/net")
+    return found[0] if found else None
+
+
+def vf_addresses(files: Files, address: str) -> dict[int, str]:
+    """The PCI addresses of a PF's VFs by their index."""
+    links = (name for name in names_or_none(files, f"{PCI}/{address}") if name.startswith("virtfn"))
+    return {int(name[6:]): files.target(f"{PCI}/{address}/{name}") for name in links}
+
+
+def targets(files: Files, address: str) -> dict[str, str]:
+    """A PF and its VFs as changes call them (``ADDRESS``, ``ADDRESS#N``), with the PCI address of each."""
+    vfs = sorted(vf_addresses(files, address).items())
+    return {address: address} | {f"{address}#{index}": vf for index, vf in vfs}
+
+
+def pci_of(files: Files, target: str) -> str:
+    """The PCI address that a change's target stands for now.
+
+    :raises FileNotFoundError: that VF does not exist.
+    """
+    address, _, index = target.partition("#")
+    try:
+        return vf_addresses(files, address)[int(index)] if index else address
+    except KeyError:
+        raise FileNotFoundError(errno.ENOENT, f"{target} does not exist") from None
+
+
+def netdev_of(files: Files, target: str) -> str:
+    """The netdev that a change's target has now.
+
+    :raises FileNotFoundError: it has none in the host's network namespace.
+    """
+    name = netdev(files, pci_of(files, target))
+    if name is None:
+        raise FileNotFoundError(errno.ENOENT, f"the netdev of {target} is not in the host's network namespace")
+    return name
+
+
+def link_of(machine: Machine, target: str) -> Link:
+    """The link that a change's target has now; raises as :func:`netdev_of`."""
+    name = netdev_of(machine.files, target)
+    link = machine.netlink.link(name)
+    if link is None:
+        raise FileNotFoundError(errno.ENOENT, f"the netdev {name} of {target} is gone")
+    return link
+
+
+def discover(machine: Machine) -> tuple[Function, ...]:
+    """Every physical function of PCI class 02 (network controller), by address."""
+    files = machine.files
+    links = {link.name: link for link in machine.netlink.links()}
+    found = []
+    for address in names_or_none(files, PCI):
+        path = device_path(address)
+        if not read_or(files, f"{path}/class", "").startswith("0x02"):
+            continue
+        if "physfn" in names_or_none(files, path):
+            continue
+        name = netdev(files, address)
+        found.append(
+            Function(
+                address=address,
+                vendor=read_or(files, f"{path}/vendor", "").removeprefix("0x"),
+                device=read_or(files, f"{path}/device", "").removeprefix("0x"),
+                driver=driver(files, address),
+                numa_node=int(read_or(files, f"{path}/numa_node", "-1")),
+                total_vfs=int(read_or(files, f"{path}/sriov_totalvfs", "0")),
+                link=links.get(name) if name else None,
+            )
+        )
+    return tuple(found)
+
+
+def _matches(selector: Selector, function: Function) -> bool:
+    link = function.link
+    checks = (
+        (selector.pci, [function.address]),
+        (selector.mac, [link.permanent_mac] if link else []),
+        (selector.netdev, [link.name, *link.altnames] if link else []),
+        (selector.vendor, [function.vendor]),
+        (selector.device, [function.device]),
+        (selector.driver, [function.driver]),
+    )
+    return all(wanted is None or wanted in have for wanted, have in checks)
+
+
+def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
+    """Find the function that each NIC of the spec means; a NIC that means none, or several, is said to be missing."""
+    nics: dict[str, WantedNic] = {}
+    missing: list[Condition] = []
+
+    def lacks(nic: Nic, reason: str, message: str) -> None:
+        severity = "required" if nic.required else "warn"
+        missing.append(Condition("NicsPresent", "False", reason, message, "device", severity))  # type: ignore[arg-type]
+
+    for nic in spec.nics:
+        found = [function for function in functions if _matches(nic.select, function)]
+        if not found:
+            have = ", ".join(f"{f.address} ({f.link.name if f.link else f.driver or 'no driver'})" for f in functions)
+            lacks(
+                nic,
+                "NicMissing",
+                f"NIC {nic.name} ({nic.select}) is not there; this node has {have or 'no network function'}: "
+                "check the slot, the driver and the selector",
+            )
+        elif len(found) > 1:
+            several = ", ".join(function.address for function in found)
+            lacks(
+                nic,
+                "NicAmbiguous",
+                f"NIC {nic.name} ({nic.select}) means {several}; select one of them by pci or mac",
+            )
+        elif found[0].address in nics:
+            other = nics[found[0].address].nic.name
+            lacks(nic, "NicClaimedTwice", f"NICs {other} and {nic.name} both mean {found[0].address}; keep one")
+        else:
+            nics[found[0].address] = WantedNic(nic, found[0])
+    return Wanted(spec, nics, tuple(missing))

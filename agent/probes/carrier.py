@@ -1,0 +1,23 @@
+"""Each netdev that should be up has carrier."""
+
+from agent.change import Condition
+from agent.kinds import links, vf_links
+from agent.machine import Machine
+from agent.nics import Wanted
+from agent.snapshot import Snapshot
+
+
+def check(machine: Machine, want: Wanted, have: Snapshot) -> list[Condition]:
+    """``Carrier``: False names the netdevs of required NICs that are up and have none."""
+    dark = [
+        f"{status.link.name} ({target})"
+        for address, nic in sorted(want.nics.items())
+        if nic.nic.required
+        for kind in (links.NAME, vf_links.NAME)
+        for target, status in have[kind].get(address, {}).items()
+        if status.link is not None and status.link.up and not status.link.carrier
+    ]
+    if not dark:
+        return [Condition("Carrier", "True", "AllConnected", stage="network")]
+    message = f"no carrier on {', '.join(dark)}; check the cable, the switch port and, for a VF, its PF"
+    return [Condition("Carrier", "False", "NoCarrier", message, stage="network")]

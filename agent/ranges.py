@@ -1,0 +1,37 @@
+"""Lists of numbers as the kernel and people write them: ``0-3,8``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+LARGEST = 1 << 16
+
+
+def parse_ranges(text: str) -> tuple[int, ...]:
+    """``"0-3,8"`` as ``(0, 1, 2, 3, 8)``: sorted, each number once; an empty text is no number.
+
+    :raises ValueError: naming the part that is not a number or a rising range.
+    """
+    numbers: set[int] = set()
+    for part in text.strip().split(","):
+        if not (part := part.strip()):
+            continue
+        low, dash, high = part.partition("-")
+        if not (low.isascii() and low.isdigit()) or (dash and not (high.isascii() and high.isdigit())):
+            raise ValueError(f"{part!r} is neither a number nor a range")
+        first, last = int(low), int(high or low)
+        if last < first or last >= LARGEST:
+            raise ValueError(f"{part!r} is not a rising range below {LARGEST}")
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """The inverse of :func:`parse_ranges`, in the kernel's own canonical form."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

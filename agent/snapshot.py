@@ -1,0 +1,67 @@
+"""What was read of the machine in one pass, and the reading of what every kind needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from agent.cpus import Cpu, Topology
+from agent.machine import Machine, names_or_none, read_or
+from agent.nics import Function, discover
+from agent.ranges import parse_ranges
+
+CPU = "/sys/devices/system/cpu"
+NODE = "/sys/devices/system/node"
+
+Scope = frozenset[str] | None
+"""The PCI addresses of the physical functions that a wake-up named; None is all of them."""
+
+
+@frozen
+class Snapshot:
+    """The machine as observed: each kind's state by device (a PF's PCI address, or ``host``).
+
+    ``processes``: the command names of what runs.
+    """
+
+    functions: tuple[Function, ...]
+    topology: Topology
+    processes: frozenset[str] = frozenset()
+    states: Mapping[str, Mapping[str, Any]] = field(factory=dict)
+
+    def __getitem__(self, kind: str) -> Mapping[str, Any]:
+        return self.states.get(kind, {})
+
+    def merged(self, kind: str, scope: Scope, state: Mapping[str, Any]) -> Snapshot:
+        """With the ``state`` of a kind that was read for the devices in ``scope``; what is in scope and not in it is gone."""
+        kept = {} if scope is None else {k: v for k, v in self[kind].items() if k not in scope}
+        return evolve(self, states={**self.states, kind: {**kept, **state}})
+
+
+def read_basis(machine: Machine) -> Snapshot:
+    """What only a full reading looks at, before any kind was observed."""
+    return Snapshot(discover(machine), read_topology(machine), machine.processes.running())
+
+
+def read_topology(machine: Machine) -> Topology:
+    """The online CPUs and their NUMA nodes, cores and last-level caches, from sysfs."""
+    files = machine.files
+    nodes = [name for name in names_or_none(files, NODE) if name.startswith("node") and name[4:].isdigit()]
+    node_of = {id: int(name[4:]) for name in nodes for id in parse_ranges(files.read(f"{NODE}/{name}/cpulist"))}
+    ids = sorted(int(name[4:]) for name in nodes)
+    distances = {
+        int(name[4:]): dict(zip(ids, map(int, files.read(f"{NODE}/{name}/distance").split()), strict=False))
+        for name in nodes
+    }
+    kept_free = (read_or(files, f"{CPU}/{name}", "") for name in ("isolated", "nohz_full"))
+    isolated = frozenset(id for text in kept_free if "(null)" not in text for id in parse_ranges(text))
+    cpus = {}
+    for id in parse_ranges(files.read(f"{CPU}/online")):
+        # A shared cache never spans sockets; the last index is the last level.
+        caches = [name for name in names_or_none(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
+        core = parse_ranges(read_or(files, f"{CPU}/cpu{id}/topology/core_cpus_list", str(id)))
+        llc = parse_ranges(read_or(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list", "")) if caches else ()
+        cpus[id] = Cpu(id, node_of.get(id, 0), core[0], llc[0] if llc else node_of.get(id, 0))
+    return Topology(cpus, isolated, distances)

@@ -1,0 +1,345 @@
+"""NodeSpec: what one node should be, parsed strictly from JSON and written by one serializer."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from typing import Any, Literal, get_args
+
+import cattrs
+from attrs import Attribute, field, fields, frozen
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
+
+from agent.ranges import parse_ranges
+
+DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
+LinkState = Literal["up", "down"]
+IrqbalancePolicy = Literal["disabled", "untouched"]
+
+MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+PCI_ID = re.compile(r"[0-9a-f]{4}")
+# RFC 1123 subdomain, what the API server takes as a Node's name; an IPv4 address is one as well.
+NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class SpecError(ValueError):
+    """A spec that cannot be taken: one line for each fault, each naming where, what and the remedy."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+def _matches(pattern: re.Pattern[str], remedy: str) -> Any:
+    def check(_: object, attribute: Attribute[Any], value: str | None) -> None:
+        if value is not None and not pattern.fullmatch(value):
+            raise ValueError(f"{attribute.name}: {value!r} is not valid; {remedy}")
+
+    return check
+
+
+def _within(low: int, high: int, unit: str) -> Any:
+    def check(_: object, attribute: Attribute[Any], value: int | None) -> None:
+        if value is not None and not low <= value <= high:
+            raise ValueError(f"{attribute.name}: {value} is out of range; give {low} to {high} {unit}")
+
+    return check
+
+
+def _unicast_mac(_: object, attribute: Attribute[Any], value: str | None) -> None:
+    _matches(MAC, "write it as 02:00:5e:10:00:01, in lower case")(_, attribute, value)
+    if value is not None and (int(value[:2], 16) & 1 or value == "00:00:00:00:00:00"):
+        raise ValueError(f"{attribute.name}: {value} is no unicast address; give one whose first octet is even")
+
+
+def _cpu_list(_: object, attribute: Attribute[Any], value: str) -> None:
+    try:
+        parse_ranges(value)
+    except ValueError as error:
+        raise ValueError(f"{attribute.name}: {error}; write it as 0-3,8") from None
+
+
+_MTU = _within(68, 65535, "bytes")
+_PCI_ID = _matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
+
+
+@frozen
+class Selector:
+    """Which physical function is meant; all the given keys must match, and exactly one function.
+
+    ``mac`` is the permanent address (IFLA_PERM_ADDRESS), not one that was set later.
+    """
+
+    pci: str | None = field(default=None, validator=_matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
+    mac: str | None = field(default=None, validator=_unicast_mac)
+    netdev: str | None = None
+    vendor: str | None = field(default=None, validator=_PCI_ID)
+    device: str | None = field(default=None, validator=_PCI_ID)
+    driver: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not any(getattr(self, f.name) for f in fields(Selector)):
+            raise ValueError("it selects nothing; give one of pci, mac, netdev, vendor, device, driver")
+
+    def __str__(self) -> str:
+        given = ((f.name, getattr(self, f.name)) for f in fields(Selector))
+        return ", ".join(f"{name}={value}" for name, value in given if value)
+
+
+@frozen
+class VfAttributes:
+    """What the PF grants its VFs, and the state of their netdevs; ``None`` leaves a value alone.
+
+    ``vlan`` 0 means untagged. ``mac`` left out is derived from the PF's permanent address and the VF's index,
+    so that it is the same after every reload.
+    """
+
+    mac: str | None = field(default=None, validator=_unicast_mac)
+    vlan: int | None = field(default=None, validator=_within(0, 4094, "(0 is untagged)"))
+    trust: bool | None = None
+    spoofchk: bool | None = None
+    mtu: int | None = field(default=None, validator=_MTU)
+    state: LinkState | None = None
+
+
+@frozen
+class VfGroup(VfAttributes):
+    """Attributes of some VFs: ``index`` is a range such as ``0-3,6``; they stand above the NIC's defaults."""
+
+    index: str = field(kw_only=True, validator=_cpu_list)
+
+    def __attrs_post_init__(self) -> None:
+        if self.mac is not None and len(parse_ranges(self.index)) != 1:
+            raise ValueError(f"mac: {self.mac} cannot be given to VFs {self.index}; give one VF an entry of its own")
+
+
+_VF = fields(VfAttributes)
+
+
+def _first(value: Any, fallback: Any) -> Any:
+    return fallback if value is None else value
+
+
+@frozen
+class Vfs:
+    """How many VFs a PF has, and what they are: ``defaults`` for all, ``groups`` for some."""
+
+    count: int = field(validator=_within(0, 4096, "VFs"))
+    defaults: VfAttributes = VfAttributes()
+    groups: tuple[VfGroup, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if self.defaults.mac is not None:
+            raise ValueError("defaults.mac: one address cannot serve all VFs; give it in a group with one index")
+        claimed: dict[int, str] = {}
+        for group in self.groups:
+            for index in parse_ranges(group.index):
+                if index >= self.count:
+                    raise ValueError(f"groups: index {group.index} is beyond count {self.count}; raise count")
+                if index in claimed:
+                    raise ValueError(f"groups: VF {index} is in {claimed[index]} and {group.index}; keep one")
+                claimed[index] = group.index
+
+    def attributes(self, index: int) -> VfAttributes:
+        """What VF ``index`` should have: its group's values above the defaults."""
+        for group in self.groups:
+            if index in parse_ranges(group.index):
+                merged = {f.name: _first(getattr(group, f.name), getattr(self.defaults, f.name)) for f in _VF}
+                return VfAttributes(**merged)
+        return self.defaults
+
+
+@frozen
+class Nic:
+    """One fabric NIC: a physical function and its VFs."""
+
+    name: str = field(validator=_matches(NIC_NAME, "use letters, digits, '-', '_' and '.'"))
+    select: Selector
+    required: bool = True
+    mtu: int | None = field(default=None, validator=_MTU)
+    state: LinkState = "up"
+    vfs: Vfs | None = None
+
+
+@frozen
+class Irqs:
+    """Interrupt placement of the fabric NICs. ``exclude_cpus`` are kept free of them."""
+
+    pin: bool = True
+    exclude_cpus: str = field(default="", validator=_cpu_list)
+    irqbalance: IrqbalancePolicy = "disabled"
+
+
+@frozen
+class Rps:
+    """Receive packet steering: on only where a netdev has fewer queues than its CPUs."""
+
+    enable: bool = True
+
+
+@frozen
+class DisruptionPolicy:
+    """The most that the agent may do by itself to a device that nobody uses."""
+
+    allow: DisruptionLevel = "vf-reset"
+
+
+@frozen
+class NodeSpec:
+    """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address."""
+
+    node_name: str = field(validator=_matches(NODE_NAME, "give the Node's name: lower case, digits, '-' and '.'"))
+    nics: tuple[Nic, ...] = ()
+    irqs: Irqs = Irqs()
+    rps: Rps = Rps()
+    disruption: DisruptionPolicy = DisruptionPolicy()
+
+    def __attrs_post_init__(self) -> None:
+        names = [nic.name for nic in self.nics]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"nics: the name {name} is given twice; names are unique on a node")
+
+
+# --- one converter ---------------------------------------------------------------------------------------
+
+_converter = cattrs.Converter(detailed_validation=True)
+
+
+def _exactly(kind: type) -> Any:
+    article = {"int": "a whole number", "bool": "true or false", "str": "a string"}[kind.__name__]
+
+    def structure(value: object, _: object) -> object:
+        # bool is an int in Python; a quoted number is a mistake that would pass here and surprise later.
+        if type(value) is not kind:
+            raise ValueError(f"{json.dumps(value, default=str)} is not {article}")
+        return value
+
+    return structure
+
+
+def _known_literal(value: object, literal: Any) -> object:
+    choices = get_args(literal)
+    if value not in choices:
+        raise ValueError(f"{json.dumps(value, default=str)} is not one of {', '.join(choices)}")
+    return value
+
+
+def _mapping_only(structure: Any) -> Any:
+    def check(value: object, cls: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"{json.dumps(value, default=str)} is not an object with keys")
+        return structure(value, cls)
+
+    return check
+
+
+def _list_only(cls: Any) -> Any:
+    inner = get_args(cls)[0]
+
+    def structure(value: object, _: object) -> Any:
+        if not isinstance(value, list):
+            raise ValueError(f"{json.dumps(value, default=str)} is not a list")
+        return _list_of(value, inner)
+
+    return structure
+
+
+def _list_of(value: list[Any], inner: Any) -> tuple[Any, ...]:
+    made, wrong = [], []
+    for position, item in enumerate(value):
+        try:
+            made.append(_converter.structure(item, inner))
+        except Exception as error:
+            error.__notes__ = [  # type: ignore[attr-defined]
+                *getattr(error, "__notes__", []),
+                cattrs.IterableValidationNote(f"at index {position}", position, inner),
+            ]
+            wrong.append(error)
+    if wrong:
+        raise cattrs.IterableValidationError("a list", wrong, inner)
+    return tuple(made)
+
+
+for _kind in (int, bool, str):
+    _converter.register_structure_hook(_kind, _exactly(_kind))
+_converter.register_structure_hook_func(lambda t: getattr(t, "__origin__", None) is Literal, _known_literal)
+_converter.register_structure_hook_factory(lambda t: getattr(t, "__origin__", None) is tuple, _list_only)
+for _record in (
+    Selector, VfAttributes, VfGroup, Vfs, Nic, Irqs, Rps, DisruptionPolicy, NodeSpec,
+):  # fmt: skip
+    _converter.register_structure_hook(
+        _record,
+        _mapping_only(make_dict_structure_fn(_record, _converter, _cattrs_forbid_extra_keys=True)),
+    )
+    # Defaults are left out so that a new key with a default does not change the hash of an old spec.
+    _converter.register_unstructure_hook(
+        _record,
+        make_dict_unstructure_fn(
+            _record,
+            _converter,
+            _cattrs_omit_if_default=True,
+        ),
+    )
+
+
+def _describe(error: BaseException, kind: type | None) -> str:
+    if isinstance(error, cattrs.ForbiddenExtraKeysError):
+        known = [f.name for f in fields(error.cl)]
+        lines = []
+        for key in sorted(error.extra_fields):
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            lines.append(f"unknown key {key!r}; {hint}")
+        return "; ".join(lines)
+    if isinstance(error, KeyError):
+        return f"the key {error.args[0]!r} is missing; add it"
+    return str(error)
+
+
+def parse(text: str, where: str = "spec") -> NodeSpec:
+    """Parse one node's spec.
+
+    :param text: a JSON object.
+    :param where: what the errors call the document: a file's name or a host.
+    :raises SpecError: with every fault found, each naming its place.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=_unique_keys)
+    except ValueError as error:
+        raise SpecError([f"{where}: not valid JSON: {error}"]) from None
+    return from_mapping(document, where)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is given twice")
+        found[key] = value
+    return found
+
+
+def from_mapping(document: object, where: str = "spec") -> NodeSpec:
+    """Make a NodeSpec of plain data (dicts, lists, scalars), as strictly as :func:`parse`."""
+    try:
+        return _converter.structure(document, NodeSpec)
+    except (cattrs.BaseValidationError, ValueError) as error:
+        faults = cattrs.transform_error(error, path=where, format_exception=_describe)
+        # cattrs appends "@ path"; people read the place first.
+        split = (fault.rpartition(" @ ") for fault in faults)
+        raise SpecError([f"{place}: {what}" for what, _, place in split]) from None
+
+
+def to_json(spec: NodeSpec) -> str:
+    """The spec's one written form: sorted keys, defaults left out, a newline at the end."""
+    return json.dumps(_converter.unstructure(spec), indent=2, sort_keys=True) + "\n"
+
+
+def spec_hash(spec: NodeSpec) -> str:
+    """What identifies a spec in reports: the first 16 hexadecimal digits of its written form's SHA-256."""
+    return hashlib.sha256(to_json(spec).encode()).hexdigest()[:16]

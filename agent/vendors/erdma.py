@@ -1,0 +1,14 @@
+"""Alibaba Cloud eRDMA. From the in-tree driver's source (drivers/infiniband/hw/erdma): not run on such an instance."""
+
+import re
+
+from agent.vendors import Vendor
+
+VENDOR = Vendor(
+    name="erdma",
+    drivers=("erdma",),
+    # erdma-ceq<n>@pci:<BDF> are the completion queues' interrupts, erdma-common@pci:<BDF> is the management one.
+    queue_irqs=re.compile(r"erdma-(?P<role>ceq)(?P<queue>\d+)@"),
+    # It uses the netdev of the elastic network interface with the same permanent address.
+    has_netdev=False,
+)

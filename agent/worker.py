@@ -1,0 +1,145 @@
+"""The process that does all kernel I/O: it waits for wake-ups, runs passes, and hands what it found to its parent."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from attrs import define
+
+from agent.change import Condition, Outcome, is_ready, to_plain
+from agent.converge import Failures, Pass, converge, preview
+from agent.kinds import links, vf_links
+from agent.machine import Machine
+from agent.nics import vf_addresses
+from agent.snapshot import Scope
+from agent.spec import NodeSpec, SpecError, parse, spec_hash
+from agent.watch import Known, Watch
+
+RESYNC = 60.0
+"""Seconds after which everything is read again: sysfs and interrupt writes by others emit no event."""
+
+AGAIN = 0.2
+"""Seconds to wait when a device went away while it was read; its own event usually comes first."""
+
+
+@define
+class Adopted:
+    """The spec that is kept true, and why the file's present content is not it (empty if it is)."""
+
+    spec: NodeSpec | None = None
+    refusal: str = ""
+
+    def reload(self, machine: Machine, path: Path) -> None:
+        """Take the file's spec. One that is wrong, or asks for what the node does not have, is refused: the old one stays.
+
+        Without an old one it is taken all the same, and the node is not ready by it.
+        """
+        try:
+            candidate = parse(path.read_text(), str(path))
+            impossible = preview(machine, candidate).errors if self.spec not in (None, candidate) else ()
+        except FileNotFoundError:
+            self.refusal = f"{path} does not exist; run the deploy, or write it"
+        except (SpecError, OSError) as error:
+            self.refusal = str(error)
+        else:
+            self.refusal = "\n".join(impossible)
+            self.spec = self.spec if impossible else candidate
+
+
+def work(machine: Machine, path: Path, control: int, out: TextIO) -> None:
+    """Keep the spec at ``path`` true until ``control`` ends; each finding is one JSON line on ``out``."""
+    watch = Watch(control)
+    adopted = Adopted()
+    adopted.reload(machine, path)
+    _say(out, {"serving": True})
+    failures = Failures()
+    last: Pass | None = None
+    scope: Scope = None
+    known = Known({}, {})
+    while True:
+        due = RESYNC
+        if adopted.spec is None:
+            _say(out, _body(None, (), (_no_spec(adopted.refusal),), adopted))
+        else:
+            try:
+                last = converge(machine, adopted.spec, last.have if last else None, scope, failures, time.monotonic)
+                known = _known(machine, last)
+            except OSError as error:
+                # It vanished under our hands; nothing that was read can be trusted.
+                last, due = None, AGAIN
+                lost = Condition(
+                    "Converged", "Unknown", "DeviceLost", f"while reading the devices: {error}; reading again"
+                )
+                _say(out, _body(adopted.spec, (), (lost,), adopted))
+            else:
+                _say(out, _body(adopted.spec, last.outcomes, last.conditions, adopted))
+                due = _due(failures)
+        deadline = time.monotonic() + due
+        scope = frozenset()
+        while scope == frozenset():
+            wake = watch.wait(known, deadline - time.monotonic())
+            if wake.stop:
+                return
+            scope = None if time.monotonic() >= deadline else wake.scope
+            failures.hasten(scope)
+            if wake.reload or (scope is None and adopted.refusal):
+                before = adopted.spec
+                adopted.reload(machine, path)
+                if adopted.spec != before:
+                    last, scope = None, None
+                    failures.forget()
+
+
+def _due(failures: Failures) -> float:
+    retry = failures.next_try()
+    return RESYNC if retry is None else min(RESYNC, max(0.05, retry - time.monotonic()))
+
+
+def _known(machine: Machine, found: Pass) -> Known:
+    by_ifindex: dict[int, str] = {}
+    by_address: dict[str, str] = {}
+    for address in found.want.nics:
+        by_address[address] = address
+        by_address |= dict.fromkeys(vf_addresses(machine.files, address).values(), address)
+        for kind in (links.NAME, vf_links.NAME):
+            statuses: Mapping[str, links.LinkStatus] = found.have[kind].get(address, {})
+            by_ifindex |= {status.link.ifindex: address for status in statuses.values() if status.link}
+    return Known(by_ifindex, by_address)
+
+
+def _no_spec(refusal: str) -> Condition:
+    return Condition("Converged", "False", "NoSpec", refusal)
+
+
+def _body(
+    spec: NodeSpec | None, outcomes: tuple[Outcome, ...], conditions: tuple[Condition, ...], adopted: Adopted
+) -> dict[str, Any]:
+    return {
+        "node_name": spec.node_name if spec else "",
+        "spec_hash": spec_hash(spec) if spec else "",
+        "ready": is_ready(conditions),
+        "up_to_date": not adopted.refusal,
+        "refusal": adopted.refusal,
+        "outcomes": to_plain(outcomes),
+        "conditions": to_plain(conditions),
+    }
+
+
+def _say(out: TextIO, message: Mapping[str, Any]) -> None:
+    out.write(json.dumps(message) + "\n")
+    out.flush()
+
+
+def main(machine: Machine, path: Path) -> None:
+    """Serve the supervisor at the other end of standard input and output."""
+    control = os.dup(sys.stdin.fileno())
+    try:
+        work(machine, path, control, sys.stdout)
+    except BrokenPipeError:
+        sys.exit(1)

@@ -1,0 +1,14 @@
+"""The order of things, and nothing else."""
+
+from agent.spec import spec_hash
+from tasks import agent, gate, irqbalance, kernel_modules, node_spec, packages
+
+spec = node_spec.read()
+packages.base()
+kernel_modules.configure()
+irqbalance.policy(spec.irqs.irqbalance)
+version = agent.release()
+agent.stage(version=version)
+node_spec.deliver(spec=spec, version=version)
+agent.activate(version=version, spec_hash=spec_hash(spec))
+gate.ready(version=version, spec_hash=spec_hash(spec))

@@ -1,0 +1,4 @@
+"""What holds for every node; a group or a host may say otherwise. docs/inventory.md has every key."""
+
+# Character devices that device plugins and rdma-core's tools look for.
+kernel_modules = ["ib_uverbs", "ib_umad", "rdma_ucm"]

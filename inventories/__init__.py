@@ -1,0 +1,1 @@
+"""One file an environment; pyinfra reads them by their paths."""

@@ -1,0 +1,60 @@
+"""The virtual machines of lab/, as `make lab` boots them; TRACKBED_LAB chooses among several instances."""
+
+from typing import Any
+
+from pyinfra.api.exceptions import InventoryError
+
+import lab
+from lab.hardware import VFS_PER_NIC
+
+
+def _nics(machine: lab.Machine) -> list[dict[str, Any]]:
+    first, second = machine.nics
+    return [
+        {
+            "name": first.name,
+            "select": {"pci": first.pci, "vendor": "8086", "device": "10c9"},
+            "mtu": 9000,
+            "vfs": {"count": VFS_PER_NIC, "defaults": {"trust": True}},
+        },
+        {
+            "name": second.name,
+            "select": {"mac": second.mac},
+            "mtu": 9000,
+            "vfs": {
+                "count": 4,
+                "defaults": {"spoofchk": True},
+                "groups": [
+                    {"index": "0-1", "vlan": 100, "trust": True, "spoofchk": False},
+                    # Local, and no other's: this one ends as the machine's own.
+                    {"index": "3", "mac": f"02:00:5e:{second.mac[-8:]}"},
+                ],
+            },
+        },
+    ]
+
+
+def _host(node: lab.Node) -> tuple[str, dict[str, Any]]:
+    data = {
+        "ssh_hostname": "127.0.0.1",
+        "ssh_port": node.ssh_port,
+        "ssh_user": "root",
+        "ssh_key": str(node.ssh_key),
+        "ssh_known_hosts_file": str(node.known_hosts),
+        "ssh_strict_host_key_checking": "yes",
+        "nics": _nics(node.machine),
+    }
+    # A Node that is called otherwise than its host, as a managed Kubernetes has them.
+    if node.machine is lab.MACHINES[-1]:
+        data["node_name"] = node.machine.mgmt_ip
+    return node.name, data
+
+
+def _hosts() -> list[tuple[str, dict[str, Any]]]:
+    try:
+        return [_host(node) for node in lab.nodes()]
+    except lab.LabError as error:
+        raise InventoryError(f"the lab is not up; run `make lab` ({error.what})") from None
+
+
+virtual = _hosts()

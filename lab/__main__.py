@@ -1,0 +1,208 @@
+"""`python -m lab`: what a person does with the virtual fleet."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from lab import console, fleet, instance
+from lab.errors import LabError
+from lab.hardware import MACHINES
+from lab.node import Node
+from lab.progress import say, step
+
+NAMES = [machine.name for machine in MACHINES]
+REPORT = "/run/trackbed/report.json"
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _one(command: _F) -> _F:
+    return click.argument("name", metavar="NODE", type=click.Choice(NAMES))(command)
+
+
+def _some(command: _F) -> _F:
+    return click.argument("name", metavar="NODE|all", type=click.Choice([*NAMES, "all"]))(command)
+
+
+def _chosen(name: str) -> list[Node]:
+    return [node for node in fleet.nodes() if name in (node.name, "all")]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Two virtual servers with real SR-IOV and RDMA. TRACKBED_LAB names the lab, "lab" by default."""
+
+
+@main.command()
+def up() -> None:
+    """Boot both nodes, building the image first if needed; what runs already is left alone."""
+    began = time.monotonic()
+    if fleet.up():
+        say(f"the lab is up after {time.monotonic() - began:.0f} s; `python -m lab ssh node1` gets in")
+    else:
+        say("the lab is up already; changes nothing")
+
+
+@main.command()
+def down() -> None:
+    """Stop both nodes and discard their disks; logs and keys stay."""
+    say("the lab is down" if fleet.down() else "the lab was down already; changes nothing")
+
+
+@main.command()
+@click.option("--ready", is_flag=True, help="Also ask each node's agent, and fail unless all are ready.")
+def status(ready: bool) -> None:
+    """Show the nodes."""
+    lab = instance.named()
+    if lab.plan() is None:
+        say(f"lab {lab.name} is down; `python -m lab up` starts it")
+        sys.exit(1 if ready else 0)
+    table = Table("node", "state", "ssh port", "pid", "folder")
+    if ready:
+        table.add_column("agent")
+    all_ready = True
+    for node in fleet.nodes():
+        pid = node.pid()
+        on = pid is not None and node.answers(5.0)
+        state = "off" if pid is None else "up" if on else "no ssh"
+        row = [node.name, state, str(node.ssh_port), str(pid or ""), str(node.folder)]
+        if ready:
+            word = _readiness(node) if on else "Unknown"
+            all_ready = all_ready and word == "ready"
+            row.append(word)
+        table.add_row(*row)
+    # A pipe has no width, and a folder that is cut off is of no use.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    sys.exit(0 if all_ready else 1)
+
+
+def _readiness(node: Node) -> str:
+    report = node.run(["cat", REPORT])
+    if report.returncode != 0:
+        return "no report"
+    try:
+        return "ready" if json.loads(report.stdout)["ready"] is True else "not ready"
+    except (ValueError, KeyError, TypeError):
+        return "report not understood"
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@_one
+@click.argument("cmd", nargs=-1)
+def ssh(name: str, cmd: tuple[str, ...]) -> None:
+    """Log in to a node as root, or run one command there."""
+    (node,) = _chosen(name)
+    words = ["ssh", "-F", str(node.ssh_config), node.name, *(["--", " ".join(cmd)] if cmd else [])]
+    os.execvp("ssh", words)  # noqa: S606 - a shell is what is avoided
+
+
+@main.command("console")
+@_one
+def console_command(name: str) -> None:
+    """Join a node's serial console, logged in as root; Ctrl-] detaches."""
+    (node,) = _chosen(name)
+    console.attach(node.console_socket)
+
+
+@main.command()
+@_one
+def power_cut(name: str) -> None:
+    """Pull a node's plug: no clean shutdown; its disk stays."""
+    (node,) = _chosen(name)
+    node.power_cut()
+    say(f"{name} is off; `python -m lab power-on {name}` boots it again on the same disk")
+
+
+@main.command()
+@_one
+def power_on(name: str) -> None:
+    """Boot a node that is off, on its own disk."""
+    (node,) = _chosen(name)
+    if node.pid() is not None:
+        say(f"{name} is on already; changes nothing")
+        return
+    with step(f"booting {name}", usual_s=25):
+        node.power_on()
+        node.wait_ssh()
+
+
+@main.command()
+@_some
+@click.argument("snapshot_name", metavar="SNAPSHOT")
+def snapshot(name: str, snapshot_name: str) -> None:
+    """Save memory, devices and disk under a name."""
+    for node in _chosen(name):
+        with step(f"{node.name}: saving {snapshot_name}"):
+            node.snapshot(snapshot_name)
+
+
+@main.command()
+@_some
+@click.argument("snapshot_name", metavar="SNAPSHOT")
+def restore(name: str, snapshot_name: str) -> None:
+    """Go back to a snapshot; the clock is set right."""
+    for node in _chosen(name):
+        with step(f"{node.name}: restoring {snapshot_name}"):
+            node.restore(snapshot_name)
+
+
+@main.command()
+@_one
+@click.argument("pci", metavar="PCI-ADDRESS")
+def unplug(name: str, pci: str) -> None:
+    """Take a PCI function away from a node, such as 0000:21:00.0."""
+    (node,) = _chosen(name)
+    node.unplug(pci)
+    say(f"{name} lost {pci}; `python -m lab replug {name}` brings it back")
+
+
+@main.command()
+@_one
+def replug(name: str) -> None:
+    """Bring back what was unplugged."""
+    (node,) = _chosen(name)
+    node.replug()
+    say(f"{name} has looked for its PCI devices again")
+
+
+@main.command()
+@_one
+def logs(name: str) -> None:
+    """Collect console, QEMU's messages, kernel log and journal of a node in one folder."""
+    (node,) = _chosen(name)
+    folder = node.folder / f"logs-{time.strftime('%Y%m%dT%H%M%S')}"
+    folder.mkdir()
+    for log in (node.console_log, node.qemu_log):
+        if log.exists():
+            shutil.copy(log, folder)
+    if node.pid() is not None and node.answers(5.0):
+        _keep(node, folder / "journal.txt", ["journalctl", "--no-pager", "-o", "short-precise"])
+        _keep(node, folder / "dmesg.txt", ["dmesg", "-T"])
+    else:
+        say(f"{name} does not answer: only what it said on its console is there")
+    click.echo(folder)
+
+
+def _keep(node: Node, file: Path, argv: list[str]) -> None:
+    file.write_text(node.run(argv, timeout=120).stdout)
+
+
+def cli() -> None:
+    """Run; a failure is one message and status 1."""
+    try:
+        main(prog_name="python -m lab")
+    except LabError as error:
+        say(f"lab: {error}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    cli()

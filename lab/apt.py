@@ -1,0 +1,129 @@
+"""The build host's own apt: where its mirrors are, and a throw-away configuration that leaves /etc/apt alone."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import attrs
+
+from lab.command import run
+from lab.errors import LabError
+
+SUITE = "bookworm"
+# What the path to the mirror needs, wherever the machine that asks is.
+CARRIED = (
+    "Acquire::http::Proxy",
+    "Acquire::https::Proxy",
+    "Acquire::Check-Valid-Until",
+    "Acquire::Check-Date",
+)
+
+
+@attrs.frozen
+class Source:
+    """One suite on one mirror."""
+
+    uri: str
+    suite: str
+    component: str
+
+    def line(self) -> str:
+        """As in sources.list; apt's trusted keys are Debian's archive keys on every Debian."""
+        return f"deb {self.uri} {self.suite} {self.component}"
+
+
+def host_sources() -> tuple[Source, ...]:
+    """The Debian 12 entries of this host, read by apt itself so that .list and deb822 files both count."""
+    return _listed() or _listed_after_update()
+
+
+def backports(sources: tuple[Source, ...]) -> Source:
+    """Backports live on the mirror that carries the suite."""
+    return next(attrs.evolve(s, suite=f"{SUITE}-backports") for s in sources if s.suite == SUITE)
+
+
+def carried_options() -> tuple[str, ...]:
+    """Options of the host's apt without which its mirrors cannot be reached or trusted, as apt.conf lines."""
+    dump = run(["apt-config", "dump"]).splitlines()
+    return tuple(line for line in dump if line.split(" ", 1)[0] in CARRIED and not line.endswith('"";'))
+
+
+@attrs.frozen
+class Apt:
+    """apt with sources and lists of its own, under a temporary folder."""
+
+    folder: Path
+
+    def get(self, *words: str, log: Path | None = None) -> str:
+        """Run apt-get."""
+        return run(
+            ["apt-get", *self.options(), *words], log=log, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        )
+
+    def candidate(self, package: str) -> str:
+        """The version that would be installed."""
+        found = re.search(r"Candidate: (\S+)", run(["apt-cache", *self.options(), "policy", package]))
+        if found is None or found[1] == "(none)":
+            raise LabError(f"apt knows no package {package}", "Look at the mirrors in /etc/apt.")
+        return found[1]
+
+    def depends(self, package: str) -> str:
+        """The Depends field of the version that would be installed."""
+        show = run(["apt-cache", *self.options(), "show", f"{package}={self.candidate(package)}"])
+        return next(line for line in show.splitlines() if line.startswith("Depends:"))
+
+    def options(self) -> list[str]:
+        """What makes any apt command use this configuration."""
+        return [
+            f"-oDir::Etc::SourceList={self.folder}/sources.list",
+            "-oDir::Etc::SourceParts=/dev/null",
+            "-oDir::Etc::Preferences=/dev/null",
+            "-oDir::Etc::PreferencesParts=/dev/null",
+            f"-oDir::State::Lists={self.folder}/lists",
+            f"-oDir::Cache={self.folder}/cache",
+            # Root downloads into a folder of its own; the _apt user cannot.
+            "-oAPT::Sandbox::User=root",
+            # Another apt on this host (unattended upgrades) is waited for.
+            "-oDPkg::Lock::Timeout=300",
+        ]
+
+
+@contextmanager
+def throwaway(sources: tuple[Source, ...]) -> Iterator[Apt]:
+    """An apt of exactly these sources, freshly updated."""
+    with TemporaryDirectory(prefix="trackbed-apt-") as name:
+        folder = Path(name)
+        (folder / "sources.list").write_text("".join(f"{source.line()}\n" for source in sources))
+        (folder / "lists").mkdir()
+        (folder / "cache").mkdir()
+        apt = Apt(folder)
+        apt.get("update", "-q")
+        yield apt
+
+
+def _listed_after_update() -> tuple[Source, ...]:
+    # apt lists its targets only once it has seen their Release files, which container images throw away.
+    run(["apt-get", "update", "-q"])
+    sources = _listed()
+    if not any(source.suite == SUITE for source in sources):
+        raise LabError(
+            f"no Debian {SUITE} in this host's apt configuration",
+            f"The lab builds Debian 12 nodes on a Debian 12 host: give /etc/apt an entry for {SUITE}.",
+        )
+    return sources
+
+
+def _listed() -> tuple[Source, ...]:
+    listing = run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)", "Created-By: Packages"]
+    )
+    wanted = (SUITE, f"{SUITE}-updates", f"{SUITE}-security")
+    rows = [line.split() for line in listing.splitlines()]
+    sources = (
+        Source(row[0], row[1], row[2]) for row in rows if len(row) == 4 and row[1] in wanted and row[3] == "Debian"
+    )
+    found = tuple(dict.fromkeys(sources))
+    return found if any(source.suite == SUITE for source in found) else ()

@@ -1,0 +1,42 @@
+"""Every host process of this package starts here."""
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lab.errors import LabError
+
+
+def run(
+    argv: Sequence[str | Path],
+    *,
+    log: Path | None = None,
+    timeout: float | None = None,
+    env: Mapping[str, str] | None = None,
+    remedy: str = "",
+) -> str:
+    """Run to the end and return standard output; a failure says the command, the end of its output and the log."""
+    words = [str(word) for word in argv]
+    try:
+        done = subprocess.run(
+            words,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            env=env,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise LabError(f"{words[0]} is not installed", remedy) from None
+    except subprocess.TimeoutExpired:
+        raise LabError(f"{' '.join(words)} took longer than {timeout:.0f} s", remedy) from None
+    if log is not None:
+        with log.open("a") as out:
+            out.write(f"$ {' '.join(words)}\n{done.stdout}{done.stderr}\n")
+    if done.returncode != 0:
+        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
+        where = f"\nits whole output is in {log}" if log is not None else ""
+        raise LabError(f"{' '.join(words)} failed with status {done.returncode}:\n{tail}{where}", remedy)
+    return done.stdout

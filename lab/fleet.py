@@ -1,0 +1,73 @@
+"""Both nodes together: up, down, and looking them up."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from lab import host, image, instance
+from lab.errors import LabError
+from lab.hardware import MACHINES
+from lab.instance import Instance, Plan
+from lab.node import Node
+from lab.progress import say, step
+
+
+def nodes(name: str | None = None) -> tuple[Node, ...]:
+    """The nodes of a lab that is up, by default of the one that TRACKBED_LAB names."""
+    lab = instance.named(name)
+    plan = lab.plan()
+    if plan is None:
+        raise LabError(f"lab {lab.name} is down", "`python -m lab up` starts it.")
+    return _nodes(lab, plan)
+
+
+def up(name: str | None = None) -> bool:
+    """Build what is missing and boot what is off; say whether anything had to be done."""
+    lab = instance.named(name)
+    with lab.lock():
+        plan = lab.plan()
+        if plan is not None and all(node.pid() is not None and node.answers() for node in _nodes(lab, plan)):
+            return False
+        host.ensure_packages()
+        if plan is None:
+            plan = Plan(image.ensure(), {})
+        lab.make_keys()
+        plan = _with_ports(lab, plan)
+        lab.record(plan)
+        fleet = _nodes(lab, plan)
+        with step(f"booting {' and '.join(node.name for node in fleet)}", usual_s=45):
+            for node in fleet:
+                node.power_on()
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(_wait, fleet))
+        return True
+
+
+def down(name: str | None = None) -> bool:
+    """Stop the nodes and discard their disks; say whether anything was there."""
+    lab = instance.named(name)
+    with lab.lock():
+        # Also with a damaged or missing plan: this is the way out.
+        leftovers = _nodes(lab, Plan(image.Image(lab.folder), {machine.name: 0 for machine in MACHINES}))
+        found = any(node.pid() is not None or node.overlay.exists() for node in leftovers)
+        for node in leftovers:
+            node.discard()
+        lab.forget()
+        return found
+
+
+def _wait(node: Node) -> None:
+    node.wait_ssh()
+    say(f"    {node.name}: ssh answers on 127.0.0.1 port {node.ssh_port}")
+
+
+def _nodes(lab: Instance, plan: Plan) -> tuple[Node, ...]:
+    return tuple(Node(machine, lab, plan.image, plan.ports[machine.name]) for machine in MACHINES)
+
+
+def _with_ports(lab: Instance, plan: Plan) -> Plan:
+    """Keep the ports of running nodes, and of others where they are still free."""
+    ports: dict[str, int] = {}
+    for machine in MACHINES:
+        port = plan.ports.get(machine.name, 0)
+        running = port and Node(machine, lab, plan.image, port).pid() is not None
+        ports[machine.name] = port if running or (port and instance.is_free(port)) else instance.free_port()
+    return Plan(plan.image, ports)

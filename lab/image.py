@@ -1,0 +1,223 @@
+"""The node image: Debian by mmdebstrap, made a disk by mke2fs, cached under a hash of what decides its content."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+
+import attrs
+
+from lab import apt, host, modules
+from lab.command import run
+from lab.errors import LabError
+from lab.progress import say, step
+
+# jq is left out on purpose: the deploy installs it, by the real apt in the node.
+PACKAGES = (
+    "ca-certificates",
+    "dbus",
+    "ethtool",
+    "ibverbs-utils",
+    "iproute2",
+    "iputils-ping",
+    "irqbalance",
+    "kmod",
+    "linux-image-amd64",
+    "netbase",
+    "numactl",
+    "openssh-server",
+    "pciutils",
+    "perftest",
+    "procps",
+    "python3",
+    "rdma-core",
+    "rdmacm-utils",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+    "udev",
+    "zstd",
+)
+# Each costs seconds of an emulated boot, or disturbs a test at a time of its own choosing.
+MASKED = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "getty@tty1.service",
+    "modprobe@configfs.service",
+    "modprobe@dm_mod.service",
+    "modprobe@drm.service",
+    "modprobe@fuse.service",
+    "proc-sys-fs-binfmt_misc.automount",
+    "rdma-ndd.service",
+    "sys-kernel-tracing.mount",
+    "systemd-binfmt.service",
+    "systemd-networkd-wait-online.service",
+    "systemd-update-utmp-runlevel.service",
+)
+ENABLED = ("systemd-networkd.service", "serial-getty@ttyS0.service", "ssh.service")
+DISK_MIB = 4096
+HERE = Path(__file__).parent
+ROOTFS = HERE / "rootfs"
+HOST_CAS = Path("/usr/local/share/ca-certificates")
+
+
+@attrs.frozen
+class Image:
+    """A finished image; never written to again."""
+
+    folder: Path
+
+    @property
+    def disk(self) -> Path:
+        """The root file system, raw and sparse."""
+        return self.folder / "disk.raw"
+
+    @property
+    def kernel(self) -> Path:
+        """Given to QEMU directly: no boot loader."""
+        return self.folder / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        """Its initial RAM disk."""
+        return self.folder / "initrd.img"
+
+    def complete(self) -> bool:
+        """Whether it is all there; someone may have cleaned the cache."""
+        return self.disk.exists() and self.kernel.exists() and self.initrd.exists()
+
+
+def cache_home() -> Path:
+    """Where images are kept, outside the repository."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed"
+
+
+def ensure() -> Image:
+    """The current image, built first if it is not cached."""
+    sources = apt.host_sources()
+    options = apt.carried_options()
+    image = Image(cache_home() / f"image-{_key(sources, options)}")
+    if image.complete():
+        return image
+    if os.geteuid() != 0:
+        raise LabError("building the node image needs root", "Run it with sudo once, or as root.")
+    image.folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(image.folder.parent / "lock"):
+        # Whoever held the lock may have built it.
+        if not image.complete():
+            _build(image, sources, options)
+    return image
+
+
+def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
+    digest = sha256()
+    files = [HERE / "apt.py", HERE / "image.py", HERE / "modules.py", *sorted(ROOTFS.rglob("*")), *_host_cas()]
+    for file in files:
+        if file.is_file():
+            digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    digest.update("\n".join([*(source.line() for source in sources), *options]).encode())
+    return digest.hexdigest()[:16]
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another build of the image is under way; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> None:
+    work = image.folder.with_name("building")
+    # An interrupted build's; the lock says that nobody works there. Its mounts went with its mount namespace.
+    run(["rm", "-rf", "--one-file-system", work])
+    work.mkdir()
+    log = image.folder.parent / "build.log"
+    log.write_text("")
+    host.ensure_packages()
+    with apt.throwaway(sources) as ours:
+        release = modules.kernel_release(ours)
+        with step(f"image 1/3: kernel modules for {release}", usual_s=50):
+            built = modules.build(ours, release, work / "modules", log)
+    root = work / "root"
+    with step(f"image 2/3: Debian {apt.SUITE}, {len(PACKAGES)} packages and what they need", usual_s=50):
+        _bootstrap(root, sources, options, log)
+        if not (root / f"boot/vmlinuz-{release}").exists():
+            raise LabError(f"the image did not get kernel {release}", "The mirror changed meanwhile: run it again.")
+        _furnish(root, release, built, log)
+    with step("image 3/3: disk", usual_s=10):
+        done = Image(work / "image")
+        done.folder.mkdir()
+        shutil.copy(root / f"boot/vmlinuz-{release}", done.kernel)
+        shutil.copy(root / f"boot/initrd.img-{release}", done.initrd)
+        # Without lazy initialisation, which would have each node write to its overlay in the background.
+        extended = "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
+        run(
+            ["mke2fs", "-q", "-t", "ext4", "-L", "root", "-E", extended, "-d", root, done.disk, f"{DISK_MIB}M"], log=log
+        )
+    run(["rm", "-rf", image.folder])
+    done.folder.rename(image.folder)
+    run(["rm", "-rf", "--one-file-system", work])
+
+
+def _bootstrap(root: Path, sources: tuple[apt.Source, ...], options: tuple[str, ...], log: Path) -> None:
+    lines = root.with_name("sources.list")
+    lines.write_text("".join(f"{source.line()}\n" for source in sources))
+    # The initramfs is made while the kernel is installed: what shapes it must be there before.
+    early = f'mkdir -p "$1/etc" && cp -rT {ROOTFS}/etc/initramfs-tools "$1/etc/initramfs-tools"'
+    run(
+        [
+            # The mounts of an interrupted mmdebstrap end with its namespace.
+            *("unshare", "--mount", "mmdebstrap", "--mode=root", "--variant=minbase"),
+            f"--include={','.join(PACKAGES)}",
+            '--aptopt=Acquire::Languages "none"',
+            *(f"--aptopt={option}" for option in options),
+            # Kept, so that `apt-get update` in a node fetches only what changed.
+            "--skip=cleanup/apt/lists",
+            f"--essential-hook={early}",
+            *(apt.SUITE, str(root), str(lines)),
+        ],
+        log=log,
+    )
+
+
+def _furnish(root: Path, release: str, built: list[Path], log: Path) -> None:
+    """All that is not a package."""
+    updates = root / f"lib/modules/{release}/updates"
+    updates.mkdir()
+    for module in built:
+        shutil.copy(module, updates)
+    run(["depmod", "-b", root, release], log=log)
+
+    for file in ("etc/resolv.conf", "etc/hostname", "etc/hosts"):
+        (root / file).unlink(missing_ok=True)
+    for key in (root / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    run(["cp", "-rT", "--no-preserve=mode", ROOTFS, root], log=log)
+    # Empty, so that systemd takes the one on the kernel's command line and does not call it a first boot.
+    (root / "etc/machine-id").write_text("")
+
+    # A proxy on this host's loopback is the gateway to a node.
+    for conf in (root / "etc/apt/apt.conf.d").glob("99mmdebstrap*"):
+        conf.write_text(conf.read_text().replace("//127.0.0.1", "//10.0.2.2").replace("//localhost", "//10.0.2.2"))
+    for ca in _host_cas():
+        shutil.copy(ca, root / "usr/local/share/ca-certificates")
+    run(["chroot", root, "update-ca-certificates"], log=log)
+    run(["chroot", root, "systemctl", "mask", *MASKED], log=log)
+    run(["chroot", root, "systemctl", "enable", *ENABLED], log=log)
+    # apt's own index of the lists: half a minute of an emulated CPU.
+    run(["chroot", root, "apt-cache", "gencaches"], log=log)
+
+
+def _host_cas() -> list[Path]:
+    return sorted(HOST_CAS.glob("*.crt"))

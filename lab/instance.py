@@ -1,0 +1,174 @@
+"""One lab's place on disk. Several can run at once; TRACKBED_LAB names the one that is meant."""
+
+import fcntl
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+from lab.command import run
+from lab.errors import LabError
+from lab.hardware import MACHINES, Machine
+from lab.image import Image
+from lab.progress import say
+
+# Of a unix socket's address. ssh binds its control socket under a name with 17 more characters first.
+SOCKET_PATH_MAX = 107
+SSH_SUFFIX = 17
+
+
+@attrs.frozen
+class Plan:
+    """What was decided when the lab came up, and holds until it goes down."""
+
+    image: Image
+    ports: dict[str, int]
+
+
+@attrs.frozen
+class Instance:
+    """The folder of one lab: keys and plan here, and a folder for each node."""
+
+    name: str
+    folder: Path
+
+    @property
+    def ssh_key(self) -> Path:
+        """Private; made for this lab alone."""
+        return self.folder / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        """Both nodes' keys, by address and by name."""
+        return self.folder / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        """`ssh -F this node1` works from anywhere."""
+        return self.folder / "ssh_config"
+
+    def node_folder(self, machine: Machine) -> Path:
+        """Everything of one node, its logs too."""
+        return self.folder / machine.name
+
+    def host_key(self, machine: Machine) -> Path:
+        """The key that the node's sshd will have."""
+        return self.node_folder(machine) / "ssh_host_ed25519_key"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """One `up` or `down` at a time."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with (self.folder / "lock").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"another command is changing lab {self.name}; waiting for it")
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+
+    def plan(self) -> Plan | None:
+        """As recorded; None when the lab is down."""
+        try:
+            raw = json.loads(self._plan_file.read_text())
+            return Plan(Image(Path(raw["image"])), {str(name): int(port) for name, port in raw["ports"].items()})
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise LabError(
+                f"{self._plan_file} is damaged", f"Run `python -m lab down`, or delete {self.folder}."
+            ) from None
+
+    def record(self, plan: Plan) -> None:
+        """Write the plan, and what ssh needs to follow it."""
+        raw = {"image": str(plan.image.folder), "ports": plan.ports}
+        _write(self._plan_file, json.dumps(raw, indent=2) + "\n")
+        _write(self.known_hosts, "".join(self._known_host(machine, plan) for machine in MACHINES))
+        _write(self.ssh_config, "".join(self._ssh_host(machine, plan) for machine in MACHINES))
+
+    def forget(self) -> None:
+        """The lab is down: the next `up` decides anew."""
+        self._plan_file.unlink(missing_ok=True)
+
+    def make_keys(self) -> None:
+        """Make the key pairs that are missing."""
+        for machine in MACHINES:
+            self.node_folder(machine).mkdir(parents=True, exist_ok=True, mode=0o700)
+        wanted = {self.ssh_key: f"trackbed-{self.name}"}
+        wanted |= {self.host_key(machine): machine.name for machine in MACHINES}
+        for key, comment in wanted.items():
+            if not key.with_name(f"{key.name}.pub").exists():
+                key.unlink(missing_ok=True)
+                run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", key])
+
+    @property
+    def _plan_file(self) -> Path:
+        return self.folder / "lab.json"
+
+    def _known_host(self, machine: Machine, plan: Plan) -> str:
+        kind, key = self.host_key(machine).with_suffix(".pub").read_text().split()[:2]
+        return f"[127.0.0.1]:{plan.ports[machine.name]},{machine.name} {kind} {key}\n"
+
+    def _ssh_host(self, machine: Machine, plan: Plan) -> str:
+        # Multiplexed, for a handshake costs an emulated machine half a second.
+        return f"""\
+Host {machine.name}
+    HostName 127.0.0.1
+    Port {plan.ports[machine.name]}
+    User root
+    IdentityFile "{self.ssh_key}"
+    IdentitiesOnly yes
+    UserKnownHostsFile "{self.known_hosts}"
+    StrictHostKeyChecking yes
+    BatchMode yes
+    ConnectTimeout 20
+    LogLevel ERROR
+    ControlMaster auto
+    ControlPath "{self.node_folder(machine)}/ssh.sock"
+    ControlPersist 120
+"""
+
+
+def named(name: str | None = None) -> Instance:
+    """The lab of that name, by default TRACKBED_LAB's."""
+    name = name or os.environ.get("TRACKBED_LAB") or "lab"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise LabError(f"TRACKBED_LAB: {name!r} is no name for a lab", "Use letters, digits, - and _.")
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    folder = (home / "trackbed" / "lab" / name).absolute()
+    longest = max(len(str(folder / machine.name / "console.sock")) for machine in MACHINES)
+    if longest + SSH_SUFFIX > SOCKET_PATH_MAX:
+        raise LabError(
+            f"the path {folder} is too long: sockets below it must stay under {SOCKET_PATH_MAX + 1} characters",
+            "Set XDG_STATE_HOME to a shorter path, or TRACKBED_LAB to a shorter name.",
+        )
+    return Instance(name, folder)
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether it can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _write(path: Path, text: str) -> None:
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text)
+    new.replace(path)

@@ -1,0 +1,78 @@
+"""Kernel modules that Debian does not build, or not as the lab needs them, built outside the node for its exact kernel."""
+
+import re
+from pathlib import Path
+
+import attrs
+
+from lab.apt import Apt
+from lab.command import run
+from lab.errors import LabError
+
+
+@attrs.frozen
+class Module:
+    """One driver of the kernel's own source."""
+
+    source: str
+    config: str
+
+
+MODULES = (
+    Module("drivers/infiniband/sw/rxe", "CONFIG_RDMA_RXE=m"),
+    Module("drivers/infiniband/sw/siw", "CONFIG_RDMA_SIW=m"),
+    Module("drivers/infiniband/hw/erdma", "CONFIG_INFINIBAND_ERDMA=m"),
+    Module("drivers/net/netdevsim", "CONFIG_NETDEVSIM=m"),
+)
+
+RXE_VERBS = "drivers/infiniband/sw/rxe/rxe_verbs.c"
+RXE_ANCHOR = "\terr = ib_register_device(dev, ibdev_name, NULL);\n"
+# The kernel's rxe has no parent, so nothing appears under its PCI function, where device plugins look for it.
+RXE_PATCH = "\tdev->dev.parent = rxe->ndev->dev.parent;\n"
+
+
+def kernel_release(apt: Apt) -> str:
+    """The release that linux-image-amd64 would install, such as 6.1.0-44-amd64."""
+    found = re.search(r"linux-image-(\S+-amd64)\b", apt.depends("linux-image-amd64"))
+    if found is None:
+        raise LabError("linux-image-amd64 depends on no kernel that this understands")
+    return found[1]
+
+
+def build(apt: Apt, release: str, work: Path, log: Path) -> list[Path]:
+    """Build all modules below `work` and return their .ko files; the host's own /usr/src is not touched."""
+    version = apt.candidate("linux-image-amd64")
+    headers = f"linux-headers-{release}"
+    common = f"linux-headers-{release.removesuffix('-amd64')}-common"
+    debs = work / "debs"
+    debs.mkdir(parents=True)
+    packages = [f"{name}={version}" for name in (headers, common, "linux-kbuild-6.1", "linux-source-6.1")]
+    # A download lands in the working directory; apt has no option for another.
+    run(["env", "-C", debs, "apt-get", *apt.options(), "-q", "download", *packages], log=log)
+    for deb in sorted(debs.glob("*.deb")):
+        run(["dpkg-deb", "-x", deb, work], log=log)
+
+    tree = "linux-source-6.1"
+    folders = [f"{tree}/{module.source}" for module in MODULES]
+    run(["tar", "-C", work, "-xJf", work / "usr/src" / f"{tree}.tar.xz", *folders], log=log)
+    _patch_rxe(work / tree / RXE_VERBS)
+
+    # The packaged Makefile includes its other half by absolute path.
+    makefile = work / "usr/src" / headers / "Makefile"
+    makefile.write_text(makefile.read_text().replace("/usr/src/", f"{work}/usr/src/"))
+    for module in MODULES:
+        run(
+            ["make", "-j", "2", "-C", makefile.parent, f"M={work / tree / module.source}", module.config, "modules"],
+            log=log,
+        )
+    built = [ko for folder in folders for ko in sorted((work / folder).glob("*.ko"))]
+    for ko in built:
+        run(["strip", "--strip-debug", ko], log=log)
+    return built
+
+
+def _patch_rxe(source: Path) -> None:
+    text = source.read_text()
+    if text.count(RXE_ANCHOR) != 1:
+        raise LabError(f"{source.name} of this kernel is not as expected", "Adapt RXE_ANCHOR in lab/modules.py to it.")
+    source.write_text(text.replace(RXE_ANCHOR, RXE_PATCH + RXE_ANCHOR))

@@ -1,0 +1,57 @@
+"""QEMU's monitor, spoken over its QMP socket."""
+
+import json
+import socket
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lab.errors import LabError
+
+# savevm of a busy machine writes a gigabyte.
+TIMEOUT_S = 120.0
+
+
+class Monitor:
+    """One conversation; QEMU serves one at a time and keeps the next one waiting."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> "Monitor":
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(TIMEOUT_S)
+        try:
+            self._socket.connect(str(self._path))
+        except OSError as error:
+            self._socket.close()
+            raise LabError(f"no answer from QEMU at {self._path}: {error}") from None
+        self._stream = self._socket.makefile("rw")
+        self._stream.readline()
+        self.execute("qmp_capabilities")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+        self._socket.close()
+
+    def execute(self, command: str, **arguments: object) -> Any:
+        """Run a command and return what it returns."""
+        try:
+            self._stream.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
+            self._stream.flush()
+            while line := self._stream.readline():
+                reply = json.loads(line)
+                if "error" in reply:
+                    raise LabError(f"QEMU refused {command}: {reply['error']['desc']}")
+                if "return" in reply:
+                    return reply["return"]
+        except OSError as error:
+            raise LabError(f"QEMU at {self._path} did not answer {command}: {error}") from None
+        raise LabError(f"QEMU at {self._path} went away during {command}")
+
+    def human(self, line: str) -> str:
+        """Run a line of the human monitor, which has what QMP lacks; it answers only to complain."""
+        return str(self.execute("human-monitor-command", **{"command-line": line})).strip()

@@ -1,0 +1,351 @@
+"""One node: a QEMU process, its files, and ssh into it."""
+
+import base64
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from lab import vf_state
+from lab.command import run
+from lab.errors import LabError
+from lab.hardware import CPUS, MACHINES, MEMORY_MIB, NUMA_NODES, Machine, Nic
+from lab.image import Image
+from lab.instance import Instance
+from lab.monitor import Monitor
+
+# Four times what it takes on two idle cores: the suite runs a second lab beside this one.
+BOOT_S = 300.0
+EXIT_S = 15.0
+
+
+@attrs.frozen
+class Node:
+    """A virtual server of one lab; the methods act on it, and all facts are read when asked for."""
+
+    machine: Machine
+    instance: Instance
+    image: Image
+    ssh_port: int
+
+    @property
+    def name(self) -> str:
+        """Its host name too."""
+        return self.machine.name
+
+    @property
+    def folder(self) -> Path:
+        """Overlay, sockets and logs."""
+        return self.instance.node_folder(self.machine)
+
+    @property
+    def ssh_key(self) -> Path:
+        """The private key that lets root in."""
+        return self.instance.ssh_key
+
+    @property
+    def known_hosts(self) -> Path:
+        """The node's host key, by `[127.0.0.1]:port` and by name."""
+        return self.instance.known_hosts
+
+    @property
+    def ssh_config(self) -> Path:
+        """For OpenSSH, testinfra and people."""
+        return self.instance.ssh_config
+
+    @property
+    def overlay(self) -> Path:
+        """The node's own disk, over the shared image; it holds the snapshots."""
+        return self.folder / "overlay.qcow2"
+
+    @property
+    def console_log(self) -> Path:
+        """All that its serial console said, over all boots."""
+        return self.folder / "console.log"
+
+    @property
+    def qemu_log(self) -> Path:
+        """QEMU's own complaints."""
+        return self.folder / "qemu.log"
+
+    @property
+    def console_socket(self) -> Path:
+        """Its serial console."""
+        return self.folder / "console.sock"
+
+    def pid(self) -> int | None:
+        """QEMU's process, None when the node is off."""
+        try:
+            pid = int(self._pid_file.read_text())
+            # A number may have been handed out again; the command line tells.
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return None
+        return pid if str(self._pid_file).encode() in words else None
+
+    def power_on(self) -> None:
+        """Boot it, on its overlay if it has one; a running node is left alone."""
+        if self.pid() is not None:
+            return
+        if not self.image.complete():
+            raise LabError(
+                f"{self.name}: its image {self.image.folder} is gone", "Run `python -m lab down`, then `up`."
+            )
+        if not self.overlay.exists():
+            new = self.overlay.with_suffix(".new")
+            run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", self.image.disk, new])
+            new.rename(self.overlay)
+        self._write_credentials()
+        self._forget_ssh()
+        remedy = f"Its messages are in {self.qemu_log}."
+        run(["qemu-system-x86_64", *self._qemu_arguments()], timeout=60, remedy=remedy)
+
+    def power_cut(self) -> None:
+        """Pull the plug: what the guest did not flush is lost, its disk stays."""
+        pid = self.pid()
+        if pid is None:
+            return
+        self._forget_ssh()
+        os.kill(pid, signal.SIGKILL)
+        wait(lambda: self.pid() is None, EXIT_S, f"{self.name}: QEMU's end")
+
+    def discard(self) -> None:
+        """Stop it and throw its disk away; keys and logs stay."""
+        self.power_cut()
+        for path in (
+            self.overlay,
+            self._pid_file,
+            self.console_socket,
+            self._monitor_socket,
+            *self.folder.glob("fab*.sock"),
+        ):
+            path.unlink(missing_ok=True)
+
+    def answers(self, patience: float = 1.0) -> bool:
+        """Whether its sshd greets; QEMU itself accepts the connection even when the guest does not."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.ssh_port), timeout=patience) as connection:
+                return connection.recv(4) == b"SSH-"
+        except OSError:
+            return False
+
+    def wait_ssh(self, deadline: float = BOOT_S) -> None:
+        """Wait until a command runs through ssh, at most so many seconds."""
+
+        def ready() -> bool:
+            if self.pid() is None:
+                raise LabError(f"{self.name}: QEMU has ended\n{tail(self.qemu_log)}", f"Its logs are in {self.folder}.")
+            return self.answers() and self.run(["true"]).returncode == 0
+
+        try:
+            wait(ready, deadline, f"{self.name}: ssh")
+        except LabError as error:
+            raise LabError(f"{error.what}\n{tail(self.console_log)}", f"Its logs are in {self.folder}.") from None
+
+    def run(
+        self, argv: Sequence[str], timeout: float = 60.0, *, check: bool = False, stdin: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command as root by ssh; status 255 is ssh's own failure. With `check` a failure is a LabError."""
+        words = ["ssh", "-F", str(self.ssh_config), self.name, "--", shlex.join(argv)]
+        try:
+            done = subprocess.run(
+                words,
+                input=stdin,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise LabError(f"{self.name}: {shlex.join(argv)} took longer than {timeout:.0f} s") from None
+        if check and done.returncode != 0:
+            raise LabError(
+                f"{self.name}: {shlex.join(argv)} failed with status {done.returncode}: {done.stderr.strip()}"
+            )
+        return done
+
+    def sh(self, script: str, timeout: float = 60.0) -> str:
+        """Run a shell script on the node and return its standard output; a failure is a LabError."""
+        return self.run(["sh", "-euc", script], timeout, check=True).stdout
+
+    def snapshot(self, name: str) -> None:
+        """Save memory, devices and disk under a name, over an older one of that name."""
+        _check_snapshot_name(name)
+        with self._monitor() as monitor:
+            monitor.execute("stop")
+            try:
+                vfs = vf_state.save(self._test_port, self.machine)
+                _human(monitor, f"savevm {name}")
+                self._vfs_of(name).write_text(json.dumps(vfs))
+            finally:
+                monitor.execute("cont")
+
+    def restore(self, name: str) -> None:
+        """Go back to a snapshot, and on from there; the clock is set right."""
+        _check_snapshot_name(name)
+        if not self._vfs_of(name).exists():
+            has = ", ".join(sorted(path.stem for path in self.folder.glob("*.snapshot"))) or "none"
+            raise LabError(f"{self.name} has no snapshot {name!r}", f"It has: {has}.")
+        self.power_on()
+        self._forget_ssh()
+        with self._monitor() as monitor:
+            monitor.execute("stop")
+            _human(monitor, f"loadvm {name}")
+            vf_state.load(self._test_port, json.loads(self._vfs_of(name).read_text()))
+            monitor.execute("cont")
+        self.wait_ssh()
+        # The guest's clock stands where it was; only this host knows the time.
+        self.sh(f"date -s @{time.time():.3f} >/dev/null")
+
+    def unplug(self, pci: str) -> None:
+        """Take a PCI function off the node's bus."""
+        if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", pci):
+            raise LabError(f"{pci!r} is no PCI address", "Give it as in 0000:21:00.0.")
+        device = f"/sys/bus/pci/devices/{pci}"
+        if self.run(["test", "-e", device]).returncode != 0:
+            raise LabError(
+                f"{self.name} has no PCI device {pci}", f"`python -m lab ssh {self.name} lspci -D` lists them."
+            )
+        self.sh(f"echo 1 > {device}/remove")
+
+    def replug(self) -> None:
+        """Let the node find what was unplugged."""
+        self.sh("echo 1 > /sys/bus/pci/rescan")
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / "qemu.pid"
+
+    @property
+    def _monitor_socket(self) -> Path:
+        return self.folder / "monitor.sock"
+
+    @property
+    def _credentials(self) -> Path:
+        return self.folder / "credentials"
+
+    @property
+    def _test_port(self) -> Path:
+        return self.folder / "qtest.sock"
+
+    def _vfs_of(self, snapshot: str) -> Path:
+        return self.folder / f"{snapshot}.snapshot"
+
+    def _monitor(self) -> Monitor:
+        if self.pid() is None:
+            raise LabError(f"{self.name} is off", f"`python -m lab power-on {self.name}` boots it.")
+        return Monitor(self._monitor_socket)
+
+    def _forget_ssh(self) -> None:
+        """End the shared connection: the guest at its other end is about to be another one."""
+        if (self.folder / "ssh.sock").exists():
+            subprocess.run(["ssh", "-F", self.ssh_config, "-O", "exit", self.name], capture_output=True, check=False)
+
+    def _write_credentials(self) -> None:
+        """Systemd reads its credentials from SMBIOS; files, as a command line is for all to see."""
+        hosts = "127.0.0.1 localhost\n::1 localhost\n" + "".join(f"{m.mgmt_ip} {m.name}\n" for m in MACHINES)
+        values = {
+            "ssh.authorized_keys.root": self.ssh_key.with_suffix(".pub").read_bytes(),
+            "lab.ssh_host_key": self.instance.host_key(self.machine).read_bytes(),
+            "network.hosts": hosts.encode(),
+        }
+        self._credentials.mkdir(exist_ok=True, mode=0o700)
+        for name, value in values.items():
+            file = self._credentials / name
+            file.touch(mode=0o600)
+            file.write_text(f"io.systemd.credential.binary:{name}={base64.b64encode(value).decode()}")
+
+    def _qemu_arguments(self) -> list[str]:
+        machine = self.machine
+        command_line = [
+            "root=/dev/vda rw console=ttyS0 intel_iommu=on iommu=pt",
+            f"systemd.hostname={machine.name} systemd.machine_id={machine.machine_id}",
+            # An emulated CPU has no use for the first, and trips the second whenever this host is busy.
+            "mitigations=off nowatchdog",
+        ]
+        per_node = CPUS // NUMA_NODES
+        arguments = [
+            *("-name", f"{self.instance.name}-{machine.name}", "-nodefaults", "-no-user-config", "-display", "none"),
+            *("-daemonize", "-pidfile", str(self._pid_file), "-D", str(self.qemu_log)),
+            # Emulation whatever /dev/kvm promises: it may exist and not work.
+            *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max"),
+            *("-smp", f"{CPUS},sockets={NUMA_NODES},cores={per_node}", "-m", str(MEMORY_MIB)),
+            *("-device", "intel-iommu,intremap=on,caching-mode=on"),
+            *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd), "-append", " ".join(command_line)),
+            # Unsafe only if this host itself crashes: a flush of the guest still reaches the file before QEMU is killed.
+            *("-drive", f"file={self.overlay},if=none,id=disk,format=qcow2,cache=unsafe"),
+            *("-device", "virtio-blk-pci,drive=disk,bus=pcie.0,addr=0x4"),
+            *(
+                "-netdev",
+                f"user,id=mgmt,dhcpstart={machine.mgmt_ip},hostfwd=tcp:127.0.0.1:{self.ssh_port}-{machine.mgmt_ip}:22",
+            ),
+            *("-device", f"virtio-net-pci,netdev=mgmt,mac={machine.mgmt_mac},bus=pcie.0,addr=0x3,romfile="),
+            *("-device", "virtio-rng-pci,bus=pcie.0,addr=0x5"),
+            *(
+                "-chardev",
+                f"socket,id=console,path={self.console_socket},server=on,wait=off,logfile={self.console_log},logappend=on",
+            ),
+            *("-serial", "chardev:console"),
+            *("-qmp", f"unix:{self._monitor_socket},server=on,wait=off"),
+            *("-qtest", f"unix:{self._test_port},server=on,wait=off", "-qtest-log", "none"),
+        ]
+        for credential in sorted(self._credentials.iterdir()):
+            arguments += ["-smbios", f"type=11,path={credential}"]
+        for numa in range(NUMA_NODES):
+            cpus = f"{numa * per_node}-{(numa + 1) * per_node - 1}"
+            arguments += ["-object", f"memory-backend-ram,id=ram{numa},size={MEMORY_MIB // NUMA_NODES}M"]
+            arguments += ["-numa", f"node,nodeid={numa},memdev=ram{numa},cpus={cpus}"]
+        for nic in machine.nics:
+            arguments += self._nic_arguments(nic)
+        return arguments
+
+    def _nic_arguments(self, nic: Nic) -> list[str]:
+        peer = next(machine for machine in MACHINES if machine is not self.machine)
+        mine, theirs = (self.instance.node_folder(machine) / f"{nic.name}.sock" for machine in (self.machine, peer))
+        return [
+            *("-device", f"pxb-pcie,id=pxb-{nic.name},bus=pcie.0,bus_nr={nic.bus},numa_node={nic.numa_node}"),
+            *("-device", f"pcie-root-port,id=port-{nic.name},bus=pxb-{nic.name},chassis={nic.slot},slot={nic.slot}"),
+            # Datagrams: neither side waits for the other, and either may come and go.
+            *(
+                "-netdev",
+                f"dgram,id={nic.name},local.type=unix,local.path={mine},remote.type=unix,remote.path={theirs}",
+            ),
+            *("-device", f"igb,netdev={nic.name},bus=port-{nic.name},mac={nic.mac},multifunction=on,romfile="),
+        ]
+
+
+def wait(condition: Callable[[], bool], deadline: float, what: str) -> None:
+    """Ask again and again until it is so, at most so many seconds."""
+    end = time.monotonic() + deadline
+    while not condition():
+        if time.monotonic() > end:
+            raise LabError(f"{what}: nothing after {deadline:.0f} s")
+        time.sleep(0.2)
+
+
+def tail(log: Path, lines: int = 20) -> str:
+    """The end of a log, as much as a person reads."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return f"({log} does not exist)"
+
+
+def _check_snapshot_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,60}", name):
+        raise LabError(f"{name!r} is no name for a snapshot", "Start with a letter; then letters, digits, . _ and -.")
+
+
+def _human(monitor: Monitor, line: str) -> None:
+    if complaint := monitor.human(line):
+        raise LabError(f"QEMU refused {line}: {complaint}")

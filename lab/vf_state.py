@@ -1,0 +1,107 @@
+"""The part of a VF's state that QEMU forgets in a snapshot: its configuration space and MSI-X table.
+
+QEMU saves an igb card with its VFs' rings and registers, but the VFs themselves come back as after a reset: no bus
+mastering, no interrupts, and a guest that believes otherwise. Both are read before savevm and written after loadvm, while
+the machine stands still, over the test port of QEMU, which reads and writes what a CPU could.
+"""
+
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from lab.errors import LabError
+from lab.hardware import VFS_PER_NIC, Machine
+
+# q35 with SeaBIOS puts PCI configuration space here.
+ECAM = 0xB0000000
+COMMAND = 0x04
+MSIX_CONTROL = 0x72
+DEVICE_CONTROL = 0xA8
+SRIOV_CONTROL = 0x168
+SRIOV_NUM_VFS = 0x170
+SRIOV_BAR3 = 0x190
+VF_BAR3_SIZE = 0x4000
+MSIX_DWORDS = 3 * 4
+
+# Width and address, such as w:0xb2180004 -> value; writing in this order restores.
+State = Mapping[str, int]
+
+
+class TestPort:
+    """One conversation with QEMU's qtest server."""
+
+    __test__ = False  # pytest takes the name for its own
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> "TestPort":
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(30)
+        self._socket.connect(str(self._path))
+        self._stream = self._socket.makefile("rw")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stream.close()
+        self._socket.close()
+
+    def ask(self, *words: str) -> str:
+        """Send one command and return what follows its OK."""
+        self._stream.write(" ".join(words) + "\n")
+        self._stream.flush()
+        answer = self._stream.readline().split()
+        if answer[:1] != ["OK"]:
+            raise LabError(f"QEMU's test port refused {' '.join(words)}: {' '.join(answer)}")
+        return answer[1] if len(answer) > 1 else ""
+
+    def read(self, width: str, address: int) -> int:
+        """Read a word ("w") or a double word ("l")."""
+        mask = 0xFFFF if width == "w" else 0xFFFFFFFF
+        return int(self.ask(f"read{width}", hex(address)), 16) & mask
+
+
+def save(path: Path, machine: Machine) -> dict[str, int]:
+    """Read it all from a machine that stands still."""
+    with TestPort(path) as port:
+        state: dict[str, int] = {}
+        for nic in machine.nics:
+            pf = _config(nic.pci)
+            if not port.read("w", pf + SRIOV_CONTROL) & 1:
+                continue
+            table = port.read("l", pf + SRIOV_BAR3) & ~0xF | port.read("l", pf + SRIOV_BAR3 + 4) << 32
+            count = min(port.read("w", pf + SRIOV_NUM_VFS), VFS_PER_NIC)
+            for number, vf in enumerate(nic.vf_pcis[:count]):
+                for place in _places(vf, table + number * VF_BAR3_SIZE):
+                    state[place] = port.read(*_split(place))
+        return state
+
+
+def load(path: Path, state: State) -> None:
+    """Write it back to a machine that stands still."""
+    with TestPort(path) as port:
+        for key, value in state.items():
+            width, address = _split(key)
+            port.ask(f"write{width}", hex(address), hex(value))
+
+
+def _places(vf: str, table: int) -> Sequence[str]:
+    config = _config(vf)
+    entries = [f"l:{table + 4 * number:#x}" for number in range(MSIX_DWORDS)]
+    # Interrupts last: a vector that is unmasked before its message is written would go astray.
+    command, device, msix = (f"w:{config + word:#x}" for word in (COMMAND, DEVICE_CONTROL, MSIX_CONTROL))
+    return [command, device, *entries, msix]
+
+
+def _split(key: str) -> tuple[str, int]:
+    width, address = key.split(":")
+    return width, int(address, 16)
+
+
+def _config(pci: str) -> int:
+    _, bus, rest = pci.split(":")
+    device, function = rest.split(".")
+    return ECAM + (int(bus, 16) << 20 | int(device, 16) << 15 | int(function) << 12)

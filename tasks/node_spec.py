@@ -1,0 +1,185 @@
+"""The node's spec: made from the inventory, planned by the node itself, and handed over."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from io import StringIO
+from typing import Any
+
+from attrs import define, frozen
+from pyinfra import logger
+from pyinfra.api.command import FileUploadCommand, StringCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.facts import FactBase
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+from pyinfra.facts.files import FileContents
+
+from agent.change import Change, Disruption, changes_from_plain
+from agent.spec import NodeSpec, SpecError, from_mapping, to_json
+from tasks.agent import BASE, folder
+from tasks.commands import Commands, refuse, script
+from tasks.data import SPEC_KEYS, host_data, unknown_keys
+from tasks.packages import INTERPRETERS, NodePython
+
+SPEC = "/etc/trackbed/node.json"
+
+
+def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:
+    """Make the node's spec of a host's data.
+
+    :raises DeployError: one line for each fault, naming host, key and remedy.
+    """
+    faults = unknown_keys(data, host_name)
+    given = {key: data[key] for key in SPEC_KEYS if data.get(key) is not None}
+    try:
+        spec = from_mapping({"node_name": host_name, **given}, host_name)
+    except SpecError as error:
+        faults += error.faults
+    if faults:
+        raise DeployError("\n".join(faults))
+    return spec
+
+
+def read() -> NodeSpec:
+    """The spec of the host at hand; bad data stops the run here, before any node is touched."""
+    return node_spec(host_data(), host.name)
+
+
+@frozen
+class Plan:
+    """What an agent would do for a spec. ``version`` is the agent that planned."""
+
+    version: str
+    changes: tuple[Change, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    def obstacles(self) -> list[str]:
+        """Why the spec cannot be made true: the errors, and what no change can get past; each once."""
+        stuck = (change for change in self.changes if change.obstacle)
+        return list(
+            dict.fromkeys([*self.errors, *(f"{change}: {change.obstacle}; {change.remedy}" for change in stuck)])
+        )
+
+
+# The staged version, else the one that runs: an older one plans what it can. The exit code is part of the answer.
+_PLAN = """
+python=$1 agent=$2
+if [ ! -e "$agent" ]; then agent=$(readlink -f "$3") && [ -e "$agent" ] || exit 0; fi
+basename "$agent"
+code=0
+"$python" -I "$agent" plan --spec - --json 2>&1 || code=$?
+echo
+echo "$code"
+"""
+
+
+class NodePlan(FactBase[Plan | None]):
+    """What the node's planner makes of a spec on standard input; None: there is no agent on the node."""
+
+    def command(self, version: str, python: str) -> StringCommand:
+        """`trackbed plan`, of the given version if it is staged."""
+        return script(_PLAN, python, folder(version), f"{BASE}/current")
+
+    def process(self, output: list[str]) -> Plan | None:
+        """The version, what it printed, and its exit code (0 no change, 2 changes, 1 an error)."""
+        version, *printed, code = output
+        document = _document(printed)
+        if document is None or code not in ("0", "1", "2"):
+            said = "\n".join(line for line in printed if line)
+            return Plan(version, errors=(f"agent {version} could not plan (exit code {code}): {said}",))
+        try:
+            return Plan(version, changes_from_plain(document["changes"]), tuple(document["errors"]))
+        except Exception as error:  # cattrs raises groups of whatever its parts raised
+            return Plan(version, errors=(f"the plan of agent {version} cannot be read: {error!r}",))
+
+
+def _document(printed: list[str]) -> dict[str, Any] | None:
+    """The line that is a JSON object; a library may have warned before it."""
+    for line in printed:
+        if line.startswith("{"):
+            try:
+                return dict(json.loads(line))
+            except ValueError:
+                return None
+    return None
+
+
+@define
+class Narrator:
+    """Tells a host's plan once, though an operation asks for it in both of pyinfra's phases."""
+
+    _told: tuple[Plan | None, ...] = ()
+
+    def tell(self, plan: Plan | None, version: str) -> None:
+        """Print the plan, one line a change, unless it was told before."""
+        if self._told != (plan,):
+            self._told = (plan,)
+            for line in _tell(plan, version):
+                host.log(f"plan: {line}")
+
+
+def _tell(plan: Plan | None, version: str) -> list[str]:
+    if plan is None:
+        return ["not known before the agent is on the node"]
+    lines = [_describe(change) for change in plan.changes]
+    if plan.version != version:
+        lines.insert(0, f"by agent {plan.version}, which is on the node; this deploy brings {version}")
+    elif not plan.changes and not plan.errors:
+        lines.append("nothing to change")
+    return lines
+
+
+def _describe(change: Change) -> str:
+    notes = [] if change.disruption is Disruption.NONE else [f"[{change.disruption}]"]
+    notes += [f"disturbs {', '.join(change.victims)}"] if change.victims else []
+    return "  ".join([str(change), *notes])
+
+
+@deploy("Spec")
+def deliver(spec: NodeSpec, version: str) -> None:
+    """Show what the spec changes on the node, and hand it over; the agent takes it when it is activated or reloaded."""
+    write(name="Plan and write", spec=spec, version=version, narrator=Narrator())
+
+
+# The previous spec stays under its own name; the file is never absent, and never half written.
+_REPLACE = """
+chmod 644 "$1.new"
+sync "$1.new"
+if [ -e "$1" ]; then ln -f "$1" "$1.previous"; fi
+mv -T "$1.new" "$1"
+"""
+
+
+@operation()
+def write(spec: NodeSpec, version: str, narrator: Narrator) -> Commands:
+    """Write the spec if it differs, unless the node says that it cannot be made true."""
+    text = to_json(spec)
+    same = host.get_fact(FileContents, path=SPEC) == text.splitlines()
+    executing = host.state.is_executing
+    if executing and same:
+        host.noop("the node has this spec")
+        return
+    python = host.get_fact(NodePython) or INTERPRETERS[0]
+    plan = host.get_fact(NodePlan, version=version, python=python, _stdin=text)
+    narrator.tell(plan, version)
+    if same:
+        return
+    if executing:
+        if plan is None:
+            yield refuse(f"the node's planner gave no answer, so {SPEC} was not written")
+            return
+        if plan.obstacles():
+            yield refuse("\n".join([*plan.obstacles(), f"{SPEC} was not written"]))
+            return
+    elif plan is not None:
+        # No failure yet: an earlier operation of this deploy may remove it, by loading a driver for instance.
+        verdict = "cannot" if plan.version == version else "it refuses"
+        for obstacle in plan.obstacles():
+            host.log_styled(f"plan: {verdict}: {obstacle}", fg="yellow", log_func=logger.warning)
+            host.state.increment_warning_counter()
+    yield script('mkdir -p "$(dirname "$1")"', SPEC)
+    yield FileUploadCommand(StringIO(text), f"{SPEC}.new", remote_temp_filename=host.get_temp_filename(f"{SPEC}.new"))
+    yield script(_REPLACE, SPEC)

@@ -1,0 +1,111 @@
+"""Base packages, and a Python that the agent can run on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from attrs import frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.facts import FactBase
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+from pyinfra.facts.deb import DebPackages
+from pyinfra.facts.rpm import RpmPackages
+from pyinfra.facts.server import LinuxDistribution
+from pyinfra.operations import apt, dnf
+
+from tasks.commands import Commands, script
+
+Family = Literal["debian", "rhel"]
+
+BASE: dict[Family, tuple[str, ...]] = {
+    "debian": ("python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"),
+    "rhel": ("python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"),
+}
+
+RHEL_PYTHON = "python3.11"
+"""What RHEL 8 and 9 offer beside their own Python (3.6, 3.9), which is too old."""
+
+INTERPRETERS = ("/usr/bin/python3", f"/usr/bin/{RHEL_PYTHON}")
+
+
+@frozen
+class Distribution:
+    """A distribution: its oldest release that can be made to run the agent, and the first whose python3 is 3.10."""
+
+    name: str
+    family: Family
+    oldest: int
+    new_python: int
+
+
+# By ID in os-release. Alibaba Cloud Linux 3 and Anolis OS 8 are made from RHEL 8's sources.
+DISTRIBUTIONS = {
+    "debian": Distribution("Debian", "debian", 12, 12),
+    "ubuntu": Distribution("Ubuntu", "debian", 22, 22),
+    "rhel": Distribution("RHEL", "rhel", 8, 10),
+    "centos": Distribution("CentOS", "rhel", 8, 10),
+    "rocky": Distribution("Rocky Linux", "rhel", 8, 10),
+    "almalinux": Distribution("AlmaLinux", "rhel", 8, 10),
+    "ol": Distribution("Oracle Linux", "rhel", 8, 10),
+    "anolis": Distribution("Anolis OS", "rhel", 8, 23),
+    "alinux": Distribution("Alibaba Cloud Linux", "rhel", 3, 4),
+    "fedora": Distribution("Fedora", "rhel", 36, 36),
+}
+
+_FIND_PYTHON = """
+for python; do
+  if "$python" -I -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then echo "$python"; exit; fi
+done
+"""
+
+
+class NodePython(FactBase[str | None]):
+    """The path of the interpreter that runs the agent: the first that is 3.10 or newer; None if there is none yet."""
+
+    def command(self) -> StringCommand:
+        """One script for all candidates."""
+        return script(_FIND_PYTHON, *INTERPRETERS)
+
+    def process(self, output: list[str]) -> str | None:
+        """Its only line."""
+        return output[0]
+
+
+def base() -> None:
+    """Install the base packages.
+
+    :raises DeployError: for a distribution, or a release, that Trackbed does not know.
+    """
+    found = host.get_fact(LinuxDistribution)
+    identity = found["release_meta"].get("ID", "unknown")
+    release = found["major"] or 0
+    distribution = DISTRIBUTIONS.get(identity)
+    if distribution is None or release < distribution.oldest:
+        supported = ", ".join(f"{d.name} {d.oldest}" for d in DISTRIBUTIONS.values())
+        raise DeployError(
+            f"{host.name}: {found['name'] or identity} {release or ''} is not supported; "
+            f"supported, each with its later releases: {supported}"
+        )
+    install(name="Base packages", family=distribution.family, new_python=release >= distribution.new_python)
+
+
+@operation()
+def install(family: Family, new_python: bool) -> Commands:
+    """Install those of the base packages that are missing; package lists are fetched only then.
+
+    :param new_python: the distribution's python3 is new enough.
+    """
+    have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
+    wanted = list(BASE[family])
+    too_old = "python3" in have or not new_python
+    if family == "rhel" and too_old and host.get_fact(NodePython) is None:
+        wanted.append(RHEL_PYTHON)
+    missing = [package for package in wanted if package not in have]
+    if not missing:
+        host.noop("all base packages are installed")
+    elif family == "debian":
+        yield from apt.packages._inner(packages=missing, update=True, no_recommends=True)
+    else:
+        yield from dnf.packages._inner(packages=missing)

@@ -1,0 +1,219 @@
+"""What the engine relies on a kernel for: each case holds on the fake and on a real igb, or the fake lies.
+
+Plain assertions on a :class:`Machine` and the PCI address of a PF that has 7 VFs at most, so that they run on a node
+that has nothing but its own Python.
+"""
+
+import errno
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.kinds.irqs import function_irqs
+from agent.machine import Link, Machine
+from agent.nics import PCI, derived_mac, driver, netdev, targets, vf_addresses
+
+T = TypeVar("T")
+Case = Callable[[Machine, str], None]
+
+
+def _link(machine: Machine, function: str) -> Link:
+    """The function's netdev, once udev has named it."""
+
+    def initialised() -> Link | None:
+        name = netdev(machine.files, function)
+        link = machine.netlink.link(name) if name else None
+        return link if link and f"n{link.ifindex}" in machine.files.names("/run/udev/data") else None
+
+    return _soon(initialised, f"a netdev of {function}")
+
+
+def _soon(probe: Callable[[], T | None], what: str) -> T:
+    deadline = time.monotonic() + 20
+    while (found := probe()) is None:
+        assert time.monotonic() < deadline, f"no {what} within 20 s"
+        time.sleep(0.05)
+    return found
+
+
+def _numvfs(machine: Machine, pf: str, count: int) -> None:
+    machine.files.write(f"{PCI}/{pf}/sriov_numvfs", str(count))
+
+
+def _fresh(machine: Machine, pf: str) -> None:
+    """No VF, and the PF up: a VF's driver that finds it down takes no address from it."""
+    machine.netlink.set_link(_link(machine, pf).ifindex, up=True)
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
+    _numvfs(machine, pf, 0)
+
+
+def _errno(action: Callable[[], None]) -> int | None:
+    try:
+        action()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def vfs_appear_with_addresses_and_go_again(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 3)
+    assert machine.files.read(f"{PCI}/{pf}/sriov_numvfs") == "3"
+    assert sorted(vf_addresses(machine.files, pf)) == [0, 1, 2]
+    for vf in vf_addresses(machine.files, pf).values():
+        assert machine.files.target(f"{PCI}/{vf}/physfn") == pf
+    assert list(targets(machine.files, pf)) == [pf, f"{pf}#0", f"{pf}#1", f"{pf}#2"]
+    _numvfs(machine, pf, 0)
+    assert vf_addresses(machine.files, pf) == {}
+
+
+def a_count_goes_to_another_only_through_0(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 2)
+    assert _errno(lambda: _numvfs(machine, pf, 3)) == errno.EBUSY
+    assert machine.files.read(f"{PCI}/{pf}/sriov_numvfs") == "2"
+
+
+def more_vfs_than_there_are_is_erange(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    assert machine.files.read(f"{PCI}/{pf}/sriov_totalvfs") == "7"
+    assert _errno(lambda: _numvfs(machine, pf, 8)) == errno.ERANGE
+
+
+def without_autoprobe_a_vf_stays_unbound_even_if_asked(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
+    _numvfs(machine, pf, 1)
+    vf = vf_addresses(machine.files, pf)[0]
+    assert driver(machine.files, vf) is None
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert driver(machine.files, vf) is None
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
+    assert driver(machine.files, vf) is None
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert driver(machine.files, vf) == "igbvf"
+
+
+def a_vf_takes_the_address_it_was_given_before_its_driver_came(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
+    _numvfs(machine, pf, 1)
+    mac = derived_mac(_link(machine, pf).permanent_mac, 0)
+    machine.netlink.set_vf(_link(machine, pf).ifindex, 0, mac=mac)
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
+    vf = vf_addresses(machine.files, pf)[0]
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert _link(machine, vf).mac == mac
+
+
+def an_address_given_to_a_bound_vf_waits_for_its_driver(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 1)
+    vf = vf_addresses(machine.files, pf)[0]
+    before = _link(machine, vf).mac
+    mac = derived_mac(_link(machine, pf).permanent_mac, 0)
+    machine.netlink.set_vf(_link(machine, pf).ifindex, 0, mac=mac)
+    assert _link(machine, vf).mac == before != mac
+    machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
+    assert driver(machine.files, vf) is None
+    assert netdev(machine.files, vf) is None
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert _link(machine, vf).mac == mac
+
+
+def the_pf_tells_what_it_granted(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 2)
+    index = _link(machine, pf).ifindex
+    machine.netlink.set_vf(index, 1, vlan=100)
+    machine.netlink.set_vf(index, 1, trust=True)
+    machine.netlink.set_vf(index, 1, spoofchk=False)
+    first, second = _link(machine, pf).vfs
+    assert (first.vlan, first.trust, first.spoofchk) == (0, False, True)
+    assert (second.vlan, second.trust, second.spoofchk) == (100, True, False)
+    assert _errno(lambda: machine.netlink.set_vf(index, 5, vlan=1)) == errno.EINVAL
+
+
+def a_reset_of_the_count_forgets_what_was_granted(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 1)
+    machine.netlink.set_vf(_link(machine, pf).ifindex, 0, vlan=100)
+    _numvfs(machine, pf, 0)
+    _numvfs(machine, pf, 1)
+    assert _link(machine, pf).vfs[0].vlan == 0
+
+
+def interrupts_come_when_the_link_goes_up_and_go_with_it(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 1)
+    vf = vf_addresses(machine.files, pf)[0]
+    machine.netlink.set_link(_link(machine, vf).ifindex, up=True)
+    assert [irq.name for irq in function_irqs(machine.files, vf)] == ["tx-0", "rx-0", "management-0"]
+    assert "txrx-0" in [irq.name for irq in function_irqs(machine.files, pf)]
+    machine.netlink.set_link(_link(machine, vf).ifindex, up=False)
+    assert function_irqs(machine.files, vf) == ()
+
+
+def a_vf_that_finds_its_pf_down_makes_an_address_up(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
+    _numvfs(machine, pf, 1)
+    mac = derived_mac(_link(machine, pf).permanent_mac, 0)
+    machine.netlink.set_vf(_link(machine, pf).ifindex, 0, mac=mac)
+    machine.netlink.set_link(_link(machine, pf).ifindex, up=False)
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
+    vf = vf_addresses(machine.files, pf)[0]
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert _link(machine, vf).mac != mac
+
+
+def an_interrupt_s_affinity_is_written_and_read(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    irq = next(irq for irq in function_irqs(machine.files, pf) if irq.role != "management")
+    path = f"/proc/irq/{irq.number}/smp_affinity_list"
+    machine.files.write(path, "1")
+    assert machine.files.read(path) == "1"
+    assert _errno(lambda: machine.files.write(path, "900")) in (errno.EINVAL, errno.ERANGE, errno.EOVERFLOW)
+    assert machine.files.read(path) == "1"
+
+
+def a_mask_is_hexadecimal_without_a_prefix(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    path = f"/sys/class/net/{_link(machine, pf).name}/queues/rx-0/rps_cpus"
+    assert _errno(lambda: machine.files.write(path, "0x3")) == errno.EINVAL
+    machine.files.write(path, "00000003")
+    assert int(machine.files.read(path).replace(",", ""), 16) == 3
+    machine.files.write(path, "00000000")
+
+
+def a_vf_has_no_carrier_while_its_pf_is_down(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 1)
+    vf = vf_addresses(machine.files, pf)[0]
+    machine.netlink.set_link(_link(machine, vf).ifindex, up=True)
+    _soon(lambda: _link(machine, vf).carrier or None, "carrier of the VF")
+    machine.netlink.set_link(_link(machine, pf).ifindex, up=False)
+    _soon(lambda: not _link(machine, vf).carrier or None, "loss of the VF's carrier")
+
+
+def an_mtu_beyond_the_device_is_refused(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    index = _link(machine, pf).ifindex
+    machine.netlink.set_link(index, mtu=9000)
+    assert _link(machine, pf).mtu == 9000
+    assert _errno(lambda: machine.netlink.set_link(index, mtu=20000)) == errno.EINVAL
+    machine.netlink.set_link(index, mtu=1500)
+
+
+def what_is_not_there_says_so(machine: Machine, pf: str) -> None:
+    assert machine.netlink.link("nosuch0") is None
+    assert _errno(lambda: machine.netlink.set_link(99999, up=True)) == errno.ENODEV
+    assert _errno(lambda: machine.files.write(f"{PCI}/0000:ff:1f.7/sriov_numvfs", "1")) == errno.ENOENT
+    assert _errno(lambda: machine.files.write("/sys/bus/pci/drivers_probe", "0000:ff:1f.7")) == errno.ENODEV
+
+
+CASES: tuple[Case, ...] = tuple(
+    case
+    for name, case in sorted(globals().items())
+    if callable(case) and getattr(case, "__module__", "") == __name__ and not name.startswith("_")
+)

@@ -1,0 +1,15 @@
+"""The cases on the fake; tests/lab runs them on a node's real kernel."""
+
+import pytest
+
+from tests.contract.cases import CASES, Case
+from tests.sim.kernel import Kernel
+
+PF = "0000:21:00.0"
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_fake(case: Case) -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF, "enp33s0", "52:54:00:aa:00:01")
+    case(kernel.machine(), PF)

@@ -1,0 +1,146 @@
+"""One node under test: pyinfra's fake connector, with answers that each test gives and uploads that are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+from pyinfra.api.command import FileUploadCommand, FunctionCommand
+from pyinfra.api.config import Config
+from pyinfra.api.connect import connect_all
+from pyinfra.api.exceptions import PyinfraError
+from pyinfra.api.host import Host
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.operations import run_ops
+from pyinfra.api.state import State, StateStage
+from pyinfra.connectors.fake import FakeConnector
+from pyinfra.context import ctx_host, ctx_state
+
+Answers = dict[str, Any]
+
+NAME = "@fake/node-a"
+DEBIAN = {"*-release": ["/etc/os-release", "ID=debian", "NAME=Debian", 'VERSION_ID="12"', "---"]}
+ROCKY_9 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 'VERSION_ID="9.4"', "---"]}
+PYTHON = "sys.version_info"
+VERSIONS = "for link in current previous"
+SERVICE = "NeedDaemonReload"
+STATUS = "status --json"
+PLAN = "plan --spec"
+
+
+class Connector(FakeConnector):
+    """pyinfra's own one keeps the commands, but neither what is uploaded nor what is sent to standard input."""
+
+    def __init__(self, state: State, host: Host) -> None:
+        super().__init__(state, host)
+        self.uploads: dict[str, bytes] = {}
+        self.inputs: list[str] = []
+
+    def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
+        if arguments.get("_stdin"):
+            self.inputs.append(arguments["_stdin"])
+        return super().run_shell_command(command, *positional, **arguments)
+
+    def put_file(self, filename_or_io: Any, remote_filename: str, *_: Any, **__: Any) -> bool:
+        content = Path(filename_or_io).read_bytes() if isinstance(filename_or_io, str) else filename_or_io.getvalue()
+        self.uploads[remote_filename] = content.encode() if isinstance(content, str) else content
+        return True
+
+
+@define
+class Result:
+    """What a run did. ``planned`` and ``commands`` are by operation: whether it would act, and what it did."""
+
+    planned: dict[str, bool]
+    commands: dict[str, list[str]]
+    uploads: dict[str, bytes]
+    inputs: list[str]
+    failed: bool
+    log: list[str] = field(factory=list)
+
+    @property
+    def flat(self) -> list[str]:
+        """All commands in their order."""
+        return [command for commands in self.commands.values() for command in commands]
+
+
+def _say(command: Any) -> str:
+    if isinstance(command, FileUploadCommand):
+        return f"upload {command.dest}"
+    return f"refuse: {command.args[0]}" if isinstance(command, FunctionCommand) else str(command)
+
+
+@define
+class Node:
+    """A node. ``answers`` map a part of a command to what it prints; the first that matches counts."""
+
+    caplog: pytest.LogCaptureFixture
+    data: dict[str, Any] = field(factory=dict)
+
+    def deploy(self, code: Callable[[], object], answers: Answers, later: Answers | None = None) -> Result:
+        """Run deploy code through both phases; ``later`` are the answers once it executes."""
+        data = {"fake_delay": 0, "fake_delay_jitter": 0, "node_name": "node-a", **self.data}
+        state = State(Inventory(([(NAME, data)], {})), Config())  # type: ignore[no-untyped-call]
+        state.cwd = str(Path(__file__).parent.parent.parent)
+        host = state.inventory.get_host(NAME)
+        connector = host.connector = Connector(state, host)
+        connector.data["fake_responses"] = answers
+        self.caplog.clear()
+        with self.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state):
+            connect_all(state)
+            state.set_stage(StateStage.Prepare)
+            with ctx_host.use(host):
+                code()
+            operations = {
+                ", ".join(state.op_meta[made].names): state.ops[host][made].operation_meta
+                for made in state.get_op_order()  # type: ignore[no-untyped-call]
+            }
+            planned = {name: bool(meta._maybe_is_change) for name, meta in operations.items()}
+            state.set_stage(StateStage.Execute)
+            connector.data["fake_responses"] = answers if later is None else later
+            try:
+                run_ops(state)
+            except PyinfraError as error:
+                assert str(error) == "No hosts remaining!"
+        return Result(
+            planned,
+            {name: [_say(command) for command in meta._commands or []] for name, meta in operations.items()},
+            connector.uploads,
+            connector.inputs,
+            host in state.failed_hosts,
+            [record.getMessage() for record in self.caplog.records],
+        )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of the session's own: the archive is built once, and not found ready-made."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def node(caplog: pytest.LogCaptureFixture) -> Node:
+    return Node(caplog)
+
+
+def file_answers(path: str, text: str, mode: str = "-rw-r--r--") -> Answers:
+    """The answers of pyinfra's facts for a file with this content, and its folder."""
+    folder = str(Path(path).parent)
+    return {
+        f"sha1sum {path}": f"{hashlib.sha1(text.encode()).hexdigest()}  {path}",  # noqa: S324  pyinfra's own choice
+        f"test -e {path} &&": text.splitlines(),
+        f"test -e {path} ||": _stat(path, mode),
+        f"test -e {folder} ||": _stat(folder, "drwxr-xr-x"),
+    }
+
+
+def _stat(path: str, mode: str) -> str:
+    return f"user=root group=root mode={mode} atime=1 mtime=1 ctime=1 size=1 '{path}'"

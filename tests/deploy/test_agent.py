@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+
+from attrs import evolve
+
+from agent.change import Report, report_to_json
+from tasks import agent, archive
+from tasks.commands import script
+from tasks.status import COMMAND
+from tests.deploy.conftest import DEBIAN, PYTHON, SERVICE, STATUS, VERSIONS, Answers, Node, file_answers
+
+OLD = "0.0.9-000000000000"
+NEW = archive.version("x86_64")
+HASH = "0123456789abcdef"
+BASE = {**DEBIAN, "uname -m": "x86_64", PYTHON: "/usr/bin/python3"}
+TEXT = '#!/bin/sh\nexec /usr/bin/python3 -I "$(readlink -f /opt/trackbed/current)" "$@"\n'
+UNIT = agent.UNIT_TEMPLATE.read_text().replace("{{ command }}", COMMAND)
+REPORT = Report("node-a", HASH, "boot", NEW, ready=True, up_to_date=True)
+
+
+def versions(current: str | None, *staged: str, previous: str | None = None) -> Answers:
+    links = [f"{name} {version}" for name, version in (("current", current), ("previous", previous)) if version]
+    return {VERSIONS: [*links, *(f"staged {version}" for version in staged)]}
+
+
+def service(version: str | None = None, **properties: str) -> Answers:
+    shown = {"ActiveState": "active", "UnitFileState": "enabled", "NeedDaemonReload": "no", **properties}
+    command = [f"Command=/usr/bin/python3 -I /opt/trackbed/versions/{version} run "] if version else []
+    return {SERVICE: [*(f"{name}={value}" for name, value in shown.items()), *command]}
+
+
+def status(report: Report) -> Answers:
+    return {STATUS: ["ready" if report.ready else "not ready", report_to_json(report).strip()]}
+
+
+ABSENT = {SERVICE: ["ActiveState=inactive", "UnitFileState=", "NeedDaemonReload=no"]}
+FILES = {**file_answers(COMMAND, TEXT, "-rwxr-xr-x"), **file_answers(agent.UNIT_FILE, UNIT)}
+SETTLED = {**BASE, **FILES, **versions(NEW, NEW), **service(NEW), **status(REPORT)}
+
+
+def control(verb: str) -> str:
+    return str(script(agent._CONTROL, verb, agent.UNIT))
+
+
+def stage() -> None:
+    agent.stage(version=agent.release())
+
+
+def activate() -> None:
+    agent.activate(version=agent.release(), spec_hash=HASH)
+
+
+def test_stage_on_a_fresh_node(node: Node) -> None:
+    result = node.deploy(stage, BASE)
+    made, uploaded, unpacked = result.commands["Agent | Stage"]
+    assert made.endswith("sh /opt/trackbed/versions")
+    assert uploaded == f"upload /opt/trackbed/{NEW}.tar.gz"
+    assert unpacked.endswith(f"sh /opt/trackbed/{NEW}.tar.gz /opt/trackbed/versions {NEW} /usr/bin/python3")
+    assert result.uploads[f"/opt/trackbed/{NEW}.tar.gz"] == archive.build("x86_64").read_bytes()
+
+
+def test_stage_once(node: Node) -> None:
+    result = node.deploy(stage, {**BASE, **versions(OLD, OLD, NEW)})
+    assert result.planned == {"Agent | Stage": False}
+    assert result.flat == []
+
+
+def test_stage_where_the_python_came_with_this_deploy(node: Node) -> None:
+    before = {**BASE, PYTHON: ""}
+    result = node.deploy(stage, before, later={**BASE, PYTHON: "/usr/bin/python3.11"})
+    assert result.flat[-1].endswith(f"{NEW} /usr/bin/python3.11")
+
+
+def test_stage_without_a_python(node: Node) -> None:
+    result = node.deploy(stage, {**BASE, PYTHON: ""})
+    assert result.failed
+    assert not result.uploads
+    assert "there is no Python 3.10 or newer (/usr/bin/python3 or /usr/bin/python3.11)" in "\n".join(result.log)
+
+
+def test_activate_on_a_fresh_node(node: Node) -> None:
+    result = node.deploy(activate, {**BASE, **versions(None, NEW), **ABSENT})
+    assert result.commands["Agent | Switch"][0].endswith(f"sh /opt/trackbed {NEW}")
+    assert result.uploads == {COMMAND: TEXT.encode(), agent.UNIT_FILE: UNIT.encode()}
+    assert f"chmod 755 {COMMAND}" in result.flat
+    assert result.commands["Agent | Service"] == [
+        "systemctl daemon-reload",
+        "systemctl enable trackbed.service",
+        control("start"),
+    ]
+
+
+def test_nothing_to_activate(node: Node) -> None:
+    result = node.deploy(activate, SETTLED)
+    assert not any(result.planned.values()), result.planned
+    assert result.flat == []
+
+
+def test_a_new_version_restarts(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, **versions(OLD, OLD, NEW), **service(OLD)})
+    assert result.flat[0].endswith(f"sh /opt/trackbed {NEW}")
+    assert result.flat[1:] == [control("restart")]
+
+
+def test_a_switch_whose_restart_was_lost(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, **service(OLD)})
+    assert result.flat == [control("restart")]
+
+
+def test_a_changed_unit_restarts(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, **file_answers(agent.UNIT_FILE, "[Unit]")})
+    assert result.planned["Agent | Service"]
+    assert result.commands["Agent | Service"] == ["systemctl daemon-reload", control("restart")]
+
+
+def test_a_unit_that_systemd_has_not_read(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, **service(NEW, NeedDaemonReload="yes")})
+    assert result.flat == ["systemctl daemon-reload", control("restart")]
+
+
+def test_a_stopped_and_disabled_service(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, **service(None, ActiveState="failed", UnitFileState="disabled")})
+    assert result.flat == ["systemctl enable trackbed.service", control("start")]
+
+
+def test_another_spec_reloads(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, **status(evolve(REPORT, spec_hash="another"))})
+    assert result.flat == ["systemctl reload trackbed.service"]
+
+
+def test_older_versions_are_removed(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, **versions(NEW, NEW, OLD, "0.0.8-0", previous=OLD)})
+    assert result.flat[0].endswith(f"sh /opt/trackbed {NEW}")
+    assert len(result.flat) == 1
+
+
+def test_a_report_of_another_format_is_no_status(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, STATUS: ["ready", json.dumps({"ready": True})]})
+    assert result.flat == ["systemctl reload trackbed.service"]

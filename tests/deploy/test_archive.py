@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import archive
+
+
+@pytest.fixture(scope="module")
+def unpacked(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(archive.build("x86_64")) as tar:
+        tar.extractall(folder, filter="data")
+    return folder
+
+
+def test_the_version_names_machine_and_content() -> None:
+    assert archive.version("x86_64").startswith("0.")
+    assert len(archive.version("x86_64").rpartition("-")[2]) == 12
+    assert archive.version("x86_64") != archive.version("aarch64")
+
+
+def test_a_machine_without_an_agent() -> None:
+    with pytest.raises(DeployError, match="no agent for a machine of type 's390x'; there is one for x86_64, aarch64"):
+        archive.version("s390x")
+
+
+def test_it_holds_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
+    assert (unpacked / "VERSION").read_text() == archive.version("x86_64") + "\n"
+    assert (unpacked / "agent" / "spec.py").read_bytes() == (archive.ROOT / "agent" / "spec.py").read_bytes()
+    # Asked for by a marker that is false on the Python that runs the tests.
+    assert (unpacked / "exceptiongroup").is_dir()
+    assert not (unpacked / "bin").exists()
+    assert not list(unpacked.rglob("*.pyc"))
+    assert not list(unpacked.glob("win_*"))
+
+
+def test_it_runs_isolated(unpacked: Path) -> None:
+    said = subprocess.run(
+        [sys.executable, "-I", str(unpacked), "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    assert said.split()[-1] == archive.version("x86_64")
+
+
+def test_it_is_the_same_each_time(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = archive.build("x86_64")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    second = archive.build("x86_64")
+    assert first != second
+    assert first.read_bytes() == second.read_bytes()
+    assert [path.name for path in second.parent.iterdir()] == [second.name]
+
+
+def test_pip_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(archive, "REQUIREMENTS", tmp_path / "node.txt")
+    (tmp_path / "node.txt").write_text(f"attrs==26.1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(DeployError, match=r"cannot be fetched(.|\n)*HASHES"):
+        archive.build("x86_64")
+    assert list((tmp_path / "trackbed").iterdir()) == []

@@ -1,0 +1,111 @@
+"""The whole deploy through pyinfra's command line, as an operator runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.change import Report
+from agent.spec import spec_hash, to_json
+from tasks import archive, kernel_modules, node_spec
+from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers
+from tests.deploy.test_agent import BASE, FILES, NEW, service, status, versions
+from tests.deploy.test_node_spec import ABSENT, COUNT, STUCK, plan
+from tests.deploy.test_packages import DEB, dpkg
+
+DATA = {"node_name": "node-a", "kernel_modules": ["igbvf"], "fake_delay": 0, "fake_delay_jitter": 0}
+SPEC = node_spec.node_spec({"node_name": "node-a"}, "node-a")
+REPORT = Report("node-a", spec_hash(SPEC), "boot", NEW, ready=True, up_to_date=True)
+SETTLED = {
+    **BASE,
+    **dpkg(*DEB),
+    **file_answers(kernel_modules.AT_BOOT, f"{kernel_modules.HEADER}igbvf\n"),
+    **FILES,
+    **versions(NEW, NEW),
+    **service(NEW),
+    **status(REPORT),
+    **file_answers(node_spec.SPEC, to_json(SPEC)),
+    **plan(version=NEW),
+}
+FRESH = {**DEBIAN, "uname -m": "x86_64", **ABSENT, PYTHON: ""}
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    return tmp_path / "fleet.py"
+
+
+def pyinfra(
+    inventory: Path, *options: str, **hosts: tuple[Answers, dict[str, Any]]
+) -> subprocess.CompletedProcess[str]:
+    made = [(f"@fake/{name}", {**DATA, "fake_responses": answers, **data}) for name, (answers, data) in hosts.items()]
+    inventory.write_text(f"hosts = {made!r}\n")
+    return subprocess.run(
+        [sys.executable, "-m", "pyinfra", str(inventory), "deploy.py", *options],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_second_run_changes_nothing(inventory: Path) -> None:
+    done = pyinfra(inventory, "--json", "-y", a=(SETTLED, {}))
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    changed = [operation["name"] for operation in results["operations"] if operation["no_change"] != ["@fake/a"]]
+    assert changed == []
+    assert results["totals"]["no_change"] == len(results["operations"]) >= 9
+
+
+def test_dry_shows_the_plan(inventory: Path) -> None:
+    answers = {**SETTLED, **ABSENT, **plan(COUNT, STUCK, version=NEW)}
+    done = pyinfra(inventory, "--dry", a=(answers, {}))
+    assert done.returncode == 0, done.stderr
+    said = [line.partition("plan: ")[2] for line in done.stderr.splitlines() if "plan: " in line]
+    assert said == [
+        "vfs 0000:01:00.0 count: 2 -> 4  [vf-reset]  disturbs pod ml/train-0",
+        "vfs 0000:02:00.0 count: 0 -> 9",
+        "cannot: vfs 0000:02:00.0 count: 0 -> 9: it offers 7 VFs at most; lower count to 7 or less",
+    ]
+
+
+def test_dry_on_a_fresh_node(inventory: Path) -> None:
+    done = pyinfra(inventory, "--dry", "--json", a=(FRESH, {}))
+    assert done.returncode == 0, done.stderr
+    assert "plan: not known before the agent is on the node" in done.stderr
+    changes = [operation["name"] for operation in json.loads(done.stdout)["plan"] if operation["hosts_with_change"]]
+    assert changes == [
+        "Base packages",
+        "Kernel modules at boot",
+        "Agent | Stage",
+        "Spec | Plan and write",
+        "Agent | Switch",
+        "Agent | Command",
+        "Agent | Unit",
+        "Agent | Service",
+        "Ready",
+    ]
+
+
+@pytest.mark.parametrize("options", [["--dry"], ["-y"]])
+def test_bad_data_is_one_message_before_any_node_is_touched(inventory: Path, options: list[str]) -> None:
+    bad = {"nics": [{"name": "fabric0", "select": {"pci": "1:0"}}]}
+    done = pyinfra(inventory, *options, a=(SETTLED, {}), b=(SETTLED, bad))
+    assert done.returncode == 1
+    assert "@fake/b.nics[0].select: pci: '1:0' is not valid; write it as 0000:3b:00.0" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "Starting operation" not in done.stderr
+
+
+def test_one_node_that_objects_does_not_stop_the_others(inventory: Path) -> None:
+    objects = {**SETTLED, **ABSENT, **plan(STUCK, version=NEW)}
+    done = pyinfra(inventory, "--json", "-y", "--fail-percent", "60", a=(SETTLED, {}), b=(objects, {}))
+    assert done.returncode == 1
+    results = json.loads(done.stdout)["results"]
+    assert results["failed_hosts"] == ["@fake/b"]
+    assert "it offers 7 VFs at most" in done.stderr
+    by_name = {operation["name"]: operation for operation in results["operations"]}
+    assert by_name["Ready"]["no_change"] == ["@fake/a"]

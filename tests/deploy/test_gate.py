@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+from pyinfra.api.exceptions import DeployError
+
+from agent.change import Report, report_to_json
+from tasks import gate
+from tests.deploy.conftest import STATUS, Answers, Node
+
+REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
+
+
+def gated() -> None:
+    gate.ready(version="1-a", spec_hash="abc")
+
+
+def says(report: Report) -> Answers:
+    return {STATUS: ["ready" if report.ready else "not ready", report_to_json(report).strip()]}
+
+
+def test_ready_already(node: Node) -> None:
+    result = node.deploy(gated, says(REPORT))
+    assert result.planned == {"Ready": False}
+    assert result.flat == []
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {},
+        says(evolve(REPORT, ready=False)),
+        says(evolve(REPORT, spec_hash="older")),
+        says(evolve(REPORT, agent_version="0-z")),
+    ],
+)
+def test_it_waits(node: Node, answers: Answers) -> None:
+    assert node.deploy(gated, answers).flat == ["/usr/local/bin/trackbed wait --hash abc --timeout 120"]
+
+
+def test_a_node_that_does_not_become_ready_fails_with_its_reasons(node: Node) -> None:
+    reason = "trackbed: not ready after 5 s\nNicsPresent is False (NicMissing): NIC fabric0 is not there"
+    node.data = {"ready_timeout": 5}
+    result = node.deploy(gated, {"trackbed wait": {"success": False, "stderr": reason}})
+    assert result.failed
+    assert result.flat == ["/usr/local/bin/trackbed wait --hash abc --timeout 5"]
+    assert "NIC fabric0 is not there" in "\n".join(result.log)
+
+
+@pytest.mark.parametrize("value", ["120", 0, True, 7200])
+def test_bad_timeout(node: Node, value: object) -> None:
+    node.data = {"ready_timeout": value}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(gated, {})
+    assert str(caught.value) == (
+        f"@fake/node-a.ready_timeout: {value!r} is not valid; give a whole number, 1 to 3600 seconds"
+    )

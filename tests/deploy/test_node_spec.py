@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from agent.change import Change, Disruption, to_plain
+from agent.spec import Irqs, NodeSpec, Rps, parse, to_json
+from tasks import node_spec
+from tasks.node_spec import SPEC
+from tests.deploy.conftest import PLAN, PYTHON, Answers, Node, file_answers
+
+NIC = {"name": "fabric0", "select": {"pci": "0000:01:00.0"}, "vfs": {"count": 4}}
+WANTED = NodeSpec("node-a", rps=Rps(enable=False))
+TEXT = to_json(WANTED)
+COUNT = Change("vfs", "0000:01:00.0", "count", 2, 4, Disruption.VF_RESET, ("pod ml/train-0",))
+MTU = Change("links", "0000:01:00.0", "mtu", 1500, 9000)
+STUCK = Change(
+    "vfs", "0000:02:00.0", "count", 0, 9, obstacle="it offers 7 VFs at most", remedy="lower count to 7 or less"
+)
+ABSENT = {f"test -e {SPEC} &&": [f"__pyinfra_missing_{SPEC}"], PYTHON: "/usr/bin/python3"}
+
+
+def plan(*changes: Change, errors: tuple[str, ...] = (), version: str = "2-b") -> Answers:
+    document = json.dumps({"spec_hash": "x", "changes": to_plain(changes), "errors": errors})
+    return {PLAN: [version, document, "", "1" if errors else "2" if changes else "0"]}
+
+
+def deliver() -> None:
+    node_spec.deliver(spec=WANTED, version="2-b")
+
+
+# --- host data -> NodeSpec -----------------------------------------------------------------------------------
+
+
+def test_the_name_is_the_hosts_unless_it_is_given() -> None:
+    assert node_spec.node_spec({}, "gpu-01.example.net").node_name == "gpu-01.example.net"
+    assert node_spec.node_spec({"node_name": "10.0.0.1"}, "gpu-01").node_name == "10.0.0.1"
+
+
+def test_only_the_specs_keys_are_taken() -> None:
+    data = {
+        "nics": [NIC],
+        "irqs": {"exclude_cpus": "0-1"},
+        "rps": None,
+        "ready_timeout": 60,
+        "kernel_modules": [],
+        "ssh_user": "root",
+        "_sudo": True,
+        "site_rack": "b7",
+    }
+    spec = node_spec.node_spec(data, "gpu-01")
+    assert spec.irqs == Irqs(exclude_cpus="0-1")
+    assert spec.nics[0].name == "fabric0"
+    assert parse(to_json(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"irq": {}}, "gpu-01: unknown key 'irq'; did you mean 'irqs'? (keys of your own begin with 'site_')"),
+        ({"kernel_module": []}, "gpu-01: unknown key 'kernel_module'; did you mean 'kernel_modules'?"),
+        ({"rack": "b7"}, "gpu-01: unknown key 'rack'; see docs/inventory.md (keys of your own begin with 'site_')"),
+        ({"nics": [{**NIC, "mtu": 9}]}, "gpu-01.nics[0]: mtu: 9 is out of range; give 68 to 65535 bytes"),
+        ({"nics": NIC}, "is not a list"),
+        ({"nics": [{"name": "x"}]}, "gpu-01.nics[0].select: the key 'select' is missing; add it"),
+        ({"irqs": {"pinn": True}}, "gpu-01.irqs: unknown key 'pinn'; did you mean 'pin'?"),
+        ({"node_name": "GPU_01"}, "gpu-01: node_name: 'GPU_01' is not valid; give the Node's name"),
+        ({"disruption": {"allow": "all"}}, 'gpu-01.disruption.allow: "all" is not one of none, rebind'),
+    ],
+)
+def test_bad_data_names_host_key_and_remedy(data: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeployError) as caught:
+        node_spec.node_spec(data, "gpu-01")
+    assert said in str(caught.value)
+
+
+def test_all_faults_are_named_at_once() -> None:
+    with pytest.raises(DeployError) as caught:
+        node_spec.node_spec({"nic": [], "nics": [{**NIC, "mtu": 9}, {**NIC, "nam": 1}], "rps": {"enable": 1}}, "gpu-01")
+    assert len(str(caught.value).splitlines()) == 4
+
+
+# --- plan and write ------------------------------------------------------------------------------------------
+
+
+def test_a_first_spec(node: Node) -> None:
+    result = node.deploy(deliver, {**ABSENT, **plan(COUNT, MTU)})
+    made, uploaded, replaced = result.flat
+    assert made.endswith(f"sh {SPEC}")
+    assert uploaded == f"upload {SPEC}.new"
+    assert replaced.endswith(f"sh {SPEC}")
+    assert result.uploads == {f"{SPEC}.new": TEXT.encode()}
+    assert set(result.inputs) == {TEXT}
+
+
+def test_the_plan_is_told_once(node: Node) -> None:
+    told = [line for line in node.deploy(deliver, {**ABSENT, **plan(COUNT, MTU)}).log if "plan:" in line]
+    assert told == [
+        "[@fake/node-a] plan: vfs 0000:01:00.0 count: 2 -> 4  [vf-reset]  disturbs pod ml/train-0",
+        "[@fake/node-a] plan: links 0000:01:00.0 mtu: 1500 -> 9000",
+    ]
+
+
+def test_an_unchanged_spec(node: Node) -> None:
+    result = node.deploy(deliver, {**file_answers(SPEC, TEXT), **plan()})
+    assert result.planned == {"Spec | Plan and write": False}
+    assert result.flat == []
+    assert [line for line in result.log if "plan:" in line] == ["[@fake/node-a] plan: nothing to change"]
+
+
+def test_the_first_deploy_plans_once_the_agent_is_staged(node: Node) -> None:
+    result = node.deploy(deliver, ABSENT, later={**ABSENT, **plan(MTU)})
+    assert result.planned == {"Spec | Plan and write": True}
+    assert [line for line in result.log if "plan:" in line] == [
+        "[@fake/node-a] plan: not known before the agent is on the node",
+        "[@fake/node-a] plan: links 0000:01:00.0 mtu: 1500 -> 9000",
+    ]
+    assert len(result.flat) == 3
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (plan(MTU, STUCK), "vfs 0000:02:00.0 count: 0 -> 9: it offers 7 VFs at most; lower count to 7 or less"),
+        (plan(errors=("NIC fabric0 (pci=0000:01:00.0) is not there",)), "NIC fabric0 (pci=0000:01:00.0) is not there"),
+        ({PLAN: ["2-b", "Traceback", "OSError: x", "", "1"]}, "agent 2-b could not plan (exit code 1): Traceback"),
+        (
+            {PLAN: ["2-b", "sh: python3: not found", "", "127"]},
+            "could not plan (exit code 127): sh: python3: not found",
+        ),
+        ({PLAN: ["2-b", '{"changes": 1, "errors": []}', "", "0"]}, "the plan of agent 2-b cannot be read"),
+        ({}, "the node's planner gave no answer"),
+    ],
+)
+def test_nothing_is_written_when_the_node_objects(node: Node, answers: Answers, said: str) -> None:
+    result = node.deploy(deliver, {**ABSENT, **answers})
+    assert result.failed
+    assert result.uploads == {}
+    (refusal,) = result.flat
+    assert said in refusal
+    assert said in "\n".join(result.log)
+    assert f"{SPEC} was not written" in "\n".join(result.log)
+
+
+def test_an_obstacle_that_an_earlier_operation_removes(node: Node) -> None:
+    result = node.deploy(deliver, {**ABSENT, **plan(STUCK)}, later={**ABSENT, **plan(MTU)})
+    assert not result.failed
+    assert len(result.flat) == 3
+
+
+def test_an_older_agent_that_refuses_a_key(node: Node) -> None:
+    older = plan(errors=("stdin: unknown key 'roce'; did you mean 'rps'?",), version="1-a")
+    result = node.deploy(deliver, {**ABSENT, **older}, later={**ABSENT, **plan(MTU)})
+    assert [line for line in result.log if "plan:" in line][:2] == [
+        "[@fake/node-a] plan: by agent 1-a, which is on the node; this deploy brings 2-b",
+        "[@fake/node-a] plan: it refuses: stdin: unknown key 'roce'; did you mean 'rps'?",
+    ]
+    assert not result.failed

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import packages
+from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
+
+DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]
+RPM = ["python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"]
+
+
+def dpkg(*names: str) -> Answers:
+    return {"dpkg -l": [f"ii  {name}:amd64  1.0-1  amd64  something" for name in names]}
+
+
+def rpm(*names: str) -> Answers:
+    return {"rpm --queryformat": [f"{name} 1.0-1" for name in names]}
+
+
+def test_fresh_debian(node: Node) -> None:
+    result = node.deploy(packages.base, {**DEBIAN, **dpkg("python3", "kmod")})
+    assert result.planned == {"Base packages": True}
+    assert result.flat == [
+        "apt-get update",
+        'DEBIAN_FRONTEND=noninteractive apt-get -y -o Dpkg::Options::="--force-confdef" -o '
+        'Dpkg::Options::="--force-confold" install --no-install-recommends '
+        "iproute2 ethtool pciutils rdma-core ibverbs-utils jq",
+    ]
+
+
+def test_nothing_is_done_when_all_is_installed(node: Node) -> None:
+    result = node.deploy(packages.base, {**DEBIAN, **dpkg(*DEB)})
+    assert result.planned == {"Base packages": False}
+    assert result.flat == []
+
+
+def test_fresh_rocky_9_gets_a_newer_python(node: Node) -> None:
+    result = node.deploy(packages.base, {**ROCKY_9, **rpm("python3", "kmod")})
+    assert result.flat == [
+        "dnf install -y iproute ethtool pciutils rdma-core libibverbs-utils jq python3.11",
+    ]
+
+
+def test_rocky_9_with_a_newer_python(node: Node) -> None:
+    answers = {**ROCKY_9, **rpm(*RPM, "python3.11"), PYTHON: "/usr/bin/python3.11"}
+    assert node.deploy(packages.base, answers).flat == []
+
+
+def test_rhel_10_has_a_newer_python_of_its_own(node: Node) -> None:
+    rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="10.0"', "---"]}
+    result = node.deploy(packages.base, {**rhel, **rpm("kmod")})
+    assert result.flat == ["dnf install -y python3 iproute ethtool pciutils rdma-core libibverbs-utils jq"]
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        (["ID=opensuse-leap", 'NAME="openSUSE Leap"', 'VERSION_ID="15.6"'], "openSUSE 15 is not supported"),
+        (["ID=ubuntu", 'NAME="Ubuntu"', 'VERSION_ID="20.04"'], "Ubuntu 20 is not supported"),
+        ([], "unknown"),
+    ],
+)
+def test_unsupported(node: Node, release: list[str], said: str) -> None:
+    with pytest.raises(DeployError) as caught:
+        node.deploy(packages.base, {"*-release": ["/etc/os-release", *release, "---"]})
+    assert str(caught.value).startswith("@fake/node-a: ")
+    assert said in str(caught.value)
+    assert "Ubuntu 22" in str(caught.value)

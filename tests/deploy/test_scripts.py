@@ -1,0 +1,148 @@
+"""The scripts that run on nodes, run here for real, in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tasks import agent, node_spec, packages
+
+
+def sh(text: str, *arguments: object, **environment: str) -> list[str]:
+    done = subprocess.run(
+        ["sh", "-ec", text, "sh", *map(str, arguments)],
+        capture_output=True, text=True, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "versions").mkdir()
+    return tmp_path
+
+
+def staged(base: Path, *versions: str) -> None:
+    for version in versions:
+        (base / "versions" / version).mkdir()
+
+
+def versions(base: Path) -> agent.Versions:
+    said = sh(agent._VERSIONS, base)
+    return agent.AgentVersions().process(said) if said else agent.Versions()
+
+
+def upload(base: Path, source: str) -> Path:
+    (base / "agent.py").write_text(source)
+    archive = base / "uploaded.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(base / "agent.py", "agent.py")
+    (base / "agent.py").unlink()
+    return archive
+
+
+def test_a_node_without_an_agent(tmp_path: Path) -> None:
+    assert versions(tmp_path / "absent") == agent.Versions()
+    assert versions(tmp_path) == agent.Versions()
+
+
+def test_unpack(base: Path) -> None:
+    uploaded = upload(base, "print('here')\n")
+    sh(agent._UNPACK, uploaded, base / "versions", "1-a", sys.executable)
+    folder = base / "versions" / "1-a"
+    assert [path.name for path in (base / "versions").iterdir()] == ["1-a"]
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert len(list(folder.rglob("*.pyc"))) == 1
+    assert not uploaded.exists()
+
+
+def test_unpack_leaves_nothing_behind_when_it_fails(base: Path) -> None:
+    broken = base / "uploaded.tar.gz"
+    broken.write_bytes(b"not an archive")
+    with pytest.raises(AssertionError, match="gzip"):
+        sh(agent._UNPACK, broken, base / "versions", "1-a", sys.executable)
+    assert list((base / "versions").iterdir()) == []
+    assert not broken.exists()
+
+
+def test_unpack_beside_another_deploy_of_the_same_version(base: Path) -> None:
+    for _ in range(2):
+        sh(agent._UNPACK, upload(base, "x = 1\n"), base / "versions", "1-a", sys.executable)
+    assert [path.name for path in (base / "versions").iterdir()] == ["1-a"]
+
+
+def test_switch(base: Path) -> None:
+    staged(base, "1-a")
+    sh(agent._SWITCH, base, "1-a")
+    assert versions(base) == agent.Versions("1-a", None, frozenset({"1-a"}))
+    staged(base, "2-b")
+    sh(agent._SWITCH, base, "2-b")
+    assert versions(base) == agent.Versions("2-b", "1-a", frozenset({"1-a", "2-b"}))
+    staged(base, "3-c")
+    sh(agent._SWITCH, base, "3-c")
+    assert versions(base) == agent.Versions("3-c", "2-b", frozenset({"2-b", "3-c"}))
+    # Back to the version before, and again: nothing is lost.
+    for _ in range(2):
+        sh(agent._SWITCH, base, "2-b")
+        assert versions(base) == agent.Versions("2-b", "3-c", frozenset({"2-b", "3-c"}))
+    assert sorted(path.name for path in base.iterdir()) == ["current", "previous", "versions"]
+
+
+def test_replace_keeps_the_previous_spec(tmp_path: Path) -> None:
+    spec = tmp_path / "node.json"
+    for text in ("one", "two", "three"):
+        (tmp_path / "node.json.new").write_text(text)
+        sh(node_spec._REPLACE, spec)
+    assert spec.read_text() == "three"
+    assert (tmp_path / "node.json.previous").read_text() == "two"
+    assert spec.stat().st_mode & 0o777 == 0o644
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.json", "node.json.previous"]
+
+
+def test_find_python() -> None:
+    assert sh(packages._FIND_PYTHON, "/absent/python3", "/bin/false", sys.executable) == [sys.executable]
+    assert sh(packages._FIND_PYTHON, "/absent/python3") == []
+
+
+PLANNER = """
+import sys
+print(sys.argv[1:], file=sys.stderr)
+print('{"spec_hash": "x", "changes": [], "errors": ["%s"]}' % sys.stdin.read().strip())
+sys.exit(2)
+"""
+
+
+def plan(base: Path, version: str) -> list[str]:
+    done = subprocess.run(
+        ["sh", "-ec", node_spec._PLAN, "sh", sys.executable, str(base / "versions" / version), str(base / "current")],
+        input="the spec", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+def test_plan_takes_the_staged_version_else_the_current(base: Path) -> None:
+    assert plan(base, "2-b") == []
+    staged(base, "1-a")
+    sh(agent._SWITCH, base, "1-a")
+    staged(base, "2-b")
+    for version in ("1-a", "2-b"):
+        (base / "versions" / version / "__main__.py").write_text(PLANNER)
+    found = node_spec.NodePlan().process(plan(base, "2-b"))
+    assert found == node_spec.Plan("2-b", (), ("the spec",))
+    sh('rm -r "$1"', base / "versions" / "2-b")
+    assert node_spec.NodePlan().process(plan(base, "2-b")) == node_spec.Plan("1-a", (), ("the spec",))
+
+
+def test_plan_of_an_agent_that_breaks(base: Path) -> None:
+    staged(base, "1-a")
+    (base / "versions" / "1-a" / "__main__.py").write_text("raise RuntimeError('no netlink')\n")
+    found = node_spec.NodePlan().process(plan(base, "1-a"))
+    assert found is not None
+    assert found.errors[0].startswith("agent 1-a could not plan (exit code 1): Traceback")
+    assert found.errors[0].endswith("RuntimeError: no netlink")

@@ -1,0 +1,122 @@
+"""Two virtual servers for all suites of this folder: booted and deployed once, restored from a snapshot for each test."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The suite's own lab: one that a person has running is left alone.
+os.environ["TRACKBED_LAB"] = os.environ.get("TRACKBED_TEST_LAB", "test")
+
+from lab import Node, fleet
+
+ROOT = Path(__file__).parent.parent.parent
+DEPLOYED = "deployed"
+DEADLINE = 90.0
+
+
+def pyinfra(*arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    """Run pyinfra as an operator does, from the project's root."""
+    command = [str(Path(sys.executable).with_name("pyinfra")), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+@pytest.fixture(scope="session")
+def fresh_nodes() -> Iterator[tuple[Node, ...]]:
+    """The nodes as their image makes them, or, with TRACKBED_KEEP_LAB set, as an earlier run left them."""
+    if not os.environ.get("TRACKBED_KEEP_LAB"):
+        fleet.down()
+    fleet.up()
+    yield fleet.nodes()
+    if not os.environ.get("TRACKBED_KEEP_LAB"):
+        fleet.down()
+
+
+@pytest.fixture(scope="session")
+def first_deploy(fresh_nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[str]:
+    """The deploy of the fresh nodes; every other test starts from what it left."""
+    done = pyinfra("-y", "inventories/lab.py", "deploy.py")
+    if done.returncode == 0:
+        for node in fresh_nodes:
+            node.snapshot(DEPLOYED)
+    return done
+
+
+@pytest.fixture
+def nodes(
+    first_deploy: subprocess.CompletedProcess[str], fresh_nodes: tuple[Node, ...], request: pytest.FixtureRequest
+) -> Iterator[tuple[Node, ...]]:
+    """Both nodes as the first deploy left them, whatever the test before did."""
+    assert first_deploy.returncode == 0, first_deploy.stdout + first_deploy.stderr
+    for node in fresh_nodes:
+        node.restore(DEPLOYED)
+    for node in fresh_nodes:
+        wait_ready(node)
+    yield fresh_nodes
+
+
+@pytest.fixture
+def node(nodes: tuple[Node, ...]) -> Node:
+    """One of them, where one is enough."""
+    return nodes[0]
+
+
+def report(node: Node) -> dict[str, Any]:
+    """The node's report, read from its file."""
+    document: dict[str, Any] = json.loads(node.sh("cat /run/trackbed/report.json"))
+    return document
+
+
+def ready(node: Node) -> bool:
+    """Whether `trackbed status` says so."""
+    return node.run(["trackbed", "status"]).returncode == 0
+
+
+def wait_ready(node: Node) -> None:
+    """Wait for the node's own word, and show its reasons if it does not come."""
+    waited = node.run(["trackbed", "wait", "--timeout", str(int(DEADLINE))], timeout=DEADLINE + 30)
+    assert waited.returncode == 0, waited.stderr
+
+
+def eventually(what: str, probe: Callable[[], bool], within: float = DEADLINE) -> float:
+    """Wait until ``probe`` holds; the seconds that it took."""
+    began = time.monotonic()
+    while not probe():
+        assert time.monotonic() - began < within, f"{what}: not within {within:.0f} s"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Keep what a failed test's nodes said, in one folder that the failure names."""
+    outcome: Any = yield
+    if outcome.failed and "fresh_nodes" in getattr(item, "fixturenames", ()):
+        folder = fleet.nodes()[0].folder.parent / "failures" / re.sub(r"\W+", "-", item.name)
+        shutil.rmtree(folder, ignore_errors=True)
+        for node in fleet.nodes():
+            _keep_logs(node, folder / node.name)
+        outcome.sections.append(("lab", f"logs of the nodes: {folder}"))
+    return outcome  # type: ignore[no-any-return]
+
+
+def _keep_logs(node: Node, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    shutil.copy(node.console_log, folder / "console.log")
+    if node.pid() is None or not node.answers():
+        return
+    for name, script in (
+        ("journal.txt", "journalctl -b --no-pager -o short-precise"),
+        ("report.json", "cat /run/trackbed/report.json"),
+        ("node.json", "cat /etc/trackbed/node.json"),
+        ("plan.txt", "trackbed plan"),
+    ):
+        (folder / name).write_text(node.run(["sh", "-c", script], timeout=120).stdout)

@@ -1,0 +1,72 @@
+"""The deploy from the control host: a dry run, the first, the second, and one with a wrong inventory."""
+
+import json
+import subprocess
+
+from lab import MACHINES, Node
+from tests.lab.conftest import pyinfra, ready
+
+
+def test_a_fresh_node_is_ready_after_one_deploy(
+    first_deploy: subprocess.CompletedProcess[str], fresh_nodes: tuple[Node, ...]
+) -> None:
+    assert first_deploy.returncode == 0, first_deploy.stdout + first_deploy.stderr
+    assert all(ready(node) for node in fresh_nodes)
+
+
+def test_a_second_deploy_changes_nothing(nodes: tuple[Node, ...]) -> None:
+    again = pyinfra("-y", "--json", "inventories/lab.py", "deploy.py")
+    assert again.returncode == 0, again.stderr
+    operations = json.loads(again.stdout)["results"]["operations"]
+    assert len(operations) > 10
+    changed = [operation["name"] for operation in operations if operation["no_change"] != ["node1", "node2"]]
+    assert changed == []
+
+
+def test_a_dry_run_shows_the_node_s_own_plan_and_touches_nothing(nodes: tuple[Node, ...]) -> None:
+    node = nodes[0]
+    # The agent would repair this at once.
+    node.sh("systemctl stop trackbed; ip link set enp33s0 vf 2 trust off; ip link set enp33s0v1 mtu 1500")
+    before = node.sh("sha256sum /etc/trackbed/node.json")
+    node.sh('sed -i \'s/"count": 7/"count": 6/\' /etc/trackbed/node.json')
+    shown = pyinfra("--dry", "inventories/lab.py", "deploy.py", "--limit", "node1")
+    text = shown.stdout + shown.stderr
+    assert shown.returncode == 0, text
+    assert "vf_attributes 0000:21:00.0#2 trust: off -> on" in text
+    assert "vf_links 0000:21:00.0#1 mtu: 1500 -> 9000  [link-flap]" in text
+    assert "vf 2" in node.sh("ip link show enp33s0 | grep 'vf 2.*trust off'")
+    assert node.sh("sha256sum /etc/trackbed/node.json") != before
+
+
+def test_a_nic_that_is_not_there_stops_the_deploy_with_the_old_state_kept(nodes: tuple[Node, ...]) -> None:
+    node = nodes[0]
+    before = node.sh("cat /etc/trackbed/node.json")
+    nics = json.dumps([{"name": "rail9", "select": {"pci": "0000:99:00.0"}}])
+    refused = pyinfra("-y", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"nics={nics}")
+    text = refused.stdout + refused.stderr
+    assert refused.returncode != 0
+    assert "NIC rail9 (pci=0000:99:00.0) is not there; this node has" in text
+    assert "Traceback" not in text
+    assert node.sh("cat /etc/trackbed/node.json") == before
+    assert ready(node)
+
+
+def test_more_vfs_than_the_device_has_stop_the_deploy_with_the_remedy(nodes: tuple[Node, ...]) -> None:
+    node = nodes[0]
+    before = node.sh("cat /etc/trackbed/node.json")
+    nics = json.dumps([{"name": "rail0", "select": {"mac": MACHINES[0].nics[0].mac}, "vfs": {"count": 8}}])
+    refused = pyinfra("-y", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"nics={nics}")
+    text = refused.stdout + refused.stderr
+    assert refused.returncode != 0
+    assert "NIC rail0 has 7 VFs at most, the spec wants 8; lower vfs.count to 7" in text
+    assert node.sh("cat /etc/trackbed/node.json") == before
+    assert node.sh("cat /sys/class/net/enp33s0/device/sriov_numvfs").strip() == "7"
+
+
+def test_an_unknown_key_stops_the_deploy_before_a_node_is_touched(nodes: tuple[Node, ...]) -> None:
+    nics = json.dumps([{"name": "rail0", "select": {"pci": "0000:21:00.0"}, "mtuu": 9000}])
+    refused = pyinfra("-y", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"nics={nics}")
+    text = refused.stdout + refused.stderr
+    assert refused.returncode != 0
+    assert "node1.nics[0]: unknown key 'mtuu'; did you mean 'mtu'?" in text
+    assert "Traceback" not in text

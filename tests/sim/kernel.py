@@ -1,0 +1,355 @@
+"""The seam's one fake: a machine with igb-like NICs that reacts to what is written, as the real kernel was seen to."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+
+from attrs import define, evolve, field
+
+from agent.machine import Link, Machine, VfInfo
+from agent.ranges import format_ranges, parse_ranges
+
+PCI = "/sys/bus/pci/devices"
+NET = "/sys/class/net"
+Fault = Callable[[str, str, str], OSError | None]
+
+
+def _error(number: int, path: str) -> OSError:
+    return OSError(number, os.strerror(number), path)
+
+
+def no_fault(operation: str, where: str, value: str) -> OSError | None:
+    return None
+
+
+@define
+class _Vf:
+    mac: str = "00:00:00:00:00:00"
+    vlan: int = 0
+    trust: bool = False
+    spoofchk: bool = True
+
+
+@define
+class _Netdev:
+    function: str
+    link: Link
+
+
+@define
+class Kernel:
+    """The tree of files, and what hangs together in it. ``fault`` may refuse any write; ``writes`` records them."""
+
+    cpus: int = 4
+    nodes: int = 2
+    fault: Fault = no_fault
+    writes: list[tuple[str, str]] = field(factory=list)
+    processes: set[str] = field(factory=set)
+    routed: set[str] = field(factory=set)
+    _files: dict[str, str] = field(factory=dict)
+    _links: dict[str, str] = field(factory=dict)
+    _folders: dict[str, set[str]] = field(factory=dict)
+    _netdevs: dict[str, _Netdev] = field(factory=dict)
+    _vfs: dict[str, dict[int, _Vf]] = field(factory=dict)
+    _next_ifindex: int = 2
+    _next_irq: int = 24
+
+    def __attrs_post_init__(self) -> None:
+        self._put("/sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
+        self._put("/sys/devices/system/cpu/isolated", "")
+        self._folder("/run/udev/data")
+        self._folder(PCI)
+        per_node = self.cpus // self.nodes
+        for node in range(self.nodes):
+            cpus = range(node * per_node, (node + 1) * per_node)
+            self._put(f"/sys/devices/system/node/node{node}/cpulist", format_ranges(cpus))
+            distances = " ".join("10" if other == node else "20" for other in range(self.nodes))
+            self._put(f"/sys/devices/system/node/node{node}/distance", distances)
+            for cpu in cpus:
+                folder = f"/sys/devices/system/cpu/cpu{cpu}"
+                self._put(f"{folder}/topology/core_cpus_list", str(cpu))
+                self._put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
+
+    def machine(self) -> Machine:
+        return Machine(self, self, self)
+
+    # --- what a test does to the world --------------------------------------------------------------------
+
+    def add_nic(self, address: str, name: str, mac: str, node: int = 0, total_vfs: int = 7) -> None:
+        path = f"{PCI}/{address}"
+        for file, text in (
+            ("class", "0x020000"),
+            ("vendor", "0x8086"),
+            ("device", "0x10c9"),
+            ("numa_node", str(node)),
+            ("sriov_totalvfs", str(total_vfs)),
+            ("sriov_numvfs", "0"),
+            ("sriov_drivers_autoprobe", "1"),
+        ):
+            self._put(f"{path}/{file}", text)
+        self._folder(f"{path}/net")
+        self._vfs[address] = {}
+        self._bind(address, "igb", name, mac)
+
+    def add_erdma(self, address: str, node: int = 0) -> None:
+        """A function without a netdev of its own."""
+        for file, text in (("class", "0x020000"), ("vendor", "0x1ded"), ("device", "0x107f"), ("numa_node", str(node))):
+            self._put(f"{PCI}/{address}/{file}", text)
+        self._link(f"{PCI}/{address}/driver", "../../../../bus/pci/drivers/erdma")
+        for number, action in ((90, f"erdma-common@pci:{address}"), (91, f"erdma-ceq0@pci:{address}")):
+            self._put(f"{PCI}/{address}/msi_irqs/{number}", "msix")
+            self._put(f"/sys/kernel/irq/{number}/actions", action)
+            self._put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+
+    def remove_nic(self, address: str) -> None:
+        """PCI hot removal, its VFs included."""
+        self._set_vfs(address, 0)
+        self._unbind(address)
+        del self._vfs[address]
+        self._remove(f"{PCI}/{address}")
+
+    def reload_driver(self, address: str) -> None:
+        """modprobe -r igb; modprobe igb."""
+        name, mac = self.netdev(address).name, self.netdev(address).permanent_mac
+        self._set_vfs(address, 0)
+        self._unbind(address)
+        self._vfs[address] = {}
+        self._bind(address, "igb", name, mac)
+
+    def netdev(self, function: str) -> Link:
+        return next(netdev.link for netdev in self._netdevs.values() if netdev.function == function)
+
+    def move_away(self, function: str) -> None:
+        """The netdev goes to another network namespace."""
+        name = self.netdev(function).name
+        del self._netdevs[name]
+        self._remove(f"{NET}/{name}")
+        self._remove(f"{PCI}/{function}/net/{name}")
+
+    # --- Files --------------------------------------------------------------------------------------------
+
+    def read(self, path: str) -> str:
+        if path not in self._files:
+            raise _error(errno.EISDIR if path in self._folders else errno.ENOENT, path)
+        return self._files[path]
+
+    def write(self, path: str, text: str) -> None:
+        self.writes.append((path, text))
+        if (refused := self.fault("write", path, text)) is not None:
+            raise refused
+        if path == "/sys/bus/pci/drivers_probe":
+            self._probe(text)
+        elif path.endswith("/driver/unbind"):
+            self._unbind(text)
+        elif path not in self._files:
+            raise _error(errno.ENOENT, path)
+        elif path.endswith("/sriov_numvfs"):
+            self._set_vfs(path.split("/")[-2], int(text))
+        elif path.endswith("/smp_affinity_list"):
+            self._put(path, format_ranges(self._online(parse_ranges(text))))
+        elif path.endswith("/rps_cpus"):
+            if text.startswith("0x"):
+                raise _error(errno.EINVAL, path)
+            self._put(path, text)
+        else:
+            self._put(path, text)
+
+    def names(self, path: str) -> list[str]:
+        if path not in self._folders:
+            raise _error(errno.ENOTDIR if path in self._files else errno.ENOENT, path)
+        return sorted(self._folders[path])
+
+    def target(self, path: str) -> str:
+        if path not in self._links:
+            raise _error(errno.ENOENT, path)
+        return self._links[path].rpartition("/")[2]
+
+    # --- Netlink ------------------------------------------------------------------------------------------
+
+    def links(self) -> list[Link]:
+        return [evolve(netdev.link, vfs=()) for netdev in self._netdevs.values()]
+
+    def link(self, name: str) -> Link | None:
+        netdev = self._netdevs.get(name)
+        if netdev is None:
+            return None
+        vfs = self._vfs.get(netdev.function, {})
+        told = (VfInfo(index, vf.mac, vf.vlan, vf.trust, vf.spoofchk) for index, vf in sorted(vfs.items()))
+        return evolve(netdev.link, vfs=tuple(told), carrier=self._carrier(netdev))
+
+    def set_link(self, ifindex: int, *, mtu: int | None = None, up: bool | None = None) -> None:
+        netdev = self._by_ifindex(ifindex)
+        self.writes.append((netdev.link.name, f"mtu={mtu} up={up}"))
+        if (refused := self.fault("set_link", netdev.link.name, f"mtu={mtu} up={up}")) is not None:
+            raise refused
+        if mtu is not None:
+            if mtu > 9216:
+                raise _error(errno.EINVAL, netdev.link.name)
+            netdev.link = evolve(netdev.link, mtu=mtu)
+        if up is not None and up != netdev.link.up:
+            netdev.link = evolve(netdev.link, up=up)
+            self._request_irqs(netdev) if up else self._free_irqs(netdev.function)
+
+    def set_vf(self, ifindex: int, index: int, **given: object) -> None:
+        netdev = self._by_ifindex(ifindex)
+        self.writes.append((netdev.link.name, f"vf {index} {given}"))
+        if (refused := self.fault("set_vf", netdev.link.name, f"{index} {given}")) is not None:
+            raise refused
+        vfs = self._vfs[netdev.function]
+        if index not in vfs:
+            raise _error(errno.EINVAL, netdev.link.name)
+        for name, value in given.items():
+            if value is not None:
+                setattr(vfs[index], name, value)
+
+    def default_route_ifindexes(self) -> frozenset[int]:
+        return frozenset(self._netdevs[name].link.ifindex for name in self.routed if name in self._netdevs)
+
+    # --- Processes ----------------------------------------------------------------------------------------
+
+    def running(self) -> frozenset[str]:
+        return frozenset(self.processes)
+
+    # --- how it hangs together ----------------------------------------------------------------------------
+
+    def _by_ifindex(self, ifindex: int) -> _Netdev:
+        for netdev in self._netdevs.values():
+            if netdev.link.ifindex == ifindex:
+                return netdev
+        raise _error(errno.ENODEV, str(ifindex))
+
+    def _carrier(self, netdev: _Netdev) -> bool:
+        physical = self._links.get(f"{PCI}/{netdev.function}/physfn")
+        if physical is None:
+            return netdev.link.up
+        return netdev.link.up and self.netdev(physical.rpartition("/")[2]).up
+
+    def _vf_address(self, address: str, index: int) -> str:
+        bus = address.rpartition(":")[0]
+        return f"{bus}:{0x10 + index // 4:02x}.{index % 4 * 2}"
+
+    def _set_vfs(self, address: str, count: int) -> None:
+        path = f"{PCI}/{address}"
+        now = len(self._vfs[address])
+        if count > int(self._files[f"{path}/sriov_totalvfs"]):
+            raise _error(errno.ERANGE, path)
+        if now and count and now != count:
+            raise _error(errno.EBUSY, path)
+        if not count:
+            for index in list(self._vfs[address]):
+                vf = self._vf_address(address, index)
+                self._unbind(vf)
+                self._remove(f"{PCI}/{vf}")
+                self._unlink(f"{path}/virtfn{index}")
+                del self._vfs[address][index]
+        for index in range(now, count):
+            vf = self._vf_address(address, index)
+            self._vfs[address][index] = _Vf()
+            self._put(f"{PCI}/{vf}/class", "0x020000")
+            self._folder(f"{PCI}/{vf}/net")
+            self._link(f"{PCI}/{vf}/physfn", f"../{address}")
+            self._link(f"{path}/virtfn{index}", f"../{vf}")
+            if self._files[f"{path}/sriov_drivers_autoprobe"] == "1":
+                self._probe(vf)
+        self._files[f"{path}/sriov_numvfs"] = str(count)
+
+    def _probe(self, vf: str) -> None:
+        if f"{PCI}/{vf}" not in self._folders:
+            raise _error(errno.ENODEV, vf)
+        physical = self._links[f"{PCI}/{vf}/physfn"].rpartition("/")[2]
+        if self._files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1" or f"{PCI}/{vf}/driver" in self._links:
+            return
+        index = next(i for i in self._vfs[physical] if self._vf_address(physical, i) == vf)
+        given = self._vfs[physical][index].mac
+        # igbvf that finds its PF down hears nothing from it, and makes an address up.
+        heard = given != _Vf().mac and self.netdev(physical).up
+        mac = given if heard else f"06:00:00:00:{self._next_ifindex >> 8:02x}:{self._next_ifindex & 255:02x}"
+        self._bind(vf, "igbvf", f"{self.netdev(physical).name}v{index}", mac)
+
+    def _bind(self, function: str, driver: str, name: str, mac: str) -> None:
+        self._link(f"{PCI}/{function}/driver", f"../../../../bus/pci/drivers/{driver}")
+        self._folder(f"/sys/bus/pci/drivers/{driver}")
+        ifindex = self._next_ifindex
+        self._next_ifindex += 1
+        self._netdevs[name] = _Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False))
+        self._put(f"{NET}/{name}/address", mac)
+        self._put(f"{NET}/{name}/ifindex", str(ifindex))
+        queues = self._queues(function)
+        for queue in range(queues):
+            self._put(f"{NET}/{name}/queues/rx-{queue}/rps_cpus", "0")
+        self._folder(f"{PCI}/{function}/net/{name}")
+        self._put(f"/run/udev/data/n{ifindex}", "I:1")
+
+    def _queues(self, function: str) -> int:
+        return 1 if f"{PCI}/{function}/physfn" in self._links else 2
+
+    def _unbind(self, function: str) -> None:
+        self._unlink(f"{PCI}/{function}/driver")
+        self._free_irqs(function)
+        for name, netdev in list(self._netdevs.items()):
+            if netdev.function == function:
+                del self._netdevs[name]
+                self._remove(f"{NET}/{name}")
+                self._remove(f"{PCI}/{function}/net/{name}")
+                self._remove(f"/run/udev/data/n{netdev.link.ifindex}")
+
+    def _request_irqs(self, netdev: _Netdev) -> None:
+        name = netdev.link.name
+        vf = self._queues(netdev.function) == 1
+        actions = [f"{name}-tx-0", f"{name}-rx-0", name] if vf else [name, f"{name}-TxRx-0", f"{name}-rx-1"]
+        for action in actions:
+            number = self._next_irq
+            self._next_irq += 1
+            self._put(f"{PCI}/{netdev.function}/msi_irqs/{number}", "msix")
+            self._put(f"/sys/kernel/irq/{number}/actions", action)
+            self._put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+
+    def _free_irqs(self, function: str) -> None:
+        for number in list(self._folders.get(f"{PCI}/{function}/msi_irqs", ())):
+            self._remove(f"/sys/kernel/irq/{number}")
+            self._remove(f"/proc/irq/{number}")
+            self._remove(f"{PCI}/{function}/msi_irqs/{number}")
+
+    def _online(self, cpus: tuple[int, ...]) -> tuple[int, ...]:
+        online = tuple(cpu for cpu in cpus if cpu < self.cpus)
+        if not online:
+            raise _error(errno.EINVAL, "smp_affinity_list")
+        return online
+
+    # --- the tree -----------------------------------------------------------------------------------------
+
+    def _folder(self, path: str) -> None:
+        while path and path not in self._folders:
+            self._folders[path] = set()
+            parent, _, name = path.rpartition("/")
+            if parent in self._folders:
+                self._folders[parent].add(name)
+                return
+            self._folder(parent)
+            self._folders.setdefault(parent, set()).add(name)
+
+    def _put(self, path: str, text: str) -> None:
+        folder, _, name = path.rpartition("/")
+        self._folder(folder)
+        self._folders[folder].add(name)
+        self._files[path] = text
+
+    def _link(self, path: str, to: str) -> None:
+        folder, _, name = path.rpartition("/")
+        self._folder(folder)
+        self._folders[folder].add(name)
+        self._links[path] = to
+
+    def _unlink(self, path: str) -> None:
+        folder, _, name = path.rpartition("/")
+        self._links.pop(path, None)
+        self._files.pop(path, None)
+        self._folders.get(folder, set()).discard(name)
+
+    def _remove(self, path: str) -> None:
+        for name in list(self._folders.get(path, ())):
+            self._remove(f"{path}/{name}")
+        self._folders.pop(path, None)
+        self._unlink(path)

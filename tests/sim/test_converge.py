@@ -1,0 +1,195 @@
+"""The engine on the simulated kernel: what it reaches, what it leaves alone, what it says."""
+
+import errno
+import os
+
+import pytest
+
+from agent.change import Disruption, is_ready
+from agent.converge import Failures, Pass, converge, preview
+from agent.machine import Machine
+from agent.nics import derived_mac, vf_addresses
+from agent.spec import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel
+
+PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+MAC0, MAC1 = "02:00:00:00:01:00", "02:00:00:00:01:01"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
+    kernel.add_nic(PF1, "enp65s0", MAC1, node=1)
+    return kernel
+
+
+def spec(count: int = 7, **more: object) -> NodeSpec:
+    vfs = {"count": count, "defaults": {"trust": True}, "groups": [{"index": "2", "vlan": 100, "spoofchk": False}]}
+    nics = [
+        {"name": "rail0", "select": {"mac": MAC0}, "mtu": 9000, "vfs": vfs},
+        {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}},
+    ]
+    return from_mapping({"node_name": "n1", "nics": nics, **more})
+
+
+def settle(machine: Machine, wanted: NodeSpec, last: Pass | None = None, failures: Failures | None = None) -> Pass:
+    return converge(machine, wanted, last.have if last else None, None, failures or Failures(), lambda: 0.0)
+
+
+def test_a_fresh_machine_becomes_what_the_spec_says_in_one_pass(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec())
+    assert is_ready(found.conditions), found.conditions
+    pf = kernel.link("enp33s0")
+    assert pf is not None
+    assert (pf.mtu, pf.up, len(pf.vfs)) == (9000, True, 7)
+    assert [vf.mac for vf in pf.vfs] == [derived_mac(MAC0, index) for index in range(7)]
+    assert all(vf.trust for vf in pf.vfs)
+    assert [vf.vlan for vf in pf.vfs] == [0, 0, 100, 0, 0, 0, 0]
+    for index, address in vf_addresses(kernel, PF0).items():
+        link = kernel.netdev(address)
+        assert (link.mac, link.mtu, link.up) == (derived_mac(MAC0, index), 9000, True)
+    assert not preview(kernel.machine(), spec()).changes
+
+
+def test_a_second_pass_writes_nothing(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec())
+    kernel.writes.clear()
+    again = settle(kernel.machine(), spec(), found)
+    assert kernel.writes == []
+    assert again.outcomes == ()
+
+
+def test_queues_are_pinned_to_the_nic_s_node_and_spread(kernel: Kernel) -> None:
+    settle(kernel.machine(), spec())
+    for pf, cpus in ((PF0, {"0", "1"}), (PF1, {"2", "3"})):
+        taken = [
+            kernel.read(f"/proc/irq/{number}/smp_affinity_list")
+            for address in [pf, *vf_addresses(kernel, pf).values()]
+            for number in kernel.names(f"/sys/bus/pci/devices/{address}/msi_irqs")
+            if "-" in kernel.read(f"/sys/kernel/irq/{number}/actions")
+        ]
+        assert set(taken) == cpus
+        assert abs(taken.count(min(cpus)) - taken.count(max(cpus))) <= 2
+
+
+def test_a_preview_touches_nothing_and_says_what_comes_later(kernel: Kernel) -> None:
+    planned = preview(kernel.machine(), spec())
+    assert kernel.writes == []
+    assert not planned.errors
+    assert ("vfs", PF0, 0, 7) in [(c.kind, c.target, c.before, c.after) for c in planned.changes]
+    assert ("irqs", PF0, "known after vfs") in [(c.kind, c.target, c.after) for c in planned.changes]
+
+
+def test_deleted_vfs_come_back_as_they_were(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec())
+    before = kernel.link("enp33s0")
+    kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
+    found = converge(kernel.machine(), spec(), found.have, frozenset({PF0}), Failures(), lambda: 0.0)
+    assert is_ready(found.conditions)
+    assert kernel.link("enp33s0") == before
+
+
+@pytest.mark.parametrize("happening", ["reload", "remove"])
+def test_a_nic_that_comes_back_is_made_whole(kernel: Kernel, happening: str) -> None:
+    found = settle(kernel.machine(), spec())
+    if happening == "reload":
+        kernel.reload_driver(PF0)
+    else:
+        kernel.remove_nic(PF0)
+        found = settle(kernel.machine(), spec(), found)
+        missing = [c for c in found.conditions if c.type == "NicsPresent"]
+        assert [(c.status, c.reason) for c in missing] == [("False", "NicMissing")]
+        assert "rail0" in missing[0].message
+        kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
+    found = settle(kernel.machine(), spec(), found)
+    assert is_ready(found.conditions)
+    assert not preview(kernel.machine(), spec()).changes
+
+
+def test_more_vfs_than_the_device_has_is_refused_with_the_remedy_and_nothing_is_written(kernel: Kernel) -> None:
+    planned = preview(kernel.machine(), spec(8))
+    assert len(planned.errors) == 1
+    assert "has 7 VFs at most, the spec wants 8" in planned.errors[0]
+    assert "lower vfs.count to 7" in planned.errors[0]
+    found = settle(kernel.machine(), spec(8))
+    assert not is_ready(found.conditions)
+    assert not any(path.endswith(f"{PF0}/sriov_numvfs") for path, _ in kernel.writes)
+
+
+def test_a_nic_that_is_not_there_is_named_with_what_is(kernel: Kernel) -> None:
+    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "rail9", "select": {"pci": "0000:99:00.0"}}]})
+    (error,) = preview(kernel.machine(), wanted).errors
+    assert "rail9 (pci=0000:99:00.0) is not there" in error
+    assert "enp33s0" in error
+
+
+def test_two_functions_for_one_selector_is_an_error_that_names_them(kernel: Kernel) -> None:
+    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "any", "select": {"vendor": "8086"}}]})
+    (error,) = preview(kernel.machine(), wanted).errors
+    assert PF0 in error
+    assert PF1 in error
+
+
+def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec())
+    kernel.move_away(vf_addresses(kernel, PF0)[3])
+    kernel.writes.clear()
+    found = settle(kernel.machine(), spec(5), found)
+    (deferred,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
+    assert deferred.change.disruption is Disruption.VF_RESET
+    assert deferred.change.victims == (f"another network namespace ({PF0}#3)",)
+    assert kernel.writes == []
+
+
+def test_a_netdev_with_the_default_route_keeps_its_link(kernel: Kernel) -> None:
+    kernel.set_link(kernel.netdev(PF0).ifindex, up=True)
+    kernel.routed.add("enp33s0")
+    found = settle(kernel.machine(), spec())
+    assert {o.result for o in found.outcomes if o.change.target == PF0 and o.change.kind == "vfs"} == {"deferred"}
+    assert kernel.netdev(PF0).mtu == 1500
+
+
+def test_what_a_driver_refuses_is_unsupported_and_not_tried_again_at_once(kernel: Kernel) -> None:
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        refused = operation == "set_vf" and "trust" in value and "'trust': True" in value
+        return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) if refused else None
+
+    kernel.fault = fault
+    failures = Failures()
+    found = settle(kernel.machine(), spec(), failures=failures)
+    assert {o.result for o in found.outcomes if o.change.field == "trust"} == {"unsupported"}
+    assert not is_ready(found.conditions)
+    kernel.writes.clear()
+    settle(kernel.machine(), spec(), found, failures)
+    assert not kernel.writes
+
+
+def test_a_failed_count_leaves_the_vfs_that_were_there(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec())
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") and value == "5" else None
+
+    kernel.fault = fault
+    found = settle(kernel.machine(), spec(5), found)
+    (failed,) = [o for o in found.outcomes if o.result == "failed"]
+    assert "out of MSI-X vectors" in failed.error
+    assert kernel.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "7"
+
+
+def test_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
+    kernel.processes.add("irqbalance")
+    found = settle(kernel.machine(), spec())
+    assert [c.reason for c in found.conditions if c.status == "False"] == ["IrqbalanceRunning"]
+    assert is_ready(settle(kernel.machine(), spec(irqs={"irqbalance": "untouched"})).conditions)
+
+
+def test_a_function_without_a_netdev_has_its_interrupts_placed(kernel: Kernel) -> None:
+    kernel.add_erdma("0000:61:00.0", node=1)
+    wanted = from_mapping(
+        {"node_name": "n1", "nics": [{"name": "erdma0", "select": {"vendor": "1ded", "device": "107f"}}]}
+    )
+    assert is_ready(settle(kernel.machine(), wanted).conditions)
+    assert kernel.read("/proc/irq/90/smp_affinity_list") == "2-3"
+    assert kernel.read("/proc/irq/91/smp_affinity_list") == "2"

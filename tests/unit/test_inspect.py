@@ -1,0 +1,217 @@
+"""`trackbed inspect`: what is derived rather than read, a machine that is gone, and what people see."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from agent.change import to_plain
+from agent.inspect import (
+    CharDevice,
+    Inspection,
+    Interrupt,
+    Netdev,
+    NetworkFunction,
+    RdmaDevice,
+    RdmaPort,
+    inspect,
+    pci_name,
+    product_name,
+    render,
+    transport,
+)
+from agent.machine import Link, Machine, VfInfo
+from agent.verbs import mtu_bytes
+
+PCI_IDS = """\
+# a comment
+15b3  Mellanox Technologies
+\t101d  MT2892 Family [ConnectX-6 Dx]
+\t\t15b3 0016  a subsystem
+\t101e  ConnectX Family mlx5Gen Virtual Function
+8086  Intel Corporation
+\t0041  Core Processor
+\t10c9  82576 Gigabit Network Connection
+# Classes
+C 02  Network controller
+\t00  Ethernet controller
+"""
+
+
+@pytest.mark.parametrize(
+    ("vendor", "device", "name"),
+    [
+        ("8086", "10c9", "Intel Corporation 82576 Gigabit Network Connection"),
+        ("15b3", "101e", "Mellanox Technologies ConnectX Family mlx5Gen Virtual Function"),
+        ("15b3", "0041", "Mellanox Technologies"),
+        ("1ded", "107f", ""),
+        ("", "", ""),
+    ],
+)
+def test_pci_name(vendor: str, device: str, name: str) -> None:
+    assert pci_name(PCI_IDS, vendor, device) == name
+
+
+def test_product_name_is_the_identifier_string() -> None:
+    name = "NVIDIA ConnectX-7 HHHL Adapter card, 400GbE / NDR IB (default mode), Single-port OSFP, PCIe 5.0 x16, " * 2
+    tag = b"\x82" + len(name).to_bytes(2, "little")
+    assert product_name(tag + name.encode() + b"\x90\x02\x00PN\x78") == name.strip()
+    assert product_name(tag + b"cut sho") == "cut sho"
+    assert product_name(b"") == product_name(b"\xff" * 64) == product_name(b"\x90\x02\x00PN") == ""
+
+
+@pytest.mark.parametrize(
+    ("node_type", "link_layer", "expected"),
+    [
+        ("CA", "InfiniBand", "InfiniBand"),
+        ("CA", "Ethernet", "RoCE"),
+        ("RNIC", "Ethernet", "iWARP"),
+        ("unspecified", "Unspecified", "unspecified"),
+        ("CA", None, "CA"),
+        ("", None, None),
+    ],
+)
+def test_transport(node_type: str, link_layer: str | None, expected: str | None) -> None:
+    assert transport(node_type, link_layer) == expected
+
+
+def test_mtu_of_an_unknown_code_is_unknown() -> None:
+    assert [mtu_bytes(code) for code in range(7)] == [None, 256, 512, 1024, 2048, 4096, None]
+
+
+class Refusing:
+    """Files of a machine whose devices go while they are read: names are told, nothing else."""
+
+    def __init__(self, names: dict[str, list[str]], error: int) -> None:
+        self._names = names
+        self._error = error
+
+    def read(self, path: str) -> str:
+        raise OSError(self._error, path)
+
+    def write(self, path: str, text: str) -> None:
+        raise AssertionError(path)
+
+    def names(self, path: str) -> list[str]:
+        if path in self._names:
+            return self._names[path]
+        raise OSError(self._error, path)
+
+    def target(self, path: str) -> str:
+        raise OSError(self._error, path)
+
+
+class Silent:
+    """Netlink and processes of the same machine."""
+
+    def links(self) -> list[Link]:
+        return []
+
+    def link(self, name: str) -> Link | None:
+        raise OSError(errno.ENODEV, name)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        raise AssertionError(name)
+
+
+@pytest.mark.parametrize("error", [errno.ENOENT, errno.ENODEV, errno.EIO, errno.EACCES, errno.ENOTDIR])
+def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -> None:
+    pf = "/sys/bus/pci/devices/0000:01:00.0"
+    files = Refusing(
+        {
+            "/sys/bus/pci/devices": ["0000:01:00.0"],
+            pf: ["infiniband", "net", "virtfn0"],
+            f"{pf}/net": ["ens1"],
+            f"{pf}/infiniband": ["rocep1s0"],
+            f"{pf}/msi_irqs": ["30"],
+            "/sys/class/infiniband": ["rocep1s0", "siw0"],
+            "/sys/class/infiniband/siw0/ports": ["1"],
+            "/sys/class/infiniband_verbs": ["abi_version", "uverbs0"],
+        },
+        error,
+    )
+    found = inspect(Machine(files, Silent(), Silent()))  # type: ignore[arg-type]
+    assert [function.address for function in found.functions] == ["0000:01:00.0"]
+    assert [device.name for device in found.functions[0].rdma] == ["rocep1s0"]
+    assert [device.name for device in found.other_rdma] == ["siw0"]
+    assert found.functions[0].model == ""
+    assert "0000:01:00.0" in render(found)
+    assert to_plain(found)["rdma_cm"] is False
+
+
+def port(netdev: str, active_mtu: int | None) -> RdmaPort:
+    return RdmaPort(
+        1, netdev, "Ethernet", "ACTIVE", "LinkUp", "100 Gb/sec (4X EDR)", 4096 if active_mtu else None, active_mtu
+    )
+
+
+EXAMPLE = Inspection(
+    functions=(
+        NetworkFunction(
+            address="0000:3b:00.0",
+            model="ConnectX-6 Dx EN adapter card, 100GbE, Dual-port QSFP56, PCIe 4.0 x16",
+            vendor="15b3",
+            device="101d",
+            driver="mlx5_core",
+            firmware="22.39.2048 (MT_0000000359)",
+            numa_node=0,
+            netdevs=(
+                Netdev("ens1f0np0", 4, True, True, 9000, "b8:59:9f:00:00:01", "b8:59:9f:00:00:01", ("enp59s0f0np0",),
+                       ("10.0.0.1/24", "fe80::ba59:9fff:fe00:1/64"), "22.39.2048 (MT_0000000359)"),
+            ),
+            rdma=(
+                RdmaDevice("rocep59s0f0", "RoCE", "b859:9f03:0000:0001", "22.39.2048", (port("ens1f0np0", 4096),),
+                           (CharDevice("uverbs0", True), CharDevice("umad0", False))),
+            ),
+            interrupts=(
+                Interrupt("management-0", 90, "mlx5_async0@pci:0000:3b:00.0", "0-15", "3"),
+                *(Interrupt(f"comp-{n}", 91 + n, f"mlx5_comp{n}@pci:0000:3b:00.0", str(n), str(n)) for n in range(8)),
+            ),
+            total_vfs=8,
+            vfs=(
+                NetworkFunction("0000:3b:00.2", "", "15b3", "101e", "mlx5_core", None, None, (), (), (), 0,
+                                VfInfo(0, "02:00:00:00:00:01", 100, True, None)),
+                NetworkFunction("0000:3b:00.3", "", "15b3", "101e", None, None, None, (), (), (), 1),
+            ),
+        ),
+    ),
+    other_rdma=(RdmaDevice("rxe0", "RoCE", None, None, (port("eth0", None),), ()),),
+    rdma_cm=False,
+)  # fmt: skip
+
+SHOWN = """\
+0000:3b:00.0  ConnectX-6 Dx EN adapter card, 100GbE, Dual-port QSFP56, PCIe 4.0 x16  [15b3:101d]
+  driver mlx5_core  firmware 22.39.2048 (MT_0000000359)  NUMA node 0  VFs 2 of 8
+  netdev   ens1f0np0  up  MTU 9000  b8:59:9f:00:00:01  10.0.0.1/24
+           fe80::ba59:9fff:fe00:1/64
+  rdma     rocep59s0f0  RoCE  node GUID b859:9f03:0000:0001  uverbs0
+           umad0 (not in /dev/infiniband)
+           port 1  ACTIVE/LinkUp  Ethernet  MTU 4096 of 4096
+           100 Gb/sec (4X EDR)  ens1f0np0
+  irqs     management-0 0-15 (on 3)  comp-0 0  comp-1 1  comp-2 2  comp-3 3
+           comp-4 4  comp-5 5  comp-6 6  comp-7 7
+  VF 0  0000:3b:00.2  [15b3:101e]
+    driver mlx5_core
+    granted  02:00:00:00:00:01  vlan 100  trust on
+    netdev   none in this network namespace
+  VF 1  0000:3b:00.3  [15b3:101e]
+    driver none
+
+RDMA devices without a PCI function
+  rdma     rxe0  RoCE
+           port 1  ACTIVE/LinkUp  Ethernet  100 Gb/sec (4X EDR)  eth0
+
+/dev/infiniband/rdma_cm: missing (load rdma_ucm)"""
+
+
+def test_what_people_see() -> None:
+    assert render(EXAMPLE) == SHOWN
+
+
+def test_only_a_title_is_wider_than_asked() -> None:
+    for width in (80, 100, 120):
+        assert all(len(line) <= width for line in render(EXAMPLE, width).splitlines()[1:])
+
+
+def test_a_machine_without_network() -> None:
+    assert render(Inspection((), (), False)) == "no network function"

@@ -1,0 +1,101 @@
+"""What a spec may say, and how a wrong one is refused."""
+
+import pytest
+
+from agent.ranges import format_ranges, parse_ranges
+from agent.spec import SpecError, parse, spec_hash, to_json
+
+FULL = """{
+  "node_name": "10.0.0.7",
+  "nics": [{
+    "name": "rail0", "select": {"pci": "0000:3b:00.0"}, "mtu": 9000, "required": false,
+    "vfs": {"count": 8, "defaults": {"trust": true, "vlan": 7},
+            "groups": [{"index": "0-3,6", "vlan": 0}, {"index": "7", "mac": "02:00:00:00:00:07"}]}
+  }],
+  "irqs": {"exclude_cpus": "0,64", "irqbalance": "untouched"},
+  "rps": {"enable": false},
+  "disruption": {"allow": "rebind"}
+}"""
+
+
+def test_what_is_written_reads_back_the_same() -> None:
+    spec = parse(FULL)
+    assert parse(to_json(spec)) == spec
+    assert to_json(parse(to_json(spec))) == to_json(spec)
+
+
+def test_defaults_are_not_written_so_that_new_ones_do_not_change_a_hash() -> None:
+    short = '{"node_name": "n1"}'
+    long = '{"node_name": "n1", "nics": [], "irqs": {"pin": true}, "disruption": {"allow": "vf-reset"}}'
+    assert spec_hash(parse(short)) == spec_hash(parse(long))
+
+
+def test_a_group_stands_above_the_defaults() -> None:
+    vfs = parse(FULL).nics[0].vfs
+    assert vfs is not None
+    assert [vfs.attributes(index).vlan for index in range(8)] == [0, 0, 0, 0, 7, 7, 0, 7]
+    assert vfs.attributes(7).trust is True
+    assert vfs.attributes(7).mac == "02:00:00:00:00:07"
+
+
+NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b:00.0"}, %s}]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "spec: not valid JSON: Expecting property name"),
+        ("[]", "spec: [] is not an object with keys"),
+        ("{}", "spec.node_name: the key 'node_name' is missing; add it"),
+        ('{"node_name": "n1", "node_name": "n2"}', "the key 'node_name' is given twice"),
+        ('{"node_name": "GPU_1"}', "node_name: 'GPU_1' is not valid; give the Node's name"),
+        ('{"node_name": 7}', "spec.node_name: 7 is not a string"),
+        ('{"node_name": "n1", "nic": []}', "spec: unknown key 'nic'; did you mean 'nics'?"),
+        ('{"node_name": "n1", "nics": {}}', "spec.nics: {} is not a list"),
+        (NIC % '"mtu": "9000"', 'spec.nics[0].mtu: "9000" is not a whole number'),
+        (NIC % '"mtu": true', "spec.nics[0].mtu: true is not a whole number"),
+        (NIC % '"mtu": 90000', "spec.nics[0]: mtu: 90000 is out of range; give 68 to 65535 bytes"),
+        (NIC % '"state": "on"', 'spec.nics[0].state: "on" is not one of up, down'),
+        (NIC % '"vfs": {"cuont": 4}', "spec.nics[0].vfs: unknown key 'cuont'; did you mean 'count'?"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "4"}]}', "index 4 is beyond count 4; raise count"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "3-1"}]}', "index: '3-1' is not a rising range"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0-1"}, {"index": "1"}]}', "VF 1 is in 0-1 and 1"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0-1", "mac": "02:00:00:00:00:01"}]}', "an entry of its own"),
+        (NIC % '"vfs": {"count": 4, "defaults": {"mac": "02:00:00:00:00:01"}}', "one address cannot serve all VFs"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "mac": "03:00:00:00:00:01"}]}', "is no unicast address"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "vlan": 4095}]}', "give 0 to 4094"),
+        ('{"node_name": "n1", "nics": [{"name": "a", "select": {}}]}', "it selects nothing; give one of pci"),
+        ('{"node_name": "n1", "nics": [{"name": "a", "select": {"pci": "3b:00.0"}}]}', "write it as 0000:3b:00.0"),
+        ('{"node_name": "n1", "nics": [{"name": "a", "select": {"vendor": "0x15b3"}}]}', "such as 15b3"),
+        (
+            '{"node_name": "n1", "nics": [{"name": "a", "select": {"netdev": "x"}}, {"name": "a", "select": {"netdev": "y"}}]}',
+            "the name a is given twice",
+        ),
+        ('{"node_name": "n1", "irqs": {"irqbalance": "off"}}', '"off" is not one of disabled, untouched'),
+        ('{"node_name": "n1", "disruption": {"allow": "all"}}', '"all" is not one of none, rebind, link-flap'),
+    ],
+)
+def test_bad_input_names_where_what_and_the_remedy(text: str, fault: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    assert fault in str(caught.value)
+
+
+def test_every_fault_is_named_at_once() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse('{"nics": [{"name": "a", "select": {"netdev": "x"}, "mtu": "1", "vfs": {"x": 1}}], "rsp": {}}')
+    assert len(caught.value.faults) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0-3,8", (0, 1, 2, 3, 8)), ("", ()), ("5", (5,)), ("8,0-1", (0, 1, 8)), (" 1 , 2 ", (1, 2))]
+)
+def test_ranges(text: str, numbers: tuple[int, ...]) -> None:
+    assert parse_ranges(text) == numbers
+    assert parse_ranges(format_ranges(numbers)) == numbers
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1-2-3", "0x1", "99999999", "²"])
+def test_what_is_no_range(text: str) -> None:
+    with pytest.raises(ValueError, match=r"neither a number|not a rising"):
+        parse_ranges(text)
