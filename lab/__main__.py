@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lab import console, fleet, instance
-from lab.errors import LabError
+from lab.errors import BadInput, LabError
 from lab.hardware import MACHINES
 from lab.node import Node
 from lab.progress import say, step
@@ -34,6 +36,11 @@ def _some(command: _F) -> _F:
 
 def _chosen(name: str) -> list[Node]:
     return [node for node in fleet.nodes() if name in (node.name, "all")]
+
+
+def _at_once(act: Callable[[Node], None], chosen: list[Node]) -> None:
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(act, chosen))
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -139,9 +146,8 @@ def power_on(name: str) -> None:
 @click.argument("snapshot_name", metavar="SNAPSHOT")
 def snapshot(name: str, snapshot_name: str) -> None:
     """Save memory, devices and disk under a name."""
-    for node in _chosen(name):
-        with step(f"{node.name}: saving {snapshot_name}"):
-            node.snapshot(snapshot_name)
+    with step(f"saving {snapshot_name} of {name}"):
+        _at_once(lambda node: node.snapshot(snapshot_name), _chosen(name))
 
 
 @main.command()
@@ -149,9 +155,8 @@ def snapshot(name: str, snapshot_name: str) -> None:
 @click.argument("snapshot_name", metavar="SNAPSHOT")
 def restore(name: str, snapshot_name: str) -> None:
     """Go back to a snapshot; the clock is set right."""
-    for node in _chosen(name):
-        with step(f"{node.name}: restoring {snapshot_name}"):
-            node.restore(snapshot_name)
+    with step(f"restoring {snapshot_name} of {name}"):
+        _at_once(lambda node: node.restore(snapshot_name), _chosen(name))
 
 
 @main.command()
@@ -196,12 +201,14 @@ def _keep(node: Node, file: Path, argv: list[str]) -> None:
 
 
 def cli() -> None:
-    """Run; a failure is one message and status 1."""
+    """Run; a failure is one message and status 1, bad input status 2."""
+    # As Ctrl-C: children are ended and locks released in order.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         main(prog_name="python -m lab")
     except LabError as error:
         say(f"lab: {error}")
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, BadInput) else 1)
 
 
 if __name__ == "__main__":

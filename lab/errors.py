@@ -8,3 +8,7 @@ class LabError(Exception):
         super().__init__(f"{what}\n{remedy}" if remedy else what)
         self.what = what
         self.remedy = remedy
+
+
+class BadInput(LabError):
+    """The person asked for something that cannot be; nothing was done."""

@@ -1,7 +1,5 @@
 """Both nodes together: up, down, and looking them up."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 from lab import host, image, instance
 from lab.errors import LabError
 from lab.hardware import MACHINES
@@ -24,7 +22,7 @@ def up(name: str | None = None) -> bool:
     lab = instance.named(name)
     with lab.lock():
         plan = lab.plan()
-        if plan is not None and all(node.pid() is not None and node.answers() for node in _nodes(lab, plan)):
+        if plan is not None and all(node.pid() is not None and node.answers(10.0) for node in _nodes(lab, plan)):
             return False
         host.ensure_packages()
         if plan is None:
@@ -36,8 +34,10 @@ def up(name: str | None = None) -> bool:
         with step(f"booting {' and '.join(node.name for node in fleet)}", usual_s=45):
             for node in fleet:
                 node.power_on()
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(_wait, fleet))
+            # One after the other: threads would outlive a Ctrl-C.
+            for node in fleet:
+                node.wait_ssh()
+                say(f"    {node.name}: ssh answers on 127.0.0.1 port {node.ssh_port}")
         return True
 
 
@@ -52,11 +52,6 @@ def down(name: str | None = None) -> bool:
             node.discard()
         lab.forget()
         return found
-
-
-def _wait(node: Node) -> None:
-    node.wait_ssh()
-    say(f"    {node.name}: ssh answers on 127.0.0.1 port {node.ssh_port}")
 
 
 def _nodes(lab: Instance, plan: Plan) -> tuple[Node, ...]:

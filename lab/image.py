@@ -53,7 +53,9 @@ MASKED = (
     "modprobe@configfs.service",
     "modprobe@dm_mod.service",
     "modprobe@drm.service",
+    "modprobe@efi_pstore.service",
     "modprobe@fuse.service",
+    "modprobe@loop.service",
     "proc-sys-fs-binfmt_misc.automount",
     "rdma-ndd.service",
     "sys-kernel-tracing.mount",
@@ -121,7 +123,9 @@ def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
     files = [HERE / "apt.py", HERE / "image.py", HERE / "modules.py", *sorted(ROOTFS.rglob("*")), *_host_cas()]
     for file in files:
         if file.is_file():
-            digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+            # Where the repository lies decides nothing.
+            name = file.relative_to(HERE) if file.is_relative_to(HERE) else file
+            digest.update(f"\0{name}\0".encode() + file.read_bytes())
     digest.update("\n".join([*(source.line() for source in sources), *options]).encode())
     return digest.hexdigest()[:16]
 
@@ -177,8 +181,18 @@ def _bootstrap(root: Path, sources: tuple[apt.Source, ...], options: tuple[str, 
     early = f'mkdir -p "$1/etc" && cp -rT {ROOTFS}/etc/initramfs-tools "$1/etc/initramfs-tools"'
     run(
         [
-            # The mounts of an interrupted mmdebstrap end with its namespace.
-            *("unshare", "--mount", "mmdebstrap", "--mode=root", "--variant=minbase"),
+            # However it is interrupted, its processes and mounts end with its namespaces.
+            *(
+                "unshare",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+                "mmdebstrap",
+                "--mode=root",
+                "--variant=minbase",
+            ),
             f"--include={','.join(PACKAGES)}",
             '--aptopt=Acquire::Languages "none"',
             *(f"--aptopt={option}" for option in options),

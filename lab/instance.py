@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from lab.command import run
-from lab.errors import LabError
+from lab.errors import BadInput, LabError
 from lab.hardware import MACHINES, Machine
 from lab.image import Image
 from lab.progress import say
@@ -138,12 +138,12 @@ def named(name: str | None = None) -> Instance:
     """The lab of that name, by default TRACKBED_LAB's."""
     name = name or os.environ.get("TRACKBED_LAB") or "lab"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise LabError(f"TRACKBED_LAB: {name!r} is no name for a lab", "Use letters, digits, - and _.")
+        raise BadInput(f"TRACKBED_LAB: {name!r} is no name for a lab", "Use letters, digits, - and _.")
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (home / "trackbed" / "lab" / name).absolute()
     longest = max(len(str(folder / machine.name / "console.sock")) for machine in MACHINES)
     if longest + SSH_SUFFIX > SOCKET_PATH_MAX:
-        raise LabError(
+        raise BadInput(
             f"the path {folder} is too long: sockets below it must stay under {SOCKET_PATH_MAX + 1} characters",
             "Set XDG_STATE_HOME to a shorter path, or TRACKBED_LAB to a shorter name.",
         )

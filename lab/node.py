@@ -10,13 +10,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
 from lab import vf_state
 from lab.command import run
-from lab.errors import LabError
+from lab.errors import BadInput, LabError
 from lab.hardware import CPUS, MACHINES, MEMORY_MIB, NUMA_NODES, Machine, Nic
 from lab.image import Image
 from lab.instance import Instance
@@ -25,6 +26,7 @@ from lab.monitor import Monitor
 # Four times what it takes on two idle cores: the suite runs a second lab beside this one.
 BOOT_S = 300.0
 EXIT_S = 15.0
+RESTORE_S = 60.0
 
 
 @attrs.frozen
@@ -120,13 +122,7 @@ class Node:
     def discard(self) -> None:
         """Stop it and throw its disk away; keys and logs stay."""
         self.power_cut()
-        for path in (
-            self.overlay,
-            self._pid_file,
-            self.console_socket,
-            self._monitor_socket,
-            *self.folder.glob("fab*.sock"),
-        ):
+        for path in (self.overlay, self._pid_file, *self.folder.glob("*.sock"), *self.folder.glob("*.snapshot")):
             path.unlink(missing_ok=True)
 
     def answers(self, patience: float = 1.0) -> bool:
@@ -143,7 +139,9 @@ class Node:
         def ready() -> bool:
             if self.pid() is None:
                 raise LabError(f"{self.name}: QEMU has ended\n{tail(self.qemu_log)}", f"Its logs are in {self.folder}.")
-            return self.answers() and self.run(["true"]).returncode == 0
+            with suppress(LabError):
+                return self.answers(5.0) and self.run(["true"]).returncode == 0
+            return False
 
         try:
             wait(ready, deadline, f"{self.name}: ssh")
@@ -195,7 +193,7 @@ class Node:
         _check_snapshot_name(name)
         if not self._vfs_of(name).exists():
             has = ", ".join(sorted(path.stem for path in self.folder.glob("*.snapshot"))) or "none"
-            raise LabError(f"{self.name} has no snapshot {name!r}", f"It has: {has}.")
+            raise BadInput(f"{self.name} has no snapshot {name!r}", f"It has: {has}.")
         self.power_on()
         self._forget_ssh()
         with self._monitor() as monitor:
@@ -203,14 +201,14 @@ class Node:
             _human(monitor, f"loadvm {name}")
             vf_state.load(self._test_port, json.loads(self._vfs_of(name).read_text()))
             monitor.execute("cont")
-        self.wait_ssh()
+        self.wait_ssh(RESTORE_S)
         # The guest's clock stands where it was; only this host knows the time.
         self.sh(f"date -s @{time.time():.3f} >/dev/null")
 
     def unplug(self, pci: str) -> None:
         """Take a PCI function off the node's bus."""
         if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", pci):
-            raise LabError(f"{pci!r} is no PCI address", "Give it as in 0000:21:00.0.")
+            raise BadInput(f"{pci!r} is no PCI address", "Give it as in 0000:21:00.0.")
         device = f"/sys/bus/pci/devices/{pci}"
         if self.run(["test", "-e", device]).returncode != 0:
             raise LabError(
@@ -343,7 +341,7 @@ def tail(log: Path, lines: int = 20) -> str:
 
 def _check_snapshot_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,60}", name):
-        raise LabError(f"{name!r} is no name for a snapshot", "Start with a letter; then letters, digits, . _ and -.")
+        raise BadInput(f"{name!r} is no name for a snapshot", "Start with a letter; then letters, digits, . _ and -.")
 
 
 def _human(monitor: Monitor, line: str) -> None:

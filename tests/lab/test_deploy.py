@@ -6,6 +6,8 @@ import subprocess
 from lab import MACHINES, Node
 from tests.lab.conftest import pyinfra, ready
 
+PF = MACHINES[0].nics[0].netdev
+
 
 def test_a_fresh_node_is_ready_after_one_deploy(
     first_deploy: subprocess.CompletedProcess[str], fresh_nodes: tuple[Node, ...]
@@ -26,7 +28,7 @@ def test_a_second_deploy_changes_nothing(nodes: tuple[Node, ...]) -> None:
 def test_a_dry_run_shows_the_node_s_own_plan_and_touches_nothing(nodes: tuple[Node, ...]) -> None:
     node = nodes[0]
     # The agent would repair this at once.
-    node.sh("systemctl stop trackbed; ip link set enp33s0 vf 2 trust off; ip link set enp33s0v1 mtu 1500")
+    node.sh(f"systemctl stop trackbed; ip link set {PF} vf 2 trust off; ip link set {PF}v1 mtu 1500")
     before = node.sh("sha256sum /etc/trackbed/node.json")
     node.sh('sed -i \'s/"count": 7/"count": 6/\' /etc/trackbed/node.json')
     shown = pyinfra("--dry", "inventories/lab.py", "deploy.py", "--limit", "node1")
@@ -34,7 +36,7 @@ def test_a_dry_run_shows_the_node_s_own_plan_and_touches_nothing(nodes: tuple[No
     assert shown.returncode == 0, text
     assert "vf_attributes 0000:21:00.0#2 trust: off -> on" in text
     assert "vf_links 0000:21:00.0#1 mtu: 1500 -> 9000  [link-flap]" in text
-    assert "vf 2" in node.sh("ip link show enp33s0 | grep 'vf 2.*trust off'")
+    assert "vf 2" in node.sh(f"ip link show {PF} | grep 'vf 2.*trust off'")
     assert node.sh("sha256sum /etc/trackbed/node.json") != before
 
 
@@ -60,7 +62,7 @@ def test_more_vfs_than_the_device_has_stop_the_deploy_with_the_remedy(nodes: tup
     assert refused.returncode != 0
     assert "NIC rail0 has 7 VFs at most, the spec wants 8; lower vfs.count to 7" in text
     assert node.sh("cat /etc/trackbed/node.json") == before
-    assert node.sh("cat /sys/class/net/enp33s0/device/sriov_numvfs").strip() == "7"
+    assert node.sh(f"cat /sys/class/net/{PF}/device/sriov_numvfs").strip() == "7"
 
 
 def test_an_unknown_key_stops_the_deploy_before_a_node_is_touched(nodes: tuple[Node, ...]) -> None:

@@ -5,7 +5,7 @@ import pytest
 from lab import MACHINES, Node
 from tests.lab.conftest import eventually, ready, report, wait_ready
 
-PF = MACHINES[0].nics[0]
+PF, OTHER = MACHINES[0].nics
 SYSFS = f"/sys/bus/pci/devices/{PF.pci}"
 
 # Measured on the node itself, by the clock of its kernel: ssh would add its own time.
@@ -24,12 +24,13 @@ echo $((($(date +%s%N) - broken) / 1000000))
     ("break_it", "repaired"),
     [
         (f"ip link set {PF.netdev} vf 2 trust off", f"ip link show {PF.netdev} | grep -q 'vf 2 .*trust on'"),
-        (f"ip link set {PF.netdev} vf 1 vlan 99", f"ip link show {PF.netdev} | grep 'vf 1 ' | grep -qv 'vlan 99'"),
+        (f"ip link set {OTHER.netdev} vf 0 vlan 99", f"ip link show {OTHER.netdev} | grep -q 'vf 0 .*vlan 100'"),
         (f"ip link set {PF.netdev}v3 mtu 1500", f"test $(cat /sys/class/net/{PF.netdev}v3/mtu) = 9000"),
         (f"ip link set {PF.netdev}v4 down", f"ip link show {PF.netdev}v4 | grep -q '[<,]UP[,>]'"),
+        (f"ip link set {PF.netdev} down", f"ip link show {PF.netdev} | grep -q '[<,]UP[,>]'"),
         (f"echo 0 > {SYSFS}/sriov_numvfs", f"test $(cat {SYSFS}/sriov_numvfs) = 7"),
     ],
-    ids=["trust", "vlan", "mtu", "down", "vfs-deleted"],
+    ids=["trust", "vlan", "mtu", "vf-down", "pf-down", "vfs-deleted"],
 )
 def test_drift_is_repaired_on_its_event(node: Node, break_it: str, repaired: str) -> None:
     took = node.sh(REPAIR.format(break_it=break_it, repaired=repaired)).strip()
@@ -53,7 +54,7 @@ def test_an_unplugged_nic_is_not_ready_and_comes_back(node: Node) -> None:
     eventually("not ready", lambda: not ready(node))
     missing = next(c for c in report(node)["conditions"] if c["type"] == "NicsPresent")
     assert (missing["status"], missing["reason"]) == ("False", "NicMissing")
-    assert PF.mac in missing["message"]
+    assert PF.pci in missing["message"]
     node.replug()
     wait_ready(node)
     assert node.run(["trackbed", "plan"]).returncode == 0

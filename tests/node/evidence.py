@@ -1,0 +1,335 @@
+"""What a node should be, by its spec, and what its own tools say that it is. Nothing here asks the agent."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, NoReturn
+
+import pytest
+from attrs import evolve, field, frozen
+from testinfra.host import Host
+
+from agent.nics import derived_mac
+from agent.ranges import format_ranges, parse_ranges
+from agent.spec import MAC, NodeSpec, Selector, VfAttributes, parse
+from agent.spec import Nic as WantedNic
+
+__all__ = ["Cpus", "Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "read_node"]
+
+SPEC = "/etc/trackbed/node.json"
+
+# One line a function: what it is called by, in each of the ways in which a spec may select it, and each of its VFs.
+_FUNCTIONS = """
+link() { if [ -e "$1" ]; then basename "$(readlink "$1")"; else echo -; fi; }
+netdev() { for n in "$1"/net/* "$1"/virtio*/net/*; do if [ -e "$n" ]; then basename "$n"; return; fi; done; echo -; }
+for d in /sys/bus/pci/devices/*; do
+  read -r class < "$d/class"
+  case "$class" in 0x02*) ;; *) continue ;; esac
+  if [ -e "$d/physfn" ]; then continue; fi
+  read -r vendor < "$d/vendor"; read -r device < "$d/device"; read -r node < "$d/numa_node"
+  net=$(netdev "$d"); permanent=-
+  if [ "$net" != - ]; then permanent=$(ethtool -P "$net" | sed 's/.*: //'); fi
+  echo "pf|${d##*/}|${vendor#0x}|${device#0x}|$(link "$d/driver")|$net|$node|$permanent"
+  for v in "$d"/virtfn*; do
+    if [ -e "$v" ]; then echo "vf|${v##*virtfn}|$(link "$v")|$(netdev "$v")"; fi
+  done
+done
+"""
+
+# The netdevs of every other network namespace: named ones, and those that a process lives in.
+_ELSEWHERE = """
+own=$(stat -Lc %i /proc/self/ns/net); seen=
+for n in /run/netns/* /proc/[0-9]*/ns/net; do
+  inode=$(stat -Lc %i "$n" 2>/dev/null) || continue
+  case " $own $seen " in *" $inode "*) continue ;; esac
+  seen="$seen $inode"
+  echo "$n"; nsenter --net="$n" ip -j -d link; echo
+done
+"""
+
+# Per interrupt of each PCI function: its number, the CPUs that may serve it, where it arrives. Then /proc/interrupts.
+_INTERRUPTS = """
+for pci; do
+  for file in /sys/bus/pci/devices/"$pci"/msi_irqs/*; do
+    irq=/proc/irq/${file##*/}
+    if [ -r "$irq"/effective_affinity_list ]; then
+      read -r affinity < "$irq"/smp_affinity_list; read -r effective < "$irq"/effective_affinity_list
+      echo "$pci|${file##*/}|$affinity|$effective"
+    fi
+  done
+done
+cat /proc/interrupts
+"""
+
+
+@frozen
+class Finding:
+    """One fact that was checked."""
+
+    device: str
+    what: str
+    expected: object
+    found: object
+    ok: bool
+
+
+def equal(device: str, what: str, expected: object, found: object) -> Finding:
+    """The two are the same."""
+    return Finding(device, what, expected, found, expected == found)
+
+
+def judge(node: Node, findings: Iterable[Finding], nothing: str) -> None:
+    """Fail with every finding that is not as expected, one line each; skip if there was nothing to check."""
+    __tracebackhide__ = True
+    checked = list(findings)
+    if not checked:
+        pytest.skip(f"{node.name}: {nothing}")
+    wrong = [f"{node.name}: {f.device}: {f.what}: expected {f.expected}, found {f.found}" for f in checked if not f.ok]
+    if wrong:
+        pytest.fail("\n".join(wrong), pytrace=False)
+
+
+@frozen
+class Vf:
+    """A VF, and what it should be. ``taken``: the namespace that it was moved to; the spec then says nothing of its netdev."""
+
+    index: int
+    pci: str
+    netdev: str | None
+    taken: str | None
+    want: VfAttributes
+    label: str
+
+
+@frozen
+class Nic:
+    """A NIC of the spec, and the physical function that it means."""
+
+    want: WantedNic
+    pci: str
+    netdev: str
+    numa_node: int
+    vfs: tuple[Vf, ...]
+    label: str
+
+    def functions(self) -> list[tuple[str, str, str]]:
+        """PCI address, netdev and label of the PF and of the VFs that are in the host's namespace."""
+        own = [(vf.pci, vf.netdev, vf.label) for vf in self.vfs if vf.netdev is not None]
+        return [(self.pci, self.netdev, self.label), *own]
+
+
+@frozen
+class Interrupt:
+    """``queue`` is None for one that serves no queue."""
+
+    number: int
+    name: str
+    queue: int | None
+    affinity: str
+    effective: str
+    count: int
+
+
+# What drivers call a queue's interrupt: igb, ixgbe, ice, bnxt, ena, virtio; mlx5; erdma.
+QUEUE = re.compile(r"(?:TxRx|Tx-Rx|rx|tx|input|output)[-.](\d+)$|mlx5_comp(\d+)@|erdma-ceq(\d+)@")
+
+
+@frozen
+class Cpus:
+    """The online CPUs as lscpu numbers their cores, nodes and last-level caches; ``usable``: neither isolated nor excluded."""
+
+    core: Mapping[int, str]
+    node: Mapping[int, int]
+    cache: Mapping[int, str]
+    usable: frozenset[int]
+    nearest: Mapping[int, tuple[int, ...]]
+
+    def local(self, numa_node: int) -> frozenset[int]:
+        """The usable CPUs of a NUMA node, or of the nearest one that has some; all of them for node -1."""
+        for near in self.nearest.get(numa_node, ()):
+            if found := frozenset(cpu for cpu in self.usable if self.node[cpu] == near):
+                return found
+        return self.usable or frozenset(self.core)
+
+    def sharing_cache(self, cpu: int) -> frozenset[int]:
+        """The online CPUs that share a CPU's last-level cache; those of its NUMA node if no cache is told."""
+        by: Mapping[int, object] = self.cache if self.cache[cpu] else self.node
+        return frozenset(other for other in self.core if by[other] == by[cpu])
+
+
+@frozen(slots=False)
+class Node:
+    """A node under test."""
+
+    host: Host
+    name: str
+    spec: NodeSpec
+    text: str = field(repr=False)
+
+    def run(self, script: str, *arguments: str) -> str:
+        """What a shell script prints on the node; its failure is the check's."""
+        __tracebackhide__ = True
+        done = self.host.run("sh -uc %s -- " + " ".join(["%s"] * len(arguments)), script, *arguments)
+        if done.rc != 0:
+            self.fail(
+                f"`{script.strip().splitlines()[0]}` ended with {done.rc}: {(done.stderr or done.stdout).strip()}"
+            )
+        return str(done.stdout)
+
+    def fail(self, message: str) -> NoReturn:
+        """Fail without a traceback."""
+        pytest.fail(f"{self.name}: {message}", pytrace=False)
+
+    @cached_property
+    def links(self) -> dict[str, dict[str, Any]]:
+        """`ip -d link` by name, VFs included."""
+        return {link["ifname"]: link for link in json.loads(self.run("ip -j -d link"))}
+
+    @cached_property
+    def drivers(self) -> dict[str, str]:
+        """The driver of each PCI function, by lspci."""
+        found = {}
+        for block in self.run("lspci -Dvmmnk").split("\n\n"):
+            told = dict(line.split(":\t", 1) for line in block.splitlines() if ":\t" in line)
+            if "Driver" in told:
+                found[told["Slot"]] = told["Driver"]
+        return found
+
+    @cached_property
+    def elsewhere(self) -> dict[str, str]:
+        """The network namespace of each PCI function whose netdev was moved out of the host's."""
+        found: dict[str, str] = {}
+        namespace = ""
+        for line in self.run(_ELSEWHERE).splitlines():
+            if line.startswith("/"):
+                namespace = line
+            elif line:
+                found |= {link["parentdev"]: namespace for link in json.loads(line) if "parentdev" in link}
+        return found
+
+    @cached_property
+    def cpus(self) -> Cpus:
+        """The node's CPUs."""
+        rows = [line.split(",") for line in self.run("lscpu -p=CPU,CORE,NODE,CACHE").splitlines() if line[0] != "#"]
+        core = {int(row[0]): row[1] for row in rows}
+        unusable = set(parse_ranges(self.spec.irqs.exclude_cpus))
+        for kept_free in self.run("cat /sys/devices/system/cpu/isolated /sys/devices/system/cpu/nohz_full").split():
+            unusable.update(parse_ranges(kept_free) if kept_free != "(null)" else ())
+        nearest = {}
+        for line in self.run("grep . /sys/devices/system/node/node*/distance /dev/null").splitlines():
+            path, _, distances = line.partition(":")
+            own = int(re.findall(r"node(\d+)/", path)[0])
+            # The distances are in the order of the online nodes' numbers, those without CPUs included.
+            by_distance = sorted(enumerate(map(int, distances.split())), key=lambda d: (d[0] != own, d[1], d[0]))
+            nearest[own] = tuple(number for number, _ in by_distance)
+        return Cpus(
+            core=core,
+            node={int(row[0]): int(row[2] or 0) for row in rows},
+            # The last level is last; what is between the levels, and before them, depends on lscpu's version.
+            cache={int(row[0]): row[-1].rpartition(":")[2] for row in rows},
+            usable=frozenset(core) - unusable,
+            nearest=nearest,
+        )
+
+    @cached_property
+    def interrupts(self) -> dict[str, list[Interrupt]]:
+        """The interrupts that each function's driver has requested, by its PCI address."""
+        return self.read_interrupts()
+
+    def read_interrupts(self) -> dict[str, list[Interrupt]]:
+        """Read them now, by /proc/interrupts and /proc/irq."""
+        affinities: list[list[str]] = []
+        counters: dict[str, list[str]] = {}
+        for line in self.run(_INTERRUPTS, *self.drivers).splitlines():
+            if "|" in line:
+                affinities.append(line.split("|"))
+            elif (words := line.split())[0].endswith(":"):
+                counters[words[0][:-1]] = words[1:]
+        found: dict[str, list[Interrupt]] = {}
+        for pci, number, affinity, effective in affinities:
+            # An interrupt that nobody has requested is not listed there.
+            if words := counters.get(number, []):
+                queue = QUEUE.search(words[-1])
+                index = int(next(filter(None, queue.groups()))) if queue else None
+                count = sum(int(word) for word in words[: len(self.cpus.core)])
+                found.setdefault(pci, []).append(Interrupt(int(number), words[-1], index, affinity, effective, count))
+        return found
+
+    def nics(self) -> tuple[Nic, ...]:
+        """The spec's NICs, found by their selectors; fails if one that is required is not there, or is not one."""
+        __tracebackhide__ = True
+        functions = self._functions()
+        found = []
+        for want in self.spec.nics:
+            chosen = [pf for pf in functions if self._selected(want.select, pf)]
+            if len(chosen) == 1 and chosen[0]["netdev"] is not None:
+                found.append(self._nic(want, chosen[0]))
+            elif want.required or len(chosen) == 1:
+                have = ", ".join(f"{pf['pci']} ({pf['netdev'] or 'no netdev'})" for pf in chosen or functions)
+                self.fail(
+                    f"NIC {want.name} ({want.select}): expected one function with a netdev, found {have or 'none'}"
+                )
+        return tuple(found)
+
+    def _functions(self) -> list[dict[str, Any]]:
+        functions: list[dict[str, Any]] = []
+        for line in self.run(_FUNCTIONS).splitlines():
+            kind, *words = (None if word == "-" else word for word in line.split("|"))
+            if kind == "pf":
+                keys = ("pci", "vendor", "device", "driver", "netdev", "numa_node", "permanent")
+                functions.append({**dict(zip(keys, words, strict=True)), "vfs": {}})
+            else:
+                functions[-1]["vfs"][int(str(words[0]))] = (words[1], words[2])
+        return functions
+
+    def _selected(self, selector: Selector, pf: dict[str, Any]) -> bool:
+        names = [pf["netdev"], *self.links.get(pf["netdev"], {}).get("altnames", ())]
+        return all(
+            wanted is None or wanted in have
+            for wanted, have in (
+                (selector.pci, [pf["pci"]]),
+                (selector.mac, [pf["permanent"]]),
+                (selector.netdev, names),
+                (selector.vendor, [pf["vendor"]]),
+                (selector.device, [pf["device"]]),
+                (selector.driver, [pf["driver"]]),
+            )
+        )
+
+    def _nic(self, want: WantedNic, pf: dict[str, Any]) -> Nic:
+        label = f"{pf['netdev']} ({pf['pci']}, NIC {want.name})"
+        vfs = []
+        for index, (pci, netdev) in sorted(pf["vfs"].items()):
+            expected = _expected(want, index, pf["permanent"])
+            taken = self.elsewhere.get(pci) if netdev is None else None
+            vfs.append(
+                Vf(index, pci, netdev, taken, expected, f"{netdev or 'VF'} ({pci}, NIC {want.name}, VF {index})")
+            )
+        return Nic(want, pf["pci"], pf["netdev"], int(pf["numa_node"]), tuple(vfs), label)
+
+
+def _expected(nic: WantedNic, index: int, permanent: str) -> VfAttributes:
+    """What a VF should be by the documented rules: its group's values, the NIC's defaults, the PF's MTU and state."""
+    if nic.vfs is None or index >= nic.vfs.count:
+        return VfAttributes()
+    given = nic.vfs.attributes(index)
+    mac = given.mac or (derived_mac(permanent, index) if MAC.fullmatch(permanent) else None)
+    return evolve(given, mac=mac, mtu=given.mtu or nic.mtu, state=given.state or nic.state)
+
+
+def one_of(cpus: Iterable[int]) -> str:
+    """CPUs as an expectation reads."""
+    return f"one of {format_ranges(cpus)}"
+
+
+def read_node(host: Host) -> Node:
+    """A node by its spec file; fails if it has none."""
+    __tracebackhide__ = True
+    name = str(host.backend.get_pytest_id()).partition("://")[2]
+    done = host.run("cat %s", SPEC)
+    if done.rc != 0:
+        pytest.fail(f"{name}: {done.stderr.strip()}; deploy it first", pytrace=False)
+    return Node(host, name, parse(done.stdout, f"{name}:{SPEC}"), done.stdout)

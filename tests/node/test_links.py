@@ -1,0 +1,47 @@
+"""The netdevs of PFs and VFs, by `ip link`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.node.evidence import Finding, Nic, Node, equal, judge
+
+pytestmark = pytest.mark.links
+
+Expected = tuple[str, dict[str, Any], int | None, str | None]
+
+
+def netdevs(node: Node, nics: tuple[Nic, ...]) -> Iterator[Expected]:
+    """Label, link, wanted MTU and wanted state of each netdev in the host's namespace that the spec speaks of."""
+    for nic in nics:
+        yield nic.label, node.links[nic.netdev], nic.want.mtu, nic.want.state
+        for vf in nic.vfs:
+            if vf.netdev is not None:
+                yield vf.label, node.links[vf.netdev], vf.want.mtu, vf.want.state
+
+
+def test_mtu(node: Node, nics: tuple[Nic, ...]) -> None:
+    found = [equal(label, "MTU", mtu, link["mtu"]) for label, link, mtu, _ in netdevs(node, nics) if mtu is not None]
+    judge(node, found, "its spec gives no MTU")
+
+
+def test_state(node: Node, nics: tuple[Nic, ...]) -> None:
+    findings = [
+        equal(label, "state", state, "up" if "UP" in link["flags"] else "down")
+        for label, link, _, state in netdevs(node, nics)
+        if state is not None
+    ]
+    judge(node, findings, "its spec gives no state")
+
+
+def test_carrier(node: Node, nics: tuple[Nic, ...]) -> None:
+    """Of what should be up."""
+
+    def finding(label: str, link: dict[str, Any]) -> Finding:
+        flags = link["flags"]
+        found = f"{','.join(flags)}, operstate {link['operstate']}"
+        return Finding(label, "carrier", "LOWER_UP", found, "LOWER_UP" in flags)
+
+    findings = [finding(label, link) for label, link, _, state in netdevs(node, nics) if state == "up"]
+    judge(node, findings, "its spec wants no netdev up")

@@ -1,0 +1,58 @@
+"""Receive packet steering, by the queues' rps_cpus."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from agent.ranges import format_ranges, parse_ranges
+from tests.node.evidence import Cpus, Finding, Nic, Node, equal, judge
+
+pytestmark = pytest.mark.rps
+
+
+@pytest.fixture(scope="module", autouse=True)
+def steering(node: Node) -> None:
+    if not node.spec.rps.enable:
+        pytest.skip(f"{node.name}: its spec leaves receive packet steering alone")
+
+
+def expected(cpus: Cpus, numa_node: int, queues: int, served_by: int) -> frozenset[int]:
+    """None where each local CPU can have a queue; else the local CPUs near the one that takes the interrupt, without it."""
+    local = cpus.local(numa_node)
+    if queues >= len(local):
+        return frozenset()
+    near = local & cpus.sharing_cache(served_by) or local
+    return near - {served_by} or near
+
+
+@pytest.fixture(scope="module")
+def masks(node: Node) -> dict[str, dict[int, frozenset[int]]]:
+    """The CPUs of each receive queue, by netdev: hexadecimal, in groups of 32 bits."""
+    found: dict[str, dict[int, frozenset[int]]] = {}
+    for line in node.run("grep -s . /sys/class/net/*/queues/rx-*/rps_cpus").splitlines():
+        path, _, mask = line.partition(":")
+        _, _, _, _, netdev, _, queue, _ = path.split("/")
+        bits = int(mask.replace(",", ""), 16)
+        steered = frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
+        found.setdefault(netdev, {})[int(queue.removeprefix("rx-"))] = steered
+    return found
+
+
+def test_each_queue_is_steered_as_its_interrupt_asks(
+    node: Node, nics: tuple[Nic, ...], masks: dict[str, dict[int, frozenset[int]]]
+) -> None:
+    def findings() -> Iterator[Finding]:
+        for nic in nics:
+            for pci, netdev, label in nic.functions():
+                # A netdev that is down has requested no interrupts.
+                interrupts = [i for i in node.interrupts.get(pci, []) if i.queue is not None]
+                served_by = {i.queue: parse_ranges(i.affinity) for i in interrupts}
+                found = masks.get(netdev, {})
+                for queue, steered in sorted(found.items()):
+                    cpus = served_by.get(queue, ())
+                    if len(cpus) == 1:
+                        want = expected(node.cpus, nic.numa_node, len(found), cpus[0])
+                        told = format_ranges(steered) or "none"
+                        yield equal(label, f"rps_cpus of rx-{queue}", format_ranges(want) or "none", told)
+
+    judge(node, findings(), "no receive queue has a pinned interrupt")

@@ -1,0 +1,105 @@
+"""VFs: how many there are, and what their PF grants them."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.node.evidence import Finding, Nic, Node, Vf, equal, judge
+
+pytestmark = pytest.mark.sriov
+
+NO_VFS = "its spec gives no NIC a number of VFs"
+
+
+def wanted_vfs(nics: tuple[Nic, ...]) -> Iterator[tuple[Nic, Vf]]:
+    return ((nic, vf) for nic in nics for vf in nic.vfs if nic.want.vfs and vf.index < nic.want.vfs.count)
+
+
+def granted(node: Node, nic: Nic, vf: Vf) -> dict[str, Any]:
+    told = node.links[nic.netdev].get("vfinfo_list", [])
+    return next((entry for entry in told if entry["vf"] == vf.index), {})
+
+
+def test_number_of_vfs_in_the_device(node: Node, nics: tuple[Nic, ...]) -> None:
+    """By the SR-IOV capability in the PF's configuration space."""
+
+    def findings() -> Iterator[Finding]:
+        for nic in nics:
+            if nic.want.vfs is not None:
+                told = re.findall(r"Number of VFs: (\d+)", node.run('lspci -vvs "$1"', nic.pci))
+                yield equal(nic.label, "Number of VFs (lspci)", [str(nic.want.vfs.count)], told)
+
+    judge(node, findings(), NO_VFS)
+
+
+def test_number_of_vfs_in_the_kernel(node: Node, nics: tuple[Nic, ...]) -> None:
+    def findings() -> Iterator[Finding]:
+        for nic in nics:
+            if nic.want.vfs is not None:
+                wanted = list(range(nic.want.vfs.count))
+                yield equal(nic.label, "VFs (virtfn links)", wanted, [vf.index for vf in nic.vfs])
+                told = sorted(entry["vf"] for entry in node.links[nic.netdev].get("vfinfo_list", []))
+                yield equal(nic.label, "VFs (ip link)", wanted, told)
+
+    judge(node, findings(), NO_VFS)
+
+
+def test_address_granted_to_each_vf(node: Node, nics: tuple[Nic, ...]) -> None:
+    """Given ones, and those derived from the PF's permanent address."""
+    findings = [
+        equal(vf.label, "MAC granted (ip link)", vf.want.mac, granted(node, nic, vf).get("address"))
+        for nic, vf in wanted_vfs(nics)
+        if vf.want.mac is not None and vf.taken is None
+    ]
+    judge(node, findings, "no VF of its spec is the host's, with an address")
+
+
+def test_addresses_are_unique(node: Node, nics: tuple[Nic, ...]) -> None:
+    macs = [granted(node, nic, vf).get("address") for nic, vf in wanted_vfs(nics)]
+    findings = [
+        equal(vf.label, f"VFs with the MAC {mac}", 1, macs.count(mac))
+        for (_, vf), mac in zip(wanted_vfs(nics), macs, strict=True)
+    ]
+    judge(node, findings, NO_VFS)
+
+
+@pytest.mark.parametrize("attribute", ["vlan", "trust", "spoofchk"])
+def test_attribute_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribute: str) -> None:
+    def found(told: dict[str, Any]) -> object:
+        # Without a VLAN, ip leaves the list out.
+        return told.get("vlan_list", [{"vlan": 0}])[0]["vlan"] if attribute == "vlan" else told.get(attribute)
+
+    findings = [
+        equal(vf.label, f"{attribute} (ip link)", getattr(vf.want, attribute), found(granted(node, nic, vf)))
+        for nic, vf in wanted_vfs(nics)
+        if getattr(vf.want, attribute) is not None and vf.taken is None
+    ]
+    judge(node, findings, f"its spec gives no VF of the host's a value for {attribute}")
+
+
+def test_each_vf_is_bound(node: Node, nics: tuple[Nic, ...]) -> None:
+    findings = [
+        Finding(vf.label, "driver (lspci)", "one", node.drivers.get(vf.pci, "none"), vf.pci in node.drivers)
+        for _, vf in wanted_vfs(nics)
+    ]
+    judge(node, findings, NO_VFS)
+
+
+def test_each_vf_has_a_netdev(node: Node, nics: tuple[Nic, ...]) -> None:
+    """In the host's network namespace, or in that of a pod that took it."""
+    findings = [
+        Finding(vf.label, "netdev", "one, in some namespace", vf.netdev or vf.taken, bool(vf.netdev or vf.taken))
+        for _, vf in wanted_vfs(nics)
+    ]
+    judge(node, findings, NO_VFS)
+
+
+def test_each_vf_netdev_has_its_address(node: Node, nics: tuple[Nic, ...]) -> None:
+    findings = [
+        equal(vf.label, "MAC (ip link)", vf.want.mac, node.links[vf.netdev]["address"])
+        for _, vf in wanted_vfs(nics)
+        if vf.want.mac is not None and vf.netdev is not None
+    ]
+    judge(node, findings, "no VF of its spec has a netdev here, and an address")
