@@ -7,7 +7,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help lab lab-down test lint unit lab-suite lock clean
+.PHONY: help lab lab-down test lint unit lab-suite bench lock clean
 
 help:
 	@echo "make lab       boot two virtual servers and deploy them"
@@ -15,6 +15,7 @@ help:
 	@echo "make test      everything that CI runs"
 	@echo "make lint      style, types and import rules"
 	@echo "make unit      tests that need no virtual server"
+	@echo "make bench     how fast the agent of the running lab repairs, beside the same by hand"
 	@echo "make lock      pin the dependencies again, by hash"
 
 lab: $(STAMP)
@@ -38,6 +39,9 @@ unit: $(STAMP)
 
 lab-suite: $(STAMP)
 	$(BIN)/pytest tests/lab
+
+bench: $(STAMP)
+	@$(BIN)/python -m bench.repair
 
 lock: $(STAMP)
 	$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --extra control --extra test --python-version 3.11 \

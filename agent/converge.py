@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from attrs import define, evolve, field, frozen
@@ -105,24 +106,25 @@ def converge(
     failures: Failures,
     clock: Callable[[], float],
     allow: Disruption | None = None,
+    announce: Callable[[Change], None] = lambda change: None,
 ) -> Pass:
     """Make the machine what ``spec`` says, as far as is allowed, and say what came of it.
 
     :param last: the snapshot of the pass before; None reads everything.
     :param scope: the PFs that a wake-up named.
     :param allow: the most disruptive level; the spec's own if None.
+    :param announce: called with the first change to a required NIC before it is made: the node is not ready from then on.
     :raises OSError: a device went away while it was read; the caller starts again.
     """
     limit = Disruption.parse(spec.disruption.allow) if allow is None else allow
-    writes: dict[Identity, int] = {}
-    applied: list[Outcome] = []
     if last is None or scope is None:
         have, scope = read_basis(machine), None
     else:
         have = last
+    work = _Work(machine, resolve(spec, have.functions), limit, failures, clock, announce)
+    applied: list[Outcome] = []
     for _ in range(ROUNDS):
-        want = resolve(spec, have.functions)
-        have, outcomes = _round(machine, want, have, scope, limit, failures, clock, writes)
+        have, outcomes = _round(work, have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
         remaining = [outcome for outcome in outcomes if outcome.result != "applied"]
         applied += done
@@ -131,71 +133,64 @@ def converge(
         # Everything else was read in this pass already; what was written is what must be read again.
         scope = frozenset(outcome.change.device for outcome in done)
     failures.keep({_identity(outcome.change) for outcome in remaining})
-    conditions = [_converged(want, remaining)]
+    conditions = [_converged(work.want, remaining)]
     for probe in probes():
-        conditions += probe.check(machine, want, have)
-    return Pass(want, have, (*applied, *remaining), tuple(conditions), len(applied))
+        conditions += probe.check(machine, work.want, have)
+    return Pass(work.want, have, (*applied, *remaining), tuple(conditions), len(applied))
 
 
-def _round(
-    machine: Machine,
-    want: Wanted,
-    have: Snapshot,
-    scope: Scope,
-    limit: Disruption,
-    failures: Failures,
-    clock: Callable[[], float],
-    writes: dict[Identity, int],
-) -> tuple[Snapshot, list[Outcome]]:
+@define
+class _Work:
+    """What stays the same through a pass, and what was written in it."""
+
+    machine: Machine
+    want: Wanted
+    limit: Disruption
+    failures: Failures
+    clock: Callable[[], float]
+    announce: Callable[[Change], None]
+    writes: Counter[Identity] = field(factory=Counter)
+
+
+def _round(work: _Work, have: Snapshot, scope: Scope) -> tuple[Snapshot, list[Outcome]]:
     outcomes: list[Outcome] = []
     for kind in ordered():
-        have = have.merged(kind.NAME, scope, kind.observe(machine, want, scope))
-        outcomes += [
-            _attempt(machine, want, have, kind, change, limit, failures, clock(), writes)
-            for change in kind.plan(want, have)
-        ]
+        have = have.merged(kind.NAME, scope, kind.observe(work.machine, work.want, scope))
+        outcomes += [_attempt(work, have, kind, change) for change in kind.plan(work.want, have)]
     return have, outcomes
 
 
-def _attempt(
-    machine: Machine,
-    want: Wanted,
-    have: Snapshot,
-    kind: Kind,
-    change: Change,
-    limit: Disruption,
-    failures: Failures,
-    now: float,
-    writes: dict[Identity, int],
-) -> Outcome:
+def _attempt(work: _Work, have: Snapshot, kind: Kind, change: Change) -> Outcome:
     if change.obstacle:
         return Outcome(change, "blocked", change.obstacle, change.remedy)
-    if (held := failures.held_back(change, now)) is not None:
+    if (held := work.failures.held_back(change, work.clock())) is not None:
         return evolve(held, change=change)
     if change.disruption > Disruption.NONE:
         # Whoever took the device since it was planned must not lose it.
         device = frozenset({change.device})
-        fresh = have.merged(users.NAME, device, users.observe(machine, want, device))
+        fresh = have.merged(users.NAME, device, users.observe(work.machine, work.want, device))
         change = evolve(change, victims=users.of(fresh, change.target))
         if change.victims:
             error = f"it would disturb {', '.join(change.victims)}"
             return Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
-        if change.disruption > limit:
-            error = f"{change.disruption} is not allowed now (at most {limit})"
+        if change.disruption > work.limit:
+            error = f"{change.disruption} is not allowed now (at most {work.limit})"
             return Outcome(change, "deferred", error, f"allow it: trackbed apply --allow {change.disruption}")
-    count = writes[_identity(change)] = writes.get(_identity(change), 0) + 1
-    if count > WRITES:
+    if not work.writes and _is_required(work.want, change):
+        work.announce(change)
+    work.writes[_identity(change)] += 1
+    if work.writes[_identity(change)] > WRITES:
         error = f"written {WRITES} times, and it still reads {change.before}"
         outcome = Outcome(change, "failed", error, "see who else sets it, and the kernel's log for the driver's reason")
-        failures.add(outcome, now)
+        work.failures.add(outcome, work.clock())
         return outcome
     try:
-        kind.apply(machine, change)
+        kind.apply(work.machine, change)
     except OSError as error:
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
         message = error.strerror or str(error)
         outcome = Outcome(change, "unsupported" if unsupported else "failed", message, _remedy(error, change))
-        failures.add(outcome, now)
+        work.failures.add(outcome, work.clock())
         return outcome
     return Outcome(change, "applied")
 

@@ -81,10 +81,10 @@ class Publisher:
         if self._last.ready and not (self.folder / FIRST_PASS).exists():
             write_atomically(self.folder / FIRST_PASS, self.boot_id + "\n")
 
-    def worker_lost(self, message: str) -> None:
+    def unattended(self, reason: str, message: str) -> None:
         """Nobody looks at the devices now: what was true may no longer be."""
         others = tuple(c for c in self._last.conditions if c.type != "WorkerAlive")
-        lost = Condition("WorkerAlive", "False", "WorkerLost", message)
+        lost = Condition("WorkerAlive", "False", reason, message)
         self._publish(evolve(self._last, ready=False, conditions=(*others, lost)))
 
     def vouch(self) -> None:
@@ -138,6 +138,7 @@ def supervise(command: list[str], publisher: Publisher) -> None:
                 signals = wake.recv(64)
                 if signal.SIGTERM in signals or signal.SIGINT in signals:
                     notify("STOPPING=1")
+                    publisher.unattended("Stopped", "the agent was stopped; start it: systemctl start trackbed")
                     _stop(worker)
                     return
                 if signal.SIGHUP in signals and worker is not None:
@@ -145,7 +146,7 @@ def supervise(command: list[str], publisher: Publisher) -> None:
             elif worker is not None and not _listen(worker, publisher):
                 selector.unregister(key.fileobj)
                 status = worker.process.wait()
-                publisher.worker_lost(f"the worker ended with status {status}; it is started again")
+                publisher.unattended("WorkerLost", f"the worker ended with status {status}; it is started again")
                 lived = time.monotonic() - worker.started
                 respawn_wait = FIRST_RESPAWN if lived > LAST_RESPAWN else min(respawn_wait * 2, LAST_RESPAWN)
                 respawn_at = time.monotonic() + respawn_wait

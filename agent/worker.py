@@ -12,11 +12,10 @@ from typing import Any, TextIO
 
 from attrs import define
 
-from agent.change import Condition, Outcome, is_ready, to_plain
+from agent.change import Change, Condition, Outcome, is_ready, to_plain
 from agent.converge import Failures, Pass, converge, preview
 from agent.kinds import links, vf_links
 from agent.machine import Machine
-from agent.nics import vf_addresses
 from agent.snapshot import Scope
 from agent.spec import NodeSpec, SpecError, parse, spec_hash
 from agent.watch import Known, Watch
@@ -67,19 +66,9 @@ def work(machine: Machine, path: Path, control: int, out: TextIO) -> None:
         if adopted.spec is None:
             _say(out, _body(None, (), (_no_spec(adopted.refusal),), adopted))
         else:
-            try:
-                last = converge(machine, adopted.spec, last.have if last else None, scope, failures, time.monotonic)
-                known = _known(machine, last)
-            except OSError as error:
-                # It vanished under our hands; nothing that was read can be trusted.
-                last, due = None, AGAIN
-                lost = Condition(
-                    "Converged", "Unknown", "DeviceLost", f"while reading the devices: {error}; reading again"
-                )
-                _say(out, _body(adopted.spec, (), (lost,), adopted))
-            else:
-                _say(out, _body(adopted.spec, last.outcomes, last.conditions, adopted))
-                due = _due(failures)
+            last = _converge(machine, adopted, adopted.spec, last, scope, failures, out)
+            known = _known(last) if last else known
+            due = _due(failures) if last else AGAIN
         deadline = time.monotonic() + due
         scope = frozenset()
         while scope == frozenset():
@@ -96,19 +85,50 @@ def work(machine: Machine, path: Path, control: int, out: TextIO) -> None:
                     failures.forget()
 
 
+def _converge(
+    machine: Machine,
+    adopted: Adopted,
+    spec: NodeSpec,
+    last: Pass | None,
+    scope: Scope,
+    failures: Failures,
+    out: TextIO,
+) -> Pass | None:
+    """One pass, and its report; None if a device vanished under our hands: nothing that was read can be trusted then."""
+
+    def announce(change: Change) -> None:
+        _say(out, _body(spec, (), _converging(change, last), adopted))
+
+    have = last.have if last else None
+    try:
+        found = converge(machine, spec, have, scope, failures, time.monotonic, announce=announce)
+    except OSError as error:
+        message = f"while reading the devices: {error}; reading again"
+        lost = Condition("Converged", "Unknown", "DeviceLost", message)
+        _say(out, _body(spec, (), (lost,), adopted))
+        return None
+    _say(out, _body(spec, found.outcomes, found.conditions, adopted))
+    return found
+
+
+def _converging(change: Change, last: Pass | None) -> tuple[Condition, ...]:
+    """The node differs: whoever reads the report must not find it ready while that is being put right."""
+    differs = Condition("Converged", "False", "Converging", str(change))
+    return (differs, *(c for c in last.conditions if c.type != differs.type)) if last else (differs,)
+
+
 def _due(failures: Failures) -> float:
     retry = failures.next_try()
     return RESYNC if retry is None else min(RESYNC, max(0.05, retry - time.monotonic()))
 
 
-def _known(machine: Machine, found: Pass) -> Known:
+def _known(found: Pass) -> Known:
     by_ifindex: dict[int, str] = {}
-    by_address: dict[str, str] = {}
-    for address in found.want.nics:
-        by_address[address] = address
-        by_address |= dict.fromkeys(vf_addresses(machine.files, address).values(), address)
-        for kind in (links.NAME, vf_links.NAME):
-            statuses: Mapping[str, links.LinkStatus] = found.have[kind].get(address, {})
+    by_address = {address: address for address in found.want.nics}
+    for kind in (links.NAME, vf_links.NAME):
+        for address, functions in found.have[kind].items():
+            statuses: Mapping[str, links.LinkStatus] = functions
+            by_address |= {status.pci: address for status in statuses.values()}
             by_ifindex |= {status.link.ifindex: address for status in statuses.values() if status.link}
     return Known(by_ifindex, by_address)
 

@@ -137,8 +137,7 @@ def power_on(name: str) -> None:
         say(f"{name} is on already; changes nothing")
         return
     with step(f"booting {name}", usual_s=25):
-        node.power_on()
-        node.wait_ssh()
+        node.boot()
 
 
 @main.command()

@@ -36,7 +36,7 @@ def up(name: str | None = None) -> bool:
                 node.power_on()
             # One after the other: threads would outlive a Ctrl-C.
             for node in fleet:
-                node.wait_ssh()
+                node.boot()
                 say(f"    {node.name}: ssh answers on 127.0.0.1 port {node.ssh_port}")
         return True
 

@@ -148,6 +148,20 @@ class Node:
         except LabError as error:
             raise LabError(f"{error.what}\n{tail(self.console_log)}", f"Its logs are in {self.folder}.") from None
 
+    def boot(self) -> None:
+        """Power it on if it is off, and wait until ssh answers.
+
+        QEMU 10 has been seen to abort while a guest boots (an assertion in iotlb_to_section): then it is started once more.
+        """
+        self.power_on()
+        try:
+            self.wait_ssh()
+        except LabError:
+            if self.pid() is not None:
+                raise
+            self.power_on()
+            self.wait_ssh()
+
     def run(
         self, argv: Sequence[str], timeout: float = 60.0, *, check: bool = False, stdin: str | None = None
     ) -> subprocess.CompletedProcess[str]:

@@ -21,8 +21,9 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 
 @frozen
 class LinkStatus:
-    """A function's netdev. ``ready``: udev has initialised it; until then its name is not settled."""
+    """The netdev of the function at ``pci``. ``ready``: udev has initialised it; until then its name is not settled."""
 
+    pci: str
     driver: str | None
     link: Link | None
     ready: bool
@@ -37,7 +38,9 @@ def status(machine: Machine, pci: str) -> LinkStatus:
     """Read one function's netdev."""
     name = netdev(machine.files, pci)
     link = machine.netlink.link(name) if name else None
-    return LinkStatus(driver(machine.files, pci), link, link is not None and initialised(machine.files, link.ifindex))
+    return LinkStatus(
+        pci, driver(machine.files, pci), link, link is not None and initialised(machine.files, link.ifindex)
+    )
 
 
 def initialised(files: Files, ifindex: int) -> bool:

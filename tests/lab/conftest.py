@@ -50,23 +50,29 @@ def first_deploy(fresh_nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[s
     return done
 
 
-@pytest.fixture
-def nodes(
-    first_deploy: subprocess.CompletedProcess[str], fresh_nodes: tuple[Node, ...], request: pytest.FixtureRequest
-) -> Iterator[tuple[Node, ...]]:
-    """Both nodes as the first deploy left them, whatever the test before did."""
+@pytest.fixture(scope="session")
+def deployed(first_deploy: subprocess.CompletedProcess[str], fresh_nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes, of which a snapshot of the first deploy exists."""
     assert first_deploy.returncode == 0, first_deploy.stdout + first_deploy.stderr
-    for node in fresh_nodes:
-        node.restore(DEPLOYED)
-    for node in fresh_nodes:
-        wait_ready(node)
-    yield fresh_nodes
+    return fresh_nodes
 
 
 @pytest.fixture
-def node(nodes: tuple[Node, ...]) -> Node:
-    """One of them, where one is enough."""
-    return nodes[0]
+def nodes(deployed: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Both nodes as the first deploy left them, whatever the tests before did."""
+    for node in deployed:
+        node.restore(DEPLOYED)
+    for node in deployed:
+        wait_ready(node)
+    return deployed
+
+
+@pytest.fixture
+def node(deployed: tuple[Node, ...]) -> Node:
+    """The first of them, where one is enough."""
+    deployed[0].restore(DEPLOYED)
+    wait_ready(deployed[0])
+    return deployed[0]
 
 
 def report(node: Node) -> dict[str, Any]:

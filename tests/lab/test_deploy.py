@@ -25,8 +25,7 @@ def test_a_second_deploy_changes_nothing(nodes: tuple[Node, ...]) -> None:
     assert changed == []
 
 
-def test_a_dry_run_shows_the_node_s_own_plan_and_touches_nothing(nodes: tuple[Node, ...]) -> None:
-    node = nodes[0]
+def test_a_dry_run_shows_the_node_s_own_plan_and_touches_nothing(node: Node) -> None:
     # The agent would repair this at once.
     node.sh(f"systemctl stop trackbed; ip link set {PF} vf 2 trust off; ip link set {PF}v1 mtu 1500")
     before = node.sh("sha256sum /etc/trackbed/node.json")
@@ -40,8 +39,7 @@ def test_a_dry_run_shows_the_node_s_own_plan_and_touches_nothing(nodes: tuple[No
     assert node.sh("sha256sum /etc/trackbed/node.json") != before
 
 
-def test_a_nic_that_is_not_there_stops_the_deploy_with_the_old_state_kept(nodes: tuple[Node, ...]) -> None:
-    node = nodes[0]
+def test_a_nic_that_is_not_there_stops_the_deploy_with_the_old_state_kept(node: Node) -> None:
     before = node.sh("cat /etc/trackbed/node.json")
     nics = json.dumps([{"name": "rail9", "select": {"pci": "0000:99:00.0"}}])
     refused = pyinfra("-y", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"nics={nics}")
@@ -53,8 +51,7 @@ def test_a_nic_that_is_not_there_stops_the_deploy_with_the_old_state_kept(nodes:
     assert ready(node)
 
 
-def test_more_vfs_than_the_device_has_stop_the_deploy_with_the_remedy(nodes: tuple[Node, ...]) -> None:
-    node = nodes[0]
+def test_more_vfs_than_the_device_has_stop_the_deploy_with_the_remedy(node: Node) -> None:
     before = node.sh("cat /etc/trackbed/node.json")
     nics = json.dumps([{"name": "rail0", "select": {"mac": MACHINES[0].nics[0].mac}, "vfs": {"count": 8}}])
     refused = pyinfra("-y", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"nics={nics}")
@@ -65,7 +62,7 @@ def test_more_vfs_than_the_device_has_stop_the_deploy_with_the_remedy(nodes: tup
     assert node.sh(f"cat /sys/class/net/{PF}/device/sriov_numvfs").strip() == "7"
 
 
-def test_an_unknown_key_stops_the_deploy_before_a_node_is_touched(nodes: tuple[Node, ...]) -> None:
+def test_an_unknown_key_stops_the_deploy_before_a_node_is_touched(node: Node) -> None:
     nics = json.dumps([{"name": "rail0", "select": {"pci": "0000:21:00.0"}, "mtuu": 9000}])
     refused = pyinfra("-y", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"nics={nics}")
     text = refused.stdout + refused.stderr

@@ -1,6 +1,7 @@
 """Kernel modules that the deploy wants at every boot, and their options: loaded now, with those values."""
 
 import re
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,24 +18,25 @@ def lines(node: Node, path: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def test_each_module_is_loaded(node: Node) -> None:
-    loaded = {line.split()[0] for line in node.run("cat /proc/modules").splitlines()}
-    built_in = set(re.findall(r"/([^/]+)\.ko$", node.run("cat /lib/modules/$(uname -r)/modules.builtin"), re.MULTILINE))
-    known = {name.replace("-", "_") for name in loaded | built_in}
-    findings = [
-        Finding(name, "kernel module", "loaded or built in", "neither", name.replace("-", "_") in known)
+def loaded(node: Node) -> list[Finding]:
+    modules = {line.split()[0] for line in node.run("cat /proc/modules").splitlines()}
+    built_in = node.run("cat /lib/modules/$(uname -r)/modules.builtin")
+    modules |= {name.replace("-", "_") for name in re.findall(r"/([^/]+)\.ko$", built_in, re.MULTILINE)}
+    return [
+        Finding(name, "kernel module", "loaded or built in", "neither", name.replace("-", "_") in modules)
         for name in lines(node, AT_BOOT)
     ]
-    judge(node, findings, f"{AT_BOOT} names no module")
 
 
-def test_each_option_is_in_force(node: Node) -> None:
-    findings = []
+def in_force(node: Node) -> Iterator[Finding]:
     for line in lines(node, OPTIONS):
         _, module, *given = line.split()
         for name, _, value in (option.partition("=") for option in given):
             # A parameter without a file cannot be read back.
             script = 'f=/sys/module/"$1"/parameters/"$2"; if [ -r "$f" ]; then cat "$f"; else echo "$3"; fi'
             found = node.run(script, module.replace("-", "_"), name, value).strip()
-            findings.append(equal(module, f"parameter {name}", value, found))
-    judge(node, findings, f"{OPTIONS} gives no option")
+            yield equal(module, f"parameter {name}", value, found)
+
+
+def test_modules_are_loaded_with_their_options(node: Node) -> None:
+    judge(node, [*loaded(node), *in_force(node)], f"{AT_BOOT} and {OPTIONS} name nothing")

@@ -165,6 +165,23 @@ def test_what_a_driver_refuses_is_unsupported_and_not_tried_again_at_once(kernel
     assert not kernel.writes
 
 
+def test_a_difference_is_announced_before_the_first_write(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec())
+    kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
+    kernel.writes.clear()
+    written_before: list[int] = []
+    converge(
+        kernel.machine(),
+        spec(),
+        found.have,
+        frozenset({PF0}),
+        Failures(),
+        lambda: 0.0,
+        announce=lambda change: written_before.append(len(kernel.writes)),
+    )
+    assert written_before == [0]
+
+
 def test_a_failed_count_leaves_the_vfs_that_were_there(kernel: Kernel) -> None:
     found = settle(kernel.machine(), spec())
 

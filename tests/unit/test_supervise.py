@@ -134,8 +134,11 @@ def test_a_restart_in_the_same_boot_starts_from_not_ready_and_a_higher_generatio
     assert not report.ready
 
 
-def test_sigterm_ends_it_and_its_worker(start: Start) -> None:
-    supervised = start("found(True); sys.stdin.read(); open(sys.argv[0] or '/dev/null')")
+def test_sigterm_ends_it_and_the_node_is_not_ready_from_then_on(start: Start) -> None:
+    supervised = start("found(True); sys.stdin.read()")
     supervised.wait_for(lambda report: report.ready)
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.process.wait(timeout=20) == 0
+    report = supervised.report()
+    assert not report.ready
+    assert report.conditions[-1].reason == "Stopped"

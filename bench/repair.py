@@ -1,0 +1,102 @@
+"""How fast drift is put back on a node of the lab, beside the same writes done bare: `python -m bench.repair`.
+
+Times are taken on the node, by its own clock, from the end of the write that broke something to the moment at which a
+tool that is not ours reads the wanted value again. The bare counterpart is the shell doing the same write by itself.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import click
+from attrs import frozen
+from rich.console import Console
+from rich.table import Table
+
+import lab
+
+NIC = lab.MACHINES[0].nics[0]
+SYSFS = f"/sys/bus/pci/devices/{NIC.pci}"
+
+
+@frozen
+class Drift:
+    """What breaks it, what a person would type to mend it, and what tells that it is mended."""
+
+    name: str
+    broken: str
+    mended: str
+    holds: str
+
+
+DRIFTS = (
+    Drift(
+        "VF trust",
+        f"ip link set {NIC.netdev} vf 2 trust off",
+        f"ip link set {NIC.netdev} vf 2 trust on",
+        f"ip link show {NIC.netdev} | grep -q 'vf 2 .*trust on'",
+    ),
+    Drift(
+        "VF MTU",
+        f"ip link set {NIC.netdev}v3 mtu 1500",
+        f"ip link set {NIC.netdev}v3 mtu 9000",
+        f"test $(cat /sys/class/net/{NIC.netdev}v3/mtu) = 9000",
+    ),
+    Drift(
+        "all VFs deleted",
+        f"echo 0 > {SYSFS}/sriov_numvfs",
+        f"echo 7 > {SYSFS}/sriov_numvfs",
+        f"test $(cat {SYSFS}/sriov_numvfs) = 7",
+    ),
+)
+
+AGENT = """
+{broken}
+began=$(date +%s%N)
+until {holds}; do :; done
+echo $((($(date +%s%N) - began) / 1000000))
+"""
+BARE = """
+{broken}
+began=$(date +%s%N)
+{mended}
+until {holds}; do :; done
+echo $((($(date +%s%N) - began) / 1000000))
+"""
+
+
+def _measure(node: lab.Node, script: str, drift: Drift, rounds: int) -> list[int]:
+    text = script.format(broken=drift.broken, mended=drift.mended, holds=drift.holds)
+    return [_once(node, text) for _ in range(rounds)]
+
+
+def _once(node: lab.Node, text: str) -> int:
+    """One measurement, from a node that is ready (or whose agent is stopped) and quiet."""
+    if node.run(["systemctl", "is-active", "--quiet", "trackbed"]).returncode == 0:
+        node.run(["trackbed", "wait", "--timeout", "120"], timeout=150, check=True)
+    # The passes that the last repair's own events caused.
+    node.sh("udevadm settle")
+    return int(node.sh(text, timeout=120))
+
+
+@click.command()
+@click.option("--rounds", default=10, show_default=True, help="Measurements of each kind.")
+def main(rounds: int) -> None:
+    """Print the milliseconds from drift to repair, by the agent and by hand."""
+    (node, *_) = lab.nodes()
+    table = Table("drift", "agent: median", "agent: max", "bare: median", "bare: max", title="milliseconds")
+    rows = {drift.name: _measure(node, AGENT, drift, rounds) for drift in DRIFTS}
+    node.sh("systemctl stop trackbed")
+    try:
+        for drift in DRIFTS:
+            bare = _measure(node, BARE, drift, rounds)
+            ours = rows[drift.name]
+            figures = (statistics.median(ours), max(ours), statistics.median(bare), max(bare))
+            table.add_row(drift.name, *(f"{figure:.0f}" for figure in figures))
+    finally:
+        node.sh("systemctl start trackbed")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
