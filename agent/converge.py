@@ -12,7 +12,7 @@ from attrs import define, evolve, field, frozen
 from agent.change import Change, Condition, Disruption, Outcome, Value
 from agent.kinds import Kind, ordered, users
 from agent.machine import Machine
-from agent.nics import Wanted, resolve
+from agent.nics import Wanted, rediscover, resolve
 from agent.probes import probes
 from agent.snapshot import Scope, Snapshot, read_basis
 from agent.spec import NodeSpec
@@ -117,14 +117,15 @@ def converge(
     :raises OSError: a device went away while it was read; the caller starts again.
     """
     limit = Disruption.parse(spec.disruption.allow) if allow is None else allow
-    if last is None or scope is None:
-        have, scope = read_basis(machine), None
-    else:
-        have = last
-    work = _Work(machine, resolve(spec, have.functions), limit, failures, clock, announce)
+    work = _Work(machine, limit, failures, clock, announce)
+    have, scope = (read_basis(machine), None) if last is None or scope is None else (last, scope)
     applied: list[Outcome] = []
     for _ in range(ROUNDS):
-        have, outcomes = _round(work, have, scope)
+        if scope is not None:
+            # Names, and the permanent address that the VFs' are made from, come with a netdev: it may be a new one.
+            have = evolve(have, functions=rediscover(machine, have.functions, scope))
+        want = resolve(spec, have.functions)
+        have, outcomes = _round(work, want, have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
         remaining = [outcome for outcome in outcomes if outcome.result != "applied"]
         applied += done
@@ -133,10 +134,10 @@ def converge(
         # Everything else was read in this pass already; what was written is what must be read again.
         scope = frozenset(outcome.change.device for outcome in done)
     failures.keep({_identity(outcome.change) for outcome in remaining})
-    conditions = [_converged(work.want, remaining)]
+    conditions = [_converged(want, remaining)]
     for probe in probes():
-        conditions += probe.check(machine, work.want, have)
-    return Pass(work.want, have, (*applied, *remaining), tuple(conditions), len(applied))
+        conditions += probe.check(machine, want, have)
+    return Pass(want, have, (*applied, *remaining), tuple(conditions), len(applied))
 
 
 @define
@@ -144,7 +145,6 @@ class _Work:
     """What stays the same through a pass, and what was written in it."""
 
     machine: Machine
-    want: Wanted
     limit: Disruption
     failures: Failures
     clock: Callable[[], float]
@@ -152,15 +152,15 @@ class _Work:
     writes: Counter[Identity] = field(factory=Counter)
 
 
-def _round(work: _Work, have: Snapshot, scope: Scope) -> tuple[Snapshot, list[Outcome]]:
+def _round(work: _Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Snapshot, list[Outcome]]:
     outcomes: list[Outcome] = []
     for kind in ordered():
-        have = have.merged(kind.NAME, scope, kind.observe(work.machine, work.want, scope))
-        outcomes += [_attempt(work, have, kind, change) for change in kind.plan(work.want, have)]
+        have = have.merged(kind.NAME, scope, kind.observe(work.machine, want, scope))
+        outcomes += [_attempt(work, want, have, kind, change) for change in kind.plan(want, have)]
     return have, outcomes
 
 
-def _attempt(work: _Work, have: Snapshot, kind: Kind, change: Change) -> Outcome:
+def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome:
     if change.obstacle:
         return Outcome(change, "blocked", change.obstacle, change.remedy)
     if (held := work.failures.held_back(change, work.clock())) is not None:
@@ -168,7 +168,7 @@ def _attempt(work: _Work, have: Snapshot, kind: Kind, change: Change) -> Outcome
     if change.disruption > Disruption.NONE:
         # Whoever took the device since it was planned must not lose it.
         device = frozenset({change.device})
-        fresh = have.merged(users.NAME, device, users.observe(work.machine, work.want, device))
+        fresh = have.merged(users.NAME, device, users.observe(work.machine, want, device))
         change = evolve(change, victims=users.of(fresh, change.target))
         if change.victims:
             error = f"it would disturb {', '.join(change.victims)}"
@@ -176,7 +176,7 @@ def _attempt(work: _Work, have: Snapshot, kind: Kind, change: Change) -> Outcome
         if change.disruption > work.limit:
             error = f"{change.disruption} is not allowed now (at most {work.limit})"
             return Outcome(change, "deferred", error, f"allow it: trackbed apply --allow {change.disruption}")
-    if not work.writes and _is_required(work.want, change):
+    if not work.writes and _is_required(want, change):
         work.announce(change)
     work.writes[_identity(change)] += 1
     if work.writes[_identity(change)] > WRITES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from attrs import field, frozen
 
@@ -144,28 +144,33 @@ def link_of(machine: Machine, target: str) -> Link:
 
 def discover(machine: Machine) -> tuple[Function, ...]:
     """Every physical function of PCI class 02 (network controller), by address."""
-    files = machine.files
     links = {link.name: link for link in machine.netlink.links()}
-    found = []
-    for address in names_or_none(files, PCI):
-        path = device_path(address)
-        if not read_or(files, f"{path}/class", "").startswith("0x02"):
-            continue
-        if "physfn" in names_or_none(files, path):
-            continue
-        name = netdev(files, address)
-        found.append(
-            Function(
-                address=address,
-                vendor=read_or(files, f"{path}/vendor", "").removeprefix("0x"),
-                device=read_or(files, f"{path}/device", "").removeprefix("0x"),
-                driver=driver(files, address),
-                numa_node=int(read_or(files, f"{path}/numa_node", "-1")),
-                total_vfs=int(read_or(files, f"{path}/sriov_totalvfs", "0")),
-                link=links.get(name) if name else None,
-            )
-        )
-    return tuple(found)
+    found = (_function(machine, address, links.get) for address in names_or_none(machine.files, PCI))
+    return tuple(function for function in found if function is not None)
+
+
+def rediscover(machine: Machine, functions: tuple[Function, ...], addresses: frozenset[str]) -> tuple[Function, ...]:
+    """``functions`` with those at ``addresses`` read again: gone, or with the netdev that they have now."""
+    read = {address: _function(machine, address, machine.netlink.link) for address in addresses}
+    kept = {function.address: function for function in functions}
+    return tuple(function for _, function in sorted({**kept, **read}.items()) if function is not None)
+
+
+def _function(machine: Machine, address: str, link: Callable[[str], Link | None]) -> Function | None:
+    files = machine.files
+    path = device_path(address)
+    if not read_or(files, f"{path}/class", "").startswith("0x02") or "physfn" in names_or_none(files, path):
+        return None
+    name = netdev(files, address)
+    return Function(
+        address=address,
+        vendor=read_or(files, f"{path}/vendor", "").removeprefix("0x"),
+        device=read_or(files, f"{path}/device", "").removeprefix("0x"),
+        driver=driver(files, address),
+        numa_node=int(read_or(files, f"{path}/numa_node", "-1")),
+        total_vfs=int(read_or(files, f"{path}/sriov_totalvfs", "0")),
+        link=link(name) if name else None,
+    )
 
 
 def _matches(selector: Selector, function: Function) -> bool:

@@ -284,6 +284,9 @@ class Node:
             f"systemd.hostname={machine.name} systemd.machine_id={machine.machine_id}",
             # An emulated CPU has no use for the first, and trips the second whenever this host is busy.
             "mitigations=off nowatchdog",
+            # A one-shot timer's interrupt that emulation loses leaves a halted CPU asleep (seen: RCU stalls, a boot that
+            # never ended). A periodic tick wakes it again.
+            "highres=off nohz=off",
         ]
         per_node = CPUS // NUMA_NODES
         arguments = [

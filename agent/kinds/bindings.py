@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.change import Change, Disruption
-from agent.kinds import in_scope, users
+from agent.kinds import in_scope, links, users
 from agent.machine import Machine, read_or
 from agent.nics import PCI, Wanted, device_path, driver, netdev, pci_of, vf_addresses
 from agent.snapshot import Scope, Snapshot
@@ -53,8 +53,8 @@ def _binding(machine: Machine, vf: str) -> Binding:
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """Bind the VFs that have no driver; bind again those whose driver holds another address than the PF gave."""
     changes = []
-    for address, state in sorted(have[NAME].items()):
-        nic = want.nics[address]
+    for address, nic in links.usable(want, have):
+        state: Bindings = have[NAME][address]
         count = nic.vf_count() or 0
         if count and not state.autoprobe:
             # With it off, pci_device_can_probe() refuses every driver, the one that we ask for included.

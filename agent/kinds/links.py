@@ -9,7 +9,7 @@ from attrs import frozen
 from agent.change import Change, Disruption
 from agent.kinds import in_scope, users
 from agent.machine import Files, Link, Machine
-from agent.nics import Wanted, driver, link_of, netdev
+from agent.nics import Wanted, WantedNic, driver, link_of, netdev
 from agent.snapshot import Scope, Snapshot
 from agent.spec import LinkState
 from agent.vendors import vendor
@@ -49,6 +49,19 @@ def initialised(files: Files, ifindex: int) -> bool:
         return f"n{ifindex}" in files.names("/run/udev/data")
     except FileNotFoundError:
         return True
+
+
+def usable(want: Wanted, have: Snapshot) -> list[tuple[str, WantedNic]]:
+    """The wanted NICs whose VFs can be seen to: their netdev is there, and udev is through with it.
+
+    A VF that is made earlier finds its PF down, and has no address to be given.
+    """
+    found: Mapping[str, Mapping[str, LinkStatus]] = have[NAME]
+    return [
+        (address, nic)
+        for address, nic in sorted(want.nics.items())
+        if (own := found.get(address, {}).get(address)) and (own.ready or not vendor(own.driver).has_netdev)
+    ]
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:

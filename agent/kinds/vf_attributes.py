@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.change import Change, Value
-from agent.kinds import in_scope
+from agent.kinds import in_scope, links
 from agent.machine import Machine, VfInfo
 from agent.nics import Wanted, link_of, netdev
 from agent.snapshot import Scope, Snapshot
@@ -31,7 +31,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """Every attribute that the spec gives and the PF tells otherwise, also of VFs that are still to come."""
     changes = []
-    for address, nic in sorted(want.nics.items()):
+    for address, nic in links.usable(want, have):
         told: Mapping[int, VfInfo] = have[NAME].get(address, {})
         for index in range(nic.vf_count() or 0):
             wanted = nic.vf(index)

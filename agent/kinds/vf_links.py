@@ -31,7 +31,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The VFs' netdevs that differ."""
     changes: list[Change] = []
-    for address, nic in sorted(want.nics.items()):
+    for address, nic in links.usable(want, have):
         found: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
         for index in range(nic.vf_count() or 0):
             target, wanted = f"{address}#{index}", nic.vf(index)

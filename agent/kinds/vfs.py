@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.change import Change, Disruption
-from agent.kinds import in_scope, users
+from agent.kinds import in_scope, links, users
 from agent.machine import Machine, read_or
 from agent.nics import Wanted, device_path
 from agent.snapshot import Scope, Snapshot
@@ -40,8 +40,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCoun
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """A count that differs; from one count to another all VFs are lost on the way."""
     changes = []
-    for address, state in sorted(have[NAME].items()):
-        nic = want.nics[address]
+    for address, nic in links.usable(want, have):
+        state: VfCount = have[NAME][address]
         count = nic.vf_count()
         if count is None or count == state.count:
             continue

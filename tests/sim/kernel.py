@@ -118,6 +118,19 @@ class Kernel:
         self._vfs[address] = {}
         self._bind(address, "igb", name, mac)
 
+    def udev_lags(self, function: str) -> None:
+        """The function's netdev is there, and udev has not looked at it yet."""
+        self._remove(f"/run/udev/data/n{self.netdev(function).ifindex}")
+
+    def udev_catches_up(self, function: str) -> None:
+        self._put(f"/run/udev/data/n{self.netdev(function).ifindex}", "I:1")
+
+    def unbind(self, function: str) -> None:
+        self._unbind(function)
+
+    def bind(self, function: str, name: str, mac: str) -> None:
+        self._bind(function, "igb", name, mac)
+
     def netdev(self, function: str) -> Link:
         return next(netdev.link for netdev in self._netdevs.values() if netdev.function == function)
 

@@ -107,6 +107,28 @@ def test_a_nic_that_comes_back_is_made_whole(kernel: Kernel, happening: str) -> 
     assert not preview(kernel.machine(), spec()).changes
 
 
+def test_a_pf_that_udev_is_not_through_with_gets_no_vfs_yet(kernel: Kernel) -> None:
+    kernel.udev_lags(PF0)
+    found = settle(kernel.machine(), spec())
+    assert not is_ready(found.conditions)
+    assert kernel.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "0"
+    kernel.udev_catches_up(PF0)
+    found = converge(kernel.machine(), spec(), found.have, frozenset({PF0}), Failures(), lambda: 0.0)
+    assert is_ready(found.conditions)
+
+
+def test_a_netdev_that_comes_after_its_function_still_gives_the_vfs_their_addresses(kernel: Kernel) -> None:
+    kernel.unbind(PF1)
+    found = settle(kernel.machine(), spec())
+    assert not is_ready(found.conditions)
+    kernel.bind(PF1, "enp65s0", MAC1)
+    found = converge(kernel.machine(), spec(), found.have, frozenset({PF1}), Failures(), lambda: 0.0)
+    assert is_ready(found.conditions)
+    told = kernel.link("enp65s0")
+    assert told is not None
+    assert [vf.mac for vf in told.vfs] == [derived_mac(MAC1, index) for index in range(2)]
+
+
 def test_more_vfs_than_the_device_has_is_refused_with_the_remedy_and_nothing_is_written(kernel: Kernel) -> None:
     planned = preview(kernel.machine(), spec(8))
     assert len(planned.errors) == 1
