@@ -175,8 +175,8 @@ def _why_not(report: Report, wanted_hash: str | None) -> list[str]:
     reasons = []
     if report.boot_id != supervise.boot_id():
         reasons.append("the report is of an earlier boot; the agent is not running: systemctl status trackbed")
-    age = time.time() - report.heartbeat
-    if age > STALE:
+    age = supervise.uptime() - report.uptime
+    if report.boot_id == supervise.boot_id() and age > STALE:
         reasons.append(f"the agent's last heartbeat is {age:.0f} s old; see: systemctl status trackbed")
     if wanted_hash is not None and report.spec_hash != wanted_hash:
         reasons.append(f"it follows spec {report.spec_hash or 'none'}, not {wanted_hash}")
@@ -221,7 +221,8 @@ def status(as_json: bool) -> None:
 @click.option("--hash", "wanted_hash", default=None, help="Wait for this spec to be the one that is ready.")
 @click.option("--first-pass", is_flag=True, help="Wait for the first verified pass since the boot instead.")
 @click.option("--timeout", default=0.0, help="Give up after so many seconds; 0 never does.")
-def wait(wanted_hash: str | None, first_pass: bool, timeout: float) -> None:
+@as_json
+def wait(wanted_hash: str | None, first_pass: bool, timeout: float, as_json: bool) -> None:
     """Wait until the node is ready.
 
     Exit code: 0 it is, 1 not within the time (the reasons are printed).
@@ -231,9 +232,13 @@ def wait(wanted_hash: str | None, first_pass: bool, timeout: float) -> None:
     deadline = time.monotonic() + timeout if timeout else None
     while True:
         reasons = _first_pass_missing() if first_pass else _not_ready(wanted_hash)
+        over = deadline is not None and time.monotonic() >= deadline
+        if as_json and (over or not reasons):
+            click.echo(json.dumps({"ready": not reasons, "reasons": reasons}))
+            sys.exit(1 if reasons else 0)
         if not reasons:
             return
-        if deadline is not None and time.monotonic() >= deadline:
+        if over:
             raise Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))
         # The report is a file that is replaced: looking at it costs less than a watch that must survive restarts.
         time.sleep(0.1)
@@ -291,11 +296,19 @@ def worker_command() -> None:
 
 
 def main() -> None:
-    """Run the command line; an unexpected OSError (no permission, say) is one message too."""
+    """Run the command line. Every error is one message and exit code 1: click's own 2 would mean "changes" to `plan`."""
     try:
-        cli(prog_name="trackbed")
+        cli.main(prog_name="trackbed", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(1)
+    except click.Abort:
+        sys.exit(130)
     except PermissionError as error:
         click.echo(f"trackbed: {error}; run as root", err=True)
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"trackbed: {error}; a device went away meanwhile? run it again", err=True)
         sys.exit(1)
 
 

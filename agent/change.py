@@ -110,10 +110,12 @@ def is_ready(conditions: Iterable[Condition]) -> bool:
 class Report:
     """What the node says of itself; written to /run/trackbed/report.json.
 
-    ``time`` is when this was found (seconds since the epoch), ``heartbeat`` when the supervisor last vouched for it.
+    ``time`` is when this was found (seconds since the epoch), ``heartbeat`` when the supervisor last vouched for it, and
+    ``uptime`` the same in seconds since the boot (CLOCK_BOOTTIME): on the node, age is judged by that, since a clock that
+    is set makes a heartbeat neither old nor new.
     ``ready`` judges the adopted spec ``spec_hash``; ``up_to_date`` is False while a newer one waits or was refused, and
     ``refusal`` says why.
-    ``generation`` counts the changes of anything but the two times since the boot ``boot_id``.
+    ``generation`` counts the changes of anything but the stamps since the boot ``boot_id``.
     """
 
     node_name: str
@@ -126,6 +128,7 @@ class Report:
     generation: int = 0
     time: float = 0.0
     heartbeat: float = 0.0
+    uptime: float = 0.0
     conditions: tuple[Condition, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 

@@ -149,6 +149,7 @@ class _Work:
     failures: Failures
     clock: Callable[[], float]
     announce: Callable[[Change], None]
+    announced: bool = False
     writes: Counter[Identity] = field(factory=Counter)
 
 
@@ -176,7 +177,8 @@ def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Chan
         if change.disruption > work.limit:
             error = f"{change.disruption} is not allowed now (at most {work.limit})"
             return Outcome(change, "deferred", error, f"allow it: trackbed apply --allow {change.disruption}")
-    if not work.writes and _is_required(want, change):
+    if not work.announced and _is_required(want, change):
+        work.announced = True
         work.announce(change)
     work.writes[_identity(change)] += 1
     if work.writes[_identity(change)] > WRITES:

@@ -44,6 +44,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
+def uptime() -> float:
+    """Seconds since the boot, those of a suspend included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file so that a reader sees the old or the new text, and a power cut leaves one of them."""
     beside = path.with_name(f".{path.name}.new")
@@ -92,14 +97,17 @@ class Publisher:
         self._write()
 
     def _publish(self, report: Report) -> None:
-        same = evolve(report, generation=self._last.generation, time=self._last.time, heartbeat=self._last.heartbeat)
-        if same != self._last:
+        if _unstamped(report) != _unstamped(self._last):
             self._last = evolve(report, generation=self._last.generation + 1, time=time.time())
             self._write()
 
     def _write(self) -> None:
-        self._last = evolve(self._last, heartbeat=time.time())
+        self._last = evolve(self._last, heartbeat=time.time(), uptime=uptime())
         write_atomically(self.folder / REPORT, report_to_json(self._last))
+
+
+def _unstamped(report: Report) -> Report:
+    return evolve(report, generation=0, time=0.0, heartbeat=0.0, uptime=0.0)
 
 
 @define

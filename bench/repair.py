@@ -71,12 +71,13 @@ def _measure(node: lab.Node, script: str, drift: Drift, rounds: int) -> list[int
 
 
 def _once(node: lab.Node, text: str) -> int:
-    """One measurement, from a node that is ready (or whose agent is stopped) and quiet."""
+    """One measurement, and then the node's recovery from it."""
+    took = int(node.sh(text, timeout=120))
     if node.run(["systemctl", "is-active", "--quiet", "trackbed"]).returncode == 0:
         node.run(["trackbed", "wait", "--timeout", "120"], timeout=150, check=True)
-    # The passes that the last repair's own events caused.
+    # The passes that the repair's own events caused.
     node.sh("udevadm settle")
-    return int(node.sh(text, timeout=120))
+    return took
 
 
 @click.command()

@@ -23,6 +23,13 @@ from lab.progress import say, step
 
 NAMES = [machine.name for machine in MACHINES]
 REPORT = "/run/trackbed/report.json"
+NEXT = (
+    "ready; what to try next (`.venv/bin/python -m lab --help` has more):",
+    "    .venv/bin/python -m lab ssh node1 trackbed status     why it is ready, or not",
+    "    .venv/bin/python -m lab ssh node1 trackbed inspect    its NICs, VFs, RDMA devices and interrupts",
+    "    .venv/bin/pyinfra inventories/lab.py deploy.py --dry  what a deploy would change",
+    "    make test, make lab-down",
+)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -88,6 +95,9 @@ def status(ready: bool) -> None:
         table.add_row(*row)
     # A pipe has no width, and a folder that is cut off is of no use.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
+    if ready and all_ready:
+        for hint in NEXT:
+            say(hint)
     sys.exit(0 if all_ready else 1)
 
 

@@ -1,0 +1,68 @@
+"""The command line as a person and a script meet it: what it says, and its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def trackbed(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agent", *arguments]
+    return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False)
+
+
+def test_a_plan_of_a_spec_that_wants_nothing_is_empty() -> None:
+    planned = trackbed("plan", "--spec", "-", stdin='{"node_name": "n1"}')
+    assert (planned.returncode, planned.stdout) == (0, "nothing to change\n")
+
+
+def test_a_plan_as_json_says_all_that_the_deploy_needs() -> None:
+    planned = trackbed("plan", "--json", "--spec", "-", stdin='{"node_name": "n1"}')
+    document = json.loads(planned.stdout)
+    assert planned.returncode == 0
+    assert (document["changes"], document["errors"], len(document["spec_hash"])) == ([], [], 16)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (("plan", "--spec", "-"), "{", "stdin: not valid JSON"),
+        (("plan", "--spec", "-"), '{"node_name": "n1", "nic": []}', "unknown key 'nic'; did you mean 'nics'?"),
+        (("plan", "--spec", "/nonexistent"), "", "No such file"),
+        (("plan", "--spce", "x"), "", "No such option"),
+        (("plna",), "", "No such command"),
+        (("apply", "--spec", "-", "--allow", "all"), '{"node_name": "n1"}', "'all' is no disruption; one of none"),
+        (
+            ("apply", "--spec", "-"),
+            '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "ffff:ff:1f.7"}}]}',
+            "NIC rail0 (pci=ffff:ff:1f.7) is not there",
+        ),
+    ],
+)
+def test_every_error_is_one_message_and_exit_code_1(arguments: tuple[str, ...], stdin: str, message: str) -> None:
+    failed = trackbed(*arguments, stdin=stdin)
+    assert failed.returncode == 1
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_errors_of_a_plan_as_json_are_in_the_json() -> None:
+    failed = trackbed("plan", "--json", "--spec", "-", stdin='{"node_nam": "n1"}')
+    assert failed.returncode == 1
+    assert "did you mean 'node_name'?" in " ".join(json.loads(failed.stdout)["errors"])
+
+
+def test_what_wants_a_report_says_how_to_get_one(tmp_path: Path) -> None:
+    if Path("/run/trackbed/report.json").exists():
+        pytest.skip("an agent runs on this machine")
+    assert "systemctl start trackbed" in trackbed("status").stderr
+    waited = trackbed("wait", "--timeout", "0.2")
+    assert waited.returncode == 1
+    assert "not ready after" in waited.stderr
+    waited = trackbed("wait", "--timeout", "0.2", "--json")
+    assert waited.returncode == 1
+    assert json.loads(waited.stdout)["ready"] is False
