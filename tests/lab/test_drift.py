@@ -39,7 +39,8 @@ def test_while_vfs_are_missing_the_node_is_not_ready(node: Node) -> None:
 
 def test_a_driver_reload_brings_everything_back(node: Node) -> None:
     generation = report(node)["generation"]
-    node.sh("modprobe -r igb; modprobe igb")
+    # Eleven VFs and their RDMA devices go one by one.
+    node.sh("modprobe -r igb; modprobe igb", timeout=240)
     eventually("a report after the reload", lambda: report(node)["generation"] > generation)
     wait_ready(node)
     assert node.run(["trackbed", "plan"]).returncode == 0
