@@ -43,7 +43,8 @@ class Change:
 
     ``target`` is a physical function's PCI address, or ``ADDRESS#N`` for its VF N. ``victims`` are those who use what
     the change would disturb. ``obstacle`` says why it cannot be made at all (then nothing is tried), ``remedy`` what
-    to do about that.
+    to do about that. ``patience``: seconds for which it must have been needed before it is made, since it may come right
+    by itself.
     """
 
     kind: str
@@ -55,6 +56,7 @@ class Change:
     victims: tuple[str, ...] = ()
     obstacle: str = ""
     remedy: str = ""
+    patience: float = 0.0
 
     @property
     def device(self) -> str:

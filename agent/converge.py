@@ -49,6 +49,12 @@ class Failures:
         failure = self._found.get(_identity(change))
         return failure.outcome if failure is not None and now < failure.not_before else None
 
+    def wait(self, change: Change, now: float) -> None:
+        """Hold a change back for its patience, counted from the first time that it was planned."""
+        if change.patience and _identity(change) not in self._found:
+            outcome = Outcome(change, "blocked", "it may come right by itself", f"wait {change.patience:.0f} s")
+            self._found[_identity(change)] = _Failure(outcome, 0, math.inf, now + change.patience)
+
     def add(self, outcome: Outcome, now: float) -> None:
         """Remember a failure; each one doubles the wait."""
         identity = _identity(outcome.change)
@@ -164,6 +170,7 @@ def _round(work: _Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Sna
 def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome:
     if change.obstacle:
         return Outcome(change, "blocked", change.obstacle, change.remedy)
+    work.failures.wait(change, work.clock())
     if (held := work.failures.held_back(change, work.clock())) is not None:
         return evolve(held, change=change)
     if change.disruption > Disruption.NONE:

@@ -27,6 +27,10 @@ AGAIN = 0.2
 """Seconds to wait when a device went away while it was read; its own event usually comes first."""
 
 
+POSTPONED = 5
+"""Passes in a row whose Ready is not said because more has happened meanwhile; then it is: events may never end."""
+
+
 @define
 class Adopted:
     """The spec that is kept true, and why the file's present content is not it (empty if it is)."""
@@ -61,18 +65,25 @@ def work(machine: Machine, path: Path, control: int, out: TextIO) -> None:
     last: Pass | None = None
     scope: Scope = None
     known = Known({}, {})
+    postponed = 0
     while True:
         due = RESYNC
         if adopted.spec is None:
-            _say(out, _body(None, (), (_no_spec(adopted.refusal),), adopted))
+            body = _body(None, (), (_no_spec(adopted.refusal),), adopted)
         else:
-            last = _converge(machine, adopted, adopted.spec, last, scope, failures, out)
+            last, body = _converge(machine, adopted, adopted.spec, last, scope, failures, out)
             known = _known(last) if last else known
             due = _due(failures) if last else AGAIN
         deadline = time.monotonic() + due
-        scope = frozenset()
+        scope, said = frozenset(), False
         while scope == frozenset():
-            wake = watch.wait(known, deadline - time.monotonic())
+            wake = watch.wait(known, deadline - time.monotonic() if said else 0.0)
+            if not said:
+                # Ready is not said of devices to which something has happened since they were read.
+                said = wake.scope == frozenset() or not body["ready"] or postponed == POSTPONED
+                postponed = 0 if said else postponed + 1
+                if said:
+                    _say(out, body)
             if wake.stop:
                 return
             scope = None if time.monotonic() >= deadline else wake.scope
@@ -93,8 +104,8 @@ def _converge(
     scope: Scope,
     failures: Failures,
     out: TextIO,
-) -> Pass | None:
-    """One pass, and its report; None if a device vanished under our hands: nothing that was read can be trusted then."""
+) -> tuple[Pass | None, dict[str, Any]]:
+    """One pass, and what to report; no pass if a device vanished under our hands: nothing that was read can be trusted then."""
 
     def announce(change: Change) -> None:
         _say(out, _body(spec, (), _converging(change, last), adopted))
@@ -105,10 +116,8 @@ def _converge(
     except OSError as error:
         message = f"while reading the devices: {error}; reading again"
         lost = Condition("Converged", "Unknown", "DeviceLost", message)
-        _say(out, _body(spec, (), (lost,), adopted))
-        return None
-    _say(out, _body(spec, found.outcomes, found.conditions, adopted))
-    return found
+        return None, _body(spec, (), (lost,), adopted)
+    return found, _body(spec, found.outcomes, found.conditions, adopted)
 
 
 def _converging(change: Change, last: Pass | None) -> tuple[Condition, ...]:

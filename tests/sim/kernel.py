@@ -53,6 +53,7 @@ class Kernel:
     _folders: dict[str, set[str]] = field(factory=dict)
     _netdevs: dict[str, _Netdev] = field(factory=dict)
     _vfs: dict[str, dict[int, _Vf]] = field(factory=dict)
+    _stuck: set[str] = field(factory=set)
     _next_ifindex: int = 2
     _next_irq: int = 24
 
@@ -117,6 +118,10 @@ class Kernel:
         self._unbind(address)
         self._vfs[address] = {}
         self._bind(address, "igb", name, mac)
+
+    def lose_carrier(self, function: str) -> None:
+        """A VF that missed its PF's reset: no carrier until it is brought up again."""
+        self._stuck.add(self.netdev(function).name)
 
     def udev_lags(self, function: str) -> None:
         """The function's netdev is there, and udev has not looked at it yet."""
@@ -203,6 +208,7 @@ class Kernel:
             netdev.link = evolve(netdev.link, mtu=mtu)
         if up is not None and up != netdev.link.up:
             netdev.link = evolve(netdev.link, up=up)
+            self._stuck.discard(netdev.link.name)
             self._request_irqs(netdev) if up else self._free_irqs(netdev.function)
 
     def set_vf(self, ifindex: int, index: int, **given: object) -> None:
@@ -235,6 +241,8 @@ class Kernel:
 
     def _carrier(self, netdev: _Netdev) -> bool:
         physical = self._links.get(f"{PCI}/{netdev.function}/physfn")
+        if netdev.link.name in self._stuck:
+            return False
         if physical is None:
             return netdev.link.up
         return netdev.link.up and self.netdev(physical.rpartition("/")[2]).up

@@ -187,6 +187,39 @@ def test_what_a_driver_refuses_is_unsupported_and_not_tried_again_at_once(kernel
     assert not kernel.writes
 
 
+def test_a_vf_without_carrier_is_brought_up_again_after_its_time_to_settle(kernel: Kernel) -> None:
+    failures = Failures()
+    found = settle(kernel.machine(), spec(), failures=failures)
+    kernel.lose_carrier(vf_addresses(kernel, PF0)[3])
+    kernel.writes.clear()
+    now = 100.0
+
+    def look() -> Pass:
+        return converge(kernel.machine(), spec(), found.have, frozenset({PF0}), failures, lambda: now)
+
+    assert not is_ready(look().conditions)
+    failures.hasten(None)
+    now += 2
+    assert not is_ready(look().conditions)
+    assert kernel.writes == []
+    now += 4
+    assert is_ready(look().conditions)
+    assert len(kernel.writes) >= 2
+
+
+def test_a_vf_in_use_keeps_its_link_even_without_carrier(kernel: Kernel) -> None:
+    failures = Failures()
+    found = settle(kernel.machine(), spec(), failures=failures)
+    vf = vf_addresses(kernel, PF0)[3]
+    kernel.routed.add(kernel.netdev(vf).name)
+    kernel.lose_carrier(vf)
+    kernel.writes.clear()
+    for now in (100.0, 200.0):
+        outcomes = converge(kernel.machine(), spec(), found.have, None, failures, lambda now=now: now).outcomes  # type: ignore[misc]
+    assert [o.result for o in outcomes] == ["deferred"]
+    assert kernel.writes == []
+
+
 def test_a_difference_is_announced_before_the_first_write(kernel: Kernel) -> None:
     found = settle(kernel.machine(), spec())
     kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
