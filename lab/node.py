@@ -284,16 +284,16 @@ class Node:
             f"systemd.hostname={machine.name} systemd.machine_id={machine.machine_id}",
             # An emulated CPU has no use for the first, and trips the second whenever this host is busy.
             "mitigations=off nowatchdog",
-            # A one-shot timer's interrupt that emulation loses leaves a halted CPU asleep (seen: RCU stalls, a boot that
-            # never ended). A periodic tick wakes it again.
+            # A one-shot timer whose interrupt emulation loses leaves a halted CPU asleep; a periodic tick wakes it again.
             "highres=off nohz=off",
         ]
         per_node = CPUS // NUMA_NODES
         arguments = [
             *("-name", f"{self.instance.name}-{machine.name}", "-nodefaults", "-no-user-config", "-display", "none"),
             *("-daemonize", "-pidfile", str(self._pid_file), "-D", str(self.qemu_log)),
-            # Emulation whatever /dev/kvm promises: it may exist and not work.
-            *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=multi", "-cpu", "max"),
+            # Emulation whatever /dev/kvm promises: it may exist and not work. In one thread: with one for each CPU a CPU
+            # was seen to lose its timer for good (RCU stalls, no ssh), and on a host of two cores it boots slower.
+            *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=single", "-cpu", "max"),
             *("-smp", f"{CPUS},sockets={NUMA_NODES},cores={per_node}", "-m", str(MEMORY_MIB)),
             *("-device", "intel-iommu,intremap=on,caching-mode=on"),
             *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd), "-append", " ".join(command_line)),
