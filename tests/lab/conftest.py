@@ -49,6 +49,7 @@ def first_deploy(fresh_nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[s
     done = pyinfra("-y", "inventories/lab.py", "deploy.py")
     if done.returncode == 0:
         for node in fresh_nodes:
+            settled(node)
             node.snapshot(DEPLOYED)
     return done
 
@@ -93,6 +94,12 @@ def wait_ready(node: Node) -> None:
     """Wait for the node's own word, and show its reasons if it does not come."""
     waited = node.run(["trackbed", "wait", "--timeout", str(int(DEADLINE))], timeout=DEADLINE + 30)
     assert waited.returncode == 0, waited.stderr
+
+
+def settled(node: Node) -> None:
+    """Wait until the node is ready and nothing is left to change: a VF's link may still bounce once."""
+    wait_ready(node)
+    eventually("an empty plan", lambda: node.run(["trackbed", "plan"]).returncode == 0)
 
 
 def eventually(what: str, probe: Callable[[], bool], within: float = DEADLINE) -> float:

@@ -3,16 +3,10 @@
 import pytest
 
 from lab import MACHINES, Node
-from tests.lab.conftest import eventually, ready, report, wait_ready
+from tests.lab.conftest import eventually, ready, report, settled, wait_ready
 
 PF, OTHER = MACHINES[0].nics
 SYSFS = f"/sys/bus/pci/devices/{PF.pci}"
-
-
-def settled(node: Node) -> None:
-    """Wait until the node is ready and nothing is left to change: a VF's link may still bounce once."""
-    wait_ready(node)
-    eventually("an empty plan", lambda: node.run(["trackbed", "plan"]).returncode == 0)
 
 
 @pytest.mark.parametrize(
