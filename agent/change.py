@@ -12,6 +12,9 @@ from attrs import frozen
 
 Value = str | int | bool | None
 
+HOST = "host"
+"""The target of changes that concern no device: sysctls, hugepages, loaded modules."""
+
 
 class Disruption(IntEnum):
     """What a change costs whoever uses the device; each level includes those before it."""
@@ -41,10 +44,11 @@ class Disruption(IntEnum):
 class Change:
     """One step that would make one field true.
 
-    ``target`` is a physical function's PCI address, or ``ADDRESS#N`` for its VF N. ``victims`` are those who use what
+    ``target`` is a physical function's PCI address, ``ADDRESS#N`` for its VF N, or ``host`` for what belongs to no device.
+    ``victims`` are those who use what
     the change would disturb. ``obstacle`` says why it cannot be made at all (then nothing is tried), ``remedy`` what
     to do about that. ``patience``: seconds for which it must have been needed before it is made, since it may come right
-    by itself.
+    by itself. ``required``: without it the node is not ready (for a NIC's change, the NIC must be required, too).
     """
 
     kind: str
@@ -57,10 +61,11 @@ class Change:
     obstacle: str = ""
     remedy: str = ""
     patience: float = 0.0
+    required: bool = True
 
     @property
     def device(self) -> str:
-        """The physical function's PCI address (or ``host``)."""
+        """The physical function's PCI address, or :data:`HOST`."""
         return self.target.partition("#")[0]
 
     def __str__(self) -> str:

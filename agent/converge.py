@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import define, evolve, field, frozen
 
-from agent.change import Change, Condition, Disruption, Outcome, Value
+from agent.change import HOST, Change, Condition, Disruption, Outcome, Value
 from agent.kinds import Kind, ordered, users
 from agent.machine import Machine
 from agent.nics import Wanted, rediscover, resolve
@@ -129,7 +129,7 @@ def converge(
     for _ in range(ROUNDS):
         if scope is not None:
             # Names, and the permanent address that the VFs' are made from, come with a netdev: it may be a new one.
-            have = evolve(have, functions=rediscover(machine, have.functions, scope))
+            have = evolve(have, functions=rediscover(machine, have.functions, scope - {HOST}))
         want = resolve(spec, have.functions)
         have, outcomes = _round(work, want, have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
@@ -225,7 +225,7 @@ def _converged(want: Wanted, remaining: list[Outcome]) -> Condition:
 
 def _is_required(want: Wanted, change: Change) -> bool:
     nic = want.nics.get(change.device)
-    return nic is None or nic.nic.required
+    return change.required and (nic is None or nic.nic.required)
 
 
 @frozen

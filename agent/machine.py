@@ -1,4 +1,4 @@
-"""The seam: what the agent needs of a machine. ``linux.py`` implements it; the tests' fake does too."""
+"""The seam: what the agent needs of a machine. ``linux/`` implements it; the tests' fake does too."""
 
 from __future__ import annotations
 

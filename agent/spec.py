@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-import cattrs
 from attrs import Attribute, field, fields, frozen
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from agent.ranges import parse_ranges
+from agent.strict import Faults, Strict, unique_keys
 
 DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
 LinkState = Literal["up", "down"]
@@ -26,12 +24,7 @@ NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z
 NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
-class SpecError(ValueError):
-    """A spec that cannot be taken: one line for each fault, each naming where, what and the remedy."""
-
-    def __init__(self, faults: list[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = faults
+SpecError = Faults
 
 
 def _matches(pattern: re.Pattern[str], remedy: str) -> Any:
@@ -205,100 +198,7 @@ class NodeSpec:
                 raise ValueError(f"nics: the name {name} is given twice; names are unique on a node")
 
 
-# --- one converter ---------------------------------------------------------------------------------------
-
-_converter = cattrs.Converter(detailed_validation=True)
-
-
-def _exactly(kind: type) -> Any:
-    article = {"int": "a whole number", "bool": "true or false", "str": "a string"}[kind.__name__]
-
-    def structure(value: object, _: object) -> object:
-        # bool is an int in Python; a quoted number is a mistake that would pass here and surprise later.
-        if type(value) is not kind:
-            raise ValueError(f"{json.dumps(value, default=str)} is not {article}")
-        return value
-
-    return structure
-
-
-def _known_literal(value: object, literal: Any) -> object:
-    choices = get_args(literal)
-    if value not in choices:
-        raise ValueError(f"{json.dumps(value, default=str)} is not one of {', '.join(choices)}")
-    return value
-
-
-def _mapping_only(structure: Any) -> Any:
-    def check(value: object, cls: Any) -> Any:
-        if not isinstance(value, dict):
-            raise ValueError(f"{json.dumps(value, default=str)} is not an object with keys")
-        return structure(value, cls)
-
-    return check
-
-
-def _list_only(cls: Any) -> Any:
-    inner = get_args(cls)[0]
-
-    def structure(value: object, _: object) -> Any:
-        if not isinstance(value, list):
-            raise ValueError(f"{json.dumps(value, default=str)} is not a list")
-        return _list_of(value, inner)
-
-    return structure
-
-
-def _list_of(value: list[Any], inner: Any) -> tuple[Any, ...]:
-    made, wrong = [], []
-    for position, item in enumerate(value):
-        try:
-            made.append(_converter.structure(item, inner))
-        except Exception as error:
-            error.__notes__ = [  # type: ignore[attr-defined]
-                *getattr(error, "__notes__", []),
-                cattrs.IterableValidationNote(f"at index {position}", position, inner),
-            ]
-            wrong.append(error)
-    if wrong:
-        raise cattrs.IterableValidationError("a list", wrong, inner)
-    return tuple(made)
-
-
-for _kind in (int, bool, str):
-    _converter.register_structure_hook(_kind, _exactly(_kind))
-_converter.register_structure_hook_func(lambda t: getattr(t, "__origin__", None) is Literal, _known_literal)
-_converter.register_structure_hook_factory(lambda t: getattr(t, "__origin__", None) is tuple, _list_only)
-for _record in (
-    Selector, VfAttributes, VfGroup, Vfs, Nic, Irqs, Rps, DisruptionPolicy, NodeSpec,
-):  # fmt: skip
-    _converter.register_structure_hook(
-        _record,
-        _mapping_only(make_dict_structure_fn(_record, _converter, _cattrs_forbid_extra_keys=True)),
-    )
-    # Defaults are left out so that a new key with a default does not change the hash of an old spec.
-    _converter.register_unstructure_hook(
-        _record,
-        make_dict_unstructure_fn(
-            _record,
-            _converter,
-            _cattrs_omit_if_default=True,
-        ),
-    )
-
-
-def _describe(error: BaseException, kind: type | None) -> str:
-    if isinstance(error, cattrs.ForbiddenExtraKeysError):
-        known = [f.name for f in fields(error.cl)]
-        lines = []
-        for key in sorted(error.extra_fields):
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-            lines.append(f"unknown key {key!r}; {hint}")
-        return "; ".join(lines)
-    if isinstance(error, KeyError):
-        return f"the key {error.args[0]!r} is missing; add it"
-    return str(error)
+_strict = Strict(NodeSpec)
 
 
 def parse(text: str, where: str = "spec") -> NodeSpec:
@@ -309,35 +209,20 @@ def parse(text: str, where: str = "spec") -> NodeSpec:
     :raises SpecError: with every fault found, each naming its place.
     """
     try:
-        document = json.loads(text, object_pairs_hook=_unique_keys)
+        document = json.loads(text, object_pairs_hook=unique_keys)
     except ValueError as error:
         raise SpecError([f"{where}: not valid JSON: {error}"]) from None
     return from_mapping(document, where)
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} is given twice")
-        found[key] = value
-    return found
-
-
 def from_mapping(document: object, where: str = "spec") -> NodeSpec:
     """Make a NodeSpec of plain data (dicts, lists, scalars), as strictly as :func:`parse`."""
-    try:
-        return _converter.structure(document, NodeSpec)
-    except (cattrs.BaseValidationError, ValueError) as error:
-        faults = cattrs.transform_error(error, path=where, format_exception=_describe)
-        # cattrs appends "@ path"; people read the place first.
-        split = (fault.rpartition(" @ ") for fault in faults)
-        raise SpecError([f"{place}: {what}" for what, _, place in split]) from None
+    return _strict.structure(document, NodeSpec, where)
 
 
 def to_json(spec: NodeSpec) -> str:
     """The spec's one written form: sorted keys, defaults left out, a newline at the end."""
-    return json.dumps(_converter.unstructure(spec), indent=2, sort_keys=True) + "\n"
+    return json.dumps(_strict.plain(spec), indent=2, sort_keys=True) + "\n"
 
 
 def spec_hash(spec: NodeSpec) -> str:

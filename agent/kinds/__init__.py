@@ -13,7 +13,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from typing import Any, Protocol, cast
 
-from agent.change import Change
+from agent.change import HOST, Change
 from agent.machine import Machine
 from agent.nics import Wanted
 from agent.snapshot import Scope, Snapshot
@@ -49,6 +49,11 @@ def ordered() -> tuple[Kind, ...]:
     }
     sorter = TopologicalSorter({name: sorted(found[name].AFTER) for name in sorted(found)})
     return tuple(found[name] for name in sorter.static_order())
+
+
+def host_in_scope(scope: Scope) -> bool:
+    """Whether ``scope`` includes what belongs to no device."""
+    return scope is None or HOST in scope
 
 
 def in_scope(want: Wanted, scope: Scope) -> list[str]:

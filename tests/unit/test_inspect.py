@@ -20,8 +20,8 @@ from agent.inspect import (
     render,
     transport,
 )
+from agent.linux.verbs import mtu_bytes
 from agent.machine import Link, Machine, VfInfo
-from agent.verbs import mtu_bytes
 
 PCI_IDS = """\
 # a comment

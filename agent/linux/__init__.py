@@ -1,0 +1,14 @@
+"""All kernel I/O: the machine of ``machine.py`` on a real Linux, one module a protocol."""
+
+from __future__ import annotations
+
+from agent.linux.details import LinuxDetails
+from agent.linux.files import LinuxFiles
+from agent.linux.netlink import LinuxNetlink
+from agent.linux.processes import LinuxProcesses
+from agent.machine import Machine
+
+
+def machine() -> Machine:
+    """This machine."""
+    return Machine(LinuxFiles(), LinuxNetlink(), LinuxProcesses(), LinuxDetails())

@@ -1,0 +1,36 @@
+"""Files by their real paths."""
+
+from __future__ import annotations
+
+import os
+
+
+class LinuxFiles:
+    """Files by their real paths."""
+
+    def read(self, path: str) -> str:
+        """Read a file of unknown size."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            chunks = []
+            while chunk := os.read(descriptor, 1 << 16):
+                chunks.append(chunk)
+        finally:
+            os.close(descriptor)
+        return b"".join(chunks).decode(errors="replace").rstrip()
+
+    def write(self, path: str, text: str) -> None:
+        """Write in one call, to a file that is there."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def names(self, path: str) -> list[str]:
+        """List a directory."""
+        return sorted(os.listdir(path))  # noqa: PTH208  Path objects cost three times as much, thousands of times a pass
+
+    def target(self, path: str) -> str:
+        """Read a link."""
+        return os.readlink(path).rpartition("/")[2]  # noqa: PTH115  as above

@@ -1,0 +1,127 @@
+"""rtnetlink through pyroute2."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pyroute2.iproute.linux import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from agent.machine import Link, VfInfo
+
+IFF_UP = 1
+RTEXT_FILTER_VF = 1
+
+
+@contextmanager
+def as_oserror(what: str) -> Iterator[None]:
+    """Turn a refusal over netlink into the OSError of its errno."""
+    try:
+        yield
+    except NetlinkError as error:
+        raise OSError(error.code, f"{what}: {os.strerror(error.code)}") from error
+
+
+class LinuxNetlink:
+    """rtnetlink through pyroute2; belongs to the thread that makes it."""
+
+    def __init__(self) -> None:
+        self._ip: Any = IPRoute()
+
+    def links(self) -> list[Link]:
+        """Dump every link."""
+        with as_oserror("dump of links"):
+            return [_link(message) for message in self._ip.link("dump")]
+
+    def link(self, name: str) -> Link | None:
+        """Ask for one link."""
+        try:
+            with as_oserror(f"link {name}"):
+                return _link(self._ip.link("get", ifname=name, ext_mask=RTEXT_FILTER_VF)[0])
+        except OSError as error:
+            if error.errno == errno.ENODEV:
+                return None
+            raise
+
+    def set_link(self, ifindex: int, *, mtu: int | None = None, up: bool | None = None) -> None:
+        """Set a link's values."""
+        given: dict[str, Any] = {}
+        if mtu is not None:
+            given["mtu"] = mtu
+        if up is not None:
+            given["state"] = "up" if up else "down"
+        with as_oserror(f"set {given}"):
+            self._ip.link("set", index=ifindex, **given)
+
+    def set_vf(
+        self,
+        ifindex: int,
+        index: int,
+        *,
+        mac: str | None = None,
+        vlan: int | None = None,
+        trust: bool | None = None,
+        spoofchk: bool | None = None,
+    ) -> None:
+        """Set a VF's values through its PF."""
+        given: dict[str, Any] = {"vf": index}
+        for name, value in (("mac", mac), ("vlan", vlan), ("trust", trust), ("spoofchk", spoofchk)):
+            if value is not None:
+                given[name] = int(value) if isinstance(value, bool) else value
+        with as_oserror(f"set VF {given}"):
+            self._ip.link("set", index=ifindex, vf=given)
+
+    def default_route_ifindexes(self) -> frozenset[int]:
+        """Dump the routes of both families."""
+        found = set()
+        with as_oserror("dump of routes"):
+            for family in (2, 10):
+                for route in self._ip.get_default_routes(family=family):
+                    paths = route.get("multipath") or ()
+                    found |= {path["oif"] for path in paths if "oif" in path}
+                    if route.get("oif") is not None:
+                        found.add(route.get("oif"))
+        return frozenset(found)
+
+
+def _link(message: Any) -> Link:
+    properties = message.get("prop_list") or {}
+    altnames = properties.get_attrs("IFLA_ALT_IFNAME") if hasattr(properties, "get_attrs") else ()
+    mac = message.get("address") or ""
+    return Link(
+        ifindex=message["index"],
+        name=message.get("ifname"),
+        mac=mac,
+        permanent_mac=message.get("perm_address") or "",
+        mtu=message.get("mtu") or 0,
+        up=bool(message["flags"] & IFF_UP),
+        carrier=bool(message.get("carrier")),
+        altnames=tuple(altnames),
+        vfs=tuple(_vfs(message)),
+    )
+
+
+def _vfs(message: Any) -> Iterator[VfInfo]:
+    listed = message.get("vfinfo_list")
+    for entry in listed.get_attrs("IFLA_VF_INFO") if listed else ():
+        mac = entry.get_attr("IFLA_VF_MAC")
+        trust = entry.get_attr("IFLA_VF_TRUST")
+        spoofchk = entry.get_attr("IFLA_VF_SPOOFCHK")
+        yield VfInfo(
+            index=mac["vf"],
+            mac=mac["mac"][:17],
+            vlan=entry.get_attr("IFLA_VF_VLAN")["vlan"],
+            trust=_told(trust, "trust"),
+            spoofchk=_told(spoofchk, "spoofchk"),
+        )
+
+
+def _told(attribute: Any, name: str) -> bool | None:
+    # rtnl_fill_vfinfo() presets -1 for what the driver does not fill in.
+    if attribute is None or attribute[name] == 0xFFFFFFFF:
+        return None
+    return bool(attribute[name])

@@ -1,0 +1,171 @@
+"""Plain data to frozen records and back, strictly: no key unknown, no value of another type, every fault with its place."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_type_hints
+from typing import get_origin as typing_origin
+
+import cattrs
+from attrs import fields, has
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
+
+Record = TypeVar("Record")
+
+
+class Faults(ValueError):
+    """Data that cannot be taken: one line for each fault, each naming where, what and the remedy."""
+
+    def __init__(self, faults: list[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+class Strict:
+    """The converter of ``record`` and of all records that it is made of."""
+
+    def __init__(self, record: type) -> None:
+        self._converter = cattrs.Converter(detailed_validation=True)
+        for kind in (int, bool, str):
+            self._converter.register_structure_hook(kind, _exactly(kind))
+        self._converter.register_structure_hook_func(lambda t: _origin(t) is Literal, _one_of)
+        self._converter.register_structure_hook_factory(lambda t: _origin(t) is tuple, self._list_only)
+        self._converter.register_structure_hook_factory(lambda t: _origin(t) is Mapping, self._mapping)
+        for part in _parts(record):
+            structure: Any = make_dict_structure_fn(part, self._converter, _cattrs_forbid_extra_keys=True)
+            self._converter.register_structure_hook(part, _mapping_only(structure))
+            # Defaults are left out so that a new key with a default does not change the hash of an old spec.
+            self._converter.register_unstructure_hook(
+                part, make_dict_unstructure_fn(part, self._converter, _cattrs_omit_if_default=True)
+            )
+
+    def structure(self, document: object, record: type[Record], where: str) -> Record:
+        """Make a record of plain data.
+
+        :raises Faults: with every fault found, each naming its place.
+        """
+        try:
+            return self._converter.structure(document, record)
+        except (cattrs.BaseValidationError, ValueError) as error:
+            faults = cattrs.transform_error(error, path=where, format_exception=_describe)
+            # cattrs appends "@ path"; people read the place first.
+            split = (fault.rpartition(" @ ") for fault in faults)
+            raise Faults([f"{place}: {what}" for what, _, place in split]) from None
+
+    def plain(self, record: object) -> Any:
+        """The record as plain data, defaults left out."""
+        return self._converter.unstructure(record)
+
+    def _list_only(self, cls: Any) -> Any:
+        inner = get_args(cls)[0]
+
+        def structure(value: object, _: object) -> Any:
+            if not isinstance(value, list):
+                raise ValueError(f"{_json(value)} is not a list")
+            return tuple(self._each(enumerate(value), inner, "index").values())
+
+        return structure
+
+    def _mapping(self, cls: Any) -> Any:
+        inner = get_args(cls)[1]
+
+        def structure(value: object, _: object) -> Any:
+            if not isinstance(value, dict):
+                raise ValueError(f"{_json(value)} is not an object with keys")
+            return self._each(sorted(value.items()), inner, "key")
+
+        return structure
+
+    def _each(self, items: Any, inner: Any, what: str) -> dict[Any, Any]:
+        made, wrong = {}, []
+        for place, item in items:
+            try:
+                made[place] = self._converter.structure(item, inner)
+            except Exception as error:
+                note = cattrs.IterableValidationNote(f"at {what} {place!r}", place, inner)
+                error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
+                wrong.append(error)
+        if wrong:
+            raise cattrs.IterableValidationError("several values", wrong, inner)
+        return made
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For ``json.loads(object_pairs_hook=...)``: a key that is given twice is refused."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} is given twice")
+        found[key] = value
+    return found
+
+
+def _parts(record: type) -> list[type]:
+    """The record and the records in its fields, innermost first: a hook is made of those of its fields."""
+    found: list[type] = []
+
+    def visit(kind: Any) -> None:
+        if has(kind):
+            for hint in get_type_hints(kind).values():
+                visit(hint)
+            if kind not in found:
+                found.append(kind)
+        elif _origin(kind) in (tuple, Mapping, Union, UnionType):
+            for inner in get_args(kind):
+                visit(inner)
+
+    visit(record)
+    return found
+
+
+def _origin(kind: Any) -> Any:
+    return typing_origin(kind)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, default=str)
+
+
+def _exactly(kind: type) -> Any:
+    article = {"int": "a whole number", "bool": "true or false", "str": "a string"}[kind.__name__]
+
+    def structure(value: object, _: object) -> object:
+        # bool is an int in Python; a quoted number is a mistake that would pass here and surprise later.
+        if type(value) is not kind:
+            raise ValueError(f"{_json(value)} is not {article}")
+        return value
+
+    return structure
+
+
+def _one_of(value: object, literal: Any) -> object:
+    choices = get_args(literal)
+    if value not in choices:
+        raise ValueError(f"{_json(value)} is not one of {', '.join(choices)}")
+    return value
+
+
+def _mapping_only(structure: Any) -> Any:
+    def check(value: object, cls: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueError(f"{_json(value)} is not an object with keys")
+        return structure(value, cls)
+
+    return check
+
+
+def _describe(error: BaseException, kind: type | None) -> str:
+    if isinstance(error, cattrs.ForbiddenExtraKeysError):
+        known = [f.name for f in fields(error.cl)]
+        lines = []
+        for key in sorted(error.extra_fields):
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+            lines.append(f"unknown key {key!r}; {hint}")
+        return "; ".join(lines)
+    if isinstance(error, KeyError):
+        return f"the key {error.args[0]!r} is missing; add it"
+    return str(error)
