@@ -27,7 +27,7 @@ def test_the_real_kernel_keeps_the_contract(node: Node) -> None:
     node.sh("systemctl stop trackbed")
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for path in sorted((ROOT / "tests" / "contract").glob("*.py")):
+        for path in sorted((ROOT / "tests" / "contract").rglob("*.py")):
             tar.add(path, str(path.relative_to(ROOT)))
     node.sh("mkdir -p /tmp/contract")
     send(node, "/tmp/contract", packed.getvalue())

@@ -1,8 +1,4 @@
-"""What the engine relies on a kernel for: each case holds on the fake and on a real igb, or the fake lies.
-
-Plain assertions on a :class:`Machine` and the PCI address of a PF that has 7 VFs at most, so that they run on a node
-that has nothing but its own Python.
-"""
+"""SR-IOV: VFs, their attributes, drivers, netdevs and interrupts."""
 
 import errno
 import time
@@ -14,7 +10,6 @@ from agent.machine import Link, Machine
 from agent.nics import PCI, derived_mac, driver, netdev, targets, vf_addresses
 
 T = TypeVar("T")
-Case = Callable[[Machine, str], None]
 
 
 def _link(machine: Machine, function: str) -> Link:
@@ -210,10 +205,3 @@ def what_is_not_there_says_so(machine: Machine, pf: str) -> None:
     assert _errno(lambda: machine.netlink.set_link(99999, up=True)) == errno.ENODEV
     assert _errno(lambda: machine.files.write(f"{PCI}/0000:ff:1f.7/sriov_numvfs", "1")) == errno.ENOENT
     assert _errno(lambda: machine.files.write("/sys/bus/pci/drivers_probe", "0000:ff:1f.7")) == errno.ENODEV
-
-
-CASES: tuple[Case, ...] = tuple(
-    case
-    for name, case in sorted(globals().items())
-    if callable(case) and getattr(case, "__module__", "") == __name__ and not name.startswith("_")
-)

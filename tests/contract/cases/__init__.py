@@ -1,0 +1,26 @@
+"""What the engine relies on a kernel for, one module a subject: a case holds on the fake and on a real node, or the fake lies.
+
+A case is a function of a :class:`Machine` and the PCI address of a PF that has 7 VFs at most, with plain assertions, so that it
+runs on a node that has nothing but its own Python.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+
+from agent.machine import Machine
+
+Case = Callable[[Machine, str], None]
+
+
+def _cases() -> tuple[Case, ...]:
+    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    return tuple(
+        case
+        for module in modules
+        for name, case in sorted(vars(module).items())
+        if callable(case) and getattr(case, "__module__", "") == module.__name__ and not name.startswith("_")
+    )
+
+
+CASES = _cases()
