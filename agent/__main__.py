@@ -81,7 +81,7 @@ def plan(spec_file: IO[str] | None, as_json: bool) -> None:
     Example: trackbed plan --spec candidate.json
     """
     from agent import linux
-    from agent.converge import preview
+    from agent.preview import preview
 
     try:
         spec = _read_spec(spec_file)
@@ -117,7 +117,8 @@ def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json:
     Example: trackbed apply --allow none
     """
     from agent import linux
-    from agent.converge import Failures, converge, preview
+    from agent.converge import Failures, converge
+    from agent.preview import preview
     from agent.watch import Known, Watch
 
     spec = _read_spec(spec_file)
@@ -181,6 +182,10 @@ def _why_not(report: Report, wanted_hash: str | None) -> list[str]:
     if wanted_hash is not None and report.spec_hash != wanted_hash:
         reasons.append(f"it follows spec {report.spec_hash or 'none'}, not {wanted_hash}")
         reasons += [f"the new spec was refused: {report.refusal}"] if report.refusal else []
+    elif wanted_hash is not None and not report.up_to_date:
+        reasons += [
+            f"{c.type} is {c.status} ({c.reason}): {c.message}" for c in report.conditions if c.type == "UpToDate"
+        ]
     if not report.ready or reasons:
         reasons += [
             f"{c.type} is {c.status} ({c.reason}): {c.message}"

@@ -45,10 +45,10 @@ class Change:
     """One step that would make one field true.
 
     ``target`` is a physical function's PCI address, ``ADDRESS#N`` for its VF N, or ``host`` for what belongs to no device.
-    ``victims`` are those who use what
-    the change would disturb. ``obstacle`` says why it cannot be made at all (then nothing is tried), ``remedy`` what
-    to do about that. ``patience``: seconds for which it must have been needed before it is made, since it may come right
-    by itself. ``required``: without it the node is not ready (for a NIC's change, the NIC must be required, too).
+    ``victims`` are those who use what the change would disturb. ``obstacle`` says why it cannot be made at all (then
+    nothing is tried), ``remedy`` what to do about that. ``patience``: seconds for which it must have been needed before it
+    is made, since it may come right by itself. ``yields``: it is not ours to make while someone else has the VF.
+    ``required``: without it the node is not ready (for a NIC's change, the NIC must be required, too).
     """
 
     kind: str
@@ -61,6 +61,7 @@ class Change:
     obstacle: str = ""
     remedy: str = ""
     patience: float = 0.0
+    yields: bool = False
     required: bool = True
 
     @property

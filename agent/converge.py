@@ -5,17 +5,20 @@ from __future__ import annotations
 import errno
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
 
 from attrs import define, evolve, field, frozen
 
 from agent.change import HOST, Change, Condition, Disruption, Outcome, Value
-from agent.kinds import Kind, ordered, users
-from agent.machine import Machine
+from agent.disruption import Allowed, allowed
+from agent.kinds import Kind, by_name, ordered
+from agent.machine import Machine, Remembered
 from agent.nics import Wanted, rediscover, resolve
 from agent.probes import probes
-from agent.snapshot import Scope, Snapshot, read_basis
+from agent.snapshot import Scope, Snapshot, devices, own, read_basis
 from agent.spec import NodeSpec
+from agent.users import User, taken, users, with_victims
 
 # A change may bring up what another kind must see (VFs, netdevs, interrupts); deeper chains do not exist.
 ROUNDS = 5
@@ -25,7 +28,8 @@ FIRST_RETRY = 0.25
 HASTENED_RETRY = 1.0
 LAST_RETRY = 300.0
 
-KNOWN_AFTER = "known after"
+# How long (seconds) it may be since users were looked for when a device is disturbed: many VFs are seen to in a row.
+FRESH = 0.2
 
 Identity = tuple[str, str, str, Value]
 
@@ -71,7 +75,8 @@ class Failures:
         A failing write may be what caused the event; without a pause the two would chase each other.
         """
         for identity, failure in self._found.items():
-            if math.isfinite(failure.not_before) and (scope is None or failure.outcome.change.device in scope):
+            concerned = scope is None or failure.outcome.change.device in devices(scope)
+            if math.isfinite(failure.not_before) and concerned:
                 soon = min(failure.not_before, failure.tried + HASTENED_RETRY)
                 self._found[identity] = evolve(failure, not_before=soon)
 
@@ -95,13 +100,17 @@ def _identity(change: Change) -> Identity:
 
 @frozen
 class Pass:
-    """What one pass found and did. ``outcomes``: first what was applied, then all that still differs."""
+    """What one pass found and did. ``outcomes``: first what was applied, then all that still differs.
+
+    ``waiting``: those of them that the node was not asked for before and that nothing was done about: it is as ready as it was.
+    """
 
     want: Wanted
     have: Snapshot
     outcomes: tuple[Outcome, ...]
     conditions: tuple[Condition, ...]
     applied: int
+    waiting: tuple[Outcome, ...] = ()
 
 
 def converge(
@@ -113,23 +122,28 @@ def converge(
     clock: Callable[[], float],
     allow: Disruption | None = None,
     announce: Callable[[Change], None] = lambda change: None,
+    verified: NodeSpec | None = None,
+    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
 ) -> Pass:
     """Make the machine what ``spec`` says, as far as is allowed, and say what came of it.
 
     :param last: the snapshot of the pass before; None reads everything.
-    :param scope: the PFs that a wake-up named.
+    :param scope: what a wake-up named.
     :param allow: the most disruptive level; the spec's own if None.
     :param announce: called with the first change to a required NIC before it is made: the node is not ready from then on.
+    :param verified: the spec that was last seen to be true; what a newer one still waits for does not make the node unready.
+    :param now: the time of day, for maintenance windows.
     :raises OSError: a device went away while it was read; the caller starts again.
     """
-    limit = Disruption.parse(spec.disruption.allow) if allow is None else allow
-    work = _Work(machine, limit, failures, clock, announce)
+    reading = Remembered(machine.netlink)
+    work = _Work(evolve(machine, netlink=reading), machine, reading, allow, now(), failures, clock, announce)
+    machine = work.reader
     have, scope = (read_basis(machine), None) if last is None or scope is None else (last, scope)
     applied: list[Outcome] = []
     for _ in range(ROUNDS):
         if scope is not None:
             # Names, and the permanent address that the VFs' are made from, come with a netdev: it may be a new one.
-            have = evolve(have, functions=rediscover(machine, have.functions, scope - {HOST}))
+            have = evolve(have, functions=rediscover(machine, have.functions, _pfs(scope)))
         want = resolve(spec, have.functions)
         have, outcomes = _round(work, want, have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
@@ -138,36 +152,87 @@ def converge(
         if not done:
             break
         # Everything else was read in this pass already; what was written is what must be read again.
-        scope = frozenset(outcome.change.device for outcome in done)
+        scope = frozenset(name for outcome in done for name in _touched(outcome.change))
     failures.keep({_identity(outcome.change) for outcome in remaining})
-    conditions = [_converged(want, remaining)]
+    waiting = _waiting(spec, verified, have, remaining)
+    conditions = [_converged(want, [outcome for outcome in remaining if outcome not in waiting])]
     for probe in probes():
         conditions += probe.check(machine, want, have)
-    return Pass(want, have, (*applied, *remaining), tuple(conditions), len(applied))
+    return Pass(want, have, (*applied, *remaining), tuple(conditions), len(applied), waiting)
+
+
+def _pfs(scope: frozenset[str]) -> frozenset[str]:
+    """The PFs whose own function a scope means."""
+    whole = {name for name in scope if "#" not in name and name != HOST}
+    return frozenset(whole | {device for device in devices(scope) if own(device) in scope})
+
+
+def _touched(change: Change) -> frozenset[str]:
+    """What must be read again after a change."""
+    if by_name()[change.kind].REACH == "device":
+        return frozenset({change.device})
+    # What a PF grants to a VF is read from the PF.
+    return frozenset({own(change.device), change.target} - {change.device})
+
+
+def _waiting(
+    spec: NodeSpec, verified: NodeSpec | None, have: Snapshot, remaining: Sequence[Outcome]
+) -> tuple[Outcome, ...]:
+    """What of a new spec was not done because of others, and does not differ from the spec before."""
+    if verified is None or verified == spec:
+        return ()
+    want = resolve(verified, have.functions)
+    differing = {_place(change) for kind in ordered() for change in kind.plan(want, have)}
+    return tuple(o for o in remaining if o.result in ("deferred", "blocked") and _place(o.change) not in differing)
+
+
+def _place(change: Change) -> tuple[str, str, str]:
+    return change.kind, change.target, change.field
 
 
 @define
 class _Work:
-    """What stays the same through a pass, and what was written in it."""
+    """What stays the same through a pass, and what was written in it. ``reader``: the machine, through ``reading``."""
 
+    reader: Machine
     machine: Machine
-    limit: Disruption
+    reading: Remembered
+    allow: Disruption | None
+    now: datetime
     failures: Failures
     clock: Callable[[], float]
     announce: Callable[[Change], None]
     announced: bool = False
     writes: Counter[Identity] = field(factory=Counter)
+    seen: dict[str, tuple[float, Mapping[str, tuple[User, ...]]]] = field(factory=dict)
+
+    def users(self, want: Wanted, device: str) -> Mapping[str, tuple[User, ...]]:
+        """Who uses a device, as of now."""
+        if device not in want.nics:
+            return {}
+        if device not in self.seen or self.clock() - self.seen[device][0] > FRESH:
+            self.seen[device] = (self.clock(), users(self.machine, want, device))
+        return self.seen[device][1]
+
+    def allowed(self, want: Wanted, device: str) -> Allowed:
+        """What may be done to a device now."""
+        nic = want.nics.get(device)
+        return allowed(want.spec.disruption, nic.nic.disruption if nic else None, self.allow, self.now)
 
 
 def _round(work: _Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Snapshot, list[Outcome]]:
     outcomes: list[Outcome] = []
     for kind in ordered():
-        have = have.merged(kind.NAME, scope, kind.observe(work.machine, want, scope))
-        outcomes += [_attempt(work, want, have, kind, change) for change in kind.plan(want, have)]
+        have = have.merged(kind.NAME, scope, kind.observe(work.reader, want, scope))
+        attempts = (_attempt(work, want, kind, change) for change in kind.plan(want, have))
+        outcomes += [outcome for outcome in attempts if outcome is not None]
     return have, outcomes
 
 
-def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome:
+def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome | None:
+    """Make a change if it may be made; None: it is somebody else's to make."""
+    if change.yields and taken(work.users(want, change.device), change.target):
+        return None
     if change.obstacle:
         return Outcome(change, "blocked", change.obstacle, change.remedy)
     work.failures.wait(change, work.clock())
@@ -175,15 +240,14 @@ def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Chan
         return evolve(held, change=change)
     if change.disruption > Disruption.NONE:
         # Whoever took the device since it was planned must not lose it.
-        device = frozenset({change.device})
-        fresh = have.merged(users.NAME, device, users.observe(work.machine, want, device))
-        change = evolve(change, victims=users.of(fresh, change.target))
-        if change.victims:
+        change = with_victims(change, want, work.users(want, change.device))
+        may = work.allowed(want, change.device)
+        if change.disruption > may.level:
+            error = f"{change.disruption} is not allowed now (at most {may.level}{may.until})"
+            return Outcome(change, "deferred", error, f"allow it: trackbed apply --allow {change.disruption}")
+        if change.victims and not may.force:
             error = f"it would disturb {', '.join(change.victims)}"
             return Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
-        if change.disruption > work.limit:
-            error = f"{change.disruption} is not allowed now (at most {work.limit})"
-            return Outcome(change, "deferred", error, f"allow it: trackbed apply --allow {change.disruption}")
     if not work.announced and _is_required(want, change):
         work.announced = True
         work.announce(change)
@@ -193,6 +257,7 @@ def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Chan
         outcome = Outcome(change, "failed", error, "see who else sets it, and the kernel's log for the driver's reason")
         work.failures.add(outcome, work.clock())
         return outcome
+    work.reading.forget()
     try:
         kind.apply(work.machine, change)
     except OSError as error:
@@ -226,44 +291,3 @@ def _converged(want: Wanted, remaining: list[Outcome]) -> Condition:
 def _is_required(want: Wanted, change: Change) -> bool:
     nic = want.nics.get(change.device)
     return change.required and (nic is None or nic.nic.required)
-
-
-@frozen
-class Preview:
-    """What a spec would do to this machine now. ``errors``: why it cannot be had at all."""
-
-    changes: tuple[Change, ...]
-    errors: tuple[str, ...]
-
-
-def preview(machine: Machine, spec: NodeSpec) -> Preview:
-    """Plan without touching anything.
-
-    What cannot be known yet, because the devices come with another change, is one change whose ``after`` says after which kind.
-    """
-    have = read_basis(machine)
-    want = resolve(spec, have.functions)
-    planned: list[Change] = []
-    pending: dict[str, set[str]] = {}
-    for kind in ordered():
-        have = have.merged(kind.NAME, None, kind.observe(machine, want, None))
-        changes = kind.plan(want, have)
-        for device in sorted(want.nics):
-            first = next((k for k in kind.UNKNOWN_UNTIL if device in pending.get(k, ())), None)
-            if first is not None:
-                changes = [change for change in changes if change.device != device]
-                changes.append(Change(kind.NAME, device, "*", None, f"{KNOWN_AFTER} {first}"))
-        pending[kind.NAME] = {change.device for change in changes}
-        planned += changes
-    errors = [c.message for c in want.missing if c.severity == "required"]
-    errors += [
-        f"{change}: {change.obstacle}; {change.remedy}"
-        for change in planned
-        if change.obstacle and not _comes_with(change, pending)
-    ]
-    return Preview(tuple(c for c in planned if not (c.obstacle and _comes_with(c, pending))), tuple(errors))
-
-
-def _comes_with(change: Change, pending: Mapping[str, set[str]]) -> bool:
-    """A netdev that is missing now and comes once its VF is made and bound is no obstacle of the spec."""
-    return change.kind == "vf_links" and change.device in pending.get("bindings", ())

@@ -166,7 +166,7 @@ class _Reader:
         self._machine = machine
         self._files = machine.files
         self._links = {link.name: link for link in machine.netlink.links()}
-        self._addresses = _unless_gone(machine.details.addresses) or {}
+        self._addresses = _unless_gone(machine.netlink.addresses) or {}
         self._pci_ids = next((text for path in PCI_IDS if (text := self._text(path))), "")
         self.present = frozenset(self._names(CHAR_DEVICES))
         self.rdma_names = frozenset(self._names(RDMA))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Collection, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import frozen
 
@@ -89,8 +89,16 @@ class Netlink(Protocol):
         """Change the given values of VF ``index`` through its PF."""
         ...
 
-    def default_route_ifindexes(self) -> frozenset[int]:
-        """The netdevs that carry a default route (any table, IPv4 and IPv6)."""
+    def gateway_ifindexes(self) -> frozenset[int]:
+        """The netdevs that carry a default route or one through a gateway (any table, IPv4 and IPv6)."""
+        ...
+
+    def route_ifindex(self, address: str) -> int | None:
+        """The netdev through which an IP address is reached; None if it is not."""
+        ...
+
+    def addresses(self) -> dict[int, tuple[str, ...]]:
+        """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex."""
         ...
 
 
@@ -100,6 +108,32 @@ class Processes(Protocol):
     def running(self) -> frozenset[str]:
         """The command names (`comm`) of what runs now."""
         ...
+
+    def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+        """The processes (``ib_write_bw (pid 4711)``) that hold each of the given device nodes open; without any, left out."""
+        ...
+
+
+class Kubelet(Protocol):
+    """The node's kubelet, if it has one."""
+
+    def allocations(self) -> Mapping[str, tuple[str, ...]]:
+        """The pods (``namespace/name``) that each device was given to, by the device plugin's identifier of it.
+
+        :raises OSError: there is a kubelet, and it does not answer.
+        """
+        ...
+
+
+class NoKubelet:
+    """A node without one."""
+
+    def allocations(self) -> Mapping[str, tuple[str, ...]]:
+        """None."""
+        return {}
+
+
+NO_KUBELET = NoKubelet()
 
 
 RdmaPortKey = tuple[str, int]
@@ -111,10 +145,6 @@ PortMtus = Mapping[RdmaPortKey, tuple[int | None, int | None]]
 
 class Details(Protocol):
     """What nothing is decided by and `inspect` shows; ``None`` and empty where it is not told."""
-
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex."""
-        ...
 
     def firmware(self, netdev: str) -> str | None:
         """The firmware's version, as the driver tells it."""
@@ -131,10 +161,6 @@ class Details(Protocol):
 
 class Untold:
     """The details of a machine that tells none."""
-
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        """None."""
-        return {}
 
     def firmware(self, netdev: str) -> str | None:
         """None."""
@@ -160,6 +186,28 @@ class Machine:
     netlink: Netlink
     processes: Processes
     details: Details = UNTOLD
+    kubelet: Kubelet = NO_KUBELET
+
+
+class Remembered:
+    """rtnetlink whose answers about single links are kept until they are forgotten: several kinds look at the same one."""
+
+    def __init__(self, netlink: Netlink) -> None:
+        self._netlink = netlink
+        self._found: dict[str, Link | None] = {}
+
+    def forget(self) -> None:
+        """Something was changed: ask again."""
+        self._found.clear()
+
+    def link(self, name: str) -> Link | None:
+        """One netdev by its name, as it was when first asked for."""
+        if name not in self._found:
+            self._found[name] = self._netlink.link(name)
+        return self._found[name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._netlink, name)
 
 
 def read_or(files: Files, path: str, default: str) -> str:

@@ -55,6 +55,7 @@ class WantedNic:
             spoofchk=given.spoofchk,
             mtu=given.mtu or self.nic.mtu,
             state=given.state or self.nic.state,
+            owner=given.owner or "taker",
         )
 
 
@@ -117,8 +118,8 @@ def pci_of(files: Files, target: str) -> str:
     """
     address, _, index = target.partition("#")
     try:
-        return vf_addresses(files, address)[int(index)] if index else address
-    except KeyError:
+        return files.target(f"{PCI}/{address}/virtfn{index}") if index else address
+    except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, f"{target} does not exist") from None
 
 

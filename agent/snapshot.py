@@ -16,7 +16,19 @@ CPU = "/sys/devices/system/cpu"
 NODE = "/sys/devices/system/node"
 
 Scope = frozenset[str] | None
-"""The PCI addresses of the physical functions that a wake-up named; None is all of them."""
+"""What to read; None is everything. A PF's PCI address means all of its VFs, too; :func:`own` the PF alone, a target one VF."""
+
+OWN = "pf"
+
+
+def own(address: str) -> str:
+    """How a scope names a PF without its VFs."""
+    return f"{address}#{OWN}"
+
+
+def devices(scope: frozenset[str]) -> frozenset[str]:
+    """The PFs that a scope names, whole or in part."""
+    return frozenset(name.partition("#")[0] for name in scope)
 
 
 @frozen
@@ -35,9 +47,20 @@ class Snapshot:
         return self.states.get(kind, {})
 
     def merged(self, kind: str, scope: Scope, state: Mapping[str, Any]) -> Snapshot:
-        """With the ``state`` of a kind that was read for the devices in ``scope``; what is in scope and not in it is gone."""
-        kept = {} if scope is None else {k: v for k, v in self[kind].items() if k not in scope}
-        return evolve(self, states={**self.states, kind: {**kept, **state}})
+        """With the ``state`` of a kind that was read for ``scope``; a device that is wholly in scope and not in it is gone."""
+        if scope is None:
+            return evolve(self, states={**self.states, kind: state})
+        before = self[kind]
+        kept = {device: found for device, found in before.items() if device not in scope}
+        read = {device: _joined(kept.get(device), found) for device, found in state.items()}
+        return evolve(self, states={**self.states, kind: {**kept, **read}})
+
+
+def _joined(before: Any, found: Any) -> Any:
+    """Functions that were read of a device, with those that were not."""
+    if isinstance(before, Mapping) and isinstance(found, Mapping):
+        return {**before, **found}
+    return found
 
 
 def read_basis(machine: Machine) -> Snapshot:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from attrs import Attribute, field, fields, frozen
 
@@ -15,12 +15,16 @@ from agent.strict import Faults, Strict, unique_keys
 DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
 LinkState = Literal["up", "down"]
 IrqbalancePolicy = Literal["disabled", "untouched"]
+Owner = Literal["taker", "trackbed"]
+Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
+DAYS: tuple[Day, ...] = get_args(Day)
 
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 PCI_ID = re.compile(r"[0-9a-f]{4}")
 # RFC 1123 subdomain, what the API server takes as a Node's name; an IPv4 address is one as well.
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -88,7 +92,8 @@ class VfAttributes:
     """What the PF grants its VFs, and the state of their netdevs; ``None`` leaves a value alone.
 
     ``vlan`` 0 means untagged. ``mac`` left out is derived from the PF's permanent address and the VF's index,
-    so that it is the same after every reload.
+    so that it is the same after every reload. ``owner``: while a container or a virtual machine has the VF, its attributes,
+    MTU and name are theirs (``taker``, the default), or kept as they are here all the same (``trackbed``).
     """
 
     mac: str | None = field(default=None, validator=_unicast_mac)
@@ -97,6 +102,7 @@ class VfAttributes:
     spoofchk: bool | None = None
     mtu: int | None = field(default=None, validator=_MTU)
     state: LinkState | None = None
+    owner: Owner | None = None
 
 
 @frozen
@@ -147,8 +153,41 @@ class Vfs:
 
 
 @frozen
+class Window:
+    """A time in which more is allowed: from ``start`` to ``end`` (UTC), on ``days``, or every day if none is given.
+
+    A window that ends before it starts goes past midnight.
+    """
+
+    start: str = field(validator=_matches(TIME, "write it as 22:00"))
+    end: str = field(validator=_matches(TIME, "write it as 04:30"))
+    allow: DisruptionLevel
+    days: tuple[Day, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if self.start == self.end:
+            raise ValueError(f"start and end are both {self.start}; give an end that differs")
+
+    def __str__(self) -> str:
+        days = f"{','.join(self.days)} " if self.days else ""
+        return f"{days}{self.start}-{self.end} UTC ({self.allow})"
+
+
+@frozen
+class DisruptionPolicy:
+    """The most that the agent may do by itself to a device that nobody uses.
+
+    ``force``: also to one that somebody uses. ``windows`` allow more at certain times.
+    """
+
+    allow: DisruptionLevel = "vf-reset"
+    force: bool = False
+    windows: tuple[Window, ...] = ()
+
+
+@frozen
 class Nic:
-    """One fabric NIC: a physical function and its VFs."""
+    """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's."""
 
     name: str = field(validator=_matches(NIC_NAME, "use letters, digits, '-', '_' and '.'"))
     select: Selector
@@ -156,6 +195,7 @@ class Nic:
     mtu: int | None = field(default=None, validator=_MTU)
     state: LinkState = "up"
     vfs: Vfs | None = None
+    disruption: DisruptionPolicy | None = None
 
 
 @frozen
@@ -172,13 +212,6 @@ class Rps:
     """Receive packet steering: on only where a netdev has fewer queues than its CPUs."""
 
     enable: bool = True
-
-
-@frozen
-class DisruptionPolicy:
-    """The most that the agent may do by itself to a device that nobody uses."""
-
-    allow: DisruptionLevel = "vf-reset"
 
 
 @frozen

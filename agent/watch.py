@@ -28,7 +28,7 @@ SUBSYSTEMS = frozenset({"pci", "net", "infiniband", "queues"})
 
 @frozen
 class Known:
-    """Where the last snapshot saw which device: the PF of each netdev's index and of each function's address."""
+    """Where the last snapshot saw which device: what a scope calls each netdev's function, and the PF of each function."""
 
     by_ifindex: Mapping[int, str]
     by_address: Mapping[str, str]

@@ -13,10 +13,11 @@ from typing import Any, TextIO
 from attrs import define
 
 from agent.change import Change, Condition, Outcome, is_ready, to_plain
-from agent.converge import Failures, Pass, converge, preview
+from agent.converge import Failures, Pass, converge
 from agent.kinds import links, vf_links
 from agent.machine import Machine
-from agent.snapshot import Scope
+from agent.preview import preview
+from agent.snapshot import Scope, own
 from agent.spec import NodeSpec, SpecError, parse, spec_hash
 from agent.watch import Known, Watch
 
@@ -27,16 +28,22 @@ AGAIN = 0.2
 """Seconds to wait when a device went away while it was read; its own event usually comes first."""
 
 
+UP_TO_DATE = "UpToDate"
+
 POSTPONED = 5
 """Passes in a row whose Ready is not said because more has happened meanwhile; then it is: events may never end."""
 
 
 @define
 class Adopted:
-    """The spec that is kept true, and why the file's present content is not it (empty if it is)."""
+    """The spec that is kept true, and why the file's present content is not it (empty if it is).
+
+    ``verified``: the spec that was last seen to be true in full; Ready means that one as long as a newer one waits.
+    """
 
     spec: NodeSpec | None = None
     refusal: str = ""
+    verified: NodeSpec | None = None
 
     def reload(self, machine: Machine, path: Path) -> None:
         """Take the file's spec. One that is wrong, or asks for what the node does not have, is refused: the old one stays.
@@ -112,18 +119,32 @@ def _converge(
 
     have = last.have if last else None
     try:
-        found = converge(machine, spec, have, scope, failures, time.monotonic, announce=announce)
+        found = converge(
+            machine, spec, have, scope, failures, time.monotonic, announce=announce, verified=adopted.verified
+        )
     except OSError as error:
         message = f"while reading the devices: {error}; reading again"
         lost = Condition("Converged", "Unknown", "DeviceLost", message)
         return None, _body(spec, (), (lost,), adopted)
-    return found, _body(spec, found.outcomes, found.conditions, adopted)
+    if is_ready(found.conditions) and not found.waiting:
+        adopted.verified = spec
+    return found, _body(spec, found.outcomes, (*found.conditions, _up_to_date(found, adopted)), adopted)
 
 
 def _converging(change: Change, last: Pass | None) -> tuple[Condition, ...]:
     """The node differs: whoever reads the report must not find it ready while that is being put right."""
     differs = Condition("Converged", "False", "Converging", str(change))
     return (differs, *(c for c in last.conditions if c.type != differs.type)) if last else (differs,)
+
+
+def _up_to_date(found: Pass, adopted: Adopted) -> Condition:
+    """Whether all of the newest spec is done, or some of it waits for others to go away."""
+    if adopted.refusal:
+        return Condition(UP_TO_DATE, "False", "Refused", adopted.refusal, severity="warn")
+    if found.waiting:
+        message = "; ".join(f"{outcome.change}: {outcome.error}" for outcome in found.waiting)
+        return Condition(UP_TO_DATE, "False", "Deferred", message, severity="warn")
+    return Condition(UP_TO_DATE, "True", "SpecDone", severity="warn")
 
 
 def _due(failures: Failures) -> float:
@@ -138,7 +159,11 @@ def _known(found: Pass) -> Known:
         for address, functions in found.have[kind].items():
             statuses: Mapping[str, links.LinkStatus] = functions
             by_address |= {status.pci: address for status in statuses.values()}
-            by_ifindex |= {status.link.ifindex: address for status in statuses.values() if status.link}
+            by_ifindex |= {
+                status.link.ifindex: own(address) if target == address else target
+                for target, status in statuses.items()
+                if status.link
+            }
     return Known(by_ifindex, by_address)
 
 
@@ -153,7 +178,7 @@ def _body(
         "node_name": spec.node_name if spec else "",
         "spec_hash": spec_hash(spec) if spec else "",
         "ready": is_ready(conditions),
-        "up_to_date": not adopted.refusal,
+        "up_to_date": all(c.status == "True" for c in conditions if c.type == UP_TO_DATE) and not adopted.refusal,
         "refusal": adopted.refusal,
         "outcomes": to_plain(outcomes),
         "conditions": to_plain(conditions),

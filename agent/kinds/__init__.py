@@ -1,7 +1,8 @@
 """Kinds of state: one module a kind, found by being in this folder.
 
 A kind is three functions, the names of the kinds it comes ``AFTER``, and ``UNKNOWN_UNTIL``: the kinds without whose
-pending changes it cannot be planned in full, because what it plans for does not exist yet.
+pending changes it cannot be planned in full, because what it plans for does not exist yet. ``REACH`` is what one of its
+changes may touch: the function alone, or the whole device.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from graphlib import TopologicalSorter
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 from agent.change import HOST, Change
-from agent.machine import Machine
-from agent.nics import Wanted
-from agent.snapshot import Scope, Snapshot
+from agent.machine import Files, Machine
+from agent.nics import Wanted, pci_of, targets
+from agent.snapshot import Scope, Snapshot, devices, own
 
 
 class Kind(Protocol):
@@ -25,6 +27,7 @@ class Kind(Protocol):
     NAME: str
     AFTER: tuple[str, ...]
     UNKNOWN_UNTIL: tuple[str, ...]
+    REACH: Literal["function", "device"]
 
     def observe(self, machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
         """Read the state of the wanted devices in ``scope``, canonicalised, by device. A device that is gone is left out."""
@@ -40,13 +43,16 @@ class Kind(Protocol):
 
 
 @cache
+def by_name() -> dict[str, Kind]:
+    """Every kind by its name."""
+    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
+    return {kind.NAME: kind for kind in (cast(Kind, module) for module in modules)}
+
+
+@cache
 def ordered() -> tuple[Kind, ...]:
     """Every kind, those that come first first; names decide between equals."""
-    found = {
-        kind.NAME: kind
-        for module in pkgutil.iter_modules(__path__)
-        for kind in [cast(Kind, importlib.import_module(f"{__name__}.{module.name}"))]
-    }
+    found = by_name()
     sorter = TopologicalSorter({name: sorted(found[name].AFTER) for name in sorted(found)})
     return tuple(found[name] for name in sorter.static_order())
 
@@ -57,5 +63,33 @@ def host_in_scope(scope: Scope) -> bool:
 
 
 def in_scope(want: Wanted, scope: Scope) -> list[str]:
-    """The PCI addresses of the wanted functions that ``scope`` names, sorted."""
-    return sorted(address for address in want.nics if scope is None or address in scope)
+    """The PCI addresses of the wanted PFs that ``scope`` names, themselves or by one of their VFs, sorted."""
+    if scope is None:
+        return sorted(want.nics)
+    return sorted(want.nics.keys() & devices(scope))
+
+
+def whole(address: str, scope: Scope) -> bool:
+    """Whether ``scope`` means a PF with all its VFs."""
+    return scope is None or address in scope
+
+
+def pfs_in_scope(want: Wanted, scope: Scope) -> list[str]:
+    """The PCI addresses of the wanted PFs whose own function ``scope`` means, sorted."""
+    return [address for address in in_scope(want, scope) if scope is None or scope & {address, own(address)}]
+
+
+def functions_in_scope(files: Files, want: Wanted, scope: Scope) -> dict[str, dict[str, str]]:
+    """For each wanted PF in ``scope``, the functions that it means, PF and VFs: target to PCI address."""
+    found = {}
+    for address in in_scope(want, scope):
+        if whole(address, scope):
+            found[address] = targets(files, address)
+            continue
+        named = {name for name in scope or () if name.startswith(f"{address}#")}
+        functions = {address: address} if own(address) in named else {}
+        for target in sorted(named - {own(address)}):
+            with suppress(FileNotFoundError):
+                functions[target] = pci_of(files, target)
+        found[address] = functions
+    return found

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.change import Change, Disruption
-from agent.kinds import in_scope, links, users
+from agent.kinds import in_scope, links, vfs
 from agent.machine import Machine, read_or
 from agent.nics import PCI, Wanted, device_path, driver, netdev, pci_of, vf_addresses
 from agent.snapshot import Scope, Snapshot
@@ -16,6 +16,7 @@ from agent.snapshot import Scope, Snapshot
 NAME = "bindings"
 AFTER = ("vf_attributes",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "device"
 
 
 @frozen
@@ -63,12 +64,13 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             target = f"{address}#{index}"
             vf = state.vfs.get(index)
             if vf is None or vf.driver is None:
-                changes.append(Change(NAME, target, "driver", None, "netdevice"))
+                change = Change(NAME, target, "driver", None, "netdevice")
+                changes.append(change if vf else vfs.absent(change))
                 continue
-            mac = nic.vf(index).mac
-            if mac is not None and vf.mac is not None and vf.mac != mac:
-                victims = users.of(have, target)
-                changes.append(Change(NAME, target, "mac", vf.mac, mac, Disruption.REBIND, victims))
+            wanted = nic.vf(index)
+            if wanted.mac is not None and vf.mac is not None and vf.mac != wanted.mac:
+                yields = wanted.owner != "trackbed"
+                changes.append(Change(NAME, target, "mac", vf.mac, wanted.mac, Disruption.REBIND, yields=yields))
     return changes
 
 

@@ -10,9 +10,9 @@ from attrs import frozen
 
 from agent.change import Change
 from agent.cpus import Key, Pool, place, pool
-from agent.kinds import in_scope
+from agent.kinds import functions_in_scope
 from agent.machine import Files, Machine, names_or_none, read_or
-from agent.nics import PCI, Wanted, driver, pci_of, targets
+from agent.nics import PCI, Wanted, driver, pci_of
 from agent.ranges import format_ranges, parse_ranges
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
@@ -20,6 +20,7 @@ from agent.vendors import vendor
 NAME = "irqs"
 AFTER = ("vf_links",)
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links")
+REACH = "function"
 
 MANAGEMENT = "management"
 
@@ -41,14 +42,10 @@ class Irq:
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, tuple[Irq, ...]]]:
     """Each PF's interrupts and its VFs', by target."""
-    found = {}
-    for address in in_scope(want, scope):
-        found[address] = {
-            target: irqs
-            for target, pci in targets(machine.files, address).items()
-            if (irqs := function_irqs(machine.files, pci))
-        }
-    return found
+    return {
+        address: {target: function_irqs(machine.files, pci) for target, pci in functions.items()}
+        for address, functions in functions_in_scope(machine.files, want, scope).items()
+    }
 
 
 def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.change import Change, Disruption
-from agent.kinds import in_scope, users
+from agent.kinds import pfs_in_scope
 from agent.machine import Files, Link, Machine
 from agent.nics import Wanted, WantedNic, driver, link_of, netdev
 from agent.snapshot import Scope, Snapshot
@@ -15,8 +15,9 @@ from agent.spec import LinkState
 from agent.vendors import vendor
 
 NAME = "links"
-AFTER = ("users",)
+AFTER: tuple[str, ...] = ()
 UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "function"
 
 
 @frozen
@@ -31,16 +32,15 @@ class LinkStatus:
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, LinkStatus]]:
     """The netdev of each PF, by target."""
-    return {address: {address: status(machine, address)} for address in in_scope(want, scope)}
+    return {address: {address: status(machine, address)} for address in pfs_in_scope(want, scope)}
 
 
 def status(machine: Machine, pci: str) -> LinkStatus:
     """Read one function's netdev."""
     name = netdev(machine.files, pci)
     link = machine.netlink.link(name) if name else None
-    return LinkStatus(
-        pci, driver(machine.files, pci), link, link is not None and initialised(machine.files, link.ifindex)
-    )
+    ready = link is not None and initialised(machine.files, link.ifindex)
+    return LinkStatus(pci, driver(machine.files, pci), link, ready)
 
 
 def initialised(files: Files, ifindex: int) -> bool:
@@ -69,30 +69,29 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes: list[Change] = []
     for address, nic in sorted(want.nics.items()):
         found: LinkStatus | None = have[NAME].get(address, {}).get(address)
-        changes += plan_link(NAME, address, found, nic.nic.mtu, nic.nic.state, have)
+        changes += plan_link(NAME, address, found, nic.nic.mtu, nic.nic.state)
     return changes
 
 
 def plan_link(
-    kind: str, target: str, found: LinkStatus | None, mtu: int | None, state: LinkState | None, have: Snapshot
+    kind: str, target: str, found: LinkStatus | None, mtu: int | None, state: LinkState | None
 ) -> list[Change]:
     """What one netdev needs; nothing while another network namespace has it, or if its family makes none."""
     if found is not None and not vendor(found.driver).has_netdev:
         return []
+    if found is not None and found.link is None and found.driver is not None:
+        return []  # another network namespace has it
     if found is None or found.link is None or not found.ready:
-        away = found is not None and found.link is None and users.of(have, target)
-        return [] if away else [_absent(kind, target, found)]
+        return [_absent(kind, target, found)]
     link = found.link
     changes = []
     if mtu is not None and link.mtu != mtu:
         flaps = link.up and vendor(found.driver).mtu_flaps
         disruption = Disruption.LINK_FLAP if flaps else Disruption.NONE
-        victims = users.of(have, target) if flaps else ()
-        changes.append(Change(kind, target, "mtu", link.mtu, mtu, disruption, victims))
+        changes.append(Change(kind, target, "mtu", link.mtu, mtu, disruption))
     if state is not None and link.up != (state == "up"):
         disruption = Disruption.NONE if state == "up" else Disruption.LINK_FLAP
-        victims = users.of(have, target) if state == "down" else ()
-        changes.append(Change(kind, target, "state", "up" if link.up else "down", state, disruption, victims))
+        changes.append(Change(kind, target, "state", "up" if link.up else "down", state, disruption))
     return changes
 
 

@@ -8,15 +8,16 @@ from attrs import frozen
 
 from agent.change import Change
 from agent.cpus import from_mask, mask, steering
-from agent.kinds import in_scope, irqs
+from agent.kinds import functions_in_scope, irqs
 from agent.machine import Machine, names_or_none, read_or
-from agent.nics import Wanted, netdev, netdev_of, targets
+from agent.nics import Wanted, netdev, netdev_of
 from agent.ranges import format_ranges, parse_ranges
 from agent.snapshot import Scope, Snapshot
 
 NAME = "rps"
 AFTER = ("irqs",)
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links")
+REACH = "function"
 
 QUEUES = "/sys/class/net/{name}/queues"
 
@@ -29,18 +30,16 @@ class RxQueues:
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, RxQueues]]:
-    """The masks of each PF and its VFs, by target; a netdev in another namespace is left out."""
-    found = {}
-    for address in in_scope(want, scope):
-        found[address] = {
-            target: _queues(machine, name)
-            for target, pci in targets(machine.files, address).items()
-            if (name := netdev(machine.files, pci)) is not None
-        }
-    return found
+    """The masks of each PF and its VFs, by target; a netdev in another namespace shows none."""
+    return {
+        address: {target: _queues(machine, netdev(machine.files, pci)) for target, pci in functions.items()}
+        for address, functions in functions_in_scope(machine.files, want, scope).items()
+    }
 
 
-def _queues(machine: Machine, name: str) -> RxQueues:
+def _queues(machine: Machine, name: str | None) -> RxQueues:
+    if name is None:
+        return RxQueues({})
     folder = QUEUES.format(name=name)
     receive = [queue for queue in names_or_none(machine.files, folder) if queue.startswith("rx-")]
     return RxQueues({int(q[3:]): from_mask(read_or(machine.files, f"{folder}/{q}/rps_cpus", "0")) for q in receive})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.change import Change, Value
-from agent.kinds import in_scope, links
+from agent.kinds import links, pfs_in_scope, vfs
 from agent.machine import Machine, VfInfo
 from agent.nics import Wanted, link_of, netdev
 from agent.snapshot import Scope, Snapshot
@@ -13,6 +13,7 @@ from agent.snapshot import Scope, Snapshot
 NAME = "vf_attributes"
 AFTER = ("vfs",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "function"
 
 FIELDS = ("mac", "vlan", "trust", "spoofchk")
 
@@ -20,7 +21,7 @@ FIELDS = ("mac", "vlan", "trust", "spoofchk")
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[int, VfInfo]]:
     """Each PF's VFs by index, as the PF tells them; a PF without a netdev tells nothing and is left out."""
     found = {}
-    for address in in_scope(want, scope):
+    for address in pfs_in_scope(want, scope):
         name = netdev(machine.files, address)
         link = machine.netlink.link(name) if name else None
         if link is not None:
@@ -39,7 +40,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 after: Value = getattr(wanted, name)
                 before: Value = getattr(told[index], name) if index in told else None
                 if after is not None and before != after:
-                    changes.append(Change(NAME, f"{address}#{index}", name, before, after))
+                    yields = wanted.owner != "trackbed"
+                    change = Change(NAME, f"{address}#{index}", name, before, after, yields=yields)
+                    changes.append(change if index in told else vfs.absent(change))
     return changes
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attrs import evolve
+
 from agent.change import Change, Disruption
-from agent.kinds import in_scope, links, users
+from agent.kinds import functions_in_scope, links
 from agent.machine import Machine
-from agent.nics import Wanted, link_of, vf_addresses
+from agent.nics import Wanted, link_of
 from agent.snapshot import Scope, Snapshot
 
 NAME = "vf_links"
 AFTER = ("bindings",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "function"
 
 SETTLING = 5.0
 """Seconds that a VF's link may take to come up once its PF's is; the drivers' watchdogs look every two."""
@@ -21,11 +24,8 @@ SETTLING = 5.0
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, links.LinkStatus]]:
     """The netdevs of each PF's VFs, by target."""
     return {
-        address: {
-            f"{address}#{index}": links.status(machine, vf)
-            for index, vf in sorted(vf_addresses(machine.files, address).items())
-        }
-        for address in in_scope(want, scope)
+        address: {target: links.status(machine, vf) for target, vf in functions.items() if target != address}
+        for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
 
 
@@ -37,12 +37,11 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         for index in range(nic.vf_count() or 0):
             target, wanted = f"{address}#{index}", nic.vf(index)
             status = found.get(target)
-            differing = links.plan_link(NAME, target, status, wanted.mtu, wanted.state, have)
+            differing = links.plan_link(NAME, target, status, wanted.mtu, wanted.state)
             if status and not differing and _is_stuck(status, have[links.NAME][address][address]):
-                victims = users.of(have, target)
-                flap = Change(NAME, target, "carrier", "lost", "up", Disruption.LINK_FLAP, victims, patience=SETTLING)
+                flap = Change(NAME, target, "carrier", "lost", "up", Disruption.LINK_FLAP, patience=SETTLING)
                 differing.append(flap)
-            changes += differing
+            changes += [evolve(change, yields=wanted.owner != "trackbed") for change in differing]
     return changes
 
 

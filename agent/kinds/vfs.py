@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.change import Change, Disruption
-from agent.kinds import in_scope, links, users
+from agent.kinds import links, pfs_in_scope
 from agent.machine import Machine, read_or
 from agent.nics import Wanted, device_path
 from agent.snapshot import Scope, Snapshot
@@ -17,6 +17,7 @@ from agent.vendors import vendor
 NAME = "vfs"
 AFTER = ("links",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "device"
 
 
 @frozen
@@ -30,7 +31,7 @@ class VfCount:
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCount]:
     """The VF counts; a function without SR-IOV has ``total`` 0."""
     found = {}
-    for address in in_scope(want, scope):
+    for address in pfs_in_scope(want, scope):
         path = device_path(address)
         total = int(read_or(machine.files, f"{path}/sriov_totalvfs", "0"))
         found[address] = VfCount(int(read_or(machine.files, f"{path}/sriov_numvfs", "0")), total)
@@ -52,15 +53,18 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             )
             change = Change(NAME, address, "count", state.count, count, obstacle=obstacle, remedy=remedy)
         elif state.count:
-            victims = users.of(have, address)
-            change = Change(NAME, address, "count", state.count, count, Disruption.VF_RESET, victims)
+            change = Change(NAME, address, "count", state.count, count, Disruption.VF_RESET)
         elif vendor(nic.function.driver).vf_count_flaps:
-            victims = users.of(have, address)
-            change = Change(NAME, address, "count", state.count, count, Disruption.LINK_FLAP, victims)
+            change = Change(NAME, address, "count", state.count, count, Disruption.LINK_FLAP)
         else:
             change = Change(NAME, address, "count", state.count, count)
         changes.append(change)
     return changes
+
+
+def absent(change: Change) -> Change:
+    """A change of a VF that is not there."""
+    return evolve(change, obstacle="the VF is not there", remedy="it comes with the number of VFs (vfs.count)")
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -10,10 +10,7 @@ from array import array
 from collections.abc import Collection
 from pathlib import Path
 
-from pyroute2.iproute.linux import IPRoute
-
 from agent.linux import verbs
-from agent.linux.netlink import as_oserror
 from agent.machine import PortMtus, RdmaPortKey
 
 # include/uapi/linux/sockios.h and ethtool.h: struct ethtool_drvinfo is cmd, driver[32], version[32], fw_version[32], ...
@@ -25,15 +22,6 @@ DRVINFO_FIRMWARE = slice(68, 100)
 
 class LinuxDetails:
     """What drivers and libraries tell only when asked in their own ways."""
-
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        """Dump the addresses of both families (RTM_GETADDR); IFA_LOCAL is our end of a point-to-point link."""
-        found: dict[int, list[str]] = {}
-        with IPRoute() as ip, as_oserror("dump of addresses"):
-            for message in ip.addr("dump"):
-                address = message.get("local") or message.get("address")
-                found.setdefault(message["index"], []).append(f"{address}/{message['prefixlen']}")
-        return {ifindex: tuple(addresses) for ifindex, addresses in found.items()}
 
     def firmware(self, netdev: str) -> str | None:
         """Ask by SIOCETHTOOL, since ethtool's netlink has no such message."""

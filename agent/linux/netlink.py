@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 from agent.machine import Link, VfInfo
 
 IFF_UP = 1
+RTN_UNICAST = 1
 RTEXT_FILTER_VF = 1
 
 
@@ -75,17 +77,39 @@ class LinuxNetlink:
         with as_oserror(f"set VF {given}"):
             self._ip.link("set", index=ifindex, vf=given)
 
-    def default_route_ifindexes(self) -> frozenset[int]:
+    def gateway_ifindexes(self) -> frozenset[int]:
         """Dump the routes of both families."""
-        found = set()
+        found: set[int] = set()
         with as_oserror("dump of routes"):
-            for family in (2, 10):
-                for route in self._ip.get_default_routes(family=family):
-                    paths = route.get("multipath") or ()
-                    found |= {path["oif"] for path in paths if "oif" in path}
-                    if route.get("oif") is not None:
-                        found.add(route.get("oif"))
+            for family in (socket.AF_INET, socket.AF_INET6):
+                for route in self._ip.route("dump", family=family):
+                    found |= _next_hops(route)
         return frozenset(found)
+
+    def route_ifindex(self, address: str) -> int | None:
+        """Ask the kernel for the route."""
+        try:
+            with as_oserror(f"route to {address}"):
+                return next((route.get("oif") for route in self._ip.route("get", dst=address)), None)
+        except OSError as error:
+            if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+                return None
+            raise
+
+    def addresses(self) -> dict[int, tuple[str, ...]]:
+        """Dump the addresses of both families (RTM_GETADDR); IFA_LOCAL is our end of a point-to-point link."""
+        found: dict[int, list[str]] = {}
+        with as_oserror("dump of addresses"):
+            for message in self._ip.addr("dump"):
+                address = message.get("local") or message.get("address")
+                found.setdefault(message["index"], []).append(f"{address}/{message['prefixlen']}")
+        return {ifindex: tuple(addresses) for ifindex, addresses in found.items()}
+
+
+def _next_hops(route: Any) -> set[int]:
+    paths = route.get("multipath") or [{"oif": route.get("oif"), "gateway": route.get("gateway") or route.get("via")}]
+    default = route["dst_len"] == 0 and route["type"] == RTN_UNICAST
+    return {path["oif"] for path in paths if path.get("oif") and (default or path.get("gateway"))}
 
 
 def _link(message: Any) -> Link:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+
 import psutil
 
 
@@ -11,3 +15,22 @@ class LinuxProcesses:
     def running(self) -> frozenset[str]:
         """Every process's name."""
         return frozenset(process.info["name"] for process in psutil.process_iter(["name"]))
+
+    def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
+        """Look where every descriptor points; psutil lists those of regular files only."""
+        found: dict[str, list[str]] = {}
+        for process in psutil.process_iter(["name"]):
+            for path in paths.intersection(_open_files(process.pid)):
+                found.setdefault(path, []).append(f"{process.info['name']} (pid {process.pid})")
+        return {path: tuple(holders) for path, holders in found.items()}
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    folder = f"/proc/{pid}/fd"
+    try:
+        descriptors = os.listdir(folder)  # noqa: PTH208  thousands of them
+    except OSError:
+        return  # the process has ended
+    for descriptor in descriptors:
+        with suppress(OSError):  # closed meanwhile
+            yield os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115  as above

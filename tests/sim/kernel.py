@@ -48,6 +48,11 @@ class Kernel:
     writes: list[tuple[str, str]] = field(factory=list)
     processes: set[str] = field(factory=set)
     routed: set[str] = field(factory=set)
+    ip: dict[str, tuple[str, ...]] = field(factory=dict)
+    servers: dict[str, str] = field(factory=dict)
+    open: dict[str, tuple[str, ...]] = field(factory=dict)
+    allocated: dict[str, tuple[str, ...]] = field(factory=dict)
+    kubelet_error: OSError | None = None
     _files: dict[str, str] = field(factory=dict)
     _links: dict[str, str] = field(factory=dict)
     _folders: dict[str, set[str]] = field(factory=dict)
@@ -74,7 +79,7 @@ class Kernel:
                 self._put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
 
     def machine(self) -> Machine:
-        return Machine(self, self, self)
+        return Machine(self, self, self, kubelet=self)
 
     # --- what a test does to the world --------------------------------------------------------------------
 
@@ -103,6 +108,20 @@ class Kernel:
             self._put(f"{PCI}/{address}/msi_irqs/{number}", "msix")
             self._put(f"/sys/kernel/irq/{number}/actions", action)
             self._put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+
+    def add_rdma(self, function: str, uverbs: str) -> None:
+        """An RDMA device of a function, by the name of its device node."""
+        self._folder(f"{PCI}/{function}/infiniband_verbs/{uverbs}")
+
+    def put(self, path: str, text: str) -> None:
+        """A file as somebody else makes it."""
+        self._put(path, text)
+
+    def vfs(self, function: str) -> tuple[VfInfo, ...]:
+        """A PF's VFs as the PF tells them."""
+        link = self.link(self.netdev(function).name)
+        assert link is not None
+        return link.vfs
 
     def remove_nic(self, address: str) -> None:
         """PCI hot removal, its VFs included."""
@@ -223,13 +242,30 @@ class Kernel:
             if value is not None:
                 setattr(vfs[index], name, value)
 
-    def default_route_ifindexes(self) -> frozenset[int]:
+    def gateway_ifindexes(self) -> frozenset[int]:
         return frozenset(self._netdevs[name].link.ifindex for name in self.routed if name in self._netdevs)
+
+    def route_ifindex(self, address: str) -> int | None:
+        name = self.servers.get(address)
+        return self._netdevs[name].link.ifindex if name in self._netdevs else None
+
+    def addresses(self) -> dict[int, tuple[str, ...]]:
+        return {netdev.link.ifindex: self.ip[name] for name, netdev in self._netdevs.items() if name in self.ip}
 
     # --- Processes ----------------------------------------------------------------------------------------
 
     def running(self) -> frozenset[str]:
         return frozenset(self.processes)
+
+    def holders(self, paths: frozenset[str]) -> dict[str, tuple[str, ...]]:
+        return {path: holders for path, holders in self.open.items() if path in paths}
+
+    # --- Kubelet ------------------------------------------------------------------------------------------
+
+    def allocations(self) -> dict[str, tuple[str, ...]]:
+        if self.kubelet_error is not None:
+            raise self.kubelet_error
+        return self.allocated
 
     # --- how it hangs together ----------------------------------------------------------------------------
 

@@ -6,9 +6,10 @@ import os
 import pytest
 
 from agent.change import Disruption, is_ready
-from agent.converge import Failures, Pass, converge, preview
+from agent.converge import Failures, Pass, converge
 from agent.machine import Machine
 from agent.nics import derived_mac, vf_addresses
+from agent.preview import preview
 from agent.spec import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 

@@ -110,6 +110,9 @@ class Silent:
     def link(self, name: str) -> Link | None:
         raise OSError(errno.ENODEV, name)
 
+    def addresses(self) -> dict[int, tuple[str, ...]]:
+        return {}
+
     def __getattr__(self, name: str) -> Callable[..., None]:
         raise AssertionError(name)
 

@@ -1,0 +1,168 @@
+"""Who uses a function: asked for when a change would disturb it, since looking costs more than a pass."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+
+from attrs import evolve, frozen
+
+from agent.change import Change, Disruption
+from agent.machine import Machine, names_or_none, read_or
+from agent.nics import PCI, Wanted, driver, netdev, targets
+from agent.vendors import vendor
+
+# nfs and ceph name their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).
+ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])|\[[0-9a-f:]+\]")
+NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "lustre", "9p", "glusterfs"})
+
+
+@frozen
+class User:
+    """Someone who would lose a function.
+
+    ``takes``: it was handed to them, so that its attributes, MTU and name are theirs (a container, a virtual machine).
+    """
+
+    name: str
+    takes: bool = False
+
+
+@frozen
+class _Functions:
+    """A PF and its VFs: target to PCI address, and target to the netdev in the host's network namespace."""
+
+    pci: Mapping[str, str]
+    netdevs: Mapping[str, str]
+
+
+def users(machine: Machine, want: Wanted, address: str) -> dict[str, tuple[User, ...]]:
+    """The users of a PF and of its VFs, by target; those without users are left out.
+
+    What cannot be told (a kubelet that does not answer) counts as a user: nothing is disturbed on a guess.
+    """
+    pci = targets(machine.files, address)
+    found = {target: netdev(machine.files, function) for target, function in pci.items()}
+    functions = _Functions(pci, {target: name for target, name in found.items() if name is not None})
+    gathered: dict[str, list[User]] = {}
+    for source in (_namespaces, _allocations, _descriptors, _routes, _storage, _uppers):
+        for target, user in source(machine, want, functions):
+            gathered.setdefault(target, []).append(user)
+    return {target: tuple(found) for target, found in gathered.items()}
+
+
+def _victims(found: Mapping[str, tuple[User, ...]], target: str) -> tuple[str, ...]:
+    """Whom a change of a VF (``ADDRESS#N``), or of a PF (``ADDRESS``) and so of any of its VFs, would hit."""
+    keys = [target] if "#" in target else sorted(found)
+    return tuple(f"{user.name} ({key})" for key in keys for user in found.get(key, ()))
+
+
+def with_victims(change: Change, want: Wanted, found: Mapping[str, tuple[User, ...]]) -> Change:
+    """A change with those whom it would hit."""
+    function = want.nics[change.device].function if change.device in want.nics else None
+    if function and change.disruption is Disruption.VF_RESET and not vendor(function.driver).vf_count_flaps:
+        # Only its VFs go: whoever uses the PF itself notices nothing.
+        found = {target: found[target] for target in found if target != change.device}
+    return evolve(change, victims=_victims(found, change.target))
+
+
+def taken(found: Mapping[str, tuple[User, ...]], target: str) -> bool:
+    """Whether a VF was handed to somebody."""
+    return any(user.takes for user in found.get(target, ()))
+
+
+Found = Iterator[tuple[str, User]]
+
+
+def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+    """A bound network driver whose netdev the host does not see: a container runtime has moved it."""
+    for target, pci in functions.pci.items():
+        bound = driver(machine.files, pci)
+        if target not in functions.netdevs and bound is not None and vendor(bound).has_netdev:
+            yield target, User("another network namespace", takes=True)
+
+
+def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+    """What the kubelet has given to pods."""
+    try:
+        allocated = machine.kubelet.allocations()
+    except OSError as error:
+        for target in functions.pci:
+            yield target, User(f"unknown pods, since the kubelet does not say: {error}")
+        return
+    for target, pci in functions.pci.items():
+        for pod in allocated.get(pci, ()):
+            yield target, User(f"pod {pod}", takes=True)
+
+
+def _descriptors(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+    """Processes that hold its RDMA devices or its VFIO group open."""
+    nodes: dict[str, tuple[str, bool]] = {}
+    for target, pci in functions.pci.items():
+        for name in names_or_none(machine.files, f"{PCI}/{pci}/infiniband_verbs"):
+            nodes[f"/dev/infiniband/{name}"] = (target, False)
+        if driver(machine.files, pci) == "vfio-pci":
+            group = machine.files.target(f"{PCI}/{pci}/iommu_group")
+            nodes[f"/dev/vfio/{group}"] = (target, True)
+    holders = machine.processes.holders(frozenset(nodes)) if nodes else {}
+    for node, (target, takes) in nodes.items():
+        for holder in holders.get(node, ()):
+            yield target, User(holder, takes)
+
+
+def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+    """Routes through a gateway, and the address by which the cluster knows the node."""
+    routed = machine.netlink.gateway_ifindexes()
+    addresses = machine.netlink.addresses()
+    for target, name in functions.netdevs.items():
+        ifindex = _ifindex(machine, name)
+        if ifindex in routed:
+            yield target, User(f"a route through {name}")
+        if any(address.partition("/")[0] == want.spec.node_name for address in addresses.get(ifindex, ())):
+            yield target, User(f"the node's address on {name}")
+
+
+def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+    """Network file systems and NVMe over fabrics whose server is reached through it."""
+    by_ifindex = {_ifindex(machine, name): target for target, name in functions.netdevs.items()}
+    for what, server in sorted({*_mounted(machine), *_nvme(machine)}):
+        target = by_ifindex.get(machine.netlink.route_ifindex(server) or 0)
+        if target is not None:
+            yield target, User(f"{what} of {server}")
+
+
+def _mounted(machine: Machine) -> Iterator[tuple[str, str]]:
+    for line in read_or(machine.files, "/proc/1/mounts", "").splitlines():
+        source, point, kind, options, *_ = [*line.split(), "", "", "", ""]
+        if kind in NETWORK_FILE_SYSTEMS:
+            for server in _addresses(f"{source} {options}"):
+                yield f"{kind} on {point}", server
+
+
+def _nvme(machine: Machine) -> Iterator[tuple[str, str]]:
+    for name in names_or_none(machine.files, "/sys/class/nvme"):
+        if read_or(machine.files, f"/sys/class/nvme/{name}/transport", "pcie") in ("rdma", "tcp"):
+            fields = read_or(machine.files, f"/sys/class/nvme/{name}/address", "").split(",")
+            for server in _addresses(" ".join(field for field in fields if field.startswith("traddr="))):
+                yield name, server
+
+
+def _addresses(text: str) -> Iterator[str]:
+    for match in ADDRESS.findall(text):
+        try:
+            yield str(ipaddress.ip_address(match.strip("[]")))
+        except ValueError:
+            continue
+
+
+def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+    """Netdevs that stand on it: bonds, bridges, VLANs, macvlans."""
+    for target, name in functions.netdevs.items():
+        for entry in names_or_none(machine.files, f"/sys/class/net/{name}"):
+            if entry.startswith("upper_"):
+                yield target, User(f"{entry.removeprefix('upper_')} on {name}")
+
+
+def _ifindex(machine: Machine, name: str) -> int:
+    return int(read_or(machine.files, f"/sys/class/net/{name}/ifindex", "0"))

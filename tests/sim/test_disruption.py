@@ -1,0 +1,175 @@
+"""Nobody loses a device: who is in the way, what is allowed when, and what a new spec waits for."""
+
+from datetime import datetime, timezone
+
+import pytest
+
+from agent.change import Disruption, is_ready
+from agent.converge import Failures, Pass, converge
+from agent.nics import vf_addresses
+from agent.spec import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel
+
+PF = "0000:21:00.0"
+MAC = "02:00:00:00:01:00"
+NOON = datetime(2026, 3, 4, 12, 0, tzinfo=timezone.utc)  # a Wednesday
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, "enp33s0", MAC)
+    return kernel
+
+
+def spec(count: int = 4, disruption: object = None, node_name: str = "n1", **attributes: object) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count, "defaults": attributes}}
+    return from_mapping({"node_name": node_name, "nics": [nic], "disruption": disruption or {}})
+
+
+def settle(
+    kernel: Kernel,
+    wanted: NodeSpec,
+    verified: NodeSpec | None = None,
+    now: datetime = NOON,
+    allow: Disruption | None = None,
+) -> Pass:
+    def clock() -> float:
+        return 0.0
+
+    return converge(kernel.machine(), wanted, None, None, Failures(), clock, allow, verified=verified, now=lambda: now)
+
+
+def deferred(found: Pass) -> tuple[str, ...]:
+    """The victims of the one change that was deferred."""
+    (outcome,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
+    return outcome.change.victims
+
+
+def hand_to_pod(kernel: Kernel, index: int) -> None:
+    kernel.allocated[vf_addresses(kernel, PF)[index]] = ("team/trainer-0",)
+
+
+def test_a_pod_that_the_kubelet_gave_a_vf_is_in_the_way(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    hand_to_pod(kernel, 2)
+    assert deferred(settle(kernel, spec(6))) == (f"pod team/trainer-0 ({PF}#2)",)
+
+
+def test_a_process_with_an_rdma_device_open_is_in_the_way(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.add_rdma(vf_addresses(kernel, PF)[1], "uverbs3")
+    kernel.open["/dev/infiniband/uverbs3"] = ("ib_write_bw (pid 4711)",)
+    assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
+
+
+def test_a_kubelet_that_does_not_answer_stops_what_disturbs(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.kubelet_error = TimeoutError("no answer within 2 s")
+    assert all("the kubelet does not say" in victim for victim in deferred(settle(kernel, spec(6))))
+
+
+@pytest.mark.parametrize(
+    ("mounts", "server"),
+    [
+        ("10.0.0.9:/export /data nfs4 rw,vers=4.2,addr=10.0.0.9 0 0", "10.0.0.9"),
+        ("10.0.0.9:6789,10.0.0.10:6789:/ /data ceph rw 0 0", "10.0.0.10"),
+        ("[fd00::9]:/export /data nfs rw,addr=fd00::9 0 0", "fd00::9"),
+    ],
+)
+def test_storage_behind_a_nic_keeps_its_link(kernel: Kernel, mounts: str, server: str) -> None:
+    settle(kernel, spec())
+    kernel.put("/proc/1/mounts", mounts)
+    kernel.servers[server] = "enp33s0"
+    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    (victim,) = deferred(settle(kernel, spec(6)))
+    assert f"of {server}" in victim
+
+
+def test_the_node_s_own_address_and_a_bond_keep_a_nic(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.ip["enp33s0"] = ("10.0.0.7/24",)
+    kernel.put("/sys/class/net/enp33s0/upper_bond0/ifindex", "9")
+    victims = deferred(settle(kernel, spec(6, node_name="10.0.0.7")))
+    assert victims == (f"the node's address on enp33s0 ({PF})", f"bond0 on enp33s0 ({PF})")
+
+
+def test_force_in_the_spec_is_the_only_way_past_users(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    hand_to_pod(kernel, 2)
+    assert deferred(settle(kernel, spec(6), allow=Disruption.REBOOT))
+    assert is_ready(settle(kernel, spec(6, {"force": True})).conditions)
+
+
+def test_what_a_new_spec_waits_for_leaves_the_node_as_ready_as_it_was(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    hand_to_pod(kernel, 2)
+    found = settle(kernel, spec(6, trust=True), verified=spec())
+    assert is_ready(found.conditions)
+    assert {outcome.change.field for outcome in found.waiting} >= {"count"}
+    assert [vf.trust for vf in kernel.vfs(PF)] == [True, True, False, True]
+    kernel.allocated.clear()
+    found = settle(kernel, spec(6, trust=True), verified=spec())
+    assert is_ready(found.conditions)
+    assert not found.waiting
+
+
+def test_what_drifts_and_cannot_be_put_back_is_not_ready_though_it_is_deferred(kernel: Kernel) -> None:
+    wanted = spec(disruption={"allow": "none"})
+    settle(kernel, wanted, allow=Disruption.VF_RESET)
+    kernel.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
+    found = settle(kernel, wanted, verified=wanted)
+    assert not is_ready(found.conditions)
+    assert not found.waiting
+
+
+def test_a_pod_s_vf_keeps_what_its_network_plugin_gave_it(kernel: Kernel) -> None:
+    wanted = spec(vlan=7, trust=False)
+    settle(kernel, wanted)
+    hand_to_pod(kernel, 2)
+    index = kernel.netdev(PF).ifindex
+    for vf in (1, 2):
+        kernel.set_vf(index, vf, vlan=99, mac="02:aa:00:00:00:01")
+    found = settle(kernel, wanted)
+    assert is_ready(found.conditions)
+    assert [vf.vlan for vf in kernel.vfs(PF)] == [7, 7, 99, 7]
+    assert kernel.vfs(PF)[2].mac == "02:aa:00:00:00:01"
+
+
+def test_unless_the_spec_says_that_it_stays_ours(kernel: Kernel) -> None:
+    wanted = spec(vlan=7, owner="trackbed")
+    settle(kernel, wanted)
+    hand_to_pod(kernel, 2)
+    kernel.set_vf(kernel.netdev(PF).ifindex, 2, vlan=99)
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert kernel.vfs(PF)[2].vlan == 7
+
+
+NIGHTLY = {"allow": "none", "windows": [{"start": "22:00", "end": "02:00", "allow": "vf-reset", "days": ["Wed"]}]}
+
+
+@pytest.mark.parametrize(
+    ("now", "open_"),
+    [
+        (NOON, False),
+        (NOON.replace(hour=22), True),
+        (NOON.replace(day=5, hour=1, minute=59), True),
+        (NOON.replace(day=5, hour=2), False),
+        (NOON.replace(hour=1), False),
+        (NOON.replace(day=5, hour=23), False),
+    ],
+)
+def test_a_window_allows_more_while_it_is_open(kernel: Kernel, now: datetime, open_: bool) -> None:
+    settle(kernel, spec())
+    found = settle(kernel, spec(6, NIGHTLY), now=now)
+    assert is_ready(found.conditions) is open_
+    if not open_:
+        (outcome,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
+        assert "more in the window Wed 22:00-02:00 UTC (vf-reset)" in outcome.error
+
+
+def test_a_nic_s_own_policy_stands_in_the_place_of_the_node_s(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 6}, "disruption": {"allow": "none"}}
+    found = settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
+    assert not is_ready(found.conditions)
