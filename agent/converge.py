@@ -124,6 +124,7 @@ def converge(
     announce: Callable[[Change], None] = lambda change: None,
     verified: NodeSpec | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    heard: Callable[[], Scope] = frozenset,
 ) -> Pass:
     """Make the machine what ``spec`` says, as far as is allowed, and say what came of it.
 
@@ -133,6 +134,7 @@ def converge(
     :param announce: called with the first change to a required NIC before it is made: the node is not ready from then on.
     :param verified: the spec that was last seen to be true; what a newer one still waits for does not make the node unready.
     :param now: the time of day, for maintenance windows.
+    :param heard: takes what has happened meanwhile, our own writes' events included: it is read before the pass ends.
     :raises OSError: a device went away while it was read; the caller starts again.
     """
     reading = Remembered(machine.netlink)
@@ -153,6 +155,8 @@ def converge(
             break
         # Everything else was read in this pass already; what was written is what must be read again.
         scope = frozenset(name for outcome in done for name in _touched(outcome.change))
+        meanwhile = heard()
+        have, scope = (read_basis(machine), None) if meanwhile is None else (have, scope | meanwhile)
     failures.keep({_identity(outcome.change) for outcome in remaining})
     waiting = _waiting(spec, verified, have, remaining)
     conditions = [_converged(want, [outcome for outcome in remaining if outcome not in waiting])]

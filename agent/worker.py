@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from attrs import define
+from attrs import define, field
 
 from agent.change import Change, Condition, Outcome, is_ready, to_plain
 from agent.converge import Failures, Pass, converge
@@ -64,71 +64,94 @@ class Adopted:
 
 def work(machine: Machine, path: Path, control: int, out: TextIO) -> None:
     """Keep the spec at ``path`` true until ``control`` ends; each finding is one JSON line on ``out``."""
-    watch = Watch(control)
-    adopted = Adopted()
-    adopted.reload(machine, path)
+    loop = _Loop(machine, path, Watch(control), out)
     _say(out, {"serving": True})
-    failures = Failures()
+    while loop.turn():
+        pass
+
+
+@define
+class _Loop:
+    """What lasts from one pass to the next."""
+
+    machine: Machine
+    path: Path
+    watch: Watch
+    out: TextIO
+    adopted: Adopted = field(factory=Adopted)
+    failures: Failures = field(factory=Failures)
     last: Pass | None = None
     scope: Scope = None
-    known = Known({}, {})
-    postponed = 0
-    while True:
-        due = RESYNC
-        if adopted.spec is None:
-            body = _body(None, (), (_no_spec(adopted.refusal),), adopted)
-        else:
-            last, body = _converge(machine, adopted, adopted.spec, last, scope, failures, out)
-            known = _known(last) if last else known
-            due = _due(failures) if last else AGAIN
+    known: Known = field(factory=lambda: Known({}, {}))
+    postponed: int = 0
+    reload: bool = True
+    stop: bool = False
+
+    def turn(self) -> bool:
+        """One pass, then wait for the next reason for one; False: no more of them."""
+        if self.reload:
+            self._reload()
+        body, due = self._pass()
         deadline = time.monotonic() + due
-        scope, said = frozenset(), False
-        while scope == frozenset():
-            wake = watch.wait(known, deadline - time.monotonic() if said else 0.0)
+        self.scope, said = frozenset(), False
+        while self.scope == frozenset() and not self.reload:
+            scope = self._listen(deadline - time.monotonic() if said else 0.0)
             if not said:
                 # Ready is not said of devices to which something has happened since they were read.
-                said = wake.scope == frozenset() or not body["ready"] or postponed == POSTPONED
-                postponed = 0 if said else postponed + 1
+                said = scope == frozenset() or not body["ready"] or self.postponed == POSTPONED
+                self.postponed = 0 if said else self.postponed + 1
                 if said:
-                    _say(out, body)
-            if wake.stop:
-                return
-            scope = None if time.monotonic() >= deadline else wake.scope
-            failures.hasten(scope)
-            if wake.reload or (scope is None and adopted.refusal):
-                before = adopted.spec
-                adopted.reload(machine, path)
-                if adopted.spec != before:
-                    last, scope = None, None
-                    failures.forget()
+                    _say(self.out, body)
+            if self.stop:
+                return False
+            self.scope = None if time.monotonic() >= deadline else scope
+            self.failures.hasten(self.scope)
+        self.reload = self.reload or (self.scope is None and bool(self.adopted.refusal))
+        return True
 
+    def _listen(self, timeout: float) -> Scope:
+        wake = self.watch.wait(self.known, timeout)
+        self.reload = self.reload or wake.reload
+        self.stop = self.stop or wake.stop
+        return wake.scope
 
-def _converge(
-    machine: Machine,
-    adopted: Adopted,
-    spec: NodeSpec,
-    last: Pass | None,
-    scope: Scope,
-    failures: Failures,
-    out: TextIO,
-) -> tuple[Pass | None, dict[str, Any]]:
-    """One pass, and what to report; no pass if a device vanished under our hands: nothing that was read can be trusted then."""
+    def _reload(self) -> None:
+        self.reload = False
+        before = self.adopted.spec
+        self.adopted.reload(self.machine, self.path)
+        if self.adopted.spec != before:
+            self.last, self.scope = None, None
+            self.failures.forget()
 
-    def announce(change: Change) -> None:
-        _say(out, _body(spec, (), _converging(change, last), adopted))
-
-    have = last.have if last else None
-    try:
-        found = converge(
-            machine, spec, have, scope, failures, time.monotonic, announce=announce, verified=adopted.verified
-        )
-    except OSError as error:
-        message = f"while reading the devices: {error}; reading again"
-        lost = Condition("Converged", "Unknown", "DeviceLost", message)
-        return None, _body(spec, (), (lost,), adopted)
-    if is_ready(found.conditions) and not found.waiting:
-        adopted.verified = spec
-    return found, _body(spec, found.outcomes, (*found.conditions, _up_to_date(found, adopted)), adopted)
+    def _pass(self) -> tuple[dict[str, Any], float]:
+        """What to report, and the seconds until the next pass is due whatever happens."""
+        spec = self.adopted.spec
+        if spec is None:
+            return _body(None, (), (_no_spec(self.adopted.refusal),), self.adopted), RESYNC
+        try:
+            self.last = converge(
+                self.machine,
+                spec,
+                self.last.have if self.last else None,
+                self.scope,
+                self.failures,
+                time.monotonic,
+                announce=lambda change: _say(self.out, _body(spec, (), _converging(change, self.last), self.adopted)),
+                verified=self.adopted.verified,
+                heard=lambda: self._listen(0.0),
+            )
+        except OSError as error:
+            # A device vanished under our hands: nothing that was read can be trusted.
+            self.last = None
+            message = f"while reading the devices: {error}; reading again"
+            lost = Condition("Converged", "Unknown", "DeviceLost", message)
+            return _body(spec, (), (lost,), self.adopted), AGAIN
+        found = self.last
+        self.known = _known(found)
+        if is_ready(found.conditions) and not found.waiting:
+            self.adopted.verified = spec
+        conditions = (*found.conditions, _up_to_date(found, self.adopted))
+        return _body(spec, found.outcomes, conditions, self.adopted), _due(self.failures)
 
 
 def _converging(change: Change, last: Pass | None) -> tuple[Condition, ...]:

@@ -1,0 +1,160 @@
+"""From drift to verified repair of a netdev's MTU, beside a bare pyroute2 loop: `python -m bench.drift` (as root).
+
+Both run on this host's kernel in a network namespace of their own, one after the other. A round is from before the write
+that breaks the value to the moment at which the repairer has read it back right.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TextIO
+
+import click
+from pyroute2.iproute.linux import IPRoute
+from pyroute2.netlink.rtnl import RTMGRP_LINK
+from rich.console import Console
+from rich.table import Table
+
+from agent.spec import from_mapping, to_json
+from agent.worker import work
+from bench.namespace import ADDRESS, devices, enter, machine
+
+NETDEV, WANTED, BROKEN = "fab0", 1500, 1400
+SPEC = {"node_name": "bench", "nics": [{"name": "rail0", "select": {"pci": ADDRESS}, "mtu": WANTED}]}
+
+Repairer = Callable[[Connection, str], None]
+
+
+def _bare(done: Connection, netdev: str) -> None:
+    """Listen, get, set, get: the least that pyroute2 can do."""
+    ip: Any = IPRoute()
+    events: Any = IPRoute()
+    events.bind(groups=RTMGRP_LINK)
+    (index,) = ip.link_lookup(ifname=netdev)
+    done.send("ready")
+    while True:
+        for event in events.get():
+            if event.get("index") != index:
+                continue
+            if ip.link("get", index=index)[0].get("mtu") != WANTED:
+                ip.link("set", index=index, mtu=WANTED)
+                if ip.link("get", index=index)[0].get("mtu") == WANTED:
+                    done.send(time.monotonic_ns())
+
+
+class _Reports:
+    """The worker's output: each time that it is ready again is passed on."""
+
+    def __init__(self, done: Connection) -> None:
+        self._done = done
+        self._ready = False
+
+    def write(self, text: str) -> int:
+        """Take one line."""
+        ready = bool(json.loads(text).get("ready"))
+        if ready and not self._ready:
+            self._done.send(time.monotonic_ns())
+        self._ready = ready
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is kept."""
+
+
+def _agent(done: Connection, netdev: str) -> None:
+    """The agent's worker, as the service runs it."""
+    with devices({ADDRESS: netdev}) as root, TemporaryDirectory() as folder:
+        spec = Path(folder, "node.json")
+        spec.write_text(to_json(from_mapping(SPEC)))
+        control, _ = os.pipe()
+        reports: Any = _Reports(done)
+        out: TextIO = reports
+        work(machine(root), spec, control, out)
+
+
+def measure(repairer: Repairer, rounds: int) -> list[float]:
+    """Milliseconds of each round."""
+    ip: Any = IPRoute()
+    (index,) = ip.link_lookup(ifname=NETDEV)
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=repairer, args=(theirs, NETDEV), daemon=True)
+    child.start()
+    if not ours.poll(30):
+        raise click.ClickException(f"{repairer.__name__} did not start")
+    ours.recv()
+    took = []
+    for _ in range(rounds):
+        began = time.monotonic_ns()
+        ip.link("set", index=index, mtu=BROKEN)
+        if not ours.poll(10):
+            raise click.ClickException(f"{repairer.__name__} did not repair within 10 s")
+        took.append((ours.recv() - began) / 1e6)
+        # The wake-ups that the repair's own events cause are no part of the next round.
+        time.sleep(0.02)
+    child.kill()
+    child.join()
+    ip.close()
+    return took
+
+
+def _others(count: int) -> None:
+    ip: Any = IPRoute()
+    for number in range(count // 2):
+        ip.link("add", ifname=f"other{number}", kind="veth", peer=f"peer{number}")
+    ip.close()
+
+
+def _run(others: int, rounds: int) -> tuple[list[float], list[float]]:
+    """Agent and bare loop in a namespace with so many other netdevs."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def inside() -> None:
+        enter()
+        ip: Any = IPRoute()
+        ip.link("add", ifname=NETDEV, kind="veth", peer="fab1")
+        for name in (NETDEV, "fab1"):
+            ip.link("set", index=ip.link_lookup(ifname=name)[0], state="up")
+        ip.close()
+        _others(others)
+        bare = measure(_bare, rounds)
+        theirs.send((measure(_agent, rounds), bare))
+
+    process = multiprocessing.get_context("fork").Process(target=inside)
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(1)
+    found: tuple[list[float], list[float]] = ours.recv()
+    return found
+
+
+@click.command()
+@click.option("--rounds", default=200, show_default=True, help="Repairs of each.")
+@click.option("--others", default=1000, show_default=True, help="Other netdevs in the second run.")
+def main(rounds: int, others: int) -> None:
+    """Print the milliseconds from drift to verified repair, of the agent and of the bare loop."""
+    table = Table("other netdevs", "", "p50", "p99", title="drift to verified repair, milliseconds")
+    for count in (0, others):
+        ours, bare = _run(count, rounds)
+        for name, took in (("agent", ours), ("bare pyroute2", bare)):
+            table.add_row(str(count), name, *(f"{_percentile(took, share):.2f}" for share in (50, 99)))
+        ratios = (_percentile(ours, share) / _percentile(bare, share) for share in (50, 99))
+        table.add_row(str(count), "ratio", *(f"{ratio:.2f}" for ratio in ratios))
+    Console(width=100).print(table)
+
+
+def _percentile(values: list[float], share: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[share - 1]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""A network namespace of this host's own kernel, with netdevs that the agent takes for functions of PCI devices."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.linux.files import LinuxFiles
+from agent.linux.netlink import LinuxNetlink
+from agent.linux.processes import LinuxProcesses
+from agent.machine import Machine
+from agent.nics import PCI
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWNET = 0x40000000
+MS_REC_PRIVATE = 0x4000 | (1 << 18)
+ADDRESS = "0000:01:00.0"
+
+
+class Overlay(LinuxFiles):
+    """The real files, but for PCI devices, which are below ``root``: a virtual netdev has none."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}{path}" if path.startswith(PCI) else path
+
+    def read(self, path: str) -> str:
+        """Read, from below the root if it is a PCI device's."""
+        return super().read(self._path(path))
+
+    def write(self, path: str, text: str) -> None:
+        """Write, as above."""
+        super().write(self._path(path), text)
+
+    def names(self, path: str) -> list[str]:
+        """List, as above."""
+        return super().names(self._path(path))
+
+    def target(self, path: str) -> str:
+        """Read a link, as above."""
+        return super().target(self._path(path))
+
+
+def enter() -> None:
+    """Go on in a new network namespace with a sysfs of its own; the process cannot come back."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def check(result: int, what: str) -> None:
+        if result:
+            number = ctypes.get_errno()
+            raise OSError(number, f"{what}: {os.strerror(number)}; run as root")
+
+    check(libc.unshare(CLONE_NEWNS | CLONE_NEWNET), "a new network namespace")
+    check(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None), "private mounts")
+    check(libc.mount(b"sysfs", b"/sys", b"sysfs", ctypes.c_ulong(0), None), "sysfs of the namespace")
+
+
+@contextmanager
+def devices(netdevs: dict[str, str]) -> Iterator[Path]:
+    """A folder in the place of sysfs's PCI devices, with a function at each given address for a netdev."""
+    root = Path(tempfile.mkdtemp(prefix="trackbed-bench-"))
+    try:
+        for address, netdev in netdevs.items():
+            folder = Path(f"{root}{PCI}/{address}")
+            (folder / "net" / netdev).mkdir(parents=True)
+            for name, text in (("class", "0x020000"), ("vendor", "0x0000"), ("device", "0x0000"), ("numa_node", "0")):
+                (folder / name).write_text(text)
+            # Of a driver that changes an MTU without losing the link: nobody has to be asked then.
+            (folder / "driver").symlink_to("../drivers/mlx5_core")
+        yield root
+    finally:
+        shutil.rmtree(root)
+
+
+def machine(root: Path) -> Machine:
+    """This kernel, with the PCI devices below ``root``."""
+    return Machine(Overlay(root), LinuxNetlink(), LinuxProcesses())
