@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from heapq import heapify, heapreplace
 
 from attrs import frozen
 
@@ -90,15 +92,18 @@ def place(topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, 
         if cpu in pools[key].cpus and load.of_core(cpu) < share[pools[key]]:
             placed[key] = cpu
             load.add(cpu)
+    queues = {pool: _Queue(load, pool) for pool in share}
     for key in sorted(pools.keys() - placed.keys()):
-        placed[key] = load.least(pools[key])
+        placed[key] = queues[pools[key]].least()
         load.add(placed[key])
+    lightest = {pool: load.lightest(pool) for pool in share}
     for key in sorted(pools):
-        best = load.least(pools[key])
-        if load.of_core(placed[key]) - load.of_core(best) > 1:
+        if load.of_core(placed[key]) - lightest[pools[key]] > 1:
+            best = load.least(pools[key])
             load.remove(placed[key])
             load.add(best)
             placed[key] = best
+            lightest = {pool: load.lightest(pool) for pool in share}
     return placed
 
 
@@ -129,13 +134,33 @@ class _Load:
     def of_core(self, id: int) -> int:
         return self._core[self._cpus[id].core]
 
-    def least(self, pool: Pool) -> int:
-        def burden(position: int) -> tuple[int, int, int, int]:
-            id = pool.cpus[position]
-            cpu = self._cpus[id]
-            return self._core[cpu.core], self._llc[cpu.llc], self._cpu[id], position
+    def burden(self, id: int) -> tuple[int, int, int]:
+        cpu = self._cpus[id]
+        return self._core[cpu.core], self._llc[cpu.llc], self._cpu[id]
 
-        return pool.cpus[min(range(len(pool.cpus)), key=burden)]
+    def least(self, pool: Pool) -> int:
+        return min(pool.cpus, key=self.burden)
+
+    def lightest(self, pool: Pool) -> int:
+        """The load of the core that has the least."""
+        return min(self._core[self._cpus[id].core] for id in pool.cpus)
+
+
+class _Queue:
+    """A pool's CPUs, the least loaded first, as long as loads only grow: a burden that has grown since is put back."""
+
+    def __init__(self, load: _Load, pool: Pool) -> None:
+        self._load = load
+        self._heap = [(load.burden(id), position, id) for position, id in enumerate(pool.cpus)]
+        heapify(self._heap)
+
+    def least(self) -> int:
+        while True:
+            burden, position, id = self._heap[0]
+            now = self._load.burden(id)
+            if burden == now:
+                return id
+            heapreplace(self._heap, (now, position, id))
 
 
 def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> frozenset[int]:
@@ -161,7 +186,8 @@ def mask(cpus: Iterable[int]) -> str:
     return ",".join(reversed(groups))
 
 
+@lru_cache(maxsize=1024)
 def from_mask(text: str) -> frozenset[int]:
-    """The inverse of :func:`mask`."""
+    """The inverse of :func:`mask`; a node has many queues and few masks."""
     bits = int(text.replace(",", "") or "0", 16)
     return frozenset(id for id in range(bits.bit_length()) if bits >> id & 1)

@@ -37,6 +37,7 @@ class WantedNic:
 
     nic: Nic
     function: Function
+    _vfs: dict[int, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
 
     def vf_count(self) -> int | None:
         """How many VFs it should have; None leaves them alone."""
@@ -44,6 +45,11 @@ class WantedNic:
 
     def vf(self, index: int) -> VfAttributes:
         """All that VF ``index`` should be, defaults filled in."""
+        if index not in self._vfs:
+            self._vfs[index] = self._filled(index)
+        return self._vfs[index]
+
+    def _filled(self, index: int) -> VfAttributes:
         assert self.nic.vfs is not None  # noqa: S101  callers iterate over vf_count()
         given = self.nic.vfs.attributes(index)
         link = self.function.link

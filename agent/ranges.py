@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 LARGEST = 1 << 16
 
 
+@lru_cache(maxsize=4096)
 def parse_ranges(text: str) -> tuple[int, ...]:
     """``"0-3,8"`` as ``(0, 1, 2, 3, 8)``: sorted, each number once; an empty text is no number.
 

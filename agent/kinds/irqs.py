@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
-from attrs import frozen
+from attrs import define, field, frozen
 
 from agent.change import Change
-from agent.cpus import Key, Pool, place, pool
+from agent.cpus import Key, Pool, Topology, place, pool
 from agent.kinds import functions_in_scope
 from agent.machine import Files, Machine, names_or_none, read_or
 from agent.nics import PCI, Wanted, driver, pci_of
@@ -85,8 +86,29 @@ def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
     return {address: pool(have.topology, nic.function.numa_node, exclude) for address, nic in want.nics.items()}
 
 
-def placement(want: Wanted, have: Snapshot) -> dict[Key, int]:
+@define
+class _Placed:
+    """The last placement, and what it was made of: several kinds need it in each pass."""
+
+    want: Wanted | None = None
+    irqs: Mapping[str, Any] | None = None
+    topology: Topology | None = None
+    result: Mapping[Key, int] = field(factory=dict)
+
+
+_placed = _Placed()
+
+
+def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
     """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it."""
+    last = _placed
+    if not (last.want is want and last.irqs is have[NAME] and last.topology is have.topology):
+        last.want, last.irqs, last.topology = want, have[NAME], have.topology
+        last.result = _place(want, have)
+    return last.result
+
+
+def _place(want: Wanted, have: Snapshot) -> dict[Key, int]:
     local = pools(want, have)
     keys: dict[Key, Pool] = {}
     previous: dict[Key, int] = {}
@@ -104,15 +126,14 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     if not want.spec.irqs.pin:
         return []
     placed = placement(want, have)
-    local = pools(want, have)
+    local = {address: tuple(sorted(pool.cpus)) for address, pool in pools(want, have).items()}
     changes = []
     for address, target, irq in _each(have):
         if address not in local:
             continue
-        before = format_ranges(irq.affinity)
-        after = format_ranges(local[address].cpus) if irq.role == MANAGEMENT else str(placed[target, str(irq.queue)])
-        if before != after:
-            changes.append(Change(NAME, target, irq.name, before, after))
+        after = local[address] if irq.role == MANAGEMENT else (placed[target, str(irq.queue)],)
+        if irq.affinity != after:
+            changes.append(Change(NAME, target, irq.name, format_ranges(irq.affinity), format_ranges(after)))
     return changes
 
 

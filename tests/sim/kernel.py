@@ -44,6 +44,7 @@ class Kernel:
 
     cpus: int = 4
     nodes: int = 2
+    vf_queues: int = 1
     fault: Fault = no_fault
     writes: list[tuple[str, str]] = field(factory=list)
     processes: set[str] = field(factory=set)
@@ -340,7 +341,10 @@ class Kernel:
         self._put(f"/run/udev/data/n{ifindex}", "I:1")
 
     def _queues(self, function: str) -> int:
-        return 1 if f"{PCI}/{function}/physfn" in self._links else 2
+        return self.vf_queues if self._is_vf(function) else 2
+
+    def _is_vf(self, function: str) -> bool:
+        return f"{PCI}/{function}/physfn" in self._links
 
     def _unbind(self, function: str) -> None:
         self._unlink(f"{PCI}/{function}/driver")
@@ -354,8 +358,12 @@ class Kernel:
 
     def _request_irqs(self, netdev: _Netdev) -> None:
         name = netdev.link.name
-        vf = self._queues(netdev.function) == 1
-        actions = [f"{name}-tx-0", f"{name}-rx-0", name] if vf else [name, f"{name}-TxRx-0", f"{name}-rx-1"]
+        if not self._is_vf(netdev.function):
+            actions = [name, f"{name}-TxRx-0", f"{name}-rx-1"]
+        elif self.vf_queues == 1:
+            actions = [f"{name}-tx-0", f"{name}-rx-0", name]
+        else:
+            actions = [name, *(f"{name}-TxRx-{queue}" for queue in range(self.vf_queues))]
         for action in actions:
             number = self._next_irq
             self._next_irq += 1
