@@ -27,6 +27,9 @@ WRITES = 2
 FIRST_RETRY = 0.25
 HASTENED_RETRY = 1.0
 LAST_RETRY = 300.0
+# Where each try costs every VF of the device.
+FIRST_COSTLY_RETRY = 60.0
+LAST_COSTLY_RETRY = 3600.0
 
 # How long (seconds) it may be since users were looked for when a device is disturbed: many VFs are seen to in a row.
 FRESH = 0.2
@@ -64,9 +67,8 @@ class Failures:
         identity = _identity(outcome.change)
         count = self._found[identity].count + 1 if identity in self._found else 0
         wait = LAST_RETRY if outcome.result == "unsupported" else min(FIRST_RETRY * 2 ** min(count, 16), LAST_RETRY)
-        if outcome.change.disruption >= Disruption.VF_RESET:
-            # Each try costs every VF of the device: only another spec is a reason for one.
-            wait = math.inf
+        if _is_costly(outcome.change):
+            wait = min(FIRST_COSTLY_RETRY * 2 ** min(count, 16), LAST_COSTLY_RETRY)
         self._found[identity] = _Failure(outcome, count, now, now + wait)
 
     def hasten(self, scope: Scope) -> None:
@@ -76,7 +78,7 @@ class Failures:
         """
         for identity, failure in self._found.items():
             concerned = scope is None or failure.outcome.change.device in devices(scope)
-            if math.isfinite(failure.not_before) and concerned:
+            if concerned and not _is_costly(failure.outcome.change):
                 soon = min(failure.not_before, failure.tried + HASTENED_RETRY)
                 self._found[identity] = evolve(failure, not_before=soon)
 
@@ -92,6 +94,10 @@ class Failures:
         """Drop what is no longer wanted."""
         for identity in self._found.keys() - identities:
             del self._found[identity]
+
+
+def _is_costly(change: Change) -> bool:
+    return change.disruption >= Disruption.VF_RESET
 
 
 def _identity(change: Change) -> Identity:

@@ -105,7 +105,7 @@ class _Loop:
             if self.stop:
                 return False
             self.scope = None if time.monotonic() >= deadline else scope
-            self.failures.hasten(self.scope)
+            self.failures.hasten(scope)
         self.reload = self.reload or (self.scope is None and bool(self.adopted.refusal))
         return True
 

@@ -54,6 +54,7 @@ class Kernel:
     open: dict[str, tuple[str, ...]] = field(factory=dict)
     allocated: dict[str, tuple[str, ...]] = field(factory=dict)
     kubelet_error: OSError | None = None
+    asked: Callable[[], None] = lambda: None
     _files: dict[str, str] = field(factory=dict)
     _links: dict[str, str] = field(factory=dict)
     _folders: dict[str, set[str]] = field(factory=dict)
@@ -124,6 +125,11 @@ class Kernel:
         assert link is not None
         return link.vfs
 
+    def granted(self, function: str) -> VfInfo:
+        """What its PF grants a VF."""
+        physical = self._links[f"{PCI}/{function}/physfn"].rpartition("/")[2]
+        return next(vf for vf in self.vfs(physical) if self._vf_address(physical, vf.index) == function)
+
     def remove_nic(self, address: str) -> None:
         """PCI hot removal, its VFs included."""
         self._set_vfs(address, 0)
@@ -155,6 +161,9 @@ class Kernel:
 
     def bind(self, function: str, name: str, mac: str) -> None:
         self._bind(function, "igb", name, mac)
+
+    def has_netdev(self, function: str) -> bool:
+        return any(netdev.function == function for netdev in self._netdevs.values())
 
     def netdev(self, function: str) -> Link:
         return next(netdev.link for netdev in self._netdevs.values() if netdev.function == function)
@@ -222,6 +231,7 @@ class Kernel:
         self.writes.append((netdev.link.name, f"mtu={mtu} up={up}"))
         if (refused := self.fault("set_link", netdev.link.name, f"mtu={mtu} up={up}")) is not None:
             raise refused
+        netdev = self._by_ifindex(ifindex)  # the fault may have been that it went
         if mtu is not None:
             if mtu > 9216:
                 raise _error(errno.EINVAL, netdev.link.name)
@@ -236,6 +246,7 @@ class Kernel:
         self.writes.append((netdev.link.name, f"vf {index} {given}"))
         if (refused := self.fault("set_vf", netdev.link.name, f"{index} {given}")) is not None:
             raise refused
+        netdev = self._by_ifindex(ifindex)  # as above
         vfs = self._vfs[netdev.function]
         if index not in vfs:
             raise _error(errno.EINVAL, netdev.link.name)
@@ -264,6 +275,7 @@ class Kernel:
     # --- Kubelet ------------------------------------------------------------------------------------------
 
     def allocations(self) -> dict[str, tuple[str, ...]]:
+        self.asked()
         if self.kubelet_error is not None:
             raise self.kubelet_error
         return self.allocated
