@@ -41,6 +41,9 @@ lab-suite: $(STAMP)
 	$(BIN)/pytest tests/lab
 
 bench: $(STAMP)
+	@$(BIN)/python -m bench.drift
+	@$(BIN)/python -m bench.scale
+	@$(BIN)/python -m bench.idle
 	@$(BIN)/python -m bench.repair
 
 lock: $(STAMP)
