@@ -24,11 +24,14 @@ class LinuxDetails:
     """What drivers and libraries tell only when asked in their own ways."""
 
     def firmware(self, netdev: str) -> str | None:
-        """Ask by SIOCETHTOOL, since ethtool's netlink has no such message."""
+        """Ask by SIOCETHTOOL, since ethtool's netlink has no such message.
+
+        Any socket takes it (sock_do_ioctl); the agent's unit allows those of netlink, not of IP.
+        """
         buffer = array("B", ETHTOOL_GDRVINFO.to_bytes(4, sys.byteorder).ljust(DRVINFO_SIZE, b"\0"))
         request = struct.pack("16sP16x", netdev.encode(), buffer.buffer_info()[0])
         try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
+            with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC) as control:
                 fcntl.ioctl(control, SIOCETHTOOL, request)
         except OSError:
             return None
