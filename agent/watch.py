@@ -1,4 +1,4 @@
-"""What wakes the agent: rtnetlink and uevents, both only as hints of where to look again."""
+"""What wakes the agent: rtnetlink, uevents and ethtool, all only as hints of where to look again."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import re
 import select
 import socket
 import struct
+import sys
 from collections.abc import Mapping
 
 from attrs import frozen
+from pyroute2.netlink import genlmsg
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.generic import GenericNetlinkSocket
+from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME
 
 from agent.nics import PCI
 from agent.snapshot import Scope
@@ -20,8 +25,18 @@ RTM_NEWLINK = 16
 RTM_DELLINK = 17
 # Group 1: as the kernel says it; group 2: once udev is through with the device.
 UEVENT_GROUPS = 1 | 2
+# include/uapi/linux/ethtool_netlink.h: every notification's first attribute is this nest, and in it the netdev's index.
+ETHTOOL_MONITOR = "monitor"
+ETHTOOL_A_HEADER = 1
+ETHTOOL_A_HEADER_DEV_INDEX = 1
+NETLINK_ADD_MEMBERSHIP = 1
+SOL_NETLINK = 270
+NETLINK_GENERIC = 16
 NLMSGHDR = struct.Struct("=IHHII")
 IFINFOMSG = struct.Struct("=BxHiII")
+GENLMSGHDR_SIZE = 4
+NLATTR = struct.Struct("=HH")
+NLA_TYPE_MASK = 0x3FFF
 ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 SUBSYSTEMS = frozenset({"pci", "net", "infiniband", "queues"})
 
@@ -52,9 +67,17 @@ class Watch:
     def __init__(self, control: int | None) -> None:
         self._links = _subscribe(socket.NETLINK_ROUTE, RTMGRP_LINK)
         self._uevents = _subscribe(15, UEVENT_GROUPS)  # NETLINK_KOBJECT_UEVENT
+        self._ethtool = _subscribe(NETLINK_GENERIC, 0)
+        if group := _ethtool_group():
+            self._ethtool.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+        self._scopes = {
+            self._links.fileno(): (self._links, _link_scope),
+            self._uevents.fileno(): (self._uevents, _uevent_scope),
+            self._ethtool.fileno(): (self._ethtool, _ethtool_scope),
+        }
         self._control = control
         self._poll = select.poll()
-        for descriptor in (self._links.fileno(), self._uevents.fileno(), control):
+        for descriptor in (*self._scopes, control):
             if descriptor is not None:
                 self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
 
@@ -68,8 +91,7 @@ class Watch:
                 text = os.read(descriptor, 4096)
                 reload, stop = bool(text), not text
                 continue
-            source = self._links if descriptor == self._links.fileno() else self._uevents
-            named = _drain(source, _link_scope if source is self._links else _uevent_scope, known)
+            named = _drain(*self._scopes[descriptor], known)
             everything = everything or named is None
             scope |= named or set()
         return WakeUp(None if everything or reload else frozenset(scope), reload, stop)
@@ -80,6 +102,18 @@ def _subscribe(protocol: int, groups: int) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     made.bind((0, groups))
     return made
+
+
+def _ethtool_group() -> int | None:
+    """The multicast group of ethtool's notifications; None on a kernel without them (before Linux 5.6)."""
+    with GenericNetlinkSocket() as resolver:
+        # That it is missing is no error here, and pyroute2 would write it to standard error.
+        resolver.asyncore.module_err_level = "debug"
+        try:
+            resolver.bind(ETHTOOL_GENL_NAME, genlmsg)
+        except NetlinkError:
+            return None
+        return int(resolver.mcast_groups[ETHTOOL_MONITOR])
 
 
 def _drain(source: socket.socket, scope_of: object, known: Known) -> set[str] | None:
@@ -115,6 +149,24 @@ def _link_scope(message: bytes, known: Known) -> set[str]:
                 found.add(known.by_ifindex[ifindex])
         offset += max(NLMSGHDR.size, (length + 3) & ~3)
     return found
+
+
+def _ethtool_scope(message: bytes, known: Known) -> set[str]:
+    """As with links; a notification is one message."""
+    header = _attribute(message[NLMSGHDR.size + GENLMSGHDR_SIZE :], ETHTOOL_A_HEADER)
+    ifindex = int.from_bytes(_attribute(header, ETHTOOL_A_HEADER_DEV_INDEX), sys.byteorder)
+    return {known.by_ifindex[ifindex]} if ifindex in known.by_ifindex else set()
+
+
+def _attribute(attributes: bytes, wanted: int) -> bytes:
+    """The payload of the first attribute of that type; empty if there is none."""
+    offset = 0
+    while offset + NLATTR.size <= len(attributes):
+        length, kind = NLATTR.unpack_from(attributes, offset)
+        if kind & NLA_TYPE_MASK == wanted:
+            return attributes[offset + NLATTR.size : offset + length]
+        offset += max(NLATTR.size, (length + 3) & ~3)
+    return b""
 
 
 def _uevent_scope(message: bytes, known: Known) -> set[str] | None:

@@ -3,7 +3,7 @@
 import socket
 import struct
 
-from agent.watch import IFINFOMSG, NLMSGHDR, RTM_NEWLINK, Known, _drain, _link_scope, _uevent_scope
+from agent.watch import IFINFOMSG, NLMSGHDR, RTM_NEWLINK, Known, _drain, _ethtool_scope, _link_scope, _uevent_scope
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
 KNOWN = Known(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
@@ -35,6 +35,24 @@ def test_links_that_nobody_wants_wake_nobody() -> None:
 def test_a_truncated_message_is_no_reason_to_fail() -> None:
     assert _link_scope(link_message(7)[:20], KNOWN) == set()
     assert _link_scope(b"", KNOWN) == set()
+
+
+def ethtool_message(ifindex: int) -> bytes:
+    """CHANNELS_NTF as Linux 6.18 sends it: the header's nest with index and name, then the numbers."""
+    index = struct.pack("=HHI", 8, 1, ifindex)
+    header = struct.pack("=HH", 20, 1 | 0x8000) + index + struct.pack("=HH4s", 7, 2, b"v0")
+    attributes = header + struct.pack("=HHI", 8, 2, 4) + struct.pack("=HHI", 8, 6, 2)
+    return NLMSGHDR.pack(20 + len(attributes), 21, 0, 0, 0) + b"\x13\x01\0\0" + attributes
+
+
+def test_a_change_by_ethtool_names_the_netdev_s_function() -> None:
+    assert _ethtool_scope(ethtool_message(7), KNOWN) == {PF}
+    assert _ethtool_scope(ethtool_message(8), KNOWN) == set()
+
+
+def test_what_is_no_whole_ethtool_message_wakes_nobody() -> None:
+    message = ethtool_message(7)
+    assert [_ethtool_scope(message[:length], KNOWN) for length in range(29)] == [set()] * 29
 
 
 def test_a_vf_s_event_names_its_pf() -> None:
