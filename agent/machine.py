@@ -6,7 +6,7 @@ import errno
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
 
 ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO})
 
@@ -136,6 +136,63 @@ class NoKubelet:
 NO_KUBELET = NoKubelet()
 
 
+@frozen
+class Quantity:
+    """A number of channels, or a ring's size, and the most that the device can have."""
+
+    value: int
+    maximum: int
+
+
+@frozen
+class Feature:
+    """A netdev's feature: whether it is on, whether that was asked for, and whether it can be changed at all."""
+
+    on: bool
+    requested: bool
+    changeable: bool
+
+
+class Ethtool(Protocol):
+    """What ethtool reads and sets, of netdevs in the host's network namespace.
+
+    What a driver does not have is left out of what is read, and EOPNOTSUPP when it is set. Other errors are the kernel's,
+    with its reason; ENODEV: the netdev is gone.
+    """
+
+    def channels(self, ifindex: int) -> Mapping[str, Quantity]:
+        """The numbers of channels: ``rx``, ``tx``, ``combined``."""
+        ...
+
+    def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
+        """Set the given numbers in one step."""
+        ...
+
+    def rings(self, ifindex: int) -> Mapping[str, Quantity]:
+        """The rings' sizes in descriptors: ``rx``, ``tx``."""
+        ...
+
+    def set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
+        """Set the given sizes in one step."""
+        ...
+
+    def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
+        """``adaptive_rx`` and ``adaptive_tx``; ``rx_usecs``, ``rx_frames``, ``tx_usecs``, ``tx_frames``."""
+        ...
+
+    def set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
+        """Set the given values in one step."""
+        ...
+
+    def features(self, ifindex: int) -> Mapping[str, Feature]:
+        """Every feature that this kernel knows, by its name."""
+        ...
+
+    def set_feature(self, ifindex: int, name: str, on: bool) -> None:
+        """Ask for a feature to be on or off. What it depends on may keep the kernel from that: then it stays as it is."""
+        ...
+
+
 RdmaPortKey = tuple[str, int]
 """An RDMA device's name and a port's number."""
 
@@ -185,6 +242,7 @@ class Machine:
     files: Files
     netlink: Netlink
     processes: Processes
+    ethtool: Ethtool = field(kw_only=True)
     details: Details = UNTOLD
     kubelet: Kubelet = NO_KUBELET
 

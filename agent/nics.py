@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from agent.change import Condition
 from agent.machine import Files, Link, Machine, names_or_none, read_or
+from agent.ranges import parse_ranges
 from agent.spec import Nic, NodeSpec, Selector, VfAttributes
 
 PCI = "/sys/bus/pci/devices"
@@ -54,15 +56,26 @@ class WantedNic:
         given = self.nic.vfs.attributes(index)
         link = self.function.link
         permanent = link.permanent_mac if link else ""
-        return VfAttributes(
+        return evolve(
+            given,
             mac=given.mac or (derived_mac(permanent, index) if permanent else None),
-            vlan=given.vlan,
-            trust=given.trust,
-            spoofchk=given.spoofchk,
             mtu=given.mtu or self.nic.mtu,
             state=given.state or self.nic.state,
             owner=given.owner or "taker",
         )
+
+    def settings(self, key: str) -> dict[str, Any]:
+        """What the spec gives under ``key`` to the PF's netdev and to its VFs', by target; who is given nothing is left out."""
+        address, vfs = self.function.address, self.nic.vfs
+        given = {address: getattr(self.nic, key)}
+        if vfs is not None:
+            # The same as vfs.attributes(index) of each, of which there may be a thousand.
+            if (default := getattr(vfs.defaults, key)) is not None:
+                given |= {f"{address}#{index}": default for index in range(vfs.count)}
+            for group in vfs.groups:
+                if (value := getattr(group, key)) is not None:
+                    given |= {f"{address}#{index}": value for index in parse_ranges(group.index)}
+        return {target: value for target, value in given.items() if value is not None}
 
 
 @frozen

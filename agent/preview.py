@@ -44,7 +44,8 @@ def preview(machine: Machine, spec: NodeSpec) -> Preview:
         changes = [change for change in changes if not (change.yields and taken(seen[change.device], change.target))]
         for device in sorted(want.nics):
             first = next((k for k in kind.UNKNOWN_UNTIL if device in pending.get(k, ())), None)
-            if first is not None:
+            # A kind that observed nothing of a device was asked for nothing there.
+            if first is not None and device in have[kind.NAME]:
                 changes = [change for change in changes if change.device != device]
                 changes.append(Change(kind.NAME, device, "*", None, f"{KNOWN_AFTER} {first}"))
         pending[kind.NAME] = {change.device for change in changes}

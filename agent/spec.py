@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from attrs import Attribute, field, fields, frozen
@@ -87,6 +88,51 @@ class Selector:
         return ", ".join(f"{name}={value}" for name, value in given if value)
 
 
+_COUNT = _within(0, 65535, "channels")
+_DESCRIPTORS = _within(1, 65536, "descriptors")
+_USECS = _within(0, 65535, "microseconds")
+_FRAMES = _within(0, 65535, "frames")
+
+
+@frozen
+class Channels:
+    """How many channels (queues with an interrupt) a netdev has, as `ethtool -L` sets them; ``None`` leaves a number alone.
+
+    A driver has either ``combined`` channels or ``rx`` and ``tx`` ones; a few have both.
+    """
+
+    rx: int | None = field(default=None, validator=_COUNT)
+    tx: int | None = field(default=None, validator=_COUNT)
+    combined: int | None = field(default=None, validator=_COUNT)
+
+
+@frozen
+class Rings:
+    """The sizes of a netdev's queues in descriptors, as `ethtool -G` sets them; ``None`` leaves a size alone."""
+
+    rx: int | None = field(default=None, validator=_DESCRIPTORS)
+    tx: int | None = field(default=None, validator=_DESCRIPTORS)
+
+
+@frozen
+class Coalescing:
+    """When a netdev interrupts, as `ethtool -C` sets it; ``None`` leaves a value alone.
+
+    At the latest ``*_usecs`` microseconds after a frame, or after ``*_frames`` of them; adaptive: by the driver's own measure.
+    """
+
+    adaptive_rx: bool | None = None
+    adaptive_tx: bool | None = None
+    rx_usecs: int | None = field(default=None, validator=_USECS)
+    rx_frames: int | None = field(default=None, validator=_FRAMES)
+    tx_usecs: int | None = field(default=None, validator=_USECS)
+    tx_frames: int | None = field(default=None, validator=_FRAMES)
+
+
+Offloads = Mapping[str, bool]
+"""Which features of a netdev are on, by the kernel's names for them: those of `ethtool -k` in full."""
+
+
 @frozen
 class VfAttributes:
     """What the PF grants its VFs, and the state of their netdevs; ``None`` leaves a value alone.
@@ -103,6 +149,10 @@ class VfAttributes:
     mtu: int | None = field(default=None, validator=_MTU)
     state: LinkState | None = None
     owner: Owner | None = None
+    channels: Channels | None = None
+    rings: Rings | None = None
+    coalescing: Coalescing | None = None
+    offloads: Offloads | None = None
 
 
 @frozen
@@ -194,6 +244,10 @@ class Nic:
     required: bool = True
     mtu: int | None = field(default=None, validator=_MTU)
     state: LinkState = "up"
+    channels: Channels | None = None
+    rings: Rings | None = None
+    coalescing: Coalescing | None = None
+    offloads: Offloads | None = None
     vfs: Vfs | None = None
     disruption: DisruptionPolicy | None = None
 

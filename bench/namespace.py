@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.linux.ethtool import LinuxEthtool
 from agent.linux.files import LinuxFiles
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.processes import LinuxProcesses
@@ -81,4 +82,4 @@ def devices(netdevs: dict[str, str]) -> Iterator[Path]:
 
 def machine(root: Path) -> Machine:
     """This kernel, with the PCI devices below ``root``."""
-    return Machine(Overlay(root), LinuxNetlink(), LinuxProcesses())
+    return Machine(Overlay(root), LinuxNetlink(), LinuxProcesses(), ethtool=LinuxEthtool())

@@ -19,8 +19,9 @@ from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
 NAME = "irqs"
-AFTER = ("vf_links",)
-UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links")
+# Channels are what has interrupts, and a driver may request them anew for other rings.
+AFTER = ("channels", "rings")
+UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
 
 MANAGEMENT = "management"

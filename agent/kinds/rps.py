@@ -16,7 +16,7 @@ from agent.snapshot import Scope, Snapshot
 
 NAME = "rps"
 AFTER = ("irqs",)
-UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links")
+UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
 
 QUEUES = "/sys/class/net/{name}/queues"

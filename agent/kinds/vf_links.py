@@ -1,21 +1,25 @@
-"""The netdevs of VFs: there, up, with their MTU."""
+"""The netdevs of VFs: there, up, with their MTU. For the kinds after this one: every netdev of a NIC, and what is set on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import errno
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from attrs import evolve
+from attrs import evolve, frozen
 
-from agent.change import Change, Disruption
-from agent.kinds import functions_in_scope, links
-from agent.machine import Machine
-from agent.nics import Wanted, link_of
+from agent.change import Change, Disruption, Value
+from agent.kinds import functions_in_scope, in_scope, links
+from agent.machine import Machine, read_or
+from agent.nics import Wanted, WantedNic, link_of, netdev
 from agent.snapshot import Scope, Snapshot
 
 NAME = "vf_links"
 AFTER = ("bindings",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
+
+Read = TypeVar("Read")
 
 SETTLING = 5.0
 """Seconds that a VF's link may take to come up once its PF's is; the drivers' watchdogs look every two."""
@@ -60,3 +64,70 @@ def apply(machine: Machine, change: Change) -> None:
     ifindex = link_of(machine, change.target).ifindex
     machine.netlink.set_link(ifindex, up=False)
     machine.netlink.set_link(ifindex, up=True)
+
+
+@frozen
+class Setting:
+    """What the spec has ``given`` to the netdev of ``target``, what was ``read`` of it, and the netdev itself."""
+
+    target: str
+    given: Any
+    read: Any
+    status: links.LinkStatus
+    nic: WantedNic
+
+    def change(
+        self,
+        kind: str,
+        field: str,
+        before: Value,
+        after: Value,
+        flaps: bool = False,
+        obstacle: str = "",
+        remedy: str = "",
+    ) -> Change:
+        """A change of it; ``flaps``: it takes the link down, if that is up. With an obstacle it is not made at all."""
+        up = self.status.link is not None and self.status.link.up
+        disruption = Disruption.LINK_FLAP if flaps and up and not obstacle else Disruption.NONE
+        _, _, index = self.target.partition("#")
+        yields = bool(index) and self.nic.vf(int(index)).owner != "trackbed"
+        return Change(kind, self.target, field, before, after, disruption, (), obstacle, remedy, yields=yields)
+
+
+def observe_settings(
+    machine: Machine, want: Wanted, scope: Scope, key: str, read: Callable[[int], Read]
+) -> Mapping[str, Mapping[str, Read | None]]:
+    """What ``read`` says of each netdev, given its ifindex, to which the spec gives something under ``key``, by target.
+
+    A netdev that is given nothing is not looked at; of one in another network namespace nothing is said (None).
+    """
+    given = {address: asked for address in in_scope(want, scope) if (asked := want.nics[address].settings(key))}
+    # Most nodes are given nothing: for them not even the functions are listed.
+    functions = functions_in_scope(machine.files, want, scope) if given else {}
+    return {
+        address: {target: _of(machine, pci, read) for target, pci in functions[address].items() if target in asked}
+        for address, asked in given.items()
+    }
+
+
+def _of(machine: Machine, pci: str, read: Callable[[int], Read]) -> Read | None:
+    name = netdev(machine.files, pci)
+    ifindex = read_or(machine.files, f"/sys/class/net/{name}/ifindex", "") if name else ""
+    try:
+        return read(int(ifindex)) if ifindex else None
+    except OSError as error:
+        if error.errno == errno.ENODEV:
+            return None
+        raise
+
+
+def settings(want: Wanted, have: Snapshot, kind: str, key: str) -> Iterator[Setting]:
+    """What ``kind`` has to compare: the netdevs that it observed, once udev is through with them."""
+    for address, observed in sorted(have[kind].items()):
+        netdevs = {**have[links.NAME].get(address, {}), **have[NAME].get(address, {})}
+        nic = want.nics.get(address)
+        given = nic.settings(key) if nic else {}
+        for target, found in observed.items():
+            status: links.LinkStatus | None = netdevs.get(target)
+            if nic is not None and found is not None and target in given and status is not None and status.ready:
+                yield Setting(target, given[target], found, status, nic)

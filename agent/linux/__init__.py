@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.linux.details import LinuxDetails
+from agent.linux.ethtool import LinuxEthtool
 from agent.linux.files import LinuxFiles
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.processes import LinuxProcesses
@@ -11,4 +12,4 @@ from agent.machine import Machine
 
 def machine() -> Machine:
     """This machine."""
-    return Machine(LinuxFiles(), LinuxNetlink(), LinuxProcesses(), LinuxDetails())
+    return Machine(LinuxFiles(), LinuxNetlink(), LinuxProcesses(), LinuxDetails(), ethtool=LinuxEthtool())

@@ -5,9 +5,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+from collections.abc import Callable
 from functools import cache
 
 from attrs import frozen
+
+
+def _as_asked(size: int) -> int:
+    return size
 
 
 @frozen
@@ -16,7 +21,9 @@ class Vendor:
 
     ``queue_irqs`` finds role and queue in the name of a queue's interrupt, by groups of these names; an interrupt whose
     name it does not find is a management one. ``mtu_flaps`` and ``vf_count_flaps``: the driver takes the PF's link down
-    to change its MTU or its number of VFs. ``has_netdev``: its functions bring netdevs of their own.
+    to change its MTU or its number of VFs, ``channels_flap`` and ``rings_flap``: a netdev's link for its channels or rings.
+    ``ring_size``: the size that the driver makes of one that was asked for. ``offloads_flap``: the features for whose change it
+    takes the link down; None: it may for any. ``has_netdev``: its functions bring netdevs of their own.
     """
 
     name: str
@@ -24,6 +31,10 @@ class Vendor:
     queue_irqs: re.Pattern[str]
     mtu_flaps: bool = True
     vf_count_flaps: bool = True
+    channels_flap: bool = True
+    rings_flap: bool = True
+    ring_size: Callable[[int], int] = _as_asked
+    offloads_flap: tuple[str, ...] | None = None
     has_netdev: bool = True
 
 

@@ -12,4 +12,9 @@ VENDOR = Vendor(
     # A new set of channels is opened before the old one is closed (mlx5e_safe_switch_params).
     mtu_flaps=False,
     vf_count_flaps=False,
+    channels_flap=False,
+    rings_flap=False,
+    # Both sizes are kept as their logarithm (order_base_2 in mlx5e_ethtool_set_ringparam).
+    ring_size=lambda size: 1 << (size - 1).bit_length(),
+    offloads_flap=(),
 )

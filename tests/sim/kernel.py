@@ -10,6 +10,7 @@ from attrs import define, evolve, field
 
 from agent.machine import Link, Machine, VfInfo
 from agent.ranges import format_ranges, parse_ranges
+from tests.sim.ethtool import SimEthtool
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -55,6 +56,7 @@ class Kernel:
     allocated: dict[str, tuple[str, ...]] = field(factory=dict)
     kubelet_error: OSError | None = None
     asked: Callable[[], None] = lambda: None
+    ethtool: SimEthtool = field(init=False)
     _files: dict[str, str] = field(factory=dict)
     _links: dict[str, str] = field(factory=dict)
     _folders: dict[str, set[str]] = field(factory=dict)
@@ -65,6 +67,7 @@ class Kernel:
     _next_irq: int = 24
 
     def __attrs_post_init__(self) -> None:
+        self.ethtool = SimEthtool(self)
         self._put("/sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
         self._put("/sys/devices/system/cpu/isolated", "")
         self._folder("/run/udev/data")
@@ -81,7 +84,7 @@ class Kernel:
                 self._put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
 
     def machine(self) -> Machine:
-        return Machine(self, self, self, kubelet=self)
+        return Machine(self, self, self, ethtool=self.ethtool, kubelet=self)
 
     # --- what a test does to the world --------------------------------------------------------------------
 
@@ -264,6 +267,31 @@ class Kernel:
     def addresses(self) -> dict[int, tuple[str, ...]]:
         return {netdev.link.ifindex: self.ip[name] for name, netdev in self._netdevs.items() if name in self.ip}
 
+    # --- what ethtool's half of the simulation asks -----------------------------------------------------------
+
+    def found(self, ifindex: int) -> tuple[str, Link]:
+        netdev = self._by_ifindex(ifindex)
+        return netdev.function, netdev.link
+
+    def is_vf(self, function: str) -> bool:
+        return f"{PCI}/{function}/physfn" in self._links
+
+    def vf_count(self, function: str) -> int:
+        return len(self._vfs[function])
+
+    def refuse(self, operation: str, where: str, value: str) -> None:
+        self.writes.append((where, value))
+        if (refused := self.fault(operation, where, value)) is not None:
+            raise refused
+
+    def reset_queues(self, function: str) -> None:
+        netdev = next(netdev for netdev in self._netdevs.values() if netdev.function == function)
+        self._remove(f"{NET}/{netdev.link.name}/queues")
+        self._make_queues(netdev)
+        if netdev.link.up:
+            self._free_irqs(function)
+            self._request_irqs(netdev)
+
     # --- Processes ----------------------------------------------------------------------------------------
 
     def running(self) -> frozenset[str]:
@@ -324,6 +352,8 @@ class Kernel:
             if self._files[f"{path}/sriov_drivers_autoprobe"] == "1":
                 self._probe(vf)
         self._files[f"{path}/sriov_numvfs"] = str(count)
+        for netdev in [netdev for netdev in self._netdevs.values() if netdev.function == address and now != count]:
+            self.ethtool.vfs_changed(netdev.link.ifindex)
 
     def _probe(self, vf: str) -> None:
         if f"{PCI}/{vf}" not in self._folders:
@@ -346,17 +376,13 @@ class Kernel:
         self._netdevs[name] = _Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False))
         self._put(f"{NET}/{name}/address", mac)
         self._put(f"{NET}/{name}/ifindex", str(ifindex))
-        queues = self._queues(function)
-        for queue in range(queues):
-            self._put(f"{NET}/{name}/queues/rx-{queue}/rps_cpus", "0")
+        self._make_queues(self._netdevs[name])
         self._folder(f"{PCI}/{function}/net/{name}")
         self._put(f"/run/udev/data/n{ifindex}", "I:1")
 
-    def _queues(self, function: str) -> int:
-        return self.vf_queues if self._is_vf(function) else 2
-
-    def _is_vf(self, function: str) -> bool:
-        return f"{PCI}/{function}/physfn" in self._links
+    def _make_queues(self, netdev: _Netdev) -> None:
+        for queue in range(self.ethtool.queues(netdev.link.ifindex)):
+            self._put(f"{NET}/{netdev.link.name}/queues/rx-{queue}/rps_cpus", "0")
 
     def _unbind(self, function: str) -> None:
         self._unlink(f"{PCI}/{function}/driver")
@@ -369,14 +395,7 @@ class Kernel:
                 self._remove(f"/run/udev/data/n{netdev.link.ifindex}")
 
     def _request_irqs(self, netdev: _Netdev) -> None:
-        name = netdev.link.name
-        if not self._is_vf(netdev.function):
-            actions = [name, f"{name}-TxRx-0", f"{name}-rx-1"]
-        elif self.vf_queues == 1:
-            actions = [f"{name}-tx-0", f"{name}-rx-0", name]
-        else:
-            actions = [name, *(f"{name}-TxRx-{queue}" for queue in range(self.vf_queues))]
-        for action in actions:
+        for action in self.ethtool.actions(netdev.link.ifindex):
             number = self._next_irq
             self._next_irq += 1
             self._put(f"{PCI}/{netdev.function}/msi_irqs/{number}", "msix")

@@ -133,7 +133,7 @@ def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -
         },
         error,
     )
-    found = inspect(Machine(files, Silent(), Silent()))  # type: ignore[arg-type]
+    found = inspect(Machine(files, Silent(), Silent(), ethtool=Silent()))  # type: ignore[arg-type]
     assert [function.address for function in found.functions] == ["0000:01:00.0"]
     assert [device.name for device in found.functions[0].rdma] == ["rocep1s0"]
     assert [device.name for device in found.other_rdma] == ["siw0"]

@@ -9,6 +9,8 @@ FULL = """{
   "node_name": "10.0.0.7",
   "nics": [{
     "name": "rail0", "select": {"pci": "0000:3b:00.0"}, "mtu": 9000, "required": false,
+    "channels": {"combined": 8}, "rings": {"rx": 8192}, "coalescing": {"adaptive_rx": false, "rx_usecs": 8},
+    "offloads": {"rx-gro-hw": true, "rx-lro": false},
     "vfs": {"count": 8, "defaults": {"trust": true, "vlan": 7},
             "groups": [{"index": "0-3,6", "vlan": 0}, {"index": "7", "mac": "02:00:00:00:00:07"}]}
   }],
@@ -55,6 +57,10 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         (NIC % '"mtu": "9000"', 'spec.nics[0].mtu: "9000" is not a whole number'),
         (NIC % '"mtu": true', "spec.nics[0].mtu: true is not a whole number"),
         (NIC % '"mtu": 90000', "spec.nics[0]: mtu: 90000 is out of range; give 68 to 65535 bytes"),
+        (NIC % '"rings": {"rx": 0}', "spec.nics[0].rings: rx: 0 is out of range; give 1 to 65536 descriptors"),
+        (NIC % '"channels": {"combine": 4}', "spec.nics[0].channels: unknown key 'combine'; did you mean 'combined'?"),
+        (NIC % '"offloads": {"rx-gro": "off"}', "spec.nics[0].offloads['rx-gro']: \"off\" is not true or false"),
+        (NIC % '"offloads": ["rx-gro"]', 'spec.nics[0].offloads: ["rx-gro"] is not an object with keys'),
         (NIC % '"state": "on"', 'spec.nics[0].state: "on" is not one of up, down'),
         (NIC % '"vfs": {"cuont": 4}', "spec.nics[0].vfs: unknown key 'cuont'; did you mean 'count'?"),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "4"}]}', "index 4 is beyond count 4; raise count"),

@@ -1,0 +1,46 @@
+"""When a netdev's queues interrupt (`ethtool -c`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.change import Change
+from agent.kinds import vf_links
+from agent.machine import Machine
+from agent.nics import Wanted, link_of
+from agent.snapshot import Scope, Snapshot
+
+NAME = "coalescing"
+AFTER = ("rings",)
+UNKNOWN_UNTIL = ("vfs", "bindings")
+REACH = "function"
+
+ADAPTIVE = ("adaptive_rx", "adaptive_tx")
+NUMBERS = ("rx_usecs", "rx_frames", "tx_usecs", "tx_frames")
+
+
+def observe(
+    machine: Machine, want: Wanted, scope: Scope
+) -> Mapping[str, Mapping[str, Mapping[str, int | bool] | None]]:
+    """The coalescing of the netdevs for which the spec gives some, by target."""
+    return vf_links.observe_settings(machine, want, scope, NAME, machine.ethtool.coalescing)
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """Every value that differs. Off comes before the numbers and on after them: some drivers take none while they adapt."""
+    changes = []
+    for setting in vf_links.settings(want, have, NAME, NAME):
+        given = {name: getattr(setting.given, name) for name in (*ADAPTIVE, *NUMBERS)}
+        off = [name for name in ADAPTIVE if given[name] is False]
+        on = [name for name in ADAPTIVE if given[name] is True]
+        for name in (*off, *NUMBERS, *on):
+            before = setting.read.get(name)
+            if given[name] is not None and before != given[name]:
+                changes.append(setting.change(NAME, name, before, given[name]))
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Set one value, after finding the netdev again."""
+    given = {change.field: change.after if isinstance(change.after, bool) else int(change.after or 0)}
+    machine.ethtool.set_coalescing(link_of(machine, change.target).ifindex, given)

@@ -1,0 +1,90 @@
+"""Which of a netdev's features are on (`ethtool -k`)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from agent.change import Change
+from agent.kinds import vf_links
+from agent.machine import Feature, Machine
+from agent.nics import Wanted, link_of
+from agent.snapshot import Scope, Snapshot
+from agent.vendors import vendor
+
+NAME = "offloads"
+AFTER = ("coalescing",)
+UNKNOWN_UNTIL = ("vfs", "bindings")
+REACH = "function"
+
+# What the ethtool command calls the kernel's features by names of its own (off_flag_def in its common.c).
+ETHTOOL_NAMES = {
+    "rx": "rx-checksum",
+    "rx-checksumming": "rx-checksum",
+    "tx": "tx-checksum-ip-generic",
+    "tx-checksumming": "tx-checksum-ip-generic",
+    "sg": "tx-scatter-gather",
+    "scatter-gather": "tx-scatter-gather",
+    "tso": "tx-tcp-segmentation",
+    "tcp-segmentation-offload": "tx-tcp-segmentation",
+    "gso": "tx-generic-segmentation",
+    "generic-segmentation-offload": "tx-generic-segmentation",
+    "gro": "rx-gro",
+    "generic-receive-offload": "rx-gro",
+    "lro": "rx-lro",
+    "large-receive-offload": "rx-lro",
+    "rxvlan": "rx-vlan-hw-parse",
+    "rx-vlan-offload": "rx-vlan-hw-parse",
+    "txvlan": "tx-vlan-hw-insert",
+    "tx-vlan-offload": "tx-vlan-hw-insert",
+    "ntuple": "rx-ntuple-filter",
+    "ntuple-filters": "rx-ntuple-filter",
+    "rxhash": "rx-hashing",
+    "receive-hashing": "rx-hashing",
+}
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Mapping[str, Feature] | None]]:
+    """The features of the netdevs for which the spec gives some, by target."""
+    return vf_links.observe_settings(machine, want, scope, NAME, machine.ethtool.features)
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """Every feature that differs."""
+    changes: list[Change] = []
+    for setting in vf_links.settings(want, have, NAME, NAME):
+        given: Mapping[str, bool] = setting.given
+        known: Mapping[str, Feature] = setting.read
+        changes += [_unknown(setting, name) for name in sorted(given.keys() - known.keys())]
+        changes += _differing(
+            setting, {name: on for name, on in given.items() if name in known and known[name].on != on}
+        )
+    return changes
+
+
+def _unknown(setting: vf_links.Setting, name: str) -> Change:
+    if not setting.read:
+        return setting.change(NAME, name, None, setting.given[name])  # what the kernel answers to that is the reason
+    near = [ETHTOOL_NAMES[name]] if name in ETHTOOL_NAMES else difflib.get_close_matches(name, setting.read, n=1)
+    remedy = f"did you mean {near[0]!r}?" if near else "see `ethtool -k` for those there are"
+    obstacle = f"this kernel knows no feature {name!r}"
+    return setting.change(NAME, name, None, setting.given[name], obstacle=obstacle, remedy=remedy)
+
+
+def _differing(setting: vf_links.Setting, wanted: Mapping[str, bool]) -> list[Change]:
+    resets = vendor(setting.status.driver).offloads_flap
+    features: Mapping[str, Feature] = setting.read
+    # Asked for before, and not so: only another feature's change can help.
+    stuck = all(features[name].changeable and features[name].requested == on for name, on in wanted.items())
+    changes = []
+    for name, on in sorted(wanted.items()):
+        flaps = features[name].changeable and (resets is None or name in resets)
+        kept = f"it was asked for, and the driver or a feature that it goes with keeps it {'off' if on else 'on'}"
+        obstacle, remedy = (kept, "see `ethtool -k`, and give the others as well") if stuck else ("", "")
+        changes.append(setting.change(NAME, name, not on, on, flaps, obstacle, remedy))
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Ask for one feature, after finding the netdev again."""
+    machine.ethtool.set_feature(link_of(machine, change.target).ifindex, change.field, bool(change.after))

@@ -1,0 +1,55 @@
+"""How many descriptors a netdev's rings have (`ethtool -g`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.change import Change
+from agent.kinds import channels, vf_links
+from agent.machine import Machine, Quantity
+from agent.nics import Wanted, link_of
+from agent.snapshot import Scope, Snapshot
+from agent.vendors import Vendor, vendor
+
+NAME = "rings"
+AFTER = ("channels",)
+UNKNOWN_UNTIL = ("vfs", "bindings")
+REACH = "function"
+
+FIELDS = ("rx", "tx")
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Mapping[str, Quantity] | None]]:
+    """The rings of the netdevs for which the spec gives sizes, by target."""
+    return vf_links.observe_settings(machine, want, scope, NAME, machine.ethtool.rings)
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """The netdevs whose sizes differ, each set in one step: the link goes down once, not twice."""
+    changes = []
+    for setting in vf_links.settings(want, have, NAME, NAME):
+        before, after = channels.numbers(setting, FIELDS)
+        if before == after:
+            continue
+        family = vendor(setting.status.driver)
+        flaps = channels.NONE not in before and family.rings_flap
+        obstacle, remedy = _impossible(setting, after, family)
+        changes.append(setting.change(NAME, NAME, before, after, flaps, obstacle, remedy))
+    return changes
+
+
+def _impossible(setting: vf_links.Setting, after: str, family: Vendor) -> tuple[str, str]:
+    """Why the driver would not make the rings as they are wanted, and the remedy; empty if it would."""
+    if obstacle := channels.beyond(setting, FIELDS):
+        return obstacle, "give at most that many descriptors (`ethtool -g`)"
+    wanted = channels.parsed(after)
+    made = {name: family.ring_size(size) for name, size in wanted.items()}
+    if made == wanted:
+        return "", ""
+    sizes = " and ".join(f"{name} {size}" for name, size in made.items())
+    return f"{setting.status.driver} would make it {sizes}", f"give {sizes}"
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Set the sizes, after finding the netdev again."""
+    machine.ethtool.set_rings(link_of(machine, change.target).ifindex, channels.parsed(change.after))

@@ -1,0 +1,194 @@
+"""ethtool's generic netlink family through pyroute2, which has no messages for most of it.
+
+Commands and attributes: include/uapi/linux/ethtool_netlink.h, what they mean: Documentation/networking/ethtool-netlink.rst.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, genlmsg
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.generic import GenericNetlinkSocket
+from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME, ETHTOOL_GENL_VERSION, ethtoolbitset, ethtoolheader
+
+from agent.machine import Feature, Quantity
+
+FEATURES_GET, FEATURES_SET = 11, 12
+RINGS_GET, RINGS_SET = 15, 16
+CHANNELS_GET, CHANNELS_SET = 17, 18
+COALESCE_GET, COALESCE_SET = 19, 20
+COMPACT_BITSETS = 1
+
+
+class _Message(genlmsg):
+    """A message that begins with the netdev it is about. pyroute2 numbers the attributes as ``nla_map`` lists them."""
+
+    nla_map: Any
+    device: Any = ethtoolheader
+    bitset: Any = ethtoolbitset
+
+
+def _attributes(kind: str, *names: str) -> tuple[tuple[str, str], ...]:
+    return (("unspec", "none"), ("header", "device"), *((name, kind) for name in names))
+
+
+class _Features(_Message):
+    nla_map = _attributes("bitset", "hw", "wanted", "active", "nochange")
+
+
+class _Rings(_Message):
+    nla_map = _attributes(
+        "uint32", "rx_max", "rx_mini_max", "rx_jumbo_max", "tx_max", "rx", "rx_mini", "rx_jumbo", "tx"
+    )
+
+
+class _Channels(_Message):
+    nla_map = _attributes("uint32", "rx_max", "tx_max", "other_max", "combined_max", "rx", "tx", "other", "combined")
+
+
+class _Coalesce(_Message):
+    nla_map = (
+        *_attributes(
+            "uint32",
+            *("rx_usecs", "rx_frames", "rx_usecs_irq", "rx_frames_irq"),
+            *("tx_usecs", "tx_frames", "tx_usecs_irq", "tx_frames_irq", "stats_block_usecs"),
+        ),
+        ("adaptive_rx", "uint8"),
+        ("adaptive_tx", "uint8"),
+    )
+
+
+class LinuxEthtool:
+    """ethtool over netlink; belongs to the thread that makes it. The socket is opened when it is first asked something."""
+
+    def __init__(self) -> None:
+        self._socket: Any = None
+        self._names: dict[int, str] = {}
+
+    def channels(self, ifindex: int) -> Mapping[str, Quantity]:
+        """Ask for the numbers of channels (ETHTOOL_MSG_CHANNELS_GET)."""
+        return _quantities(self._get(_Channels, CHANNELS_GET, ifindex), "rx", "tx", "combined")
+
+    def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
+        """Set numbers of channels (ETHTOOL_MSG_CHANNELS_SET)."""
+        self._set(_Channels, CHANNELS_SET, ifindex, given, "channels", self.channels(ifindex))
+
+    def rings(self, ifindex: int) -> Mapping[str, Quantity]:
+        """Ask for the rings' sizes (ETHTOOL_MSG_RINGS_GET)."""
+        return _quantities(self._get(_Rings, RINGS_GET, ifindex), "rx", "tx")
+
+    def set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
+        """Set rings' sizes (ETHTOOL_MSG_RINGS_SET)."""
+        self._set(_Rings, RINGS_SET, ifindex, given, "rings", self.rings(ifindex))
+
+    def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
+        """Ask for the coalescing (ETHTOOL_MSG_COALESCE_GET); the kernel leaves out what the driver does not support."""
+        found = self._get(_Coalesce, COALESCE_GET, ifindex)
+        values: dict[str, int | bool] = {
+            name: found[name] for name in ("rx_usecs", "rx_frames", "tx_usecs", "tx_frames") if name in found
+        }
+        values.update({name: bool(found[name]) for name in ("adaptive_rx", "adaptive_tx") if name in found})
+        return values
+
+    def set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
+        """Set values of the coalescing (ETHTOOL_MSG_COALESCE_SET)."""
+        self._set(_Coalesce, COALESCE_SET, ifindex, given, "values of coalescing", self.coalescing(ifindex))
+
+    def features(self, ifindex: int) -> Mapping[str, Feature]:
+        """Ask for the features (ETHTOOL_MSG_FEATURES_GET) as bits: parsing their names takes ten times as long."""
+        if not self._names:
+            self._names = _names(self._get(_Features, FEATURES_GET, ifindex))
+        found = self._get(_Features, FEATURES_GET, ifindex, COMPACT_BITSETS)
+        if not found:
+            return {}
+        fixed = ~_bits(found["hw"]) | _bits(found["nochange"])
+        on, requested = _bits(found["active"]), _bits(found["wanted"])
+        return {
+            name: Feature(bool(on >> bit & 1), bool(requested >> bit & 1), not fixed >> bit & 1)
+            for bit, name in self._names.items()
+        }
+
+    def set_feature(self, ifindex: int, name: str, on: bool) -> None:
+        """Ask for a feature (ETHTOOL_MSG_FEATURES_SET). A fixed one the kernel leaves as it is, without an error."""
+        feature = self.features(ifindex).get(name)
+        if feature is not None and not feature.changeable:
+            raise OSError(errno.EOPNOTSUPP, f"{name} is fixed: neither the driver nor the kernel lets it be changed")
+        bit = [("ETHTOOL_A_BITSET_BIT_NAME", name), *([("ETHTOOL_A_BITSET_BIT_VALUE", True)] if on else [])]
+        bits = {"attrs": [("ETHTOOL_A_BITSET_BITS_BIT", {"attrs": bit})]}
+        wanted = ("wanted", {"attrs": [("ETHTOOL_A_BITSET_BITS", bits)]})
+        # It answers with what came of it, so that no acknowledgement is needed.
+        self._ask(_Features, FEATURES_SET, ifindex, [wanted], NLM_F_REQUEST)
+
+    def _get(self, kind: type[_Message], command: int, ifindex: int, header_flags: int = 0) -> dict[str, Any]:
+        try:
+            (answer,) = self._ask(kind, command, ifindex, [], NLM_F_REQUEST, header_flags)
+        except OSError as error:
+            if error.errno == errno.EOPNOTSUPP:
+                return {}
+            raise
+        return {attribute[0]: attribute[1] for attribute in answer["attrs"]}
+
+    def _set(
+        self,
+        kind: type[_Message],
+        command: int,
+        ifindex: int,
+        given: Mapping[str, Any],
+        what: str,
+        there: Mapping[str, Any],
+    ) -> None:
+        # The kernel answers EINVAL for some of these, as for a value that is wrong.
+        if lacking := sorted(given.keys() - there.keys()):
+            raise OSError(errno.EOPNOTSUPP, f"the driver has no {', '.join(lacking)} among its {what}")
+        values = [(name, int(value)) for name, value in given.items()]
+        self._ask(kind, command, ifindex, values, NLM_F_REQUEST | NLM_F_ACK)
+
+    def _ask(
+        self, kind: type[_Message], command: int, ifindex: int, given: list[Any], flags: int, header_flags: int = 0
+    ) -> list[Any]:
+        message: Any = kind()
+        message["cmd"], message["version"] = command, ETHTOOL_GENL_VERSION
+        header = [("ETHTOOL_A_HEADER_DEV_INDEX", ifindex), ("ETHTOOL_A_HEADER_FLAGS", header_flags)]
+        message["attrs"] = [("header", {"attrs": header}), *given]
+        try:
+            socket = self._open()
+            # A family has one number for all its messages, and pyroute2 one class for a number.
+            socket.asyncore.marshal.msg_map[socket.prid] = kind
+            return list(socket.nlm_request(message, msg_type=socket.prid, msg_flags=flags))
+        except NetlinkError as error:
+            raise OSError(error.code, f"ethtool: {error.args[1]}") from error
+
+    def _open(self) -> Any:
+        if self._socket is None:
+            opened: Any = GenericNetlinkSocket(ext_ack=True)
+            # Else pyroute2 writes to standard error that the family is missing.
+            opened.asyncore.module_err_level = "debug"
+            try:
+                opened.bind(ETHTOOL_GENL_NAME, genlmsg)
+            except NetlinkError as error:
+                opened.close()
+                raise OSError(errno.EOPNOTSUPP, "this kernel's ethtool has no netlink (Linux 5.6 has)") from error
+            self._socket = opened
+        return self._socket
+
+
+def _quantities(found: Mapping[str, Any], *names: str) -> dict[str, Quantity]:
+    return {name: Quantity(found[name], found[f"{name}_max"]) for name in names if f"{name}_max" in found}
+
+
+def _names(features: Mapping[str, Any]) -> dict[int, str]:
+    """Every feature by its bit: the set of the changeable ones lists them all, since it comes with a mask."""
+    listed = features["hw"].get_attr("ETHTOOL_A_BITSET_BITS") if features else None
+    bits = listed.get_attrs("ETHTOOL_A_BITSET_BITS_BIT") if listed else ()
+    named = ((bit.get_attr("ETHTOOL_A_BITSET_BIT_INDEX"), bit.get_attr("ETHTOOL_A_BITSET_BIT_NAME")) for bit in bits)
+    return {index: name for index, name in named if name}
+
+
+def _bits(bitset: Any) -> int:
+    """A compact set: 32-bit words, the lowest first, each in the machine's byte order."""
+    words = bytes.fromhex(bitset.get_attr("ETHTOOL_A_BITSET_VALUE").replace(":", ""))
+    return sum(word << 32 * number for number, (word,) in enumerate(struct.iter_unpack("=I", words)))

@@ -1,0 +1,192 @@
+"""What ethtool knows of the simulated igb and igbvf (Linux 6.1, an 82576): channels, rings, coalescing, features."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from typing import Protocol
+
+from attrs import define, evolve, field
+
+from agent.machine import Feature, Link, Quantity
+
+RINGS = 4096
+LEAST_RING = 64
+MOST_QUEUES = 8
+MOST_QUEUES_WITH_VFS = 2
+
+# A few of those that `ethtool -k` shows; which are on and which are fixed is igb's.
+FEATURES = {
+    "highdma": Feature(on=True, requested=True, changeable=False),
+    "rx-all": Feature(on=False, requested=False, changeable=True),
+    "rx-gro": Feature(on=True, requested=True, changeable=True),
+    "rx-gro-hw": Feature(on=False, requested=False, changeable=False),
+    "rx-ntuple-filter": Feature(on=False, requested=False, changeable=False),
+    "rx-vlan-hw-parse": Feature(on=True, requested=True, changeable=True),
+    "tx-scatter-gather": Feature(on=True, requested=True, changeable=True),
+    "tx-tcp-segmentation": Feature(on=True, requested=True, changeable=True),
+    "tx-vlan-hw-insert": Feature(on=True, requested=True, changeable=True),
+}
+FIXED_IN_A_VF = ("rx-all", "rx-vlan-hw-parse", "tx-vlan-hw-insert")
+
+
+def _error(number: int, what: str = "") -> OSError:
+    return OSError(number, what or os.strerror(number))
+
+
+class Nics(Protocol):
+    """What the simulated kernel knows of the netdevs."""
+
+    cpus: int
+    vf_queues: int
+
+    def found(self, ifindex: int) -> tuple[str, Link]:
+        """The function and the link; ENODEV."""
+        ...
+
+    def is_vf(self, function: str) -> bool: ...
+
+    def vf_count(self, function: str) -> int: ...
+
+    def refuse(self, operation: str, where: str, value: str) -> None:
+        """Record a write, and raise the fault that a test has ordered."""
+        ...
+
+    def reset_queues(self, function: str) -> None:
+        """The queues and interrupts that it has now take the place of the old ones."""
+        ...
+
+
+@define
+class _Netdev:
+    queues: int
+    rings: dict[str, int]
+    features: dict[str, Feature]
+    rx_usecs: int = 3
+    tx_usecs: int = 3
+
+
+@define
+class SimEthtool:
+    """State lasts as long as the netdev; the PF's channels are chosen anew when its VFs come or go."""
+
+    nics: Nics
+    _netdevs: dict[int, _Netdev] = field(factory=dict)
+
+    def queues(self, ifindex: int) -> int:
+        return self._of(ifindex)[1].queues
+
+    def actions(self, ifindex: int) -> list[str]:
+        """The names of the netdev's interrupts: paired where there are too few; with VFs, one queue transmits."""
+        function, netdev = self._of(ifindex)
+        name = self.nics.found(ifindex)[1].name
+        queues = range(netdev.queues)
+        if self.nics.is_vf(function):
+            alone = [f"{name}-tx-0", f"{name}-rx-0", name]
+            return alone if netdev.queues == 1 else [name, *(f"{name}-TxRx-{queue}" for queue in queues)]
+        if not self._paired(ifindex):
+            return [name, *(f"{name}-rx-{queue}" for queue in queues), *(f"{name}-tx-{queue}" for queue in queues)]
+        transmitting = 1 if self.nics.vf_count(function) else netdev.queues
+        return [name, *(f"{name}-{'TxRx' if queue < transmitting else 'rx'}-{queue}" for queue in queues)]
+
+    def vfs_changed(self, ifindex: int) -> None:
+        """igb_sriov_reinit."""
+        function, netdev = self._of(ifindex)
+        netdev.queues = self._default(function)
+        self.nics.reset_queues(function)
+
+    def _most(self, function: str) -> int:
+        return MOST_QUEUES_WITH_VFS if self.nics.vf_count(function) else MOST_QUEUES
+
+    def _default(self, function: str) -> int:
+        return self.nics.vf_queues if self.nics.is_vf(function) else min(self._most(function), self.nics.cpus)
+
+    def _paired(self, ifindex: int) -> bool:
+        """igb_set_flag_queue_pairs."""
+        function, netdev = self._of(ifindex)
+        return not self.nics.is_vf(function) and netdev.queues > self._most(function) // 2
+
+    # --- Ethtool ------------------------------------------------------------------------------------------
+
+    def channels(self, ifindex: int) -> Mapping[str, Quantity]:
+        function, netdev = self._of(ifindex)
+        if self.nics.is_vf(function):
+            return {}
+        return {"combined": Quantity(netdev.queues, self._most(function))}
+
+    def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
+        function, netdev = self._written(ifindex, "channels", given)
+        there = self.channels(ifindex)
+        _lacking(given, there)
+        if given["combined"] > there["combined"].maximum or not given["combined"]:
+            raise _error(errno.EINVAL, "requested channel count exceeds maximum")
+        if netdev.queues != given["combined"]:
+            netdev.queues = given["combined"]
+            self.nics.reset_queues(function)
+
+    def rings(self, ifindex: int) -> Mapping[str, Quantity]:
+        return {name: Quantity(size, RINGS) for name, size in self._of(ifindex)[1].rings.items()}
+
+    def set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
+        _, netdev = self._written(ifindex, "rings", given)
+        _lacking(given, netdev.rings)
+        if any(size > RINGS for size in given.values()):
+            raise _error(errno.EINVAL, "requested ring size exceeds maximum")
+        netdev.rings |= {name: (max(size, LEAST_RING) + 7) // 8 * 8 for name, size in given.items()}
+
+    def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
+        function, netdev = self._of(ifindex)
+        if self.nics.is_vf(function):
+            return {"rx_usecs": netdev.rx_usecs}
+        return {"rx_usecs": netdev.rx_usecs, "tx_usecs": 0 if self._paired(ifindex) else netdev.tx_usecs}
+
+    def set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
+        _, netdev = self._written(ifindex, "coalescing", given)
+        _lacking(given, self.coalescing(ifindex))
+        wrong = any(value > 10_000 or 3 < value < 10 for value in given.values())
+        if wrong or (self._paired(ifindex) and given.get("tx_usecs")):
+            raise _error(errno.EINVAL)
+        for name, value in given.items():
+            setattr(netdev, name, value)
+
+    def features(self, ifindex: int) -> Mapping[str, Feature]:
+        return dict(self._of(ifindex)[1].features)
+
+    def set_feature(self, ifindex: int, name: str, on: bool) -> None:
+        _, netdev = self._written(ifindex, "feature", {name: on})
+        features = netdev.features
+        if name not in features or not features[name].changeable:
+            raise _error(errno.EOPNOTSUPP)
+        features[name] = evolve(features[name], requested=on)
+        for name, feature in list(features.items()):
+            if feature.changeable:
+                features[name] = evolve(feature, on=feature.requested)
+        if not features["tx-scatter-gather"].on:
+            features["tx-tcp-segmentation"] = evolve(features["tx-tcp-segmentation"], on=False)
+        # igb_fix_features: VLAN tags are taken off and put on together.
+        features["tx-vlan-hw-insert"] = evolve(features["tx-vlan-hw-insert"], on=features["rx-vlan-hw-parse"].on)
+
+    # ------------------------------------------------------------------------------------------------------
+
+    def _of(self, ifindex: int) -> tuple[str, _Netdev]:
+        function, _ = self.nics.found(ifindex)
+        if ifindex not in self._netdevs:
+            vf = self.nics.is_vf(function)
+            features = {
+                name: evolve(feature, changeable=feature.changeable and not (vf and name in FIXED_IN_A_VF))
+                for name, feature in FEATURES.items()
+            }
+            size = 1024 if vf else 256
+            self._netdevs[ifindex] = _Netdev(self._default(function), {"rx": size, "tx": size}, features)
+        return function, self._netdevs[ifindex]
+
+    def _written(self, ifindex: int, what: str, given: Mapping[str, object]) -> tuple[str, _Netdev]:
+        _, link = self.nics.found(ifindex)
+        self.nics.refuse("ethtool", link.name, f"{what} {dict(given)}")
+        return self._of(ifindex)
+
+
+def _lacking(given: Mapping[str, object], there: Mapping[str, object]) -> None:
+    if given.keys() - there.keys():
+        raise _error(errno.EOPNOTSUPP)

@@ -1,0 +1,304 @@
+"""Channels, rings, coalescing and offloads on the simulated kernel."""
+
+import errno
+from collections.abc import Callable, Mapping
+
+import pytest
+from attrs import evolve
+
+from agent.change import Disruption, Outcome, is_ready
+from agent.converge import Failures, Pass, converge
+from agent.kinds import coalescing, links
+from agent.machine import Link, Quantity
+from agent.nics import resolve, vf_addresses
+from agent.preview import preview
+from agent.snapshot import read_basis
+from agent.spec import NodeSpec, from_mapping
+from agent.vendors import vendor
+from tests.sim.ethtool import SimEthtool
+from tests.sim.kernel import Kernel
+
+PF, MAC = "0000:21:00.0", "02:00:00:00:01:00"
+NETDEV = "enp33s0"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, NETDEV, MAC, node=0)
+    return kernel
+
+
+def spec(vfs: object = None, **nic: object) -> NodeSpec:
+    given = {"name": "rail0", "select": {"pci": PF}, **nic, **({"vfs": vfs} if vfs else {})}
+    return from_mapping({"node_name": "n1", "nics": [given]})
+
+
+def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
+    return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+
+
+def writes(kernel: Kernel, word: str) -> list[str]:
+    return [value for _, value in kernel.writes if value.startswith(word)]
+
+
+def of_kind(found: Pass, kind: str) -> list[Outcome]:
+    return [outcome for outcome in found.outcomes if outcome.change.kind == kind]
+
+
+EVERYTHING: dict[str, Mapping[str, object]] = {
+    "channels": {"combined": 1},
+    "rings": {"rx": 1024, "tx": 512},
+    "coalescing": {"rx_usecs": 50, "tx_usecs": 60},
+    "offloads": {"rx-gro": False, "rx-all": True},
+}
+
+
+def test_a_netdev_becomes_what_the_spec_says_and_stays_so(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec(**EVERYTHING)).conditions)
+    index = kernel.netdev(PF).ifindex
+    ethtool = kernel.machine().ethtool
+    assert ethtool.channels(index)["combined"].value == 1
+    assert ethtool.rings(index) == {"rx": Quantity(1024, 4096), "tx": Quantity(512, 4096)}
+    assert ethtool.coalescing(index) == {"rx_usecs": 50, "tx_usecs": 60}
+    assert not ethtool.features(index)["rx-gro"].on
+    assert ethtool.features(index)["rx-all"].on
+    kernel.writes.clear()
+    assert settle(kernel, spec(**EVERYTHING)).outcomes == ()
+    assert kernel.writes == []
+    assert not preview(kernel.machine(), spec(**EVERYTHING)).changes
+
+
+def test_both_rings_are_set_in_one_step(kernel: Kernel) -> None:
+    settle(kernel, spec(rings={"rx": 1024, "tx": 512}))
+    assert writes(kernel, "rings") == ["rings {'rx': 1024, 'tx': 512}"]
+
+
+def test_a_spec_in_another_order_has_the_same_plan(kernel: Kernel) -> None:
+    turned = {key: dict(reversed(list(value.items()))) for key, value in reversed(list(EVERYTHING.items()))}
+    assert preview(kernel.machine(), spec(**EVERYTHING)) == preview(kernel.machine(), spec(**turned))
+
+
+class Deaf:
+    def __getattr__(self, name: str) -> Callable[[int], object]:
+        def asked(ifindex: int) -> object:
+            raise AssertionError(f"{name} of {ifindex} was asked for")
+
+        return asked
+
+
+def test_a_nic_that_is_given_nothing_is_not_looked_at(kernel: Kernel) -> None:
+    machine = evolve(kernel.machine(), ethtool=Deaf())  # type: ignore[arg-type]
+    found = converge(machine, spec({"count": 3}), None, None, Failures(), lambda: 0.0)
+    assert is_ready(found.conditions)
+
+
+def test_only_the_netdevs_that_are_given_something_are_looked_at(kernel: Kernel) -> None:
+    wanted = spec({"count": 3, "groups": [{"index": "1", "rings": {"rx": 512}}]})
+    settle(kernel, wanted)
+    asked: list[int] = []
+
+    class Listening(SimEthtool):
+        def rings(self, ifindex: int) -> Mapping[str, Quantity]:
+            asked.append(ifindex)
+            return kernel.ethtool.rings(ifindex)
+
+    preview(evolve(kernel.machine(), ethtool=Listening(kernel)), wanted)
+    assert asked == [kernel.netdev(vf_addresses(kernel, PF)[1]).ifindex]
+
+
+def test_a_preview_says_nothing_of_what_is_not_asked_for(kernel: Kernel) -> None:
+    planned = {change.kind for change in preview(kernel.machine(), spec({"count": 3}, rings={"rx": 512})).changes}
+    assert "rings" in planned
+    assert not planned & {"channels", "coalescing", "offloads"}
+
+
+def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kernel) -> None:
+    found = settle(kernel, spec(channels={"combined": 6}))
+    assert is_ready(found.conditions)
+    actions = {
+        kernel.read(f"/sys/kernel/irq/{number}/actions"): kernel.read(f"/proc/irq/{number}/smp_affinity_list")
+        for number in kernel.names(f"/sys/bus/pci/devices/{PF}/msi_irqs")
+    }
+    assert actions.pop(NETDEV) == "0-1"
+    assert sorted(actions) == [f"{NETDEV}-TxRx-{queue}" for queue in range(6)]
+    assert sorted(actions.values()) == ["0", "0", "0", "1", "1", "1"]
+    assert len([path for path, _ in kernel.writes if path.endswith("smp_affinity_list")]) == 7
+
+
+def test_a_netdev_that_udev_is_not_through_with_is_left_alone(kernel: Kernel) -> None:
+    kernel.udev_lags(PF)
+    settle(kernel, spec(rings={"rx": 512}))
+    assert not writes(kernel, "rings")
+
+
+def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
+    vfs = {"count": 3, "defaults": {"rings": {"rx": 512}}, "groups": [{"index": "1", "rings": {"tx": 512}}]}
+    assert is_ready(settle(kernel, spec(vfs)).conditions)
+    ethtool = kernel.machine().ethtool
+    sizes = [
+        {name: ring.value for name, ring in ethtool.rings(kernel.netdev(vf).ifindex).items()}
+        for _, vf in sorted(vf_addresses(kernel, PF).items())
+    ]
+    assert sizes == [{"rx": 512, "tx": 1024}, {"rx": 1024, "tx": 512}, {"rx": 512, "tx": 1024}]
+    assert ethtool.rings(kernel.netdev(PF).ifindex)["rx"].value == 256
+
+
+@pytest.mark.parametrize(
+    ("wanted", "obstacle", "remedy"),
+    [
+        ({"channels": {"combined": 9}}, "combined is 8 at most, the spec wants 9", "`ethtool -l`"),
+        ({"rings": {"rx": 8192}}, "rx is 4096 at most, the spec wants 8192", "`ethtool -g`"),
+        ({"rings": {"rx": 1001}}, "igb would make it rx 1008", "give rx 1008"),
+        ({"offloads": {"rx-gro-hv": True}}, "this kernel knows no feature 'rx-gro-hv'", "did you mean 'rx-gro-hw'?"),
+        ({"offloads": {"generic-receive-offload": False}}, "knows no feature", "did you mean 'rx-gro'?"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy_before_anything_is_written(
+    kernel: Kernel, wanted: dict[str, object], obstacle: str, remedy: str
+) -> None:
+    (error,) = preview(kernel.machine(), spec(**wanted)).errors
+    assert obstacle in error
+    assert remedy in error
+    found = settle(kernel, spec(**wanted))
+    assert [outcome.result for outcome in found.outcomes if outcome.change.obstacle] == ["blocked"]
+    assert not is_ready(found.conditions)
+    assert not writes(kernel, next(iter(wanted)))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field"),
+    [
+        ({"channels": {"rx": 2, "tx": 2}}, "channels"),
+        ({"coalescing": {"rx_frames": 8}}, "rx_frames"),
+        ({"coalescing": {"adaptive_rx": True}}, "adaptive_rx"),
+        ({"offloads": {"rx-gro-hw": True}}, "rx-gro-hw"),
+    ],
+)
+@pytest.mark.parametrize("required", [True, False])
+def test_what_the_driver_does_not_have_is_unsupported(
+    kernel: Kernel, wanted: dict[str, object], field: str, required: bool
+) -> None:
+    assert not preview(kernel.machine(), spec(required=required, **wanted)).errors
+    found = settle(kernel, spec(required=required, **wanted))
+    assert [(outcome.result, outcome.change.field) for outcome in found.outcomes if outcome.result != "applied"] == [
+        ("unsupported", field)
+    ]
+    assert is_ready(found.conditions) is not required
+
+
+def test_fewer_channels_are_there_while_there_are_vfs(kernel: Kernel) -> None:
+    wanted = spec({"count": 2}, channels={"combined": 4})
+    planned = preview(kernel.machine(), wanted)
+    assert not planned.errors
+    assert [str(change) for change in planned.changes if change.kind == "channels"] == [
+        f"channels {PF} *: none -> known after vfs"
+    ]
+    (blocked,) = of_kind(settle(kernel, wanted), "channels")
+    assert blocked.result == "blocked"
+    assert blocked.error == "combined is 2 at most, the spec wants 4"
+
+
+def test_channels_that_new_vfs_reset_are_set_again(kernel: Kernel) -> None:
+    settle(kernel, spec(channels={"combined": 1}))
+    assert is_ready(settle(kernel, spec({"count": 2}, channels={"combined": 1})).conditions)
+    assert writes(kernel, "channels") == ["channels {'combined': 1}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "flaps"),
+    [
+        ({"channels": {"combined": 1}}, True),
+        ({"rings": {"rx": 512}}, True),
+        ({"offloads": {"rx-all": True}}, True),
+        ({"offloads": {"rx-gro": False}}, False),
+        ({"coalescing": {"rx_usecs": 50}}, False),
+    ],
+)
+def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object], flaps: bool) -> None:
+    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.routed.add(NETDEV)
+    kernel.writes.clear()
+    (outcome,) = of_kind(settle(kernel, spec(**wanted)), next(iter(wanted)))
+    assert (outcome.change.disruption is Disruption.LINK_FLAP) is flaps
+    assert outcome.result == ("deferred" if flaps else "applied")
+    assert (outcome.change.victims == (f"a route through {NETDEV} ({PF})",)) is flaps
+    assert any(writes(kernel, word) for word in ("channels", "rings", "coalescing", "feature")) is not flaps
+
+
+def test_a_pf_in_whose_vfs_pods_are_keeps_its_link(kernel: Kernel) -> None:
+    settle(kernel, spec({"count": 3}))
+    kernel.move_away(vf_addresses(kernel, PF)[1])
+    (outcome,) = of_kind(settle(kernel, spec({"count": 3}, rings={"rx": 512})), "rings")
+    assert (outcome.result, outcome.change.victims) == ("deferred", (f"another network namespace ({PF}#1)",))
+
+
+@pytest.mark.parametrize(("owner", "size"), [("taker", 1024), ("trackbed", 512)])
+def test_a_vf_s_settings_are_its_taker_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
+    settle(kernel, spec({"count": 1, "defaults": {"state": "down"}}))
+    (vf,) = vf_addresses(kernel, PF).values()
+    kernel.allocated[vf] = ("team/trainer-0",)
+    given = {"owner": owner, "state": "down", "rings": {"rx": 512}}
+    assert is_ready(settle(kernel, spec({"count": 1, "defaults": given})).conditions)
+    assert kernel.ethtool.rings(kernel.netdev(vf).ifindex)["rx"].value == size
+
+
+def test_a_netdev_that_is_down_has_no_link_to_lose(kernel: Kernel) -> None:
+    kernel.routed.add(NETDEV)
+    found = settle(kernel, spec(state="down", channels={"combined": 1}, rings={"rx": 512}))
+    assert {outcome.result for outcome in found.outcomes} == {"applied"}
+
+
+def test_a_feature_that_needs_another_comes_with_it(kernel: Kernel) -> None:
+    off = {"tx-scatter-gather": False, "tx-tcp-segmentation": False}
+    assert is_ready(settle(kernel, spec(offloads=off)).conditions)
+    assert is_ready(settle(kernel, spec(offloads=dict.fromkeys(off, True))).conditions)
+    assert not preview(kernel.machine(), spec(offloads=dict.fromkeys(off, True))).changes
+
+
+def test_a_feature_that_was_asked_for_in_vain_says_so(kernel: Kernel) -> None:
+    (blocked,) = [
+        o for o in settle(kernel, spec(offloads={"tx-vlan-hw-insert": False})).outcomes if o.result != "applied"
+    ]
+    assert (blocked.result, blocked.change.field) == ("blocked", "tx-vlan-hw-insert")
+    assert "it was asked for, and the driver or a feature that it goes with keeps it on" in blocked.error
+    assert writes(kernel, "feature") == ["feature {'tx-vlan-hw-insert': False}"]
+    both = spec(offloads={"tx-vlan-hw-insert": False, "rx-vlan-hw-parse": False})
+    assert not preview(kernel.machine(), both).errors
+    assert is_ready(settle(kernel, both).conditions)
+
+
+def test_a_value_that_a_driver_takes_and_changes_is_not_written_for_ever(kernel: Kernel) -> None:
+    failures = Failures()
+    for _ in range(3):
+        found = converge(kernel.machine(), spec(rings={"rx": 16}), None, None, failures, lambda: 0.0)
+    (failed,) = of_kind(found, "rings")
+    assert (failed.result, failed.error) == ("failed", "written 2 times, and it still reads rx=64")
+    assert not is_ready(found.conditions)
+    assert len(writes(kernel, "rings")) == 2
+
+
+def test_the_kernel_s_reason_is_told(kernel: Kernel) -> None:
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.EINVAL, "ethtool: the firmware says no") if value.startswith("coalescing") else None
+
+    kernel.fault = fault
+    (failed,) = of_kind(settle(kernel, spec(coalescing={"rx_usecs": 50})), "coalescing")
+    assert (failed.result, failed.error) == ("failed", "ethtool: the firmware says no")
+
+
+def test_adaptive_goes_off_before_the_numbers_and_on_after_them() -> None:
+    status = links.LinkStatus(PF, "mlx5_core", Link(2, NETDEV, MAC, MAC, 1500, True, True), True)
+    read: dict[str, int | bool] = {"adaptive_rx": True, "adaptive_tx": False, "rx_usecs": 8, "tx_usecs": 8}
+    wanted = {"adaptive_rx": False, "adaptive_tx": True, "rx_usecs": 16, "tx_usecs": 16}
+    kernel = Kernel()
+    kernel.add_nic(PF, NETDEV, MAC)
+    snapshot = read_basis(kernel.machine())
+    have = snapshot.merged(links.NAME, None, {PF: {PF: status}}).merged(coalescing.NAME, None, {PF: {PF: read}})
+    planned = coalescing.plan(resolve(spec(coalescing=wanted), snapshot.functions), have)
+    assert [change.field for change in planned] == ["adaptive_rx", "rx_usecs", "tx_usecs", "adaptive_tx"]
+
+
+@pytest.mark.parametrize(("asked", "made"), [(1024, 1024), (1000, 1024), (1025, 2048), (1, 1)])
+def test_mlx5_s_rings_are_powers_of_two(asked: int, made: int) -> None:
+    assert vendor("mlx5_core").ring_size(asked) == made
