@@ -1,0 +1,165 @@
+"""What ethtool reads and sets of igb (an 82576) and of igbvf."""
+
+import errno
+
+from agent.kinds.irqs import function_irqs
+from agent.machine import Machine, Quantity
+from agent.nics import vf_addresses
+from tests.contract.cases.sriov import _errno, _fresh, _link, _numvfs
+
+
+def _ifindex(machine: Machine, function: str) -> int:
+    return _link(machine, function).ifindex
+
+
+def _vf(machine: Machine, pf: str) -> int:
+    _numvfs(machine, pf, 1)
+    return _ifindex(machine, vf_addresses(machine.files, pf)[0])
+
+
+def _combined(machine: Machine, pf: str) -> Quantity:
+    return machine.ethtool.channels(_ifindex(machine, pf))["combined"]
+
+
+def _interrupts(machine: Machine, pf: str) -> list[str]:
+    return sorted(irq.name for irq in function_irqs(machine.files, pf))
+
+
+def _receive_queues(machine: Machine, pf: str) -> list[str]:
+    found = machine.files.names(f"/sys/class/net/{_link(machine, pf).name}/queues")
+    return [name for name in found if name.startswith("rx-")]
+
+
+def a_pf_has_fewer_channels_while_it_has_vfs_and_they_are_chosen_anew(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    machine.ethtool.set_channels(_ifindex(machine, pf), {"combined": 1})
+    assert _combined(machine, pf) == Quantity(1, 8)
+    _numvfs(machine, pf, 1)
+    assert _combined(machine, pf) == Quantity(2, 2)
+    _numvfs(machine, pf, 0)
+    assert _combined(machine, pf) == Quantity(4, 8)
+
+
+def channels_bring_queues_and_interrupts(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    index = _ifindex(machine, pf)
+    machine.ethtool.set_channels(index, {"combined": 2})
+    assert _interrupts(machine, pf) == ["management-0", "rx-0", "rx-1", "tx-0", "tx-1"]
+    assert _receive_queues(machine, pf) == ["rx-0", "rx-1"]
+    machine.ethtool.set_channels(index, {"combined": 6})
+    assert _interrupts(machine, pf) == ["management-0", *(f"txrx-{queue}" for queue in range(6))]
+    assert len(_receive_queues(machine, pf)) == 6
+    _numvfs(machine, pf, 1)
+    assert _interrupts(machine, pf) == ["management-0", "rx-1", "txrx-0"]
+    machine.ethtool.set_channels(_ifindex(machine, pf), {"combined": 1})
+    assert _interrupts(machine, pf) == ["management-0", "rx-0", "tx-0"]
+    assert _receive_queues(machine, pf) == ["rx-0"]
+
+
+def channels_that_cannot_be_are_refused(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    index = _ifindex(machine, pf)
+    before = machine.ethtool.channels(index)
+    assert before.keys() == {"combined"}
+    assert _errno(lambda: machine.ethtool.set_channels(index, {"combined": 9})) == errno.EINVAL
+    assert _errno(lambda: machine.ethtool.set_channels(index, {"combined": 0})) == errno.EINVAL
+    assert _errno(lambda: machine.ethtool.set_channels(index, {"rx": 1})) == errno.EOPNOTSUPP
+    assert machine.ethtool.channels(index) == before
+    vf = _vf(machine, pf)
+    assert machine.ethtool.channels(vf) == {}
+    assert _errno(lambda: machine.ethtool.set_channels(vf, {"combined": 1})) == errno.EOPNOTSUPP
+
+
+def rings_come_in_multiples_of_8(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    for index in (_ifindex(machine, pf), _vf(machine, pf)):
+        machine.ethtool.set_rings(index, {"rx": 1001, "tx": 512})
+        assert machine.ethtool.rings(index) == {"rx": Quantity(1008, 4096), "tx": Quantity(512, 4096)}
+        machine.ethtool.set_rings(index, {"rx": 16})
+        assert machine.ethtool.rings(index) == {"rx": Quantity(64, 4096), "tx": Quantity(512, 4096)}
+        assert _errno(lambda index=index: machine.ethtool.set_rings(index, {"tx": 8192})) == errno.EINVAL  # type: ignore[misc]
+        assert machine.ethtool.rings(index)["tx"].value == 512
+        machine.ethtool.set_rings(index, {"rx": 256, "tx": 256})
+
+
+def rings_of_a_netdev_last_while_it_is_down(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    index = _ifindex(machine, pf)
+    machine.netlink.set_link(index, up=False)
+    machine.ethtool.set_rings(index, {"rx": 512})
+    machine.netlink.set_link(index, up=True)
+    assert machine.ethtool.rings(index)["rx"].value == 512
+    machine.ethtool.set_rings(index, {"rx": 256})
+
+
+def coalescing_has_no_frames_and_does_not_adapt(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    for index in (_ifindex(machine, pf), _vf(machine, pf)):
+        machine.ethtool.set_coalescing(index, {"rx_usecs": 100})
+        found = machine.ethtool.coalescing(index)
+        assert found["rx_usecs"] == 100
+        assert found.keys() <= {"rx_usecs", "tx_usecs"}
+        for name, value in (("rx_frames", 8), ("tx_frames", 8), ("adaptive_rx", True)):
+            refused = _errno(lambda i=index, g={name: value}: machine.ethtool.set_coalescing(i, g))  # type: ignore[misc]
+            assert refused == errno.EOPNOTSUPP, name
+        assert _errno(lambda index=index: machine.ethtool.set_coalescing(index, {"rx_usecs": 5})) == errno.EINVAL  # type: ignore[misc]
+        assert machine.ethtool.coalescing(index)["rx_usecs"] == 100
+        machine.ethtool.set_coalescing(index, {"rx_usecs": 3})
+
+
+def paired_queues_interrupt_by_what_they_receive(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    machine.ethtool.set_coalescing(_ifindex(machine, pf), {"tx_usecs": 50})
+    assert machine.ethtool.coalescing(_ifindex(machine, pf))["tx_usecs"] == 50
+    _numvfs(machine, pf, 1)
+    index = _ifindex(machine, pf)
+    assert machine.ethtool.coalescing(index)["tx_usecs"] == 0
+    assert _errno(lambda: machine.ethtool.set_coalescing(index, {"tx_usecs": 50})) == errno.EINVAL
+
+
+def a_fixed_feature_is_not_supported(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    index = _ifindex(machine, pf)
+    for name in ("highdma", "rx-gro-hw"):
+        feature = machine.ethtool.features(index)[name]
+        assert not feature.changeable
+        on = not feature.on
+        assert _errno(lambda n=name, on=on: machine.ethtool.set_feature(index, n, on)) == errno.EOPNOTSUPP  # type: ignore[misc]
+    assert _errno(lambda: machine.ethtool.set_feature(index, "nosuch", True)) == errno.EOPNOTSUPP
+
+
+def a_feature_goes_off_with_the_one_it_needs_and_comes_back_with_it(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    index = _ifindex(machine, pf)
+    machine.ethtool.set_feature(index, "tx-scatter-gather", False)
+    segmentation = machine.ethtool.features(index)["tx-tcp-segmentation"]
+    assert (segmentation.on, segmentation.requested) == (False, True)
+    machine.ethtool.set_feature(index, "tx-scatter-gather", True)
+    assert machine.ethtool.features(index)["tx-tcp-segmentation"].on
+
+
+def a_driver_may_keep_a_feature_as_it_was(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    index = _ifindex(machine, pf)
+    machine.ethtool.set_feature(index, "tx-vlan-hw-insert", False)
+    insertion = machine.ethtool.features(index)["tx-vlan-hw-insert"]
+    assert (insertion.on, insertion.requested, insertion.changeable) == (True, False, True)
+    machine.ethtool.set_feature(index, "rx-vlan-hw-parse", False)
+    assert not machine.ethtool.features(index)["tx-vlan-hw-insert"].on
+    machine.ethtool.set_feature(index, "tx-vlan-hw-insert", True)
+    machine.ethtool.set_feature(index, "rx-vlan-hw-parse", True)
+    assert machine.ethtool.features(index)["tx-vlan-hw-insert"].on
+
+
+def of_a_netdev_that_is_gone_nothing_is_told(machine: Machine, pf: str) -> None:
+    for action in (
+        lambda: machine.ethtool.channels(99999),
+        lambda: machine.ethtool.rings(99999),
+        lambda: machine.ethtool.coalescing(99999),
+        lambda: machine.ethtool.features(99999),
+        lambda: machine.ethtool.set_channels(99999, {"combined": 1}),
+        lambda: machine.ethtool.set_rings(99999, {"rx": 512}),
+        lambda: machine.ethtool.set_coalescing(99999, {"rx_usecs": 3}),
+        lambda: machine.ethtool.set_feature(99999, "rx-gro", True),
+    ):
+        assert _errno(action) == errno.ENODEV  # type: ignore[arg-type]
