@@ -15,6 +15,7 @@ def _nics(machine: lab.Machine) -> list[dict[str, Any]]:
             "name": first.name,
             "select": {"pci": first.pci, "vendor": "8086", "device": "10c9"},
             "mtu": 9000,
+            "coalescing": {"rx_usecs": 50},
             "vfs": {"count": VFS_PER_NIC, "defaults": {"trust": True}},
         },
         {

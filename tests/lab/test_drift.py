@@ -27,6 +27,13 @@ def test_drift_is_repaired_on_its_event(node: Node, break_it: str, repaired: str
     settled(node)
 
 
+def test_what_only_ethtool_tells_of_is_heard_before_the_next_full_reading(node: Node) -> None:
+    node.sh(f"ethtool -C {PF.netdev} rx-usecs 100")
+    repaired = f"ethtool -c {PF.netdev} | grep -q '^rx-usecs:.*50$'"
+    eventually("the repair", lambda: node.run(["sh", "-c", repaired]).returncode == 0, within=30)
+    settled(node)
+
+
 def test_while_vfs_are_missing_the_node_is_not_ready(node: Node) -> None:
     generation = report(node)["generation"]
     node.sh(f"echo 0 > {SYSFS}/sriov_numvfs")
