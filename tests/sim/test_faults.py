@@ -29,10 +29,19 @@ attributes = st.fixed_dictionaries(
         "trust": st.booleans(),
         "spoofchk": st.booleans(),
         "mtu": st.sampled_from([1500, 9000]),
+        "rings": st.fixed_dictionaries({"rx": st.sampled_from([512, 1024])}),
     },
 )
 vfs = st.fixed_dictionaries({"count": st.integers(0, TOTAL)}, optional={"defaults": attributes})
-nics = st.fixed_dictionaries({"mtu": st.sampled_from([1500, 4000, 9000])}, optional={"vfs": vfs})
+nics = st.fixed_dictionaries(
+    {"mtu": st.sampled_from([1500, 4000, 9000])},
+    optional={
+        "vfs": vfs,
+        "channels": st.fixed_dictionaries({"combined": st.integers(1, 2)}),
+        "coalescing": st.fixed_dictionaries({"rx_usecs": st.sampled_from([3, 50])}),
+        "offloads": st.dictionaries(st.sampled_from(["rx-gro", "rx-all", "tx-scatter-gather"]), st.booleans()),
+    },
+)
 flags = st.fixed_dictionaries({"irqs": st.booleans(), "rps": st.booleans()})
 
 
@@ -225,7 +234,8 @@ class Faults(RuleBasedStateMachine):
     def identity(self, function: str) -> tuple[object, ...]:
         """What whoever holds a VF would notice."""
         link = self.kernel.netdev(function)
-        return link.ifindex, link.mac, link.mtu, link.up, self.kernel.granted(function)
+        rings = tuple(self.kernel.ethtool.rings(link.ifindex).items())
+        return link.ifindex, link.mac, link.mtu, link.up, self.kernel.granted(function), rings
 
     @invariant()
     def nobody_lost_what_they_hold(self) -> None:
