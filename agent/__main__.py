@@ -119,6 +119,7 @@ def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json:
     from agent import linux
     from agent.converge import Failures, converge
     from agent.preview import preview
+    from agent.readiness import Readiness
     from agent.watch import Known, Watch
 
     spec = _read_spec(spec_file)
@@ -129,18 +130,20 @@ def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json:
     machine = linux.machine()
     if impossible := preview(machine, spec).errors:
         raise Failed("\n".join(impossible))
-    watch = Watch(None)
+    readiness = Readiness(machine)
+    watch = Watch(None, readiness)
     failures = Failures()
     deadline = time.monotonic() + timeout
     applied: list[Outcome] = []
     while True:
-        found = converge(machine, spec, None, None, failures, time.monotonic, limit)
+        found = converge(machine, spec, None, None, failures, time.monotonic, limit, judge=readiness.judge)
         applied += [outcome for outcome in found.outcomes if outcome.result == "applied"]
         remaining = [outcome for outcome in found.outcomes if outcome.result != "applied"]
         ready = is_ready(found.conditions)
         left = deadline - time.monotonic()
-        # A netdev or a carrier may still come; a refusal stays one.
-        if ready or left <= 0 or any(o.result in ("deferred", "unsupported") for o in remaining):
+        # A netdev, a carrier or a probe's answer may still come; a refusal stays one.
+        refused = any(o.result in ("deferred", "unsupported") for o in remaining)
+        if ready or left <= 0 or (refused and not readiness.waiting()):
             break
         watch.wait(Known({}, {}), min(left, 0.5))
     if as_json:

@@ -114,6 +114,12 @@ def is_ready(conditions: Iterable[Condition]) -> bool:
     return all(c.status == "True" for c in conditions if c.severity == "required")
 
 
+def passes_first(conditions: Iterable[Condition]) -> bool:
+    """Ready as far as it can be before the kubelet runs: every required condition of the stages device and network holds."""
+    early = [c for c in conditions if c.stage != "cluster"]
+    return bool(early) and is_ready(early)
+
+
 @frozen
 class Report:
     """What the node says of itself; written to /run/trackbed/report.json.

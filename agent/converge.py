@@ -15,7 +15,7 @@ from agent.disruption import Allowed, allowed
 from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine, Remembered
 from agent.nics import Wanted, rediscover, resolve
-from agent.probes import probes
+from agent.readiness import Judge, at_once
 from agent.snapshot import Scope, Snapshot, devices, own, read_basis
 from agent.spec import NodeSpec
 from agent.users import User, taken, users, with_victims
@@ -131,6 +131,7 @@ def converge(
     verified: NodeSpec | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     heard: Callable[[], Scope] = frozenset,
+    judge: Judge | None = None,
 ) -> Pass:
     """Make the machine what ``spec`` says, as far as is allowed, and say what came of it.
 
@@ -141,6 +142,7 @@ def converge(
     :param verified: the spec that was last seen to be true; what a newer one still waits for does not make the node unready.
     :param now: the time of day, for maintenance windows.
     :param heard: takes what has happened meanwhile, our own writes' events included: it is read before the pass ends.
+    :param judge: what asks the probes; here and now if None.
     :raises OSError: a device went away while it was read; the caller starts again.
     """
     reading = Remembered(machine.netlink)
@@ -165,10 +167,14 @@ def converge(
         have, scope = (read_basis(machine), None) if meanwhile is None else (have, scope | meanwhile)
     failures.keep({_identity(outcome.change) for outcome in remaining})
     waiting = _waiting(spec, verified, have, remaining)
-    conditions = [_converged(want, [outcome for outcome in remaining if outcome not in waiting])]
-    for probe in probes():
-        conditions += probe.check(machine, want, have)
-    return Pass(want, have, (*applied, *remaining), tuple(conditions), len(applied), waiting)
+    converged = _converged(want, [outcome for outcome in remaining if outcome not in waiting])
+    conditions = (converged, *(judge or at_once(machine))(want, have))
+    return Pass(want, have, (*applied, *remaining), conditions, len(applied), waiting)
+
+
+def judged_again(found: Pass, judge: Judge) -> Pass:
+    """What a pass found, with what the probes say by now."""
+    return evolve(found, conditions=(found.conditions[0], *judge(found.want, found.have)))
 
 
 def _pfs(scope: frozenset[str]) -> frozenset[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
 from collections.abc import Mapping
+from datetime import date
 from typing import Any, Literal, get_args
 
 from attrs import Attribute, field, fields, frozen
@@ -19,6 +21,10 @@ IrqbalancePolicy = Literal["disabled", "untouched"]
 Owner = Literal["taker", "trackbed"]
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
+ProbeSeverity = Literal["required", "warn", "off"]
+
+PROBES = frozenset({"carrier", "irqbalance", "nics", "pcie_link"})
+"""The names of the readiness checks: the modules of ``agent/probes``, which this module cannot import."""
 
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
@@ -52,6 +58,23 @@ def _unicast_mac(_: object, attribute: Attribute[Any], value: str | None) -> Non
     _matches(MAC, "write it as 02:00:5e:10:00:01, in lower case")(_, attribute, value)
     if value is not None and (int(value[:2], 16) & 1 or value == "00:00:00:00:00:00"):
         raise ValueError(f"{attribute.name}: {value} is no unicast address; give one whose first octet is even")
+
+
+def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, object]) -> None:
+    unknown = [name for name in value if name not in PROBES]
+    for name in unknown:
+        near = difflib.get_close_matches(name, PROBES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known probes: {', '.join(sorted(PROBES))}"
+        raise ValueError(f"{attribute.name}: unknown probe {name!r}; {hint}")
+
+
+def _date(_: object, attribute: Attribute[Any], value: str) -> None:
+    try:
+        written = date.fromisoformat(value).isoformat()
+    except ValueError:
+        written = ""
+    if written != value:
+        raise ValueError(f"{attribute.name}: {value!r} is no date; write it as 2026-12-31")
 
 
 def _cpu_list(_: object, attribute: Attribute[Any], value: str) -> None:
@@ -269,6 +292,44 @@ class Rps:
 
 
 @frozen
+class ProbePolicy:
+    """How one readiness check is taken; ``None`` leaves it as the check's own default.
+
+    ``fail_after`` failures within the last ``of`` checks make its condition False. A check that has not come back ``deadline``
+    seconds after its beginning is Unknown.
+    """
+
+    severity: ProbeSeverity | None = None
+    fail_after: int | None = field(default=None, validator=_within(1, 100, "failures"))
+    of: int | None = field(default=None, validator=_within(1, 100, "checks"))
+    deadline: int | None = field(default=None, validator=_within(1, 600, "seconds"))
+
+    def __attrs_post_init__(self) -> None:
+        if self.of is not None and self.of < (self.fail_after or 1):
+            raise ValueError(f"of: {self.of} checks cannot hold {self.fail_after} failures; raise of to fail_after")
+
+
+@frozen
+class Silence:
+    """A check that only warns until the end of the day ``until`` (UTC), and why."""
+
+    until: str = field(validator=_date)
+    reason: str
+
+    def __attrs_post_init__(self) -> None:
+        if not self.reason.strip():
+            raise ValueError("reason: it is empty; say why, for whoever reads the report")
+
+
+@frozen
+class Readiness:
+    """What the node's readiness is judged by, by the name of the check (:data:`PROBES`)."""
+
+    probes: Mapping[str, ProbePolicy] = field(factory=dict, validator=_probe_names)
+    silenced: Mapping[str, Silence] = field(factory=dict, validator=_probe_names)
+
+
+@frozen
 class NodeSpec:
     """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address."""
 
@@ -277,6 +338,7 @@ class NodeSpec:
     irqs: Irqs = Irqs()
     rps: Rps = Rps()
     disruption: DisruptionPolicy = DisruptionPolicy()
+    readiness: Readiness = field(factory=Readiness)
 
     def __attrs_post_init__(self) -> None:
         names = [nic.name for nic in self.nics]

@@ -18,7 +18,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from agent.change import Condition, Report, report_from_json, report_to_json
+from agent.change import Condition, Report, passes_first, report_from_json, report_to_json
 
 HEARTBEAT = 20.0
 """Seconds between two heartbeats; a third of the unit's WatchdogSec."""
@@ -83,7 +83,7 @@ class Publisher:
         """Publish what the worker found."""
         stamped = {"boot_id": self.boot_id, "agent_version": self.agent_version, **body}
         self._publish(report_from_json(json.dumps(stamped)))
-        if self._last.ready and not (self.folder / FIRST_PASS).exists():
+        if passes_first(self._last.conditions) and not (self.folder / FIRST_PASS).exists():
             write_atomically(self.folder / FIRST_PASS, self.boot_id + "\n")
 
     def unattended(self, reason: str, message: str) -> None:

@@ -18,6 +18,7 @@ from pyroute2.netlink.generic import GenericNetlinkSocket
 from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME
 
 from agent.nics import PCI
+from agent.readiness import Readiness
 from agent.snapshot import Scope
 
 RTMGRP_LINK = 1
@@ -62,9 +63,10 @@ class Watch:
     """Subscribed from its making on: whatever happens after that is seen, so dump afterwards.
 
     ``control`` is a descriptor on which the supervisor writes ``reload`` lines; its end stops the worker.
+    ``readiness`` ends a wait when its probes have more to say.
     """
 
-    def __init__(self, control: int | None) -> None:
+    def __init__(self, control: int | None, readiness: Readiness | None = None) -> None:
         self._links = _subscribe(socket.NETLINK_ROUTE, RTMGRP_LINK)
         self._uevents = _subscribe(15, UEVENT_GROUPS)  # NETLINK_KOBJECT_UEVENT
         self._ethtool = _subscribe(NETLINK_GENERIC, 0)
@@ -76,8 +78,10 @@ class Watch:
             self._ethtool.fileno(): (self._ethtool, _ethtool_scope),
         }
         self._control = control
+        self._readiness = readiness
         self._poll = select.poll()
-        for descriptor in (*self._scopes, control):
+        probes = readiness.fileno() if readiness else None
+        for descriptor in (*self._scopes, control, probes):
             if descriptor is not None:
                 self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
 
@@ -90,6 +94,9 @@ class Watch:
             if descriptor == self._control:
                 text = os.read(descriptor, 4096)
                 reload, stop = bool(text), not text
+                continue
+            if self._readiness and descriptor == self._readiness.fileno():
+                self._readiness.drain()
                 continue
             named = _drain(*self._scopes[descriptor], known)
             everything = everything or named is None

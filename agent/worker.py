@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -13,10 +14,11 @@ from typing import Any, TextIO
 from attrs import define, field
 
 from agent.change import Change, Condition, Outcome, is_ready, to_plain
-from agent.converge import Failures, Pass, converge
+from agent.converge import Failures, Pass, converge, judged_again
 from agent.kinds import links, vf_links
 from agent.machine import Machine
 from agent.preview import preview
+from agent.readiness import Readiness
 from agent.snapshot import Scope, own
 from agent.spec import NodeSpec, SpecError, parse, spec_hash
 from agent.watch import Known, Watch
@@ -64,7 +66,8 @@ class Adopted:
 
 def work(machine: Machine, path: Path, control: int, out: TextIO) -> None:
     """Keep the spec at ``path`` true until ``control`` ends; each finding is one JSON line on ``out``."""
-    loop = _Loop(machine, path, Watch(control), out)
+    readiness = Readiness(machine)
+    loop = _Loop(machine, path, Watch(control, readiness), readiness, out)
     _say(out, {"serving": True})
     while loop.turn():
         pass
@@ -77,6 +80,7 @@ class _Loop:
     machine: Machine
     path: Path
     watch: Watch
+    readiness: Readiness
     out: TextIO
     adopted: Adopted = field(factory=Adopted)
     failures: Failures = field(factory=Failures)
@@ -95,7 +99,13 @@ class _Loop:
         deadline = time.monotonic() + due
         self.scope, said = frozenset(), False
         while self.scope == frozenset() and not self.reload:
-            scope = self._listen(deadline - time.monotonic() if said else 0.0)
+            left = min(deadline - time.monotonic(), self.readiness.timeout() if self.last else math.inf)
+            scope = self._listen(left if said else 0.0)
+            if self.last and not self.readiness.timeout():
+                self.last = judged_again(self.last, self.readiness.judge)
+                body = self._found(self.last)
+                if said and scope == frozenset():
+                    _say(self.out, body)
             if not said:
                 # Ready is not said of devices to which something has happened since they were read.
                 said = scope == frozenset() or not body["ready"] or self.postponed == POSTPONED
@@ -139,6 +149,7 @@ class _Loop:
                 announce=lambda change: _say(self.out, _body(spec, (), _converging(change, self.last), self.adopted)),
                 verified=self.adopted.verified,
                 heard=lambda: self._listen(0.0),
+                judge=self.readiness.judge,
             )
         except OSError as error:
             # A device vanished under our hands: nothing that was read can be trusted.
@@ -146,12 +157,15 @@ class _Loop:
             message = f"while reading the devices: {error}; reading again"
             lost = Condition("Converged", "Unknown", "DeviceLost", message)
             return _body(spec, (), (lost,), self.adopted), AGAIN
-        found = self.last
-        self.known = _known(found)
+        self.known = _known(self.last)
+        return self._found(self.last), _due(self.failures)
+
+    def _found(self, found: Pass) -> dict[str, Any]:
+        """What to report of a pass."""
         if is_ready(found.conditions) and not found.waiting:
-            self.adopted.verified = spec
+            self.adopted.verified = found.want.spec
         conditions = (*found.conditions, _up_to_date(found, self.adopted))
-        return _body(spec, found.outcomes, conditions, self.adopted), _due(self.failures)
+        return _body(found.want.spec, found.outcomes, conditions, self.adopted)
 
 
 def _converging(change: Change, last: Pass | None) -> tuple[Condition, ...]:

@@ -1,14 +1,17 @@
 """Each netdev that should be up has carrier."""
 
-from agent.change import Condition
+from agent.change import Condition, Severity, Stage
 from agent.kinds import links, vf_links
-from agent.machine import Machine
 from agent.nics import Wanted
 from agent.snapshot import Snapshot
 
+TYPE = "Carrier"
+STAGE: Stage = "network"
+SEVERITY: Severity = "required"
 
-def check(machine: Machine, want: Wanted, have: Snapshot) -> list[Condition]:
-    """``Carrier``: False names the netdevs of required NICs that are up and have none."""
+
+def check(want: Wanted, have: Snapshot) -> list[Condition]:
+    """False names the netdevs of required NICs that are up and have none."""
     dark = [
         f"{status.link.name} ({target})"
         for address, nic in sorted(want.nics.items())
@@ -18,6 +21,6 @@ def check(machine: Machine, want: Wanted, have: Snapshot) -> list[Condition]:
         if status.link is not None and status.link.up and not status.link.carrier
     ]
     if not dark:
-        return [Condition("Carrier", "True", "AllConnected", stage="network")]
+        return [Condition(TYPE, "True", "AllConnected")]
     message = f"no carrier on {', '.join(dark)}; check the cable, the switch port and, for a VF, its PF"
-    return [Condition("Carrier", "False", "NoCarrier", message, stage="network")]
+    return [Condition(TYPE, "False", "NoCarrier", message)]

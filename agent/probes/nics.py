@@ -1,11 +1,14 @@
 """Each NIC of the spec is there, and is one."""
 
-from agent.change import Condition
-from agent.machine import Machine
+from agent.change import Condition, Severity, Stage
 from agent.nics import Wanted
 from agent.snapshot import Snapshot
 
+TYPE = "NicsPresent"
+STAGE: Stage = "device"
+SEVERITY: Severity = "required"
 
-def check(machine: Machine, want: Wanted, have: Snapshot) -> list[Condition]:
-    """``NicsPresent``, once for each NIC that could not be found."""
-    return list(want.missing) or [Condition("NicsPresent", "True", "AllPresent")]
+
+def check(want: Wanted, have: Snapshot) -> list[Condition]:
+    """One condition for each NIC that could not be found; a NIC that is not required is only warned of."""
+    return list(want.missing) or [Condition(TYPE, "True", "AllPresent")]

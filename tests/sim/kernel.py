@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from attrs import define, evolve, field
 
@@ -41,7 +42,11 @@ class _Netdev:
 
 @define
 class Kernel:
-    """The tree of files, and what hangs together in it. ``fault`` may refuse any write; ``writes`` records them."""
+    """The tree of files, and what hangs together in it. ``fault`` may refuse any write; ``writes`` records them.
+
+    ``pipes``: files that are really read, from the named pipes at these paths: without a writer that takes for ever.
+    ``unreadable``: files that give EIO.
+    """
 
     cpus: int = 4
     nodes: int = 2
@@ -57,6 +62,8 @@ class Kernel:
     kubelet_error: OSError | None = None
     asked: Callable[[], None] = lambda: None
     ethtool: SimEthtool = field(init=False)
+    pipes: dict[str, str] = field(factory=dict)
+    unreadable: set[str] = field(factory=set)
     _files: dict[str, str] = field(factory=dict)
     _links: dict[str, str] = field(factory=dict)
     _folders: dict[str, set[str]] = field(factory=dict)
@@ -98,6 +105,10 @@ class Kernel:
             ("sriov_totalvfs", str(total_vfs)),
             ("sriov_numvfs", "0"),
             ("sriov_drivers_autoprobe", "1"),
+            ("current_link_width", "16"),
+            ("max_link_width", "16"),
+            ("current_link_speed", "32.0 GT/s PCIe"),
+            ("max_link_speed", "32.0 GT/s PCIe"),
         ):
             self._put(f"{path}/{file}", text)
         self._folder(f"{path}/net")
@@ -181,6 +192,10 @@ class Kernel:
     # --- Files --------------------------------------------------------------------------------------------
 
     def read(self, path: str) -> str:
+        if path in self.unreadable:
+            raise _error(errno.EIO, path)
+        if path in self.pipes:
+            return Path(self.pipes[path]).read_text().rstrip()
         if path not in self._files:
             raise _error(errno.EISDIR if path in self._folders else errno.ENOENT, path)
         return self._files[path]

@@ -40,6 +40,7 @@ def test_a_group_stands_above_the_defaults() -> None:
     assert vfs.attributes(7).mac == "02:00:00:00:00:07"
 
 
+READY = '{"node_name": "n1", "readiness": {%s}}'
 NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b:00.0"}, %s}]}'
 
 
@@ -77,6 +78,17 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
             '{"node_name": "n1", "nics": [{"name": "a", "select": {"netdev": "x"}}, {"name": "a", "select": {"netdev": "y"}}]}',
             "the name a is given twice",
         ),
+        (READY % '"probes": {"carier": {}}', "probes: unknown probe 'carier'; did you mean 'carrier'?"),
+        (READY % '"probes": {"x": {}}', "probes: unknown probe 'x'; known probes: carrier, "),
+        (READY % '"probes": {"carrier": {"severity": "info"}}', '"info" is not one of required, warn, off'),
+        (READY % '"probes": {"carrier": {"fail_after": 3, "of": 2}}', "raise of to fail_after"),
+        (
+            READY % '"silenced": {"carrier": {"until": "2026-13-01", "reason": "r"}}',
+            "'2026-13-01' is no date; write it as",
+        ),
+        (READY % '"silenced": {"carrier": {"until": "20261201", "reason": "r"}}', "'20261201' is no date; write it as"),
+        (READY % '"silenced": {"carrier": {"until": "2026-12-01", "reason": " "}}', "reason: it is empty; say why"),
+        (READY % '"silenced": {"carrier": {"until": "2026-12-01"}}', "the key 'reason' is missing; add it"),
         ('{"node_name": "n1", "irqs": {"irqbalance": "off"}}', '"off" is not one of disabled, untouched'),
         ('{"node_name": "n1", "disruption": {"allow": "all"}}', '"all" is not one of none, rebind, link-flap'),
     ],

@@ -27,10 +27,11 @@ supervise.supervise([sys.executable, "-c", sys.argv[2]], supervise.Publisher(fol
 WORKER = """
 import json, sys
 def say(message): print(json.dumps(message), flush=True)
-def found(ready, spec_hash="h1"):
-    condition = {"type": "Converged", "status": "True" if ready else "False", "reason": "R"}
-    say({"node_name": "n1", "spec_hash": spec_hash, "ready": ready, "up_to_date": True,
-         "conditions": [condition], "outcomes": []})
+def found(ready, spec_hash="h1", cluster=True):
+    conditions = [{"type": "Converged", "status": "True" if ready else "False", "reason": "R"},
+                  {"type": "DevicePlugins", "status": str(cluster), "reason": "R", "stage": "cluster"}]
+    say({"node_name": "n1", "spec_hash": spec_hash, "ready": ready and cluster, "up_to_date": True,
+         "conditions": conditions, "outcomes": []})
 say({"serving": True})
 """
 
@@ -98,6 +99,18 @@ def test_before_the_first_finding_the_node_is_not_ready(start: Start) -> None:
     report = supervised.wait_for(lambda report: True)
     assert not report.ready
     assert report.conditions[0].reason == "Starting"
+    assert not (supervised.folder / "first-pass").exists()
+
+
+def test_the_first_pass_does_not_wait_for_what_comes_after_the_kubelet(start: Start) -> None:
+    supervised = start("found(False); found(True, 'h2', cluster=False); found(False, 'h3'); sys.stdin.read()")
+    assert not supervised.wait_for(lambda report: report.spec_hash == "h3").ready
+    assert (supervised.folder / "first-pass").exists()
+
+
+def test_there_is_no_first_pass_while_a_device_is_not_as_it_should_be(start: Start) -> None:
+    supervised = start("found(False); found(False, 'h2'); sys.stdin.read()")
+    supervised.wait_for(lambda report: report.spec_hash == "h2")
     assert not (supervised.folder / "first-pass").exists()
 
 

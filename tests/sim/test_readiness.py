@@ -1,0 +1,212 @@
+"""The probes over time: what a node is said to be while they are asked, fail now and then, hang, or are silenced."""
+
+import os
+import select
+import threading
+from datetime import date
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+
+from agent.change import Condition, is_ready
+from agent.converge import Failures, Pass, converge, judged_again
+from agent.readiness import Readiness
+from agent.spec import from_mapping
+from tests.sim.kernel import Kernel
+
+PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"
+
+
+@define
+class Node:
+    """A simulated node with its probes, at a time of the test's choosing."""
+
+    kernel: Kernel
+    now: float = 1000.0
+    today: date = date(2026, 6, 1)
+    last: Pass | None = None
+    probes: Readiness = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.probes = Readiness(self.kernel.machine(), lambda: self.now, lambda: self.today)
+
+    def begin(self, **judged: object) -> dict[str, Condition]:
+        """A pass. The readings that it starts go on."""
+        nics = [{"name": "rail0", "select": {"pci": PF0}}, {"name": "rail1", "select": {"pci": PF1}}]
+        spec = from_mapping({"node_name": "n1", "nics": nics, "readiness": judged})
+        have = self.last.have if self.last else None
+        machine = self.kernel.machine()
+        self.last = converge(machine, spec, have, None, Failures(), lambda: self.now, judge=self.probes.judge)
+        return self.said()
+
+    def again(self) -> dict[str, Condition]:
+        """The probes judged again, without a pass."""
+        assert self.last is not None
+        self.last = judged_again(self.last, self.probes.judge)
+        return self.said()
+
+    def woken(self) -> dict[str, Condition]:
+        """What is said once readings have ended."""
+        assert select.select([self.probes], [], [], 20)[0], "no reading has ended"
+        self.probes.drain()
+        return self.again()
+
+    def look(self, **judged: object) -> dict[str, Condition]:
+        """A pass, and all the readings that it starts."""
+        said = self.begin(**judged)
+        while self.probes.waiting():
+            said = self.woken()
+        return said
+
+    def said(self) -> dict[str, Condition]:
+        assert self.last is not None
+        return {condition.type: condition for condition in self.last.conditions}
+
+
+@pytest.fixture
+def node() -> Node:
+    kernel = Kernel()
+    kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
+    kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=1)
+    return Node(kernel)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """A named pipe. Opening it to write waits until somebody reads it."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path
+
+
+def hung(before: set[threading.Thread]) -> int:
+    """How many threads have come to wait for a reading."""
+    return sum(thread.name == "probes" for thread in set(threading.enumerate()) - before)
+
+
+REQUIRED = {"pcie_link": {"severity": "required"}}
+
+
+def test_until_a_required_probe_has_spoken_the_node_is_not_ready(node: Node) -> None:
+    said = node.begin(probes=REQUIRED)
+    assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "NotYetRead")
+    assert not is_ready(said.values())
+    assert is_ready(node.woken().values())
+
+
+def test_a_reading_that_never_returns_is_unknown_after_its_deadline_and_is_not_started_again(
+    node: Node, pipe: Path
+) -> None:
+    assert is_ready(node.look(probes=REQUIRED).values())
+    before = set(threading.enumerate())
+    node.kernel.pipes[WIDTH] = str(pipe)
+    node.now += 60
+    assert is_ready(node.begin(probes=REQUIRED).values()), "the last answer holds until the deadline"
+    node.now += 9
+    assert is_ready(node.again().values())
+    node.now += 1
+    said = node.again()
+    assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "ProbeTimedOut")
+    assert not is_ready(said.values())
+    assert said["Converged"].status == said["Carrier"].status == "True"
+    for _ in range(3):
+        node.now += 60
+        node.begin(probes={"pcie_link": {"severity": "off"}})
+        node.begin(probes=REQUIRED)
+    with pipe.open("w") as writer:
+        assert hung(before) == 1
+        del node.kernel.pipes[WIDTH]
+        writer.write("16")
+    assert node.woken()["PcieLink"].reason == "NotYetRead", "an answer that comes too late is not used"
+    assert is_ready(node.woken().values())
+
+
+def test_the_spec_gives_a_probe_its_deadline(node: Node, pipe: Path) -> None:
+    node.kernel.pipes[WIDTH] = str(pipe)
+    node.begin(probes={"pcie_link": {"deadline": 2}})
+    node.now += 2
+    assert node.again()["PcieLink"].reason == "ProbeTimedOut"
+    pipe.open("w").close()
+
+
+def test_what_a_probe_cannot_read_is_unknown_and_read_again_soon(node: Node) -> None:
+    node.kernel.put(WIDTH, "")
+    node.kernel.unreadable.add(WIDTH)
+    said = node.look(probes=REQUIRED)
+    assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "ProbeFailed")
+    assert WIDTH in said["PcieLink"].message
+    node.kernel.unreadable.clear()
+    node.now += 10
+    assert node.look(probes=REQUIRED)["PcieLink"].status == "True"
+
+
+def test_facts_of_other_devices_are_no_facts(node: Node) -> None:
+    assert node.look()["PcieLink"].status == "True"
+    node.kernel.remove_nic(PF1)
+    assert node.begin()["PcieLink"].reason == "NotYetRead"
+    assert node.woken()["PcieLink"].status == "True"
+
+
+def test_a_narrow_link_is_warned_of_unless_the_spec_requires_it(node: Node) -> None:
+    node.kernel.put(WIDTH, "8")
+    said = node.look()
+    assert (said["PcieLink"].status, said["PcieLink"].severity) == ("False", "warn")
+    assert "rail0 (0000:21:00.0) has x8 at 32 GT/s of x16 at 32 GT/s" in said["PcieLink"].message
+    assert is_ready(said.values())
+    assert not is_ready(node.look(probes=REQUIRED).values())
+
+
+def test_a_probe_that_is_off_is_neither_read_nor_said(node: Node, pipe: Path) -> None:
+    node.kernel.pipes[WIDTH] = str(pipe)
+    assert "PcieLink" not in node.look(probes={"pcie_link": {"severity": "off"}})
+
+
+def test_a_condition_is_false_only_after_so_many_failures_within_so_many_checks(node: Node) -> None:
+    judged = {"probes": {"pcie_link": {"fail_after": 2, "of": 3}}}
+
+    def check(width: str) -> str:
+        node.kernel.put(WIDTH, width)
+        node.now += 60
+        return node.look(**judged)["PcieLink"].status
+
+    assert [check(width) for width in ("16", "8", "16", "8", "16", "16", "8", "8", "16", "16")] == [
+        *("True", "True", "True", "False", "True", "True", "True", "False", "False", "True")
+    ]
+
+
+def test_a_first_failure_that_does_not_count_yet_is_unknown(node: Node) -> None:
+    node.kernel.put(WIDTH, "8")
+    said = node.look(probes={"pcie_link": {"fail_after": 2, "of": 2}})
+    assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "PcieDegraded")
+    assert "failed 1 of the last 2 checks" in said["PcieLink"].message
+
+
+def test_a_silenced_condition_only_warns_and_says_why_until_its_day_is_over(node: Node) -> None:
+    node.kernel.processes.add("irqbalance")
+    silenced = {"irqbalance": {"until": "2026-06-01", "reason": "it is being measured"}}
+    said = node.look(silenced=silenced)
+    assert (said["IrqbalancePolicy"].status, said["IrqbalancePolicy"].severity) == ("False", "warn")
+    assert "silenced until 2026-06-01: it is being measured" in said["IrqbalancePolicy"].message
+    assert is_ready(said.values())
+    node.today = date(2026, 6, 2)
+    said = node.look(silenced=silenced)
+    assert "its silence ended on 2026-06-01" in said["IrqbalancePolicy"].message
+    assert not is_ready(said.values())
+
+
+def test_an_event_between_two_readings_is_no_new_check_of_what_is_read(node: Node) -> None:
+    node.kernel.put(WIDTH, "8")
+    judged = {"probes": {"pcie_link": {"fail_after": 2, "of": 2}}}
+    node.look(**judged)
+    node.now += 1
+    assert node.look(**judged)["PcieLink"].status == "Unknown"
+
+
+def test_readings_go_with_the_resync_and_are_forced_only_when_none_comes(node: Node) -> None:
+    node.look()
+    assert 60 < node.probes.timeout() <= 65
+    node.now += 57
+    node.begin()
+    assert node.probes.waiting(), "a pass just before the minute takes the reading with it"
