@@ -260,7 +260,8 @@ def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome |
         may = work.allowed(want, change.device)
         if change.disruption > may.level:
             error = f"{change.disruption} is not allowed now (at most {may.level}{may.until})"
-            return Outcome(change, "deferred", error, f"allow it: trackbed apply --allow {change.disruption}")
+            remedy = change.remedy or f"allow it: trackbed apply --allow {change.disruption}"
+            return Outcome(change, "deferred", error, remedy)
         if change.victims and not may.force:
             error = f"it would disturb {', '.join(change.victims)}"
             return Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
@@ -270,7 +271,8 @@ def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome |
     work.writes[_identity(change)] += 1
     if work.writes[_identity(change)] > WRITES:
         error = f"written {WRITES} times, and it still reads {change.before}"
-        outcome = Outcome(change, "failed", error, "see who else sets it, and the kernel's log for the driver's reason")
+        remedy = change.remedy or "see who else sets it, and the kernel's log for the driver's reason"
+        outcome = Outcome(change, "failed", error, remedy)
         work.failures.add(outcome, work.clock())
         return outcome
     work.reading.forget()
@@ -286,6 +288,8 @@ def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome |
 
 
 def _remedy(error: OSError, change: Change) -> str:
+    if change.remedy:
+        return change.remedy
     if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
         return f"take {change.field} out of the spec, or mark the NIC required: false"
     return "it is tried again; see the kernel's log (dmesg) for the driver's reason"

@@ -60,6 +60,18 @@ class Files(Protocol):
         """The last component of where a symbolic link points."""
         ...
 
+    def writable(self, path: str) -> bool:
+        """Whether a file has a write bit: sysfs refuses even root to open one without."""
+        ...
+
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        """At most ``size`` bytes of a file, from ``offset`` on."""
+        ...
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        """One write of all of ``data`` at ``offset``."""
+        ...
+
 
 class Netlink(Protocol):
     """rtnetlink in the host's network namespace. Errors are OSError with the kernel's errno."""

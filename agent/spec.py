@@ -32,6 +32,9 @@ PCI_ID = re.compile(r"[0-9a-f]{4}")
 # RFC 1123 subdomain, what the API server takes as a Node's name; an IPv4 address is one as well.
 NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
+SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
+MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+READ_REQUESTS = (128, 256, 512, 1024, 2048, 4096)
 NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -258,9 +261,17 @@ class DisruptionPolicy:
     windows: tuple[Window, ...] = ()
 
 
+def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> None:
+    if value is not None and value not in READ_REQUESTS:
+        raise ValueError(f"{attribute.name}: {value} is not one of {', '.join(map(str, READ_REQUESTS))} bytes")
+
+
 @frozen
 class Nic:
-    """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's."""
+    """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's.
+
+    ``max_read_request`` is the PCIe one (MRRS), in bytes.
+    """
 
     name: str = field(validator=_matches(NIC_NAME, "use letters, digits, '-', '_' and '.'"))
     select: Selector
@@ -273,6 +284,7 @@ class Nic:
     offloads: Offloads | None = None
     vfs: Vfs | None = None
     disruption: DisruptionPolicy | None = None
+    max_read_request: int | None = field(default=None, validator=_read_request)
 
 
 @frozen
@@ -289,6 +301,35 @@ class Rps:
     """Receive packet steering: on only where a netdev has fewer queues than its CPUs."""
 
     enable: bool = True
+
+
+HUGEPAGE_SIZE = re.compile(r"[1-9][0-9]*[KMG]")
+HUGEPAGE_UNITS = {"K": 1, "M": 1024, "G": 1024 * 1024}
+
+
+@frozen
+class HugepagePool:
+    """Huge pages of one ``size`` (such as 2M or 1G): ``count`` of them on a NUMA node, or over all nodes if that is None."""
+
+    size: str = field(validator=_matches(HUGEPAGE_SIZE, "write it as 2M or 1G"))
+    count: int = field(validator=_within(0, 1 << 30, "pages"))
+    numa_node: int | None = field(default=None, validator=_within(0, 1023, "NUMA nodes"))
+
+    @property
+    def kilobytes(self) -> int:
+        """A page's size in KiB."""
+        return int(self.size[:-1]) * HUGEPAGE_UNITS[self.size[-1]]
+
+    @property
+    def name(self) -> str:
+        """What changes call the pool: ``2M``, ``1G node1``."""
+        return self.size if self.numa_node is None else f"{self.size} node{self.numa_node}"
+
+    @classmethod
+    def named(cls, name: str, count: int) -> HugepagePool:
+        """The pool that :attr:`name` is of."""
+        size, _, node = name.partition(" node")
+        return cls(size, count, int(node) if node else None)
 
 
 @frozen
@@ -329,6 +370,39 @@ class Readiness:
     silenced: Mapping[str, Silence] = field(factory=dict, validator=_probe_names)
 
 
+def _one_line(place: str, value: str) -> None:
+    if not value.strip() or len(value.splitlines()) != 1:
+        raise ValueError(f"{place}: {value!r} is no value; give one line of text")
+
+
+def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
+    for name, given in value.items():
+        if not SYSCTL.fullmatch(name) or ".." in name.replace("/", "."):
+            raise ValueError(f"{attribute.name}: {name!r} is no sysctl; write it as sysctl -a prints it")
+        _one_line(f"{attribute.name}.{name}", given)
+
+
+def _module_parameters(_: object, attribute: Attribute[Any], value: Mapping[str, Mapping[str, str]]) -> None:
+    for module, parameters in value.items():
+        for name, given in parameters.items():
+            if not MODULE_NAME.fullmatch(module) or not MODULE_NAME.fullmatch(name):
+                raise ValueError(f"{attribute.name}: {module}.{name} is no module and parameter; see modinfo(8)")
+            _one_line(f"{attribute.name}.{module}.{name}", given)
+        if len({name.replace("-", "_") for name in parameters}) != len(parameters):
+            raise ValueError(f"{attribute.name}.{module}: - and _ are the same in names; keep one")
+    if len({module.replace("-", "_") for module in value}) != len(value):
+        raise ValueError(f"{attribute.name}: - and _ are the same in modules' names; keep one")
+
+
+def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, ...]) -> None:
+    pools = [(pool.kilobytes, pool.numa_node) for pool in value]
+    for pool, (size, node) in zip(value, pools, strict=True):
+        if pools.count((size, node)) > 1:
+            raise ValueError(f"{attribute.name}: {pool.name} is given twice; keep one")
+        if node is not None and (size, None) in pools:
+            raise ValueError(f"{attribute.name}: {pool.size} is given for all nodes and for node {node}; keep either")
+
+
 @frozen
 class NodeSpec:
     """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address."""
@@ -339,6 +413,9 @@ class NodeSpec:
     rps: Rps = Rps()
     disruption: DisruptionPolicy = DisruptionPolicy()
     readiness: Readiness = field(factory=Readiness)
+    sysctls: Mapping[str, str] = field(factory=dict, validator=_sysctls)
+    module_parameters: Mapping[str, Mapping[str, str]] = field(factory=dict, validator=_module_parameters)
+    hugepages: tuple[HugepagePool, ...] = field(default=(), validator=_hugepages)
 
     def __attrs_post_init__(self) -> None:
         names = [nic.name for nic in self.nics]

@@ -12,6 +12,7 @@ from attrs import define, evolve, field
 from agent.machine import Link, Machine, VfInfo
 from agent.ranges import format_ranges, parse_ranges
 from tests.sim.ethtool import SimEthtool
+from tests.sim import config_space, hugepages
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -44,6 +45,7 @@ class _Netdev:
 class Kernel:
     """The tree of files, and what hangs together in it. ``fault`` may refuse any write; ``writes`` records them.
 
+    ``read_only``: files without a write bit. ``config``: the configuration spaces, by their files.
     ``pipes``: files that are really read, from the named pipes at these paths: without a writer that takes for ever.
     ``unreadable``: files that give EIO.
     """
@@ -62,6 +64,9 @@ class Kernel:
     kubelet_error: OSError | None = None
     asked: Callable[[], None] = lambda: None
     ethtool: SimEthtool = field(init=False)
+    read_only: set[str] = field(factory=set)
+    memory: hugepages.Memory = field(factory=hugepages.Memory)
+    config: dict[str, bytearray] = field(factory=dict)
     pipes: dict[str, str] = field(factory=dict)
     unreadable: set[str] = field(factory=set)
     _files: dict[str, str] = field(factory=dict)
@@ -79,6 +84,10 @@ class Kernel:
         self._put("/sys/devices/system/cpu/isolated", "")
         self._folder("/run/udev/data")
         self._folder(PCI)
+        hugepages.boot(self)
+        self._put("/proc/sys/net/ipv4/ip_local_port_range", "32768\t60999")
+        self._put("/sys/module/ib_core/parameters/netns_mode", "Y")
+        self.read_only.add("/sys/module/ib_core/parameters/netns_mode")
         per_node = self.cpus // self.nodes
         for node in range(self.nodes):
             cpus = range(node * per_node, (node + 1) * per_node)
@@ -112,6 +121,7 @@ class Kernel:
         ):
             self._put(f"{path}/{file}", text)
         self._folder(f"{path}/net")
+        self.config[f"{path}/config"] = config_space.made()
         self._vfs[address] = {}
         self._bind(address, "igb", name, mac)
 
@@ -150,6 +160,7 @@ class Kernel:
         self._unbind(address)
         del self._vfs[address]
         self._remove(f"{PCI}/{address}")
+        del self.config[f"{PCI}/{address}/config"]
 
     def reload_driver(self, address: str) -> None:
         """modprobe -r igb; modprobe igb."""
@@ -210,6 +221,12 @@ class Kernel:
             self._unbind(text)
         elif path not in self._files:
             raise _error(errno.ENOENT, path)
+        elif path in self.read_only:
+            raise _error(errno.EACCES, path)
+        elif path.endswith("/nr_hugepages"):
+            hugepages.resize(self, path, int(text))
+        elif path.startswith("/proc/sys/"):
+            self._put(path, "\t".join(text.split()))
         elif path.endswith("/sriov_numvfs"):
             self._set_vfs(path.split("/")[-2], int(text))
         elif path.endswith("/smp_affinity_list"):
@@ -230,6 +247,20 @@ class Kernel:
         if path not in self._links:
             raise _error(errno.ENOENT, path)
         return self._links[path].rpartition("/")[2]
+
+    def writable(self, path: str) -> bool:
+        return path not in self.read_only
+
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        if path not in self.config:
+            raise _error(errno.ENOENT, path)
+        return bytes(self.config[path][offset : offset + size])
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        self.writes.append((path, data.hex()))
+        if (refused := self.fault("write", path, data.hex())) is not None:
+            raise refused
+        config_space.write(self.config[path], offset, data)
 
     # --- Netlink ------------------------------------------------------------------------------------------
 

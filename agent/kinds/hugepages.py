@@ -1,0 +1,97 @@
+"""Huge pages in the kernel's pools, on one NUMA node or over all of them.
+
+Compared is the persistent pool, ``nr_hugepages`` less ``surplus_hugepages``: when a pool is made smaller than what is in use,
+the kernel takes nothing from anybody but calls the rest surplus, and frees each such page when its user is through with it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from agent.change import HOST, Change
+from agent.kinds import host_in_scope
+from agent.machine import Files, Machine, names_or_none
+from agent.nics import Wanted
+from agent.snapshot import NODE, Scope, Snapshot
+from agent.spec import HugepagePool
+
+NAME = "hugepages"
+AFTER: tuple[str, ...] = ()
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "device"
+
+ALL_NODES = "/sys/kernel/mm/hugepages"
+
+
+@frozen
+class Pool:
+    """A pool as the kernel has it, in pages; ``missing`` says why there is none."""
+
+    total: int = 0
+    free: int = 0
+    surplus: int = 0
+    missing: str = ""
+
+    @property
+    def persistent(self) -> int:
+        """What was asked of the kernel and given by it."""
+        return self.total - self.surplus
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Pool]]:
+    """The wanted pools, by their :attr:`HugepagePool.name`."""
+    if not host_in_scope(scope):
+        return {}
+    return {HOST: {pool.name: read(machine.files, pool) for pool in want.spec.hugepages}}
+
+
+def _folder(pool: HugepagePool) -> str:
+    return ALL_NODES if pool.numa_node is None else f"{NODE}/node{pool.numa_node}/hugepages"
+
+
+def path(pool: HugepagePool) -> str:
+    """The folder of a pool."""
+    return f"{_folder(pool)}/hugepages-{pool.kilobytes}kB"
+
+
+def read(files: Files, pool: HugepagePool) -> Pool:
+    """A pool as it is now."""
+    try:
+        total, free, surplus = (
+            int(files.read(f"{path(pool)}/{name}")) for name in ("nr_hugepages", "free_hugepages", "surplus_hugepages")
+        )
+    except FileNotFoundError:
+        sizes = ", ".join(name.removeprefix("hugepages-") for name in names_or_none(files, _folder(pool)))
+        if not sizes and pool.numa_node is not None:
+            return Pool(missing=f"there is no NUMA node {pool.numa_node} with memory")
+        return Pool(missing=f"there are no huge pages of {pool.size} (this machine has {sizes or 'none'})")
+    return Pool(total, free, surplus)
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """The pools whose size differs."""
+    changes = []
+    found: Mapping[str, Pool] = have[NAME].get(HOST, {})
+    for pool in sorted(want.spec.hugepages, key=lambda pool: pool.name):
+        now = found.get(pool.name, Pool(missing="it has not been read"))
+        if now.missing:
+            remedy = "compare with /sys/devices/system/node/node*/hugepages"
+            changes.append(Change(NAME, HOST, pool.name, None, pool.count, obstacle=now.missing, remedy=remedy))
+        elif now.persistent != pool.count:
+            remedy = f"reserve them at boot: hugepagesz={pool.size} hugepages=N on the kernel's command line"
+            changes.append(Change(NAME, HOST, pool.name, now.persistent, pool.count, remedy=remedy))
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Ask the kernel for the pool. It may find less contiguous memory than that, and keeps what it found."""
+    pool = HugepagePool.named(change.field, int(change.after or 0))
+    machine.files.write(f"{path(pool)}/nr_hugepages", str(pool.count))
+    now = read(machine.files, pool)
+    if now.persistent < pool.count:
+        raise OSError(
+            errno.ENOMEM, f"the kernel found memory for {now.persistent} of {pool.count} pages of {pool.size}"
+        )

@@ -1,0 +1,66 @@
+"""How much a NIC asks for in one PCIe read (MRRS): with too little, requests hold up who reads memory at 200 Gb/s and more.
+
+It is in the Device Control register of the physical function, which its VFs follow. A reset or a driver puts its own value
+back.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from contextlib import suppress
+
+from agent.change import Change
+from agent.config_space import device_control, max_read_request, with_max_read_request
+from agent.kinds import pfs_in_scope
+from agent.machine import Machine
+from agent.nics import Wanted, device_path
+from agent.snapshot import Scope, Snapshot
+
+NAME = "max_read_request"
+AFTER = ("vfs",)
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "function"
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, int]]:
+    """The bytes of each PF that the spec gives a value, by target; without a PCI Express capability it is left out."""
+    found: dict[str, dict[str, int]] = {}
+    for address in pfs_in_scope(want, scope):
+        if want.nics[address].nic.max_read_request is None:
+            continue
+        with suppress(FileNotFoundError):
+            register = device_control(machine.files, address)
+            found[address] = {address: max_read_request(register[1])} if register else {}
+    return found
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """The PFs whose value differs."""
+    changes = []
+    for address, nic in sorted(want.nics.items()):
+        after = nic.nic.max_read_request
+        if after is None or address not in have[NAME]:
+            continue
+        before: int | None = have[NAME][address].get(address)
+        if before is None:
+            obstacle = "it has no PCI Express capability"
+            remedy = f"take max_read_request out of NIC {nic.nic.name}"
+            changes.append(Change(NAME, address, "bytes", None, after, obstacle=obstacle, remedy=remedy))
+        elif before != after:
+            remedy = f"see whether the device takes another value: setpci -s {address} CAP_EXP+8.w"
+            changes.append(Change(NAME, address, "bytes", before, after, remedy=remedy))
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Write the register's two bytes, with what it holds otherwise as it is now."""
+    register = device_control(machine.files, change.device)
+    if register is None:
+        raise FileNotFoundError(errno.ENOENT, f"{change.device} has no PCI Express capability any more")
+    at, control = register
+    made = with_max_read_request(control, int(change.after or 0))
+    try:
+        machine.files.write_at(f"{device_path(change.device)}/config", at, made.to_bytes(2, "little"))
+    except PermissionError as error:
+        raise OSError(errno.EOPNOTSUPP, "the kernel is locked down (Secure Boot) and lets nobody write it") from error

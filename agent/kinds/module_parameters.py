@@ -1,0 +1,118 @@
+"""Parameters of loaded kernel modules: the value in /sys/module, not the file that says what they are loaded with.
+
+A parameter whose file has no write bit is taken when the module is loaded, and never again: such a change waits for a reload
+or a reboot. Names are compared as modprobe(8) does: ``-`` and ``_`` are the same.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from agent.change import HOST, Change, Disruption
+from agent.kinds import host_in_scope
+from agent.machine import Machine, names_or_none
+from agent.nics import Wanted
+from agent.snapshot import Scope, Snapshot
+
+NAME = "module_parameters"
+AFTER: tuple[str, ...] = ()
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "device"
+
+
+@frozen
+class Parameter:
+    """One parameter as the module has it; ``missing`` says why it has none."""
+
+    value: str = ""
+    writable: bool = False
+    missing: str = ""
+
+
+def canonical(name: str) -> str:
+    """A module's or parameter's name as sysfs has it."""
+    return name.replace("-", "_")
+
+
+def _path(module: str) -> str:
+    return f"/sys/module/{canonical(module)}/parameters"
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Parameter]]:
+    """The wanted parameters, as ``module.parameter``."""
+    if not host_in_scope(scope):
+        return {}
+    return {
+        HOST: {
+            f"{module}.{name}": _read(machine, module, name)
+            for module, parameters in want.spec.module_parameters.items()
+            for name in parameters
+        }
+    }
+
+
+def _read(machine: Machine, module: str, name: str) -> Parameter:
+    files = machine.files
+    path = f"{_path(module)}/{canonical(name)}"
+    try:
+        return Parameter(files.read(path), files.writable(path))
+    except FileNotFoundError:
+        if canonical(module) not in names_or_none(files, "/sys/module"):
+            return Parameter(missing=f"the module {module} is not loaded")
+        shown = ", ".join(names_or_none(files, _path(module)))
+        return Parameter(missing=f"{module} shows no parameter {name} (it has {shown or 'none'})")
+    except PermissionError:
+        return Parameter(missing=f"{module} does not tell its parameter {name}")
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether two texts are one value: Y and 1, 0x10 and 16."""
+    return _number(one) == _number(other)
+
+
+def _number(text: str) -> int | str:
+    if text.lower() in ("y", "n"):
+        return int(text.lower() == "y")
+    try:
+        return int(text, 0)
+    except ValueError:
+        return text
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """The parameters whose value differs."""
+    changes = []
+    found: Mapping[str, Parameter] = have[NAME].get(HOST, {})
+    for module, parameters in sorted(want.spec.module_parameters.items()):
+        for name, after in sorted(parameters.items()):
+            field = f"{module}.{name}"
+            now = found.get(field, Parameter(missing="it has not been read"))
+            if now.missing:
+                remedy = f"load it (kernel_modules), see modinfo {module}, or take {field} out of the spec"
+                changes.append(Change(NAME, HOST, field, None, after, obstacle=now.missing, remedy=remedy))
+            elif not _same(now.value, after):
+                disruption = Disruption.NONE if now.writable else Disruption.REBOOT
+                remedy = (
+                    f"see what it takes: modinfo {module}"
+                    if now.writable
+                    else f"it is taken when the module is loaded: write `options {module} {name}={after}` to /etc/modprobe.d "
+                    f"(kernel_module_options), then reload {module} or reboot"
+                )
+                changes.append(Change(NAME, HOST, field, now.value, after, disruption, remedy=remedy))
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Write one parameter of a loaded module."""
+    module, _, name = change.field.partition(".")
+    try:
+        machine.files.write(f"{_path(module)}/{canonical(name)}", str(change.after))
+    except PermissionError as error:
+        raise OSError(errno.EOPNOTSUPP, "a loaded module does not take it") from error
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            raise OSError(errno.EINVAL, f"the module does not take the value {change.after!r}") from error
+        raise

@@ -1,0 +1,90 @@
+"""Kernel parameters below /proc/sys, by the names that sysctl(8) takes.
+
+Those of the network (``net.``) are the host's network namespace's. Values are compared by their words: the kernel separates the
+words of ``net.ipv4.tcp_rmem`` by tabs, whatever was written.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from agent.change import HOST, Change
+from agent.kinds import host_in_scope
+from agent.machine import Machine
+from agent.nics import Wanted
+from agent.snapshot import Scope, Snapshot
+
+NAME = "sysctls"
+AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "device"
+
+
+@frozen
+class Sysctl:
+    """One parameter's value, None if this kernel has it not; ``error`` says why it cannot be read."""
+
+    value: str | None
+    error: str = ""
+
+
+def path(name: str) -> str:
+    """Where a parameter is: dots separate and a slash stands for a dot, unless the first separator is a slash (sysctl.d(5))."""
+    first = next((character for character in name if character in "./"), ".")
+    swapped = name.translate(str.maketrans("./", "/.")) if first == "." else name
+    return f"/proc/sys/{swapped}"
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Sysctl]]:
+    """The wanted parameters' values, by name."""
+    if not host_in_scope(scope):
+        return {}
+    return {HOST: {name: _read(machine, name) for name in want.spec.sysctls}}
+
+
+def _read(machine: Machine, name: str) -> Sysctl:
+    try:
+        return Sysctl(_words(machine.files.read(path(name))))
+    except (FileNotFoundError, NotADirectoryError):
+        return Sysctl(None)
+    except OSError as error:
+        return Sysctl(None, f"it cannot be read ({error.strerror}): it is an action, or has no value yet")
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """The parameters whose value differs."""
+    changes = []
+    found: Mapping[str, Sysctl] = have[NAME].get(HOST, {})
+    for name, wanted in sorted(want.spec.sysctls.items()):
+        now, after = found.get(name, Sysctl(None)), _words(wanted)
+        if now.error:
+            remedy = f"take {name} out of the spec"
+            changes.append(Change(NAME, HOST, name, None, after, obstacle=now.error, remedy=remedy))
+        elif now.value is None:
+            remedy = f"load the module that brings {name}, or take it out of the spec"
+            changes.append(Change(NAME, HOST, name, None, after, remedy=remedy))
+        elif now.value != after:
+            changes.append(Change(NAME, HOST, name, now.value, after, remedy=f"see what {name} takes: sysctl(8)"))
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Write one parameter."""
+    try:
+        machine.files.write(path(change.field), str(change.after))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise OSError(errno.EOPNOTSUPP, "this kernel has no such parameter") from error
+    except OSError as error:
+        causes = {
+            errno.EINVAL: f"the kernel does not take the value {change.after!r}",
+            errno.EACCES: "it is read-only",
+            errno.EPERM: "it cannot be changed to that any more (some can only be raised, until the next boot)",
+        }
+        raise OSError(error.errno, causes.get(error.errno or 0, str(error.strerror))) from error

@@ -1,0 +1,211 @@
+"""What belongs to no device, and the PCIe settings of those that do: sysctls, module parameters, huge pages, MRRS."""
+
+import errno
+import os
+
+import pytest
+
+from agent.change import Disruption, Outcome, is_ready
+from agent.converge import Failures, Pass, converge
+from agent.kinds import sysctls
+from agent.preview import preview
+from agent.spec import from_mapping
+from tests.sim import config_space, hugepages
+from tests.sim.kernel import Kernel
+
+PF = "0000:21:00.0"
+CONFIG = f"/sys/bus/pci/devices/{PF}/config"
+NODE1 = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
+    kernel.put("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456")
+    kernel.put("/sys/module/nvme_core/parameters/io_timeout", "30")
+    return kernel
+
+
+def settle(kernel: Kernel, nic: dict[str, object] | None = None, **wanted: object) -> Pass:
+    nics = [{"name": "rail0", "select": {"pci": PF}, **(nic or {})}]
+    spec = from_mapping({"node_name": "n1", "nics": nics, **wanted})
+    return converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+
+
+def only(found: Pass, kind: str) -> Outcome:
+    """The one change of a kind that was not made."""
+    (outcome,) = [o for o in found.outcomes if o.change.kind == kind and o.result != "applied"]
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("net.core.somaxconn", "/proc/sys/net/core/somaxconn"),
+        ("net.ipv4.conf.eth0/100.rp_filter", "/proc/sys/net/ipv4/conf/eth0.100/rp_filter"),
+        ("net/ipv4/conf/eth0.100/rp_filter", "/proc/sys/net/ipv4/conf/eth0.100/rp_filter"),
+    ],
+)
+def test_a_sysctl_s_name_is_read_as_sysctl_does(name: str, path: str) -> None:
+    assert sysctls.path(name) == path
+
+
+def test_sysctls_are_set_and_their_white_space_does_not_count(kernel: Kernel) -> None:
+    wanted = {"net.ipv4.tcp_rmem": "4096 131072  6291456", "net.ipv4.ip_local_port_range": "1024 65535"}
+    found = settle(kernel, sysctls=wanted)
+    assert is_ready(found.conditions)
+    assert kernel.read("/proc/sys/net/ipv4/ip_local_port_range") == "1024\t65535"
+    assert [path for path, _ in kernel.writes if path.startswith("/proc/sys")] == [
+        "/proc/sys/net/ipv4/ip_local_port_range"
+    ]
+
+
+def test_a_sysctl_that_this_kernel_has_not_is_unsupported(kernel: Kernel) -> None:
+    found = settle(kernel, sysctls={"net.bridge.bridge-nf-call-iptables": "1"})
+    outcome = only(found, "sysctls")
+    assert (outcome.result, outcome.error) == ("unsupported", "this kernel has no such parameter")
+    assert "load the module that brings" in outcome.remedy
+    assert not is_ready(found.conditions)
+
+
+def test_a_sysctl_that_cannot_be_read_is_an_obstacle(kernel: Kernel) -> None:
+    kernel.put("/proc/sys/vm/drop_caches", "")
+    kernel.unreadable.add("/proc/sys/vm/drop_caches")
+    outcome = only(settle(kernel, sysctls={"vm.drop_caches": "1"}), "sysctls")
+    assert outcome.result == "blocked"
+    assert "it is an action, or has no value yet" in outcome.error
+
+
+@pytest.mark.parametrize("value", ["Y", "y", "1"])
+def test_booleans_of_modules_are_one_value_however_they_are_written(kernel: Kernel, value: str) -> None:
+    found = settle(kernel, module_parameters={"ib-core": {"netns-mode": value}})
+    assert is_ready(found.conditions)
+
+
+def test_a_parameter_that_a_loaded_module_takes_is_written(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, module_parameters={"nvme-core": {"io_timeout": "0xff"}}).conditions)
+    assert kernel.read("/sys/module/nvme_core/parameters/io_timeout") == "0xff"
+
+
+def test_a_parameter_that_is_taken_only_at_loading_waits_for_a_reload_even_if_a_reboot_is_allowed(
+    kernel: Kernel,
+) -> None:
+    wanted = {"ib_core": {"netns_mode": "N"}}
+    for allow, result in (("vf-reset", "deferred"), ("reboot", "unsupported")):
+        found = settle(kernel, module_parameters=wanted, disruption={"allow": allow})
+        outcome = only(found, "module_parameters")
+        assert (outcome.result, outcome.change.disruption) == (result, Disruption.REBOOT)
+        assert "options ib_core netns_mode=N" in outcome.remedy
+        assert "reload ib_core or reboot" in outcome.remedy
+        assert not is_ready(found.conditions)
+
+
+def test_a_module_that_is_not_loaded_and_a_parameter_that_it_has_not_are_obstacles(kernel: Kernel) -> None:
+    wanted = {"mlx5_core": {"probe_vf": "N"}, "nvme_core": {"timeout": "9"}}
+    found = settle(kernel, module_parameters=wanted)
+    assert [(o.result, o.error) for o in found.outcomes if o.change.kind == "module_parameters"] == [
+        ("blocked", "the module mlx5_core is not loaded"),
+        ("blocked", "nvme_core shows no parameter timeout (it has io_timeout)"),
+    ]
+
+
+def test_huge_pages_come_on_the_node_that_was_asked_for(kernel: Kernel) -> None:
+    found = settle(kernel, hugepages=[{"size": "2M", "count": 16, "numa_node": 1}, {"size": "1G", "count": 2}])
+    assert is_ready(found.conditions)
+    assert kernel.read(NODE1) == "16"
+    assert kernel.read("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages") == "16"
+    assert kernel.read("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages") == "2"
+
+
+def test_fewer_huge_pages_than_were_asked_for_is_a_failure_that_says_how_many_there_are(kernel: Kernel) -> None:
+    found = settle(kernel, hugepages=[{"size": "2M", "count": 100, "numa_node": 1}])
+    outcome = only(found, "hugepages")
+    assert (outcome.result, outcome.error) == ("failed", "the kernel found memory for 64 of 100 pages of 2M")
+    assert "reserve them at boot: hugepagesz=2M hugepages=N" in outcome.remedy
+    assert not is_ready(found.conditions)
+
+
+def test_a_pool_is_made_smaller_than_what_is_in_use_without_taking_anything_away(kernel: Kernel) -> None:
+    settle(kernel, hugepages=[{"size": "2M", "count": 16, "numa_node": 1}])
+    hugepages.use(kernel, node=1, size=2048, pages=10)
+    smaller = [{"size": "2M", "count": 4, "numa_node": 1}]
+    assert is_ready(settle(kernel, hugepages=smaller).conditions)
+    assert kernel.read(NODE1) == "10", "what is in use stays until its users are through"
+    kernel.writes.clear()
+    settle(kernel, hugepages=smaller)
+    assert kernel.writes == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "error"),
+    [
+        ({"size": "3M", "count": 1}, "there are no huge pages of 3M (this machine has 1048576kB, 2048kB)"),
+        ({"size": "2M", "count": 1, "numa_node": 9}, "there is no NUMA node 9 with memory"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_an_obstacle(kernel: Kernel, pool: dict[str, object], error: str) -> None:
+    assert only(settle(kernel, hugepages=[pool]), "hugepages").error == error
+
+
+def test_the_largest_read_request_is_set_and_the_rest_of_the_register_kept(kernel: Kernel) -> None:
+    found = settle(kernel, {"max_read_request": 4096})
+    assert is_ready(found.conditions)
+    at = config_space.DEVICE_CONTROL
+    assert int.from_bytes(kernel.config[CONFIG][at : at + 2], "little") == 0x5810
+    assert kernel.writes.count((CONFIG, "1058")) == 1
+
+
+def test_a_device_that_keeps_its_read_request_is_named_after_two_tries(kernel: Kernel) -> None:
+    kernel.config[CONFIG] = Deaf(kernel.config[CONFIG])
+    outcome = only(settle(kernel, {"max_read_request": 4096}), "max_read_request")
+    assert (outcome.result, outcome.error) == ("failed", "written 2 times, and it still reads 512")
+    assert "setpci" in outcome.remedy
+
+
+class Deaf(bytearray):
+    """A configuration space that takes nothing."""
+
+    def __setitem__(self, *_: object) -> None:
+        pass
+
+
+def test_a_function_without_pci_express_is_an_obstacle(kernel: Kernel) -> None:
+    kernel.config[CONFIG][0x06] = 0
+    outcome = only(settle(kernel, {"max_read_request": 512}), "max_read_request")
+    assert (outcome.result, outcome.error) == ("blocked", "it has no PCI Express capability")
+
+
+def test_a_locked_down_kernel_makes_the_read_request_unsupported(kernel: Kernel) -> None:
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.EPERM, os.strerror(errno.EPERM)) if where == CONFIG else None
+
+    kernel.fault = fault
+    outcome = only(settle(kernel, {"max_read_request": 4096}), "max_read_request")
+    assert outcome.result == "unsupported"
+    assert "locked down" in outcome.error
+
+
+def test_a_driver_that_resets_the_function_has_its_read_request_set_again(kernel: Kernel) -> None:
+    nic = {"name": "rail0", "select": {"pci": PF}, "max_read_request": 4096}
+    spec = from_mapping({"node_name": "n1", "nics": [nic]})
+    found = converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+    kernel.config[CONFIG] = config_space.made()
+    found = converge(kernel.machine(), spec, found.have, frozenset({PF}), Failures(), lambda: 0.0)
+    assert found.applied == 1
+
+
+def test_a_preview_says_what_the_host_lacks_and_touches_nothing(kernel: Kernel) -> None:
+    spec = from_mapping(
+        {
+            "node_name": "n1",
+            "sysctls": {"net.ipv4.ip_local_port_range": "1 2"},
+            "hugepages": [{"size": "2M", "count": 1}],
+        }
+    )
+    planned = preview(kernel.machine(), spec)
+    assert [(c.kind, c.target, c.field, c.before, c.after) for c in planned.changes] == [
+        ("hugepages", "host", "2M", 0, 1),
+        ("sysctls", "host", "net.ipv4.ip_local_port_range", "32768 60999", "1 2"),
+    ]
+    assert kernel.writes == []
