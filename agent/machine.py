@@ -125,6 +125,37 @@ class Processes(Protocol):
         """The processes (``ib_write_bw (pid 4711)``) that hold each of the given device nodes open; without any, left out."""
         ...
 
+    def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
+        """The lowest soft limit of locked memory (bytes, -1 is none) of the processes of each of these names that run."""
+        ...
+
+
+class System(Protocol):
+    """What only a library or a system call tells."""
+
+    def installed_srcversion(self, module: str) -> str | None:
+        """The ``srcversion`` in the module's file that modprobe would load; None if there is no file, or none is in it."""
+        ...
+
+    def clock_error(self) -> int:
+        """How wrong the kernel thinks that the clock may be, at most: microseconds (adjtimex(2), ``maxerror``)."""
+        ...
+
+
+class UnknownSystem:
+    """A machine that tells nothing of it."""
+
+    def installed_srcversion(self, module: str) -> str | None:
+        """None."""
+        return None
+
+    def clock_error(self) -> int:
+        """None."""
+        return 0
+
+
+UNKNOWN_SYSTEM = UnknownSystem()
+
 
 class Kubelet(Protocol):
     """The node's kubelet, if it has one."""
@@ -257,6 +288,7 @@ class Machine:
     ethtool: Ethtool = field(kw_only=True)
     details: Details = UNTOLD
     kubelet: Kubelet = NO_KUBELET
+    system: System = UNKNOWN_SYSTEM
 
 
 class Remembered:

@@ -210,7 +210,7 @@ class Readiness:
             assert record.taken is not None  # noqa: S101  _unknown has seen to that
             facts = record.taken.facts
         if probe.remember is not None:
-            if is_new:
+            if is_new or record.memory is None:
                 record.memory = probe.remember(record.memory, now, have, facts)
             facts = record.memory
         return _damped(record, rule, probe.judge(want, have, facts), is_new)

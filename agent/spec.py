@@ -23,7 +23,12 @@ Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 ProbeSeverity = Literal["required", "warn", "off"]
 
-PROBES = frozenset({"carrier", "irqbalance", "nics", "pcie_link"})
+PROBES = frozenset(
+    {
+        *("carrier", "clock", "device_plugins", "error_counters", "gpus", "irqbalance", "kernel_modules", "link_flaps"),
+        *("memlock", "nics", "pcie_link"),
+    }
+)
 """The names of the readiness checks: the modules of ``agent/probes``, which this module cannot import."""
 
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
@@ -333,6 +338,14 @@ class HugepagePool:
 
 
 @frozen
+class Gpus:
+    """The GPUs that the node must have. ``peer_memory``: RDMA devices must be able to reach their memory."""
+
+    count: int = field(validator=_within(1, 64, "GPUs"))
+    peer_memory: bool = False
+
+
+@frozen
 class ProbePolicy:
     """How one readiness check is taken; ``None`` leaves it as the check's own default.
 
@@ -416,6 +429,7 @@ class NodeSpec:
     sysctls: Mapping[str, str] = field(factory=dict, validator=_sysctls)
     module_parameters: Mapping[str, Mapping[str, str]] = field(factory=dict, validator=_module_parameters)
     hugepages: tuple[HugepagePool, ...] = field(default=(), validator=_hugepages)
+    gpus: Gpus | None = None
 
     def __attrs_post_init__(self) -> None:
         names = [nic.name for nic in self.nics]

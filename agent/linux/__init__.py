@@ -7,9 +7,12 @@ from agent.linux.ethtool import LinuxEthtool
 from agent.linux.files import LinuxFiles
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.processes import LinuxProcesses
+from agent.linux.system import LinuxSystem
 from agent.machine import Machine
 
 
 def machine() -> Machine:
     """This machine."""
-    return Machine(LinuxFiles(), LinuxNetlink(), LinuxProcesses(), LinuxDetails(), ethtool=LinuxEthtool())
+    return Machine(
+        LinuxFiles(), LinuxNetlink(), LinuxProcesses(), LinuxDetails(), ethtool=LinuxEthtool(), system=LinuxSystem()
+    )

@@ -24,6 +24,18 @@ class LinuxProcesses:
                 found.setdefault(path, []).append(f"{process.info['name']} (pid {process.pid})")
         return {path: tuple(holders) for path, holders in found.items()}
 
+    def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
+        """prlimit(2) of each process of these names."""
+        found: dict[str, int] = {}
+        for process in psutil.process_iter(["name"]):
+            name = process.info["name"]
+            if name in names:
+                with suppress(psutil.NoSuchProcess):  # ended meanwhile
+                    soft, _ = process.rlimit(psutil.RLIMIT_MEMLOCK)
+                    limits = [limit for limit in (soft, found.get(name, -1)) if limit != psutil.RLIM_INFINITY]
+                    found[name] = min(limits, default=-1)
+        return found
+
 
 def _open_files(pid: int) -> Iterator[str]:
     folder = f"/proc/{pid}/fd"

@@ -67,6 +67,9 @@ class Kernel:
     read_only: set[str] = field(factory=set)
     memory: hugepages.Memory = field(factory=hugepages.Memory)
     config: dict[str, bytearray] = field(factory=dict)
+    locked_memory: dict[str, int] = field(factory=dict)
+    installed: dict[str, str] = field(factory=dict)
+    clock_is_off: int = 1000
     pipes: dict[str, str] = field(factory=dict)
     unreadable: set[str] = field(factory=set)
     _files: dict[str, str] = field(factory=dict)
@@ -100,7 +103,7 @@ class Kernel:
                 self._put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
 
     def machine(self) -> Machine:
-        return Machine(self, self, self, ethtool=self.ethtool, kubelet=self)
+        return Machine(self, self, self, ethtool=self.ethtool, kubelet=self, system=self)
 
     # --- what a test does to the world --------------------------------------------------------------------
 
@@ -171,8 +174,11 @@ class Kernel:
         self._bind(address, "igb", name, mac)
 
     def lose_carrier(self, function: str) -> None:
-        """A VF that missed its PF's reset: no carrier until it is brought up again."""
+        """A cable that is out, or a VF that missed its PF's reset: no carrier until it is brought up again."""
         self._stuck.add(self.netdev(function).name)
+
+    def regain_carrier(self, function: str) -> None:
+        self._stuck.discard(self.netdev(function).name)
 
     def udev_lags(self, function: str) -> None:
         """The function's netdev is there, and udev has not looked at it yet."""
@@ -345,6 +351,17 @@ class Kernel:
 
     def holders(self, paths: frozenset[str]) -> dict[str, tuple[str, ...]]:
         return {path: holders for path, holders in self.open.items() if path in paths}
+
+    def memlock(self, names: frozenset[str]) -> dict[str, int]:
+        return {name: limit for name, limit in self.locked_memory.items() if name in names}
+
+    # --- System -------------------------------------------------------------------------------------------
+
+    def installed_srcversion(self, module: str) -> str | None:
+        return self.installed.get(module)
+
+    def clock_error(self) -> int:
+        return self.clock_is_off
 
     # --- Kubelet ------------------------------------------------------------------------------------------
 

@@ -1,76 +1,21 @@
 """The probes over time: what a node is said to be while they are asked, fail now and then, hang, or are silenced."""
 
 import os
-import select
 import threading
 from datetime import date
 from pathlib import Path
 
 import pytest
-from attrs import define, field
 
-from agent.change import Condition, is_ready
-from agent.converge import Failures, Pass, converge, judged_again
-from agent.readiness import Readiness
-from agent.spec import from_mapping
-from tests.sim.kernel import Kernel
+from agent.change import is_ready
+from tests.sim.readiness import PF0, PF1, Node
 
-PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
 WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"
-
-
-@define
-class Node:
-    """A simulated node with its probes, at a time of the test's choosing."""
-
-    kernel: Kernel
-    now: float = 1000.0
-    today: date = date(2026, 6, 1)
-    last: Pass | None = None
-    probes: Readiness = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.probes = Readiness(self.kernel.machine(), lambda: self.now, lambda: self.today)
-
-    def begin(self, **judged: object) -> dict[str, Condition]:
-        """A pass. The readings that it starts go on."""
-        nics = [{"name": "rail0", "select": {"pci": PF0}}, {"name": "rail1", "select": {"pci": PF1}}]
-        spec = from_mapping({"node_name": "n1", "nics": nics, "readiness": judged})
-        have = self.last.have if self.last else None
-        machine = self.kernel.machine()
-        self.last = converge(machine, spec, have, None, Failures(), lambda: self.now, judge=self.probes.judge)
-        return self.said()
-
-    def again(self) -> dict[str, Condition]:
-        """The probes judged again, without a pass."""
-        assert self.last is not None
-        self.last = judged_again(self.last, self.probes.judge)
-        return self.said()
-
-    def woken(self) -> dict[str, Condition]:
-        """What is said once readings have ended."""
-        assert select.select([self.probes], [], [], 20)[0], "no reading has ended"
-        self.probes.drain()
-        return self.again()
-
-    def look(self, **judged: object) -> dict[str, Condition]:
-        """A pass, and all the readings that it starts."""
-        said = self.begin(**judged)
-        while self.probes.waiting():
-            said = self.woken()
-        return said
-
-    def said(self) -> dict[str, Condition]:
-        assert self.last is not None
-        return {condition.type: condition for condition in self.last.conditions}
 
 
 @pytest.fixture
 def node() -> Node:
-    kernel = Kernel()
-    kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
-    kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=1)
-    return Node(kernel)
+    return Node.with_two_nics()
 
 
 @pytest.fixture

@@ -1,0 +1,93 @@
+"""What only a library or a system call tells: libkmod's index of installed modules, the kernel's clock discipline."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+LIBKMOD = "libkmod.so.2"
+
+# include/uapi/linux/timex.h: struct timex is modes, offset, freq, maxerror, ... : words of a long, and 208 bytes in all.
+TIMEX_SIZE = 256
+TIMEX_MAXERROR = 3
+
+
+class LinuxSystem:
+    """libkmod and adjtimex(2), both through ctypes, which lets other threads run meanwhile."""
+
+    def installed_srcversion(self, module: str) -> str | None:
+        """What modinfo(8) says; it finds and unpacks a module as modprobe(8) does, and starts no process."""
+        library = _libkmod()
+        if library is None:
+            return None
+        with _context(library) as context:
+            found = ctypes.c_void_p()
+            if library.kmod_module_new_from_name(context, module.encode(), ctypes.byref(found)) < 0:
+                return None
+            try:
+                return next((value for key, value in _info(library, found) if key == "srcversion"), None)
+            finally:
+                library.kmod_module_unref(found)
+
+    def clock_error(self) -> int:
+        """Ask without changing anything (``modes`` is 0)."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        timex = (ctypes.c_long * (TIMEX_SIZE // ctypes.sizeof(ctypes.c_long)))()
+        if libc.adjtimex(timex) < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"adjtimex: {os.strerror(number)}")
+        return int(timex[TIMEX_MAXERROR])
+
+
+@cache
+def _libkmod() -> ctypes.CDLL | None:
+    """The library with the prototypes of libkmod.h; None if the machine has none."""
+    try:
+        library = ctypes.CDLL(LIBKMOD)
+    except OSError:
+        return None
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    for name, result, arguments in (
+        ("kmod_new", pointer, [text, ctypes.POINTER(text)]),
+        ("kmod_unref", pointer, [pointer]),
+        ("kmod_module_new_from_name", ctypes.c_int, [pointer, text, ctypes.POINTER(pointer)]),
+        ("kmod_module_unref", pointer, [pointer]),
+        ("kmod_module_get_info", ctypes.c_int, [pointer, ctypes.POINTER(pointer)]),
+        ("kmod_module_info_get_key", text, [pointer]),
+        ("kmod_module_info_get_value", text, [pointer]),
+        ("kmod_module_info_free_list", None, [pointer]),
+        ("kmod_list_next", pointer, [pointer, pointer]),
+    ):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+@contextmanager
+def _context(library: ctypes.CDLL) -> Iterator[int]:
+    # An empty list of folders: nothing of /etc/modprobe.d matters here.
+    context = library.kmod_new(None, (ctypes.c_char_p * 1)())
+    if not context:
+        raise MemoryError
+    try:
+        yield context
+    finally:
+        library.kmod_unref(context)
+
+
+def _info(library: ctypes.CDLL, module: ctypes.c_void_p) -> Iterator[tuple[str, str]]:
+    """The pairs of a module's file; none if no file is installed for it, or it is part of the kernel."""
+    first = ctypes.c_void_p()
+    if library.kmod_module_get_info(module, ctypes.byref(first)) < 0 or not first.value:
+        return
+    try:
+        entry = first.value
+        while entry:
+            key, value = library.kmod_module_info_get_key(entry), library.kmod_module_info_get_value(entry)
+            yield key.decode(errors="replace"), value.decode(errors="replace")
+            entry = library.kmod_list_next(first, entry)
+    finally:
+        library.kmod_module_info_free_list(first)

@@ -1,0 +1,37 @@
+"""The kubelet takes registrations of device plugins: without its socket no pod gets a VF or an RDMA device.
+
+Where no kubelet runs there is nothing to say. One that was moved away from /var/lib/kubelet (``--root-dir``) still has its
+plugins' folder there.
+"""
+
+from __future__ import annotations
+
+from agent.change import Condition, Severity, Stage
+from agent.machine import Machine, names_or_none
+from agent.nics import Wanted
+from agent.snapshot import Snapshot
+
+TYPE = "DevicePlugins"
+STAGE: Stage = "cluster"
+SEVERITY: Severity = "required"
+# A kubelet that starts makes its socket anew.
+FAIL_AFTER = 2
+OF = 2
+
+FOLDER = "/var/lib/kubelet/device-plugins"
+SOCKET = "kubelet.sock"
+
+
+def read(machine: Machine, want: Wanted) -> bool:
+    """Whether the socket is there."""
+    return SOCKET in names_or_none(machine.files, FOLDER)
+
+
+def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
+    """False if a kubelet runs and has no socket."""
+    if "kubelet" not in have.processes:
+        return [Condition(TYPE, "True", "NoKubelet")]
+    if facts:
+        return [Condition(TYPE, "True", "Served")]
+    message = f"the kubelet runs, and {FOLDER}/{SOCKET} is not there; see its log: journalctl -u kubelet"
+    return [Condition(TYPE, "False", "NoSocket", message)]

@@ -1,0 +1,89 @@
+"""Counters of broken frames and lost packets do not rise: a bad cable or transceiver shows there first.
+
+Read are the netdev's ``statistics`` and, of each RDMA device on the function, ``ports/N/counters`` and ``hw_counters``,
+of each NIC of the spec. What is dropped for want of buffers is load and no fault, and is not looked at. Hardware
+counters of ConnectX and eRDMA are from vendor documents: not run on such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+
+from attrs import frozen
+
+from agent.change import Condition, Severity, Stage
+from agent.machine import Files, Machine, names_or_none, read_or
+from agent.nics import Wanted, device_path, netdev
+from agent.snapshot import Snapshot
+
+TYPE = "ErrorCounters"
+STAGE: Stage = "network"
+SEVERITY: Severity = "warn"
+
+WINDOW = 600.0
+
+NETDEV = ("rx_errors", "tx_errors", "rx_crc_errors")
+PORT = (
+    *("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "local_link_integrity_errors"),
+    "excessive_buffer_overrun_errors",
+)
+HARDWARE = ("packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated", "rcvd_seq_err", "retry_exceeded_err")
+
+Counters = Mapping[str, int]
+
+
+@frozen
+class Sample:
+    """The counters at a time (seconds), by where they are: ``ens1f0 rx_errors``."""
+
+    time: float
+    counters: Counters
+
+
+def read(machine: Machine, want: Wanted) -> Counters:
+    """Every counter that the wanted functions have."""
+    return dict(pair for address in sorted(want.nics) for pair in _function(machine.files, address))
+
+
+def _function(files: Files, address: str) -> Iterator[tuple[str, int]]:
+    name = netdev(files, address)
+    if name is not None:
+        yield from _folder(files, f"/sys/class/net/{name}/statistics", NETDEV, name)
+    for device in names_or_none(files, f"{device_path(address)}/infiniband"):
+        ports = f"/sys/class/infiniband/{device}/ports"
+        for port in names_or_none(files, ports):
+            yield from _folder(files, f"{ports}/{port}/counters", PORT, f"{device}/{port}")
+            yield from _folder(files, f"{ports}/{port}/hw_counters", HARDWARE, f"{device}/{port}")
+
+
+def _folder(files: Files, folder: str, names: tuple[str, ...], owner: str) -> Iterator[tuple[str, int]]:
+    for name in names:
+        # Some drivers say "N/A (no PMA)".
+        if (text := read_or(files, f"{folder}/{name}", "")).isdigit():
+            yield f"{owner} {name}", int(text)
+
+
+def remember(before: tuple[Sample, ...] | None, now: float, have: Snapshot, facts: Counters) -> tuple[Sample, ...]:
+    """The samples of the window, the oldest first."""
+    return (*(sample for sample in before or () if now - sample.time <= WINDOW), Sample(now, facts))
+
+
+def rises(samples: tuple[Sample, ...]) -> dict[str, int]:
+    """How much each counter rose; one that fell was begun anew (a driver's reload), and what it has since is its rise."""
+    risen: dict[str, int] = {}
+    for earlier, later in pairwise(samples):
+        for name, value in later.counters.items():
+            base = earlier.counters.get(name, value)
+            risen[name] = risen.get(name, 0) + (value - base if value >= base else value)
+    return {name: rise for name, rise in sorted(risen.items()) if rise}
+
+
+def judge(want: Wanted, have: Snapshot, facts: tuple[Sample, ...]) -> list[Condition]:
+    """False names the counters that rose within the window."""
+    risen = rises(facts)
+    if not risen:
+        return [Condition(TYPE, "True", "NoErrors")]
+    message = ", ".join(f"{name} +{rise}" for name, rise in risen.items())
+    remedy = "check cable, transceiver and switch port (ethtool -S, rdma statistic)"
+    return [Condition(TYPE, "False", "ErrorsRising", f"within {WINDOW / 60:.0f} minutes: {message}; {remedy}")]

@@ -1,0 +1,59 @@
+"""The GPU driver is loaded and has every GPU; peer memory (GPUDirect RDMA) where the spec asks for it.
+
+From vendor documents: not run on such. NVIDIA's driver lists its GPUs in ``/proc/driver/nvidia/gpus``, by PCI address;
+``nvidia_peermem`` is its module for memory registration with GPUs.
+"""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from agent.change import Condition, Severity, Stage
+from agent.machine import Machine, names_or_none
+from agent.nics import Wanted
+from agent.snapshot import Snapshot
+
+TYPE = "GpusPresent"
+STAGE: Stage = "cluster"  # on some nodes the driver comes in a container
+SEVERITY: Severity = "required"
+
+MODULE = "/sys/module/nvidia"
+GPUS = "/proc/driver/nvidia/gpus"
+PEER_MEMORY = "/sys/module/nvidia_peermem"
+
+
+@frozen
+class Gpus:
+    """Whether the driver and its peer memory module are loaded, and the PCI addresses of its GPUs."""
+
+    driver: bool
+    peer_memory: bool
+    addresses: tuple[str, ...]
+
+
+def read(machine: Machine, want: Wanted) -> Gpus:
+    """What the driver shows."""
+    files = machine.files
+    loaded, peer = (bool(names_or_none(files, folder)) for folder in (MODULE, PEER_MEMORY))
+    return Gpus(loaded, peer, tuple(names_or_none(files, GPUS)))
+
+
+def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
+    """False says what is missing; nothing is said if the spec has no GPUs."""
+    wanted = want.spec.gpus
+    if wanted is None:
+        return []
+    if not facts.driver:
+        message = "the module nvidia is not loaded; install the driver, and see dmesg: modprobe nvidia"
+        return [Condition(TYPE, "False", "DriverMissing", message)]
+    if len(facts.addresses) != wanted.count:
+        have_now = ", ".join(facts.addresses) or "none"
+        message = (
+            f"the driver has {len(facts.addresses)} GPUs ({have_now}), the spec wants {wanted.count}; compare with "
+            "lspci -d 10de: and see dmesg for Xid errors: one that fell off the bus comes back with a power cycle"
+        )
+        return [Condition(TYPE, "False", "GpusMissing", message)]
+    if wanted.peer_memory and not facts.peer_memory:
+        message = "the module nvidia_peermem is not loaded; modprobe nvidia_peermem, and give it in kernel_modules"
+        return [Condition(TYPE, "False", "PeerMemoryMissing", message)]
+    return [Condition(TYPE, "True", "AllPresent")]

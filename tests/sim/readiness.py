@@ -1,0 +1,72 @@
+"""A simulated node whose probes are asked over time."""
+
+from __future__ import annotations
+
+import select
+from datetime import date
+
+from attrs import define, field
+
+from agent.change import Condition
+from agent.converge import Failures, Pass, converge, judged_again
+from agent.readiness import Readiness
+from agent.spec import from_mapping
+from tests.sim.kernel import Kernel
+
+PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+
+
+@define
+class Node:
+    """A simulated node with its probes, at a time of the test's choosing."""
+
+    kernel: Kernel
+    now: float = 1000.0
+    today: date = date(2026, 6, 1)
+    last: Pass | None = None
+    wanted_state: str = "up"
+    more: dict[str, object] = field(factory=dict)
+    probes: Readiness = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.probes = Readiness(self.kernel.machine(), lambda: self.now, lambda: self.today)
+
+    @classmethod
+    def with_two_nics(cls) -> Node:
+        kernel = Kernel()
+        kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
+        kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=1)
+        return cls(kernel)
+
+    def begin(self, **judged: object) -> dict[str, Condition]:
+        """A pass. The readings that it starts go on."""
+        rails = enumerate((PF0, PF1))
+        nics = [{"name": f"rail{n}", "select": {"pci": pf}, "state": self.wanted_state} for n, pf in rails]
+        spec = from_mapping({"node_name": "n1", "nics": nics, "readiness": judged, **self.more})
+        have = self.last.have if self.last else None
+        machine = self.kernel.machine()
+        self.last = converge(machine, spec, have, None, Failures(), lambda: self.now, judge=self.probes.judge)
+        return self.said()
+
+    def again(self) -> dict[str, Condition]:
+        """The probes judged again, without a pass."""
+        assert self.last is not None
+        self.last = judged_again(self.last, self.probes.judge)
+        return self.said()
+
+    def woken(self) -> dict[str, Condition]:
+        """What is said once readings have ended."""
+        assert select.select([self.probes], [], [], 20)[0], "no reading has ended"
+        self.probes.drain()
+        return self.again()
+
+    def look(self, **judged: object) -> dict[str, Condition]:
+        """A pass, and all the readings that it starts."""
+        said = self.begin(**judged)
+        while self.probes.waiting():
+            said = self.woken()
+        return said
+
+    def said(self) -> dict[str, Condition]:
+        assert self.last is not None
+        return {condition.type: condition for condition in self.last.conditions}

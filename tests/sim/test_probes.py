@@ -1,0 +1,166 @@
+"""What each probe says of what it reads."""
+
+import pytest
+
+from agent.change import Condition, is_ready, passes_first
+from tests.sim.readiness import PF0, PF1, Node
+
+STATISTICS = "/sys/class/net/enp33s0/statistics"
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node.with_two_nics()
+
+
+def state(condition: Condition) -> tuple[str, str, str]:
+    return condition.status, condition.reason, condition.severity
+
+
+def test_a_node_without_gpus_runtime_or_kubelet_is_ready(node: Node) -> None:
+    said = node.look()
+    assert is_ready(said.values())
+    assert "GpusPresent" not in said
+    assert {type: c.reason for type, c in said.items() if c.stage == "cluster"} == {
+        "ContainerMemlock": "NoRuntime",
+        "DevicePlugins": "NoKubelet",
+    }
+
+
+def test_a_driver_that_is_not_the_installed_one_is_named(node: Node) -> None:
+    node.kernel.put("/sys/module/igb/srcversion", "AAAA")
+    node.kernel.installed["igb"] = "AAAA"
+    node.kernel.installed["mlx5_core"] = "CCCC"
+    assert node.look()["KernelModules"].status == "True"
+    node.kernel.installed["igb"] = "BBBB"
+    node.now += 300
+    said = node.look()["KernelModules"]
+    assert state(said) == ("False", "ModulesStale", "warn")
+    assert "igb (loaded AAAA, installed BBBB)" in said.message
+
+
+def flap(node: Node, seconds: float, address: str = PF0) -> Condition:
+    """The link is away for so long."""
+    node.kernel.lose_carrier(address)
+    node.begin()
+    node.now += seconds
+    node.kernel.regain_carrier(address)
+    said = node.look()["LinkFlaps"]
+    node.now += 60
+    return said
+
+
+def test_three_losses_of_carrier_are_flapping_and_short_ones_do_not_count(node: Node) -> None:
+    node.look()
+    assert [flap(node, seconds).status for seconds in (30, 10, 24, 25, 24, 26)] == ["True"] * 5 + ["False"]
+    said = node.look()["LinkFlaps"]
+    assert state(said) == ("False", "LinkFlapped", "warn")
+    assert f"enp33s0 ({PF0}) lost its carrier 3 times, for 30 s at most" in said.message
+    node.now += 12 * 3600
+    assert node.look()["LinkFlaps"].status == "True"
+
+
+def test_flaps_of_two_links_are_not_added_up(node: Node) -> None:
+    node.look()
+    assert {flap(node, 30, address).status for address in (PF0, PF1, PF0, PF1)} == {"True"}
+
+
+def test_a_link_that_was_away_for_four_minutes_has_flapped_once_too_long(node: Node) -> None:
+    node.look()
+    node.kernel.lose_carrier(PF0)
+    node.look()
+    node.now += 239
+    assert node.look()["LinkFlaps"].status == "True"
+    node.now += 1
+    assert node.look()["LinkFlaps"].status == "False"
+
+
+def test_a_netdev_that_was_set_down_has_lost_nothing(node: Node) -> None:
+    node.look()
+    node.wanted_state = "down"
+    node.look()
+    node.now += 600
+    node.wanted_state = "up"
+    assert node.look()["LinkFlaps"].status == "True"
+
+
+def test_errors_that_rise_are_warned_of_until_they_have_not_for_ten_minutes(node: Node) -> None:
+    node.kernel.put(f"{STATISTICS}/rx_crc_errors", "7")
+    assert node.look()["ErrorCounters"].status == "True", "what was before is nobody's fault now"
+    node.kernel.put(f"{STATISTICS}/rx_crc_errors", "9")
+    node.now += 60
+    said = node.look()["ErrorCounters"]
+    assert state(said) == ("False", "ErrorsRising", "warn")
+    assert "enp33s0 rx_crc_errors +2" in said.message
+    for _ in range(11):
+        node.now += 60
+        said = node.look()["ErrorCounters"]
+    assert said.status == "True"
+
+
+def test_a_driver_s_reload_sets_counters_back_and_is_no_error(node: Node) -> None:
+    node.kernel.put(f"{STATISTICS}/rx_errors", "1000")
+    node.look()
+    node.kernel.put(f"{STATISTICS}/rx_errors", "0")
+    node.now += 60
+    assert node.look()["ErrorCounters"].status == "True"
+
+
+def test_errors_of_an_rdma_port_count_and_what_it_does_not_tell_does_not(node: Node) -> None:
+    node.kernel.put(f"/sys/bus/pci/devices/{PF0}/infiniband/mlx5_0/node_type", "1: CA")
+    port = "/sys/class/infiniband/mlx5_0/ports/1"
+    node.kernel.put(f"{port}/counters/symbol_error", "N/A (no PMA)")
+    node.kernel.put(f"{port}/hw_counters/packet_seq_err", "0")
+    assert node.look()["ErrorCounters"].status == "True"
+    node.kernel.put(f"{port}/hw_counters/packet_seq_err", "5")
+    node.now += 60
+    assert "mlx5_0/1 packet_seq_err +5" in node.look()["ErrorCounters"].message
+
+
+def test_a_runtime_that_limits_locked_memory_is_named_with_the_remedy(node: Node) -> None:
+    node.kernel.locked_memory = {"containerd": 8 << 20, "crio": -1}
+    said = node.look()["ContainerMemlock"]
+    assert state(said) == ("False", "MemlockLimited", "warn")
+    assert "containerd 8388608 bytes; give containerd.service LimitMEMLOCK=infinity" in said.message
+    node.kernel.locked_memory["containerd"] = -1
+    node.now += 60
+    assert node.look()["ContainerMemlock"].reason == "Unlimited"
+
+
+def test_a_clock_that_nobody_sets_is_warned_of(node: Node) -> None:
+    node.kernel.clock_is_off = 16_000_000
+    assert state(node.look()["ClockSynchronised"]) == ("False", "NotSynchronised", "warn")
+
+
+GPU = "/proc/driver/nvidia/gpus/0000:{}:00.0/information"
+
+
+def test_gpus_are_counted_and_peer_memory_asked_for_after_the_first_pass(node: Node) -> None:
+    node.more = {"gpus": {"count": 2, "peer_memory": True}}
+    said = node.look()
+    assert state(said["GpusPresent"]) == ("False", "DriverMissing", "required")
+    assert not is_ready(said.values())
+    assert passes_first(said.values()), "the kubelet may start: a GPU's driver may come in a container"
+    node.kernel.put("/sys/module/nvidia/version", "570.1")
+    node.kernel.put(GPU.format("1b"), "Model: H200")
+    node.now += 60
+    assert "has 1 GPUs (0000:1b:00.0), the spec wants 2" in node.look()["GpusPresent"].message
+    node.kernel.put(GPU.format("43"), "Model: H200")
+    node.now += 60
+    assert node.look()["GpusPresent"].reason == "PeerMemoryMissing"
+    node.kernel.put("/sys/module/nvidia_peermem/refcnt", "0")
+    node.now += 60
+    assert is_ready(node.look().values())
+
+
+def test_a_kubelet_without_its_socket_for_two_checks_is_not_ready(node: Node) -> None:
+    node.look()
+    node.kernel.processes.add("kubelet")
+    assert node.look()["DevicePlugins"].status == "True", "it may be starting"
+    node.now += 60
+    said = node.look()
+    assert state(said["DevicePlugins"]) == ("False", "NoSocket", "required")
+    assert passes_first(said.values())
+    node.kernel.put("/var/lib/kubelet/device-plugins/kubelet.sock", "")
+    node.now += 60
+    assert is_ready(node.look().values())
