@@ -141,6 +141,7 @@ class Readiness:
     _records: dict[str, _Record] = field(factory=dict, init=False)
     _queue: deque[_Reading] = field(factory=deque, init=False)
     _judged: Snapshot | None = field(default=None, init=False)
+    _looked: float = field(default=-math.inf, init=False)
     _ended: bool = field(default=False, init=False)
     _woken: int = field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), init=False)
 
@@ -161,20 +162,20 @@ class Readiness:
         """Seconds after which :meth:`judge` is due again: 0 if readings have ended, inf if it need not be."""
         if self._ended:
             return 0.0
-        now = self._clock()
         times = [math.inf]
         for name, record in self._records.items():
             reading = record.under_way
             if reading is None:
                 times.append(_due(record, _period(name)) + SLACK)
             elif not record.late and not reading.finished:
-                begun = min(reading.started, now)  # now, if no thread has taken it up yet
-                times.append(begun + (HANDOVER if now < begun + HANDOVER else reading.deadline))
-        return max(0.0, min(times) - now)
+                # Begun since, or not yet: looking once more tells.
+                soon = min(reading.started, self._looked) + HANDOVER
+                times.append(soon if self._looked < soon else reading.started + reading.deadline)
+        return max(0.0, min(times) - self._clock())
 
     def judge(self, want: Wanted, have: Snapshot) -> list[Condition]:
         """What the probes say of the snapshot and of their last readings; starts the readings that are due."""
-        now = self._clock()
+        now = self._looked = self._clock()
         is_new = have is not self._judged
         self._judged, self._ended = have, False
         said: list[Condition] = []

@@ -46,7 +46,8 @@ class Kernel:
     """The tree of files, and what hangs together in it. ``fault`` may refuse any write; ``writes`` records them.
 
     ``read_only``: files without a write bit. ``config``: the configuration spaces, by their files.
-    ``pipes``: files that are really read, from the named pipes at these paths: without a writer that takes for ever.
+    ``pipes``: files that are really read, from the named pipes at these paths: without a writer that takes for ever;
+    ``piped`` records these readings.
     ``unreadable``: files that give EIO.
     """
 
@@ -71,6 +72,7 @@ class Kernel:
     installed: dict[str, str] = field(factory=dict)
     clock_is_off: int = 1000
     pipes: dict[str, str] = field(factory=dict)
+    piped: list[str] = field(factory=list)
     unreadable: set[str] = field(factory=set)
     _files: dict[str, str] = field(factory=dict)
     _links: dict[str, str] = field(factory=dict)
@@ -212,6 +214,7 @@ class Kernel:
         if path in self.unreadable:
             raise _error(errno.EIO, path)
         if path in self.pipes:
+            self.piped.append(path)
             return Path(self.pipes[path]).read_text().rstrip()
         if path not in self._files:
             raise _error(errno.EISDIR if path in self._folders else errno.ENOENT, path)

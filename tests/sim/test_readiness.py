@@ -1,7 +1,6 @@
 """The probes over time: what a node is said to be while they are asked, fail now and then, hang, or are silenced."""
 
 import os
-import threading
 from datetime import date
 from pathlib import Path
 
@@ -26,11 +25,6 @@ def pipe(tmp_path: Path) -> Path:
     return path
 
 
-def hung(before: set[threading.Thread]) -> int:
-    """How many threads have come to wait for a reading."""
-    return sum(thread.name == "probes" for thread in set(threading.enumerate()) - before)
-
-
 REQUIRED = {"pcie_link": {"severity": "required"}}
 
 
@@ -45,7 +39,6 @@ def test_a_reading_that_never_returns_is_unknown_after_its_deadline_and_is_not_s
     node: Node, pipe: Path
 ) -> None:
     assert is_ready(node.look(probes=REQUIRED).values())
-    before = set(threading.enumerate())
     node.kernel.pipes[WIDTH] = str(pipe)
     node.now += 60
     assert is_ready(node.begin(probes=REQUIRED).values()), "the last answer holds until the deadline"
@@ -61,11 +54,31 @@ def test_a_reading_that_never_returns_is_unknown_after_its_deadline_and_is_not_s
         node.begin(probes={"pcie_link": {"severity": "off"}})
         node.begin(probes=REQUIRED)
     with pipe.open("w") as writer:
-        assert hung(before) == 1
+        assert node.kernel.piped == [WIDTH]
         del node.kernel.pipes[WIDTH]
         writer.write("16")
     assert node.woken()["PcieLink"].reason == "NotYetRead", "an answer that comes too late is not used"
     assert is_ready(node.woken().values())
+
+
+def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(node: Node, pipe: Path) -> None:
+    stuck = "/sys/module/ib_core/srcversion"
+    node.kernel.pipes[stuck] = str(pipe)
+    node.begin()
+    with pipe.open("w"):  # its reader has come, so those before it are through
+        assert 0 < node.probes.timeout() <= 0.25
+        node.now += 0.25
+        assert node.probes.timeout() == 0
+        said = node.again()
+        assert (said["ClockSynchronised"].status, said["PcieLink"].reason) == ("True", "NotYetRead")
+        said = node.woken()
+        assert said["PcieLink"].status == "True"
+        assert said["KernelModules"].reason == "NotYetRead"
+        assert 9 < node.probes.timeout() < 10
+        node.now += node.probes.timeout()
+        assert node.probes.timeout() == 0
+        assert node.again()["KernelModules"].reason == "ProbeTimedOut"
+        assert 50 < node.probes.timeout() <= 65, "nothing more to do before the others are due"
 
 
 def test_the_spec_gives_a_probe_its_deadline(node: Node, pipe: Path) -> None:
