@@ -18,8 +18,6 @@ DEVICE_CONTROL = 0x08
 READ_REQUEST_SHIFT = 12
 READ_REQUEST = 0b111 << READ_REQUEST_SHIFT
 SMALLEST = 128
-# Bit 15 of Device Control starts a reset of the function in those that have it; it reads as 0 and must be written so.
-RESET = 1 << 15
 
 
 def device_control(files: Files, address: str) -> tuple[int, int] | None:
@@ -48,5 +46,8 @@ def max_read_request(control: int) -> int:
 
 
 def with_max_read_request(control: int, size: int) -> int:
-    """A Device Control register with another largest read request, of 128 to 4096 bytes."""
-    return control & ~READ_REQUEST & ~RESET | (size // SMALLEST).bit_length() - 1 << READ_REQUEST_SHIFT
+    """A Device Control register with another largest read request, of 128 to 4096 bytes.
+
+    Bit 15 starts a reset of the function; it reads as 0, and so is written as 0.
+    """
+    return control & ~READ_REQUEST | (size // SMALLEST).bit_length() - 1 << READ_REQUEST_SHIFT
