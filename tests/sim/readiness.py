@@ -60,6 +60,13 @@ class Node:
         self.probes.drain()
         return self.again()
 
+    def until(self, type: str, reason: str) -> dict[str, Condition]:
+        """What is said once one condition has come to this."""
+        said = self.said()
+        while said[type].reason != reason:
+            said = self.woken()
+        return said
+
     def look(self, **judged: object) -> dict[str, Condition]:
         """A pass, and all the readings that it starts."""
         said = self.begin(**judged)

@@ -88,6 +88,11 @@ def test_a_parameter_that_a_loaded_module_takes_is_written(kernel: Kernel) -> No
     assert kernel.read("/sys/module/nvme_core/parameters/io_timeout") == "0xff"
 
 
+def test_numbers_of_modules_are_one_value_in_any_base(kernel: Kernel) -> None:
+    settle(kernel, module_parameters={"nvme_core": {"io_timeout": "0x1e"}})
+    assert [path for path, _ in kernel.writes if "io_timeout" in path] == []
+
+
 def test_a_parameter_that_is_taken_only_at_loading_waits_for_a_reload_even_if_a_reboot_is_allowed(
     kernel: Kernel,
 ) -> None:

@@ -32,7 +32,7 @@ def test_until_a_required_probe_has_spoken_the_node_is_not_ready(node: Node) -> 
     said = node.begin(probes=REQUIRED)
     assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "NotYetRead")
     assert not is_ready(said.values())
-    assert is_ready(node.woken().values())
+    assert is_ready(node.until("PcieLink", "FullWidthAndSpeed").values())
 
 
 def test_a_reading_that_never_returns_is_unknown_after_its_deadline_and_is_not_started_again(
@@ -57,8 +57,8 @@ def test_a_reading_that_never_returns_is_unknown_after_its_deadline_and_is_not_s
         assert node.kernel.piped == [WIDTH]
         del node.kernel.pipes[WIDTH]
         writer.write("16")
-    assert node.woken()["PcieLink"].reason == "NotYetRead", "an answer that comes too late is not used"
-    assert is_ready(node.woken().values())
+    node.until("PcieLink", "NotYetRead")  # an answer that comes too late is not used
+    assert is_ready(node.until("PcieLink", "FullWidthAndSpeed").values())
 
 
 def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(node: Node, pipe: Path) -> None:
@@ -71,8 +71,7 @@ def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(
         assert node.probes.timeout() == 0
         said = node.again()
         assert (said["ClockSynchronised"].status, said["PcieLink"].reason) == ("True", "NotYetRead")
-        said = node.woken()
-        assert said["PcieLink"].status == "True"
+        said = node.until("PcieLink", "FullWidthAndSpeed")
         assert said["KernelModules"].reason == "NotYetRead"
         assert 9 < node.probes.timeout() < 10
         node.now += node.probes.timeout()
@@ -104,7 +103,7 @@ def test_facts_of_other_devices_are_no_facts(node: Node) -> None:
     assert node.look()["PcieLink"].status == "True"
     node.kernel.remove_nic(PF1)
     assert node.begin()["PcieLink"].reason == "NotYetRead"
-    assert node.woken()["PcieLink"].status == "True"
+    node.until("PcieLink", "FullWidthAndSpeed")
 
 
 def test_a_narrow_link_is_warned_of_unless_the_spec_requires_it(node: Node) -> None:
@@ -114,6 +113,14 @@ def test_a_narrow_link_is_warned_of_unless_the_spec_requires_it(node: Node) -> N
     assert "rail0 (0000:21:00.0) has x8 at 32 GT/s of x16 at 32 GT/s" in said["PcieLink"].message
     assert is_ready(said.values())
     assert not is_ready(node.look(probes=REQUIRED).values())
+
+
+def test_a_slow_link_is_degraded_and_one_without_a_speed_is_passed_over(node: Node) -> None:
+    node.kernel.put(WIDTH.replace("width", "speed"), "16.0 GT/s PCIe")
+    assert "x16 at 16 GT/s of x16 at 32 GT/s" in node.look()["PcieLink"].message
+    node.kernel.put(WIDTH.replace("width", "speed"), "Unknown")
+    node.now += 60
+    assert node.look()["PcieLink"].status == "True"
 
 
 def test_a_probe_that_is_off_is_neither_read_nor_said(node: Node, pipe: Path) -> None:
