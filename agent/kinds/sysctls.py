@@ -22,6 +22,9 @@ AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 
+# Seconds. A netdev's parameters come with it, and events about a netdev do not look here again.
+PATIENCE = 5.0
+
 
 @frozen
 class Sysctl:
@@ -69,7 +72,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             changes.append(Change(NAME, HOST, name, None, after, obstacle=now.error, remedy=remedy))
         elif now.value is None:
             remedy = f"load the module that brings {name}, or take it out of the spec"
-            changes.append(Change(NAME, HOST, name, None, after, remedy=remedy))
+            changes.append(Change(NAME, HOST, name, None, after, remedy=remedy, patience=PATIENCE))
         elif now.value != after:
             changes.append(Change(NAME, HOST, name, now.value, after, remedy=f"see what {name} takes: sysctl(8)"))
     return changes

@@ -27,10 +27,16 @@ def kernel() -> Kernel:
     return kernel
 
 
-def settle(kernel: Kernel, nic: dict[str, object] | None = None, **wanted: object) -> Pass:
+def settle(
+    kernel: Kernel,
+    nic: dict[str, object] | None = None,
+    failures: Failures | None = None,
+    now: float = 0.0,
+    **wanted: object,
+) -> Pass:
     nics = [{"name": "rail0", "select": {"pci": PF}, **(nic or {})}]
     spec = from_mapping({"node_name": "n1", "nics": nics, **wanted})
-    return converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+    return converge(kernel.machine(), spec, None, None, failures or Failures(), lambda: now)
 
 
 def only(found: Pass, kind: str) -> Outcome:
@@ -61,12 +67,22 @@ def test_sysctls_are_set_and_their_white_space_does_not_count(kernel: Kernel) ->
     ]
 
 
-def test_a_sysctl_that_this_kernel_has_not_is_unsupported(kernel: Kernel) -> None:
-    found = settle(kernel, sysctls={"net.bridge.bridge-nf-call-iptables": "1"})
+def test_a_sysctl_that_this_kernel_has_not_is_unsupported_once_it_has_had_its_time_to_come(kernel: Kernel) -> None:
+    failures, wanted = Failures(), {"net.ipv4.conf.rail0v1.rp_filter": "2"}
+    assert only(settle(kernel, sysctls=wanted, failures=failures), "sysctls").result == "blocked"
+    assert failures.next_try() == 5.0
+    found = settle(kernel, sysctls=wanted, failures=failures, now=5.0)
     outcome = only(found, "sysctls")
     assert (outcome.result, outcome.error) == ("unsupported", "this kernel has no such parameter")
     assert "load the module that brings" in outcome.remedy
     assert not is_ready(found.conditions)
+
+
+def test_a_sysctl_that_comes_with_its_netdev_is_set_then(kernel: Kernel) -> None:
+    failures, wanted = Failures(), {"net.ipv4.conf.rail0v1.rp_filter": "2"}
+    settle(kernel, sysctls=wanted, failures=failures)
+    kernel.put("/proc/sys/net/ipv4/conf/rail0v1/rp_filter", "0")
+    assert is_ready(settle(kernel, sysctls=wanted, failures=failures, now=5.0).conditions)
 
 
 def test_a_sysctl_that_cannot_be_read_is_an_obstacle(kernel: Kernel) -> None:

@@ -115,6 +115,13 @@ def test_a_narrow_link_is_warned_of_unless_the_spec_requires_it(node: Node) -> N
     assert not is_ready(node.look(probes=REQUIRED).values())
 
 
+def test_what_a_probe_itself_only_warns_of_is_not_raised_to_required(node: Node) -> None:
+    node.more = {"nics": [{"name": "spare", "select": {"pci": "0000:99:00.0"}, "required": False}]}
+    said = node.look(probes={"nics": {"severity": "required"}})
+    assert (said["NicsPresent"].status, said["NicsPresent"].severity) == ("False", "warn")
+    assert is_ready(said.values())
+
+
 def test_a_slow_link_is_degraded_and_one_without_a_speed_is_passed_over(node: Node) -> None:
     node.kernel.put(WIDTH.replace("width", "speed"), "16.0 GT/s PCIe")
     assert "x16 at 16 GT/s of x16 at 32 GT/s" in node.look()["PcieLink"].message
