@@ -4,8 +4,9 @@ A probe names its condition's ``TYPE``, the ``STAGE`` that it belongs to, and it
 either judges what the pass has read, with ``check(want, have)``, or looks at what no kind reads: ``read(machine, want)`` gives
 facts and ``judge(want, have, facts)`` says what they mean. Both judge purely.
 
-``read`` runs in a thread, since a driver may never return from it; it may use the machine's files, processes and clock, but not
-its netlink, whose sockets belong to the thread that made them.
+``read`` looks at the wanted NICs, and at no more of the spec: its facts are judged by the next spec, too. It runs in a
+thread, since a driver may never return from it; it may use the machine's files, processes and system, but not its netlink,
+whose sockets belong to the thread that made them.
 
 What is judged over time has ``remember(before, now, have, facts)``, which makes what ``judge`` is given instead of the facts:
 out of what it made the last time (None at first), the time ``now`` (seconds of a monotonic clock), the snapshot, and the new

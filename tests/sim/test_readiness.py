@@ -106,6 +106,14 @@ def test_facts_of_other_devices_are_no_facts(node: Node) -> None:
     node.until("PcieLink", "FullWidthAndSpeed")
 
 
+def test_another_spec_of_the_same_devices_judges_the_facts_there_are(node: Node) -> None:
+    node.look(probes=REQUIRED)
+    node.more = {"gpus": {"count": 1}}
+    said = node.begin(probes=REQUIRED)
+    assert said["PcieLink"].status == "True"
+    assert said["GpusPresent"].reason == "DriverMissing"
+
+
 def test_a_narrow_link_is_warned_of_unless_the_spec_requires_it(node: Node) -> None:
     node.kernel.put(WIDTH, "8")
     said = node.look()
