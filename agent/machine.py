@@ -161,7 +161,9 @@ class Kubelet(Protocol):
     """The node's kubelet, if it has one."""
 
     def allocations(self) -> Mapping[str, tuple[str, ...]]:
-        """The pods (``namespace/name``) that each device was given to, by the device plugin's identifier of it.
+        """The pods (``namespace/name``) that each device was given to.
+
+        A device is a PCI address, or else what its device plugin calls it: an RDMA device, a subfunction.
 
         :raises OSError: there is a kubelet, and it does not answer.
         """

@@ -89,11 +89,19 @@ def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found
         allocated = machine.kubelet.allocations()
     except OSError as error:
         for target in functions.pci:
-            yield target, User(f"unknown pods, since the kubelet does not say: {error}")
+            yield target, User(f"unknown pods, since the kubelet does not say: {error.strerror or error}")
         return
     for target, pci in functions.pci.items():
         for pod in allocated.get(pci, ()):
             yield target, User(f"pod {pod}", takes=True)
+        # What stands on it was given, not itself: a share of its RDMA device, a subfunction.
+        parts = {
+            *names_or_none(machine.files, f"{PCI}/{pci}/infiniband"),
+            *names_or_none(machine.files, f"{PCI}/{pci}"),
+        }
+        for part in sorted(parts & allocated.keys()):
+            for pod in allocated[part]:
+                yield target, User(f"pod {pod} by {part}")
 
 
 def _descriptors(machine: Machine, want: Wanted, functions: _Functions) -> Found:

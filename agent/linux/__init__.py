@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent.linux.details import LinuxDetails
 from agent.linux.ethtool import LinuxEthtool
 from agent.linux.files import LinuxFiles
+from agent.linux.kubelet import LinuxKubelet
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.processes import LinuxProcesses
 from agent.linux.system import LinuxSystem
@@ -14,5 +15,11 @@ from agent.machine import Machine
 def machine() -> Machine:
     """This machine."""
     return Machine(
-        LinuxFiles(), LinuxNetlink(), LinuxProcesses(), LinuxDetails(), ethtool=LinuxEthtool(), system=LinuxSystem()
+        LinuxFiles(),
+        LinuxNetlink(),
+        LinuxProcesses(),
+        ethtool=LinuxEthtool(),
+        details=LinuxDetails(),
+        kubelet=LinuxKubelet(),
+        system=LinuxSystem(),
     )

@@ -35,6 +35,8 @@ def test_it_holds_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
     assert (unpacked / "agent" / "spec.py").read_bytes() == (archive.ROOT / "agent" / "spec.py").read_bytes()
     # Asked for by a marker that is false on the Python that runs the tests.
     assert (unpacked / "exceptiongroup").is_dir()
+    # Imported only where there is a kubelet: nothing else would miss it.
+    assert (unpacked / "h2").is_dir()
     assert not (unpacked / "bin").exists()
     assert not list(unpacked.rglob("*.pyc"))
     assert not list(unpacked.glob("win_*"))

@@ -56,6 +56,18 @@ def test_a_pod_that_the_kubelet_gave_a_vf_is_in_the_way(kernel: Kernel) -> None:
     assert deferred(settle(kernel, spec(6))) == (f"pod team/trainer-0 ({PF}#2)",)
 
 
+@pytest.mark.parametrize("part", ["infiniband/erdma_0", "mlx5_core.sf.4"])
+def test_a_pod_with_a_part_of_a_nic_is_in_the_way_and_owns_no_attributes(kernel: Kernel, part: str) -> None:
+    settle(kernel, spec())
+    kernel.put(f"/sys/bus/pci/devices/{vf_addresses(kernel, PF)[1]}/{part}/uevent", "")
+    name = part.rpartition("/")[2]
+    kernel.allocated[name] = ("team/trainer-0",)
+    kernel.set_vf(kernel.netdev(PF).ifindex, 1, trust=True)
+    found = settle(kernel, spec(6, trust=False))
+    assert deferred(found) == (f"pod team/trainer-0 by {name} ({PF}#1)",)
+    assert not kernel.vfs(PF)[1].trust
+
+
 def test_a_process_with_an_rdma_device_open_is_in_the_way(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.add_rdma(vf_addresses(kernel, PF)[1], "uverbs3")

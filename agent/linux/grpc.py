@@ -1,0 +1,132 @@
+"""One gRPC call over a connected socket.
+
+gRPC is HTTP/2, with five bytes before each message and its status in the trailers (grpc/doc/PROTOCOL-HTTP2.md). h2 does what is
+hard in HTTP/2: frames, header compression, flow control. grpcio would do all of it, as 7 MB of compiled code, a wheel
+for each version of Python, and threads in a worker that has one.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from urllib.parse import unquote
+
+from attrs import define, field
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    Event,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
+from h2.exceptions import H2Error
+
+# Not compressed, no bytes long: a message none of whose fields are set.
+EMPTY_MESSAGE = bytes(5)
+PREFIX = 5
+
+READ = 1 << 16
+
+# Far above what any server of ours says; a server that never stops must not fill the memory.
+LARGEST = 64 << 20
+
+CODES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE",
+    "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+ERRNOS = {"UNIMPLEMENTED": errno.ENOSYS, "DEADLINE_EXCEEDED": errno.ETIMEDOUT}
+
+
+def call(connection: socket.socket, method: str, timeout: float) -> bytes:
+    """Call a method whose request is an empty message.
+
+    :param method: as ``/package.Service/Method``.
+    :param timeout: seconds for the whole answer.
+    :returns: the answering message.
+    :raises OSError: ETIMEDOUT: no whole answer in time; ENOSYS: there is no such method; EREMOTEIO: the server answers with
+        another error; EPROTO: what it answers is no gRPC.
+    """
+    deadline = time.monotonic() + timeout
+    http = H2Connection(H2Configuration(client_side=True, header_encoding=None))
+    http.initiate_connection()
+    stream = http.get_next_available_stream_id()
+    http.send_headers(stream, _headers(method, timeout))
+    http.send_data(stream, EMPTY_MESSAGE, end_stream=True)
+    answer = _Answer()
+    try:
+        while not answer.ended:
+            for event in http.receive_data(_exchange(connection, http.data_to_send(), deadline)):
+                answer.take(event)
+                if isinstance(event, DataReceived):
+                    # Unless it is told that these were taken, the server stops after the first 64 KiB.
+                    http.acknowledge_received_data(event.flow_controlled_length, stream)
+    except TimeoutError:
+        raise OSError(errno.ETIMEDOUT, f"no answer within {timeout:g} s") from None
+    except H2Error as error:
+        raise OSError(errno.EPROTO, f"the answer is no HTTP/2: {error}") from error
+    return answer.message()
+
+
+def _exchange(connection: socket.socket, data: bytes, deadline: float) -> bytes:
+    """Send what there is to send, and wait for what comes next."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    connection.settimeout(left)
+    connection.sendall(data)
+    received = connection.recv(READ)
+    if not received:
+        raise OSError(errno.EPROTO, "the connection was closed before the answer's end")
+    return received
+
+
+def _headers(method: str, timeout: float) -> list[tuple[str, str]]:
+    return [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", method),
+        (":authority", "localhost"),
+        ("te", "trailers"),
+        ("grpc-timeout", f"{timeout * 1000:.0f}m"),
+        ("content-type", "application/grpc"),
+    ]
+
+
+@define
+class _Answer:
+    """What has come of an answer."""
+
+    headers: dict[bytes, bytes] = field(factory=dict)
+    body: bytearray = field(factory=bytearray)
+    ended: bool = False
+
+    def take(self, event: Event) -> None:
+        """Add what has come."""
+        if isinstance(event, (ResponseReceived, TrailersReceived)):
+            self.headers.update(event.headers)
+        elif isinstance(event, DataReceived):
+            self.body += event.data
+            if len(self.body) > LARGEST:
+                raise OSError(errno.EPROTO, f"the answer is longer than {LARGEST >> 20} MiB")
+        elif isinstance(event, (StreamReset, ConnectionTerminated)):
+            raise OSError(errno.EPROTO, f"the server gave the call up: {event.error_code!r}")
+        self.ended = self.ended or isinstance(event, StreamEnded)
+
+    def message(self) -> bytes:
+        """The one message of the whole answer."""
+        if self.headers.get(b":status") != b"200" or not self.headers.get(b"grpc-status", b"").isdigit():
+            raise OSError(errno.EPROTO, "the answer is HTTP/2 and no gRPC")
+        if code := int(self.headers[b"grpc-status"]):
+            name = CODES[code] if code < len(CODES) else str(code)
+            said = unquote(self.headers.get(b"grpc-message", b"").decode("ascii", "replace"))
+            raise OSError(ERRNOS.get(name, errno.EREMOTEIO), f"{name}: {said}")
+        length = int.from_bytes(self.body[1:PREFIX], "big")
+        if len(self.body) != PREFIX + length or self.body[0]:
+            raise OSError(errno.EPROTO, f"the answer is no single, plain message: {len(self.body)} bytes of {length}")
+        return bytes(self.body[PREFIX:])

@@ -1,0 +1,134 @@
+"""The kubelet's allocations: List of its PodResources API (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto).
+
+What a device is called is up to the device plugin, or to the driver of dynamic resource allocation (DRA). By their sources:
+
+- sriov-network-device-plugin: a VF's PCI address, or a subfunction's name on the auxiliary bus (``mlx5_core.sf.4``);
+- dra-driver-sriov and dranet: a PCI address with dashes (``0000-3b-00-2``), in the device's name and at its CDI name's end;
+- alibabacloud-erdma-controller: an RDMA device's name and the number of a share of it (``erdma_0/17``);
+- k8s-rdma-shared-dev-plugin: only the number of a share, the same for all the devices of a resource. That tells no
+  device from another: open descriptors of its uverbs tell who uses one.
+
+A kubelet that has just started, and does not know its pods yet, answers that there are none.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from attrs import define
+
+from agent.linux.protobuf import Schema, fields, strings
+
+# That of kubeadm, k3s, RKE2 and most others, and of the two distributions that start the kubelet with another --root-dir.
+SOCKETS = (
+    "/var/lib/kubelet/pod-resources/kubelet.sock",
+    "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",
+    "/var/snap/microk8s/common/var/lib/kubelet/pod-resources/kubelet.sock",
+)
+LIST = "/v1.PodResourcesLister/List"
+TIMEOUT = 2.0
+
+# Every function is asked about by itself: a kubelet that hangs must not cost two seconds each time.
+PAUSE = 10.0
+
+# No socket, nothing behind it: there is no kubelet, or it is stopped.
+ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED})
+
+REMEDIES = {errno.ENOSYS: "turn the kubelet's feature gate KubeletPodResources on"}
+
+# Field numbers of api.proto: of ListPodResourcesResponse, and what is read of a PodResources.
+PODS = 1
+POD: Schema = {
+    1: "name",
+    2: "namespace",
+    # Of its containers: device_ids of devices; of dynamic_resources' claim_resources, device_name and cdi_devices' name.
+    3: {2: {2: "device"}, 5: {4: {4: "claimed", 1: {1: "claimed"}}}},
+}
+
+PCI_ADDRESS = re.compile(r"(?<![0-9a-z])([0-9a-f]{4,8})[:-]([0-9a-f]{2})[:-]([0-9a-f]{2})[.-]([0-7])(?![0-9a-z])")
+
+
+Allocations = Mapping[str, tuple[str, ...]]
+
+
+@define
+class LinuxKubelet:
+    """The kubelet behind the first of the sockets that has one."""
+
+    sockets: tuple[str, ...] = SOCKETS
+    timeout: float = TIMEOUT
+    clock: Callable[[], float] = time.monotonic
+    _failure: tuple[float, int, str] | None = None
+
+    def allocations(self) -> Allocations:
+        """Ask for the list; what failed fails again, unasked, for :data:`PAUSE` seconds."""
+        if self._failure is not None and self.clock() < self._failure[0]:
+            raise OSError(*self._failure[1:])
+        for path in self.sockets:
+            try:
+                if (connection := _connect(path, self.timeout)) is not None:
+                    with connection:
+                        return _by_device(_list(connection, self.timeout))
+            except (OSError, ValueError) as error:
+                number, message = _explain(path, error)
+                self._failure = (self.clock() + PAUSE, number, message)
+                raise OSError(number, message) from error
+        return {}
+
+
+def _connect(path: str, timeout: float) -> socket.socket | None:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout)
+    try:
+        connection.connect(path)
+    except OSError as error:
+        connection.close()
+        if error.errno in ABSENT:
+            return None
+        raise
+    return connection
+
+
+def _list(connection: socket.socket, timeout: float) -> bytes:
+    # Imported here: a node without a kubelet does without its megabyte.
+    from agent.linux import grpc
+
+    return grpc.call(connection, LIST, timeout)
+
+
+def _explain(path: str, error: OSError | ValueError) -> tuple[int, str]:
+    if isinstance(error, ValueError):
+        return errno.EPROTO, f"{path}: the answer is no list of pods: {error}; see the kubelet's version and its log"
+    number = error.errno or errno.EIO
+    remedy = REMEDIES.get(number, "see the kubelet's log")
+    return number, f"{path}: {error.strerror or error}; {remedy}"
+
+
+def _by_device(response: bytes) -> Allocations:
+    """The pods of each device in a ListPodResourcesResponse, sorted.
+
+    :raises ValueError: it is none.
+    """
+    found: dict[str, set[str]] = {}
+    for number, pod in fields(response):
+        if number == PODS:
+            said = list(strings(pod, POD))
+            names = dict(said)
+            for device in _devices(said):
+                found.setdefault(device, set()).add(f"{names.get('namespace', '')}/{names.get('name', '')}")
+    return {device: tuple(sorted(pods)) for device, pods in found.items()}
+
+
+def _devices(said: list[tuple[str, str]]) -> Iterator[str]:
+    """A pod's devices: PCI addresses, or else what the device plugin calls them, without the number of the share."""
+    for what, text in said:
+        if what in ("device", "claimed"):
+            addresses = PCI_ADDRESS.findall(text.lower())
+            for domain, bus, device, function in addresses:
+                yield f"{domain}:{bus}:{device}.{function}"
+            if what == "device" and not addresses:
+                yield text.partition("/")[0]
