@@ -10,8 +10,9 @@ from typing import IO
 
 import click
 
-from agent import supervise
-from agent.change import Change, Disruption, Outcome, Report, is_ready, report_from_json, to_plain
+from agent import boot, supervise
+from agent.change import Change, Disruption, Outcome, Report, is_ready, report_from_json, to_plain, why_not
+from agent.notify import notify
 from agent.spec import NodeSpec, SpecError, parse, spec_hash
 from agent.version import version
 
@@ -19,7 +20,9 @@ from agent.version import version
 
 SPEC = Path("/etc/trackbed/node.json")
 RUN = Path("/run/trackbed")
-STALE = 3 * supervise.HEARTBEAT
+STATE = Path("/var/lib/trackbed")
+
+FILE = click.Path(path_type=Path)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 spec_option = click.option(
@@ -81,6 +84,7 @@ def plan(spec_file: IO[str] | None, as_json: bool) -> None:
     Example: trackbed plan --spec candidate.json
     """
     from agent import linux
+    from agent.originals import ORIGINALS, Originals
     from agent.preview import preview
 
     try:
@@ -90,7 +94,7 @@ def plan(spec_file: IO[str] | None, as_json: bool) -> None:
             click.echo(json.dumps({"spec_hash": "", "changes": [], "errors": error.message.splitlines()}))
             sys.exit(1)
         raise
-    found = preview(linux.machine(), spec)
+    found = preview(linux.machine(), spec, Originals.load(RUN / ORIGINALS, keep=False))
     if as_json:
         document = {"spec_hash": spec_hash(spec), "changes": to_plain(found.changes), "errors": list(found.errors)}
         click.echo(json.dumps(document))
@@ -118,6 +122,7 @@ def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json:
     """
     from agent import linux
     from agent.converge import Failures, converge
+    from agent.originals import ORIGINALS, Originals
     from agent.preview import preview
     from agent.readiness import Readiness
     from agent.watch import Known, Watch
@@ -133,10 +138,13 @@ def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json:
     readiness = Readiness(machine)
     watch = Watch(None, readiness)
     failures = Failures()
+    originals = Originals.load(RUN / ORIGINALS)
     deadline = time.monotonic() + timeout
     applied: list[Outcome] = []
     while True:
-        found = converge(machine, spec, None, None, failures, time.monotonic, limit, judge=readiness.judge)
+        found = converge(
+            machine, spec, None, None, failures, time.monotonic, limit, judge=readiness.judge, originals=originals
+        )
         applied += [outcome for outcome in found.outcomes if outcome.result == "applied"]
         remaining = [outcome for outcome in found.outcomes if outcome.result != "applied"]
         ready = is_ready(found.conditions)
@@ -175,27 +183,7 @@ def _read_report() -> Report:
 
 
 def _why_not(report: Report, wanted_hash: str | None) -> list[str]:
-    """Why the node is not ready for a spec (any, if None); empty if it is."""
-    reasons = []
-    if report.boot_id != supervise.boot_id():
-        reasons.append("the report is of an earlier boot; the agent is not running: systemctl status trackbed")
-    age = supervise.uptime() - report.uptime
-    if report.boot_id == supervise.boot_id() and age > STALE:
-        reasons.append(f"the agent's last heartbeat is {age:.0f} s old; see: systemctl status trackbed")
-    if wanted_hash is not None and report.spec_hash != wanted_hash:
-        reasons.append(f"it follows spec {report.spec_hash or 'none'}, not {wanted_hash}")
-        reasons += [f"the new spec was refused: {report.refusal}"] if report.refusal else []
-    elif wanted_hash is not None and not report.up_to_date:
-        reasons += [
-            f"{c.type} is {c.status} ({c.reason}): {c.message}" for c in report.conditions if c.type == "UpToDate"
-        ]
-    if not report.ready or reasons:
-        reasons += [
-            f"{c.type} is {c.status} ({c.reason}): {c.message}"
-            for c in report.conditions
-            if c.status != "True" and c.severity == "required"
-        ]
-    return reasons
+    return why_not(report, boot.boot_id(), boot.uptime(), wanted_hash)
 
 
 @cli.command()
@@ -254,7 +242,7 @@ def wait(wanted_hash: str | None, first_pass: bool, timeout: float, as_json: boo
 
 def _first_pass_missing() -> list[str]:
     try:
-        if (RUN / supervise.FIRST_PASS).read_text().strip() == supervise.boot_id():
+        if (RUN / supervise.FIRST_PASS).read_text().strip() == boot.boot_id():
             return []
     except FileNotFoundError:
         pass
@@ -291,16 +279,45 @@ def run() -> None:
     SIGHUP reads the spec again. Exit code: 0 after SIGTERM.
     """
     RUN.mkdir(exist_ok=True)
+    STATE.mkdir(exist_ok=True)
     command = [sys.executable, "-I", str(Path(sys.argv[0]).resolve()), "worker"]
-    supervise.supervise(command, supervise.Publisher(RUN, supervise.boot_id(), version()))
+    supervise.supervise(command, supervise.Publisher(RUN, boot.boot_id(), version()))
+
+
+@cli.command()
+@click.option("--listen", default="127.0.0.1:9809", show_default=True, help="An IP address and a port.")
+@click.option("--tls-cert", "certificate", type=FILE, default=None, help="A PEM certificate, and those that sign it.")
+@click.option("--tls-key", "key", type=FILE, default=None, help="The certificate's key.")
+@click.option("--token-file", "token", type=FILE, default=None, help="Holds the token that each request must carry.")
+@click.option("--socket", "unix", type=FILE, default=None, help="A unix socket to serve on, too.")
+def reporter(listen: str, certificate: Path | None, key: Path | None, token: Path | None, unix: Path | None) -> None:
+    """Serve the report over HTTP: /readyz, /livez, /status and /metrics; what the unit trackbed-reporter runs.
+
+    Anywhere but on this machine's own address it asks for TLS and a token. Exit code: 1 if it cannot serve.
+
+    Example: trackbed reporter --listen 127.0.0.1:9809
+    """
+    from agent.reporter.server import Address, Guard, Refused, serve
+
+    def started(port: int) -> None:
+        click.echo(f"serving {RUN / supervise.REPORT} on port {port}", err=True)
+        notify("READY=1")
+
+    try:
+        address = Address.parse(listen)
+        serve(RUN / supervise.REPORT, address, Guard.load(address, certificate, key, token), unix, started)
+    except Refused as error:
+        raise Failed(str(error)) from None
 
 
 @cli.command(name="worker", hidden=True)
-def worker_command() -> None:
+@click.option("--activity", "activity_fd", type=int, default=None)
+@click.option("--avoid", "hung", multiple=True)
+def worker_command(activity_fd: int | None, hung: tuple[str, ...]) -> None:
     """Do the kernel I/O for `run`."""
     from agent import linux, worker
 
-    worker.main(linux.machine(), SPEC)
+    worker.main(linux.machine(), SPEC, RUN, STATE, hung, activity_fd)
 
 
 def main() -> None:

@@ -49,6 +49,7 @@ class Change:
     nothing is tried), ``remedy`` what to do about that. ``patience``: seconds for which it must have been needed before it
     is made, since it may come right by itself. ``yields``: it is not ours to make while someone else has the VF.
     ``required``: without it the node is not ready (for a NIC's change, the NIC must be required, too).
+    ``original``: the value left the spec, and gets back what it was before the agent first changed it in this boot.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Change:
     patience: float = 0.0
     yields: bool = False
     required: bool = True
+    original: bool = False
 
     @property
     def device(self) -> str:
@@ -172,6 +174,38 @@ def report_from_json(text: str) -> Report:
         return _converter.structure(json.loads(text), Report)
     except (ValueError, cattrs.BaseValidationError, TypeError) as error:
         raise ValueError(f"not a report of this agent: {error}") from None
+
+
+STALE = 60.0
+"""Seconds after which a heartbeat is too old: three of the supervisor's were missed."""
+
+
+def why_not(report: Report, boot_id: str, uptime: float, wanted_hash: str | None = None) -> list[str]:
+    """Why a node is not ready by its report, one line a reason; empty if it is.
+
+    :param boot_id: the present boot's.
+    :param uptime: seconds since it began.
+    :param wanted_hash: the spec by which it should be ready; any, if None.
+    """
+    reasons = []
+    if report.boot_id != boot_id:
+        reasons.append("the report is of an earlier boot; the agent is not running: systemctl status trackbed")
+    age = uptime - report.uptime
+    if report.boot_id == boot_id and age > STALE:
+        reasons.append(f"the agent's last heartbeat is {age:.0f} s old; see: systemctl status trackbed")
+    if wanted_hash is not None and report.spec_hash != wanted_hash:
+        reasons.append(f"it follows spec {report.spec_hash or 'none'}, not {wanted_hash}")
+        reasons += [f"the new spec was refused: {report.refusal}"] if report.refusal else []
+    elif wanted_hash is not None and not report.up_to_date:
+        reasons += [_say_condition(c) for c in report.conditions if c.type == "UpToDate"]
+    if not report.ready or reasons:
+        reasons += [_say_condition(c) for c in report.conditions if c.status != "True" and c.severity == "required"]
+    # A report that calls itself not ready says why in its conditions; if one does not, it is not ready all the same.
+    return reasons or ([] if report.ready else ["the agent does not call it ready"])
+
+
+def _say_condition(condition: Condition) -> str:
+    return f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
 
 
 def changes_from_plain(document: Any) -> tuple[Change, ...]:

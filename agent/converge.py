@@ -10,11 +10,13 @@ from datetime import datetime, timezone
 
 from attrs import define, evolve, field, frozen
 
+from agent.activity import Mode
 from agent.change import HOST, Change, Condition, Disruption, Outcome, Value
 from agent.disruption import Allowed, allowed
 from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine, Remembered
 from agent.nics import Wanted, rediscover, resolve
+from agent.originals import Originals
 from agent.readiness import Judge, at_once
 from agent.snapshot import Scope, Snapshot, devices, own, read_basis
 from agent.spec import NodeSpec
@@ -132,6 +134,8 @@ def converge(
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     heard: Callable[[], Scope] = frozenset,
     judge: Judge | None = None,
+    doing: Callable[[str, Mode], None] = lambda kind, mode: None,
+    originals: Originals | None = None,
 ) -> Pass:
     """Make the machine what ``spec`` says, as far as is allowed, and say what came of it.
 
@@ -143,12 +147,27 @@ def converge(
     :param now: the time of day, for maintenance windows.
     :param heard: takes what has happened meanwhile, our own writes' events included: it is read before the pass ends.
     :param judge: what asks the probes; here and now if None.
+    :param doing: called with each kind whose state is read or written next.
+    :param originals: what values were before; those that leave the spec get them back.
     :raises OSError: a device went away while it was read; the caller starts again.
     """
+    doing("devices", "read")
     reading = Remembered(machine.netlink)
-    work = _Work(evolve(machine, netlink=reading), machine, reading, allow, now(), failures, clock, announce)
+    work = _Work(
+        evolve(machine, netlink=reading),
+        machine,
+        reading,
+        allow,
+        now(),
+        failures,
+        clock,
+        announce,
+        doing,
+        originals or Originals(),
+    )
     machine = work.reader
     have, scope = (read_basis(machine), None) if last is None or scope is None else (last, scope)
+    whole = scope is None
     applied: list[Outcome] = []
     for _ in range(ROUNDS):
         if scope is not None:
@@ -165,8 +184,12 @@ def converge(
         scope = frozenset(name for outcome in done for name in _touched(outcome.change))
         meanwhile = heard()
         have, scope = (read_basis(machine), None) if meanwhile is None else (have, scope | meanwhile)
+    given_back = _give_back(work, work.originals.left(want, have.functions), have) if whole else []
+    applied += [outcome for outcome in given_back if outcome.result == "applied"]
+    remaining += [outcome for outcome in given_back if outcome.result != "applied"]
     failures.keep({_identity(outcome.change) for outcome in remaining})
     waiting = _waiting(spec, verified, have, remaining)
+    doing("probes", "read")
     converged = _converged(want, [outcome for outcome in remaining if outcome not in waiting])
     conditions = (converged, *(judge or at_once(machine))(want, have))
     return Pass(want, have, (*applied, *remaining), conditions, len(applied), waiting)
@@ -218,6 +241,8 @@ class _Work:
     failures: Failures
     clock: Callable[[], float]
     announce: Callable[[Change], None]
+    doing: Callable[[str, Mode], None]
+    originals: Originals
     announced: bool = False
     writes: Counter[Identity] = field(factory=Counter)
     seen: dict[str, tuple[float, Mapping[str, tuple[User, ...]]]] = field(factory=dict)
@@ -226,6 +251,7 @@ class _Work:
         """Who uses a device, as of now."""
         if device not in want.nics:
             return {}
+        self.doing("users", "read")
         if device not in self.seen or self.clock() - self.seen[device][0] > FRESH:
             self.seen[device] = (self.clock(), users(self.machine, want, device))
         return self.seen[device][1]
@@ -239,10 +265,24 @@ class _Work:
 def _round(work: _Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Snapshot, list[Outcome]]:
     outcomes: list[Outcome] = []
     for kind in ordered():
+        work.doing(kind.NAME, "read")
         have = have.merged(kind.NAME, scope, kind.observe(work.reader, want, scope))
-        attempts = (_attempt(work, want, kind, change) for change in kind.plan(want, have))
+        changes = kind.plan(want, have) + work.originals.returning(kind, want, have, whole=scope is None)
+        attempts = (_attempt(work, want, kind, change) for change in changes)
         outcomes += [outcome for outcome in attempts if outcome is not None]
     return have, outcomes
+
+
+def _give_back(work: _Work, left: Wanted, have: Snapshot) -> list[Outcome]:
+    """What was set on devices that are no longer in the spec gets its original value back."""
+    outcomes: list[Outcome] = []
+    for kind in ordered() if left.nics else ():
+        work.doing(kind.NAME, "read")
+        have = have.merged(kind.NAME, frozenset(left.nics), kind.observe(work.reader, left, None))
+        changes = work.originals.returning(kind, left, have, left=True)
+        attempts = (_attempt(work, left, kind, change) for change in changes)
+        outcomes += [outcome for outcome in attempts if outcome is not None]
+    return outcomes
 
 
 def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome | None:
@@ -265,7 +305,7 @@ def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome |
         if change.victims and not may.force:
             error = f"it would disturb {', '.join(change.victims)}"
             return Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
-    if not work.announced and _is_required(want, change):
+    if not work.announced and is_required(want, change):
         work.announced = True
         work.announce(change)
     work.writes[_identity(change)] += 1
@@ -276,6 +316,8 @@ def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome |
         work.failures.add(outcome, work.clock())
         return outcome
     work.reading.forget()
+    work.originals.keep(kind, change)
+    work.doing(kind.NAME, "write")
     try:
         kind.apply(work.machine, change)
     except OSError as error:
@@ -297,7 +339,7 @@ def _remedy(error: OSError, change: Change) -> str:
 
 def _converged(want: Wanted, remaining: list[Outcome]) -> Condition:
     """Whether the wanted state is all there, judged on the NICs that are required."""
-    required = [o for o in remaining if _is_required(want, o.change)]
+    required = [o for o in remaining if is_required(want, o.change)]
     if not remaining:
         return Condition("Converged", "True", "AsWanted")
     first = (required or remaining)[0]
@@ -308,6 +350,7 @@ def _converged(want: Wanted, remaining: list[Outcome]) -> Condition:
     return Condition("Converged", "False", first.result.capitalize(), message)
 
 
-def _is_required(want: Wanted, change: Change) -> bool:
+def is_required(want: Wanted, change: Change) -> bool:
+    """Whether the node is not ready without a change."""
     nic = want.nics.get(change.device)
     return change.required and (nic is None or nic.nic.required)

@@ -282,7 +282,7 @@ UNTOLD = Untold()
 
 @frozen
 class Machine:
-    """All that the agent touches."""
+    """All that the agent touches. ``hung``: the PCI addresses of devices left alone, since a call to one never returned."""
 
     files: Files
     netlink: Netlink
@@ -291,6 +291,7 @@ class Machine:
     details: Details = UNTOLD
     kubelet: Kubelet = NO_KUBELET
     system: System = UNKNOWN_SYSTEM
+    hung: frozenset[str] = frozenset()
 
 
 class Remembered:

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from agent.change import Condition
+from agent.change import Condition, Status
 from agent.machine import Files, Link, Machine, names_or_none, read_or
 from agent.ranges import parse_ranges
 from agent.spec import Nic, NodeSpec, Selector, VfAttributes
@@ -21,7 +21,8 @@ PCI = "/sys/bus/pci/devices"
 class Function:
     """A physical function of a network controller.
 
-    ``numa_node`` is -1 where the firmware tells none; ``total_vfs`` is 0 where there is no SR-IOV.
+    ``numa_node`` is -1 where the firmware tells none; ``total_vfs`` is 0 where there is no SR-IOV. ``hung``: a call to it
+    never returned, so nothing but what the PCI core knows is asked of it.
     """
 
     address: str
@@ -31,6 +32,7 @@ class Function:
     numa_node: int
     total_vfs: int
     link: Link | None
+    hung: bool = False
 
 
 @frozen
@@ -77,6 +79,10 @@ class WantedNic:
                     given |= {f"{address}#{index}": value for index in parse_ranges(group.index)}
         return {target: value for target, value in given.items() if value is not None}
 
+    def vf_wanted(self, index: int) -> VfAttributes:
+        """:meth:`vf`, and nothing of a VF that the spec does not have."""
+        return self.vf(index) if index < (self.vf_count() or 0) else VfAttributes()
+
 
 @frozen
 class Wanted:
@@ -116,6 +122,14 @@ def netdev(files: Files, address: str) -> str | None:
     """The function's netdev in the host's network namespace; None if it has none, or it was moved away."""
     found = names_or_none(files, f"{PCI}/{address}/net")
     return found[0] if found else None
+
+
+def physical_function(files: Files, address: str) -> str:
+    """The address of the PF that a function is a VF of, or its own."""
+    try:
+        return files.target(f"{PCI}/{address}/physfn")
+    except FileNotFoundError:
+        return address
 
 
 def vf_addresses(files: Files, address: str) -> dict[int, str]:
@@ -171,7 +185,7 @@ def discover(machine: Machine) -> tuple[Function, ...]:
 
 def rediscover(machine: Machine, functions: tuple[Function, ...], addresses: frozenset[str]) -> tuple[Function, ...]:
     """``functions`` with those at ``addresses`` read again: gone, or with the netdev that they have now."""
-    read = {address: _function(machine, address, machine.netlink.link) for address in addresses}
+    read = {address: _function(machine, address, machine.netlink.link) for address in addresses - machine.hung}
     kept = {function.address: function for function in functions}
     return tuple(function for _, function in sorted({**kept, **read}.items()) if function is not None)
 
@@ -190,6 +204,7 @@ def _function(machine: Machine, address: str, link: Callable[[str], Link | None]
         numa_node=int(read_or(files, f"{path}/numa_node", "-1")),
         total_vfs=int(read_or(files, f"{path}/sriov_totalvfs", "0")),
         link=link(name) if name else None,
+        hung=address in machine.hung,
     )
 
 
@@ -211,9 +226,9 @@ def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
     nics: dict[str, WantedNic] = {}
     missing: list[Condition] = []
 
-    def lacks(nic: Nic, reason: str, message: str) -> None:
+    def lacks(nic: Nic, reason: str, message: str, status: Status = "False") -> None:
         severity = "required" if nic.required else "warn"
-        missing.append(Condition("NicsPresent", "False", reason, message, "device", severity))  # type: ignore[arg-type]
+        missing.append(Condition("NicsPresent", status, reason, message, "device", severity))  # type: ignore[arg-type]
 
     for nic in spec.nics:
         found = [function for function in functions if _matches(nic.select, function)]
@@ -235,6 +250,14 @@ def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
         elif found[0].address in nics:
             other = nics[found[0].address].nic.name
             lacks(nic, "NicClaimedTwice", f"NICs {other} and {nic.name} both mean {found[0].address}; keep one")
+        elif found[0].hung:
+            lacks(
+                nic,
+                "DeviceHung",
+                f"a call to {found[0].address} (NIC {nic.name}) never returned, so it is left alone for now; "
+                "see the kernel's log for the driver's reason, and reset the device or reboot the node",
+                "Unknown",
+            )
         else:
             nics[found[0].address] = WantedNic(nic, found[0])
     return Wanted(spec, nics, tuple(missing))

@@ -10,6 +10,7 @@ from agent.change import Change, Disruption
 from agent.kinds import ordered
 from agent.machine import Machine
 from agent.nics import Wanted, resolve
+from agent.originals import Originals
 from agent.snapshot import read_basis
 from agent.spec import NodeSpec
 from agent.users import User, taken, users, with_victims
@@ -28,19 +29,20 @@ class Preview:
     errors: tuple[str, ...]
 
 
-def preview(machine: Machine, spec: NodeSpec) -> Preview:
-    """Plan without touching anything.
+def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None) -> Preview:
+    """Plan without touching anything; ``originals``: what values were before.
 
     What cannot be known yet, because the devices come with another change, is one change whose ``after`` says after which kind.
     """
     have = read_basis(machine)
     want = resolve(spec, have.functions)
     planned: list[Change] = []
+    back = (originals or Originals()).returning
     pending: dict[str, set[str]] = {}
     seen: dict[str, Mapping[str, tuple[User, ...]]] = {}
     for kind in ordered():
         have = have.merged(kind.NAME, None, kind.observe(machine, want, None))
-        changes = [_judged(machine, want, change, seen) for change in kind.plan(want, have)]
+        changes = [_judged(machine, want, change, seen) for change in (*kind.plan(want, have), *back(kind, want, have))]
         changes = [change for change in changes if not (change.yields and taken(seen[change.device], change.target))]
         for device in sorted(want.nics):
             first = next((k for k in kind.UNKNOWN_UNTIL if device in pending.get(k, ())), None)

@@ -25,8 +25,8 @@ ProbeSeverity = Literal["required", "warn", "off"]
 
 PROBES = frozenset(
     {
-        *("carrier", "clock", "device_plugins", "error_counters", "gpus", "irqbalance", "kernel_modules", "link_flaps"),
-        *("memlock", "nics", "pcie_link"),
+        *("carrier", "clock", "device_plugins", "error_counters", "gpus", "hung"),
+        *("irqbalance", "kernel_modules", "link_flaps", "memlock", "nics", "pcie_link"),
     }
 )
 """The names of the readiness checks: the modules of ``agent/probes``, which this module cannot import."""

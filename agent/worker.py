@@ -7,21 +7,25 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from agent.activity import Activity
+from agent.adoption import Adopted
 from agent.change import Change, Condition, Outcome, is_ready, to_plain
 from agent.converge import Failures, Pass, converge, judged_again
 from agent.kinds import links, vf_links
 from agent.machine import Machine
-from agent.preview import preview
+from agent.nics import physical_function
+from agent.originals import ORIGINALS, Originals
 from agent.readiness import Readiness
 from agent.snapshot import Scope, own
-from agent.spec import NodeSpec, SpecError, parse, spec_hash
+from agent.spec import NodeSpec, spec_hash
 from agent.watch import Known, Watch
+from agent.witness import witnessed
 
 RESYNC = 60.0
 """Seconds after which everything is read again: sysfs and interrupt writes by others emit no event."""
@@ -36,38 +40,13 @@ POSTPONED = 5
 """Passes in a row whose Ready is not said because more has happened meanwhile; then it is: events may never end."""
 
 
-@define
-class Adopted:
-    """The spec that is kept true, and why the file's present content is not it (empty if it is).
-
-    ``verified``: the spec that was last seen to be true in full; Ready means that one as long as a newer one waits.
-    """
-
-    spec: NodeSpec | None = None
-    refusal: str = ""
-    verified: NodeSpec | None = None
-
-    def reload(self, machine: Machine, path: Path) -> None:
-        """Take the file's spec. One that is wrong, or asks for what the node does not have, is refused: the old one stays.
-
-        Without an old one it is taken all the same, and the node is not ready by it.
-        """
-        try:
-            candidate = parse(path.read_text(), str(path))
-            impossible = preview(machine, candidate).errors if self.spec not in (None, candidate) else ()
-        except FileNotFoundError:
-            self.refusal = f"{path} does not exist; run the deploy, or write it"
-        except (SpecError, OSError) as error:
-            self.refusal = str(error)
-        else:
-            self.refusal = "\n".join(impossible)
-            self.spec = self.spec if impossible else candidate
-
-
-def work(machine: Machine, path: Path, control: int, out: TextIO) -> None:
+def work(
+    machine: Machine, path: Path, adopted: Adopted, originals: Originals, activity: Activity, control: int, out: TextIO
+) -> None:
     """Keep the spec at ``path`` true until ``control`` ends; each finding is one JSON line on ``out``."""
     readiness = Readiness(machine)
-    loop = _Loop(machine, path, Watch(control, readiness), readiness, out)
+    seen = witnessed(machine, activity)
+    loop = _Loop(seen, path, Watch(control, readiness), readiness, out, adopted, originals, activity)
     _say(out, {"serving": True})
     while loop.turn():
         pass
@@ -82,13 +61,16 @@ class _Loop:
     watch: Watch
     readiness: Readiness
     out: TextIO
-    adopted: Adopted = field(factory=Adopted)
+    adopted: Adopted
+    originals: Originals
+    activity: Activity
     failures: Failures = field(factory=Failures)
     last: Pass | None = None
     scope: Scope = None
     known: Known = field(factory=lambda: Known({}, {}))
     postponed: int = 0
     reload: bool = True
+    asked: bool = False
     stop: bool = False
 
     def turn(self) -> bool:
@@ -96,6 +78,10 @@ class _Loop:
         if self.reload:
             self._reload()
         body, due = self._pass()
+        while self.last and self.adopted.gives_up(self.last, time.monotonic()):
+            self._start_over()
+            body, due = self._pass()
+        due = min(due, self.adopted.trial_left(time.monotonic()))
         deadline = time.monotonic() + due
         self.scope, said = frozenset(), False
         while self.scope == frozenset() and not self.reload:
@@ -120,18 +106,25 @@ class _Loop:
         return True
 
     def _listen(self, timeout: float) -> Scope:
+        self.activity.idle()
         wake = self.watch.wait(self.known, timeout)
         self.reload = self.reload or wake.reload
+        self.asked = self.asked or wake.reload
         self.stop = self.stop or wake.stop
         return wake.scope
 
     def _reload(self) -> None:
-        self.reload = False
         before = self.adopted.spec
-        self.adopted.reload(self.machine, self.path)
+        self.activity.doing("plan", "read")
+        self.adopted.reload(self.machine, self.path, time.monotonic(), self.asked)
+        self.reload = self.asked = False
         if self.adopted.spec != before:
-            self.last, self.scope = None, None
-            self.failures.forget()
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Another spec is in force: nothing of it was looked at, or has failed, yet."""
+        self.last, self.scope = None, None
+        self.failures.forget()
 
     def _pass(self) -> tuple[dict[str, Any], float]:
         """What to report, and the seconds until the next pass is due whatever happens."""
@@ -150,6 +143,8 @@ class _Loop:
                 verified=self.adopted.verified,
                 heard=lambda: self._listen(0.0),
                 judge=self.readiness.judge,
+                doing=self.activity.doing,
+                originals=self.originals,
             )
         except OSError as error:
             # A device vanished under our hands: nothing that was read can be trusted.
@@ -162,8 +157,8 @@ class _Loop:
 
     def _found(self, found: Pass) -> dict[str, Any]:
         """What to report of a pass."""
-        if is_ready(found.conditions) and not found.waiting:
-            self.adopted.verified = found.want.spec
+        if is_ready(found.conditions):
+            self.adopted.ready(found)
         conditions = (*found.conditions, _up_to_date(found, self.adopted))
         return _body(found.want.spec, found.outcomes, conditions, self.adopted)
 
@@ -227,10 +222,19 @@ def _say(out: TextIO, message: Mapping[str, Any]) -> None:
     out.flush()
 
 
-def main(machine: Machine, path: Path) -> None:
-    """Serve the supervisor at the other end of standard input and output."""
+def main(machine: Machine, path: Path, run: Path, state: Path, hung: Collection[str], activity_fd: int | None) -> None:
+    """Serve the supervisor at the other end of standard input and output.
+
+    :param run: the folder of what ends with the boot; ``state``: of what does not.
+    :param hung: PCI addresses of functions that are left alone, with all of their device.
+    :param activity_fd: the memory that the supervisor has made for :class:`Activity`.
+    """
     control = os.dup(sys.stdin.fileno())
+    activity = Activity.at(activity_fd)
+    devices = frozenset(physical_function(machine.files, address) for address in hung)
+    machine = evolve(machine, hung=devices)
     try:
-        work(machine, path, control, sys.stdout)
+        originals = Originals.load(run / ORIGINALS)
+        work(machine, path, Adopted(state, run), originals, activity, control, sys.stdout)
     except BrokenPipeError:
         sys.exit(1)

@@ -24,6 +24,9 @@ from pyroute2.netlink.rtnl import RTMGRP_LINK
 from rich.console import Console
 from rich.table import Table
 
+from agent.activity import Activity
+from agent.adoption import Adopted
+from agent.originals import ORIGINALS, Originals
 from agent.spec import from_mapping, to_json
 from agent.worker import work
 from bench.namespace import ADDRESS, devices, enter, machine
@@ -78,7 +81,9 @@ def _agent(done: Connection, netdev: str) -> None:
         control, _ = os.pipe()
         reports: Any = _Reports(done)
         out: TextIO = reports
-        work(machine(root), spec, control, out)
+        activity = Activity.at(None)
+        adopted, originals = Adopted(Path(folder), Path(folder)), Originals.load(Path(folder, ORIGINALS))
+        work(machine(root), spec, adopted, originals, activity, control, out)
 
 
 def measure(repairer: Repairer, rounds: int) -> list[float]:

@@ -48,14 +48,15 @@ def _number(path: str, key: str) -> int:
 
 def serve(folder: Path) -> None:
     """Supervisor and worker, with a spec of some NICs that are there."""
-    from agent.supervise import Publisher, boot_id, supervise
+    from agent.boot import boot_id
+    from agent.supervise import Publisher, supervise
     from agent.version import version
 
     command = [sys.executable, "-m", "bench.idle", "worker", str(folder)]
     supervise(command, Publisher(folder, boot_id(), version()))
 
 
-def work(folder: Path) -> None:
+def work(folder: Path, activity: int) -> None:
     """The worker of :func:`serve`."""
     from agent import worker
     from agent.spec import from_mapping, to_json
@@ -64,7 +65,7 @@ def work(folder: Path) -> None:
     nics = [{"name": f"rail{n}", "select": {"pci": f"0000:{n + 1:02x}:00.0"}, "mtu": 1500} for n in range(NICS)]
     (folder / "node.json").write_text(to_json(from_mapping({"node_name": "bench", "nics": nics})))
     with devices({f"0000:{n + 1:02x}:00.0": f"fab{n}" for n in range(NICS)}) as root:
-        worker.main(machine(root), folder / "node.json")
+        worker.main(machine(root), folder / "node.json", folder, folder, (), activity)
 
 
 def _network() -> None:
@@ -139,8 +140,9 @@ def _serve(folder: Path) -> None:
 
 @main.command(name="worker", hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
-def _worker(folder: Path) -> None:
-    work(folder)
+@click.option("--activity", type=int, required=True)
+def _worker(folder: Path, activity: int) -> None:
+    work(folder, activity)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
 A kind is three functions, the names of the kinds it comes ``AFTER``, and ``UNKNOWN_UNTIL``: the kinds without whose
 pending changes it cannot be planned in full, because what it plans for does not exist yet. ``REACH`` is what one of its
 changes may touch: the function alone, or the whole device.
+
+A kind of plain values may also have ``readings(want, have) -> Iterable[Reading]``: then a value that leaves the spec gets
+its original back (agent/originals.py).
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from functools import cache
 from graphlib import TopologicalSorter
 from typing import Any, Literal, Protocol, cast
 
-from agent.change import HOST, Change
+from attrs import frozen
+
+from agent.change import HOST, Change, Disruption, Value
 from agent.machine import Files, Machine
 from agent.nics import Wanted, pci_of, targets
 from agent.snapshot import Scope, Snapshot, devices, own
@@ -40,6 +45,22 @@ class Kind(Protocol):
     def apply(self, machine: Machine, change: Change) -> None:
         """Carry out one change of :meth:`plan`; OSError as the kernel gave it."""
         ...
+
+
+@frozen
+class Reading:
+    """A value as it was read.
+
+    ``target`` and ``field`` are those of the changes that the kind plans for it, and so is the way ``value`` is written.
+    ``wanted``: the spec gives it one; ``disruption``: what changing it costs; ``yields``: as in a change.
+    """
+
+    target: str
+    field: str
+    value: Value
+    wanted: bool
+    disruption: Disruption = Disruption.NONE
+    yields: bool = False
 
 
 @cache

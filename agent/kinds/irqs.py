@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 
 from agent.change import Change
 from agent.cpus import Key, Pool, Topology, place, pool
-from agent.kinds import functions_in_scope
+from agent.kinds import Reading, functions_in_scope
 from agent.machine import Files, Machine, names_or_none, read_or
 from agent.nics import PCI, Wanted, driver, pci_of
 from agent.ranges import format_ranges, parse_ranges
@@ -136,6 +136,15 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         if irq.affinity != after:
             changes.append(Change(NAME, target, irq.name, format_ranges(irq.affinity), format_ranges(after)))
     return changes
+
+
+def readings(want: Wanted, have: Snapshot) -> list[Reading]:
+    """Each interrupt's affinity."""
+    return [
+        Reading(target, irq.name, format_ranges(irq.affinity), want.spec.irqs.pin)
+        for address, target, irq in _each(have)
+        if address in want.nics
+    ]
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from attrs import frozen
 
 from agent.change import Change, Disruption
-from agent.kinds import pfs_in_scope
+from agent.kinds import Reading, pfs_in_scope
 from agent.machine import Files, Link, Machine, read_or
 from agent.nics import Wanted, WantedNic, driver, link_of, netdev
 from agent.snapshot import Scope, Snapshot
@@ -109,6 +109,29 @@ def _absent(kind: str, target: str, found: LinkStatus | None) -> Change:
             "load the driver that makes its netdev" if bound is None else "see the kernel's log for the driver's error"
         )
     return Change(kind, target, "netdev", "absent", "present", obstacle=obstacle, remedy=remedy)
+
+
+def readings(want: Wanted, have: Snapshot) -> list[Reading]:
+    """Each PF's MTU and state."""
+    found: Mapping[str, Mapping[str, LinkStatus]] = have[NAME]
+    return [
+        reading
+        for address, nic in sorted(want.nics.items())
+        for reading in link_readings(address, found.get(address, {}).get(address), nic.nic.mtu, nic.nic.state)
+    ]
+
+
+def link_readings(
+    target: str, found: LinkStatus | None, mtu: int | None, state: LinkState | None, yields: bool = False
+) -> Iterator[Reading]:
+    """One netdev's MTU and state; nothing while it is not there."""
+    if found is None or found.link is None or not found.ready:
+        return
+    link = found.link
+    flaps = link.up and vendor(found.driver).mtu_flaps
+    flap, down = (Disruption.LINK_FLAP if costs else Disruption.NONE for costs in (flaps, link.up))
+    yield Reading(target, "mtu", link.mtu, mtu is not None, flap, yields)
+    yield Reading(target, "state", "up" if link.up else "down", state is not None, down, yields)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from agent.change import Change
 from agent.cpus import from_mask, mask, steering
-from agent.kinds import functions_in_scope, irqs
+from agent.kinds import Reading, functions_in_scope, irqs
 from agent.machine import Machine, names_or_none, read_or
 from agent.nics import Wanted, netdev, netdev_of
 from agent.ranges import format_ranges, parse_ranges
@@ -62,6 +62,18 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 if before != after:
                     changes.append(Change(NAME, target, f"rx-{queue}", format_ranges(before), format_ranges(after)))
     return changes
+
+
+def readings(want: Wanted, have: Snapshot) -> list[Reading]:
+    """Each receive queue's mask."""
+    found: Mapping[str, Mapping[str, RxQueues]] = have[NAME]
+    return [
+        Reading(target, f"rx-{queue}", format_ranges(cpus), want.spec.rps.enable)
+        for address, netdevs in sorted(found.items())
+        if address in want.nics
+        for target, queues in netdevs.items()
+        for queue, cpus in sorted(queues.cpus.items())
+    ]
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.change import Change, Value
-from agent.kinds import links, pfs_in_scope, vfs
+from agent.kinds import Reading, links, pfs_in_scope, vfs
 from agent.machine import Machine, VfInfo
 from agent.nics import Wanted, link_of, netdev
 from agent.snapshot import Scope, Snapshot
@@ -44,6 +44,21 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                     change = Change(NAME, f"{address}#{index}", name, before, after, yields=yields)
                     changes.append(change if index in told else vfs.absent(change))
     return changes
+
+
+def readings(want: Wanted, have: Snapshot) -> list[Reading]:
+    """What each VF is granted, but for its address."""
+    found = []
+    for address, nic in sorted(want.nics.items()):
+        told: Mapping[int, VfInfo] = have[NAME].get(address, {})
+        for index, vf in told.items():
+            wanted = nic.vf_wanted(index)
+            for name in FIELDS:
+                value: Value = getattr(vf, name)
+                if name != "mac" and value is not None:
+                    given = getattr(wanted, name) is not None
+                    found.append(Reading(f"{address}#{index}", name, value, given, yields=True))
+    return found
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from attrs import evolve, frozen
 
 from agent.change import Change, Disruption, Value
-from agent.kinds import functions_in_scope, in_scope, links
+from agent.kinds import Reading, functions_in_scope, in_scope, links
 from agent.machine import Machine, read_or
 from agent.nics import Wanted, WantedNic, link_of, netdev
 from agent.snapshot import Scope, Snapshot
@@ -54,6 +54,17 @@ def _is_stuck(vf: links.LinkStatus, pf: links.LinkStatus) -> bool:
     if vf.link is None or pf.link is None:
         return False
     return pf.link.carrier and vf.link.up and not vf.link.carrier
+
+
+def readings(want: Wanted, have: Snapshot) -> list[Reading]:
+    """Each VF's MTU and state."""
+    found: list[Reading] = []
+    for address, nic in sorted(want.nics.items()):
+        statuses: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
+        for target, status in statuses.items():
+            wanted = nic.vf_wanted(int(target.partition("#")[2]))
+            found += links.link_readings(target, status, wanted.mtu, wanted.state, yields=True)
+    return found
 
 
 def apply(machine: Machine, change: Change) -> None:

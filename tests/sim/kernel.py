@@ -11,8 +11,8 @@ from attrs import define, evolve, field
 
 from agent.machine import Link, Machine, VfInfo
 from agent.ranges import format_ranges, parse_ranges
-from tests.sim.ethtool import SimEthtool
 from tests.sim import config_space, hugepages
+from tests.sim.ethtool import SimEthtool
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"

@@ -1,0 +1,36 @@
+"""What the report says at this moment: it grows stale by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from attrs import frozen
+
+from agent.boot import boot_id, uptime
+from agent.change import Report, report_from_json, why_not
+
+
+@frozen
+class Verdict:
+    """The report, None if there is none. ``reasons``: why the node is not ready; ``age``: seconds since the heartbeat."""
+
+    report: Report | None
+    reasons: tuple[str, ...]
+    age: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the node is ready by a fresh report of this boot."""
+        return not self.reasons
+
+
+def look(path: Path) -> Verdict:
+    """Read the report and judge it."""
+    try:
+        report = report_from_json(path.read_text())
+    except FileNotFoundError:
+        return Verdict(None, (f"{path} is not there: the agent has not run since the boot",))
+    except (OSError, ValueError) as error:
+        return Verdict(None, (f"{path}: {error}",))
+    now = uptime()
+    return Verdict(report, tuple(why_not(report, boot_id(), now)), max(0.0, now - report.uptime))

@@ -1,0 +1,138 @@
+"""What leaves the spec gets the value back that it had before, through whole passes on the simulated kernel."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.change import is_ready
+from agent.converge import Failures, Pass, converge
+from agent.nics import vf_addresses
+from agent.originals import ORIGINALS, Originals
+from agent.preview import preview
+from agent.spec import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel
+
+PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
+    kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=1)
+    return kernel
+
+
+@pytest.fixture
+def originals(tmp_path: Path) -> Originals:
+    return Originals.load(tmp_path / ORIGINALS)
+
+
+def spec(defaults: dict[str, Any] | None = None, second: bool = True, **more: object) -> NodeSpec:
+    mtu = {"mtu": more.pop("mtu")} if "mtu" in more else {}
+    vfs = {"count": 2, "defaults": defaults or {}}
+    nics = [
+        {"name": "rail0", "select": {"pci": PF0}, "vfs": vfs, **mtu},
+        {"name": "rail1", "select": {"pci": PF1}, **mtu},
+    ]
+    return from_mapping({"node_name": "n1", "nics": nics[: 1 + second], **more})
+
+
+def settle(kernel: Kernel, wanted: NodeSpec, originals: Originals) -> Pass:
+    found = converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0, originals=originals)
+    assert is_ready(found.conditions), found.conditions
+    return found
+
+
+def affinities(kernel: Kernel) -> set[str]:
+    return {kernel.read(f"/proc/irq/{number}/smp_affinity_list") for number in kernel.names("/proc/irq")}
+
+
+def test_values_that_leave_the_spec_are_as_they_were(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec({"vlan": 100, "trust": True}, mtu=9000), originals)
+    assert affinities(kernel) == {"0", "1", "2", "3", "0-1", "2-3"}
+    left = spec(irqs={"pin": False}, rps={"enable": False})
+    found = settle(kernel, left, originals)
+    assert {outcome.change.original for outcome in found.outcomes} == {True}
+    pf = kernel.link("enp33s0")
+    assert pf is not None
+    assert pf.mtu == 1500
+    assert [(vf.vlan, vf.trust) for vf in pf.vfs] == [(0, False)] * 2
+    assert affinities(kernel) == {"0-3"}
+    kernel.writes.clear()
+    assert settle(kernel, left, originals).outcomes == ()
+    assert kernel.writes == []
+
+
+def test_vfs_and_their_addresses_stay(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(), originals)
+    before = kernel.link("enp33s0")
+    settle(kernel, from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]}), originals)
+    after = kernel.link("enp33s0")
+    assert before is not None and after is not None
+    assert [vf.mac for vf in after.vfs] == [vf.mac for vf in before.vfs]
+
+
+def test_a_nic_that_leaves_the_spec_gets_its_values_back(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(mtu=9000), originals)
+    assert kernel.netdev(PF1).mtu == 9000
+    settle(kernel, spec(mtu=9000, second=False), originals)
+    assert (kernel.netdev(PF1).mtu, kernel.netdev(PF1).up) == (1500, False)
+    assert kernel.netdev(PF0).mtu == 9000
+
+
+def test_a_nic_that_cannot_be_told_for_the_moment_has_not_left(kernel: Kernel, originals: Originals) -> None:
+    by_name = {"name": "rail1", "select": {"netdev": "enp65s0"}, "mtu": 9000}
+    wanted = from_mapping({"node_name": "n1", "nics": [by_name]})
+    settle(kernel, wanted, originals)
+    kernel.unbind(PF1)
+    kernel.bind(PF1, "eth0", "02:00:00:00:01:01")
+    kernel.set_link(kernel.netdev(PF1).ifindex, mtu=9000)
+    converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0, originals=originals)
+    assert kernel.netdev(PF1).mtu == 9000
+
+
+def test_what_another_one_has_set_meanwhile_is_theirs(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(mtu=9000), originals)
+    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=4000)
+    settle(kernel, spec(), originals)
+    assert kernel.netdev(PF0).mtu == 4000
+    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=9000)
+    settle(kernel, spec(), originals)
+    assert kernel.netdev(PF0).mtu == 9000
+
+
+def test_the_original_is_the_value_before_the_first_change(
+    kernel: Kernel, originals: Originals, tmp_path: Path
+) -> None:
+    settle(kernel, spec(mtu=9000), originals)
+    settle(kernel, spec(mtu=4000), originals)
+    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=2000)
+    settle(kernel, spec(mtu=4000), originals)
+    kept = (tmp_path / ORIGINALS).read_text()
+    planned = preview(kernel.machine(), spec(), Originals.load(tmp_path / ORIGINALS, keep=False))
+    assert (tmp_path / ORIGINALS).read_text() == kept
+    restarted = Originals.load(tmp_path / ORIGINALS)
+    given_back = [change for change in planned.changes if change.kind == "links"]
+    assert [(c.target, c.before, c.after) for c in given_back] == [(pf, 4000, 1500) for pf in (PF0, PF1)]
+    settle(kernel, spec(), restarted)
+    assert kernel.netdev(PF0).mtu == 1500
+    assert not preview(kernel.machine(), spec(), Originals.load(tmp_path / ORIGINALS)).changes
+
+
+def test_a_link_in_use_is_not_disturbed_to_give_a_value_back(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(mtu=9000), originals)
+    kernel.routed.add("enp33s0")
+    found = settle(kernel, spec(), originals)
+    assert [(o.result, o.change.target) for o in found.outcomes if o.result != "applied"] == [("deferred", PF0)]
+    assert kernel.netdev(PF0).mtu == 9000
+
+
+def test_a_value_of_a_vf_that_somebody_has_taken_is_theirs(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec({"vlan": 100}), originals)
+    kernel.move_away(vf_addresses(kernel, PF0)[1])
+    settle(kernel, spec(), originals)
+    pf = kernel.link("enp33s0")
+    assert pf is not None
+    assert [vf.vlan for vf in pf.vfs] == [0, 100]

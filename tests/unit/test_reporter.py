@@ -1,0 +1,265 @@
+"""The reporter over real sockets: what it answers, to whom, and where it refuses to serve."""
+
+import datetime
+import http.client
+import ipaddress
+import json
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve, frozen
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.__main__ import cli
+from agent.boot import boot_id, uptime
+from agent.change import STALE, Change, Condition, Outcome, Report, report_to_json
+from agent.reporter import server
+from agent.reporter.server import Address, Guard, serve
+
+TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
+OPEN = Guard()
+NONE: frozenset[str] = frozenset()
+
+
+def report(**more: object) -> Report:
+    ready = Report(
+        "n1",
+        "h1",
+        boot_id(),
+        "v1",
+        ready=True,
+        up_to_date=True,
+        generation=3,
+        uptime=uptime(),
+        conditions=(Condition("Converged", "True", "AsWanted"),),
+        outcomes=(Outcome(Change("links", "0000:21:00.0", "mtu", 1500, 9000), "applied"),),
+    )
+    return evolve(ready, **more)  # type: ignore[arg-type]
+
+
+NO_CARRIER = (
+    Condition("Carrier", "False", "NoCarrier", "no carrier on ens1f0", stage="network"),
+    Condition("Carrier", "True", "AllConnected", stage="network"),
+    Condition("Clock", "False", "NotSynchronised", severity="warn"),
+)
+
+
+@frozen
+class Served:
+    """A running reporter."""
+
+    file: Path
+    port: int
+    unix: Path
+    context: ssl.SSLContext | None
+
+    def give(self, found: Report) -> None:
+        self.file.write_text(report_to_json(found))
+
+    def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
+        if self.context is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        else:
+            connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=10, context=self.context)
+        return ask(connection, path, method, headers)
+
+    def get_by_unix(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("localhost")
+        connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.connect(str(self.unix))
+        return ask(connection, path, "GET", {})
+
+    def metrics(self) -> dict[tuple[str, frozenset[str]], float]:
+        """The samples by name and labels' values."""
+        status, text = self.get("/metrics")
+        assert status == 200
+        families = text_string_to_metric_families(text)
+        return {(s.name, frozenset(s.labels.values())): s.value for family in families for s in family.samples}
+
+
+def ask(connection: http.client.HTTPConnection, path: str, method: str, headers: dict[str, str]) -> tuple[int, str]:
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
+
+
+Start = Callable[..., Served]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    def begin(guard: Guard = OPEN, context: ssl.SSLContext | None = None) -> Served:
+        port: queue.Queue[int] = queue.Queue()
+        file, unix = tmp_path / "report.json", tmp_path / "http.sock"
+        file.write_text(report_to_json(report()))
+        arguments = (file, Address("127.0.0.1", 0), guard, unix, port.put)
+        threading.Thread(target=serve, args=arguments, daemon=True).start()
+        return Served(file, port.get(timeout=10), unix, context)
+
+    return begin
+
+
+@pytest.fixture
+def served(start: Start) -> Served:
+    return start()
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "node")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate, secret = tmp_path / "tls.crt", tmp_path / "tls.key"
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    secret.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return certificate, secret
+
+
+def test_ready_is_200(served: Served) -> None:
+    assert served.get("/readyz") == (200, "ready\n")
+    assert served.get_by_unix("/readyz") == (200, "ready\n")
+    assert served.get("/readyz", "HEAD") == (200, "")
+
+
+def test_not_ready_is_503_with_the_reasons(served: Served) -> None:
+    served.give(report(ready=False, conditions=NO_CARRIER))
+    assert served.get("/readyz") == (503, "Carrier is False (NoCarrier): no carrier on ens1f0\n")
+
+
+def test_what_nobody_vouches_for_is_503(served: Served) -> None:
+    for found, reason in (
+        (report(uptime=uptime() - STALE - 5), "the agent's last heartbeat is 65 s old"),
+        (report(boot_id="another"), "the report is of an earlier boot"),
+    ):
+        served.give(found)
+        status, text = served.get("/readyz")
+        assert (status, text[: len(reason)]) == (503, reason)
+        assert served.metrics()["trackbed_ready", NONE] == 0
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_without_a_report_it_is_alive_and_not_ready(served: Served, text: str | None) -> None:
+    served.file.unlink() if text is None else served.file.write_text(text)
+    assert served.get("/readyz")[0] == 503
+    assert served.get("/status")[0] == 503
+    assert served.get("/livez") == (200, "alive\n")
+    assert served.metrics() == {("trackbed_ready", NONE): 0.0}
+
+
+def test_the_status_is_the_report(served: Served) -> None:
+    status, text = served.get("/status")
+    assert (status, json.loads(text)) == (200, json.loads(served.file.read_text()))
+
+
+def test_other_paths_and_methods_are_refused(served: Served) -> None:
+    assert served.get("/")[0] == 404
+    assert served.get("/readyz", "POST")[0] == 501
+
+
+def test_the_metrics_are_what_prometheus_reads(served: Served) -> None:
+    served.give(report(ready=False, up_to_date=False, conditions=NO_CARRIER))
+    found = served.metrics()
+    assert found["trackbed_ready", NONE] == 0
+    assert found["trackbed_up_to_date", NONE] == 0
+    assert found["trackbed_generation", NONE] == 3
+    assert 0 <= found["trackbed_heartbeat_age_seconds", NONE] < 60
+    assert found["trackbed_condition", frozenset({"Carrier", "False", "required"})] == 1
+    assert found["trackbed_condition", frozenset({"Carrier", "True", "required"})] == 0
+    assert found["trackbed_condition", frozenset({"Clock", "False", "warn"})] == 1
+    assert found["trackbed_outcomes", frozenset({"applied"})] == 1
+    assert found["trackbed_outcomes", frozenset({"failed"})] == 0
+    assert found["trackbed_build_info", frozenset({"v1"})] == 1
+    assert found["trackbed_spec_info", frozenset({"h1", "n1"})] == 1
+
+
+def test_a_report_of_another_time_is_read_at_each_request(served: Served) -> None:
+    assert served.get("/readyz")[0] == 200
+    served.give(report(ready=False))
+    assert served.get("/readyz")[0] == 503
+
+
+def test_with_a_token_only_those_who_have_it_are_answered(
+    start: Start, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN + "\n")
+    guard = Guard.load(Address("192.0.2.1", 9809), *pair, token)
+    served = start(guard, ssl.create_default_context(cafile=str(pair[0])))
+    assert served.get("/readyz", Authorization=f"Bearer {TOKEN}")[0] == 200
+    for wrong in ("", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", "Bearer \xe9"):
+        assert served.get("/status", Authorization=wrong)[0] == 401
+    assert served.get_by_unix("/readyz")[0] == 200
+
+
+def test_a_client_that_speaks_no_tls_gets_nothing_and_disturbs_nobody(start: Start, pair: tuple[Path, Path]) -> None:
+    served = start(Guard.load(Address("127.0.0.1", 0), *pair, None), ssl.create_default_context(cafile=str(pair[0])))
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as silent:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=10) as plain:
+            plain.sendall(b"GET /status HTTP/1.0\r\n\r\n")
+            assert b"node_name" not in plain.recv(1000)
+        assert served.get("/readyz")[0] == 200
+        silent.close()
+
+
+def test_clients_that_dribble_are_cut_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "PATIENCE", 0.5)
+    served = start()
+    slow = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(server.AT_ONCE)]
+    began = time.monotonic()
+    assert served.get("/readyz")[0] == 200
+    assert time.monotonic() - began < 5
+    for connection in slow:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (
+            ("--listen", "0.0.0.0:9809"),
+            "0.0.0.0 can be reached from elsewhere: give --tls-cert, --tls-key, --token-file",
+        ),
+        (("--listen", "[::]:9809"), "can be reached from elsewhere"),
+        (("--listen", "localhost:9809"), "give an IP address and a port"),
+        (("--tls-cert", "/nonexistent"), "give both --tls-cert and --tls-key"),
+        (("--token-file", "/nonexistent"), "/nonexistent: No such file"),
+        (("--token-file", "/dev/null"), "a token has 16 characters at least"),
+        (("--tls-cert", "/dev/null", "--tls-key", "/dev/null"), "give a PEM certificate"),
+    ],
+)
+def test_it_refuses_to_serve_in_an_unsafe_way(arguments: tuple[str, ...], why: str) -> None:
+    refused = CliRunner().invoke(cli, ["reporter", *arguments])
+    assert refused.exit_code == 1
+    assert why in refused.output
+
+
+def test_a_port_that_is_taken_is_said(served: Served) -> None:
+    refused = CliRunner().invoke(cli, ["reporter", "--listen", f"127.0.0.1:{served.port}"])
+    assert refused.exit_code == 1
+    assert "Address already in use" in refused.output
