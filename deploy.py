@@ -1,7 +1,7 @@
 """The order of things, and nothing else."""
 
 from agent.spec import spec_hash
-from tasks import agent, gate, irqbalance, kernel_modules, node_spec, packages
+from tasks import agent, gate, irqbalance, kernel_modules, node_spec, packages, reporter
 
 spec = node_spec.read()
 packages.base()
@@ -11,4 +11,5 @@ version = agent.release()
 agent.stage(version=version)
 node_spec.deliver(spec=spec, version=version)
 agent.activate(version=version, spec_hash=spec_hash(spec))
+reporter.serve(version=version)
 gate.ready(version=version, spec_hash=spec_hash(spec))

@@ -7,10 +7,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from io import StringIO
 
 from attrs import frozen
-from pyinfra.api.command import FileUploadCommand, StringCommand
+from pyinfra.api.command import FileUploadCommand, PyinfraCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import OperationMeta, operation
@@ -91,13 +92,13 @@ if [ -r "/proc/$pid/cmdline" ]; then echo "Command=$(tr '\\0' ' ' < "/proc/$pid/
 
 
 class AgentService(FactBase[Service]):
-    """The state of the agent's unit."""
+    """The state of a unit that runs the agent's archive."""
 
     default = Service
 
-    def command(self) -> StringCommand:
+    def command(self, unit: str) -> StringCommand:
         """What systemd says, and the main process's command line: it names the version that runs."""
-        return script(_SERVICE, UNIT)
+        return script(_SERVICE, unit)
 
     def process(self, output: list[str]) -> Service:
         """Lines of NAME=VALUE."""
@@ -206,18 +207,30 @@ systemctl "$1" "$2" || { code=$?; journalctl --unit="$2" --lines=20 --output=cat
 """
 
 
-@operation()
-def run(version: str, spec_hash: str, unit: OperationMeta) -> Commands:
-    """Enable the service; start it, or restart it for another version or unit, or reload it for another spec."""
-    have = host.get_fact(AgentService)
+def serve(name: str, version: str, unit: OperationMeta) -> Generator[PyinfraCommand, None, bool]:
+    """Enable the unit called ``name``; start it, or restart it for another version, or for changes of its file.
+
+    :returns: whether it was started or restarted.
+    """
+    have = host.get_fact(AgentService, unit=name)
     unit_changes = have.stale or (unit.did_change() if unit.is_complete() else unit.will_change)
     if unit_changes:
         yield StringCommand("systemctl", "daemon-reload")
     if not have.enabled:
-        yield StringCommand("systemctl", "enable", UNIT)
+        yield StringCommand("systemctl", "enable", name)
     if not have.active:
-        yield script(_CONTROL, "start", UNIT)
+        yield script(_CONTROL, "start", name)
     elif unit_changes or have.version != version:
-        yield script(_CONTROL, "restart", UNIT)
-    elif (status := host.get_fact(NodeStatus)) is None or status.report.spec_hash != spec_hash:
+        yield script(_CONTROL, "restart", name)
+    else:
+        return False
+    return True
+
+
+@operation()
+def run(version: str, spec_hash: str, unit: OperationMeta) -> Commands:
+    """Enable the service; start it, or restart it for another version or unit, or reload it for another spec."""
+    if (yield from serve(UNIT, version, unit)):
+        return
+    if (status := host.get_fact(NodeStatus)) is None or status.report.spec_hash != spec_hash:
         yield StringCommand("systemctl", "reload", UNIT)

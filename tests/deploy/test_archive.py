@@ -37,6 +37,7 @@ def test_it_holds_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
     assert (unpacked / "exceptiongroup").is_dir()
     # Imported only where there is a kubelet: nothing else would miss it.
     assert (unpacked / "h2").is_dir()
+    assert (unpacked / "prometheus_client").is_dir()
     assert not (unpacked / "bin").exists()
     assert not list(unpacked.rglob("*.pyc"))
     assert not list(unpacked.glob("win_*"))

@@ -12,11 +12,12 @@ import pytest
 
 from agent.change import Report
 from agent.spec import spec_hash, to_json
-from tasks import archive, kernel_modules, node_spec
+from tasks import archive, kernel_modules, node_spec, reporter
 from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers
 from tests.deploy.test_agent import BASE, FILES, NEW, service, status, versions
 from tests.deploy.test_node_spec import ABSENT, COUNT, STUCK, plan
 from tests.deploy.test_packages import DEB, dpkg
+from tests.deploy.test_reporter import LOOPBACK
 
 DATA = {"node_name": "node-a", "kernel_modules": ["igbvf"], "fake_delay": 0, "fake_delay_jitter": 0}
 SPEC = node_spec.node_spec({"node_name": "node-a"}, "node-a")
@@ -31,6 +32,7 @@ SETTLED = {
     **status(REPORT),
     **file_answers(node_spec.SPEC, to_json(SPEC)),
     **plan(version=NEW),
+    **file_answers(reporter.UNIT_FILE, LOOPBACK),
 }
 FRESH = {**DEBIAN, "uname -m": "x86_64", **ABSENT, PYTHON: ""}
 
@@ -86,6 +88,8 @@ def test_dry_on_a_fresh_node(inventory: Path) -> None:
         "Agent | Command",
         "Agent | Unit",
         "Agent | Service",
+        "Reporter | Unit",
+        "Reporter | Service",
         "Ready",
     ]
 

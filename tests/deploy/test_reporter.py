@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from jinja2 import Template
+from pyinfra.api.exceptions import DeployError
+
+from tasks import agent, reporter
+from tasks.commands import script
+from tasks.status import COMMAND
+from tests.deploy.conftest import DEBIAN, SERVICE, Answers, Node, file_answers
+
+VERSION = "0.1.0-0123456789ab"
+ABSENT = {**DEBIAN, SERVICE: ["ActiveState=inactive", "UnitFileState=", "NeedDaemonReload=no"]}
+RUNS = {
+    **DEBIAN,
+    SERVICE: [
+        "ActiveState=active",
+        "UnitFileState=enabled",
+        "NeedDaemonReload=no",
+        f"Command=/usr/bin/python3 -I /opt/trackbed/versions/{VERSION} reporter --listen 127.0.0.1:9809 ",
+    ],
+}
+LOOPBACK = Template(reporter.UNIT_TEMPLATE.read_text(), keep_trailing_newline=True).render(
+    command=COMMAND, listen="127.0.0.1:9809", loopback=True, credentials=(), options=""
+)
+"""The unit that a node has of which nothing is said."""
+ELSEWHERE = {
+    "reporter_listen": "0.0.0.0:9809",
+    "reporter_tls_cert": "/etc/ssl/certs/node.pem",
+    "reporter_tls_key": "/etc/ssl/private/node.key",
+    "reporter_token_file": "/etc/trackbed/token",
+}
+
+
+def serve() -> None:
+    reporter.serve(version=VERSION)
+
+
+def unit(node: Node, **data: object) -> str:
+    return evolve(node, data=data).deploy(serve, ABSENT).uploads[reporter.UNIT_FILE].decode()
+
+
+def test_a_fresh_node_gets_unit_and_service(node: Node) -> None:
+    result = node.deploy(serve, ABSENT)
+    assert list(result.uploads) == [reporter.UNIT_FILE]
+    assert result.commands["Reporter | Service"] == [
+        "systemctl daemon-reload",
+        f"systemctl enable {reporter.UNIT}",
+        str(script(agent._CONTROL, "start", reporter.UNIT)),
+    ]
+
+
+def test_nothing_to_do(node: Node) -> None:
+    settled: Answers = {**RUNS, **file_answers(reporter.UNIT_FILE, LOOPBACK)}
+    result = node.deploy(serve, settled)
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+def test_another_version_restarts(node: Node) -> None:
+    settled: Answers = {**RUNS, **file_answers(reporter.UNIT_FILE, LOOPBACK)}
+    result = node.deploy(lambda: reporter.serve(version="0.1.0-another"), settled)
+    assert result.flat == [str(script(agent._CONTROL, "restart", reporter.UNIT))]
+
+
+def test_it_listens_on_this_machine_alone(node: Node) -> None:
+    text = unit(node)
+    assert "reporter --listen 127.0.0.1:9809 --socket /run/trackbed-reporter/http.sock\n" in text
+    assert "IPAddressDeny=any\nIPAddressAllow=localhost\n" in text
+    assert "LoadCredential" not in text
+
+
+def test_elsewhere_it_has_tls_and_a_token_that_no_command_line_shows(node: Node) -> None:
+    text = unit(node, **ELSEWHERE)
+    (command,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
+    assert command.endswith(
+        " --tls-cert ${CREDENTIALS_DIRECTORY}/tls.crt --tls-key ${CREDENTIALS_DIRECTORY}/tls.key"
+        " --token-file ${CREDENTIALS_DIRECTORY}/token"
+    )
+    assert "LoadCredential=tls.key:/etc/ssl/private/node.key\nLoadCredential=token:/etc/trackbed/token\n" in text
+    assert "IPAddress" not in text
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"reporter_listen": "0.0.0.0:9809"}, "give reporter_tls_cert, reporter_tls_key, reporter_token_file, too"),
+        ({**ELSEWHERE, "reporter_token_file": None}, "give reporter_token_file, too"),
+        ({"reporter_tls_cert": "/a"}, "give both"),
+        ({"reporter_listen": "node:9809"}, "node-a.reporter_listen: 'node:9809' is no address"),
+        ({"reporter_listen": 9809}, "is no address"),
+        ({"reporter_tls_key": "key.pem"}, "is no file's path"),
+        ({"reporter_tls_key": "/a b"}, "is no file's path"),
+    ],
+)
+def test_what_would_be_unsafe_stops_the_run(node: Node, data: dict[str, object], why: str) -> None:
+    with pytest.raises(DeployError, match=why):
+        unit(node, **data)
+
+
+@pytest.mark.parametrize("data", [{}, ELSEWHERE])
+def test_systemd_reads_the_unit_as_meant(node: Node, data: dict[str, object], tmp_path: Path) -> None:
+    if not Path("/usr/bin/systemd-analyze").exists():
+        pytest.skip("no systemd-analyze here")
+    file = tmp_path / reporter.UNIT
+    file.write_text(unit(node, **data).replace("/usr/local/bin/trackbed", "/bin/true"))
+    checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
