@@ -1,7 +1,8 @@
-"""A file whose read never returns: supervisor and worker as they are, on the simulated kernel with one real file in it."""
+"""Supervisor and worker as they are, on the simulated kernel: with a real file whose read never returns, and refusals."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from attrs import frozen
 
 from agent.change import Report, report_from_json
 
@@ -24,15 +26,17 @@ publisher = supervise.Publisher(folder, "boot-1", "v1")
 supervise.supervise([sys.executable, "-c", *sys.argv[2:]], publisher, supervise.Limits(read=0.5, write=0.5, retry=1.0))
 """
 
-# PF0's sriov_numvfs is a file of this machine; all else is simulated.
+# PF0's sriov_numvfs is read from a file of this machine, too; all else is simulated. No device has room for five VFs.
 WORKER = """
-import sys
+import errno, sys
 from pathlib import Path
 import click
 from attrs import evolve
-from agent import worker
+from agent import adoption, worker
 from agent.linux.files import LinuxFiles
 from tests.sim.kernel import Kernel
+
+adoption.TRIAL = 1.0
 
 class Files:
     def __init__(self, kernel, real): self.kernel, self.real = kernel, real
@@ -41,13 +45,16 @@ class Files:
         if not path.endswith("0000:21:00.0/sriov_numvfs"): return self.kernel.read(path)
         return LinuxFiles().read(self.real) and self.kernel.read(path)
 
+def no_room(operation, where, value):
+    return OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") and value == "5" else None
+
 @click.command()
 @click.argument("folder")
 @click.argument("real")
 @click.option("--activity", type=int)
 @click.option("--avoid", multiple=True)
 def main(folder, real, activity, avoid):
-    kernel = Kernel()
+    kernel = Kernel(fault=no_room)
     kernel.add_nic("0000:21:00.0", "enp33s0", "02:00:00:00:01:00", node=0)
     kernel.add_nic("0000:41:00.0", "enp65s0", "02:00:00:00:01:01", node=1)
     machine = evolve(kernel.machine(), files=Files(kernel, real))
@@ -56,44 +63,58 @@ def main(folder, real, activity, avoid):
 main()
 """
 
-SPEC = {
-    "node_name": "n1",
-    "nics": [
-        {"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": 3}},
+
+def spec(count: int) -> str:
+    nics = [
+        {"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": count}},
         {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}},
-    ],
-}
+    ]
+    return json.dumps({"node_name": "n1", "nics": nics})
+
+
+@frozen
+class Agent:
+    """A running agent."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def wait_for(self, holds: Callable[[Report], bool]) -> Report:
+        deadline = time.monotonic() + 30
+        while True:
+            assert self.process.poll() is None, "the supervisor ended"
+            try:
+                found = report_from_json((self.folder / "report.json").read_text())
+                if holds(found):
+                    return found
+            except FileNotFoundError:
+                pass
+            assert time.monotonic() < deadline, (self.folder / "report.json").read_text()
+            time.sleep(0.01)
+
+    def give(self, text: str) -> None:
+        (self.folder / "node.json").write_text(text)
+        self.process.send_signal(signal.SIGHUP)
+
+
+Start = Callable[[Path], Agent]
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Iterator[Callable[[Path], Callable[[Callable[[Report], bool]], Report]]]:
-    """Start an agent whose first NIC's VF count is the given file; what comes back waits for a report."""
-    started: list[subprocess.Popen[bytes]] = []
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start an agent whose first NIC's VF count is read from the given file, too."""
+    started: list[Agent] = []
 
-    def start(real: Path) -> Callable[[Callable[[Report], bool]], Report]:
-        (tmp_path / "node.json").write_text(json.dumps(SPEC))
+    def begin(real: Path) -> Agent:
+        (tmp_path / "node.json").write_text(spec(3))
         command = [sys.executable, "-c", SUPERVISOR, str(tmp_path), WORKER, str(tmp_path), str(real)]
-        started.append(subprocess.Popen(command, cwd=ROOT))
+        started.append(Agent(tmp_path, subprocess.Popen(command, cwd=ROOT)))
+        return started[-1]
 
-        def wait_for(holds: Callable[[Report], bool]) -> Report:
-            deadline = time.monotonic() + 30
-            while True:
-                assert started[-1].poll() is None, "the supervisor ended"
-                try:
-                    found = report_from_json((tmp_path / "report.json").read_text())
-                    if holds(found):
-                        return found
-                except FileNotFoundError:
-                    pass
-                assert time.monotonic() < deadline, (tmp_path / "report.json").read_text()
-                time.sleep(0.01)
-
-        return wait_for
-
-    yield start
-    for process in started:
-        process.terminate()
-        assert process.wait(timeout=20) == 0
+    yield begin
+    for agent in started:
+        agent.process.terminate()
+        assert agent.process.wait(timeout=20) == 0
 
 
 def reasons(report: Report) -> dict[str, tuple[str, str, str]]:
@@ -106,11 +127,11 @@ def rail1_is_there(report: Report) -> bool:
 
 
 def test_a_device_that_hangs_is_left_alone_while_the_others_go_on_and_is_tried_again(
-    report: Callable[[Path], Callable[[Callable[[Report], bool]], Report]], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     hanging = tmp_path / "hanging"
     os.mkfifo(hanging)
-    wait_for = report(hanging)
+    wait_for = start(hanging).wait_for
     stuck = wait_for(lambda r: "WorkerAlive" in reasons(r))
     status, reason, message = reasons(stuck)["WorkerAlive"]
     assert (stuck.ready, status, reason) == (False, "False", "WorkerStuck")
@@ -133,7 +154,7 @@ def test_a_device_that_hangs_is_left_alone_while_the_others_go_on_and_is_tried_a
 
 @pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse")
 def test_a_process_that_no_signal_ends_is_left_behind_and_its_device_alone_until_it_is_gone(
-    report: Callable[[Path], Callable[[Callable[[Report], bool]], Report]], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     mounted = tmp_path / "mounted"
     mounted.mkdir()
@@ -146,7 +167,7 @@ def test_a_process_that_no_signal_ends_is_left_behind_and_its_device_alone_until
     assert server.stdin is not None and server.stdout is not None
     try:
         assert server.stdout.readline() == b"mounted\n"
-        wait_for = report(mounted / "value")
+        wait_for = start(mounted / "value").wait_for
         around = wait_for(rail1_is_there)
         assert reasons(around)["NicsPresent"][:2] == ("Unknown", "DeviceHung")
         assert abandoned() == ["D"]
@@ -160,6 +181,21 @@ def test_a_process_that_no_signal_ends_is_left_behind_and_its_device_alone_until
     (mounted / "value").write_text("0")
     assert wait_for(lambda r: r.ready)
     assert abandoned() == []
+
+
+def test_a_new_spec_that_fails_is_given_up_for_the_last_verified_one(start: Start, tmp_path: Path) -> None:
+    answers = tmp_path / "answers"
+    answers.write_text("0")
+    agent = start(answers)
+    good = agent.wait_for(lambda r: r.ready)
+    agent.give(spec(5))
+    tried = agent.wait_for(lambda r: r.spec_hash != good.spec_hash)
+    assert not tried.ready
+    back = agent.wait_for(lambda r: r.ready)
+    assert (back.spec_hash, back.up_to_date) == (good.spec_hash, False)
+    assert "out of MSI-X vectors" in back.refusal
+    agent.give(spec(4))
+    assert agent.wait_for(lambda r: r.ready and r.up_to_date).spec_hash not in (good.spec_hash, tried.spec_hash)
 
 
 def abandoned() -> list[str]:
