@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
 
 class LinuxProcesses:
-    """The processes as psutil sees them."""
+    """The processes, by /proc."""
 
     def running(self) -> frozenset[str]:
         """Every process's name."""
-        return frozenset(process.info["name"] for process in psutil.process_iter(["name"]))
+        return frozenset(name for _, name in _commands())
 
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
         """Look where every descriptor points; psutil lists those of regular files only."""
         found: dict[str, list[str]] = {}
-        for process in psutil.process_iter(["name"]):
-            for path in paths.intersection(_open_files(process.pid)):
-                found.setdefault(path, []).append(f"{process.info['name']} (pid {process.pid})")
+        for pid, name in _commands():
+            for path in paths.intersection(_open_files(pid)):
+                found.setdefault(path, []).append(f"{name} (pid {pid})")
         return {path: tuple(holders) for path, holders in found.items()}
 
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
@@ -35,6 +36,17 @@ class LinuxProcesses:
                     limits = [limit for limit in (soft, found.get(name, -1)) if limit != psutil.RLIM_INFINITY]
                     found[name] = min(limits, default=-1)
         return found
+
+
+def _commands() -> Iterator[tuple[int, str]]:
+    """Each process and its `comm`.
+
+    psutil asks for the command line where that is 15 characters long, and reading that waits for the process's memory lock
+    (proc_pid_cmdline_read, fs/proc/base.c): for ever, if its owner hangs in a driver.
+    """
+    for pid in psutil.pids():
+        with suppress(OSError):  # it has ended
+            yield pid, Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
 
 
 def _open_files(pid: int) -> Iterator[str]:
