@@ -72,7 +72,8 @@ class Change:
         return self.target.partition("#")[0]
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.target} {self.field}: {_say(self.before)} -> {_say(self.after)}"
+        why = " (as it was before)" if self.original else ""
+        return f"{self.kind} {self.target} {self.field}: {_say(self.before)} -> {_say(self.after)}{why}"
 
 
 def _say(value: Value) -> str:

@@ -55,6 +55,7 @@ def test_values_that_leave_the_spec_are_as_they_were(kernel: Kernel, originals: 
     left = spec(irqs={"pin": False}, rps={"enable": False})
     found = settle(kernel, left, originals)
     assert {outcome.change.original for outcome in found.outcomes} == {True}
+    assert f"links {PF0} mtu: 9000 -> 1500 (as it was before)" in [str(outcome.change) for outcome in found.outcomes]
     pf = kernel.link("enp33s0")
     assert pf is not None
     assert pf.mtu == 1500
