@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from agent.change import is_ready
 from agent.converge import FRESH, Failures, Pass, converge
 from agent.nics import vf_addresses
+from agent.originals import Originals
 from agent.preview import preview
 from agent.snapshot import Scope
 from agent.spec import NodeSpec, from_mapping
@@ -72,6 +73,7 @@ class Faults(RuleBasedStateMachine):
             self.kernel.add_nic(address, f"ens{number}", mac, node=number, total_vfs=TOTAL)
         self.now = 0.0
         self.failures = Failures()
+        self.originals = Originals()
         self.last: Pass | None = None
         self.verified: NodeSpec | None = None
         self.heard: set[str] = set()
@@ -99,6 +101,7 @@ class Faults(RuleBasedStateMachine):
                 lambda: self.now,
                 verified=self.verified,
                 heard=self.listen,
+                originals=self.originals,
             )
         except Killed:
             self.last, self.failures = None, Failures()
@@ -255,7 +258,7 @@ class Faults(RuleBasedStateMachine):
             self.turn(None)
         assert self.last is not None
         assert is_ready(self.last.conditions), self.last.conditions
-        assert preview(self.kernel.machine(), self.spec).changes == ()
+        assert preview(self.kernel.machine(), self.spec, self.originals).changes == ()
 
 
 TestFaults = Faults.TestCase
