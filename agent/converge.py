@@ -15,7 +15,7 @@ from agent.change import HOST, Change, Condition, Disruption, Outcome, Value
 from agent.disruption import Allowed, allowed
 from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine, Remembered
-from agent.nics import Wanted, rediscover, resolve
+from agent.nics import Wanted, asks_serials, rediscover, resolve
 from agent.originals import Originals
 from agent.readiness import Judge, at_once
 from agent.snapshot import Scope, Snapshot, devices, own, read_basis
@@ -166,13 +166,14 @@ def converge(
         originals or Originals(),
     )
     machine = work.reader
-    have, scope = (read_basis(machine), None) if last is None or scope is None else (last, scope)
+    serials = asks_serials(spec)
+    have, scope = (read_basis(machine, serials), None) if last is None or scope is None else (last, scope)
     whole = scope is None
     applied: list[Outcome] = []
     for _ in range(ROUNDS):
         if scope is not None:
             # Names, and the permanent address that the VFs' are made from, come with a netdev: it may be a new one.
-            have = evolve(have, functions=rediscover(machine, have.functions, _pfs(scope)))
+            have = evolve(have, functions=rediscover(machine, have.functions, _pfs(scope), serials))
         want = resolve(spec, have.functions)
         have, outcomes = _round(work, want, have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
@@ -183,7 +184,7 @@ def converge(
         # Everything else was read in this pass already; what was written is what must be read again.
         scope = frozenset(name for outcome in done for name in _touched(outcome.change))
         meanwhile = heard()
-        have, scope = (read_basis(machine), None) if meanwhile is None else (have, scope | meanwhile)
+        have, scope = (read_basis(machine, serials), None) if meanwhile is None else (have, scope | meanwhile)
     given_back = _give_back(work, work.originals.left(want, have.functions), have) if whole else []
     applied += [outcome for outcome in given_back if outcome.result == "applied"]
     remaining += [outcome for outcome in given_back if outcome.result != "applied"]

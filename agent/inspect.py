@@ -16,8 +16,9 @@ from attrs import frozen
 
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
-from agent.nics import PCI, device_path, driver, vf_addresses
+from agent.nics import PCI, bonded, device_path, driver, rdma_devices, serial_numbers, vf_addresses
 from agent.ranges import format_ranges
+from agent.vendors import vendor as family
 
 NET = "/sys/class/net"
 RDMA = "/sys/class/infiniband"
@@ -71,6 +72,7 @@ class RdmaPort:
 
     ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the
     kernel's words. ``netdev`` is that of its first GID (gid_attrs/ndevs). The MTUs in bytes are libibverbs' (ibv_query_port).
+    ``bonded``: the netdevs that ``netdev`` is made of, if it is a bond (RoCE LAG).
     """
 
     number: int
@@ -81,6 +83,7 @@ class RdmaPort:
     rate: str | None
     max_mtu: int | None
     active_mtu: int | None
+    bonded: tuple[str, ...] = ()
 
 
 @frozen
@@ -115,8 +118,9 @@ class NetworkFunction:
     """A PCI function that is a network controller, or a VF of one.
 
     ``model``: the product name of its VPD (PCI Local Bus Specification 3.0, appendix I), else what pci.ids calls it.
-    ``vendor`` and ``device`` are hexadecimal ids. ``numa_node`` is None where the firmware tells none. ``index`` is
-    the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST). ``total_vfs`` is 0 without SR-IOV.
+    ``vendor`` and ``device`` are hexadecimal ids, ``serials`` what a selector's ``serial`` may be. ``numa_node`` is None where
+    the firmware tells none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
+    ``total_vfs`` is 0 without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
     """
 
     address: str
@@ -133,6 +137,7 @@ class NetworkFunction:
     granted: VfInfo | None = None
     total_vfs: int = 0
     vfs: tuple[NetworkFunction, ...] = ()
+    serials: tuple[str, ...] = ()
 
 
 @frozen
@@ -209,7 +214,9 @@ class _Reader:
         device = self._text(f"{path}/device").removeprefix("0x")
         netdevs = tuple(self._netdev(self._links[name]) for name in self._below(address, "net") if name in self._links)
         sole = netdevs[0].name if len(netdevs) == 1 else None
-        rdma = tuple(self.rdma_device(name, sole) for name in self._below(address, "infiniband"))
+        shared = () if index is not None else _unless_gone(lambda: rdma_devices(self._files, address)) or ()
+        names = self._below(address, "infiniband") or shared
+        rdma = tuple(self.rdma_device(name, sole) for name in names)
         numa_node = int(self._text(f"{path}/numa_node") or -1)
         told = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
         return NetworkFunction(
@@ -227,6 +234,7 @@ class _Reader:
             granted=granted,
             total_vfs=total_vfs,
             vfs=vfs,
+            serials=serial_numbers(self._files, address) if index is None else (),
         )
 
     def _below(self, address: str, folder: str) -> list[str]:
@@ -273,15 +281,17 @@ class _Reader:
     def _port(self, device: str, number: int, netdev: str | None) -> RdmaPort:
         path = f"{RDMA}/{device}/ports/{number}"
         max_mtu, active_mtu = self._port_mtus.get((device, number), (None, None))
+        name = self._text(f"{path}/gid_attrs/ndevs/0") or netdev or self._netdev_of_gid(path)
         return RdmaPort(
             number=number,
-            netdev=self._text(f"{path}/gid_attrs/ndevs/0") or netdev or self._netdev_of_gid(path),
+            netdev=name,
             link_layer=self._text(f"{path}/link_layer") or None,
             state=self._text(f"{path}/state").partition(": ")[2] or None,
             physical_state=self._text(f"{path}/phys_state").partition(": ")[2] or None,
             rate=self._text(f"{path}/rate") or None,
             max_mtu=max_mtu,
             active_mtu=active_mtu,
+            bonded=(_unless_gone(lambda: bonded(self._files, name)) or ()) if name else (),
         )
 
     def _netdev_of_gid(self, port: str) -> str | None:
@@ -383,6 +393,7 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
     ids = f"[{function.vendor}:{function.device}]"
     facts = [f"driver {function.driver or 'none'}"]
     facts += [f"firmware {function.firmware}"] if function.firmware else []
+    facts += [f"serial {serial}" for serial in function.serials]
     facts += [] if function.numa_node is None else [f"NUMA node {function.numa_node}"]
     facts += [f"VFs {len(function.vfs)} of {function.total_vfs}"] if function.total_vfs else []
     lines = [indent + "  ".join(filter(None, (f"{vf}{function.address}", function.model, ids)))]
@@ -392,7 +403,7 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
         lines += _wrapped(inner, "granted", _granted(function.granted), width)
     for netdev in function.netdevs:
         lines += _wrapped(inner, "netdev", _netdev_facts(netdev), width)
-    if not function.netdevs and function.driver and not function.rdma:
+    if not function.netdevs and function.driver and not function.rdma and family(function.driver).has_netdev:
         lines += [f"{inner}{'netdev':<8} none in this network namespace"]
     for device in function.rdma:
         lines += _rdma_lines(device, inner, width)
@@ -402,11 +413,17 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
 
 
 def _granted(vf: VfInfo) -> list[str]:
-    told = (("trust", vf.trust), ("spoofchk", vf.spoofchk))
+    vlan = f"vlan {vf.vlan}" + (f" qos {vf.qos}" if vf.qos else "")
+    vlan += f" {vf.vlan_protocol}" if vf.vlan_protocol != "802.1Q" else ""
+    switches = (("trust", vf.trust), ("spoofchk", vf.spoofchk), ("rss query", vf.rss_query))
     return [
         vf.mac,
-        f"vlan {vf.vlan}",
-        *(f"{name} {'on' if value else 'off'}" for name, value in told if value is not None),
+        vlan,
+        *(f"{name} {'on' if value else 'off'}" for name, value in switches if value is not None),
+        *([f"link {vf.link_state}"] if vf.link_state != "auto" else []),
+        *([f"at least {vf.min_tx_rate} Mbit/s"] if vf.min_tx_rate else []),
+        *([f"at most {vf.max_tx_rate} Mbit/s"] if vf.max_tx_rate else []),
+        *(f"{name} GUID {guid}" for name, guid in (("node", vf.node_guid), ("port", vf.port_guid)) if guid),
     ]
 
 
@@ -425,7 +442,8 @@ def _rdma_lines(device: RdmaDevice, indent: str, width: int) -> list[str]:
     for port in device.ports:
         state = "/".join(filter(None, (port.state, port.physical_state)))
         mtu = f"MTU {port.active_mtu} of {port.max_mtu}" if port.active_mtu and port.max_mtu else ""
-        facts = [f"port {port.number}", state, port.link_layer or "", mtu, port.rate or "", port.netdev or "no netdev"]
+        netdev = f"{port.netdev} ({', '.join(port.bonded)})" if port.bonded else port.netdev or "no netdev"
+        facts = [f"port {port.number}", state, port.link_layer or "", mtu, port.rate or "", netdev]
         lines += _wrapped(indent, "", filter(None, facts), width, column=8)
     return lines
 

@@ -13,13 +13,25 @@ ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, 
 
 @frozen
 class VfInfo:
-    """What a PF says of one of its VFs (IFLA_VFINFO_LIST); ``None`` where its driver reports nothing."""
+    """What a PF says of one of its VFs (IFLA_VFINFO_LIST); ``None`` where its driver reports nothing.
+
+    Rates in Mbit/s, 0 is none. Of a driver that knows nothing of ``link_state``, rates or ``vlan_protocol`` the kernel tells
+    these defaults (rtnl_fill_vfinfo, net/core/rtnetlink.c).
+    """
 
     index: int
     mac: str
     vlan: int
     trust: bool | None
     spoofchk: bool | None
+    qos: int = 0
+    vlan_protocol: str = "802.1Q"
+    link_state: str = "auto"
+    min_tx_rate: int = 0
+    max_tx_rate: int = 0
+    rss_query: bool | None = None
+    node_guid: str | None = None
+    port_guid: str | None = None
 
 
 @frozen
@@ -27,7 +39,7 @@ class Link:
     """One netdev of the host's network namespace.
 
     ``mac`` is the current address, ``permanent_mac`` the one it was made with (IFLA_PERM_ADDRESS; empty if none).
-    ``carrier`` is False while the link is down. ``mtu`` in bytes.
+    ``carrier`` is False while the link is down. ``mtu`` in bytes, ``txqueuelen`` in packets.
     """
 
     ifindex: int
@@ -39,6 +51,7 @@ class Link:
     carrier: bool
     altnames: tuple[str, ...] = ()
     vfs: tuple[VfInfo, ...] = ()
+    txqueuelen: int = 1000
 
 
 class Files(Protocol):
@@ -81,11 +94,21 @@ class Netlink(Protocol):
         ...
 
     def link(self, name: str) -> Link | None:
-        """One netdev by its name, with its VFs; None if it is not there."""
+        """One netdev by its name, or an alternative one, with its VFs; None if it is not there."""
         ...
 
-    def set_link(self, ifindex: int, *, mtu: int | None = None, up: bool | None = None) -> None:
+    def set_link(
+        self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
+    ) -> None:
         """Change the given values of a netdev."""
+        ...
+
+    def add_altname(self, ifindex: int, name: str) -> None:
+        """Give a netdev one more alternative name; EEXIST if any netdev of the namespace has it."""
+        ...
+
+    def rename(self, ifindex: int, name: str) -> None:
+        """Give a netdev another name, its own alternative one if need be; before Linux 6.2 EBUSY while it is up."""
         ...
 
     def set_vf(
@@ -97,8 +120,20 @@ class Netlink(Protocol):
         vlan: int | None = None,
         trust: bool | None = None,
         spoofchk: bool | None = None,
+        qos: int | None = None,
+        vlan_protocol: str | None = None,
+        link_state: str | None = None,
+        min_tx_rate: int | None = None,
+        max_tx_rate: int | None = None,
+        rss_query: bool | None = None,
+        node_guid: str | None = None,
+        port_guid: str | None = None,
     ) -> None:
-        """Change the given values of VF ``index`` through its PF."""
+        """Change the given values of VF ``index`` through its PF.
+
+        The kernel takes ``vlan``, ``qos`` and ``vlan_protocol`` as one, and the two rates: the rest of what is given in part
+        becomes 0 (802.1Q).
+        """
         ...
 
     def gateway_ifindexes(self) -> frozenset[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -12,9 +12,16 @@ from attrs import evolve, field, frozen
 from agent.change import Condition, Status
 from agent.machine import Files, Link, Machine, names_or_none, read_or
 from agent.ranges import parse_ranges
+from agent.serial import device_serial_number, vpd_serial_number
 from agent.spec import Nic, NodeSpec, Selector, VfAttributes
 
 PCI = "/sys/bus/pci/devices"
+NET = "/sys/class/net"
+
+VFIO = "vfio-pci"
+
+# No configuration space (4096 bytes) and no Vital Product Data (32768) is larger.
+LARGEST = 1 << 15
 
 
 @frozen
@@ -22,7 +29,8 @@ class Function:
     """A physical function of a network controller.
 
     ``numa_node`` is -1 where the firmware tells none; ``total_vfs`` is 0 where there is no SR-IOV. ``hung``: a call to it
-    never returned, so nothing but what the PCI core knows is asked of it.
+    never returned, so nothing but what the PCI core knows is asked of it. ``serials``: the serial numbers of its
+    configuration space and of its Vital Product Data, empty unless they were asked for.
     """
 
     address: str
@@ -33,6 +41,7 @@ class Function:
     total_vfs: int
     link: Link | None
     hung: bool = False
+    serials: tuple[str, ...] = ()
 
 
 @frozen
@@ -58,11 +67,16 @@ class WantedNic:
         given = self.nic.vfs.attributes(index)
         link = self.function.link
         permanent = link.permanent_mac if link else ""
+        has_netdev = given.driver != VFIO
         return evolve(
             given,
-            mac=given.mac or (derived_mac(permanent, index) if permanent else None),
-            mtu=given.mtu or self.nic.mtu,
-            state=given.state or self.nic.state,
+            # An InfiniBand PF's address has 20 octets, and its VFs have GUIDs instead.
+            mac=given.mac or (derived_mac(permanent, index) if len(permanent) == len("00:00:00:00:00:00") else None),
+            # A VF without a VLAN has no priority in it either.
+            qos=0 if given.vlan == 0 and given.qos is None else given.qos,
+            mtu=(given.mtu or self.nic.mtu) if has_netdev else None,
+            state=(given.state or self.nic.state) if has_netdev else None,
+            txqueuelen=(given.txqueuelen or self.nic.txqueuelen) if has_netdev else None,
             owner=given.owner or "taker",
         )
 
@@ -132,6 +146,46 @@ def physical_function(files: Files, address: str) -> str:
         return address
 
 
+def rdma_devices(files: Files, address: str) -> list[str]:
+    """The RDMA devices of a function.
+
+    With RoCE LAG two ports of a card share one, ``mlx5_bond_0``, whose PCI function is that of the first port alone. Its netdev
+    is the bond (gid_attrs/ndevs), and the second port is told by its netdev being in that bond. From vendor documents (NVIDIA,
+    "RoCE over LAG"; drivers/infiniband/hw/mlx5/main.c): not run on such a card.
+    """
+    own = names_or_none(files, f"{PCI}/{address}/infiniband")
+    name = netdev(files, address)
+    if own or name is None or (bond := _master(files, name)) is None:
+        return own
+    card = address.rpartition(".")[0]
+    return [
+        device
+        for other in names_or_none(files, PCI)
+        if other != address and other.startswith(f"{card}.") and "physfn" not in names_or_none(files, f"{PCI}/{other}")
+        for device in names_or_none(files, f"{PCI}/{other}/infiniband")
+        if rdma_bond(files, device) == bond
+    ]
+
+
+def rdma_bond(files: Files, device: str) -> str | None:
+    """The bond whose two ports an RDMA device serves (RoCE LAG); None for a device with a netdev of its own."""
+    folder = f"/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs"
+    told = next((read_or(files, f"{folder}/{index}", "") for index in names_or_none(files, folder)[:1]), "")
+    return told if told and bonded(files, told) else None
+
+
+def bonded(files: Files, name: str) -> tuple[str, ...]:
+    """The netdevs that a bond is made of; none of a netdev that is no bond."""
+    return tuple(read_or(files, f"{NET}/{name}/bonding/slaves", "").split())
+
+
+def _master(files: Files, name: str) -> str | None:
+    try:
+        return files.target(f"{NET}/{name}/master")
+    except OSError:
+        return None
+
+
 def vf_addresses(files: Files, address: str) -> dict[int, str]:
     """The PCI addresses of a PF's VFs by their index."""
     links = (name for name in names_or_none(files, f"{PCI}/{address}") if name.startswith("virtfn"))
@@ -176,21 +230,30 @@ def link_of(machine: Machine, target: str) -> Link:
     return link
 
 
-def discover(machine: Machine) -> tuple[Function, ...]:
+def asks_serials(spec: NodeSpec) -> bool:
+    """Whether a selector of the spec wants a serial number: reading Vital Product Data may take a card a tenth of a second."""
+    return any(nic.select.serial for nic in spec.nics)
+
+
+def discover(machine: Machine, serials: bool = False) -> tuple[Function, ...]:
     """Every physical function of PCI class 02 (network controller), by address."""
     links = {link.name: link for link in machine.netlink.links()}
-    found = (_function(machine, address, links.get) for address in names_or_none(machine.files, PCI))
+    found = (_function(machine, address, links.get, serials) for address in names_or_none(machine.files, PCI))
     return tuple(function for function in found if function is not None)
 
 
-def rediscover(machine: Machine, functions: tuple[Function, ...], addresses: frozenset[str]) -> tuple[Function, ...]:
+def rediscover(
+    machine: Machine, functions: tuple[Function, ...], addresses: frozenset[str], serials: bool = False
+) -> tuple[Function, ...]:
     """``functions`` with those at ``addresses`` read again: gone, or with the netdev that they have now."""
-    read = {address: _function(machine, address, machine.netlink.link) for address in addresses - machine.hung}
     kept = {function.address: function for function in functions}
+    read = {address: _function(machine, address, machine.netlink.link, serials) for address in addresses - machine.hung}
     return tuple(function for _, function in sorted({**kept, **read}.items()) if function is not None)
 
 
-def _function(machine: Machine, address: str, link: Callable[[str], Link | None]) -> Function | None:
+def _function(
+    machine: Machine, address: str, link: Callable[[str], Link | None], serials: bool = False
+) -> Function | None:
     files = machine.files
     path = device_path(address)
     if not read_or(files, f"{path}/class", "").startswith("0x02") or "physfn" in names_or_none(files, path):
@@ -205,18 +268,34 @@ def _function(machine: Machine, address: str, link: Callable[[str], Link | None]
         total_vfs=int(read_or(files, f"{path}/sriov_totalvfs", "0")),
         link=link(name) if name else None,
         hung=address in machine.hung,
+        serials=serial_numbers(files, address) if serials and address not in machine.hung else (),
     )
+
+
+def serial_numbers(files: Files, address: str) -> tuple[str, ...]:
+    """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them."""
+    path = device_path(address)
+    told = (device_serial_number(_data(files, f"{path}/config")), vpd_serial_number(_data(files, f"{path}/vpd")))
+    return tuple(serial for serial in told if serial)
+
+
+def _data(files: Files, path: str) -> bytes:
+    try:
+        return files.read_at(path, 0, LARGEST)
+    except OSError:
+        return b""  # not every card has Vital Product Data, and one that does may fail to read it
 
 
 def _matches(selector: Selector, function: Function) -> bool:
     link = function.link
-    checks = (
+    checks: tuple[tuple[str | None, Collection[str | None]], ...] = (
         (selector.pci, [function.address]),
         (selector.mac, [link.permanent_mac] if link else []),
         (selector.netdev, [link.name, *link.altnames] if link else []),
         (selector.vendor, [function.vendor]),
         (selector.device, [function.device]),
         (selector.driver, [function.driver]),
+        (selector.serial, function.serials),
     )
     return all(wanted is None or wanted in have for wanted, have in checks)
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from agent.change import Change, Disruption
-from agent.kinds import ordered
-from agent.machine import Machine
-from agent.nics import Wanted, resolve
+from agent.kinds import bindings, ordered
+from agent.machine import Machine, Remembered
+from agent.nics import Wanted, asks_serials, resolve
 from agent.originals import Originals
 from agent.snapshot import read_basis
 from agent.spec import NodeSpec
@@ -34,7 +34,9 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
 
     What cannot be known yet, because the devices come with another change, is one change whose ``after`` says after which kind.
     """
-    have = read_basis(machine)
+    # Nothing is written, so that what one kind has asked for the next need not ask for again.
+    machine = evolve(machine, netlink=Remembered(machine.netlink))
+    have = read_basis(machine, asks_serials(spec))
     want = resolve(spec, have.functions)
     planned: list[Change] = []
     back = (originals or Originals()).returning
@@ -68,4 +70,4 @@ def _judged(machine: Machine, want: Wanted, change: Change, seen: dict[str, Mapp
 
 
 def _comes(change: Change, pending: Mapping[str, set[str]]) -> bool:
-    return change.device in pending.get(BROUGHT_BY.get(change.kind, ""), ())
+    return change.obstacle != bindings.NO_VFIO and change.device in pending.get(BROUGHT_BY.get(change.kind, ""), ())

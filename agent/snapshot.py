@@ -63,9 +63,9 @@ def _joined(before: Any, found: Any) -> Any:
     return found
 
 
-def read_basis(machine: Machine) -> Snapshot:
-    """What only a full reading looks at, before any kind was observed."""
-    return Snapshot(discover(machine), read_topology(machine), machine.processes.running())
+def read_basis(machine: Machine, serials: bool = False) -> Snapshot:
+    """What only a full reading looks at, before any kind was observed; ``serials``: a selector asks for serial numbers."""
+    return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running())
 
 
 def read_topology(machine: Machine) -> Topology:

@@ -17,6 +17,9 @@ from agent.strict import Faults, Strict, unique_keys
 
 DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
 LinkState = Literal["up", "down"]
+VlanProtocol = Literal["802.1Q", "802.1ad"]
+VfLinkState = Literal["auto", "enable", "disable"]
+VfDriver = Literal["netdevice", "vfio-pci"]
 IrqbalancePolicy = Literal["disabled", "untouched"]
 Owner = Literal["taker", "trackbed"]
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
@@ -41,6 +44,9 @@ SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
 MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 READ_REQUESTS = (128, 256, 512, 1024, 2048, 4096)
 NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+GUID = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}")
+# What dev_valid_name() takes (net/core/dev.c), in at most ALTIFNAMSIZ - 1 bytes.
+ALTNAME = re.compile(r"[^\s/:.]([^\s/:]{0,126})", re.ASCII)
 
 
 SpecError = Faults
@@ -92,7 +98,19 @@ def _cpu_list(_: object, attribute: Attribute[Any], value: str) -> None:
         raise ValueError(f"{attribute.name}: {error}; write it as 0-3,8") from None
 
 
+def _altnames(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
+    for name in value:
+        _matches(ALTNAME, "give up to 127 characters, no white space, '/' or ':', and no dot in front")(
+            _, attribute, name
+        )
+    if len(set(value)) != len(value):
+        raise ValueError(f"{attribute.name}: a name is given twice; names are unique on a node")
+
+
 _MTU = _within(68, 65535, "bytes")
+_RATE = _within(0, 2**32 - 1, "Mbit/s (0 is none)")
+_TXQUEUELEN = _within(1, 2**31 - 1, "packets")
+_GUID = _matches(GUID, "write it as 00:11:22:33:44:55:66:77, in lower case")
 _PCI_ID = _matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
 
 
@@ -100,7 +118,8 @@ _PCI_ID = _matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` pri
 class Selector:
     """Which physical function is meant; all the given keys must match, and exactly one function.
 
-    ``mac`` is the permanent address (IFLA_PERM_ADDRESS), not one that was set later.
+    ``mac`` is the permanent address (IFLA_PERM_ADDRESS), not one that was set later. ``serial`` is the PCI device serial
+    number as lspci prints it, or the card's serial number in its Vital Product Data; the ports of one card may share it.
     """
 
     pci: str | None = field(default=None, validator=_matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
@@ -109,10 +128,11 @@ class Selector:
     vendor: str | None = field(default=None, validator=_PCI_ID)
     device: str | None = field(default=None, validator=_PCI_ID)
     driver: str | None = None
+    serial: str | None = None
 
     def __attrs_post_init__(self) -> None:
         if not any(getattr(self, f.name) for f in fields(Selector)):
-            raise ValueError("it selects nothing; give one of pci, mac, netdev, vendor, device, driver")
+            raise ValueError("it selects nothing; give one of pci, mac, netdev, vendor, device, driver, serial")
 
     def __str__(self) -> str:
         given = ((f.name, getattr(self, f.name)) for f in fields(Selector))
@@ -171,6 +191,10 @@ class VfAttributes:
     ``vlan`` 0 means untagged. ``mac`` left out is derived from the PF's permanent address and the VF's index,
     so that it is the same after every reload. ``owner``: while a container or a virtual machine has the VF, its attributes,
     MTU and name are theirs (``taker``, the default), or kept as they are here all the same (``trackbed``).
+
+    Rates are in Mbit/s, 0 is none. ``link_state`` is the link as the PF shows it to the VF (on InfiniBand the link policy):
+    ``auto`` is the PF's own. GUIDs are InfiniBand's, from vendor documents: not run on such a NIC. A VF whose ``driver`` is
+    ``vfio-pci`` has no netdev, hence neither ``mtu``, ``txqueuelen`` nor ``state``.
     """
 
     mac: str | None = field(default=None, validator=_unicast_mac)
@@ -184,6 +208,16 @@ class VfAttributes:
     rings: Rings | None = None
     coalescing: Coalescing | None = None
     offloads: Offloads | None = None
+    qos: int | None = field(default=None, validator=_within(0, 7, "(VLAN priority)"))
+    vlan_protocol: VlanProtocol | None = None
+    link_state: VfLinkState | None = None
+    min_tx_rate: int | None = field(default=None, validator=_RATE)
+    max_tx_rate: int | None = field(default=None, validator=_RATE)
+    rss_query: bool | None = None
+    node_guid: str | None = field(default=None, validator=_GUID)
+    port_guid: str | None = field(default=None, validator=_GUID)
+    txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
+    driver: VfDriver | None = None
 
 
 @frozen
@@ -193,11 +227,17 @@ class VfGroup(VfAttributes):
     index: str = field(kw_only=True, validator=_cpu_list)
 
     def __attrs_post_init__(self) -> None:
-        if self.mac is not None and len(parse_ranges(self.index)) != 1:
-            raise ValueError(f"mac: {self.mac} cannot be given to VFs {self.index}; give one VF an entry of its own")
+        for name in _OF_ONE:
+            value = getattr(self, name)
+            if value is not None and len(parse_ranges(self.index)) != 1:
+                raise ValueError(
+                    f"{name}: {value} cannot be given to VFs {self.index}; give one VF an entry of its own"
+                )
 
 
 _VF = fields(VfAttributes)
+# Addresses: no two VFs share one.
+_OF_ONE = ("mac", "node_guid", "port_guid")
 
 
 def _first(value: Any, fallback: Any) -> Any:
@@ -213,8 +253,11 @@ class Vfs:
     groups: tuple[VfGroup, ...] = ()
 
     def __attrs_post_init__(self) -> None:
-        if self.defaults.mac is not None:
-            raise ValueError("defaults.mac: one address cannot serve all VFs; give it in a group with one index")
+        for name in _OF_ONE:
+            if getattr(self.defaults, name) is not None:
+                raise ValueError(
+                    f"defaults.{name}: one address cannot serve all VFs; give it in a group with one index"
+                )
         claimed: dict[int, str] = {}
         for group in self.groups:
             for index in parse_ranges(group.index):
@@ -223,14 +266,31 @@ class Vfs:
                 if index in claimed:
                     raise ValueError(f"groups: VF {index} is in {claimed[index]} and {group.index}; keep one")
                 claimed[index] = group.index
+            _agree(f"groups: {group.index}", self._merged(group))
+        if len(claimed) < self.count:
+            _agree("defaults", self.defaults)
 
     def attributes(self, index: int) -> VfAttributes:
         """What VF ``index`` should have: its group's values above the defaults."""
         for group in self.groups:
             if index in parse_ranges(group.index):
-                merged = {f.name: _first(getattr(group, f.name), getattr(self.defaults, f.name)) for f in _VF}
-                return VfAttributes(**merged)
+                return self._merged(group)
         return self.defaults
+
+    def _merged(self, group: VfGroup) -> VfAttributes:
+        merged = {f.name: _first(getattr(group, f.name), getattr(self.defaults, f.name)) for f in _VF}
+        return VfAttributes(**merged)
+
+
+def _agree(where: str, vf: VfAttributes) -> None:
+    """Values that make sense only together: a group may give what the defaults lack, so this is asked of both merged."""
+    for name in ("qos", "vlan_protocol"):
+        if getattr(vf, name) is not None and vf.vlan is None:
+            raise ValueError(f"{where}: {name} needs vlan, which is not given; give it, too")
+    if vf.min_tx_rate and vf.max_tx_rate is None:
+        raise ValueError(f"{where}: min_tx_rate needs max_tx_rate, which is not given; give it, too (0 is none)")
+    if vf.min_tx_rate and vf.max_tx_rate and vf.min_tx_rate > vf.max_tx_rate:
+        raise ValueError(f"{where}: min_tx_rate {vf.min_tx_rate} is above max_tx_rate {vf.max_tx_rate}; lower it")
 
 
 @frozen
@@ -276,6 +336,7 @@ class Nic:
     """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's.
 
     ``max_read_request`` is the PCIe one (MRRS), in bytes.
+    ``altnames`` are added to the alternative names of the PF's netdev; none is taken away. ``txqueuelen`` in packets.
     """
 
     name: str = field(validator=_matches(NIC_NAME, "use letters, digits, '-', '_' and '.'"))
@@ -290,6 +351,8 @@ class Nic:
     vfs: Vfs | None = None
     disruption: DisruptionPolicy | None = None
     max_read_request: int | None = field(default=None, validator=_read_request)
+    altnames: tuple[str, ...] = field(default=(), validator=_altnames)
+    txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
 
 
 @frozen
@@ -436,6 +499,10 @@ class NodeSpec:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"nics: the name {name} is given twice; names are unique on a node")
+        altnames = [name for nic in self.nics for name in nic.altnames]
+        for name in altnames:
+            if altnames.count(name) > 1:
+                raise ValueError(f"nics: the altname {name} is given to two NICs; names are unique on a node")
 
 
 _strict = Strict(NodeSpec)

@@ -5,84 +5,156 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.change import Change, Disruption
-from agent.kinds import in_scope, links, vfs
-from agent.machine import Machine, read_or
-from agent.nics import PCI, Wanted, device_path, driver, netdev, pci_of, vf_addresses
+from agent.kinds import in_scope, links, vf_attributes, vfs
+from agent.machine import Files, Machine, VfInfo, names_or_none, read_or
+from agent.nics import PCI, VFIO, Wanted, device_path, driver, netdev, pci_of, vf_addresses
 from agent.snapshot import Scope, Snapshot
+from agent.spec import VfAttributes
+from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "bindings"
 AFTER = ("vf_attributes",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 
+DRIVERS = "/sys/bus/pci/drivers"
+NETDEVICE = "netdevice"
+# What driver_override reads as when there is none (driver_override_show, drivers/pci/pci-sysfs.c).
+NO_OVERRIDE = "(null)"
+
+NO_VFIO = "vfio-pci is not loaded"
+
 
 @frozen
 class Binding:
-    """A VF's driver, and its netdev's address as long as that is in the host's network namespace."""
+    """A VF's driver, and its netdev's address as long as that is in the host's network namespace.
+
+    Only of VFs of which the spec asks for it: whether an IOMMU isolates it, and its RDMA device's ``node_guid``.
+    """
 
     driver: str | None
     mac: str | None
+    isolated: bool = True
+    node_guid: str | None = None
 
 
 @frozen
 class Bindings:
-    """A PF's VFs by index; ``autoprobe``: new VFs are given a driver at once."""
+    """A PF's VFs by index; ``autoprobe``: new VFs are given a driver at once. ``vfio``: vfio-pci is loaded."""
 
     autoprobe: bool
     vfs: Mapping[int, Binding]
+    vfio: bool
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindings]:
     """The bindings of each PF's VFs."""
+    vfio = VFIO in names_or_none(machine.files, DRIVERS)
     found = {}
     for address in in_scope(want, scope):
-        vfs = {index: _binding(machine, vf) for index, vf in vf_addresses(machine.files, address).items()}
+        nic = want.nics[address]
+        vfs = {
+            index: _binding(machine, vf, nic.vf(index) if index < (nic.vf_count() or 0) else VfAttributes())
+            for index, vf in vf_addresses(machine.files, address).items()
+        }
         autoprobe = read_or(machine.files, f"{device_path(address)}/sriov_drivers_autoprobe", "1") == "1"
-        found[address] = Bindings(autoprobe, vfs)
+        found[address] = Bindings(autoprobe, vfs, vfio)
     return found
 
 
-def _binding(machine: Machine, vf: str) -> Binding:
-    name = netdev(machine.files, vf)
-    mac = read_or(machine.files, f"/sys/class/net/{name}/address", "") if name else ""
-    return Binding(driver(machine.files, vf), mac or None)
+def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
+    files = machine.files
+    name = netdev(files, vf)
+    mac = read_or(files, f"/sys/class/net/{name}/address", "") if name else ""
+    return Binding(
+        driver(files, vf),
+        mac or None,
+        wanted.driver != VFIO or "iommu_group" in names_or_none(files, device_path(vf)),
+        _node_guid(files, vf) if wanted.node_guid else None,
+    )
+
+
+def _node_guid(files: Files, vf: str) -> str | None:
+    """``0011:2233:4455:6677`` of sysfs, written as the spec does."""
+    devices = names_or_none(files, f"{device_path(vf)}/infiniband")
+    digits = read_or(files, f"/sys/class/infiniband/{devices[0]}/node_guid", "").replace(":", "") if devices else ""
+    return ":".join(digits[place : place + 2] for place in range(0, len(digits), 2)) or None
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """Bind the VFs that have no driver; bind again those whose driver holds another address than the PF gave."""
+    """Bind the VFs that have no driver or another than wanted; bind again those whose driver holds another address."""
     changes = []
     for address, nic in links.usable(want, have):
         state: Bindings = have[NAME][address]
         count = nic.vf_count() or 0
         if count and not state.autoprobe:
-            # With it off, pci_device_can_probe() refuses every driver, the one that we ask for included.
+            # With it off, pci_device_can_probe() refuses every driver that is no override, the one that we ask for included.
             changes.append(Change(NAME, address, "autoprobe", False, True))
+        told: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
         for index in range(count):
-            target = f"{address}#{index}"
-            vf = state.vfs.get(index)
-            if vf is None or vf.driver is None:
-                change = Change(NAME, target, "driver", None, "netdevice")
-                changes.append(change if vf else vfs.absent(change))
-                continue
-            wanted = nic.vf(index)
-            if wanted.mac is not None and vf.mac is not None and vf.mac != wanted.mac:
-                yields = wanted.owner != "trackbed"
-                changes.append(Change(NAME, target, "mac", vf.mac, wanted.mac, Disruption.REBIND, yields=yields))
+            change = _plan_vf(f"{address}#{index}", nic.vf(index), state, index, told.get(index))
+            changes += [change] if change else []
     return changes
 
 
+def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, told: VfInfo | None) -> Change | None:
+    vf = state.vfs.get(index)
+    bound = vf.driver if vf else None
+    if wanted.driver == VFIO:
+        return None if bound == VFIO else _bind_vfio(target, vf, state.vfio)
+    if vf is None or bound is None:
+        change = Change(NAME, target, "driver", None, NETDEVICE)
+        return change if vf else vfs.absent(change)
+    if bound in PASSTHROUGH.drivers:
+        return (
+            Change(NAME, target, "driver", bound, NETDEVICE, Disruption.REBIND) if wanted.driver == NETDEVICE else None
+        )
+    for field, before in (("mac", vf.mac), ("node_guid", vf.node_guid)):
+        after = getattr(wanted, field)
+        # What its PF did not take the VF's driver would not find either.
+        if before not in (None, after) and after is not None and after == getattr(told, field, None):
+            yields = wanted.owner != "trackbed"
+            return Change(NAME, target, field, before, after, Disruption.REBIND, yields=yields)
+    return None
+
+
+def _bind_vfio(target: str, vf: Binding | None, vfio: bool) -> Change:
+    bound = vf.driver if vf else None
+    change = Change(NAME, target, "driver", bound, VFIO, Disruption.REBIND if bound else Disruption.NONE)
+    if not vfio:
+        return evolve(change, obstacle=NO_VFIO, remedy='load it: kernel_modules = ["vfio-pci"]')
+    if vf is None:
+        return vfs.absent(change)
+    if not vf.isolated:
+        remedy = "turn the IOMMU on in the firmware, and boot with intel_iommu=on (AMD's needs no parameter)"
+        return evolve(change, obstacle="no IOMMU isolates it", remedy=remedy)
+    return change
+
+
 def apply(machine: Machine, change: Change) -> None:
-    """Let the kernel find a VF's driver, after taking it from the present one for a new address."""
+    """Let the kernel find a VF's driver, after taking it from the present one for another driver or a new address."""
     files = machine.files
     if change.field == "autoprobe":
         files.write(f"{device_path(change.device)}/sriov_drivers_autoprobe", "1")
         return
     vf = pci_of(files, change.target)
-    if change.field == "mac" and driver(files, vf) is not None:
+    override = VFIO if change.after == VFIO else ""
+    path = f"{PCI}/{vf}/driver_override"
+    # For an address the driver stays the same, and so does what says which it may be.
+    if change.field == "driver" and read_or(files, path, NO_OVERRIDE) != (override or NO_OVERRIDE):
+        files.write(path, override or "\n")
+    if change.before is not None and driver(files, vf) is not None:
         files.write(f"{PCI}/{vf}/driver/unbind", vf)
     files.write("/sys/bus/pci/drivers_probe", vf)
-    if driver(files, vf) is None:
-        raise FileNotFoundError(errno.ENOENT, f"no loaded driver takes {vf}; load the VF's driver")
+    bound = driver(files, vf)
+    if bound is None:
+        raise FileNotFoundError(errno.ENOENT, f"no loaded driver takes {vf}; {_advice(override)}")
+    if change.field == "driver" and (bound in PASSTHROUGH.drivers) != bool(override):
+        raise FileExistsError(errno.EEXIST, f"{bound} took {vf}; see who else sets its driver_override")
+
+
+def _advice(override: str) -> str:
+    return "see the kernel's log for the reason of vfio-pci" if override else "load the VF's driver"

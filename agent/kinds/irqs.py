@@ -17,6 +17,7 @@ from agent.nics import PCI, Wanted, driver, pci_of
 from agent.ranges import format_ranges, parse_ranges
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
+from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "irqs"
 # Channels are what has interrupts, and a driver may request them anew for other rings.
@@ -43,11 +44,15 @@ class Irq:
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, tuple[Irq, ...]]]:
-    """Each PF's interrupts and its VFs', by target."""
+    """Each PF's interrupts and its VFs', by target; those of a VF in a process's hands (vfio) are its own business."""
     return {
-        address: {target: function_irqs(machine.files, pci) for target, pci in functions.items()}
+        address: {target: _placeable(machine.files, pci) for target, pci in functions.items()}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
+
+
+def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
+    return () if driver(files, pci) in PASSTHROUGH.drivers else function_irqs(files, pci)
 
 
 def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:

@@ -1,7 +1,12 @@
-"""The netdevs of PFs: there, up, with their MTU. Before their VFs: a VF driver that finds its PF down takes no address."""
+"""The netdevs of PFs: there, up, with MTU and names. Before their VFs: a VF driver that finds its PF down takes no address.
+
+So a PF's MTU is raised before its VFs', and lowered before them as well: igb allows that (seen on 6.1), and its VFs keep theirs
+until their turn comes.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator, Mapping
 
 from attrs import frozen
@@ -73,12 +78,20 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes: list[Change] = []
     for address, nic in sorted(want.nics.items()):
         found: LinkStatus | None = have[NAME].get(address, {}).get(address)
-        changes += plan_link(NAME, address, found, nic.nic.mtu, nic.nic.state)
+        changes += plan_link(NAME, address, found, nic.nic.mtu, nic.nic.state, nic.nic.txqueuelen)
+        if found is not None and found.link is not None and found.ready:
+            missing = (name for name in nic.nic.altnames if name not in (found.link.name, *found.link.altnames))
+            changes += [Change(NAME, address, "altname", None, name) for name in missing]
     return changes
 
 
 def plan_link(
-    kind: str, target: str, found: LinkStatus | None, mtu: int | None, state: LinkState | None
+    kind: str,
+    target: str,
+    found: LinkStatus | None,
+    mtu: int | None,
+    state: LinkState | None,
+    txqueuelen: int | None,
 ) -> list[Change]:
     """What one netdev needs; nothing while another network namespace has it, or if its family makes none."""
     if found is not None and not vendor(found.driver).has_netdev:
@@ -93,6 +106,8 @@ def plan_link(
         flaps = link.up and vendor(found.driver).mtu_flaps
         disruption = Disruption.LINK_FLAP if flaps else Disruption.NONE
         changes.append(Change(kind, target, "mtu", link.mtu, mtu, disruption))
+    if txqueuelen is not None and link.txqueuelen != txqueuelen:
+        changes.append(Change(kind, target, "txqueuelen", link.txqueuelen, txqueuelen))
     if state is not None and link.up != (state == "up"):
         disruption = Disruption.NONE if state == "up" else Disruption.LINK_FLAP
         changes.append(Change(kind, target, "state", "up" if link.up else "down", state, disruption))
@@ -135,9 +150,22 @@ def link_readings(
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Set a netdev's MTU or state, after finding it again by its PCI address: names and indexes do not last."""
+    """Set one thing of a netdev, after finding it again by its PCI address: names and indexes do not last."""
     link = link_of(machine, change.target)
     if change.field == "mtu":
         machine.netlink.set_link(link.ifindex, mtu=int(change.after or 0))
+    elif change.field == "txqueuelen":
+        machine.netlink.set_link(link.ifindex, txqueuelen=int(change.after or 0))
+    elif change.field == "altname":
+        _add_altname(machine, link, str(change.after))
     else:
         machine.netlink.set_link(link.ifindex, up=change.after == "up")
+
+
+def _add_altname(machine: Machine, link: Link, name: str) -> None:
+    try:
+        machine.netlink.add_altname(link.ifindex, name)
+    except OSError as error:
+        if error.errno == errno.EEXIST:
+            raise OSError(errno.EEXIST, f"another netdev is called {name}; give {link.name} another altname") from error
+        raise

@@ -1,21 +1,42 @@
-"""What a PF grants each of its VFs: address, VLAN, trust, spoof check."""
+"""What a PF grants each of its VFs: address, VLAN, trust, rates, link state.
+
+GUIDs (InfiniBand) are told by Linux 5.5 and later. From vendor documents: not run on an InfiniBand NIC.
+"""
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
+from typing import Any
 
 from agent.change import Change, Value
 from agent.kinds import Reading, links, pfs_in_scope, vfs
 from agent.machine import Machine, VfInfo
 from agent.nics import Wanted, link_of, netdev
 from agent.snapshot import Scope, Snapshot
+from agent.spec import VfAttributes
 
 NAME = "vf_attributes"
 AFTER = ("vfs",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 
-FIELDS = ("mac", "vlan", "trust", "spoofchk")
+FIELDS = (
+    "mac",
+    "vlan",
+    "qos",
+    "vlan_protocol",
+    "trust",
+    "spoofchk",
+    "link_state",
+    "max_tx_rate",
+    "min_tx_rate",
+    "rss_query",
+    "node_guid",
+    "port_guid",
+)
+# One attribute of the kernel's: whoever writes one of them writes them all.
+TOGETHER = (frozenset({"vlan", "qos", "vlan_protocol"}), frozenset({"min_tx_rate", "max_tx_rate"}))
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[int, VfInfo]]:
@@ -36,7 +57,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         told: Mapping[int, VfInfo] = have[NAME].get(address, {})
         for index in range(nic.vf_count() or 0):
             wanted = nic.vf(index)
-            for name in FIELDS:
+            for name in _in_order(wanted, told.get(index)):
                 after: Value = getattr(wanted, name)
                 before: Value = getattr(told[index], name) if index in told else None
                 if after is not None and before != after:
@@ -61,8 +82,38 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     return found
 
 
+def _in_order(wanted: VfAttributes, told: VfInfo | None) -> tuple[str, ...]:
+    """The fields as they are to be written: at no time may the smallest rate be above the largest one (EINVAL)."""
+    if told is None or not wanted.max_tx_rate or wanted.max_tx_rate >= told.min_tx_rate:
+        return FIELDS
+    return tuple(sorted(FIELDS, key=lambda name: name == "max_tx_rate"))
+
+
 def apply(machine: Machine, change: Change) -> None:
-    """Set one attribute through the PF's netdev."""
+    """Set one attribute through the PF's netdev, together with what the PF tells of those that the kernel takes with it."""
     link = link_of(machine, change.device)
-    index = change.target.partition("#")[2]
-    machine.netlink.set_vf(link.ifindex, int(index), **{change.field: change.after})  # type: ignore[arg-type]
+    index = int(change.target.partition("#")[2])
+    told = next((vf for vf in link.vfs if vf.index == index), None)
+    if told is None:
+        raise FileNotFoundError(errno.ENOENT, f"{link.name} tells nothing of VF {index}; it is gone")
+    together = next((names for names in TOGETHER if change.field in names), frozenset[str]())
+    given: dict[str, Any] = {name: getattr(told, name) for name in together} | {change.field: change.after}
+    try:
+        machine.netlink.set_vf(link.ifindex, index, **given)
+    except OSError as error:
+        raise OSError(*_explain(error, change, told, link.name)) from error
+
+
+def _explain(error: OSError, change: Change, told: VfInfo, name: str) -> tuple[int, str]:
+    if error.errno == errno.EPROTONOSUPPORT:
+        return errno.EOPNOTSUPP, f"the driver of {name} puts VFs in VLANs of another protocol only"
+    if error.errno == errno.EOPNOTSUPP:
+        return errno.EOPNOTSUPP, f"the driver of {name} cannot set {change.field} of a VF"
+    if error.errno == errno.EINVAL and change.field == "min_tx_rate" and change.after:
+        # igb, ixgbe, qede and others answer so to any value but 0.
+        return errno.EOPNOTSUPP, f"the driver of {name} grants no min_tx_rate, or not so much"
+    if error.errno == errno.EINVAL and change.field == "max_tx_rate":
+        if 0 < int(change.after or 0) < told.min_tx_rate:
+            return errno.EINVAL, f"EINVAL: its min_tx_rate is {told.min_tx_rate}; give that, too"
+        return errno.EINVAL, f"EINVAL: {name} has no link yet, or is slower than {change.after} Mbit/s"
+    return error.errno or errno.EIO, error.strerror or str(error)

@@ -11,11 +11,11 @@ from attrs import evolve, frozen
 from agent.change import Change, Disruption, Value
 from agent.kinds import Reading, functions_in_scope, in_scope, links
 from agent.machine import Machine, read_or
-from agent.nics import Wanted, WantedNic, link_of, netdev
+from agent.nics import VFIO, Wanted, WantedNic, link_of, netdev
 from agent.snapshot import Scope, Snapshot
 
 NAME = "vf_links"
-AFTER = ("bindings",)
+AFTER = ("bindings", "vf_names")
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 
@@ -41,7 +41,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         for index in range(nic.vf_count() or 0):
             target, wanted = f"{address}#{index}", nic.vf(index)
             status = found.get(target)
-            differing = links.plan_link(NAME, target, status, wanted.mtu, wanted.state)
+            if wanted.driver == VFIO:
+                continue  # it makes no netdev
+            differing = links.plan_link(NAME, target, status, wanted.mtu, wanted.state, wanted.txqueuelen)
             if status and not differing and _is_stuck(status, have[links.NAME][address][address]):
                 flap = Change(NAME, target, "carrier", "lost", "up", Disruption.LINK_FLAP, patience=SETTLING)
                 differing.append(flap)

@@ -12,6 +12,7 @@ from typing import Any
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from agent.linux.vf_config import configure, decode
 from agent.machine import Link, VfInfo
 
 IFF_UP = 1
@@ -49,33 +50,41 @@ class LinuxNetlink:
                 return None
             raise
 
-    def set_link(self, ifindex: int, *, mtu: int | None = None, up: bool | None = None) -> None:
+    def set_link(
+        self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
+    ) -> None:
         """Set a link's values."""
         given: dict[str, Any] = {}
         if mtu is not None:
             given["mtu"] = mtu
         if up is not None:
             given["state"] = "up" if up else "down"
+        if txqueuelen is not None:
+            given["txqlen"] = txqueuelen
         with as_oserror(f"set {given}"):
             self._ip.link("set", index=ifindex, **given)
 
-    def set_vf(
-        self,
-        ifindex: int,
-        index: int,
-        *,
-        mac: str | None = None,
-        vlan: int | None = None,
-        trust: bool | None = None,
-        spoofchk: bool | None = None,
-    ) -> None:
-        """Set a VF's values through its PF."""
-        given: dict[str, Any] = {"vf": index}
-        for name, value in (("mac", mac), ("vlan", vlan), ("trust", trust), ("spoofchk", spoofchk)):
-            if value is not None:
-                given[name] = int(value) if isinstance(value, bool) else value
-        with as_oserror(f"set VF {given}"):
-            self._ip.link("set", index=ifindex, vf=given)
+    def add_altname(self, ifindex: int, name: str) -> None:
+        """Add one property (RTM_NEWLINKPROP)."""
+        with as_oserror(f"add the alternative name {name}"):
+            self._ip.link("property_add", index=ifindex, altname=name)
+
+    def rename(self, ifindex: int, name: str) -> None:
+        """Set the name; the kernel takes one that is the netdev's own alternative one for taken, so that goes first."""
+        with as_oserror(f"rename to {name}"):
+            taken = name in _link(self._ip.link("get", index=ifindex)[0]).altnames
+            if taken:
+                self._ip.link("property_del", index=ifindex, altname=name)
+            try:
+                self._ip.link("set", index=ifindex, ifname=name)
+            except NetlinkError:
+                if taken:
+                    self._ip.link("property_add", index=ifindex, altname=name)
+                raise
+
+    def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
+        """Set a VF's values through its PF, in a request made by hand: see :mod:`agent.linux.vf_config`."""
+        configure(ifindex, index, given)
 
     def gateway_ifindexes(self) -> frozenset[int]:
         """Dump the routes of both families."""
@@ -126,26 +135,10 @@ def _link(message: Any) -> Link:
         carrier=bool(message.get("carrier")),
         altnames=tuple(altnames),
         vfs=tuple(_vfs(message)),
+        txqueuelen=message.get("txqlen") or 0,
     )
 
 
 def _vfs(message: Any) -> Iterator[VfInfo]:
     listed = message.get("vfinfo_list")
-    for entry in listed.get_attrs("IFLA_VF_INFO") if listed else ():
-        mac = entry.get_attr("IFLA_VF_MAC")
-        trust = entry.get_attr("IFLA_VF_TRUST")
-        spoofchk = entry.get_attr("IFLA_VF_SPOOFCHK")
-        yield VfInfo(
-            index=mac["vf"],
-            mac=mac["mac"][:17],
-            vlan=entry.get_attr("IFLA_VF_VLAN")["vlan"],
-            trust=_told(trust, "trust"),
-            spoofchk=_told(spoofchk, "spoofchk"),
-        )
-
-
-def _told(attribute: Any, name: str) -> bool | None:
-    # rtnl_fill_vfinfo() presets -1 for what the driver does not fill in.
-    if attribute is None or attribute[name] == 0xFFFFFFFF:
-        return None
-    return bool(attribute[name])
+    return (decode(entry) for entry in (listed.get_attrs("IFLA_VF_INFO") if listed else ()))

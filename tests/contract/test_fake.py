@@ -12,4 +12,5 @@ PF = "0000:21:00.0"
 def test_fake(case: Case) -> None:
     kernel = Kernel()
     kernel.add_nic(PF, "enp33s0", "52:54:00:aa:00:01")
+    kernel.load_vfio()
     case(kernel.machine(), PF)

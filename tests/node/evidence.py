@@ -296,8 +296,14 @@ class Node:
                 (selector.vendor, [pf["vendor"]]),
                 (selector.device, [pf["device"]]),
                 (selector.driver, [pf["driver"]]),
+                (selector.serial, self._serials(pf["pci"]) if selector.serial else []),
             )
         )
+
+    def _serials(self, pci: str) -> list[str]:
+        """By lspci: of the configuration space, and of the Vital Product Data."""
+        text = self.run('lspci -vvs "$1"', pci)
+        return re.findall(r"(?:Device Serial Number|\[SN\] Serial number:) (\S+)", text)
 
     def _nic(self, want: WantedNic, pf: dict[str, Any]) -> Nic:
         label = f"{pf['netdev']} ({pf['pci']}, NIC {want.name})"

@@ -35,6 +35,27 @@ def test_state(node: Node, nics: tuple[Nic, ...]) -> None:
     judge(node, findings, "its spec gives no state")
 
 
+def test_altnames(node: Node, nics: tuple[Nic, ...]) -> None:
+    findings = [
+        Finding(nic.label, "altnames", name, ", ".join(have), name in have)
+        for nic in nics
+        for have in [node.links[nic.netdev].get("altnames", [])]
+        for name in nic.want.altnames
+    ]
+    judge(node, findings, "its spec gives no altname")
+
+
+def test_txqueuelen(node: Node, nics: tuple[Nic, ...]) -> None:
+    wanted = [(nic.label, nic.netdev, nic.want.txqueuelen) for nic in nics]
+    wanted += [
+        (vf.label, vf.netdev, vf.want.txqueuelen or nic.want.txqueuelen) for nic in nics for vf in nic.vfs if vf.netdev
+    ]
+    findings = [
+        equal(label, "txqueuelen", length, node.links[name]["txqlen"]) for label, name, length in wanted if length
+    ]
+    judge(node, findings, "its spec gives no txqueuelen")
+
+
 def test_carrier(node: Node, nics: tuple[Nic, ...]) -> None:
     """Of what should be up."""
 

@@ -65,11 +65,15 @@ def test_addresses_are_unique(node: Node, nics: tuple[Nic, ...]) -> None:
     judge(node, findings, NO_VFS)
 
 
-@pytest.mark.parametrize("attribute", ["vlan", "trust", "spoofchk"])
+@pytest.mark.parametrize("attribute", ["vlan", "qos", "trust", "spoofchk", "link_state", "min_tx_rate", "max_tx_rate"])
 def test_attribute_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribute: str) -> None:
     def found(told: dict[str, Any]) -> object:
-        # Without a VLAN, ip leaves the list out.
-        return told.get("vlan_list", [{"vlan": 0}])[0]["vlan"] if attribute == "vlan" else told.get(attribute)
+        # What is 0, ip leaves out.
+        if attribute in ("vlan", "qos"):
+            return told.get("vlan_list", [{}])[0].get(attribute, 0)
+        if attribute.endswith("_tx_rate"):
+            return told.get("rate", {}).get(attribute.removesuffix("_rate"), 0)
+        return told.get(attribute)
 
     findings = [
         equal(vf.label, f"{attribute} (ip link)", getattr(vf.want, attribute), found(granted(node, nic, vf)))
@@ -80,18 +84,23 @@ def test_attribute_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribu
 
 
 def test_each_vf_is_bound(node: Node, nics: tuple[Nic, ...]) -> None:
-    findings = [
-        Finding(vf.label, "driver (lspci)", "one", node.drivers.get(vf.pci, "none"), vf.pci in node.drivers)
-        for _, vf in wanted_vfs(nics)
-    ]
-    judge(node, findings, NO_VFS)
+    """To vfio-pci if that is wanted, and otherwise to any driver."""
+
+    def finding(vf: Vf) -> Finding:
+        found = node.drivers.get(vf.pci, "none")
+        if vf.want.driver == "vfio-pci":
+            return equal(vf.label, "driver (lspci)", "vfio-pci", found)
+        return Finding(vf.label, "driver (lspci)", "one", found, vf.pci in node.drivers)
+
+    judge(node, [finding(vf) for _, vf in wanted_vfs(nics)], NO_VFS)
 
 
 def test_each_vf_has_a_netdev(node: Node, nics: tuple[Nic, ...]) -> None:
-    """In the host's network namespace, or in that of a pod that took it."""
+    """In the host's network namespace, or in that of a pod that took it; vfio-pci makes none."""
     findings = [
         Finding(vf.label, "netdev", "one, in some namespace", vf.netdev or vf.taken, bool(vf.netdev or vf.taken))
         for _, vf in wanted_vfs(nics)
+        if node.drivers.get(vf.pci) != "vfio-pci"
     ]
     judge(node, findings, NO_VFS)
 

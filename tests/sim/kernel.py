@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, fields
 
 from agent.machine import Link, Machine, VfInfo
 from agent.ranges import format_ranges, parse_ranges
@@ -33,6 +33,17 @@ class _Vf:
     vlan: int = 0
     trust: bool = False
     spoofchk: bool = True
+    qos: int = 0
+    vlan_protocol: str = "802.1Q"
+    link_state: str = "auto"
+    min_tx_rate: int = 0
+    max_tx_rate: int = 0
+    rss_query: bool | None = None
+    node_guid: str | None = None
+    port_guid: str | None = None
+
+
+_TOLD = tuple(told.name for told in fields(VfInfo) if told.name != "index")
 
 
 @define
@@ -49,6 +60,8 @@ class Kernel:
     ``pipes``: files that are really read, from the named pipes at these paths: without a writer that takes for ever;
     ``piped`` records these readings.
     ``unreadable``: files that give EIO.
+    ``read_in_part`` records what was read by offset.
+    ``able``: PFs whose driver takes every attribute of a VF, as mlx5's and ice's do nearly; the others are igb's.
     """
 
     cpus: int = 4
@@ -74,12 +87,16 @@ class Kernel:
     pipes: dict[str, str] = field(factory=dict)
     piped: list[str] = field(factory=list)
     unreadable: set[str] = field(factory=set)
+    able: set[str] = field(factory=set)
+    read_in_part: list[str] = field(factory=list)
     _files: dict[str, str] = field(factory=dict)
     _links: dict[str, str] = field(factory=dict)
     _folders: dict[str, set[str]] = field(factory=dict)
     _netdevs: dict[str, _Netdev] = field(factory=dict)
     _vfs: dict[str, dict[int, _Vf]] = field(factory=dict)
     _stuck: set[str] = field(factory=set)
+    _pf_names: dict[str, str] = field(factory=dict)
+    _away: dict[str, _Netdev] = field(factory=dict)
     _next_ifindex: int = 2
     _next_irq: int = 24
 
@@ -93,6 +110,8 @@ class Kernel:
         self._put("/proc/sys/net/ipv4/ip_local_port_range", "32768\t60999")
         self._put("/sys/module/ib_core/parameters/netns_mode", "Y")
         self.read_only.add("/sys/module/ib_core/parameters/netns_mode")
+        self._folder("/sys/bus/pci/drivers/igb")
+        self._folder("/sys/bus/pci/drivers/igbvf")
         per_node = self.cpus // self.nodes
         for node in range(self.nodes):
             cpus = range(node * per_node, (node + 1) * per_node)
@@ -128,6 +147,7 @@ class Kernel:
         self._folder(f"{path}/net")
         self.config[f"{path}/config"] = config_space.made()
         self._vfs[address] = {}
+        self._pf_names[address] = name
         self._bind(address, "igb", name, mac)
 
     def add_erdma(self, address: str, node: int = 0) -> None:
@@ -136,13 +156,14 @@ class Kernel:
             self._put(f"{PCI}/{address}/{file}", text)
         self._link(f"{PCI}/{address}/driver", "../../../../bus/pci/drivers/erdma")
         for number, action in ((90, f"erdma-common@pci:{address}"), (91, f"erdma-ceq0@pci:{address}")):
-            self._put(f"{PCI}/{address}/msi_irqs/{number}", "msix")
-            self._put(f"/sys/kernel/irq/{number}/actions", action)
-            self._put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+            self.request_irq(address, number, action)
 
-    def add_rdma(self, function: str, uverbs: str) -> None:
-        """An RDMA device of a function, by the name of its device node."""
+    def add_rdma(self, function: str, uverbs: str, name: str = "", node_guid: str = "") -> None:
+        """An RDMA device of a function, by the name of its device node, and by its own if that matters."""
         self._folder(f"{PCI}/{function}/infiniband_verbs/{uverbs}")
+        if name:
+            self._folder(f"{PCI}/{function}/infiniband/{name}")
+            self._put(f"/sys/class/infiniband/{name}/node_guid", node_guid)
 
     def put(self, path: str, text: str) -> None:
         """A file as somebody else makes it."""
@@ -166,6 +187,7 @@ class Kernel:
         del self._vfs[address]
         self._remove(f"{PCI}/{address}")
         del self.config[f"{PCI}/{address}/config"]
+        self.config.pop(f"{PCI}/{address}/vpd", None)
 
     def reload_driver(self, address: str) -> None:
         """modprobe -r igb; modprobe igb."""
@@ -187,7 +209,23 @@ class Kernel:
         self._remove(f"/run/udev/data/n{self.netdev(function).ifindex}")
 
     def udev_catches_up(self, function: str) -> None:
-        self._put(f"/run/udev/data/n{self.netdev(function).ifindex}", "I:1")
+        self._tell_udev(self.netdev(function))
+
+    def request_irq(self, function: str, number: int, action: str) -> None:
+        self._put(f"{PCI}/{function}/msi_irqs/{number}", "msix")
+        self._put(f"/sys/kernel/irq/{number}/actions", action)
+        self._put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+
+    def load_vfio(self) -> None:
+        """modprobe vfio-pci."""
+        self._folder("/sys/bus/pci/drivers/vfio-pci")
+
+    def without_iommu(self, function: str) -> None:
+        self._remove(f"{PCI}/{function}/iommu_group")
+
+    def give_serials(self, function: str, config: bytes, vpd: bytes) -> None:
+        self.config[f"{PCI}/{function}/config"] = bytearray(config)
+        self.config[f"{PCI}/{function}/vpd"] = bytearray(vpd)
 
     def unbind(self, function: str) -> None:
         self._unbind(function)
@@ -203,10 +241,20 @@ class Kernel:
 
     def move_away(self, function: str) -> None:
         """The netdev goes to another network namespace."""
-        name = self.netdev(function).name
-        del self._netdevs[name]
-        self._remove(f"{NET}/{name}")
-        self._remove(f"{PCI}/{function}/net/{name}")
+        link = self.netdev(function)
+        self._away[function] = self._netdevs.pop(link.name)
+        self._remove(f"{NET}/{link.name}")
+        self._remove(f"{PCI}/{function}/net/{link.name}")
+        self._remove(f"/run/udev/data/n{link.ifindex}")
+
+    def come_back(self, function: str, name: str) -> None:
+        """That namespace dies: the netdev is down, and called as it was there, or dev<ifindex> if another is called so."""
+        netdev = self._away.pop(function)
+        if self._named(name):
+            name = f"dev{netdev.link.ifindex}"
+        self._free_irqs(function)
+        netdev.link = evolve(netdev.link, name=name, up=False)
+        self._appear(netdev)
 
     # --- Files --------------------------------------------------------------------------------------------
 
@@ -238,6 +286,8 @@ class Kernel:
             self._put(path, "\t".join(text.split()))
         elif path.endswith("/sriov_numvfs"):
             self._set_vfs(path.split("/")[-2], int(text))
+        elif path.endswith("/driver_override"):
+            self._put(path, text.strip() or "(null)")
         elif path.endswith("/smp_affinity_list"):
             self._put(path, format_ranges(self._online(parse_ranges(text))))
         elif path.endswith("/rps_cpus"):
@@ -261,6 +311,7 @@ class Kernel:
         return path not in self.read_only
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
+        self.read_in_part.append(path)
         if path not in self.config:
             raise _error(errno.ENOENT, path)
         return bytes(self.config[path][offset : offset + size])
@@ -277,27 +328,55 @@ class Kernel:
         return [evolve(netdev.link, vfs=()) for netdev in self._netdevs.values()]
 
     def link(self, name: str) -> Link | None:
-        netdev = self._netdevs.get(name)
+        called_so = (netdev for netdev in self._netdevs.values() if name in netdev.link.altnames)
+        netdev = self._netdevs.get(name) or next(called_so, None)
         if netdev is None:
             return None
         vfs = self._vfs.get(netdev.function, {})
-        told = (VfInfo(index, vf.mac, vf.vlan, vf.trust, vf.spoofchk) for index, vf in sorted(vfs.items()))
+        told = (VfInfo(index, *(getattr(vf, name) for name in _TOLD)) for index, vf in sorted(vfs.items()))
         return evolve(netdev.link, vfs=tuple(told), carrier=self._carrier(netdev))
 
-    def set_link(self, ifindex: int, *, mtu: int | None = None, up: bool | None = None) -> None:
+    def set_link(
+        self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
+    ) -> None:
         netdev = self._by_ifindex(ifindex)
-        self.writes.append((netdev.link.name, f"mtu={mtu} up={up}"))
-        if (refused := self.fault("set_link", netdev.link.name, f"mtu={mtu} up={up}")) is not None:
+        given = f"mtu={mtu} up={up}" if txqueuelen is None else f"txqueuelen={txqueuelen}"
+        self.writes.append((netdev.link.name, given))
+        if (refused := self.fault("set_link", netdev.link.name, given)) is not None:
             raise refused
         netdev = self._by_ifindex(ifindex)  # the fault may have been that it went
         if mtu is not None:
             if mtu > 9216:
                 raise _error(errno.EINVAL, netdev.link.name)
             netdev.link = evolve(netdev.link, mtu=mtu)
+        if txqueuelen is not None:
+            netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
         if up is not None and up != netdev.link.up:
             netdev.link = evolve(netdev.link, up=up)
             self._stuck.discard(netdev.link.name)
             self._request_irqs(netdev) if up else self._free_irqs(netdev.function)
+
+    def add_altname(self, ifindex: int, name: str) -> None:
+        netdev = self._by_ifindex(ifindex)
+        self.writes.append((netdev.link.name, f"altname={name}"))
+        if self._named(name):
+            raise _error(errno.EEXIST, name)
+        netdev.link = evolve(netdev.link, altnames=(*netdev.link.altnames, name))
+
+    def rename(self, ifindex: int, name: str) -> None:
+        netdev = self._by_ifindex(ifindex)
+        old = netdev.link.name
+        self.writes.append((old, f"name={name}"))
+        altnames = tuple(altname for altname in netdev.link.altnames if altname != name)
+        if netdev.link.up:
+            raise _error(errno.EBUSY, name)
+        if self._named(name) and altnames == netdev.link.altnames:
+            raise _error(errno.EEXIST, name)
+        del self._netdevs[old]
+        self._remove(f"{NET}/{old}")
+        self._remove(f"{PCI}/{netdev.function}/net/{old}")
+        netdev.link = evolve(netdev.link, name=name, altnames=altnames)
+        self._appear(netdev)
 
     def set_vf(self, ifindex: int, index: int, **given: object) -> None:
         netdev = self._by_ifindex(ifindex)
@@ -308,9 +387,30 @@ class Kernel:
         vfs = self._vfs[netdev.function]
         if index not in vfs:
             raise _error(errno.EINVAL, netdev.link.name)
+        given = {name: value for name, value in given.items() if value is not None}
+        for together, defaults in (
+            ({"vlan", "qos", "vlan_protocol"}, {"vlan": 0, "qos": 0, "vlan_protocol": "802.1Q"}),
+            ({"min_tx_rate", "max_tx_rate"}, {"min_tx_rate": 0, "max_tx_rate": 0}),
+        ):
+            if together & given.keys():
+                given = {**defaults, **given}
+        rates = {"min_tx_rate": 0, "max_tx_rate": 0} | given
+        if 0 < int(str(rates["max_tx_rate"])) < int(str(rates["min_tx_rate"])):
+            raise _error(errno.EINVAL, netdev.link.name)
+        if netdev.function not in self.able:
+            self._refuse_as_igb(netdev, given)
         for name, value in given.items():
-            if value is not None:
-                setattr(vfs[index], name, value)
+            setattr(vfs[index], name, value)
+
+    def _refuse_as_igb(self, netdev: _Netdev, given: dict[str, object]) -> None:
+        """What drivers/net/ethernet/intel/igb answers (seen on 6.1)."""
+        if {"link_state", "rss_query", "node_guid", "port_guid"} & given.keys():
+            raise _error(errno.EOPNOTSUPP, netdev.link.name)
+        if given.get("vlan_protocol", "802.1Q") != "802.1Q":
+            raise _error(errno.EPROTONOSUPPORT, netdev.link.name)
+        fastest = 1000 if netdev.link.up else -1
+        if given.get("min_tx_rate") or int(str(given.get("max_tx_rate", fastest))) > fastest:
+            raise _error(errno.EINVAL, netdev.link.name)
 
     def gateway_ifindexes(self) -> frozenset[int]:
         return frozenset(self._netdevs[name].link.ifindex for name in self.routed if name in self._netdevs)
@@ -413,6 +513,8 @@ class Kernel:
             self._vfs[address][index] = _Vf()
             self._put(f"{PCI}/{vf}/class", "0x020000")
             self._folder(f"{PCI}/{vf}/net")
+            self._put(f"{PCI}/{vf}/driver_override", "(null)")
+            self._link(f"{PCI}/{vf}/iommu_group", f"../../../../kernel/iommu_groups/{vf[8:].replace('.', '')}")
             self._link(f"{PCI}/{vf}/physfn", f"../{address}")
             self._link(f"{path}/virtfn{index}", f"../{vf}")
             if self._files[f"{path}/sriov_drivers_autoprobe"] == "1":
@@ -425,7 +527,16 @@ class Kernel:
         if f"{PCI}/{vf}" not in self._folders:
             raise _error(errno.ENODEV, vf)
         physical = self._links[f"{PCI}/{vf}/physfn"].rpartition("/")[2]
-        if self._files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1" or f"{PCI}/{vf}/driver" in self._links:
+        override = self._files[f"{PCI}/{vf}/driver_override"]
+        if f"{PCI}/{vf}/driver" in self._links:
+            return
+        if override != "(null)":
+            # An override is served even while autoprobe is off (pci_device_can_probe).
+            if f"/sys/bus/pci/drivers/{override}" in self._folders and f"{PCI}/{vf}/iommu_group" in self._links:
+                self._link(f"{PCI}/{vf}/driver", f"../../../../bus/pci/drivers/{override}")
+                self._remove(f"{PCI}/{vf}/net")
+            return
+        if self._files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
             return
         index = next(i for i in self._vfs[physical] if self._vf_address(physical, i) == vf)
         given = self._vfs[physical][index].mac
@@ -439,12 +550,40 @@ class Kernel:
         self._folder(f"/sys/bus/pci/drivers/{driver}")
         ifindex = self._next_ifindex
         self._next_ifindex += 1
-        self._netdevs[name] = _Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False))
-        self._put(f"{NET}/{name}/address", mac)
-        self._put(f"{NET}/{name}/ifindex", str(ifindex))
-        self._make_queues(self._netdevs[name])
-        self._folder(f"{PCI}/{function}/net/{name}")
-        self._put(f"/run/udev/data/n{ifindex}", "I:1")
+        self._appear(_Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False)))
+
+    def _appear(self, netdev: _Netdev) -> None:
+        """A netdev comes into the host's network namespace under its name, and udev looks at it."""
+        link = netdev.link
+        self._netdevs[link.name] = netdev
+        self._put(f"{NET}/{link.name}/address", link.mac)
+        self._put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
+        self._make_queues(netdev)
+        self._folder(f"{PCI}/{netdev.function}/net/{link.name}")
+        self._tell_udev(link)
+
+    def _tell_udev(self, link: Link) -> None:
+        """udev derives a name, keeps the present one, and makes the derived one an alternative name."""
+        netdev = self._by_ifindex(link.ifindex)
+        usual = self._usual_name(netdev.function)
+        if usual and usual != link.name and not self._named(usual):
+            netdev.link = evolve(link, altnames=(*link.altnames, usual))
+        properties = f"\nE:ID_NET_NAME_SLOT={usual}" if usual else ""
+        text = (
+            f"I:1{properties}\nE:ID_NET_LINK_FILE=/usr/lib/systemd/network/99-default.link\nE:ID_NET_NAME={link.name}"
+        )
+        self._put(f"/run/udev/data/n{link.ifindex}", text)
+
+    def _usual_name(self, function: str) -> str | None:
+        physical = self._links.get(f"{PCI}/{function}/physfn")
+        if physical is None:
+            return self._pf_names.get(function)
+        address = physical.rpartition("/")[2]
+        index = next(i for i in self._vfs[address] if self._vf_address(address, i) == function)
+        return f"{self._pf_names[address]}v{index}"
+
+    def _named(self, name: str) -> bool:
+        return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self._netdevs.values())
 
     def _make_queues(self, netdev: _Netdev) -> None:
         for queue in range(self.ethtool.queues(netdev.link.ifindex)):
@@ -464,9 +603,7 @@ class Kernel:
         for action in self.ethtool.actions(netdev.link.ifindex):
             number = self._next_irq
             self._next_irq += 1
-            self._put(f"{PCI}/{netdev.function}/msi_irqs/{number}", "msix")
-            self._put(f"/sys/kernel/irq/{number}/actions", action)
-            self._put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+            self.request_irq(netdev.function, number, action)
 
     def _free_irqs(self, function: str) -> None:
         for number in list(self._folders.get(f"{PCI}/{function}/msi_irqs", ())):

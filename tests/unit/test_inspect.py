@@ -22,6 +22,7 @@ from agent.inspect import (
 )
 from agent.linux.verbs import mtu_bytes
 from agent.machine import Link, Machine, VfInfo
+from agent.nics import rdma_devices
 
 PCI_IDS = """\
 # a comment
@@ -89,6 +90,9 @@ class Refusing:
     def read(self, path: str) -> str:
         raise OSError(self._error, path)
 
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        raise OSError(self._error, path)
+
     def write(self, path: str, text: str) -> None:
         raise AssertionError(path)
 
@@ -142,6 +146,94 @@ def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -
     assert to_plain(found)["rdma_cm"] is False
 
 
+PORTS = {"0000:3b:00.0": "ens1f0np0", "0000:3b:00.1": "ens1f1np1", "0000:5e:00.0": "ens2f0np0"}
+
+
+class LagTree:
+    """Two cards: RoCE LAG bonds the two ports of the first; the second one's port is in a bond with nobody."""
+
+    def __init__(self) -> None:
+        self.links = {f"/sys/class/net/{name}/master": "bond0" for name in ("ens1f0np0", "ens1f1np1")}
+        self.links["/sys/class/net/ens2f0np0/master"] = "bond0"
+        self.files = {
+            "/sys/class/net/bond0/bonding/slaves": "ens1f0np0 ens1f1np1 ens2f0np0",
+            "/sys/class/infiniband/mlx5_bond_0/node_type": "1: CA",
+            "/sys/class/infiniband/mlx5_bond_0/ports/1/link_layer": "Ethernet",
+            "/sys/class/infiniband/mlx5_bond_0/ports/1/gid_attrs/ndevs/0": "bond0",
+            "/sys/class/infiniband/mlx5_bond_0/ports/1/gid_attrs/ndevs/1": "bond0",
+            "/sys/bus/pci/devices/0000:3b:00.0/infiniband/mlx5_bond_0/x": "",
+        }
+        for address, name in PORTS.items():
+            self.files[f"/sys/bus/pci/devices/{address}/class"] = "0x020000"
+            self.files[f"/sys/bus/pci/devices/{address}/net/{name}/x"] = ""
+
+    def read(self, path: str) -> str:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path]
+
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        raise FileNotFoundError(path)
+
+    def write(self, path: str, text: str) -> None:
+        raise AssertionError(path)
+
+    def names(self, path: str) -> list[str]:
+        found = {name[len(path) + 1 :].partition("/")[0] for name in self.files if name.startswith(f"{path}/")}
+        if not found:
+            raise FileNotFoundError(path)
+        return sorted(found)
+
+    def target(self, path: str) -> str:
+        if path not in self.links:
+            raise FileNotFoundError(path)
+        return self.links[path]
+
+    def writable(self, path: str) -> bool:
+        return False
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        raise AssertionError(path)
+
+
+class Ports(Silent):
+    """The netdevs of the same machine."""
+
+    def links(self) -> list[Link]:
+        mac = "b8:59:9f:00:00:01"
+        return [Link(index, name, mac, mac, 9000, True, True) for index, name in enumerate(PORTS.values(), start=4)]
+
+    def link(self, name: str) -> Link | None:
+        return next((link for link in self.links() if link.name == name), None)
+
+    def addresses(self) -> dict[int, tuple[str, ...]]:
+        return {}
+
+
+def test_with_roce_lag_both_ports_show_the_one_rdma_device_and_it_shows_both_netdevs() -> None:
+    found = inspect(Machine(LagTree(), Ports(), Silent(), ethtool=Silent()))  # type: ignore[arg-type]
+    first, second, other = found.functions
+    assert first.rdma == second.rdma
+    (device,) = first.rdma
+    assert (device.name, device.ports[0].netdev) == ("mlx5_bond_0", "bond0")
+    assert device.ports[0].bonded == ("ens1f0np0", "ens1f1np1", "ens2f0np0")
+    assert other.rdma == found.other_rdma == ()
+    assert render(found).count("bond0 (ens1f0np0, ens1f1np1, ens2f0np0)") == 2
+
+
+def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> None:
+    tree = LagTree()
+    tree.files["/sys/bus/pci/devices/0000:3b:00.1/infiniband/mlx5_1/x"] = ""
+    tree.files["/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0"] = "ens1f1np1"
+    found = inspect(Machine(tree, Ports(), Silent(), ethtool=Silent()))  # type: ignore[arg-type]
+    assert [[device.name for device in function.rdma] for function in found.functions] == [
+        ["mlx5_bond_0"],
+        ["mlx5_1"],
+        [],
+    ]
+    assert rdma_devices(tree, "0000:3b:00.1") == ["mlx5_1"]
+
+
 def port(netdev: str, active_mtu: int | None) -> RdmaPort:
     return RdmaPort(
         1, netdev, "Ethernet", "ACTIVE", "LinkUp", "100 Gb/sec (4X EDR)", 4096 if active_mtu else None, active_mtu
@@ -175,7 +267,11 @@ EXAMPLE = Inspection(
                 NetworkFunction("0000:3b:00.2", "", "15b3", "101e", "mlx5_core", None, None, (), (), (), 0,
                                 VfInfo(0, "02:00:00:00:00:01", 100, True, None)),
                 NetworkFunction("0000:3b:00.3", "", "15b3", "101e", None, None, None, (), (), (), 1),
+                NetworkFunction("0000:3b:00.4", "", "15b3", "101e", "vfio-pci", None, None, (), (), (), 2,
+                                VfInfo(2, "02:00:00:00:00:03", 7, True, None, 5, "802.1ad", "enable", 10, 100, False,
+                                       "00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:78")),
             ),
+            serials=("b8-59-9f-ff-ff-00-00-01", "MT2231X001"),
         ),
     ),
     other_rdma=(RdmaDevice("rxe0", "RoCE", None, None, (port("eth0", None),), ()),),
@@ -184,7 +280,8 @@ EXAMPLE = Inspection(
 
 SHOWN = """\
 0000:3b:00.0  ConnectX-6 Dx EN adapter card, 100GbE, Dual-port QSFP56, PCIe 4.0 x16  [15b3:101d]
-  driver mlx5_core  firmware 22.39.2048 (MT_0000000359)  NUMA node 0  VFs 2 of 8
+  driver mlx5_core  firmware 22.39.2048 (MT_0000000359)
+  serial b8-59-9f-ff-ff-00-00-01  serial MT2231X001  NUMA node 0  VFs 3 of 8
   netdev   ens1f0np0  up  MTU 9000  b8:59:9f:00:00:01  10.0.0.1/24
            fe80::ba59:9fff:fe00:1/64
   rdma     rocep59s0f0  RoCE  node GUID b859:9f03:0000:0001  uverbs0
@@ -199,6 +296,12 @@ SHOWN = """\
     netdev   none in this network namespace
   VF 1  0000:3b:00.3  [15b3:101e]
     driver none
+  VF 2  0000:3b:00.4  [15b3:101e]
+    driver vfio-pci
+    granted  02:00:00:00:00:03  vlan 7 qos 5 802.1ad  trust on  rss query off
+             link enable  at least 10 Mbit/s  at most 100 Mbit/s
+             node GUID 00:11:22:33:44:55:66:77
+             port GUID 00:11:22:33:44:55:66:78
 
 RDMA devices without a PCI function
   rdma     rxe0  RoCE

@@ -8,11 +8,15 @@ from agent.spec import SpecError, parse, spec_hash, to_json
 FULL = """{
   "node_name": "10.0.0.7",
   "nics": [{
-    "name": "rail0", "select": {"pci": "0000:3b:00.0"}, "mtu": 9000, "required": false,
+    "name": "rail0", "select": {"pci": "0000:3b:00.0", "serial": "b8-3f-d2-ff-ff-12-34-56"}, "mtu": 9000, "required": false,
+    "altnames": ["rail0", "storage"], "txqueuelen": 5000,
     "channels": {"combined": 8}, "rings": {"rx": 8192}, "coalescing": {"adaptive_rx": false, "rx_usecs": 8},
     "offloads": {"rx-gro-hw": true, "rx-lro": false},
-    "vfs": {"count": 8, "defaults": {"trust": true, "vlan": 7},
-            "groups": [{"index": "0-3,6", "vlan": 0}, {"index": "7", "mac": "02:00:00:00:00:07"}]}
+    "vfs": {"count": 8, "defaults": {"trust": true, "vlan": 7, "qos": 3, "vlan_protocol": "802.1ad", "link_state": "enable",
+                                     "min_tx_rate": 10, "max_tx_rate": 1000, "rss_query": false, "txqueuelen": 100},
+            "groups": [{"index": "0-3,6", "vlan": 0}, {"index": "5", "driver": "vfio-pci"},
+                       {"index": "7", "mac": "02:00:00:00:00:07", "driver": "netdevice",
+                        "node_guid": "00:11:22:33:44:55:66:77", "port_guid": "00:11:22:33:44:55:66:78"}]}
   }],
   "irqs": {"exclude_cpus": "0,64", "irqbalance": "untouched"},
   "rps": {"enable": false},
@@ -38,6 +42,15 @@ def test_a_group_stands_above_the_defaults() -> None:
     assert [vfs.attributes(index).vlan for index in range(8)] == [0, 0, 0, 0, 7, 7, 0, 7]
     assert vfs.attributes(7).trust is True
     assert vfs.attributes(7).mac == "02:00:00:00:00:07"
+    assert [vfs.attributes(index).driver for index in (4, 5, 7)] == [None, "vfio-pci", "netdevice"]
+
+
+def test_defaults_that_every_group_completes_are_taken() -> None:
+    groups = '"groups": [{"index": "0", "vlan": 5}, {"index": "1", "vlan": 6}]'
+    spec = parse(NIC % f'"vfs": {{"count": 2, "defaults": {{"qos": 3}}, {groups}}}')
+    assert spec.nics[0].vfs is not None
+    with pytest.raises(SpecError, match="defaults: qos needs vlan"):
+        parse(NIC % f'"vfs": {{"count": 3, "defaults": {{"qos": 3}}, {groups}}}')
 
 
 READY = '{"node_name": "n1", "readiness": {%s}}'
@@ -71,6 +84,37 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         (NIC % '"vfs": {"count": 4, "defaults": {"mac": "02:00:00:00:00:01"}}', "one address cannot serve all VFs"),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "mac": "03:00:00:00:00:01"}]}', "is no unicast address"),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "vlan": 4095}]}', "give 0 to 4094"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "qos": 8, "vlan": 1}]}', "give 0 to 7 (VLAN priority)"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "qos": 3}]}', "groups: 0: qos needs vlan"),
+        (
+            NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "vlan_protocol": "802.1Q"}]}',
+            "vlan_protocol needs vlan",
+        ),
+        (NIC % '"vfs": {"count": 4, "defaults": {"vlan_protocol": "QinQ"}}', '"QinQ" is not one of 802.1Q, 802.1ad'),
+        (NIC % '"vfs": {"count": 4, "defaults": {"link_state": "up"}}', '"up" is not one of auto, enable, disable'),
+        (NIC % '"vfs": {"count": 4, "defaults": {"driver": "igbvf"}}', '"igbvf" is not one of netdevice, vfio-pci'),
+        (NIC % '"vfs": {"count": 4, "defaults": {"max_tx_rate": -1}}', "give 0 to 4294967295 Mbit/s (0 is none)"),
+        (NIC % '"vfs": {"count": 4, "defaults": {"min_tx_rate": 5}}', "defaults: min_tx_rate needs max_tx_rate"),
+        (
+            NIC % '"vfs": {"count": 4, "defaults": {"max_tx_rate": 9}, "groups": [{"index": "2", "min_tx_rate": 10}]}',
+            "groups: 2: min_tx_rate 10 is above max_tx_rate 9; lower it",
+        ),
+        (
+            NIC % '"vfs": {"count": 4, "groups": [{"index": "0-1", "node_guid": "00:11:22:33:44:55:66:77"}]}',
+            "node_guid: 00:11:22:33:44:55:66:77 cannot be given to VFs 0-1; give one VF an entry of its own",
+        ),
+        (
+            NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "port_guid": "00:11"}]}',
+            "write it as 00:11:22:33:44:55:66:77",
+        ),
+        (NIC % '"altnames": ["a b"]', "altnames: 'a b' is not valid; give up to 127 characters"),
+        (NIC % '"altnames": ["a", "a"]', "altnames: a name is given twice"),
+        (NIC % '"txqueuelen": 0', "txqueuelen: 0 is out of range; give 1 to 2147483647 packets"),
+        (
+            '{"node_name": "n1", "nics": [{"name": "a", "select": {"netdev": "x"}, "altnames": ["z"]},'
+            ' {"name": "b", "select": {"netdev": "y"}, "altnames": ["z"]}]}',
+            "the altname z is given to two NICs",
+        ),
         ('{"node_name": "n1", "nics": [{"name": "a", "select": {}}]}', "it selects nothing; give one of pci"),
         ('{"node_name": "n1", "nics": [{"name": "a", "select": {"pci": "3b:00.0"}}]}', "write it as 0000:3b:00.0"),
         ('{"node_name": "n1", "nics": [{"name": "a", "select": {"vendor": "0x15b3"}}]}', "such as 15b3"),

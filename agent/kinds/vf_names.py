@@ -1,0 +1,98 @@
+"""The names of VFs' netdevs: those that udev gave them, which a VF loses in the network namespace of a container.
+
+When that namespace dies its netdev comes back as it was called there, or as ``dev<ifindex>`` if that name is taken, and udev
+keeps a name that somebody gave (seen on 6.1 with systemd 252: ``ID_NET_NAME=net1`` beside ``ID_NET_NAME_SLOT=ens1f0v0``). Which
+of udev's names is the right one is a policy of the host's: the PF, which goes nowhere, shows it. VFs that have a .link file of
+their own are left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from agent.change import Change, Disruption
+from agent.kinds import functions_in_scope, links
+from agent.machine import Files, Link, Machine, read_or
+from agent.nics import Wanted, link_of, netdev
+from agent.snapshot import Scope, Snapshot
+
+NAME = "vf_names"
+AFTER = ("bindings",)
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "function"
+
+DATABASE = "/run/udev/data"
+LINK_FILE = "ID_NET_LINK_FILE"
+# A name that is longer can only be an alternative one.
+IFNAMSIZ = 16
+# systemd.link(5), NamePolicy=: what udev derives from the device alone, in the order of its default policy.
+RULES = ("ID_NET_NAME_FROM_DATABASE", "ID_NET_NAME_ONBOARD", "ID_NET_NAME_SLOT", "ID_NET_NAME_PATH", "ID_NET_NAME_MAC")
+
+
+@frozen
+class Name:
+    """What a netdev is called, and what udev would call it by the rule that its PF is called by (None: nothing)."""
+
+    current: str | None
+    usual: str | None
+    up: bool
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Name]]:
+    """The names of each PF's VFs, by target; one that is not in the host's namespace has none."""
+    found = {}
+    for address, functions in functions_in_scope(machine.files, want, scope).items():
+        pf = want.nics[address].function.link
+        told = _properties(machine.files, pf) if pf else {}
+        rule = next((rule for rule in RULES if pf and told.get(rule) == pf.name), "")
+        vfs = ((target, vf) for target, vf in functions.items() if target != address)
+        found[address] = {target: _name(machine, vf, rule, told.get(LINK_FILE)) for target, vf in vfs}
+    return found
+
+
+def _name(machine: Machine, vf: str, rule: str, link_file: str | None) -> Name:
+    name = netdev(machine.files, vf)
+    link = machine.netlink.link(name) if name else None
+    if link is None:
+        return Name(None, None, False)
+    told = _properties(machine.files, link)
+    usual = told.get(rule, "") if told.get(LINK_FILE) == link_file else ""
+    return Name(link.name, usual if 0 < len(usual) < IFNAMSIZ else None, link.up)
+
+
+def _properties(files: Files, link: Link) -> dict[str, str]:
+    """The properties that udev keeps of a netdev, on lines ``E:NAME=value``."""
+    lines = read_or(files, f"{DATABASE}/n{link.ifindex}", "").splitlines()
+    return dict(line[2:].split("=", 1) for line in lines if line.startswith("E:") and "=" in line)
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """The VFs that are not called what udev would call them. Before Linux 6.2 a netdev that is up cannot be renamed (EBUSY)."""
+    changes = []
+    for address, nic in links.usable(want, have):
+        names: Mapping[str, Name] = have[NAME].get(address, {})
+        for index in range(nic.vf_count() or 0):
+            target = f"{address}#{index}"
+            name = names.get(target)
+            if name is None or name.current is None or name.usual in (None, name.current):
+                continue
+            disruption = Disruption.LINK_FLAP if name.up else Disruption.NONE
+            yields = nic.vf(index).owner != "trackbed"
+            changes.append(Change(NAME, target, "name", name.current, name.usual, disruption, yields=yields))
+    return changes
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Rename the netdev, with its link down; bringing it up is the next kind's business, whether this works or not."""
+    link = link_of(machine, change.target)
+    name = str(change.after)
+    other = machine.netlink.link(name)
+    if other is not None and other.ifindex != link.ifindex:
+        # Before the link goes down: this may be tried again and again.
+        raise OSError(errno.EEXIST, f"another netdev is called {name}; rename that first")
+    if link.up:
+        machine.netlink.set_link(link.ifindex, up=False)
+    machine.netlink.rename(link.ifindex, name)

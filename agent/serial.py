@@ -1,0 +1,50 @@
+"""Serial numbers of PCI devices: that of the configuration space, and that of the Vital Product Data.
+
+From the PCI specifications: not run on a card that has either (QEMU's igb has none).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+# PCI Express Base Specification, "Extended Capabilities": they begin here, in the space that only root may read.
+EXTENDED = 0x100
+DEVICE_SERIAL_NUMBER = 0x0003
+# PCI Local Bus Specification 3.0, appendix I: large resource tags of the VPD.
+VPD_READ_ONLY = 0x90
+
+
+def device_serial_number(config: bytes) -> str | None:
+    """The Device Serial Number capability, written as lspci does (``b8-3f-d2-ff-ff-12-34-56``); None without one."""
+    offset, seen = EXTENDED, set[int]()
+    while EXTENDED <= offset <= len(config) - 12 and offset not in seen:
+        seen.add(offset)
+        header, low, high = struct.unpack_from("<III", config, offset)
+        if header & 0xFFFF == DEVICE_SERIAL_NUMBER:
+            number: int = high << 32 | low
+            return number.to_bytes(8, "big").hex("-")
+        offset = header >> 20
+    return None
+
+
+def vpd_serial_number(vpd: bytes) -> str | None:
+    """The field SN of the Vital Product Data; None without one."""
+    for tag, content in _resources(vpd):
+        if tag == VPD_READ_ONLY:
+            offset = 0
+            while offset + 3 <= len(content):
+                length = content[offset + 2]
+                if content[offset : offset + 2] == b"SN":
+                    return content[offset + 3 : offset + 3 + length].decode("ascii", "replace").strip("\0 ") or None
+                offset += 3 + length
+    return None
+
+
+def _resources(vpd: bytes) -> Iterator[tuple[int, bytes]]:
+    """The large resources: a tag, a length in two bytes, content. A small one (the end tag) ends them."""
+    offset = 0
+    while offset + 3 <= len(vpd) and vpd[offset] & 0x80:
+        length = int.from_bytes(vpd[offset + 1 : offset + 3], "little")
+        yield vpd[offset], vpd[offset + 3 : offset + 3 + length]
+        offset += 3 + length

@@ -1,0 +1,142 @@
+"""What igb takes of a VF's attributes, and how it refuses the others; vfio-pci; the names of VFs that come back."""
+
+import errno
+from typing import Any
+
+from agent.machine import Machine, VfInfo
+from agent.nics import PCI, driver, netdev, vf_addresses
+from tests.contract.cases.sriov import _errno, _fresh, _link, _numvfs, _soon
+
+
+def _one_vf(machine: Machine, pf: str) -> str:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 1)
+    vf = vf_addresses(machine.files, pf)[0]
+    _link(machine, vf)
+    return vf
+
+
+def _set(machine: Machine, pf: str, **given: Any) -> int | None:
+    return _errno(lambda: machine.netlink.set_vf(_link(machine, pf).ifindex, 0, **given))
+
+
+def _told(machine: Machine, pf: str) -> VfInfo:
+    return _link(machine, pf).vfs[0]
+
+
+def vlan_and_priority_are_one_attribute(machine: Machine, pf: str) -> None:
+    _one_vf(machine, pf)
+    assert _set(machine, pf, vlan=100, qos=3) is None
+    assert (_told(machine, pf).vlan, _told(machine, pf).qos) == (100, 3)
+    assert _set(machine, pf, vlan=200) is None
+    assert (_told(machine, pf).vlan, _told(machine, pf).qos) == (200, 0)
+    assert _set(machine, pf, vlan=0) is None
+    assert (_told(machine, pf).vlan, _told(machine, pf).qos) == (0, 0)
+
+
+def only_802_1q_is_known(machine: Machine, pf: str) -> None:
+    _one_vf(machine, pf)
+    assert _set(machine, pf, vlan=100, vlan_protocol="802.1ad") == errno.EPROTONOSUPPORT
+    assert _told(machine, pf).vlan == 0
+    assert _told(machine, pf).vlan_protocol == "802.1Q"
+    assert _set(machine, pf, vlan=100, vlan_protocol="802.1Q") is None
+
+
+def a_largest_rate_is_taken_up_to_the_link_s_speed_and_no_smallest_one(machine: Machine, pf: str) -> None:
+    _one_vf(machine, pf)
+    _soon(lambda: _link(machine, pf).carrier or None, "carrier of the PF")
+    assert _set(machine, pf, max_tx_rate=100) is None
+    assert (_told(machine, pf).min_tx_rate, _told(machine, pf).max_tx_rate) == (0, 100)
+    assert _set(machine, pf, max_tx_rate=100, min_tx_rate=10) == errno.EINVAL
+    assert _set(machine, pf, max_tx_rate=10000) == errno.EINVAL
+    assert _told(machine, pf).max_tx_rate == 100
+    assert _set(machine, pf, max_tx_rate=0) is None
+    assert _told(machine, pf).max_tx_rate == 0
+
+
+def a_rate_needs_the_pf_up(machine: Machine, pf: str) -> None:
+    _one_vf(machine, pf)
+    machine.netlink.set_link(_link(machine, pf).ifindex, up=False)
+    assert _set(machine, pf, max_tx_rate=100) == errno.EINVAL
+
+
+def what_igb_has_no_operation_for_is_eopnotsupp(machine: Machine, pf: str) -> None:
+    _one_vf(machine, pf)
+    for given in (
+        {"link_state": "enable"},
+        {"rss_query": True},
+        {"node_guid": "00:11:22:33:44:55:66:77"},
+        {"port_guid": "00:11:22:33:44:55:66:77"},
+    ):
+        assert _set(machine, pf, **given) == errno.EOPNOTSUPP, given
+    told = _told(machine, pf)
+    assert (told.link_state, told.rss_query, told.node_guid, told.port_guid) == ("auto", None, None, None)
+
+
+def a_txqueuelen_and_an_altname_are_told(machine: Machine, pf: str) -> None:
+    _one_vf(machine, pf)
+    index = _link(machine, pf).ifindex
+    machine.netlink.set_link(index, txqueuelen=5000)
+    assert _link(machine, pf).txqueuelen == 5000
+    machine.netlink.set_link(index, txqueuelen=1000)
+    if "contract0" not in _link(machine, pf).altnames:
+        machine.netlink.add_altname(index, "contract0")
+    assert "contract0" in _link(machine, pf).altnames
+    found = machine.netlink.link("contract0")
+    assert found is not None
+    assert found.ifindex == index
+    other = _link(machine, vf_addresses(machine.files, pf)[0]).ifindex
+    assert _errno(lambda: machine.netlink.add_altname(other, "contract0")) == errno.EEXIST
+
+
+def a_pf_s_mtu_is_lowered_below_its_vfs(machine: Machine, pf: str) -> None:
+    vf = _one_vf(machine, pf)
+    machine.netlink.set_link(_link(machine, pf).ifindex, mtu=9000)
+    machine.netlink.set_link(_link(machine, vf).ifindex, mtu=9000)
+    machine.netlink.set_link(_link(machine, pf).ifindex, mtu=1500)
+    assert _link(machine, pf).mtu == 1500
+    assert _link(machine, vf).mtu == 9000
+
+
+def a_netdev_is_renamed_to_its_own_altname(machine: Machine, pf: str) -> None:
+    vf = _one_vf(machine, pf)
+    link = _link(machine, vf)
+    machine.netlink.rename(link.ifindex, "contract1")
+    assert netdev(machine.files, vf) == "contract1"
+    # udev may be the first to give it.
+    assert _errno(lambda: machine.netlink.add_altname(link.ifindex, link.name)) in (None, errno.EEXIST)
+    assert link.name in _link(machine, vf).altnames
+    assert _errno(lambda: machine.netlink.rename(link.ifindex, _link(machine, pf).name)) == errno.EEXIST
+    machine.netlink.rename(link.ifindex, link.name)
+    assert _link(machine, vf).name == link.name
+
+
+def a_vf_with_an_override_is_bound_to_it_even_without_autoprobe(machine: Machine, pf: str) -> None:
+    vf = _one_vf(machine, pf)
+    if "vfio-pci" not in machine.files.names("/sys/bus/pci/drivers"):
+        return
+    assert machine.files.read(f"{PCI}/{vf}/driver_override") == "(null)"
+    machine.files.write(f"{PCI}/{vf}/driver_override", "vfio-pci")
+    assert driver(machine.files, vf) == "igbvf"
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
+    machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert driver(machine.files, vf) == "vfio-pci"
+    assert netdev(machine.files, vf) is None
+    machine.files.write(f"{PCI}/{vf}/driver_override", "\n")
+    assert machine.files.read(f"{PCI}/{vf}/driver_override") == "(null)"
+    machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert driver(machine.files, vf) is None
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert driver(machine.files, vf) == "igbvf"
+
+
+def an_override_that_no_driver_has_leaves_the_vf_unbound(machine: Machine, pf: str) -> None:
+    vf = _one_vf(machine, pf)
+    machine.files.write(f"{PCI}/{vf}/driver_override", "no-such-driver")
+    machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
+    machine.files.write("/sys/bus/pci/drivers_probe", vf)
+    assert driver(machine.files, vf) is None
+    machine.files.write(f"{PCI}/{vf}/driver_override", "\n")

@@ -1,0 +1,476 @@
+"""SR-IOV on the simulated kernel: attributes of VFs, their drivers and names, the PF's own link, which NIC is meant."""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from typing import Any
+
+import pytest
+from attrs import asdict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.change import Disruption, is_ready
+from agent.converge import Failures, Pass, converge
+from agent.nics import PCI, driver, netdev, vf_addresses
+from agent.preview import preview
+from agent.spec import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel
+
+PF, OTHER = "0000:21:00.0", "0000:41:00.0"
+MAC, OTHER_MAC = "02:00:00:00:01:00", "02:00:00:00:01:01"
+NAME = "enp33s0"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return made()
+
+
+def made() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, NAME, MAC)
+    kernel.load_vfio()
+    return kernel
+
+
+def spec(vfs: object = None, select: object = None, **more: object) -> NodeSpec:
+    nic = {"name": "rail0", "select": select or {"pci": PF}, **({"vfs": vfs} if vfs else {}), **more}
+    return from_mapping({"node_name": "n1", "nics": [nic]})
+
+
+def group(**attributes: object) -> dict[str, object]:
+    """Four VFs, the second of which has these attributes."""
+    return {"count": 4, "groups": [{"index": "1", **attributes}]}
+
+
+def settle(kernel: Kernel, wanted: NodeSpec, failures: Failures | None = None) -> Pass:
+    return converge(kernel.machine(), wanted, None, None, failures or Failures(), lambda: 0.0)
+
+
+def told(kernel: Kernel, index: int) -> dict[str, Any]:
+    link = kernel.link(NAME)
+    assert link is not None
+    return asdict(link.vfs[index])
+
+
+def address(kernel: Kernel, index: int) -> str:
+    return vf_addresses(kernel, PF)[index]
+
+
+# --- attributes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_priority_given_later_leaves_the_vlan_and_the_other_way_round(kernel: Kernel) -> None:
+    settle(kernel, spec(group(vlan=100)))
+    assert is_ready(settle(kernel, spec(group(vlan=100, qos=5))).conditions)
+    assert (told(kernel, 1)["vlan"], told(kernel, 1)["qos"]) == (100, 5)
+    assert is_ready(settle(kernel, spec(group(vlan=200))).conditions)
+    assert (told(kernel, 1)["vlan"], told(kernel, 1)["qos"]) == (200, 5)
+
+
+def test_an_untagged_vf_has_no_priority_either(kernel: Kernel) -> None:
+    settle(kernel, spec(group(vlan=100, qos=5)))
+    assert is_ready(settle(kernel, spec(group(vlan=0))).conditions)
+    assert (told(kernel, 1)["vlan"], told(kernel, 1)["qos"]) == (0, 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [((10, 100), (200, 300)), ((200, 300), (10, 100)), ((200, 300), (10, 0))])
+def test_rates_move_past_each_other(kernel: Kernel, before: tuple[int, int], after: tuple[int, int]) -> None:
+    kernel.able.add(PF)
+    for low, high in (before, after):
+        found = settle(kernel, spec(group(min_tx_rate=low, max_tx_rate=high)))
+        assert {outcome.result for outcome in found.outcomes} == {"applied"}
+        assert (told(kernel, 1)["min_tx_rate"], told(kernel, 1)["max_tx_rate"]) == (low, high)
+
+
+def test_a_largest_rate_below_the_smallest_one_that_was_left_alone_says_so(kernel: Kernel) -> None:
+    kernel.able.add(PF)
+    settle(kernel, spec(group(min_tx_rate=200, max_tx_rate=300)))
+    (outcome,) = settle(kernel, spec(group(max_tx_rate=100))).outcomes
+    assert (outcome.result, outcome.error) == ("failed", "EINVAL: its min_tx_rate is 200; give that, too")
+
+
+def test_two_vfs_that_come_back_with_each_other_s_names_get_their_own(kernel: Kernel) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    first, second = address(kernel, 1), address(kernel, 2)
+    kernel.move_away(first)
+    kernel.move_away(second)
+    kernel.come_back(first, f"{NAME}v2")
+    kernel.come_back(second, f"{NAME}v1")
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert [netdev(kernel, vf) for vf in (first, second)] == [f"{NAME}v1", f"{NAME}v2"]
+
+
+def test_a_name_that_another_netdev_has_is_said(kernel: Kernel) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    kernel.move_away(vf)
+    kernel.add_nic(OTHER, f"{NAME}v1", OTHER_MAC)
+    kernel.come_back(vf, "net1")
+    kernel.set_link(kernel.netdev(vf).ifindex, up=True)
+    kernel.writes.clear()
+    (failed,) = [o for o in settle(kernel, wanted).outcomes if o.result == "failed"]
+    assert failed.error == f"another netdev is called {NAME}v1; rename that first"
+    assert ("net1", "mtu=None up=False") not in kernel.writes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("link_state", "enable", "cannot set link_state"),
+        ("rss_query", True, "cannot set rss_query"),
+        ("node_guid", "00:11:22:33:44:55:66:77", "cannot set node_guid"),
+        ("vlan_protocol", "802.1ad", "VLANs of another protocol"),
+        ("min_tx_rate", 10, "grants no min_tx_rate"),
+    ],
+)
+@pytest.mark.parametrize("required", [True, False])
+def test_what_igb_refuses_is_unsupported_and_ready_follows_required(
+    kernel: Kernel, name: str, value: object, reason: str, required: bool
+) -> None:
+    needed = {"vlan_protocol": {"vlan": 100}, "min_tx_rate": {"max_tx_rate": 0}}
+    more: dict[str, object] = {**needed.get(name, {})}
+    found = settle(kernel, spec(group(**{name: value}, **more), required=required))
+    (outcome,) = [outcome for outcome in found.outcomes if outcome.result != "applied"]
+    assert (outcome.result, outcome.change.target, outcome.change.field) == ("unsupported", f"{PF}#1", name)
+    assert reason in outcome.error
+    assert is_ready(found.conditions) is not required
+    assert told(kernel, 1)["vlan"] == more.get("vlan", 0)
+
+
+def test_a_rate_waits_for_the_link_and_is_not_unsupported(kernel: Kernel) -> None:
+    settle(kernel, spec(group()))
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.EINVAL, os.strerror(errno.EINVAL)) if operation == "set_vf" else None
+
+    kernel.fault = fault
+    (outcome,) = settle(kernel, spec(group(max_tx_rate=500))).outcomes
+    assert outcome.result == "failed"
+    assert "has no link yet, or is slower than 500 Mbit/s" in outcome.error
+
+
+def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
+    kernel.able.add(PF)
+    wanted = spec(group(node_guid="00:11:22:33:44:55:66:77"))
+    assert is_ready(settle(kernel, wanted).conditions)
+    kernel.add_rdma(address(kernel, 1), "uverbs1", "rocep1", "0000:0000:0000:0001")
+    (change,) = [change for change in preview(kernel.machine(), wanted).changes if change.kind == "bindings"]
+    assert (change.field, change.before, change.disruption) == (
+        "node_guid",
+        "00:00:00:00:00:00:00:01",
+        Disruption.REBIND,
+    )
+    kernel.able.clear()
+    other = spec(group(node_guid="00:11:22:33:44:55:66:99"))
+    assert not [change for change in settle(kernel, other).outcomes if change.change.kind == "bindings"]
+
+
+def test_a_vf_of_an_infiniband_pf_is_given_no_ethernet_address(kernel: Kernel) -> None:
+    kernel.add_nic(OTHER, "ibs1", "00:00:10:86:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:12:34:56")
+    kernel.able.add(OTHER)
+    wanted = spec(group(node_guid="00:11:22:33:44:55:66:77", link_state="enable"), select={"pci": OTHER})
+    found = settle(kernel, wanted)
+    assert is_ready(found.conditions)
+    assert "mac" not in {o.change.field for o in found.outcomes}
+    assert [o.change.field for o in found.outcomes if o.change.kind == "vf_attributes"] == ["link_state", "node_guid"]
+
+
+# --- drivers -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_vf_for_vfio_is_never_bound_to_the_network_driver(kernel: Kernel) -> None:
+    found = settle(kernel, spec(group(driver="vfio-pci")))
+    assert is_ready(found.conditions), found.conditions
+    assert [driver(kernel, address(kernel, index)) for index in range(4)] == ["igbvf", "vfio-pci", "igbvf", "igbvf"]
+    assert not any(path.endswith("unbind") for path, _ in kernel.writes)
+    assert not preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes
+
+
+def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
+    settle(kernel, spec(group()))
+    (change,) = [c for c in preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes if c.kind == "bindings"]
+    assert (change.before, change.after, change.disruption) == ("igbvf", "vfio-pci", Disruption.REBIND)
+    assert is_ready(settle(kernel, spec(group(driver="vfio-pci"))).conditions)
+    assert driver(kernel, address(kernel, 1)) == "vfio-pci"
+    # Whoever says nothing of the driver leaves it.
+    assert settle(kernel, spec(group())).outcomes == ()
+    assert is_ready(settle(kernel, spec(group(driver="netdevice"))).conditions)
+    assert driver(kernel, address(kernel, 1)) == "igbvf"
+    assert kernel.read(f"{PCI}/{address(kernel, 1)}/driver_override") == "(null)"
+    assert not preview(kernel.machine(), spec(group(driver="netdevice"))).changes
+
+
+def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel) -> None:
+    settle(kernel, spec(group(driver="vfio-pci")))
+    number = kernel.target(f"{PCI}/{address(kernel, 1)}/iommu_group")
+    kernel.open[f"/dev/vfio/{number}"] = ("qemu-system-x86 (pid 77)",)
+    (deferred,) = [o for o in settle(kernel, spec(group(driver="netdevice"))).outcomes if o.result == "deferred"]
+    assert deferred.change.victims == (f"qemu-system-x86 (pid 77) ({PF}#1)",)
+    assert driver(kernel, address(kernel, 1)) == "vfio-pci"
+
+
+def test_without_vfio_pci_the_remedy_is_said_beforehand_and_nothing_else_suffers() -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF, NAME, MAC)
+    (error,) = preview(kernel.machine(), spec(group(driver="vfio-pci"))).errors
+    assert "vfio-pci is not loaded" in error
+    assert 'kernel_modules = ["vfio-pci"]' in error
+    found = settle(kernel, spec(group(driver="vfio-pci")))
+    assert [o.change.target for o in found.outcomes if o.result != "applied"] == [f"{PF}#1"]
+    assert driver(kernel, address(kernel, 1)) is None
+    assert driver(kernel, address(kernel, 2)) == "igbvf"
+
+
+def test_without_an_iommu_there_is_no_vfio(kernel: Kernel) -> None:
+    settle(kernel, spec(group()))
+    kernel.without_iommu(address(kernel, 1))
+    (error,) = preview(kernel.machine(), spec(group(driver="vfio-pci"))).errors
+    assert "no IOMMU isolates it" in error
+    assert "intel_iommu=on" in error
+
+
+def test_interrupts_of_a_virtual_machine_are_its_own(kernel: Kernel) -> None:
+    wanted = spec(group(driver="vfio-pci"))
+    settle(kernel, wanted)
+    kernel.request_irq(address(kernel, 1), 200, "vfio-msix[0](0000:21:10.2)")
+    assert settle(kernel, wanted).outcomes == ()
+
+
+# --- names and the PF's link -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("called", ["net1", "eth0", f"{NAME}v2"])
+def test_a_vf_that_comes_back_from_a_container_gets_its_name_back(kernel: Kernel, called: str) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    kernel.move_away(vf)
+    assert settle(kernel, wanted).outcomes == ()
+    kernel.come_back(vf, called)
+    assert netdev(kernel, vf) != f"{NAME}v1"
+    found = settle(kernel, wanted)
+    assert is_ready(found.conditions)
+    (renamed,) = [o.change for o in found.outcomes if o.change.kind == "vf_names"]
+    assert renamed.disruption is Disruption.NONE
+    assert netdev(kernel, vf) == f"{NAME}v1"
+    assert kernel.netdev(vf).up
+
+
+def test_a_vf_that_is_up_is_renamed_only_if_its_link_may_flap(kernel: Kernel) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    vf = address(kernel, 1)
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    kernel.set_link(kernel.netdev(vf).ifindex, up=True)
+    kernel.routed.add("net1")
+    (outcome,) = [o for o in settle(kernel, wanted).outcomes if o.change.kind == "vf_names"]
+    assert (outcome.result, outcome.change.disruption) == ("deferred", Disruption.LINK_FLAP)
+    kernel.routed.clear()
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert netdev(kernel, vf) == f"{NAME}v1"
+    assert kernel.netdev(vf).up
+
+
+def test_a_host_whose_names_are_its_own_keeps_them(kernel: Kernel) -> None:
+    wanted = spec(group())
+    settle(kernel, wanted)
+    kernel.set_link(kernel.netdev(PF).ifindex, up=False)
+    kernel.rename(kernel.netdev(PF).ifindex, "rail0")
+    for index in range(4):
+        kernel.move_away(address(kernel, index))
+        kernel.come_back(address(kernel, index), f"rail0v{index}")
+    found = settle(kernel, wanted)
+    assert is_ready(found.conditions)
+    assert [netdev(kernel, address(kernel, index)) for index in range(4)] == [f"rail0v{index}" for index in range(4)]
+
+
+def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
+    kernel.add_nic(OTHER, "enp193s0f1np10", OTHER_MAC)
+    wanted = spec(group(), select={"pci": OTHER})
+    settle(kernel, wanted)
+    vf = vf_addresses(kernel, OTHER)[0]
+    assert len(kernel.netdev(vf).name) == 16
+    kernel.move_away(vf)
+    kernel.come_back(vf, "net1")
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert netdev(kernel, vf) == "net1"
+
+
+def test_altnames_are_added_and_none_is_taken_away(kernel: Kernel) -> None:
+    kernel.add_altname(kernel.netdev(PF).ifindex, "somebody-s")
+    found = settle(kernel, spec(altnames=["rail0", "storage"], txqueuelen=5000))
+    assert is_ready(found.conditions)
+    assert kernel.netdev(PF).altnames == ("somebody-s", "rail0", "storage")
+    assert kernel.netdev(PF).txqueuelen == 5000
+    assert settle(kernel, spec(altnames=["storage"])).outcomes == ()
+
+
+def test_an_altname_that_another_netdev_has_is_said(kernel: Kernel) -> None:
+    kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
+    (failed,) = [o for o in settle(kernel, spec(altnames=["enp65s0"])).outcomes if o.result == "failed"]
+    assert "another netdev is called enp65s0" in failed.error
+
+
+def test_vfs_take_the_nic_s_txqueuelen_unless_they_have_their_own(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec(group(txqueuelen=300), txqueuelen=5000)).conditions)
+    assert [kernel.netdev(address(kernel, index)).txqueuelen for index in range(3)] == [5000, 300, 5000]
+
+
+@pytest.mark.parametrize("mtus", [(1500, 9000), (9000, 1500)])
+def test_the_mtu_is_raised_and_lowered_on_all(kernel: Kernel, mtus: tuple[int, int]) -> None:
+    for mtu in mtus:
+        assert is_ready(settle(kernel, spec(group(), mtu=mtu)).conditions)
+        assert {kernel.netdev(function).mtu for function in (PF, *vf_addresses(kernel, PF).values())} == {mtu}
+
+
+# --- which NIC is meant ----------------------------------------------------------------------------------------------------
+
+DSN = bytes(256) + struct.pack("<III", 0x00010003, 0xFF123456, 0xB83FD2FF) + bytes(64)
+VPD = b"\x90\x0d\x00SN\x0aMT2231X001\x78"
+
+SELECTORS = [
+    {"pci": PF},
+    {"mac": MAC},
+    {"netdev": NAME},
+    {"netdev": "an-altname"},
+    {"serial": "b8-3f-d2-ff-ff-12-34-56"},
+    {"serial": "MT2231X001"},
+    {"vendor": "8086", "netdev": NAME},
+    {"device": "10c9", "mac": MAC},
+    {"driver": "igb", "serial": "MT2231X001"},
+]
+
+
+@pytest.fixture
+def two(kernel: Kernel) -> Kernel:
+    kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
+    kernel.add_altname(kernel.netdev(PF).ifindex, "an-altname")
+    kernel.give_serials(PF, DSN, VPD)
+    return kernel
+
+
+def reasons(kernel: Kernel, *selectors: object) -> list[str]:
+    nics = [{"name": f"rail{place}", "select": select} for place, select in enumerate(selectors)]
+    found = settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
+    assert is_ready(found.conditions) is all(c.status == "True" for c in found.conditions)
+    return [c.reason for c in found.conditions if c.type == "NicsPresent"]
+
+
+@pytest.mark.parametrize("select", SELECTORS, ids=str)
+def test_each_key_selects_and_two_that_mean_one_nic_are_named(two: Kernel, select: dict[str, str]) -> None:
+    assert reasons(two, select) == ["AllPresent"]
+    assert reasons(two, {"pci": OTHER}, select) == ["AllPresent"]
+    assert reasons(two, {"pci": PF}, select) == ["NicClaimedTwice"]
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        {"pci": "0000:99:00.0"},
+        {"mac": "02:00:00:00:09:09"},
+        {"netdev": "no-such"},
+        {"serial": "b8-3f-d2-ff-ff-12-34-57"},
+        {"vendor": "15b3"},
+        {"device": "1021"},
+        {"driver": "mlx5_core"},
+        {"serial": "MT2231X001", "pci": OTHER},
+    ],
+    ids=str,
+)
+def test_a_selector_that_matches_nothing_is_not_ready(two: Kernel, select: dict[str, str]) -> None:
+    assert reasons(two, select) == ["NicMissing"]
+
+
+@pytest.mark.parametrize(
+    "select", [{"vendor": "8086"}, {"device": "10c9"}, {"driver": "igb"}, {"serial": "MT2231X001"}], ids=str
+)
+def test_a_selector_that_matches_several_is_not_ready(two: Kernel, select: dict[str, str]) -> None:
+    two.give_serials(OTHER, DSN, VPD)
+    assert reasons(two, select) == ["NicAmbiguous"]
+
+
+def test_serial_numbers_are_read_only_if_a_selector_asks_for_one(two: Kernel) -> None:
+    settle(two, spec(group()))
+    assert two.read_in_part == []
+    settle(two, spec(group(), select={"serial": "MT2231X001"}))
+    assert f"{PCI}/{PF}/config" in two.read_in_part
+
+
+def test_a_nic_selected_by_its_serial_number_that_comes_back_is_known_again(two: Kernel) -> None:
+    wanted = spec(group(), select={"serial": "MT2231X001"})
+    found = settle(two, wanted)
+    two.remove_nic(PF)
+    found = converge(two.machine(), wanted, found.have, frozenset({PF}), Failures(), lambda: 0.0)
+    assert not is_ready(found.conditions)
+    two.add_nic(PF, NAME, MAC)
+    two.give_serials(PF, DSN, VPD)
+    found = converge(two.machine(), wanted, found.have, frozenset({PF}), Failures(), lambda: 0.0)
+    assert is_ready(found.conditions)
+
+
+# --- any two specs ---------------------------------------------------------------------------------------------------------
+
+
+def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+@st.composite
+def attributes(draw: st.DrawFn, one: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "vlan": draw(optional(st.integers(0, 4094))),
+        "trust": draw(optional(st.booleans())),
+        "spoofchk": draw(optional(st.booleans())),
+        "link_state": draw(optional(st.sampled_from(["auto", "enable", "disable"]))),
+        "max_tx_rate": draw(optional(st.sampled_from([0, 500, 1000]))),
+        "rss_query": draw(optional(st.booleans())),
+        "txqueuelen": draw(optional(st.integers(1, 9999))),
+        "mtu": draw(optional(st.sampled_from([1500, 4200, 9000]))),
+        "driver": draw(optional(st.sampled_from(["netdevice", "vfio-pci"]))),
+    }
+    if found["vlan"] is not None:
+        found["qos"] = draw(optional(st.integers(0, 7)))
+        found["vlan_protocol"] = draw(optional(st.sampled_from(["802.1Q", "802.1ad"])))
+    if found["max_tx_rate"] is not None:
+        found["min_tx_rate"] = draw(optional(st.integers(0, 500)))
+    if one:
+        found["node_guid"] = draw(optional(st.just("00:11:22:33:44:55:66:77")))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> NodeSpec:
+    count = draw(st.integers(0, 4))
+    split = draw(st.integers(0, count))
+    groups = [{"index": str(index), **draw(attributes(True))} for index in range(split)]
+    more: dict[str, Any] = {
+        "mtu": draw(st.sampled_from([1500, 9000])),
+        "altnames": draw(st.sampled_from([[], ["a"], ["b", "a"]])),
+    }
+    return spec({"count": count, "groups": groups, "defaults": draw(attributes(False))}, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs(), specs())
+def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second: NodeSpec) -> None:
+    kernel = made()
+    kernel.able.add(PF)
+    for wanted in (first, second):
+        found = settle(kernel, wanted)
+        # A rate that only the other spec gave may stand in the way of one that is left alone now: said, not hidden.
+        stuck = [o for o in found.outcomes if o.result != "applied"]
+        assert all(o.change.field == "max_tx_rate" and "give that, too" in o.error for o in stuck), stuck
+        assert is_ready(found.conditions) is not bool(stuck)
+        left = preview(kernel.machine(), wanted).changes
+        assert [(c.target, c.field) for c in left] == [(o.change.target, o.change.field) for o in stuck]
+        kernel.writes.clear()
+        if not stuck:
+            assert settle(kernel, wanted).outcomes == ()
+            assert kernel.writes == []
