@@ -1,12 +1,13 @@
 """The order of things, and nothing else."""
 
 from agent.spec import spec_hash
-from tasks import agent, gate, irqbalance, kernel_modules, node_spec, packages, reporter
+from tasks import agent, gate, irqbalance, kernel_modules, network_managers, node_spec, packages, reporter
 
 spec = node_spec.read()
 packages.base()
 kernel_modules.configure()
 irqbalance.policy(spec.irqs.irqbalance)
+network_managers.keep_off_vfs(spec=spec)
 version = agent.release()
 agent.stage(version=version)
 node_spec.deliver(spec=spec, version=version)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import agent, node_spec, packages
+from tasks import agent, network_managers, node_spec, packages
 
 
 def sh(text: str, *arguments: object, **environment: str) -> list[str]:
@@ -146,3 +146,41 @@ def test_plan_of_an_agent_that_breaks(base: Path) -> None:
     assert found is not None
     assert found.errors[0].startswith("agent 1-a could not plan (exit code 1): Traceback")
     assert found.errors[0].endswith("RuntimeError: no netlink")
+
+
+def program(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        ("systemd 252 (252.39-1~deb12u2)", ["NetworkManager", "systemd-networkd"]),
+        ("systemd 244.3", ["NetworkManager", "systemd-networkd"]),
+        ("systemd 239 (239-82.el8)", ["NetworkManager"]),
+    ],
+)
+def test_network_managers_that_can_be_told(tmp_path: Path, version: str, found: list[str]) -> None:
+    assert sh(network_managers._MANAGERS, tmp_path) == []
+    program(tmp_path / "usr/sbin/NetworkManager")
+    program(tmp_path / "usr/lib/systemd/systemd-networkd")
+    program(tmp_path / "bin/systemctl", f"echo '{version}'; echo +PAM")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    assert sh(network_managers._MANAGERS, tmp_path, PATH=path) == found
+
+
+def test_vfs_that_udev_has_not_marked(tmp_path: Path) -> None:
+    assert sh(network_managers._UNMARKED, tmp_path) == []
+    marks = {"pf0": None, "pf0v0": "E:TRACKBED_VF=1\nV:1\n", "pf0v1": "E:ID_NET_NAME=pf0v1\n", "pf0v2": None}
+    (tmp_path / "run/udev/data").mkdir(parents=True)
+    for index, (name, mark) in enumerate(marks.items()):
+        folder = tmp_path / "sys/class/net" / name
+        (folder / "device").mkdir(parents=True)
+        (folder / "ifindex").write_text(f"{index}\n")
+        if name != "pf0":
+            (folder / "device/physfn").mkdir()
+        if mark:
+            (tmp_path / f"run/udev/data/n{index}").write_text(mark)
+    assert sh(network_managers._UNMARKED, tmp_path) == ["pf0v1", "pf0v2"]

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+from agent.spec import NodeSpec, from_mapping
+from tasks import network_managers
+from tasks.network_managers import NETWORK, NETWORK_TEXT, RULE, RULE_TEXT
+from tests.deploy.conftest import Answers, Node, Result, file_answers
+
+MANAGERS = "for program in"
+UNMARKED = "for link in"
+BOTH = ["NetworkManager", "systemd-networkd"]
+
+
+def spec(count: int = 4) -> NodeSpec:
+    vfs: dict[str, Any] = {"count": count}
+    return from_mapping({"node_name": "n1", "nics": [{"name": "a", "select": {"driver": "igb"}, "vfs": vfs}]})
+
+
+def deploy(node: Node, answers: Answers, wanted: NodeSpec | None = None) -> Result:
+    return node.deploy(lambda: network_managers.keep_off_vfs(spec=wanted or spec()), answers)
+
+
+def test_both_are_told_and_the_vfs_that_are_there_are_marked(node: Node) -> None:
+    result = deploy(node, {MANAGERS: BOTH, UNMARKED: ["ens1f0v0", "ens1f0v1"]})
+    assert result.uploads == {RULE: RULE_TEXT.encode(), NETWORK: NETWORK_TEXT.encode()}
+    (told,) = result.commands["Network managers | VFs that are there"]
+    assert told.endswith(" sh ens1f0v0 ens1f0v1")
+    assert "networkctl reload" in told
+
+
+def test_only_networkmanager(node: Node) -> None:
+    result = deploy(node, {MANAGERS: ["NetworkManager"]})
+    assert list(result.uploads) == [RULE]
+
+
+def test_unchanged(node: Node) -> None:
+    there = file_answers(RULE, RULE_TEXT) | file_answers(NETWORK, NETWORK_TEXT)
+    result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: []})
+    assert not any(result.planned.values())
+    assert result.flat == []
+
+
+def test_a_vf_that_was_there_before_the_rule_is_marked_by_the_next_deploy(node: Node) -> None:
+    there = file_answers(RULE, RULE_TEXT) | file_answers(NETWORK, NETWORK_TEXT)
+    result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: ["ens1f0v1"]})
+    assert len(result.flat) == 1
+    assert result.flat[0].endswith(" sh ens1f0v1")
+
+
+def test_neither_is_installed(node: Node) -> None:
+    result = deploy(node, {MANAGERS: []})
+    assert result.flat == []
+    assert result.uploads == {}
+
+
+def test_no_vfs_no_files(node: Node) -> None:
+    result = deploy(
+        node, {MANAGERS: BOTH, **file_answers(RULE, RULE_TEXT), **file_answers(NETWORK, NETWORK_TEXT)}, spec(0)
+    )
+    assert f"rm -f {RULE}" in result.flat
+    assert f"rm -f {NETWORK}" in result.flat
+    assert result.uploads == {}

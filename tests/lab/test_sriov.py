@@ -1,0 +1,68 @@
+"""VFs on a real kernel: what the PF grants them, who drives them, what they are called, who keeps off them."""
+
+import json
+from typing import Any
+
+from lab import MACHINES, Node
+from tests.lab.conftest import eventually, report, settled
+
+PF, OTHER = MACHINES[0].nics
+VFS = [f"/sys/bus/pci/devices/{address}" for address in PF.vf_pcis]
+
+
+def adopt(node: Node, **vf: Any) -> None:
+    """Give VF 6 of the first NIC these attributes, and wait until the node is ready by that spec."""
+    spec = json.loads(node.sh("cat /etc/trackbed/node.json"))
+    nic = next(nic for nic in spec["nics"] if nic["name"] == PF.name)
+    nic["vfs"]["groups"] = [{"index": "6", **vf}]
+    before = report(node)["spec_hash"]
+    node.run(["sh", "-c", "cat > /etc/trackbed/node.json"], check=True, stdin=json.dumps(spec))
+    node.sh("systemctl reload trackbed")
+    eventually("the new spec", lambda: report(node)["spec_hash"] != before)
+    settled(node)
+
+
+def netdev(node: Node, index: int) -> str:
+    return node.sh(f"ls {VFS[index]}/net").strip()
+
+
+def test_what_igb_grants_is_granted(node: Node) -> None:
+    adopt(node, vlan=100, qos=3, max_tx_rate=100)
+    told = node.sh(f"ip link show {PF.netdev} | grep 'vf 6 '")
+    assert "vlan 100, qos 3" in told
+    assert "max_tx_rate 100Mbps" in told
+
+
+def test_a_vf_goes_to_vfio_and_back(node: Node) -> None:
+    node.sh("modprobe vfio-pci")
+    adopt(node, driver="vfio-pci")
+    assert node.sh(f"basename $(readlink {VFS[6]}/driver)").strip() == "vfio-pci"
+    node.sh(f"test -c /dev/vfio/$(basename $(readlink {VFS[6]}/iommu_group))")
+    adopt(node, driver="netdevice")
+    assert node.sh(f"basename $(readlink {VFS[6]}/driver)").strip() == "igbvf"
+
+
+def test_vfs_that_come_back_from_a_dead_namespace_get_their_names_back(node: Node) -> None:
+    """One comes back as it was called there; the other's name is taken meanwhile, so that it is dev<ifindex>."""
+    name = PF.netdev
+    node.sh(
+        "ip netns add pod;"
+        f"ip link set {name}v0 netns pod; ip -n pod link set {name}v0 name net1; ip -n pod link set net1 up;"
+        f"ip link set {name}v1 netns pod; ip -n pod link set {name}v1 name {name}v2"
+    )
+    eventually("two VFs away", lambda: node.run(["sh", "-c", f"ls {VFS[0]}/net {VFS[1]}/net"]).stdout.count("v") < 2)
+    node.sh("ip netns del pod")
+    eventually("the names", lambda: [netdev(node, 0), netdev(node, 1)] == [f"{name}v0", f"{name}v1"])
+    settled(node)
+
+
+def test_networkd_keeps_off_vfs_whatever_they_are_called(node: Node) -> None:
+    site = "[Match]\nDriver=igbvf\n\n[Link]\nMTUBytes=1400\n"
+    node.run(["sh", "-c", "cat > /etc/systemd/network/20-site.network"], check=True, stdin=site)
+    node.sh(f"networkctl reload; echo 0 > /sys/bus/pci/devices/{PF.pci}/sriov_numvfs")
+    eventually("new VFs", lambda: node.run(["test", "-e", f"/sys/class/net/{PF.netdev}v6"]).returncode == 0)
+    settled(node)
+    listed = [line.split() for line in node.sh("networkctl --no-legend --no-pager").splitlines()]
+    vfs = {words[1]: words[-1] for words in listed if words[1].startswith((f"{PF.netdev}v", f"{OTHER.netdev}v"))}
+    assert len(vfs) == 11
+    assert set(vfs.values()) == {"unmanaged"}
