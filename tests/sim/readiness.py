@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import select
+import time
 from datetime import date
+from pathlib import Path
+from typing import TextIO
 
 from attrs import define, field
 
@@ -77,3 +82,15 @@ class Node:
     def said(self) -> dict[str, Condition]:
         assert self.last is not None
         return {condition.type: condition for condition in self.last.conditions}
+
+
+def writer(pipe: Path) -> TextIO:
+    """A named pipe, opened to write as soon as somebody reads it."""
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            return os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w")
+        except OSError as error:
+            assert error.errno == errno.ENXIO, error
+            assert time.monotonic() < deadline, f"nobody has come to read {pipe}"
+            time.sleep(0.01)

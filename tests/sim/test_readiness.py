@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.change import is_ready
-from tests.sim.readiness import PF0, PF1, Node
+from tests.sim.readiness import PF0, PF1, Node, writer
 
 WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"
 
@@ -19,7 +19,7 @@ def node() -> Node:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A named pipe. Opening it to write waits until somebody reads it."""
+    """A named pipe that nobody writes to."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path
@@ -42,21 +42,21 @@ def test_a_reading_that_never_returns_is_unknown_after_its_deadline_and_is_not_s
     node.kernel.pipes[WIDTH] = str(pipe)
     node.now += 60
     assert is_ready(node.begin(probes=REQUIRED).values()), "the last answer holds until the deadline"
-    node.now += 9
-    assert is_ready(node.again().values())
-    node.now += 1
-    said = node.again()
-    assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "ProbeTimedOut")
-    assert not is_ready(said.values())
-    assert said["Converged"].status == said["Carrier"].status == "True"
-    for _ in range(3):
-        node.now += 60
-        node.begin(probes={"pcie_link": {"severity": "off"}})
-        node.begin(probes=REQUIRED)
-    with pipe.open("w") as writer:
+    with writer(pipe) as end:
+        node.now += 9
+        assert is_ready(node.again().values())
+        node.now += 1
+        said = node.again()
+        assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "ProbeTimedOut")
+        assert not is_ready(said.values())
+        assert said["Converged"].status == said["Carrier"].status == "True"
+        for _ in range(3):
+            node.now += 60
+            node.begin(probes={"pcie_link": {"severity": "off"}})
+            node.begin(probes=REQUIRED)
         assert node.kernel.piped == [WIDTH]
         del node.kernel.pipes[WIDTH]
-        writer.write("16")
+        end.write("16")
     node.until("PcieLink", "NotYetRead")  # an answer that comes too late is not used
     assert is_ready(node.until("PcieLink", "FullWidthAndSpeed").values())
 
@@ -65,7 +65,7 @@ def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(
     stuck = "/sys/module/ib_core/srcversion"
     node.kernel.pipes[stuck] = str(pipe)
     node.begin()
-    with pipe.open("w"):  # its reader has come, so those before it are through
+    with writer(pipe):  # those before it are through
         assert 0 < node.probes.timeout() <= 0.25
         node.now += 0.25
         assert node.probes.timeout() == 0
@@ -83,9 +83,9 @@ def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(
 def test_the_spec_gives_a_probe_its_deadline(node: Node, pipe: Path) -> None:
     node.kernel.pipes[WIDTH] = str(pipe)
     node.begin(probes={"pcie_link": {"deadline": 2}})
-    node.now += 2
-    assert node.again()["PcieLink"].reason == "ProbeTimedOut"
-    pipe.open("w").close()
+    with writer(pipe):
+        node.now += 2
+        assert node.again()["PcieLink"].reason == "ProbeTimedOut"
 
 
 def test_what_a_probe_cannot_read_is_unknown_and_read_again_soon(node: Node) -> None:

@@ -13,7 +13,7 @@ from attrs import define, field
 
 from agent.change import Condition, Report, report_from_json
 from agent.worker import work
-from tests.sim.readiness import Node
+from tests.sim.readiness import Node, writer
 
 STUCK = "/sys/module/ib_core/srcversion"
 
@@ -83,7 +83,7 @@ def test_what_other_probes_say_is_said_while_one_hangs_and_then_that_it_does(
     out = worker(
         '{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required", "deadline": 1}}}}'
     )
-    with pipe.open("w"):
+    with writer(pipe):
         said = out.until(lambda report: condition(report, "PcieLink").status == "True")
         assert condition(said, "ClockSynchronised").status == "True"
         assert condition(said, "KernelModules").reason == "NotYetRead"
