@@ -53,6 +53,6 @@ def judge(want: Wanted, have: Snapshot, facts: tuple[Loaded, ...]) -> list[Condi
     """False names the modules that are not what is installed."""
     stale = [f"{m.module} (loaded {m.loaded}, installed {m.installed})" for m in facts if m.loaded != m.installed]
     if not stale:
-        return [Condition(TYPE, "True", "AsInstalled")]
+        return [Condition(TYPE, "True", "AsInstalled" if facts else "NothingToCompare")]
     message = f"not what is installed: {', '.join(stale)}; load them again, or reboot; if it stays, update-initramfs or dracut"
     return [Condition(TYPE, "False", "ModulesStale", message)]

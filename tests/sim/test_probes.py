@@ -28,10 +28,12 @@ def test_a_node_without_gpus_runtime_or_kubelet_is_ready(node: Node) -> None:
 
 
 def test_a_driver_that_is_not_the_installed_one_is_named(node: Node) -> None:
+    assert node.look()["KernelModules"].reason == "NothingToCompare"
+    node.now += 300
     node.kernel.put("/sys/module/igb/srcversion", "AAAA")
     node.kernel.installed["igb"] = "AAAA"
     node.kernel.installed["mlx5_core"] = "CCCC"
-    assert node.look()["KernelModules"].status == "True"
+    assert node.look()["KernelModules"].reason == "AsInstalled"
     node.kernel.installed["igb"] = "BBBB"
     node.now += 300
     said = node.look()["KernelModules"]

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 from attrs import define, field
 
+from agent.activity import Activity, View
+from agent.adoption import Adopted
 from agent.change import Condition, Report, report_from_json
+from agent.originals import Originals
 from agent.worker import work
 from tests.sim.readiness import Node, writer
 
@@ -46,7 +49,14 @@ def node() -> Node:
 
 
 @pytest.fixture
-def worker(node: Node, tmp_path: Path) -> Iterator[Callable[[str], Out]]:
+def view() -> Iterator[View]:
+    view = View.new()
+    yield view
+    view.close()
+
+
+@pytest.fixture
+def worker(node: Node, view: View, tmp_path: Path) -> Iterator[Callable[[str], Out]]:
     control, end = os.pipe()
     threads = []
 
@@ -54,7 +64,10 @@ def worker(node: Node, tmp_path: Path) -> Iterator[Callable[[str], Out]]:
         path = tmp_path / "node.json"
         path.write_text(spec)
         out = Out()
-        threads.append(threading.Thread(target=work, args=(node.kernel.machine(), path, control, out)))
+        adopted = Adopted(tmp_path / "state", tmp_path / "run")
+        activity = Activity.at(view.descriptor)
+        started = (node.kernel.machine(), path, adopted, Originals(), activity, control, out)
+        threads.append(threading.Thread(target=work, args=started))
         threads[0].start()
         return out
 
@@ -75,7 +88,7 @@ def test_the_node_is_ready_as_soon_as_the_probes_have_spoken(worker: Callable[[s
 
 
 def test_what_other_probes_say_is_said_while_one_hangs_and_then_that_it_does(
-    node: Node, worker: Callable[[str], Out], tmp_path: Path
+    node: Node, worker: Callable[[str], Out], view: View, tmp_path: Path
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -89,5 +102,6 @@ def test_what_other_probes_say_is_said_while_one_hangs_and_then_that_it_does(
         assert condition(said, "KernelModules").reason == "NotYetRead"
         said = out.until(lambda report: condition(report, "KernelModules").reason == "ProbeTimedOut")
         assert not said.ready
+        assert view.step() is None, "the worker itself hangs in nothing, and is not to be replaced"
         del node.kernel.pipes[STUCK]
     assert out.until(lambda report: report.ready)
