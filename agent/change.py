@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import cattrs
 from attrs import frozen
 
 Value = str | int | bool | None
+Record = TypeVar("Record")
+
+SETTLING = "it may come right by itself"
+"""The error of a change whose patience is not over yet."""
 
 HOST = "host"
 """The target of changes that concern no device: sysctls, hugepages, loaded modules."""
@@ -212,3 +216,14 @@ def _say_condition(condition: Condition) -> str:
 def changes_from_plain(document: Any) -> tuple[Change, ...]:
     """Read the changes of `trackbed plan --json` back."""
     return _converter.structure(document, tuple[Change, ...])
+
+
+def from_plain(document: Any, record: type[Record]) -> Record:
+    """Read :func:`to_plain` back.
+
+    :raises ValueError: it is no such record.
+    """
+    try:
+        return _converter.structure(document, record)
+    except (cattrs.BaseValidationError, TypeError) as error:
+        raise ValueError(f"not a {record.__name__} of this agent: {error}") from None

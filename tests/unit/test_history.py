@@ -1,0 +1,75 @@
+"""What was changed, when and why: a file that outlives the agent, and stays small."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from agent import history
+from agent.change import Change, Outcome
+from agent.history import History, read
+
+CHANGE = Change("links", "0000:21:00.0", "mtu", 1500, 9000)
+APPLIED = Outcome(CHANGE, "applied")
+FAILED = Outcome(evolve(CHANGE, field="state"), "failed", "EBUSY", "see dmesg")
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> History:
+    return History(tmp_path, "boot-1")
+
+
+def test_what_was_written_is_read_back(kept: History, tmp_path: Path) -> None:
+    assert kept.record([APPLIED, FAILED], "h1", "event 0000:21:00.0") == ""
+    first, second = read(tmp_path)
+    assert (first.boot_id, first.spec_hash, first.trigger, first.outcome) == (
+        "boot-1",
+        "h1",
+        "event 0000:21:00.0",
+        APPLIED,
+    )
+    assert second.outcome == FAILED
+    assert first.time > 1_600_000_000
+
+
+def test_what_stays_as_it_was_is_written_once_and_what_is_applied_every_time(kept: History, tmp_path: Path) -> None:
+    for _ in range(3):
+        kept.record([APPLIED, FAILED], "h1", "retry")
+    assert [entry.outcome.result for entry in read(tmp_path)] == ["applied", "failed", "applied", "applied"]
+    kept.record([], "h1", "resync")
+    kept.record([FAILED], "h1", "resync")
+    assert [entry.outcome.result for entry in read(tmp_path)][-1] == "failed"
+    assert len(list(read(tmp_path))) == 5
+
+
+def test_the_next_boot_goes_on_in_the_same_file(kept: History, tmp_path: Path) -> None:
+    kept.record([APPLIED], "h1", "start")
+    History(tmp_path, "boot-2").record([APPLIED], "h1", "start")
+    assert [entry.boot_id for entry in read(tmp_path)] == ["boot-1", "boot-2"]
+
+
+def test_half_a_line_of_a_power_cut_costs_only_itself(kept: History, tmp_path: Path) -> None:
+    kept.record([APPLIED], "h1", "start")
+    with (tmp_path / history.NAME).open("a") as file:
+        file.write('{"time": 1.0, "boot')
+    kept.record([APPLIED], "h2", "start")
+    assert [entry.spec_hash for entry in read(tmp_path)] == ["h1", "h2"]
+
+
+def test_it_never_takes_more_than_two_files_of_its_size(
+    kept: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "LARGEST", 2000)
+    for number in range(100):
+        kept.record([APPLIED], f"h{number}", "retry")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [history.NAME, f"{history.NAME}.1"]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * 2400
+    hashes = [entry.spec_hash for entry in read(tmp_path)]
+    assert hashes == [f"h{number}" for number in range(100 - len(hashes), 100)]
+
+
+def test_a_folder_that_is_not_there_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
+    kept = History(tmp_path / "absent", "boot-1")
+    assert "No such file" in kept.record([APPLIED], "h1", "start")
+    assert kept.record([APPLIED], "h1", "start") == ""
+    assert list(read(tmp_path / "absent")) == []
