@@ -6,7 +6,7 @@ from tasks import agent, gate, irqbalance, kernel_modules, network_managers, nod
 spec = node_spec.read()
 packages.base()
 kernel_modules.configure()
-irqbalance.policy(spec.irqs.irqbalance)
+irqbalance.policy(spec.irqs.irqbalance, spec.mode)
 network_managers.keep_off_vfs(spec=spec)
 version = agent.release()
 agent.stage(version=version)

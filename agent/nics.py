@@ -66,7 +66,7 @@ class WantedNic:
         assert self.nic.vfs is not None  # noqa: S101  callers iterate over vf_count()
         given = self.nic.vfs.attributes(index)
         link = self.function.link
-        permanent = link.permanent_mac if link else ""
+        permanent = link.permanent_mac if link and self.nic.vfs.derive_macs else ""
         has_netdev = given.driver != VFIO
         return evolve(
             given,

@@ -6,7 +6,7 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import date
 from typing import Any, Literal, get_args
 
@@ -21,6 +21,7 @@ VlanProtocol = Literal["802.1Q", "802.1ad"]
 VfLinkState = Literal["auto", "enable", "disable"]
 VfDriver = Literal["netdevice", "vfio-pci"]
 IrqbalancePolicy = Literal["disabled", "untouched"]
+Mode = Literal["enforce", "observe"]
 Owner = Literal["taker", "trackbed"]
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
@@ -43,6 +44,7 @@ TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
 SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
 MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 READ_REQUESTS = (128, 256, 512, 1024, 2048, 4096)
+ANY = re.compile(r"[\s\S]*")
 NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 GUID = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}")
 # What dev_valid_name() takes (net/core/dev.c), in at most ALTIFNAMSIZ - 1 bytes.
@@ -52,26 +54,52 @@ ALTNAME = re.compile(r"[^\s/:.]([^\s/:]{0,126})", re.ASCII)
 SpecError = Faults
 
 
-def _matches(pattern: re.Pattern[str], remedy: str) -> Any:
-    def check(_: object, attribute: Attribute[Any], value: str | None) -> None:
-        if value is not None and not pattern.fullmatch(value):
-            raise ValueError(f"{attribute.name}: {value!r} is not valid; {remedy}")
+@frozen
+class Matches:
+    """A text that ``pattern`` describes in full; ``check`` looks closer."""
 
-    return check
+    pattern: re.Pattern[str]
+    remedy: str
+    check: Callable[[str], None] | None = None
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: str | None) -> None:
+        """Validate a field."""
+        if value is None:
+            return
+        if not self.pattern.fullmatch(value):
+            raise ValueError(f"{attribute.name}: {value!r} is not valid; {self.remedy}")
+        if self.check is not None:
+            try:
+                self.check(value)
+            except ValueError as error:
+                raise ValueError(f"{attribute.name}: {error}") from None
+
+
+@frozen
+class Within:
+    """A number from ``low`` to ``high``."""
+
+    low: int
+    high: int
+    unit: str
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: int | None) -> None:
+        """Validate a field."""
+        if value is not None and not self.low <= value <= self.high:
+            raise ValueError(f"{attribute.name}: {value} is out of range; give {self.low} to {self.high} {self.unit}")
+
+
+def _matches(pattern: re.Pattern[str], remedy: str) -> Any:
+    return Matches(pattern, remedy)
 
 
 def _within(low: int, high: int, unit: str) -> Any:
-    def check(_: object, attribute: Attribute[Any], value: int | None) -> None:
-        if value is not None and not low <= value <= high:
-            raise ValueError(f"{attribute.name}: {value} is out of range; give {low} to {high} {unit}")
-
-    return check
+    return Within(low, high, unit)
 
 
-def _unicast_mac(_: object, attribute: Attribute[Any], value: str | None) -> None:
-    _matches(MAC, "write it as 02:00:5e:10:00:01, in lower case")(_, attribute, value)
-    if value is not None and (int(value[:2], 16) & 1 or value == "00:00:00:00:00:00"):
-        raise ValueError(f"{attribute.name}: {value} is no unicast address; give one whose first octet is even")
+def _is_unicast(mac: str) -> None:
+    if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
+        raise ValueError(f"{mac} is no unicast address; give one whose first octet is even")
 
 
 def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, object]) -> None:
@@ -91,11 +119,15 @@ def _date(_: object, attribute: Attribute[Any], value: str) -> None:
         raise ValueError(f"{attribute.name}: {value!r} is no date; write it as 2026-12-31")
 
 
-def _cpu_list(_: object, attribute: Attribute[Any], value: str) -> None:
+def _is_cpu_list(text: str) -> None:
     try:
-        parse_ranges(value)
+        parse_ranges(text)
     except ValueError as error:
-        raise ValueError(f"{attribute.name}: {error}; write it as 0-3,8") from None
+        raise ValueError(f"{error}; write it as 0-3,8") from None
+
+
+_unicast_mac = Matches(MAC, "write it as 02:00:5e:10:00:01, in lower case", _is_unicast)
+_cpu_list = Matches(ANY, "numbers and ranges: 0-3,8", _is_cpu_list)
 
 
 def _altnames(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
@@ -246,11 +278,15 @@ def _first(value: Any, fallback: Any) -> Any:
 
 @frozen
 class Vfs:
-    """How many VFs a PF has, and what they are: ``defaults`` for all, ``groups`` for some."""
+    """How many VFs a PF has, and what they are: ``defaults`` for all, ``groups`` for some.
+
+    ``derive_macs`` false leaves the addresses of VFs that are given none alone.
+    """
 
     count: int = field(validator=_within(0, 4096, "VFs"))
     defaults: VfAttributes = VfAttributes()
     groups: tuple[VfGroup, ...] = ()
+    derive_macs: bool = True
 
     def __attrs_post_init__(self) -> None:
         for name in _OF_ONE:
@@ -481,7 +517,10 @@ def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, 
 
 @frozen
 class NodeSpec:
-    """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address."""
+    """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address.
+
+    ``mode`` observe reports the plan and never writes; no condition is required of the node then.
+    """
 
     node_name: str = field(validator=_matches(NODE_NAME, "give the Node's name: lower case, digits, '-' and '.'"))
     nics: tuple[Nic, ...] = ()
@@ -493,6 +532,7 @@ class NodeSpec:
     module_parameters: Mapping[str, Mapping[str, str]] = field(factory=dict, validator=_module_parameters)
     hugepages: tuple[HugepagePool, ...] = field(default=(), validator=_hugepages)
     gpus: Gpus | None = None
+    mode: Mode = "enforce"
 
     def __attrs_post_init__(self) -> None:
         names = [nic.name for nic in self.nics]

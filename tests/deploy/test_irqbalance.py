@@ -26,3 +26,8 @@ def test_there_is_no_such_unit(node: Node) -> None:
 
 def test_untouched(node: Node) -> None:
     assert node.deploy(lambda: irqbalance.policy("untouched"), RUNS).commands == {}
+
+
+def test_a_node_that_is_only_observed_keeps_it(node: Node) -> None:
+    result = node.deploy(lambda: irqbalance.policy("disabled", "observe"), RUNS)
+    assert result.flat == []
