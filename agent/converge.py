@@ -11,9 +11,10 @@ from datetime import datetime, timezone
 from attrs import define, evolve, field, frozen
 
 from agent.activity import Mode
-from agent.change import HOST, Change, Condition, Disruption, Outcome, Value
+from agent.change import HOST, SETTLING, Change, Condition, Disruption, Outcome, Value
+from agent.contention import Contention, Write
 from agent.disruption import Allowed, allowed
-from agent.kinds import Kind, by_name, ordered
+from agent.kinds import Kind, by_name, links, ordered, vf_links
 from agent.machine import Machine, Remembered
 from agent.nics import Wanted, asks_serials, rediscover, resolve
 from agent.originals import Originals
@@ -49,8 +50,9 @@ class _Failure:
 
 @define
 class Failures:
-    """What failed lately, and when (seconds of a monotonic clock) it may be tried again."""
+    """What failed lately, and when (seconds of a monotonic clock) it may be tried again; and what others put back."""
 
+    contention: Contention = field(factory=Contention)
     _found: dict[Identity, _Failure] = field(factory=dict)
 
     def held_back(self, change: Change, now: float) -> Outcome | None:
@@ -61,7 +63,7 @@ class Failures:
     def wait(self, change: Change, now: float) -> None:
         """Hold a change back for its patience, counted from the first time that it was planned."""
         if change.patience and _identity(change) not in self._found:
-            outcome = Outcome(change, "blocked", "it may come right by itself", f"wait {change.patience:.0f} s")
+            outcome = Outcome(change, "blocked", SETTLING, f"wait {change.patience:.0f} s")
             self._found[_identity(change)] = _Failure(outcome, 0, math.inf, now + change.patience)
 
     def add(self, outcome: Outcome, now: float) -> None:
@@ -87,6 +89,7 @@ class Failures:
     def forget(self) -> None:
         """Another spec: nothing of it has failed yet."""
         self._found.clear()
+        self.contention.forget()
 
     def next_try(self) -> float | None:
         """When the first of them may be tried again."""
@@ -189,16 +192,29 @@ def converge(
     applied += [outcome for outcome in given_back if outcome.result == "applied"]
     remaining += [outcome for outcome in given_back if outcome.result != "applied"]
     failures.keep({_identity(outcome.change) for outcome in remaining})
+    failures.contention.keep(_write(have, outcome.change) for outcome in remaining)
+    failures.contention.wrote((_write(have, outcome.change) for outcome in applied), clock())
     waiting = _waiting(spec, verified, have, remaining)
     doing("probes", "read")
-    converged = _converged(want, [outcome for outcome in remaining if outcome not in waiting])
-    conditions = (converged, *(judge or at_once(machine))(want, have))
-    return Pass(want, have, (*applied, *remaining), conditions, len(applied), waiting)
+    judged = [outcome for outcome in remaining if outcome not in waiting]
+    required = [_write(have, outcome.change) for outcome in judged if is_required(want, outcome.change)]
+    found = Pass(want, have, (*applied, *remaining), (), len(applied), waiting)
+    own = (_converged(want, judged), failures.contention.condition(required))
+    return _judged(found, own, judge or at_once(machine))
 
 
 def judged_again(found: Pass, judge: Judge) -> Pass:
     """What a pass found, with what the probes say by now."""
-    return evolve(found, conditions=(found.conditions[0], *judge(found.want, found.have)))
+    return _judged(found, found.conditions[:2], judge)
+
+
+def _judged(found: Pass, own: tuple[Condition, ...], judge: Judge) -> Pass:
+    """A pass with its conditions: the engine's two first."""
+    conditions = (*own, *judge(found.want, found.have))
+    if found.want.spec.mode == "observe":
+        # Nothing was in our hands, so nothing is held against the node: whoever put it into service answers for it.
+        conditions = tuple(evolve(condition, severity="warn") for condition in conditions)
+    return evolve(found, conditions=conditions)
 
 
 def _pfs(scope: frozenset[str]) -> frozenset[str]:
@@ -269,7 +285,7 @@ def _round(work: _Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Sna
         work.doing(kind.NAME, "read")
         have = have.merged(kind.NAME, scope, kind.observe(work.reader, want, scope))
         changes = kind.plan(want, have) + work.originals.returning(kind, want, have, whole=scope is None)
-        attempts = (_attempt(work, want, kind, change) for change in changes)
+        attempts = (_attempt(work, want, have, kind, change) for change in changes)
         outcomes += [outcome for outcome in attempts if outcome is not None]
     return have, outcomes
 
@@ -281,12 +297,12 @@ def _give_back(work: _Work, left: Wanted, have: Snapshot) -> list[Outcome]:
         work.doing(kind.NAME, "read")
         have = have.merged(kind.NAME, frozenset(left.nics), kind.observe(work.reader, left, None))
         changes = work.originals.returning(kind, left, have, left=True)
-        attempts = (_attempt(work, left, kind, change) for change in changes)
+        attempts = (_attempt(work, left, have, kind, change) for change in changes)
         outcomes += [outcome for outcome in attempts if outcome is not None]
     return outcomes
 
 
-def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome | None:
+def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome | None:
     """Make a change if it may be made; None: it is somebody else's to make."""
     if change.yields and taken(work.users(want, change.device), change.target):
         return None
@@ -295,6 +311,11 @@ def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome |
     work.failures.wait(change, work.clock())
     if (held := work.failures.held_back(change, work.clock())) is not None:
         return evolve(held, change=change)
+    if want.spec.mode == "observe":
+        error, remedy = "mode: observe, nothing is written", "set mode to enforce once the plan is as you want it"
+        return Outcome(change, "deferred", error, remedy)
+    if (fought := work.failures.contention.held_back(_write(have, change), have.processes, work.clock())) is not None:
+        return evolve(fought, change=change)
     if change.disruption > Disruption.NONE:
         # Whoever took the device since it was planned must not lose it.
         change = with_victims(change, want, work.users(want, change.device))
@@ -330,6 +351,13 @@ def _attempt(work: _Work, want: Wanted, kind: Kind, change: Change) -> Outcome |
     return Outcome(change, "applied")
 
 
+def _write(have: Snapshot, change: Change) -> Write:
+    """A change, and which netdev it would be made to, or was."""
+    statuses = have[vf_links.NAME if "#" in change.target else links.NAME].get(change.device, {})
+    status: links.LinkStatus | None = statuses.get(change.target)
+    return change, status.link.ifindex if status is not None and status.link is not None else 0
+
+
 def _remedy(error: OSError, change: Change) -> str:
     if change.remedy:
         return change.remedy
@@ -346,6 +374,8 @@ def _converged(want: Wanted, remaining: list[Outcome]) -> Condition:
     first = (required or remaining)[0]
     more = f" (and {len(required or remaining) - 1} more)" if len(required or remaining) > 1 else ""
     message = f"{first.change}: {first.error}; {first.remedy}{more}"
+    if want.spec.mode == "observe":
+        return Condition("Converged", "False", "Observing", message)
     if not required:
         return Condition("Converged", "True", "OptionalDiffers", message)
     return Condition("Converged", "False", first.result.capitalize(), message)

@@ -1,0 +1,152 @@
+"""Adoption: mode observe writes nothing, and what is written down of a node has an empty plan."""
+
+import pytest
+
+from agent.as_spec import NotFound, adopt
+from agent.change import is_ready
+from agent.converge import Failures, Pass, converge
+from agent.nics import derived_mac, vf_addresses
+from agent.preview import preview
+from agent.spec import NodeSpec, from_mapping, parse, to_json
+from tests.sim.kernel import Kernel
+
+PF0, PF1, MANAGEMENT = "0000:21:00.0", "0000:41:00.0", "0000:01:00.0"
+MAC0, MAC1 = "02:00:00:00:01:00", "02:00:00:00:01:01"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
+    kernel.add_nic(PF1, "enp65s0", MAC1, node=1)
+    kernel.add_nic(MANAGEMENT, "eno1", "02:00:00:00:09:00")
+    kernel.routed.add("eno1")
+    return kernel
+
+
+def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
+    return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+
+
+def wanted(**more: object) -> NodeSpec:
+    groups = [{"index": "4", "vlan": 100, "spoofchk": False, "mtu": 4000}, {"index": "3", "mac": "02:00:00:00:07:07"}]
+    vfs = {"count": 5, "defaults": {"trust": True}, "groups": groups}
+    nics = [
+        {"name": "rail0", "select": {"pci": PF0}, "mtu": 9000, "vfs": vfs},
+        {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}},
+    ]
+    return from_mapping({"node_name": "n1", "nics": nics, **more})
+
+
+def adopted(kernel: Kernel, *chosen: str) -> NodeSpec:
+    kernel.writes.clear()
+    found = adopt(kernel.machine(), "n1", chosen)
+    assert kernel.writes == []
+    assert found.remaining == ()
+    written = parse(to_json(found.spec))
+    assert written == found.spec
+    assert preview(kernel.machine(), written).changes == ()
+    assert preview(kernel.machine(), written).errors == ()
+    return written
+
+
+# --- mode: observe -----------------------------------------------------------------------------------------
+
+
+def test_observe_reports_the_plan_and_writes_nothing(kernel: Kernel) -> None:
+    found = settle(kernel, wanted(mode="observe"))
+    assert kernel.writes == []
+    assert {outcome.result for outcome in found.outcomes} == {"deferred", "blocked"}
+    count = next(outcome for outcome in found.outcomes if outcome.change.kind == "vfs")
+    assert "mode: observe" in count.error
+    converged = found.conditions[0]
+    assert (converged.type, converged.status, converged.reason) == ("Converged", "False", "Observing")
+
+
+def test_observe_holds_nothing_against_a_node_that_is_in_service(kernel: Kernel) -> None:
+    kernel.processes.add("irqbalance")
+    found = settle(kernel, wanted(mode="observe"))
+    assert is_ready(found.conditions)
+    assert "IrqbalanceRunning" in {c.reason for c in found.conditions if c.status == "False"}
+    assert not is_ready(settle(kernel, wanted()).conditions)
+
+
+def test_observe_and_then_enforce(kernel: Kernel) -> None:
+    settle(kernel, wanted(mode="observe"))
+    assert is_ready(settle(kernel, wanted()).conditions)
+    assert kernel.netdev(PF0).mtu == 9000
+    assert settle(kernel, wanted(mode="observe")).conditions[0].status == "True"
+
+
+# --- inspect --as-spec -------------------------------------------------------------------------------------
+
+
+def test_a_node_of_ours_is_written_down_as_it_is(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, wanted()).conditions)
+    written = adopted(kernel)
+    assert [nic.select.pci for nic in written.nics] == [PF0, PF1]
+    rail0, rail1 = written.nics
+    assert (rail0.mtu, rail0.state) == (9000, "up")
+    assert rail0.vfs is not None
+    assert rail1.vfs is not None
+    assert (rail0.vfs.count, rail1.vfs.count) == (5, 2)
+    assert rail0.vfs.derive_macs
+    assert (rail0.vfs.defaults.trust, rail0.vfs.defaults.vlan) == (True, 0)
+    by_index = {group.index: group for group in rail0.vfs.groups}
+    assert by_index.keys() == {"3", "4"}
+    assert (by_index["4"].vlan, by_index["4"].spoofchk, by_index["4"].mtu) == (100, False, 4000)
+    assert by_index["3"].mac == "02:00:00:00:07:07"
+    assert written.irqs.pin
+    assert written.rps.enable
+
+
+def test_what_the_kernel_made_of_itself_is_kept_too(kernel: Kernel) -> None:
+    """VFs that nobody gave an address, interrupts wherever they were, one NIC down."""
+    kernel.set_link(kernel.netdev(PF0).ifindex, up=True)
+    kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "3")
+    written = adopted(kernel)
+    rail0, rail1 = written.nics
+    assert rail0.vfs is not None
+    assert rail0.vfs.derive_macs is False
+    assert rail0.vfs.defaults.mac is None
+    assert rail1.state == "down"
+    assert not written.irqs.pin
+
+
+def test_a_vf_whose_driver_has_another_address_is_not_bound_again(kernel: Kernel) -> None:
+    settle(kernel, wanted())
+    name = kernel.netdev(PF0).name
+    kernel.set_vf(kernel.netdev(PF0).ifindex, 1, mac="02:00:00:00:08:08")
+    assert name
+    written = adopted(kernel)
+    vfs = written.nics[0].vfs
+    assert vfs is not None
+    assert vfs.derive_macs is False
+    macs = {group.index: group.mac for group in vfs.groups}
+    assert macs["1"] is None if "1" in macs else True
+    assert macs["0"] == derived_mac(MAC0, 0)
+
+
+def test_a_vf_in_a_pod_is_written_down_by_what_its_pf_grants(kernel: Kernel) -> None:
+    settle(kernel, wanted())
+    kernel.move_away(vf_addresses(kernel, PF0)[1])
+    assert adopted(kernel).nics[0].vfs is not None
+
+
+def test_running_irqbalance_is_left_running(kernel: Kernel) -> None:
+    settle(kernel, wanted())
+    kernel.processes.add("irqbalance")
+    assert adopted(kernel).irqs.irqbalance == "untouched"
+
+
+def test_a_nic_without_vfs_or_rdma_that_carries_the_default_route_is_taken_only_when_it_is_named(
+    kernel: Kernel,
+) -> None:
+    assert MANAGEMENT not in {nic.select.pci for nic in adopted(kernel).nics}
+    assert [nic.select.pci for nic in adopted(kernel, "eno1").nics] == [MANAGEMENT]
+    assert [nic.select.pci for nic in adopted(kernel, PF1).nics] == [PF1]
+
+
+def test_a_nic_that_is_not_there_is_named_with_what_is(kernel: Kernel) -> None:
+    with pytest.raises(NotFound, match=r"ens9: no such NIC; this node has .*0000:01:00.0 \(eno1\)"):
+        adopt(kernel.machine(), "n1", ["ens9"])
