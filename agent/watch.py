@@ -52,21 +52,25 @@ class Known:
 
 @frozen
 class WakeUp:
-    """Why to look again. ``scope``: the PFs concerned, None for everything; ``reload``: the spec may have changed."""
+    """Why to look again. ``scope``: the PFs concerned, None for everything; ``reload``: the spec may have changed;
+    ``asked``: somebody has come to the door.
+    """
 
     scope: Scope
     reload: bool = False
     stop: bool = False
+    asked: bool = False
 
 
 class Watch:
     """Subscribed from its making on: whatever happens after that is seen, so dump afterwards.
 
     ``control`` is a descriptor on which the supervisor writes ``reload`` lines; its end stops the worker.
-    ``readiness`` ends a wait when its probes have more to say.
+    ``readiness`` ends a wait when its probes have more to say. ``door`` is a descriptor that becomes readable when somebody
+    asks for something.
     """
 
-    def __init__(self, control: int | None, readiness: Readiness | None = None) -> None:
+    def __init__(self, control: int | None, readiness: Readiness | None = None, door: int | None = None) -> None:
         self._links = _subscribe(socket.NETLINK_ROUTE, RTMGRP_LINK)
         self._uevents = _subscribe(15, UEVENT_GROUPS)  # NETLINK_KOBJECT_UEVENT
         self._ethtool = _subscribe(NETLINK_GENERIC, 0)
@@ -79,9 +83,10 @@ class Watch:
         }
         self._control = control
         self._readiness = readiness
+        self._door = door
         self._poll = select.poll()
         probes = readiness.fileno() if readiness else None
-        for descriptor in (*self._scopes, control, probes):
+        for descriptor in (*self._scopes, control, probes, door):
             if descriptor is not None:
                 self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
 
@@ -89,11 +94,14 @@ class Watch:
         """Sleep until something happens that concerns a wanted device, or ``timeout`` seconds are over (scope: none)."""
         events = self._poll.poll(max(0, int(timeout * 1000)))
         scope: set[str] = set()
-        everything = reload = stop = False
+        everything = reload = stop = asked = False
         for descriptor, _ in events:
             if descriptor == self._control:
                 text = os.read(descriptor, 4096)
                 reload, stop = bool(text), not text
+                continue
+            if descriptor == self._door:
+                asked = True
                 continue
             if self._readiness and descriptor == self._readiness.fileno():
                 self._readiness.drain()
@@ -101,7 +109,7 @@ class Watch:
             named = _drain(*self._scopes[descriptor], known)
             everything = everything or named is None
             scope |= named or set()
-        return WakeUp(None if everything or reload else frozenset(scope), reload, stop)
+        return WakeUp(None if everything or reload else frozenset(scope), reload, stop, asked)
 
 
 def _subscribe(protocol: int, groups: int) -> socket.socket:

@@ -17,11 +17,13 @@ from agent.activity import Activity
 from agent.adoption import Adopted
 from agent.change import Change, Condition, Outcome, is_ready, to_plain
 from agent.converge import Failures, Pass, converge, judged_again
+from agent.history import History
 from agent.kinds import links, vf_links
 from agent.machine import Machine
 from agent.nics import physical_function
 from agent.originals import ORIGINALS, Originals
 from agent.readiness import Readiness
+from agent.requests import NAME, Requests
 from agent.snapshot import Scope, own
 from agent.spec import NodeSpec, spec_hash
 from agent.watch import Known, Watch
@@ -41,12 +43,22 @@ POSTPONED = 5
 
 
 def work(
-    machine: Machine, path: Path, adopted: Adopted, originals: Originals, activity: Activity, control: int, out: TextIO
+    machine: Machine,
+    path: Path,
+    adopted: Adopted,
+    originals: Originals,
+    activity: Activity,
+    control: int,
+    out: TextIO,
+    requests: Requests,
+    history: History,
+    failures: Failures,
 ) -> None:
     """Keep the spec at ``path`` true until ``control`` ends; each finding is one JSON line on ``out``."""
     readiness = Readiness(machine)
     seen = witnessed(machine, activity)
-    loop = _Loop(seen, path, Watch(control, readiness), readiness, out, adopted, originals, activity)
+    watch = Watch(control, readiness, requests.fileno())
+    loop = _Loop(seen, path, watch, readiness, out, adopted, originals, activity, requests, history, failures)
     _say(out, {"serving": True})
     while loop.turn():
         pass
@@ -64,14 +76,18 @@ class _Loop:
     adopted: Adopted
     originals: Originals
     activity: Activity
-    failures: Failures = field(factory=Failures)
+    requests: Requests
+    history: History
+    failures: Failures
     last: Pass | None = None
     scope: Scope = None
     known: Known = field(factory=lambda: Known({}, {}))
     postponed: int = 0
     reload: bool = True
     asked: bool = False
+    knocked: bool = False
     stop: bool = False
+    trigger: str = "start"
 
     def turn(self) -> bool:
         """One pass, then wait for the next reason for one; False: no more of them."""
@@ -81,15 +97,17 @@ class _Loop:
         while self.last and self.adopted.gives_up(self.last, time.monotonic()):
             self._start_over()
             body, due = self._pass()
+        self.requests.tell(body)
         due = min(due, self.adopted.trial_left(time.monotonic()))
         deadline = time.monotonic() + due
         self.scope, said = frozenset(), False
-        while self.scope == frozenset() and not self.reload:
+        while self.scope == frozenset() and not self.reload and not self.knocked:
             left = min(deadline - time.monotonic(), self.readiness.timeout() if self.last else math.inf)
             scope = self._listen(left if said else 0.0)
             if self.last and not self.readiness.timeout():
                 self.last = judged_again(self.last, self.readiness.judge)
                 body = self._found(self.last)
+                self.requests.tell(body)
                 if said and scope == frozenset():
                     _say(self.out, body)
             if not said:
@@ -102,6 +120,9 @@ class _Loop:
                 return False
             self.scope = None if time.monotonic() >= deadline else scope
             self.failures.hasten(scope)
+        self.trigger = _trigger(self.scope, due)
+        if self.knocked:
+            self._take_request()
         self.reload = self.reload or (self.scope is None and bool(self.adopted.refusal))
         return True
 
@@ -111,7 +132,15 @@ class _Loop:
         self.reload = self.reload or wake.reload
         self.asked = self.asked or wake.reload
         self.stop = self.stop or wake.stop
+        self.knocked = self.knocked or wake.asked
         return wake.scope
+
+    def _take_request(self) -> None:
+        self.knocked = False
+        if self.requests.accept():
+            # Somebody says that what was in the way is gone.
+            self.failures.forget()
+            self.scope, self.trigger = None, "apply"
 
     def _reload(self) -> None:
         before = self.adopted.spec
@@ -123,7 +152,7 @@ class _Loop:
 
     def _start_over(self) -> None:
         """Another spec is in force: nothing of it was looked at, or has failed, yet."""
-        self.last, self.scope = None, None
+        self.last, self.scope, self.trigger = None, None, "spec"
         self.failures.forget()
 
     def _pass(self) -> tuple[dict[str, Any], float]:
@@ -139,6 +168,7 @@ class _Loop:
                 self.scope,
                 self.failures,
                 time.monotonic,
+                self.requests.allowed(),
                 announce=lambda change: _say(self.out, _body(spec, (), _converging(change, self.last), self.adopted)),
                 verified=self.adopted.verified,
                 heard=lambda: self._listen(0.0),
@@ -153,11 +183,13 @@ class _Loop:
             lost = Condition("Converged", "Unknown", "DeviceLost", message)
             return _body(spec, (), (lost,), self.adopted), AGAIN
         self.known = _known(self.last)
+        if gap := self.history.record(self.last.outcomes, spec_hash(spec), self.trigger):
+            print(gap, file=sys.stderr)  # noqa: T201  the journal
         return self._found(self.last), _due(self.failures)
 
     def _found(self, found: Pass) -> dict[str, Any]:
         """What to report of a pass."""
-        if is_ready(found.conditions):
+        if is_ready(found.conditions) and found.want.spec.mode == "enforce":
             self.adopted.ready(found)
         conditions = (*found.conditions, _up_to_date(found, self.adopted))
         return _body(found.want.spec, found.outcomes, conditions, self.adopted)
@@ -177,6 +209,13 @@ def _up_to_date(found: Pass, adopted: Adopted) -> Condition:
         message = "; ".join(f"{outcome.change}: {outcome.error}" for outcome in found.waiting)
         return Condition(UP_TO_DATE, "False", "Deferred", message, severity="warn")
     return Condition(UP_TO_DATE, "True", "SpecDone", severity="warn")
+
+
+def _trigger(scope: Scope, due: float) -> str:
+    """What the next pass is for, as the history says it."""
+    if scope is None:
+        return "resync" if due == RESYNC else "retry"
+    return f"event {' '.join(sorted(scope))}"
 
 
 def _due(failures: Failures) -> float:
@@ -235,6 +274,17 @@ def main(machine: Machine, path: Path, run: Path, state: Path, hung: Collection[
     machine = evolve(machine, hung=devices)
     try:
         originals = Originals.load(run / ORIGINALS)
-        work(machine, path, Adopted(state, run), originals, activity, control, sys.stdout)
+        work(
+            machine,
+            path,
+            Adopted(state, run),
+            originals,
+            activity,
+            control,
+            sys.stdout,
+            Requests(run / NAME),
+            History(state),
+            Failures(),
+        )
     except BrokenPipeError:
         sys.exit(1)

@@ -26,7 +26,11 @@ from rich.table import Table
 
 from agent.activity import Activity
 from agent.adoption import Adopted
+from agent.contention import Contention
+from agent.converge import Failures
+from agent.history import History
 from agent.originals import ORIGINALS, Originals
+from agent.requests import Requests
 from agent.spec import from_mapping, to_json
 from agent.worker import work
 from bench.namespace import ADDRESS, devices, enter, machine
@@ -83,7 +87,10 @@ def _agent(done: Connection, netdev: str) -> None:
         out: TextIO = reports
         activity = Activity.at(None)
         adopted, originals = Adopted(Path(folder), Path(folder)), Originals.load(Path(folder, ORIGINALS))
-        work(machine(root), spec, adopted, originals, activity, control, out)
+        requests, history = Requests(Path(folder, "apply.sock")), History(Path(folder))
+        # Somebody does put it back again and again here.
+        tireless = Failures(Contention(limit=0))
+        work(machine(root), spec, adopted, originals, activity, control, out, requests, history, tireless)
 
 
 def measure(repairer: Repairer, rounds: int) -> list[float]:

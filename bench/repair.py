@@ -74,7 +74,8 @@ def _once(node: lab.Node, text: str) -> int:
     """One measurement, and then the node's recovery from it."""
     took = int(node.sh(text, timeout=120))
     if node.run(["systemctl", "is-active", "--quiet", "trackbed"]).returncode == 0:
-        node.run(["trackbed", "wait", "--timeout", "120"], timeout=150, check=True)
+        # Not `wait`: this also has the agent forget that somebody puts the value back again and again.
+        node.run(["trackbed", "apply", "--timeout", "120"], timeout=150, check=True)
     # The passes that the repair's own events caused.
     node.sh("udevadm settle")
     return took

@@ -14,7 +14,10 @@ from attrs import define, field
 from agent.activity import Activity, View
 from agent.adoption import Adopted
 from agent.change import Condition, Report, report_from_json
+from agent.converge import Failures
+from agent.history import History
 from agent.originals import Originals
+from agent.requests import Requests
 from agent.worker import work
 from tests.sim.readiness import Node, writer
 
@@ -66,7 +69,19 @@ def worker(node: Node, view: View, tmp_path: Path) -> Iterator[Callable[[str], O
         out = Out()
         adopted = Adopted(tmp_path / "state", tmp_path / "run")
         activity = Activity.at(view.descriptor)
-        started = (node.kernel.machine(), path, adopted, Originals(), activity, control, out)
+        asked, history = Requests(tmp_path / "apply.sock"), History(tmp_path, "boot-1")
+        started = (
+            node.kernel.machine(),
+            path,
+            adopted,
+            Originals(),
+            activity,
+            control,
+            out,
+            asked,
+            history,
+            Failures(),
+        )
         threads.append(threading.Thread(target=work, args=started))
         threads[0].start()
         return out

@@ -1,0 +1,132 @@
+"""`trackbed apply`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import IO
+
+import click
+
+from agent import cli, lock
+from agent.change import Disruption, Outcome, to_plain
+from agent.requests import NAME, Progress, Refused, ask
+from agent.spec import NodeSpec, spec_hash
+
+AGAIN = 0.5
+"""Seconds after which everything is looked at again, if no event comes before."""
+
+
+@click.command()
+@cli.spec_option
+@click.option("--allow", default=None, help="The most disruptive level: none, rebind, link-flap, vf-reset, reboot.")
+@click.option("--timeout", default=60.0, show_default=True, help="Seconds for devices to come up after a change.")
+@cli.as_json
+def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json: bool) -> None:
+    """Make the node what the spec says, once, and verify it.
+
+    Beside the running service the service does it: --allow then holds for as long as this command runs, and what has
+    failed or was given up is tried again. Without the service, this command does it itself.
+
+    Exit code: 0 the node is ready and all of the spec is done, 1 not.
+
+    Example: trackbed apply --allow link-flap
+    """
+    try:
+        limit = Disruption.parse(allow) if allow else None
+    except ValueError as error:
+        raise click.UsageError(f"--allow: {error}") from None
+    spec = cli.read_spec(spec_file)
+    if spec.mode == "observe":
+        raise cli.Failed("the spec says mode: observe, so nothing is written; set it to enforce, or see: trackbed plan")
+    deadline = time.monotonic() + timeout
+    if not lock.held(cli.RUN):
+        passes = _by_ourselves(spec, limit, deadline)
+    elif spec_file is None:
+        passes = _by_the_service(limit, timeout)
+    else:
+        raise cli.Failed(
+            f"the service is running, and keeps {cli.SPEC} true; write the spec there and `systemctl reload trackbed`, "
+            "or stop the service first: systemctl stop trackbed"
+        )
+
+    applied: list[Outcome] = []
+    found = Progress(False)
+    for found in passes:
+        applied += [outcome for outcome in found.outcomes if outcome.result == "applied"]
+        # A netdev, a carrier or a probe's answer may still come; a refusal stays one.
+        refused = any(outcome.result in ("deferred", "unsupported") for outcome in found.outcomes)
+        if _is_done(found) or (refused and not found.waiting) or time.monotonic() >= deadline:
+            break
+    _say(found, applied, as_json)
+    sys.exit(0 if _is_done(found) else 1)
+
+
+def _is_done(found: Progress) -> bool:
+    """Ready may mean the spec before, as long as some of the newest one waits."""
+    return found.ready and all(c.status == "True" for c in found.conditions if c.type == "UpToDate")
+
+
+def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> Iterator[Progress]:
+    from agent import linux
+    from agent.change import is_ready
+    from agent.converge import Failures, converge
+    from agent.history import History
+    from agent.originals import ORIGINALS, Originals
+    from agent.preview import preview
+    from agent.readiness import Readiness
+    from agent.watch import Known, Watch
+
+    machine = linux.machine()
+    if impossible := preview(machine, spec).errors:
+        raise cli.Failed("\n".join(impossible))
+    try:
+        lock.take(cli.RUN)
+    except lock.Held:
+        raise cli.Failed("another `trackbed apply`, or the service, has just begun; run it again") from None
+    readiness = Readiness(machine)
+    watch = Watch(None, readiness)
+    failures = Failures()
+    originals = Originals.load(cli.RUN / ORIGINALS)
+    history = History(cli.STATE)
+    while True:
+        found = converge(
+            machine, spec, None, None, failures, time.monotonic, limit, judge=readiness.judge, originals=originals
+        )
+        if cli.STATE.is_dir() and (gap := history.record(found.outcomes, spec_hash(spec), "apply")):
+            click.echo(f"trackbed: {gap}", err=True)
+        yield Progress(is_ready(found.conditions), found.outcomes, found.conditions, readiness.waiting())
+        watch.wait(Known({}, {}), min(max(0.0, deadline - time.monotonic()), AGAIN))
+
+
+def _by_the_service(limit: Disruption | None, timeout: float) -> Iterator[Progress]:
+    try:
+        yield from ask(cli.RUN / NAME, limit, timeout)
+    except Refused as error:
+        raise cli.Failed(
+            f"the service is running and does not take this: {error}; see why with `trackbed doctor`, "
+            "or do it without the service: systemctl stop trackbed"
+        ) from None
+
+
+def _say(found: Progress, applied: list[Outcome], as_json: bool) -> None:
+    remaining = [outcome for outcome in found.outcomes if outcome.result != "applied"]
+    if as_json:
+        document = {
+            "ready": found.ready,
+            "done": _is_done(found),
+            "outcomes": to_plain([*applied, *remaining]),
+            "conditions": to_plain(found.conditions),
+        }
+        click.echo(json.dumps(document))
+        return
+    for outcome in [*applied, *remaining]:
+        click.echo(cli.say_outcome(outcome))
+    for condition in found.conditions:
+        if condition.status != "True":
+            click.echo(f"{condition.type} {condition.status} {condition.reason}: {condition.message}")
+    if not found.conditions:
+        click.echo("the service has not said anything within the time; see: trackbed doctor", err=True)
+    click.echo("ready" if _is_done(found) else "ready, but not all of the spec is done" if found.ready else "not ready")

@@ -1,0 +1,51 @@
+"""`trackbed bundle`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from agent import cli
+
+
+@click.command()
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="The archive to write; it must not be there yet.  [default: /var/tmp/trackbed-HOST-TIME.tar.gz]",
+)
+@cli.as_json
+def bundle(output: Path | None, as_json: bool) -> None:
+    """Collect all that support needs to see in one archive, and print its path.
+
+    Report, spec, history, plan, inspection, kernel log, the units' journal, PCI, links, RDMA, interrupts. Left out: anything
+    of /etc/kubernetes, environments, and whatever looks like a token, password or key. Look into it before you send it. What
+    could not be collected is in its not-collected.json.
+
+    Exit code: 0 it was written, also if parts could not be collected; 1 not.
+
+    Example: trackbed bundle
+    """
+    from agent.bundle import collectors, write
+
+    if os.geteuid() != 0:
+        raise cli.Failed("most of this is for root only; run as root")
+    made = output or Path(f"/var/tmp/trackbed-{socket.gethostname()}-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")  # noqa: S108
+    own = (sys.executable, "-I", str(Path(sys.argv[0]).resolve()))
+    try:
+        failed = write(made, collectors(own, (cli.SPEC.parent, cli.RUN, cli.STATE)))
+    except FileExistsError:
+        raise cli.Failed(f"{made} is there already; give another with --output") from None
+    if as_json:
+        click.echo(json.dumps({"path": str(made), "not_collected": failed}))
+        return
+    click.echo(str(made))
+    if failed:
+        click.echo(f"trackbed: {len(failed)} parts could not be collected; not-collected.json in it says why", err=True)

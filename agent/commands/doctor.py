@@ -1,0 +1,141 @@
+"""`trackbed doctor`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from agent import cli, verdict
+from agent.change import Report, Severity, to_plain
+from agent.doctor import Evidence, Service, SriovFact, diagnose
+from agent.programs import run
+from agent.spec import NodeSpec, spec_hash
+
+if TYPE_CHECKING:
+    from agent.machine import Machine
+
+DEADLINE = 5.0
+"""Seconds for each other program that is asked."""
+
+UNIT = "trackbed.service"
+
+
+@click.command()
+@cli.as_json
+def doctor(as_json: bool) -> None:
+    """Say what is wrong with this node and what to do, in the order in which to do it.
+
+    Exit code: 0 nothing is wrong, 1 something is (warnings alone count, too).
+
+    Example: trackbed doctor
+    """
+    findings = diagnose(_evidence())
+    if as_json:
+        click.echo(json.dumps({"findings": to_plain(findings)}))
+    for number, finding in enumerate(() if as_json else findings, start=1):
+        label = _LABELS[finding.severity]
+        click.echo(f"{number}. {label} ({finding.stage}): {finding.what}")
+        click.echo(f"   do: {finding.remedy}")
+    if not findings and not as_json:
+        click.echo("nothing is wrong")
+    sys.exit(1 if findings else 0)
+
+
+_LABELS: dict[Severity, str] = {
+    "required": click.style("problem", fg="red"),
+    "warn": click.style("warning", fg="yellow"),
+}
+
+
+def _evidence() -> Evidence:
+    from agent import linux
+    from agent.kinds import ordered
+
+    report, no_report, unbelievable = _read_report()
+    spec, fault = _read_spec()
+    machine = linux.machine()
+    return Evidence(
+        service=_service(),
+        report=report,
+        no_report=no_report,
+        unbelievable=unbelievable,
+        spec=spec,
+        spec_hash=spec_hash(spec) if spec else "",
+        spec_fault=fault,
+        sriov=_sriov(machine, spec) if spec else (),
+        iommu=_has_iommu(machine),
+        processes=machine.processes.running(),
+        managed=_managed(machine, spec) if spec else (),
+        kinds=[kind.NAME for kind in ordered()],
+    )
+
+
+def _read_report() -> tuple[Report | None, str, list[str]]:
+    try:
+        report = verdict.read_report(cli.RUN)
+    except verdict.NoReport as error:
+        return None, str(error), []
+    return report, "", verdict.unbelievable(report)
+
+
+def _read_spec() -> tuple[NodeSpec | None, str]:
+    if not cli.SPEC.exists():
+        return None, f"{cli.SPEC} does not exist; run the deploy, or write it"
+    try:
+        return cli.read_spec(None), ""
+    except cli.Failed as error:
+        return None, error.message
+
+
+def _service() -> Service | None:
+    properties = "ActiveState,SubState,UnitFileState,Result,NRestarts,LoadState"
+    try:
+        ran = run(["systemctl", "show", f"--property={properties}", UNIT], DEADLINE)
+    except OSError:
+        return None
+    told = dict(line.split("=", 1) for line in ran.output.splitlines() if "=" in line)
+    if ran.code != 0 or "ActiveState" not in told:
+        return None
+    active = "not installed" if told.get("LoadState") == "not-found" else told["ActiveState"]
+    restarts = int(told.get("NRestarts") or 0)
+    return Service(active, told["SubState"], told["UnitFileState"], told["Result"], restarts)
+
+
+def _sriov(machine: Machine, spec: NodeSpec) -> list[SriovFact]:
+    from agent.machine import read_or
+    from agent.nics import device_path, discover, resolve
+
+    found = []
+    for address, wanted in resolve(spec, discover(machine)).nics.items():
+        if count := wanted.vf_count():
+            total = read_or(machine.files, f"{device_path(address)}/sriov_totalvfs", "")
+            found.append(SriovFact(address, wanted.nic.name, count, int(total) if total else None))
+    return found
+
+
+def _has_iommu(machine: Machine) -> bool:
+    from agent.machine import names_or_none
+
+    return bool(names_or_none(machine.files, "/sys/kernel/iommu_groups"))
+
+
+def _managed(machine: Machine, spec: NodeSpec) -> list[str]:
+    """The wanted netdevs, VFs' included, that NetworkManager calls its own."""
+    from agent.nics import discover, netdev, resolve, targets
+
+    if "NetworkManager" not in machine.processes.running():
+        return []
+    try:
+        ran = run(["nmcli", "--terse", "--fields", "DEVICE,STATE", "device"], DEADLINE)
+    except OSError:
+        return []
+    states = dict(line.rsplit(":", 1) for line in ran.output.splitlines() if ":" in line)
+    ours = {
+        netdev(machine.files, pci)
+        for address in resolve(spec, discover(machine)).nics
+        for pci in targets(machine.files, address).values()
+    }
+    return sorted(name for name, state in states.items() if name in ours and state != "unmanaged")

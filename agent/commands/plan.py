@@ -1,0 +1,48 @@
+"""`trackbed plan`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import IO
+
+import click
+
+from agent import cli
+from agent.change import to_plain
+from agent.spec import spec_hash
+
+
+@click.command()
+@cli.spec_option
+@cli.as_json
+def plan(spec_file: IO[str] | None, as_json: bool) -> None:
+    """Show what would be changed, each change with its disruption; touch nothing.
+
+    Exit code: 0 nothing to change, 2 changes, 1 an error (also: the spec asks for what this node does not have).
+
+    Example: trackbed plan --spec candidate.json
+    """
+    from agent import linux
+    from agent.originals import ORIGINALS, Originals
+    from agent.preview import preview
+
+    try:
+        spec = cli.read_spec(spec_file)
+    except cli.Failed as error:
+        if as_json:
+            click.echo(json.dumps({"spec_hash": "", "changes": [], "errors": error.message.splitlines()}))
+            sys.exit(1)
+        raise
+    found = preview(linux.machine(), spec, Originals.load(cli.RUN / ORIGINALS, keep=False))
+    if as_json:
+        document = {"spec_hash": spec_hash(spec), "changes": to_plain(found.changes), "errors": list(found.errors)}
+        click.echo(json.dumps(document))
+    else:
+        for change in found.changes:
+            click.echo(cli.say_change(change))
+        for error_text in found.errors:
+            click.echo(f"trackbed: {error_text}", err=True)
+        if not found.changes and not found.errors:
+            click.echo("nothing to change")
+    sys.exit(1 if found.errors else 2 if found.changes else 0)

@@ -1,0 +1,133 @@
+"""`trackbed stat`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import click
+
+from agent import cli
+from agent.traffic import Meter, NoDevice, Source, counters, read, sources
+
+PREFIXES = ("", "k", "M", "G", "T", "P")
+HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total':>12}"
+
+
+@click.command()
+@click.option(
+    "-d", "--device", default=None, help="RDMA device, netdev or PCI address; left out: the only RDMA device."
+)
+@click.option("-l", "--live", is_flag=True, help="Rates, once each interval, until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    help="With -l: seconds between two looks.",
+)
+@click.option("--count", type=click.IntRange(1), default=None, help="With -l: end after so many intervals.")
+@cli.as_json
+def stat(device: str | None, live: bool, interval: float, count: int | None, as_json: bool) -> None:
+    """Show the traffic of an RDMA device and its netdev, of any vendor.
+
+    Without -l: every counter as it stands now. With -l: bytes and packets per second, received and sent, with maximum,
+    average and minimum; a live view on a terminal, else a line for each interval; at the end, totals and elapsed time.
+    --json prints an object each interval; the last one is the sum.
+
+    Exit code: 0 (also after Ctrl-C), 1 no such device.
+
+    Example: trackbed stat -d mlx5_0 -l
+    """
+    from agent.linux.files import LinuxFiles
+
+    files = LinuxFiles()
+    try:
+        found = sources(files, device)
+    except NoDevice as error:
+        raise cli.Failed(str(error)) from None
+    if not live:
+        _totals({source: counters(files, source) for source in found}, as_json)
+        return
+    meters = [Meter(source) for source in found]
+    screen = cli.Screen() if cli.live() and not as_json else None
+    try:
+        for number in range((count or 0) + 1) if count else _forever():
+            due = time.monotonic() + interval
+            for meter in meters:
+                meter.take(read(files, meter.source), time.monotonic())
+            if number:
+                _show(meters, screen, as_json)
+            if number != count:
+                time.sleep(max(0.0, due - time.monotonic()))
+    except KeyboardInterrupt:
+        pass
+    if not as_json:
+        _sum_up(meters, screen)
+
+
+def _forever() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+def _totals(found: dict[Source, dict[str, int]], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps([{"name": s.name, "port": s.port, "counters": values} for s, values in found.items()]))
+        return
+    for source, values in found.items():
+        click.echo(click.style(str(source), bold=True))
+        for name, value in sorted(values.items()):
+            click.echo(f"  {name:<32} {value:>22}")
+
+
+def _show(meters: list[Meter], screen: cli.Screen | None, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"time": time.time(), "devices": [_plain(meter) for meter in meters]}))
+    elif screen is not None:
+        screen.show([*_table(meters), "", "Ctrl-C ends this view"])
+    else:
+        when = time.strftime("%H:%M:%S")
+        for meter in meters:
+            rates = "  ".join(f"{name} {_human(rate.now, name)}" for name, rate in meter.rates())
+            click.echo(f"{when}  {meter.source}  {rates or 'counts nothing'}")
+
+
+def _plain(meter: Meter) -> dict[str, object]:
+    rates = {
+        name: {"now": r.now, "max": r.maximum, "average": r.average, "min": r.minimum, "total": r.total}
+        for name, r in meter.rates()
+    }
+    return {"name": meter.source.name, "port": meter.source.port, "elapsed": meter.elapsed, **rates}
+
+
+def _table(meters: list[Meter]) -> Iterator[str]:
+    for meter in meters:
+        yield click.style(str(meter.source), bold=True)
+        yield HEADER
+        for name, rate in meter.rates():
+            speeds = (_human(value, name) for value in (rate.now, rate.maximum, rate.average, rate.minimum))
+            total = _human(rate.total, name).removesuffix("/s")
+            yield f"{name:<12} " + " ".join(f"{value:>12}" for value in (*speeds, total))
+
+
+def _sum_up(meters: list[Meter], screen: cli.Screen | None) -> None:
+    table = [*_table(meters), f"elapsed {meters[0].elapsed:.1f} s"]
+    if screen is not None:
+        screen.show(table)
+    else:
+        click.echo("\n".join(table))
+
+
+def _human(value: float, name: str) -> str:
+    """A rate with three digits and a decimal prefix."""
+    unit = "B/s" if name.endswith("bytes") else "/s"
+    power = 0
+    while value >= 1000 and power < len(PREFIXES) - 1:
+        value /= 1000
+        power += 1
+    digits = 0 if power == 0 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {PREFIXES[power]}{unit}"

@@ -1,0 +1,115 @@
+"""`trackbed status`."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+
+from agent import cli, verdict
+from agent.change import Report, to_plain
+
+LOOK = 0.2
+"""Seconds between two looks at the report file under --watch."""
+
+
+@click.command()
+@click.option("--watch", is_flag=True, help="Show every change of the report, until Ctrl-C.")
+@cli.as_json
+def status(watch: bool, as_json: bool) -> None:
+    """Say whether the node is ready, and why not.
+
+    With --watch, a live view on a terminal, else a line a change; with --json, a document a change.
+
+    Exit code: 0 only when it is ready by a fresh report of this boot, else 1; with --watch, as it was at the end.
+
+    Example: trackbed status --json
+    """
+    if watch:
+        sys.exit(_watch(as_json))
+    try:
+        report = verdict.read_report(cli.RUN)
+    except verdict.NoReport as error:
+        raise cli.Failed(str(error)) from None
+    reasons = verdict.why_not(report, None)
+    if as_json:
+        click.echo(json.dumps(to_plain(report)))
+    else:
+        for line in _lines(report, not reasons):
+            click.echo(line)
+        for reason in reasons:
+            click.echo(f"trackbed: {reason}", err=True)
+    sys.exit(1 if reasons else 0)
+
+
+_COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
+
+
+def _lines(report: Report, ready: bool) -> Iterator[str]:
+    yield f"node       {report.node_name or '-'}"
+    yield f"ready      {click.style('yes', fg='green') if ready else click.style('no', fg='red')}"
+    yield f"spec       {report.spec_hash or '-'}"
+    if report.refusal:
+        yield f"refused    {report.refusal}"
+    yield f"agent      {report.agent_version}, generation {report.generation}"
+    for condition in report.conditions:
+        colour = _COLOURS[condition.status] if condition.severity == "required" else "cyan"
+        state = click.style(f"{condition.status:<8}", fg=colour)
+        yield f"  {condition.type:<18} {state} {condition.reason}  {condition.message}".rstrip()
+
+
+def _watch(as_json: bool) -> int:
+    screen = cli.Screen() if cli.live() and not as_json else None
+    said: tuple[Report | None, list[str]] | None = None
+    code = 1
+    try:
+        while True:
+            report, reasons = _look()
+            code = 1 if reasons else 0
+            if screen is not None:
+                screen.show(_view(report, reasons))
+            elif said != (_lasting(report), reasons):
+                said = (_lasting(report), reasons)
+                _say(report, reasons, as_json)
+            time.sleep(LOOK)
+    except KeyboardInterrupt:
+        return code
+
+
+def _look() -> tuple[Report | None, list[str]]:
+    try:
+        report = verdict.read_report(cli.RUN)
+    except verdict.NoReport as error:
+        return None, [str(error)]
+    return report, verdict.why_not(report, None)
+
+
+def _lasting(report: Report | None) -> Report | None:
+    """Without what each heartbeat changes: a generation is what tells two reports apart."""
+    from attrs import evolve
+
+    return None if report is None else evolve(report, heartbeat=0.0, uptime=0.0)
+
+
+def _view(report: Report | None, reasons: list[str]) -> Iterator[str]:
+    if report is None:
+        yield f"trackbed: {reasons[0]}"
+        return
+    yield from _lines(report, not reasons)
+    age = max(0.0, time.time() - report.heartbeat)
+    yield f"heartbeat  {age:.0f} s ago; Ctrl-C ends this view"
+    for outcome in report.outcomes:
+        if outcome.result != "applied":
+            yield f"  {cli.say_outcome(outcome)}"
+
+
+def _say(report: Report | None, reasons: list[str], as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"ready": not reasons, "reasons": reasons, "report": to_plain(report)}))
+        return
+    when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    generation = f"generation {report.generation}" if report else "no report"
+    click.echo("  ".join([when, "ready" if not reasons else "not ready", generation, "; ".join(reasons)]).rstrip())

@@ -1,0 +1,18 @@
+"""`trackbed worker`: the other half of `run`."""
+
+from __future__ import annotations
+
+import click
+
+from agent import cli
+
+
+@click.command(hidden=True)
+@click.option("--activity", "activity_fd", type=int, default=None)
+@click.option("--avoid", "hung", multiple=True)
+def worker(activity_fd: int | None, hung: tuple[str, ...]) -> None:
+    """Do the kernel I/O for `run`."""
+    from agent import linux
+    from agent import worker as process
+
+    process.main(linux.machine(), cli.SPEC, cli.RUN, cli.STATE, hung, activity_fd)

@@ -1,0 +1,120 @@
+"""The commands on a node of the lab: apply beside the service, contention, adoption, traffic, bundle."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lab import MACHINES, Node
+from tests.lab.conftest import eventually, ready, report, wait_ready
+
+NICS = MACHINES[0].nics
+SPEC = "/etc/trackbed/node.json"
+
+
+def change_spec(node: Node, **changes: Any) -> None:
+    """Write the node's spec with other values at its top, and reload."""
+    spec = {**json.loads(node.sh(f"cat {SPEC}")), **changes}
+    node.run(["sh", "-c", f"cat > {SPEC}; systemctl reload trackbed"], check=True, stdin=json.dumps(spec))
+
+
+def fewer_vfs(node: Node, count: int) -> list[Any]:
+    """The spec's NICs with another VF count on the first."""
+    nics: list[Any] = json.loads(node.sh(f"cat {SPEC}"))["nics"]
+    nics[0]["vfs"]["count"] = count
+    return nics
+
+
+def condition(node: Node, kind: str) -> tuple[str, str]:
+    """Status and reason of one of the report's conditions."""
+    return next(((c["status"], c["reason"]) for c in report(node)["conditions"] if c["type"] == kind), ("", ""))
+
+
+def test_apply_beside_the_service_may_do_more_for_once(node: Node) -> None:
+    numvfs = f"/sys/bus/pci/devices/{NICS[0].pci}/sriov_numvfs"
+    change_spec(node, nics=fewer_vfs(node, 5), disruption={"allow": "none"})
+    eventually("the deferral", lambda: condition(node, "UpToDate") == ("False", "Deferred"))
+    refused = node.run(["trackbed", "apply"], timeout=120)
+    assert refused.returncode == 1
+    assert "vf-reset is not allowed now" in refused.stdout
+    assert node.sh(f"cat {numvfs}").strip() == "7"
+    applied = node.run(["trackbed", "apply", "--allow", "vf-reset", "--timeout", "90"], timeout=150)
+    assert applied.returncode == 0, applied.stdout + applied.stderr
+    assert node.sh(f"cat {numvfs}").strip() == "5"
+    told = [json.loads(line) for line in node.sh("trackbed history --json").splitlines()]
+    (reset,) = [entry for entry in told if entry["outcome"]["change"]["kind"] == "vfs" and entry["trigger"] == "apply"]
+    assert reset["outcome"]["result"] == "applied"
+
+
+def test_a_value_that_somebody_puts_back_again_and_again_is_left_alone(node: Node) -> None:
+    netdev = f"{NICS[1].netdev}v0"
+
+    def put_back() -> bool:
+        node.sh(f"test $(cat /sys/class/net/{netdev}/mtu) = 1400 || ip link set {netdev} mtu 1400")
+        return condition(node, "Uncontended") == ("False", "Contended")
+
+    eventually("the end of the fight", put_back)
+    assert not ready(node)
+    assert f"vf_links {NICS[1].pci}#0 mtu: 1400 -> 9000" in node.run(["trackbed", "doctor"]).stdout
+    assert node.run(["trackbed", "apply", "--timeout", "60"], timeout=120).returncode == 0
+    assert node.sh(f"cat /sys/class/net/{netdev}/mtu").strip() == "9000"
+
+
+def test_a_node_that_is_only_observed_is_left_as_it_is(node: Node) -> None:
+    change_spec(node, mode="observe")
+    node.sh(f"ip link set {NICS[0].netdev}v0 mtu 1400")
+    eventually("the report of it", lambda: condition(node, "Converged") == ("False", "Observing"))
+    assert node.sh(f"cat /sys/class/net/{NICS[0].netdev}v0/mtu").strip() == "1400"
+    assert ready(node)
+    change_spec(node, mode="enforce")
+    eventually("the repair", lambda: node.sh(f"cat /sys/class/net/{NICS[0].netdev}v0/mtu").strip() == "9000")
+
+
+def test_what_somebody_else_made_is_written_down_with_an_empty_plan(node: Node) -> None:
+    node.sh("systemctl stop trackbed")
+    device = f"/sys/bus/pci/devices/{NICS[1].pci}"
+    node.sh(
+        f"echo 0 > {device}/sriov_numvfs; echo 1 > {device}/sriov_drivers_autoprobe; echo 3 > {device}/sriov_numvfs"
+    )
+    node.sh(f"udevadm settle; ip link set {NICS[1].netdev} vf 1 vlan 55 trust on")
+    written = node.run(["sh", "-c", "trackbed inspect --as-spec | tee /tmp/as.json"], timeout=60, check=True)
+    vfs = json.loads(written.stdout)["nics"][1]["vfs"]
+    assert (vfs["count"], vfs["derive_macs"]) == (3, False)
+    assert {"index": "1", "trust": True, "vlan": 55} in vfs["groups"]
+    planned = node.run(["trackbed", "plan", "--spec", "/tmp/as.json"], timeout=60)
+    assert (planned.returncode, planned.stdout) == (0, "nothing to change\n")
+
+
+def test_stat_counts_rdma_traffic(node: Node) -> None:
+    function = NICS[0].vf_pcis[0]
+    (device,) = node.sh(f"ls /sys/bus/pci/devices/{function}/infiniband").split()
+    for peer in ("", "127.0.0.1"):
+        node.sh(f"setsid ib_write_bw -d {device} -x 0 -D 30 {peer} >/dev/null 2>&1 </dev/null & sleep 2")
+    stat = ["trackbed", "stat", "-d", function, "-l", "--count", "2", "--json"]
+    last: dict[str, Any] = {}
+
+    def moves() -> bool:
+        last.update(json.loads(node.run(stat, timeout=60, check=True).stdout.splitlines()[-1]))
+        return bool(last["devices"][0]["tx_packets"]["total"] > 0)
+
+    eventually("RDMA traffic", moves)
+    rdma, netdev = last["devices"]
+    assert (rdma["name"], netdev["name"]) == (device, f"{NICS[0].netdev}v0")
+    assert rdma["rx_packets"]["average"] > 0
+
+
+def test_the_bundle_has_what_support_needs(node: Node) -> None:
+    done = json.loads(node.run(["trackbed", "bundle", "--json"], timeout=400, check=True).stdout)
+    listed = node.sh(f"tar -tzf {done['path']}")
+    for part in (
+        "files/run/trackbed/report.json",
+        f"files{SPEC}",
+        "trackbed/plan.json",
+        "dmesg.txt",
+        "journal.txt",
+        "lspci.txt",
+    ):
+        assert f"trackbed-bundle/{part}" in listed
+    assert "kubernetes" not in listed
+    assert node.sh(f"stat -c %a {done['path']}").strip() == "600"
+    wait_ready(node)

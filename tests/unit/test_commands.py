@@ -1,0 +1,348 @@
+"""The commands on files of the test's own: what they print for people, for programs and for terminals, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from agent import boot, lock, store, supervise
+from agent.change import Change, Condition, Disruption, Outcome, Report, report_to_json, to_plain
+from agent.commands import Commands
+from agent.history import History
+from agent.requests import NAME, Requests
+
+ROOT = Path(__file__).parent.parent.parent
+COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks at no context
+
+# The same program with its three folders elsewhere.
+PROGRAM = """
+import sys
+from pathlib import Path
+from agent import cli
+cli.RUN = cli.STATE = Path(sys.argv.pop(1))
+cli.SPEC = cli.RUN / "node.json"
+from agent.__main__ import main
+main()
+"""
+CONDITIONS = (
+    Condition("Converged", "True", "AsWanted"),
+    Condition("Clock", "False", "NotSynced", "no", severity="warn"),
+)
+OUTCOME = Outcome(Change("vfs", "0000:21:00.0", "count", 4, 5, Disruption.VF_RESET), "applied")
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, str(folder), *arguments]
+
+
+def trackbed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, *arguments), cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def report(folder: Path, **different: object) -> Report:
+    made = Report("n1", "h1", boot.boot_id(), "0.1", ready=True, up_to_date=True, conditions=CONDITIONS)
+    stamps = {"uptime": boot.uptime(), "heartbeat": time.time()}
+    made = evolve(made, **{**stamps, **different})  # type: ignore[arg-type]
+    store.write_atomically(folder / supervise.REPORT, report_to_json(made))
+    return made
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "worker"])
+def test_every_command_has_help_with_its_exit_codes_and_an_example(name: str, tmp_path: Path) -> None:
+    helped = trackbed(tmp_path, name, "--help")
+    assert helped.returncode == 0
+    assert "Exit code: 0" in helped.stdout
+    assert "Example: " in helped.stdout
+    assert name in ("run", "completion", "reporter") or "--json" in helped.stdout
+
+
+# --- status ----------------------------------------------------------------------------------------------------
+
+
+def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> None:
+    report(tmp_path)
+    assert trackbed(tmp_path, "status").returncode == 0
+    for different, reason in (
+        ({"boot_id": "another"}, "of an earlier boot"),
+        ({"uptime": boot.uptime() - 100}, "heartbeat is 10"),
+    ):
+        report(tmp_path, **different)
+        said = trackbed(tmp_path, "status")
+        assert said.returncode == 1
+        assert reason in said.stderr
+
+
+def test_a_report_of_another_format_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / supervise.REPORT).write_text('{"ready": 3}')
+    said = trackbed(tmp_path, "status")
+    assert said.returncode == 1
+    assert "not a report of this agent" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def on_a_terminal(folder: Path, *arguments: str, until: str = "", **environment: str) -> str:
+    """What a command writes when its standard output is a terminal; Ctrl-C once it has written ``until``."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(folder, *arguments), cwd=ROOT, stdout=theirs, stderr=theirs, env={**os.environ, **environment}
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            said += chunk
+            if until and until.encode() in said:
+                process.send_signal(signal.SIGINT)
+                until = ""
+    except OSError:
+        pass  # EIO: the other end is closed
+    process.wait(timeout=30)
+    os.close(ours)
+    return said.decode()
+
+
+def test_colours_are_for_terminals_alone_and_can_be_turned_off(tmp_path: Path) -> None:
+    report(tmp_path)
+    assert "\x1b[32m" in on_a_terminal(tmp_path, "status", TERM="xterm", NO_COLOR="")
+    assert "\x1b" not in on_a_terminal(tmp_path, "status", TERM="xterm", NO_COLOR="1")
+    assert "\x1b" not in trackbed(tmp_path, "status").stdout
+
+
+def test_live_views_are_drawn_over_themselves_on_a_terminal(tmp_path: Path) -> None:
+    report(tmp_path)
+    up_and_clear = "F\x1b[?7l"
+    assert up_and_clear in on_a_terminal(tmp_path, "status", "--watch", until=up_and_clear, TERM="xterm")
+    drawn = on_a_terminal(tmp_path, "stat", "-d", "lo", "-l", "--interval", "0.1", until=up_and_clear, TERM="xterm")
+    assert "elapsed " in drawn.rpartition(up_and_clear)[2]
+    plain = on_a_terminal(tmp_path, "stat", "-d", "lo", "-l", "--interval", "0.1", "--count", "2", TERM="dumb")
+    assert "\x1b[?7l" not in plain
+
+
+def watched(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command(folder, "status", "--watch", *arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_watch_says_each_change_in_a_line_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    report(tmp_path)
+    process = watched(tmp_path)
+    assert process.stdout is not None
+    assert "  ready  generation 0" in process.stdout.readline()
+    report(tmp_path)  # a heartbeat is no change
+    report(tmp_path, generation=1, ready=False, conditions=(Condition("Carrier", "False", "NoCarrier", "dark"),))
+    line = process.stdout.readline()
+    assert "not ready  generation 1" in line
+    assert "dark" in line
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 1
+
+
+def test_watch_as_json_is_a_document_a_change(tmp_path: Path) -> None:
+    process = watched(tmp_path, "--json")
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    assert (first["ready"], first["report"]) == (False, None)
+    report(tmp_path)
+    second = json.loads(process.stdout.readline())
+    assert (second["ready"], second["report"]["spec_hash"]) == (True, "h1")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 0
+
+
+# --- history and doctor ----------------------------------------------------------------------------------------
+
+
+def test_history_says_what_when_and_why(tmp_path: Path) -> None:
+    assert trackbed(tmp_path, "history").stdout == "nothing was changed yet\n"
+    kept = History(tmp_path, "boot-1")
+    kept.record([OUTCOME], "h1", "spec")
+    kept.record([OUTCOME], "h1", "event 0000:21:00.0")
+    said = trackbed(tmp_path, "history").stdout
+    assert "boot boot-1" in said
+    assert "applied     vfs 0000:21:00.0 count: 4 -> 5  (event 0000:21:00.0; spec h1)" in said
+    (line,) = trackbed(tmp_path, "history", "--json", "--last", "1").stdout.splitlines()
+    assert json.loads(line)["trigger"] == "event 0000:21:00.0"
+    assert trackbed(tmp_path, "history", "--device", "host").stdout == "nothing was changed yet\n"
+
+
+def test_doctor_has_something_to_do_for_a_node_without_an_agent(tmp_path: Path) -> None:
+    said = trackbed(tmp_path, "doctor")
+    assert said.returncode == 1
+    assert "1. problem (agent): the spec cannot be taken" in said.stdout
+    assert said.stdout.count("\n   do: ") == said.stdout.count(". problem") + said.stdout.count(". warning")
+    assert json.loads(trackbed(tmp_path, "doctor", "--json").stdout)["findings"][0]["stage"] == "agent"
+
+
+# --- apply -----------------------------------------------------------------------------------------------------
+
+
+def spec(folder: Path, **more: object) -> None:
+    (folder / "node.json").write_text(json.dumps({"node_name": "n1", **more}))
+
+
+def test_apply_does_it_itself_without_the_service(tmp_path: Path) -> None:
+    spec(tmp_path, irqs={"irqbalance": "untouched"})
+    applied = trackbed(tmp_path, "apply", "--timeout", "5")
+    assert (applied.returncode, applied.stdout.splitlines()[-1]) == (0, "ready")
+
+
+def test_apply_leaves_a_node_alone_that_is_only_observed(tmp_path: Path) -> None:
+    spec(tmp_path, mode="observe")
+    refused = trackbed(tmp_path, "apply")
+    assert refused.returncode == 1
+    assert "mode: observe" in refused.stderr
+
+
+def knocked(requests: Requests) -> None:
+    """Wait for a client, and hear it."""
+    assert select.select([requests], [], [], 60)[0], "nobody came"
+    assert requests.accept()
+
+
+def test_beside_the_service_the_service_does_it(tmp_path: Path) -> None:
+    spec(tmp_path)
+    lock.take(tmp_path)
+    requests = Requests(tmp_path / NAME)
+    allowed: list[Disruption | None] = []
+
+    def serve() -> None:
+        knocked(requests)
+        allowed.append(requests.allowed())
+        body = {"outcomes": to_plain((OUTCOME,)), "conditions": to_plain(CONDITIONS)}
+        requests.tell({**body, "ready": False})
+        requests.tell({**body, "outcomes": [], "ready": True})
+
+    server = threading.Thread(target=serve)
+    server.start()
+    applied = trackbed(tmp_path, "apply", "--allow", "vf-reset")
+    server.join()
+    assert allowed == [Disruption.VF_RESET]
+    assert applied.returncode == 0
+    assert "applied     vfs 0000:21:00.0 count: 4 -> 5" in applied.stdout
+    assert applied.stdout.splitlines()[-1] == "ready"
+
+
+def test_ready_by_the_spec_before_is_not_done(tmp_path: Path) -> None:
+    spec(tmp_path)
+    lock.take(tmp_path)
+    requests = Requests(tmp_path / NAME)
+    waits = Condition("UpToDate", "False", "Deferred", "vfs ...", severity="warn")
+    deferred = evolve(OUTCOME, result="deferred", error="not allowed now", remedy="allow it")
+
+    def serve() -> None:
+        knocked(requests)
+        requests.tell({"ready": True, "outcomes": to_plain((deferred,)), "conditions": to_plain((waits,))})
+
+    server = threading.Thread(target=serve)
+    server.start()
+    applied = trackbed(tmp_path, "apply")
+    server.join()
+    assert applied.returncode == 1
+    assert applied.stdout.splitlines()[-1] == "ready, but not all of the spec is done"
+
+
+def test_two_writers_do_not_fight(tmp_path: Path) -> None:
+    spec(tmp_path)
+    lock.take(tmp_path)
+    for arguments, reason in (
+        (("--spec", str(tmp_path / "node.json")), "the service is running, and keeps"),
+        ((), "does not take this"),
+    ):
+        refused = trackbed(tmp_path, "apply", *arguments)
+        assert refused.returncode == 1
+        assert reason in refused.stderr
+        assert "systemctl stop trackbed" in refused.stderr
+
+
+# --- stat ------------------------------------------------------------------------------------------------------
+
+
+def talk(until: Callable[[], bool]) -> None:
+    """Datagrams of 1,000 bytes over the loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ours:
+        ours.bind(("127.0.0.1", 0))
+        while not until():
+            ours.sendto(bytes(1000), ours.getsockname())
+            if select.select([ours], [], [], 1)[0]:
+                ours.recv(2000)
+
+
+def test_stat_measures_what_goes_through_a_real_netdev(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, "stat", "-d", "lo", "-l", "--count", "3", "--interval", "0.2", "--json"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    talk(lambda: process.poll() is not None)
+    assert process.stdout is not None
+    intervals = [json.loads(line)["devices"][0] for line in process.stdout]
+    assert [each["name"] for each in intervals] == ["lo"] * 3
+    last = intervals[-1]
+    assert 0.5 < last["elapsed"] < 5
+    # Other programs talk over the loopback as well, so at least ours: a datagram is 1,000 bytes and 42 of headers.
+    assert last["rx_packets"]["total"] > 100
+    assert last["rx_bytes"]["total"] >= last["rx_packets"]["total"] * 500
+    assert last["rx_bytes"]["min"] <= last["rx_bytes"]["average"] <= last["rx_bytes"]["max"]
+    assert last["rx_bytes"]["average"] == pytest.approx(last["rx_bytes"]["total"] / last["elapsed"])
+
+
+def test_stat_ends_with_ctrl_c_and_its_sums(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, "stat", "-d", "lo", "-l", "--interval", "0.1"), cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert "lo (netdev)  rx_bytes" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    assert process.wait(timeout=20) == 0
+    assert "average" in rest
+    assert rest.splitlines()[-1].startswith("elapsed ")
+
+
+def test_stat_without_live_has_every_counter(tmp_path: Path) -> None:
+    (found,) = json.loads(trackbed(tmp_path, "stat", "-d", "lo", "--json").stdout)
+    assert (found["name"], found["port"]) == ("lo", None)
+    assert {"rx_bytes", "tx_dropped"} <= found["counters"].keys()
+    wrong = trackbed(tmp_path, "stat", "-d", "nonesuch0")
+    assert wrong.returncode == 1
+    assert "nonesuch0 is no RDMA device" in wrong.stderr
+
+
+# --- the rest --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete"), ("zsh", "#compdef"), ("fish", "complete")])
+def test_completion_scripts(shell: str, word: str, tmp_path: Path) -> None:
+    assert word in trackbed(tmp_path, "completion", shell).stdout
+
+
+def test_completion_knows_the_commands() -> None:
+    environment = {**os.environ, "_TRACKBED_COMPLETE": "bash_complete", "COMP_WORDS": "trackbed st", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "agent"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert sorted(done.stdout.splitlines()) == ["plain,stat", "plain,status"]
+
+
+def test_as_spec_of_this_machine_has_an_empty_plan(tmp_path: Path) -> None:
+    written = trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1")
+    assert written.returncode == 0, written.stderr
+    (tmp_path / "node.json").write_text(written.stdout)
+    assert trackbed(tmp_path, "plan").returncode == 0
