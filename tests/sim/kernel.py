@@ -359,6 +359,9 @@ class Kernel:
     def add_altname(self, ifindex: int, name: str) -> None:
         netdev = self._by_ifindex(ifindex)
         self.writes.append((netdev.link.name, f"altname={name}"))
+        if (refused := self.fault("altname", netdev.link.name, name)) is not None:
+            raise refused
+        netdev = self._by_ifindex(ifindex)  # as above
         if self._named(name):
             raise _error(errno.EEXIST, name)
         netdev.link = evolve(netdev.link, altnames=(*netdev.link.altnames, name))
@@ -367,6 +370,9 @@ class Kernel:
         netdev = self._by_ifindex(ifindex)
         old = netdev.link.name
         self.writes.append((old, f"name={name}"))
+        if (refused := self.fault("rename", old, name)) is not None:
+            raise refused
+        netdev = self._by_ifindex(ifindex)  # as above
         altnames = tuple(altname for altname in netdev.link.altnames if altname != name)
         if netdev.link.up:
             raise _error(errno.EBUSY, name)

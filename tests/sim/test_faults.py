@@ -31,6 +31,9 @@ attributes = st.fixed_dictionaries(
         "spoofchk": st.booleans(),
         "mtu": st.sampled_from([1500, 9000]),
         "rings": st.fixed_dictionaries({"rx": st.sampled_from([512, 1024])}),
+        "max_tx_rate": st.sampled_from([0, 100, 1000]),
+        "txqueuelen": st.sampled_from([500, 1000]),
+        "driver": st.sampled_from(["netdevice", "vfio-pci"]),
     },
 )
 vfs = st.fixed_dictionaries({"count": st.integers(0, TOTAL)}, optional={"defaults": attributes})
@@ -71,6 +74,7 @@ class Faults(RuleBasedStateMachine):
         self.kernel = Kernel()
         for number, (address, mac) in enumerate(PFS.items()):
             self.kernel.add_nic(address, f"ens{number}", mac, node=number, total_vfs=TOTAL)
+        self.kernel.load_vfio()
         self.now = 0.0
         self.failures = Failures()
         self.originals = Originals()
@@ -203,6 +207,15 @@ class Faults(RuleBasedStateMachine):
                 self.kernel.allocated[function] = (f"team/pod-{target}",)
                 # Between the last look at users and a write nobody can be kept out: it counts from the next look.
                 self.held[function] = ()
+                self.heard.add(address)
+                return
+
+    @rule(address=st.sampled_from(sorted(PFS)))
+    def a_vf_comes_back_under_another_name(self, address: str) -> None:
+        for function in sorted(vf_addresses(self.kernel, address).values()):
+            if function not in self.held and self.kernel.has_netdev(function):
+                self.kernel.move_away(function)
+                self.kernel.come_back(function, "net1")
                 self.heard.add(address)
                 return
 
