@@ -1,8 +1,8 @@
 """What a PF is told, and tells, of a VF: IFLA_VF_INFO of include/uapi/linux/if_link.h.
 
 pyroute2 0.9.7 reads it well, but what it writes as IFLA_VF_VLAN_INFO is two bytes short of struct ifla_vf_vlan_info: Linux 6.10
-and the stable kernels of its time check that and answer EINVAL (seen on 6.1). So requests are made here; they also cost a tenth.
-GUIDs: from the kernel's source, not run on InfiniBand.
+and the stable kernels of its time check that and answer EINVAL (seen on 6.1). So requests are made here, which costs a
+tenth, too. GUIDs: from the kernel's source, not run on InfiniBand.
 """
 
 from __future__ import annotations
