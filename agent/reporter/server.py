@@ -11,6 +11,7 @@ import socketserver
 import ssl
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -186,6 +187,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.report = report
         self._room = BoundedSemaphore(AT_ONCE)
         super().__init__(address, _Handler)
+        # A client may have gone between its coming and our accepting it: that must not stop us for the next ones.
+        self.socket.setblocking(False)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept; the handshake is made by the request's own thread, since a client may not finish it."""
@@ -202,7 +205,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer in a bounded time, and make room again."""
         # The handler's own time-out is one for each piece: a client that dribbles would stay.
-        over = Timer(PATIENCE, socket.socket.shutdown, (request, socket.SHUT_RDWR))
+        over = Timer(PATIENCE, _cut_off, (request,))
         over.start()
         try:
             super().process_request_thread(request, client_address)
@@ -213,6 +216,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away, or that speaks no TLS, is worth a line."""
         print(f"a request failed: {sys.exc_info()[1]!r}", file=sys.stderr)  # noqa: T201  the journal
+
+
+def _cut_off(request: socket.socket) -> None:
+    with suppress(OSError):  # it has just ended by itself
+        socket.socket.shutdown(request, socket.SHUT_RDWR)
 
 
 def serve(report: Path, address: Address, guard: Guard, unix: Path | None, started: Callable[[int], None]) -> None:

@@ -167,20 +167,21 @@ def test_a_process_that_no_signal_ends_is_left_behind_and_its_device_alone_until
     assert server.stdin is not None and server.stdout is not None
     try:
         assert server.stdout.readline() == b"mounted\n"
-        wait_for = start(mounted / "value").wait_for
+        agent = start(mounted / "value")
+        wait_for = agent.wait_for
         around = wait_for(rail1_is_there)
         assert reasons(around)["NicsPresent"][:2] == ("Unknown", "DeviceHung")
-        assert abandoned() == ["D"]
+        assert abandoned(agent) == ["D"]
         # Longer than it takes until a device is tried again: not while a process hangs in it.
         later = wait_for(lambda r: r.heartbeat > around.heartbeat + 3)
         assert later.generation == around.generation
-        assert abandoned() == ["D"]
+        assert abandoned(agent) == ["D"]
     finally:
         server.stdin.close()
         server.wait(timeout=10)
     (mounted / "value").write_text("0")
     assert wait_for(lambda r: r.ready)
-    assert abandoned() == []
+    assert abandoned(agent) == []
 
 
 def test_a_new_spec_that_fails_is_given_up_for_the_last_verified_one(start: Start, tmp_path: Path) -> None:
@@ -198,13 +199,14 @@ def test_a_new_spec_that_fails_is_given_up_for_the_last_verified_one(start: Star
     assert agent.wait_for(lambda r: r.ready and r.up_to_date).spec_hash not in (good.spec_hash, tried.spec_hash)
 
 
-def abandoned() -> list[str]:
-    """The states of the processes that hang in the file system."""
+def abandoned(agent: Agent) -> list[str]:
+    """The states of the agent's processes that hang in the file system."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if (process / "wchan").read_text() == "request_wait_answer":
-                found.append((process / "stat").read_text().rpartition(")")[2].split()[0])
+            state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+            if int(parent) == agent.process.pid and (process / "wchan").read_text() == "request_wait_answer":
+                found.append(state)
         except OSError:
             continue
     return found

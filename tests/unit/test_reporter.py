@@ -76,6 +76,7 @@ class Served:
     def get_by_unix(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)
+        connection.sock.settimeout(10)
         connection.sock.connect(str(self.unix))
         return ask(connection, path, "GET", {})
 
