@@ -83,7 +83,7 @@ class Kernel:
     config: dict[str, bytearray] = field(factory=dict)
     locked_memory: dict[str, int] = field(factory=dict)
     installed: dict[str, str] = field(factory=dict)
-    clock_is_off: int = 1000
+    clock_is_off: int | None = 1000
     pipes: dict[str, str] = field(factory=dict)
     piped: list[str] = field(factory=list)
     unreadable: set[str] = field(factory=set)
@@ -470,6 +470,8 @@ class Kernel:
         return self.installed.get(module)
 
     def clock_error(self) -> int:
+        if self.clock_is_off is None:
+            raise _error(errno.EPERM, "adjtimex")
         return self.clock_is_off
 
     # --- Kubelet ------------------------------------------------------------------------------------------

@@ -134,6 +134,13 @@ def test_a_clock_that_nobody_sets_is_warned_of(node: Node) -> None:
     assert state(node.look()["ClockSynchronised"]) == ("False", "NotSynchronised", "warn")
 
 
+def test_a_clock_that_may_not_be_asked_for_is_unknown_and_not_asked_for_again_at_once(node: Node) -> None:
+    node.kernel.clock_is_off = None
+    said = node.look()["ClockSynchronised"]
+    assert (said.status, said.reason, said.severity) == ("Unknown", "NotTold", "warn")
+    assert node.probes.timeout() > 30
+
+
 GPU = "/proc/driver/nvidia/gpus/0000:{}:00.0/information"
 
 
