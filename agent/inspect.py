@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
 from agent.nics import PCI, bonded, device_path, driver, rdma_devices, serial_numbers, vf_addresses
 from agent.ranges import format_ranges
+from agent.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
 from agent.vendors import vendor as family
 
 NET = "/sys/class/net"
-RDMA = "/sys/class/infiniband"
-CHAR_DEVICES = "/dev/infiniband"
 # Debian's folder, then that of the RPM distributions.
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 
@@ -64,53 +63,6 @@ class Netdev:
     altnames: tuple[str, ...]
     addresses: tuple[str, ...]
     firmware: str | None
-
-
-@frozen
-class RdmaPort:
-    """A port of an RDMA device, by /sys/class/infiniband/D/ports/N (drivers/infiniband/core/sysfs.c).
-
-    ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the
-    kernel's words. ``netdev`` is that of its first GID (gid_attrs/ndevs). The MTUs in bytes are libibverbs' (ibv_query_port).
-    ``bonded``: the netdevs that ``netdev`` is made of, if it is a bond (RoCE LAG).
-    """
-
-    number: int
-    netdev: str | None
-    link_layer: str | None
-    state: str | None
-    physical_state: str | None
-    rate: str | None
-    max_mtu: int | None
-    active_mtu: int | None
-    bonded: tuple[str, ...] = ()
-
-
-@frozen
-class CharDevice:
-    """A character device of an RDMA device: uverbsN, umadN, issmN.
-
-    The kernel has it (/sys/class/infiniband_{verbs,mad}/*/ibdev); ``present``: so has /dev/infiniband.
-    """
-
-    name: str
-    present: bool
-
-
-@frozen
-class RdmaDevice:
-    """An RDMA device, by /sys/class/infiniband.
-
-    ``transport`` (InfiniBand, RoCE, iWARP) follows from node_type and link layer; it is the kernel's word for a node
-    of another type.
-    """
-
-    name: str
-    transport: str | None
-    node_guid: str | None
-    firmware: str | None
-    ports: tuple[RdmaPort, ...]
-    char_devices: tuple[CharDevice, ...]
 
 
 @frozen
@@ -160,8 +112,8 @@ def inspect(machine: Machine) -> Inspection:
     reader = _Reader(machine)
     functions = tuple(reader.functions())
     claimed = {device.name for function in functions for owner in (function, *function.vfs) for device in owner.rdma}
-    others = tuple(reader.rdma_device(name) for name in sorted(reader.rdma_names - claimed))
-    return Inspection(functions, others, "rdma_cm" in reader.present)
+    others = tuple(reader.rdma_device(name) for name in reader.rdma.all() if name not in claimed)
+    return Inspection(functions, others, reader.rdma.rdma_cm)
 
 
 class _Reader:
@@ -173,10 +125,9 @@ class _Reader:
         self._links = {link.name: link for link in machine.netlink.links()}
         self._addresses = _unless_gone(machine.netlink.addresses) or {}
         self._pci_ids = next((text for path in PCI_IDS if (text := self._text(path))), "")
-        self.present = frozenset(self._names(CHAR_DEVICES))
-        self.rdma_names = frozenset(self._names(RDMA))
-        self._char_devices = self._all_char_devices()
-        ports = [(name, number) for name in sorted(self.rdma_names) for number in self._port_numbers(name)]
+        self.rdma = Reader(machine.files)
+        self._char_devices = self.rdma.char_devices()
+        ports = [(name, number) for name in self.rdma.all() for number in self.rdma.port_numbers(name)]
         self._port_mtus = machine.details.port_mtus(ports)
 
     def functions(self) -> Iterator[NetworkFunction]:
@@ -189,7 +140,7 @@ class _Reader:
 
     def _physical(self, address: str) -> NetworkFunction:
         granted: dict[int, VfInfo] = {}
-        for name in self._below(address, "net"):
+        for name in self._net(address):
             link = _unless_gone(partial(self._machine.netlink.link, name))
             granted |= {vf.index: vf for vf in link.vfs} if link else {}
         vfs = sorted((_unless_gone(lambda: vf_addresses(self._files, address)) or {}).items())
@@ -212,11 +163,10 @@ class _Reader:
         path = device_path(address)
         vendor = self._text(f"{path}/vendor").removeprefix("0x")
         device = self._text(f"{path}/device").removeprefix("0x")
-        netdevs = tuple(self._netdev(self._links[name]) for name in self._below(address, "net") if name in self._links)
+        netdevs = tuple(self._netdev(self._links[name]) for name in self._net(address) if name in self._links)
         sole = netdevs[0].name if len(netdevs) == 1 else None
         shared = () if index is not None else _unless_gone(lambda: rdma_devices(self._files, address)) or ()
-        names = self._below(address, "infiniband") or shared
-        rdma = tuple(self.rdma_device(name, sole) for name in names)
+        rdma = tuple(self.rdma_device(name, sole) for name in self.rdma.below(address) or shared)
         numa_node = int(self._text(f"{path}/numa_node") or -1)
         told = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
         return NetworkFunction(
@@ -237,14 +187,14 @@ class _Reader:
             serials=serial_numbers(self._files, address) if index is None else (),
         )
 
-    def _below(self, address: str, folder: str) -> list[str]:
-        """The netdevs (``net``) or RDMA devices (``infiniband``) of a function; virtio's lie below a child of it."""
+    def _net(self, address: str) -> list[str]:
+        """The netdevs of a function; virtio's lie below a child of it."""
         path = device_path(address)
         children = [name for name in self._names(path) if re.fullmatch(r"virtio\d+", name)]
         return [
             name
             for parent in (path, *(f"{path}/{child}" for child in children))
-            for name in self._names(f"{parent}/{folder}")
+            for name in self._names(f"{parent}/net")
         ]
 
     def _netdev(self, link: Link) -> Netdev:
@@ -263,61 +213,26 @@ class _Reader:
 
     def rdma_device(self, name: str, netdev: str | None = None) -> RdmaDevice:
         """An RDMA device; ``netdev`` is the one beside it, for a port without a GID of its own netdev."""
-        path = f"{RDMA}/{name}"
-        node_type = self._text(f"{path}/node_type").partition(": ")[2]
-        numbers = self._port_numbers(name)
-        # Only rxe tells its netdev here (rxe_verbs.c, parent_show); without a GID nothing else would.
-        beside = self._text(f"{path}/parent") or (netdev if len(numbers) == 1 else None)
-        ports = tuple(self._port(name, number, beside) for number in numbers)
-        return RdmaDevice(
-            name=name,
-            transport=transport(node_type, ports[0].link_layer if ports else None),
-            node_guid=self._text(f"{path}/node_guid") or None,
-            firmware=self._text(f"{path}/fw_ver") or None,
-            ports=ports,
-            char_devices=tuple(CharDevice(found, found in self.present) for found in self._char_devices.get(name, ())),
-        )
+        beside = netdev if len(self.rdma.port_numbers(name)) == 1 else None
+        device = self.rdma.device(name, self._char_devices.get(name, ()), beside)
+        return evolve(device, ports=tuple(self._port(device, port) for port in device.ports))
 
-    def _port(self, device: str, number: int, netdev: str | None) -> RdmaPort:
-        path = f"{RDMA}/{device}/ports/{number}"
-        max_mtu, active_mtu = self._port_mtus.get((device, number), (None, None))
-        name = self._text(f"{path}/gid_attrs/ndevs/0") or netdev or self._netdev_of_gid(path)
-        return RdmaPort(
-            number=number,
+    def _port(self, device: RdmaDevice, port: RdmaPort) -> RdmaPort:
+        max_mtu, active_mtu = self._port_mtus.get((device.name, port.number), (None, None))
+        name = port.netdev or self._netdev_of(self.rdma.mac_in_gid(device.name, port.number))
+        return evolve(
+            port,
             netdev=name,
-            link_layer=self._text(f"{path}/link_layer") or None,
-            state=self._text(f"{path}/state").partition(": ")[2] or None,
-            physical_state=self._text(f"{path}/phys_state").partition(": ")[2] or None,
-            rate=self._text(f"{path}/rate") or None,
             max_mtu=max_mtu,
             active_mtu=active_mtu,
             bonded=(_unless_gone(lambda: bonded(self._files, name)) or ()) if name else (),
+            gids=tuple(self.rdma.gids(device, port.number)),
         )
 
-    def _netdev_of_gid(self, port: str) -> str | None:
-        """The netdev of an iWARP port, whose `ndevs` Linux 6.1 leaves empty: its GID begins with the netdev's MAC.
-
-        So says query_gid of erdma, siw, irdma and cxgb4; eRDMA's netdev belongs to another PCI function.
-        """
-        gid = self._text(f"{port}/gids/0").replace(":", "")
-        if gid[12:] != "0" * 20:
-            return None
-        mac = ":".join(textwrap.wrap(gid[:12], 2))
+    def _netdev_of(self, mac: str | None) -> str | None:
         # A VLAN or a bond above it has the same address, but no device.
         found = [name for name, link in self._links.items() if link.mac == mac and self._names(f"{NET}/{name}/device")]
-        return found[0] if len(found) == 1 else None
-
-    def _port_numbers(self, device: str) -> list[int]:
-        return sorted(int(name) for name in self._names(f"{RDMA}/{device}/ports") if name.isdigit())
-
-    def _all_char_devices(self) -> dict[str, list[str]]:
-        """The character devices by RDMA device: uverbs_main.c and user_mad.c give each an attribute `ibdev`."""
-        found: dict[str, list[str]] = {}
-        for folder in ("/sys/class/infiniband_verbs", "/sys/class/infiniband_mad"):
-            for name in self._names(folder):
-                if device := self._text(f"{folder}/{name}/ibdev"):
-                    found.setdefault(device, []).append(name)
-        return found
+        return found[0] if mac and len(found) == 1 else None
 
     def _interrupts(self, address: str) -> Iterator[Interrupt]:
         for irq in _unless_gone(lambda: function_irqs(self._files, address)) or ():
@@ -342,15 +257,6 @@ def _unless_gone(read: Callable[[], T]) -> T | None:
         return read()
     except OSError:
         return None
-
-
-def transport(node_type: str, link_layer: str | None) -> str | None:
-    """How RDMA travels: enum rdma_node_type's words (node_type_show, drivers/infiniband/core/sysfs.c) and link layer."""
-    if node_type == "RNIC":
-        return "iWARP"
-    if node_type == "CA" and link_layer is not None:
-        return "RoCE" if link_layer == "Ethernet" else link_layer
-    return node_type or None
 
 
 def product_name(vpd: bytes) -> str:
@@ -445,7 +351,15 @@ def _rdma_lines(device: RdmaDevice, indent: str, width: int) -> list[str]:
         netdev = f"{port.netdev} ({', '.join(port.bonded)})" if port.bonded else port.netdev or "no netdev"
         facts = [f"port {port.number}", state, port.link_layer or "", mtu, port.rate or "", netdev]
         lines += _wrapped(indent, "", filter(None, facts), width, column=8)
+        lines += _wrapped(indent, "", _gid_facts(port.gids), width, column=8)
     return lines
+
+
+def _gid_facts(gids: tuple[Gid, ...]) -> list[str]:
+    """The GIDs that a connection is made with: of the types that are routed, or on InfiniBand the first."""
+    return [f"GID {gid.index} {gid.type} {gid.address}" for gid in gids if gid.type == "RoCE v2"] or [
+        f"GID {gid.index} {gid.type} {gid.address}" for gid in gids[:1] if gid.type
+    ]
 
 
 def _irq_fact(irq: Interrupt) -> str:

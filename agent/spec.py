@@ -25,12 +25,17 @@ Mode = Literal["enforce", "observe"]
 Owner = Literal["taker", "trackbed"]
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
+LinkLayer = Literal["Ethernet", "InfiniBand"]
+GidType = Literal["RoCE v2", "RoCE v1", "IB"]
+RoceVersion = Literal["RoCE v2", "RoCE v1"]
+Trust = Literal["pcp", "dscp"]
+NetnsMode = Literal["shared", "exclusive"]
 ProbeSeverity = Literal["required", "warn", "off"]
 
 PROBES = frozenset(
     {
-        *("carrier", "clock", "device_plugins", "error_counters", "gpus", "hung"),
-        *("irqbalance", "kernel_modules", "link_flaps", "memlock", "nics", "pcie_link"),
+        *("carrier", "clock", "device_plugins", "error_counters", "gpus", "hung", "irqbalance", "kernel_modules"),
+        *("link_flaps", "memlock", "nics", "pcie_link"),
     }
 )
 """The names of the readiness checks: the modules of ``agent/probes``, which this module cannot import."""
@@ -130,6 +135,14 @@ _unicast_mac = Matches(MAC, "write it as 02:00:5e:10:00:01, in lower case", _is_
 _cpu_list = Matches(ANY, "numbers and ranges: 0-3,8", _is_cpu_list)
 
 
+def _priorities(_: object, attribute: Attribute[Any], value: str | None) -> None:
+    if value is None:
+        return
+    _cpu_list(_, attribute, value)
+    if any(priority > 7 for priority in parse_ranges(value)):
+        raise ValueError(f"{attribute.name}: {value} is out of range; priorities go from 0 to 7")
+
+
 def _altnames(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
     for name in value:
         _matches(ALTNAME, "give up to 127 characters, no white space, '/' or ':', and no dot in front")(
@@ -143,6 +156,7 @@ _MTU = _within(68, 65535, "bytes")
 _RATE = _within(0, 2**32 - 1, "Mbit/s (0 is none)")
 _TXQUEUELEN = _within(1, 2**31 - 1, "packets")
 _GUID = _matches(GUID, "write it as 00:11:22:33:44:55:66:77, in lower case")
+_TOS = _within(0, 255, "(DSCP << 2, and the ECN bits)")
 _PCI_ID = _matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
 
 
@@ -368,6 +382,50 @@ def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> No
 
 
 @frozen
+class RdmaDevices:
+    """Which RDMA devices a NIC must have for the node to be ready, each with an ACTIVE port.
+
+    ``pf``: the physical function has one; ``vfs``: each VF has. ``rate`` is the least, in Gbit/s. ``gid_type``: each port
+    has a GID of it; ``gid_ipv4``: one made from an IPv4 address.
+    """
+
+    pf: bool = True
+    vfs: bool = False
+    link_layer: LinkLayer | None = None
+    rate: int | None = field(default=None, validator=_within(1, 3200, "Gbit/s"))
+    gid_type: GidType | None = None
+    gid_ipv4: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if not (self.pf or self.vfs):
+            raise ValueError("it asks for no device; give pf or vfs, or leave rdma out")
+        if self.gid_ipv4 and self.gid_type in (None, "IB"):
+            raise ValueError('gid_ipv4: only a RoCE GID is made from an IPv4 address; give gid_type "RoCE v2" as well')
+        ethernet = None if self.gid_type is None else self.gid_type != "IB"
+        if self.link_layer and ethernet is not None and ethernet != (self.link_layer == "Ethernet"):
+            raise ValueError(
+                f"gid_type: a port whose link layer is {self.link_layer} has no GID of type {self.gid_type}"
+            )
+
+
+@frozen
+class Roce:
+    """RoCE quality of service of a NIC; what is not given is left alone.
+
+    ``pfc`` and ``ecn`` are the priorities with priority flow control and with congestion notification, as ``3`` or ``3-4``;
+    the empty text is none. ``cm_tos`` and ``cm_mode`` are the rdma_cm's defaults for connections, ``traffic_class`` is
+    what queue pairs get whatever the application asks for. Both numbers are octets of IP's ToS: 106 is DSCP 26 and ECT(0).
+    """
+
+    trust: Trust | None = None
+    pfc: str | None = field(default=None, validator=_priorities)
+    ecn: str | None = field(default=None, validator=_priorities)
+    cm_tos: int | None = field(default=None, validator=_TOS)
+    cm_mode: RoceVersion | None = None
+    traffic_class: int | None = field(default=None, validator=_TOS)
+
+
+@frozen
 class Nic:
     """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's.
 
@@ -389,6 +447,8 @@ class Nic:
     max_read_request: int | None = field(default=None, validator=_read_request)
     altnames: tuple[str, ...] = field(default=(), validator=_altnames)
     txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
+    rdma: RdmaDevices | None = None
+    roce: Roce | None = None
 
 
 @frozen
@@ -516,6 +576,17 @@ def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, 
 
 
 @frozen
+class Rdma:
+    """The node's RDMA subsystem.
+
+    ``at_least``: how many of the NICs that have ``rdma`` must be as said there; all that are required if it is not given.
+    """
+
+    netns_mode: NetnsMode | None = None
+    at_least: int | None = field(default=None, validator=_within(1, 64, "NICs"))
+
+
+@frozen
 class NodeSpec:
     """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address.
 
@@ -526,6 +597,7 @@ class NodeSpec:
     nics: tuple[Nic, ...] = ()
     irqs: Irqs = Irqs()
     rps: Rps = Rps()
+    rdma: Rdma = Rdma()
     disruption: DisruptionPolicy = DisruptionPolicy()
     readiness: Readiness = field(factory=Readiness)
     sysctls: Mapping[str, str] = field(factory=dict, validator=_sysctls)
@@ -543,6 +615,9 @@ class NodeSpec:
         for name in altnames:
             if altnames.count(name) > 1:
                 raise ValueError(f"nics: the altname {name} is given to two NICs; names are unique on a node")
+        expecting = sum(nic.rdma is not None for nic in self.nics)
+        if self.rdma.at_least is not None and self.rdma.at_least > expecting:
+            raise ValueError(f"rdma.at_least: {self.rdma.at_least} is more than the {expecting} NICs that have rdma")
 
 
 _strict = Strict(NodeSpec)

@@ -7,22 +7,19 @@ import pytest
 
 from agent.change import to_plain
 from agent.inspect import (
-    CharDevice,
     Inspection,
     Interrupt,
     Netdev,
     NetworkFunction,
-    RdmaDevice,
-    RdmaPort,
     inspect,
     pci_name,
     product_name,
     render,
-    transport,
 )
 from agent.linux.verbs import mtu_bytes
 from agent.machine import Link, Machine, VfInfo
 from agent.nics import rdma_devices
+from agent.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
 
 PCI_IDS = """\
 # a comment
@@ -59,21 +56,6 @@ def test_product_name_is_the_identifier_string() -> None:
     assert product_name(tag + name.encode() + b"\x90\x02\x00PN\x78") == name.strip()
     assert product_name(tag + b"cut sho") == "cut sho"
     assert product_name(b"") == product_name(b"\xff" * 64) == product_name(b"\x90\x02\x00PN") == ""
-
-
-@pytest.mark.parametrize(
-    ("node_type", "link_layer", "expected"),
-    [
-        ("CA", "InfiniBand", "InfiniBand"),
-        ("CA", "Ethernet", "RoCE"),
-        ("RNIC", "Ethernet", "iWARP"),
-        ("unspecified", "Unspecified", "unspecified"),
-        ("CA", None, "CA"),
-        ("", None, None),
-    ],
-)
-def test_transport(node_type: str, link_layer: str | None, expected: str | None) -> None:
-    assert transport(node_type, link_layer) == expected
 
 
 def test_mtu_of_an_unknown_code_is_unknown() -> None:
@@ -144,6 +126,13 @@ def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -
     assert found.functions[0].model == ""
     assert "0000:01:00.0" in render(found)
     assert to_plain(found)["rdma_cm"] is False
+
+
+GIDS = (
+    Gid(0, "RoCE v1", "fe80::ba59:9fff:fe00:1", "ens1f0np0"),
+    Gid(1, "RoCE v2", "fe80::ba59:9fff:fe00:1", "ens1f0np0"),
+    Gid(3, "RoCE v2", "10.0.0.1", "ens1f0np0"),
+)
 
 
 PORTS = {"0000:3b:00.0": "ens1f0np0", "0000:3b:00.1": "ens1f1np1", "0000:5e:00.0": "ens2f0np0"}
@@ -236,7 +225,15 @@ def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> No
 
 def port(netdev: str, active_mtu: int | None) -> RdmaPort:
     return RdmaPort(
-        1, netdev, "Ethernet", "ACTIVE", "LinkUp", "100 Gb/sec (4X EDR)", 4096 if active_mtu else None, active_mtu
+        1,
+        netdev,
+        "Ethernet",
+        "ACTIVE",
+        "LinkUp",
+        "100 Gb/sec (4X EDR)",
+        4096 if active_mtu else None,
+        active_mtu,
+        gids=GIDS,
     )
 
 
@@ -288,6 +285,7 @@ SHOWN = """\
            umad0 (not in /dev/infiniband)
            port 1  ACTIVE/LinkUp  Ethernet  MTU 4096 of 4096
            100 Gb/sec (4X EDR)  ens1f0np0
+           GID 1 RoCE v2 fe80::ba59:9fff:fe00:1  GID 3 RoCE v2 10.0.0.1
   irqs     management-0 0-15 (on 3)  comp-0 0  comp-1 1  comp-2 2  comp-3 3
            comp-4 4  comp-5 5  comp-6 6  comp-7 7
   VF 0  0000:3b:00.2  [15b3:101e]
@@ -306,6 +304,7 @@ SHOWN = """\
 RDMA devices without a PCI function
   rdma     rxe0  RoCE
            port 1  ACTIVE/LinkUp  Ethernet  100 Gb/sec (4X EDR)  eth0
+           GID 1 RoCE v2 fe80::ba59:9fff:fe00:1  GID 3 RoCE v2 10.0.0.1
 
 /dev/infiniband/rdma_cm: missing (load rdma_ucm)"""
 

@@ -1,0 +1,72 @@
+"""RDMA devices: what follows from what sysfs says, and which GID is meant."""
+
+import pytest
+
+from agent.rdma import Gid, RdmaPort, gid_index, transport
+from agent.spec import SpecError, from_mapping
+
+
+@pytest.mark.parametrize(
+    ("node_type", "link_layer", "expected"),
+    [
+        ("CA", "InfiniBand", "InfiniBand"),
+        ("CA", "Ethernet", "RoCE"),
+        ("RNIC", "Ethernet", "iWARP"),
+        ("unspecified", "Unspecified", "unspecified"),
+        ("CA", None, "CA"),
+        ("", None, None),
+    ],
+)
+def test_transport(node_type: str, link_layer: str | None, expected: str | None) -> None:
+    assert transport(node_type, link_layer) == expected
+
+
+PORT = RdmaPort(
+    1, "ens1", "Ethernet", "ACTIVE", "LinkUp", "100 Gb/sec (4X EDR)",
+    gids=(
+        Gid(0, "RoCE v1", "fe80::1", "ens1"),
+        Gid(1, "RoCE v2", "fe80::1", "ens1"),
+        Gid(4, "RoCE v2", "10.0.0.1", "ens1.100"),
+        Gid(5, "RoCE v1", "10.0.0.2", "ens1"),
+        Gid(7, "RoCE v2", "10.0.0.2", "ens1"),
+    ),
+)  # fmt: skip
+
+
+def test_a_gid_s_index_is_the_first_that_fits() -> None:
+    assert gid_index(PORT) == 0
+    assert gid_index(PORT, "RoCE v2") == 1
+    assert gid_index(PORT, "RoCE v2", family="IPv4") == 4
+    assert gid_index(PORT, "RoCE v2", family="IPv4", netdev="ens1") == 7
+    assert gid_index(PORT, "IB") is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "gigabits"),
+    [("100 Gb/sec (4X EDR)", 100.0), ("2.5 Gb/sec (1X SDR)", 2.5), ("", None), (None, None), ("Gb/sec", None)],
+)
+def test_a_rate_is_a_number_of_gigabits(rate: str | None, gigabits: float | None) -> None:
+    assert RdmaPort(1, None, None, None, None, rate).gigabits == gigabits
+
+
+@pytest.mark.parametrize(
+    ("nic", "node", "said"),
+    [
+        ({"rdma": {"pf": False}}, {}, "it asks for no device"),
+        ({"rdma": {"gid_ipv4": True}}, {}, 'give gid_type "RoCE v2" as well'),
+        (
+            {"rdma": {"gid_type": "IB", "link_layer": "Ethernet"}},
+            {},
+            "whose link layer is Ethernet has no GID of type IB",
+        ),
+        ({"rdma": {"rate": 0}}, {}, "give 1 to 3200 Gbit/s"),
+        ({"roce": {"pfc": "3,8"}}, {}, "priorities go from 0 to 7"),
+        ({"roce": {"ecn": "x"}}, {}, "neither a number nor a range"),
+        ({"roce": {"cm_tos": 256}}, {}, "give 0 to 255"),
+        ({"rdma": {}}, {"rdma": {"at_least": 2}}, "2 is more than the 1 NICs that have rdma"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(nic: dict[str, object], node: dict[str, object], said: str) -> None:
+    nics = [{"name": "rail0", "select": {"driver": "mlx5_core"}, **nic}]
+    with pytest.raises(SpecError, match=said):
+        from_mapping({"node_name": "n1", "nics": nics, **node})
