@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
@@ -316,6 +317,89 @@ UNTOLD = Untold()
 
 
 @frozen
+class DcbState:
+    """What a netdev tells by Data Center Bridging (802.1Qaz): the priorities with PFC, and the priority of each DSCP.
+
+    A netdev that has entries for DSCPs trusts the DSCP of a packet, otherwise the priority in its VLAN tag (PCP).
+    """
+
+    pfc: frozenset[int]
+    dscp: Mapping[int, int]
+
+
+class Dcb(Protocol):
+    """Data Center Bridging of netdevs by name. OSError(EOPNOTSUPP) where the driver has none."""
+
+    def state(self, netdev: str) -> DcbState | None:
+        """What the netdev tells; None if its driver tells nothing, or it is gone."""
+        ...
+
+    def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
+        """Turn PFC on for these priorities, off for the others."""
+        ...
+
+    def add_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
+        """Give DSCPs their priority."""
+        ...
+
+    def remove_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
+        """Take entries of :attr:`DcbState.dscp` away."""
+        ...
+
+
+@frozen
+class CmDefaults:
+    """What the rdma_cm gives the connections of a RoCE port: ``tos`` an octet, ``mode`` ``RoCE v1`` or ``RoCE v2``."""
+
+    tos: int
+    mode: str
+
+
+class Rdma(Protocol):
+    """What of the RDMA subsystem is not in sysfs."""
+
+    def netns_mode(self) -> str | None:
+        """``shared``: every network namespace sees all RDMA devices; ``exclusive``: its own. None: no RDMA subsystem."""
+        ...
+
+    def set_netns_mode(self, mode: str) -> None:
+        """Change it; EBUSY while there is another network namespace than the first."""
+        ...
+
+    def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
+        """The rdma_cm's defaults of a port; None where it cannot tell them: not loaded, no configfs, no such device."""
+        ...
+
+    def set_cm_defaults(self, device: str, port: int, *, tos: int | None = None, mode: str | None = None) -> None:
+        """Change the given defaults; those who are connected keep theirs."""
+        ...
+
+
+class Lacking:
+    """The DCB and RDMA subsystems of a machine that has neither."""
+
+    def state(self, netdev: str) -> DcbState | None:
+        """None."""
+        return None
+
+    def netns_mode(self) -> str | None:
+        """None."""
+        return None
+
+    def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
+        """None."""
+        return None
+
+    def _refuse(self, *_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    set_pfc = add_dscp = remove_dscp = set_netns_mode = set_cm_defaults = _refuse
+
+
+LACKING = Lacking()
+
+
+@frozen
 class Machine:
     """All that the agent touches. ``hung``: the PCI addresses of devices left alone, since a call to one never returned."""
 
@@ -326,6 +410,8 @@ class Machine:
     details: Details = UNTOLD
     kubelet: Kubelet = NO_KUBELET
     system: System = UNKNOWN_SYSTEM
+    dcb: Dcb = LACKING
+    rdma: Rdma = LACKING
     hung: frozenset[str] = frozenset()
 
 

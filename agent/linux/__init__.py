@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from agent.linux.dcb import LinuxDcb
 from agent.linux.details import LinuxDetails
 from agent.linux.ethtool import LinuxEthtool
 from agent.linux.files import LinuxFiles
 from agent.linux.kubelet import LinuxKubelet
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.processes import LinuxProcesses
+from agent.linux.rdma import LinuxRdma
 from agent.linux.system import LinuxSystem
 from agent.machine import Machine
 
@@ -22,4 +24,6 @@ def machine() -> Machine:
         details=LinuxDetails(),
         kubelet=LinuxKubelet(),
         system=LinuxSystem(),
+        dcb=LinuxDcb(),
+        rdma=LinuxRdma(),
     )

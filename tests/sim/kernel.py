@@ -13,6 +13,7 @@ from agent.machine import Link, Machine, VfInfo
 from agent.ranges import format_ranges, parse_ranges
 from tests.sim import config_space, hugepages
 from tests.sim.ethtool import SimEthtool
+from tests.sim.rdma import Subsystem
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -99,9 +100,11 @@ class Kernel:
     _away: dict[str, _Netdev] = field(factory=dict)
     _next_ifindex: int = 2
     _next_irq: int = 24
+    rdma: Subsystem = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.ethtool = SimEthtool(self)
+        self.rdma = Subsystem(self)
         self._put("/sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
         self._put("/sys/devices/system/cpu/isolated", "")
         self._folder("/run/udev/data")
@@ -124,7 +127,7 @@ class Kernel:
                 self._put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
 
     def machine(self) -> Machine:
-        return Machine(self, self, self, ethtool=self.ethtool, kubelet=self, system=self)
+        return Machine(self, self, self, ethtool=self.ethtool, kubelet=self, system=self, dcb=self.rdma, rdma=self.rdma)
 
     # --- what a test does to the world --------------------------------------------------------------------
 
@@ -290,6 +293,8 @@ class Kernel:
             self._put(path, text.strip() or "(null)")
         elif path.endswith("/smp_affinity_list"):
             self._put(path, format_ranges(self._online(parse_ranges(text))))
+        elif path.endswith("/traffic_class"):
+            self._put(path, f"Global tclass={text}")
         elif path.endswith("/rps_cpus"):
             if text.startswith("0x"):
                 raise _error(errno.EINVAL, path)
@@ -569,6 +574,7 @@ class Kernel:
         self._make_queues(netdev)
         self._folder(f"{PCI}/{netdev.function}/net/{link.name}")
         self._tell_udev(link)
+        self.rdma.bound(netdev.function, link.name)
 
     def _tell_udev(self, link: Link) -> None:
         """udev derives a name, keeps the present one, and makes the derived one an alternative name."""
@@ -598,6 +604,7 @@ class Kernel:
             self._put(f"{NET}/{netdev.link.name}/queues/rx-{queue}/rps_cpus", "0")
 
     def _unbind(self, function: str) -> None:
+        self.rdma.unbound(function)
         self._unlink(f"{PCI}/{function}/driver")
         self._free_irqs(function)
         for name, netdev in list(self._netdevs.items()):

@@ -1,0 +1,122 @@
+"""The RDMA subsystem's own netlink (include/uapi/rdma/rdma_netlink.h, drivers/infiniband/core/nldev.c) and its configfs."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.linux.messages import ask, attribute, attributes
+from agent.machine import CmDefaults
+
+NETLINK_RDMA = 20
+# RDMA_NL_GET_TYPE(client, operation): RDMA_NL_NLDEV is 5.
+NLDEV = 5 << 10
+SYS_GET = 6
+SYS_SET = 7
+SYS_ATTR_NETNS_MODE = 66
+MODES = ("exclusive", "shared")
+
+CONFIGFS = Path("/sys/kernel/config")
+# The same numbers on every architecture (include/uapi/asm-generic/unistd.h).
+FSOPEN, FSCONFIG, FSMOUNT = 430, 431, 432
+CLOEXEC = 1
+FSCONFIG_CMD_CREATE = 6
+
+# The kernel has one word for two types (gid_type_str, drivers/infiniband/core/cache.c).
+ROCE_V1 = "IB/RoCE v1"
+
+
+class LinuxRdma:
+    """Netlink and configfs; each request on a socket of its own."""
+
+    def __init__(self) -> None:
+        self._configfs: Path | None = None
+
+    def netns_mode(self) -> str | None:
+        """Ask by RDMA_NLDEV_CMD_SYS_GET."""
+        try:
+            answers = ask(NETLINK_RDMA, NLDEV | SYS_GET, b"")
+        except OSError as error:
+            # Without ib_core nobody listens; before Linux 5.3 it had no modes.
+            if error.errno in (errno.EPROTONOSUPPORT, errno.ECONNREFUSED, errno.EOPNOTSUPP, errno.EINVAL):
+                return None
+            raise
+        told = (payload[0] for answer in answers for kind, payload in attributes(answer) if kind == SYS_ATTR_NETNS_MODE)
+        return next((MODES[bool(mode)] for mode in told), None)
+
+    def set_netns_mode(self, mode: str) -> None:
+        """Set it by RDMA_NLDEV_CMD_SYS_SET, which needs CAP_NET_ADMIN."""
+        ask(NETLINK_RDMA, NLDEV | SYS_SET, attribute(SYS_ATTR_NETNS_MODE, bytes([MODES.index(mode)])))
+
+    def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
+        """Read default_roce_tos and default_roce_mode (cma_configfs.c)."""
+        try:
+            with self._cm_folder(device) as folder:
+                mode = (folder / f"{port}/default_roce_mode").read_text().strip()
+                tos = int((folder / f"{port}/default_roce_tos").read_text())
+        except OSError as error:
+            # No rdma_cm or device, no configfs, a kernel before fsopen(2), not root.
+            if error.errno in (errno.ENOENT, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EPERM):
+                return None
+            raise
+        return CmDefaults(tos, "RoCE v1" if mode == ROCE_V1 else mode)
+
+    def set_cm_defaults(self, device: str, port: int, *, tos: int | None = None, mode: str | None = None) -> None:
+        """Write default_roce_tos and default_roce_mode; EINVAL for a mode that the port does not have."""
+        with self._cm_folder(device) as folder:
+            if tos is not None:
+                (folder / f"{port}/default_roce_tos").write_text(str(tos))
+            if mode is not None:
+                (folder / f"{port}/default_roce_mode").write_text(ROCE_V1 if mode == "RoCE v1" else mode)
+
+    @contextmanager
+    def _cm_folder(self, device: str) -> Iterator[Path]:
+        """The `ports` folder of a device below configfs's rdma_cm, which the kernel fills when the device's folder is made.
+
+        It is removed again if it was not there: it keeps rdma_cm from being unloaded, and the values are not in it anyway.
+        """
+        if self._configfs is None:
+            self._configfs = _configfs()
+        cm = self._configfs / "rdma_cm"
+        if not cm.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "configfs has no rdma_cm; load it (kernel_modules: rdma_ucm)")
+        folder = cm / device
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            yield folder / "ports"
+            return
+        try:
+            yield folder / "ports"
+        finally:
+            folder.rmdir()
+
+
+def _configfs() -> Path:
+    """Where configfs is, or a mount of it that has no place in the tree and lasts as long as this process.
+
+    systemd mounts it only if its module was loaded when it looked, and rdma_cm may bring that later.
+    """
+    if (CONFIGFS / "rdma_cm").is_dir():
+        return CONFIGFS
+    context = _call(FSOPEN, b"configfs", CLOEXEC)
+    try:
+        _call(FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+        return Path(f"/proc/self/fd/{_call(FSMOUNT, context, CLOEXEC, 0)}")
+    finally:
+        os.close(context)
+
+
+def _call(number: int, *arguments: object) -> int:
+    result = _LIBC.syscall(number, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return int(result)
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.syscall.restype = ctypes.c_long

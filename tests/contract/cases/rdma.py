@@ -1,0 +1,117 @@
+"""RDMA devices, the rdma_cm's defaults, the subsystem's mode, and a netdev without Data Center Bridging."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.machine import Machine
+from agent.nics import PCI, device_path, netdev, vf_addresses
+from agent.rdma import RdmaDevice, Reader, gid_index
+
+T = TypeVar("T")
+
+
+def _soon(probe: Callable[[], T | None], what: str) -> T:
+    deadline = time.monotonic() + 30
+    while (found := probe()) is None:
+        assert time.monotonic() < deadline, f"no {what} within 30 s"
+        time.sleep(0.05)
+    return found
+
+
+def _errno(action: Callable[[], None]) -> int | None:
+    try:
+        action()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
+    """A new VF that is up, and its RDMA device once udev has named it and its port is ACTIVE."""
+    name = netdev(machine.files, pf)
+    link = machine.netlink.link(name) if name else None
+    assert link is not None
+    machine.netlink.set_link(link.ifindex, up=True)
+    machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
+    machine.files.write(f"{PCI}/{pf}/sriov_numvfs", "0")
+    machine.files.write(f"{PCI}/{pf}/sriov_numvfs", "1")
+    vf = vf_addresses(machine.files, pf)[0]
+
+    def active() -> RdmaDevice | None:
+        name = netdev(machine.files, vf)
+        link = machine.netlink.link(name) if name else None
+        if link is None or f"n{link.ifindex}" not in machine.files.names("/run/udev/data"):
+            return None
+        if not link.up:
+            machine.netlink.set_link(link.ifindex, up=True)
+        reader = Reader(machine.files)
+        names = [each for each in reader.below(vf) if each.startswith("roce")]
+        made = [reader.device(each, reader.char_devices(device_path(vf)).get(each, ())) for each in names]
+        return next((each for each in made if each.ports[0].state == "ACTIVE"), None)
+
+    return vf, _soon(active, f"an ACTIVE RDMA device of {vf}")
+
+
+def a_vf_s_rdma_device_is_below_its_function_and_goes_with_it(machine: Machine, pf: str) -> None:
+    vf, device = _vf(machine, pf)
+    assert device.transport == "RoCE"
+    assert device.ports[0].link_layer == "Ethernet"
+    assert device.ports[0].netdev == netdev(machine.files, vf)
+    assert device.ports[0].gigabits == 2.5
+    assert [each.name.rstrip("0123456789") for each in device.char_devices if each.present] == ["uverbs"]
+    assert Reader(machine.files).of(vf) == [device.name]
+    machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
+    assert Reader(machine.files).of(vf) == []
+    assert device.name not in Reader(machine.files).all()
+
+
+def a_gid_tells_its_type_and_netdev_and_an_empty_entry_is_none(machine: Machine, pf: str) -> None:
+    vf, device = _vf(machine, pf)
+    gids = tuple(Reader(machine.files).gids(device, 1))
+    assert {(gid.type, gid.netdev, gid.family) for gid in gids} == {("RoCE v2", netdev(machine.files, vf), "IPv6")}
+    port = device.ports[0]
+    assert gid_index(port) is None
+    assert min(gid.index for gid in gids) == 0
+
+
+def the_rdma_cm_s_defaults_are_written_and_read(machine: Machine, pf: str) -> None:
+    _, device = _vf(machine, pf)
+    told = machine.rdma.cm_defaults(device.name, 1)
+    assert told is not None
+    assert (told.tos, told.mode) == (0, "RoCE v2")
+    machine.rdma.set_cm_defaults(device.name, 1, tos=106, mode="RoCE v2")
+    told = machine.rdma.cm_defaults(device.name, 1)
+    assert told is not None
+    assert (told.tos, told.mode) == (106, "RoCE v2")
+    assert _errno(lambda: machine.rdma.set_cm_defaults(device.name, 1, tos=256)) == errno.ERANGE
+    assert _errno(lambda: machine.rdma.set_cm_defaults(device.name, 1, mode="RoCE v1")) == errno.EINVAL
+
+
+def the_rdma_cm_knows_no_device_that_is_not_there(machine: Machine, pf: str) -> None:
+    assert machine.rdma.cm_defaults("nosuch0", 1) is None
+    assert _errno(lambda: machine.rdma.set_cm_defaults("nosuch0", 1, tos=0)) == errno.ENODEV
+
+
+def the_netns_mode_is_changed_and_changed_back(machine: Machine, pf: str) -> None:
+    """On a node whose only network namespace is the host's."""
+    _vf(machine, pf)
+    assert machine.rdma.netns_mode() == "shared"
+    machine.rdma.set_netns_mode("exclusive")
+    assert machine.rdma.netns_mode() == "exclusive"
+    machine.rdma.set_netns_mode("shared")
+    assert machine.rdma.netns_mode() == "shared"
+
+
+def a_driver_without_dcb_tells_nothing_and_takes_nothing(machine: Machine, pf: str) -> None:
+    name = netdev(machine.files, pf)
+    assert name is not None
+    assert machine.dcb.state(name) is None
+    assert _errno(lambda: machine.dcb.set_pfc(name, frozenset({3}))) == errno.EOPNOTSUPP
+    assert _errno(lambda: machine.dcb.add_dscp(name, {26: 3})) == errno.EOPNOTSUPP
+    assert _errno(lambda: machine.dcb.remove_dscp(name, {26: 3})) == errno.EOPNOTSUPP
+    assert machine.dcb.state("nosuch0") is None
+    assert _errno(lambda: machine.dcb.add_dscp("nosuch0", {26: 3})) == errno.ENODEV

@@ -1,0 +1,192 @@
+"""The fake's RDMA devices, its rdma_cm and its DCB, as Linux 6.1 was seen to behave with rxe, siw and a driver with DCB."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve, field
+
+from agent.machine import CmDefaults, DcbState
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel
+
+PCI = "/sys/bus/pci/devices"
+RDMA = "/sys/class/infiniband"
+GIDS = 8
+"""The length of a GID table; rxe has 1,024 entries, mlx5 256."""
+
+ZERO = ":".join(["0000"] * 8)
+
+
+def _error(number: int, what: str) -> OSError:
+    return OSError(number, os.strerror(number), what)
+
+
+@define
+class Subsystem:
+    """``rxe``: each VF's netdev gets an RDMA device, as the lab's udev rule makes one. ``other_netns``: a container runs."""
+
+    kernel: Kernel
+    rxe: bool = False
+    other_netns: bool = False
+    mode: str | None = "shared"
+    dcb: dict[str, DcbState] = field(factory=dict)
+    refused_priorities: frozenset[int] = frozenset()
+    _below: dict[str, set[str]] = field(factory=dict)
+    _char_devices: dict[str, list[str]] = field(factory=dict)
+    _cm: dict[tuple[str, int], CmDefaults] = field(factory=dict)
+    _uverbs: int = 0
+
+    # --- what a test does to the world --------------------------------------------------------------------
+
+    def add(
+        self,
+        function: str | None,
+        name: str,
+        netdev: str | None,
+        *,
+        node_type: str = "1: CA",
+        link_layer: str = "Ethernet",
+        rate: str = "100 Gb/sec (4X EDR)",
+        umad: bool = True,
+        parent: str | None = None,
+    ) -> None:
+        """An RDMA device; ``parent``: the netdev that rxe tells of itself."""
+        put = self.kernel._put
+        put(f"{RDMA}/{name}/node_type", node_type)
+        put(f"{RDMA}/{name}/node_guid", "0200:00ff:fe00:0001")
+        if parent is not None:
+            put(f"{RDMA}/{name}/parent", parent)
+        port = f"{RDMA}/{name}/ports/1"
+        for file, text in (
+            ("state", "4: ACTIVE"),
+            ("phys_state", "5: LinkUp"),
+            ("link_layer", link_layer),
+            ("rate", rate),
+        ):
+            put(f"{port}/{file}", text)
+        for index in range(GIDS):
+            put(f"{port}/gids/{index}", ZERO)
+        iwarp = node_type.endswith("RNIC")
+        if netdev is not None and iwarp:
+            mac = self.kernel.read(f"/sys/class/net/{netdev}/address").replace(":", "")
+            put(f"{port}/gids/0", ":".join([mac[:4], mac[4:8], mac[8:], *["0000"] * 5]))
+            put(f"{port}/gid_attrs/types/0", "IB/RoCE v1")
+        elif netdev is not None:
+            self.set_gid(name, 0, "fe80:0000:0000:0000:0200:00ff:fe00:0001", "RoCE v2", netdev)
+        folder = "/sys/class" if function is None else f"{PCI}/{function}"
+        kinds = [("infiniband_verbs", "uverbs"), *([("infiniband_mad", "umad")] if umad and not iwarp else [])]
+        for classes, kind in kinds:
+            made = [f"{where}/{classes}/{kind}{self._uverbs}" for where in {folder, "/sys/class"}]
+            for path in made:
+                put(f"{path}/ibdev", name)
+            put(f"/dev/infiniband/{kind}{self._uverbs}", "")
+            self._char_devices.setdefault(name, []).extend([*made, f"/dev/infiniband/{kind}{self._uverbs}"])
+        put("/dev/infiniband/rdma_cm", "")
+        self._uverbs += 1
+        if function is not None:
+            self.kernel._folder(f"{PCI}/{function}/infiniband/{name}")
+            self._below.setdefault(function, set()).add(name)
+        self._cm[name, 1] = CmDefaults(0, "RoCE v2")
+
+    def set_gid(self, name: str, index: int, gid: str, type: str, netdev: str) -> None:
+        port = f"{RDMA}/{name}/ports/1"
+        for path, text in (
+            (f"gids/{index}", gid),
+            (f"gid_attrs/types/{index}", type),
+            (f"gid_attrs/ndevs/{index}", netdev),
+        ):
+            self.kernel._put(f"{port}/{path}", text)
+
+    def set_port(self, name: str, **texts: str) -> None:
+        for file, text in texts.items():
+            self.kernel._put(f"{RDMA}/{name}/ports/1/{file}", text)
+
+    def delete(self, name: str) -> None:
+        """rdma link delete."""
+        self.kernel._remove(f"{RDMA}/{name}")
+        del self._cm[name, 1]
+        for path in self._char_devices.pop(name, ()):
+            self.kernel._remove(path)
+        for function, names in self._below.items():
+            if name in names:
+                self.kernel._remove(f"{PCI}/{function}/infiniband/{name}")
+                names.discard(name)
+
+    def bound(self, function: str, netdev: str) -> None:
+        """A driver made a netdev."""
+        if self.rxe and f"{PCI}/{function}/physfn" in self.kernel._links:
+            self.add(function, f"roce_{netdev}", netdev, rate="2.5 Gb/sec (1X SDR)", umad=False)
+
+    def unbound(self, function: str) -> None:
+        for name in list(self._below.get(function, ())):
+            self.delete(name)
+
+    # --- Rdma -----------------------------------------------------------------------------------------------
+
+    def netns_mode(self) -> str | None:
+        return self.mode
+
+    def set_netns_mode(self, mode: str) -> None:
+        self._writing("netns_mode", mode)
+        if self.mode is None:
+            raise _error(errno.EPROTONOSUPPORT, mode)
+        if self.other_netns and mode != self.mode:
+            raise _error(errno.EBUSY, mode)
+        self.mode = mode
+
+    def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
+        return self._cm.get((device, port))
+
+    def set_cm_defaults(self, device: str, port: int, *, tos: int | None = None, mode: str | None = None) -> None:
+        self._writing(f"rdma_cm/{device}/{port}", f"tos={tos} mode={mode}")
+        if (device, port) not in self._cm:
+            raise _error(errno.ENODEV, device)
+        if tos is not None:
+            if tos > 255:
+                raise _error(errno.ERANGE, device)
+            self._cm[device, port] = evolve(self._cm[device, port], tos=tos)
+        if mode is not None:
+            if mode == "RoCE v1":
+                raise _error(errno.EINVAL, device)  # rxe has RoCE v2 alone
+            self._cm[device, port] = evolve(self._cm[device, port], mode=mode)
+
+    # --- Dcb ------------------------------------------------------------------------------------------------
+
+    def state(self, netdev: str) -> DcbState | None:
+        return self.dcb.get(netdev)
+
+    def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
+        state = self._dcb(netdev, f"pfc {sorted(priorities)}")
+        if priorities & self.refused_priorities:
+            raise _error(errno.EOPNOTSUPP, netdev)
+        self.dcb[netdev] = evolve(state, pfc=priorities)
+
+    def add_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
+        state = self._dcb(netdev, f"add {len(priorities)}")
+        if set(priorities.items()) & set(state.dscp.items()):
+            raise _error(errno.EEXIST, netdev)
+        self.dcb[netdev] = evolve(state, dscp={**state.dscp, **priorities})
+
+    def remove_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
+        state = self._dcb(netdev, f"remove {len(priorities)}")
+        if not set(priorities.items()) <= set(state.dscp.items()):
+            raise _error(errno.ENOENT, netdev)
+        self.dcb[netdev] = evolve(state, dscp={k: v for k, v in state.dscp.items() if k not in priorities})
+
+    def _dcb(self, netdev: str, what: str) -> DcbState:
+        self._writing(netdev, what)
+        if self.kernel.link(netdev) is None:
+            raise _error(errno.ENODEV, netdev)
+        if netdev not in self.dcb:
+            raise _error(errno.EOPNOTSUPP, netdev)
+        return self.dcb[netdev]
+
+    def _writing(self, where: str, what: str) -> None:
+        self.kernel.writes.append((where, what))
+        if (refused := self.kernel.fault("rdma", where, what)) is not None:
+            raise refused
