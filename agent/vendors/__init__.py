@@ -23,7 +23,8 @@ class Vendor:
     name it does not find is a management one. ``mtu_flaps`` and ``vf_count_flaps``: the driver takes the PF's link down
     to change its MTU or its number of VFs, ``channels_flap`` and ``rings_flap``: a netdev's link for its channels or rings.
     ``ring_size``: the size that the driver makes of one that was asked for. ``offloads_flap``: the features for whose change it
-    takes the link down; None: it may for any. ``has_netdev``: its functions bring netdevs of their own.
+    takes the link down; None: it may for any. ``trust_flaps``: it takes the link down to trust the DSCP or the PCP.
+    ``has_netdev``: its functions bring netdevs of their own. ``invents_rate``: the rate of its RDMA ports means nothing.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Vendor:
     ring_size: Callable[[int], int] = _as_asked
     offloads_flap: tuple[str, ...] | None = None
     has_netdev: bool = True
+    trust_flaps: bool = True
+    invents_rate: bool = False
 
 
 # `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: what most drivers call a queue's interrupt.

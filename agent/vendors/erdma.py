@@ -11,4 +11,6 @@ VENDOR = Vendor(
     queue_irqs=re.compile(r"erdma-(?P<role>ceq)(?P<queue>\d+)@"),
     # It uses the netdev of the elastic network interface with the same permanent address.
     has_netdev=False,
+    # The out-of-tree driver tells a constant; the in-tree one what the netdev says, which is no rate of the eRDMA.
+    invents_rate=True,
 )

@@ -17,4 +17,6 @@ VENDOR = Vendor(
     # Both sizes are kept as their logarithm (order_base_2 in mlx5e_ethtool_set_ringparam).
     ring_size=lambda size: 1 << (size - 1).bit_length(),
     offloads_flap=(),
+    # Trust is switched in the same way (mlx5e_set_trust_state); priority flow control takes the port down for a moment.
+    trust_flaps=False,
 )

@@ -1,0 +1,221 @@
+"""RoCE quality of service: what the port trusts, priority flow control, congestion notification, the rdma_cm's defaults.
+
+PFC and trust of DSCPs go over DCBNL, except where MLNX_OFED has a file for trust; ECN and the traffic class are files of
+MLNX_OFED alone. From the driver's source and vendor documents: not run on such a NIC. The rdma_cm's defaults were.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+
+from attrs import evolve, field, frozen
+
+from agent.change import Change, Disruption, Value
+from agent.kinds import functions_in_scope, links
+from agent.machine import Files, Machine, names_or_none, read_or
+from agent.nics import Wanted, netdev, netdev_of, pci_of
+from agent.ranges import format_ranges, parse_ranges
+from agent.rdma import RDMA, Reader
+from agent.snapshot import Scope, Snapshot
+from agent.spec import Roce
+from agent.vendors import vendor
+
+NAME = "roce"
+AFTER = ("vf_links",)
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "function"
+
+NET = "/sys/class/net"
+ON_PORTS = ("cm_tos", "cm_mode", "traffic_class")
+# The reaction point slows down, the notification point tells it to.
+ECN = {"ecn_np": "roce_np", "ecn_rp": "roce_rp"}
+NO_PRIORITY = "none"
+# By class selector, as mlx5's firmware has it before anyone changes it. All are given: those that are not would map to 0.
+DSCP_PRIORITIES = {dscp: dscp >> 3 for dscp in range(64)}
+
+
+@frozen
+class RoceState:
+    """What a function tells: trust, PFC and ECN of a PF's netdev; None where it tells nothing, and for VFs.
+
+    ``ports``: the settings of :data:`ON_PORTS` that the spec gives, each on every RoCE port; empty without one.
+    """
+
+    trust: str | None = None
+    pfc: frozenset[int] | None = None
+    ecn_np: frozenset[int] | None = None
+    ecn_rp: frozenset[int] | None = None
+    ports: Mapping[str, tuple[Value, ...]] = field(factory=dict)
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, RoceState]]:
+    """By target, the state of each PF whose ``roce`` the spec gives, and of its VFs."""
+    reader = Reader(machine.files)
+    found = {}
+    for address, functions in functions_in_scope(machine.files, want, scope).items():
+        wanted = want.nics[address].nic.roce
+        if wanted is None:
+            continue
+        asked = [setting for setting in ON_PORTS if getattr(wanted, setting) is not None]
+        states = {}
+        for target, pci in functions.items():
+            state = _port_state(machine, address) if target == address else RoceState()
+            ports = reader.roce_ports(pci) if asked else []
+            states[target] = evolve(state, ports=_on_ports(machine, ports, asked)) if ports else state
+        found[address] = states
+    return found
+
+
+def _port_state(machine: Machine, address: str) -> RoceState:
+    name = netdev(machine.files, address)
+    if name is None:
+        return RoceState()
+    dcb = machine.dcb.state(name)
+    return RoceState(
+        trust=_trust(machine.files, name) or (None if dcb is None else "dscp" if dcb.dscp else "pcp"),
+        pfc=dcb.pfc if dcb else None,
+        ecn_np=_ecn(machine.files, name, "ecn_np"),
+        ecn_rp=_ecn(machine.files, name, "ecn_rp"),
+    )
+
+
+def _trust(files: Files, name: str) -> str | None:
+    """What MLNX_OFED's file says: one word, or several with the present one in brackets."""
+    text = read_or(files, f"{NET}/{name}/qos/trust", "")
+    found = re.search(r"\[(\w+)\]", text) or re.match(r"(\w+)", text)
+    return found[1] if found else None
+
+
+def _ecn(files: Files, name: str, setting: str) -> frozenset[int] | None:
+    folder = f"{NET}/{name}/ecn/{ECN[setting]}/enable"
+    priorities = names_or_none(files, folder)
+    on = frozenset(int(priority) for priority in priorities if read_or(files, f"{folder}/{priority}", "0") == "1")
+    return on if priorities else None
+
+
+def _on_ports(machine: Machine, ports: list[tuple[str, int]], asked: list[str]) -> Mapping[str, tuple[Value, ...]]:
+    """The settings asked for, each on every port."""
+    told: dict[str, tuple[Value, ...]] = {}
+    if "traffic_class" in asked:
+        texts = (read_or(machine.files, _traffic_class(*port), "") for port in ports)
+        # Empty until someone writes it (traffic_class_show of MLNX_OFED's mlx5_ib).
+        found = (re.match(r"Global tclass=(\d+)", text) for text in texts)
+        told["traffic_class"] = tuple(int(match[1]) if match else None for match in found)
+    if "cm_tos" in asked or "cm_mode" in asked:
+        defaults = [machine.rdma.cm_defaults(*port) for port in ports]
+        told["cm_tos"] = tuple(each.tos if each else None for each in defaults)
+        told["cm_mode"] = tuple(each.mode if each else None for each in defaults)
+    return told
+
+
+def _traffic_class(device: str, port: int) -> str:
+    return f"{RDMA}/{device}/tc/{port}/traffic_class"
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """What differs on the PF's netdev, then what differs on any RoCE port of it and its VFs."""
+    changes = []
+    for address, nic in links.usable(want, have):
+        states: Mapping[str, RoceState] = have[NAME].get(address, {})
+        if nic.nic.roce is not None and address in states:
+            changes += list(_plan_port(address, nic.nic.roce, states[address], vendor(nic.function.driver).trust_flaps))
+            changes += list(_plan_devices(address, nic.nic.roce, states))
+    return changes
+
+
+def _plan_port(address: str, wanted: Roce, state: RoceState, trust_flaps: bool) -> Iterator[Change]:
+    if wanted.trust is not None and wanted.trust != state.trust:
+        disruption = Disruption.LINK_FLAP if trust_flaps else Disruption.NONE
+        yield Change(NAME, address, "trust", state.trust, wanted.trust, disruption)
+    for setting, text in (("pfc", wanted.pfc), ("ecn_np", wanted.ecn), ("ecn_rp", wanted.ecn)):
+        # A device that knows nothing of it has it on for no priority.
+        told: frozenset[int] | None = getattr(state, setting)
+        if text is not None and frozenset(parse_ranges(text)) != (told or frozenset()):
+            before = None if told is None else format_ranges(told) or NO_PRIORITY
+            disruption = Disruption.LINK_FLAP if setting == "pfc" else Disruption.NONE
+            yield Change(NAME, address, setting, before, format_ranges(parse_ranges(text)) or NO_PRIORITY, disruption)
+
+
+def _plan_devices(address: str, wanted: Roce, states: Mapping[str, RoceState]) -> Iterator[Change]:
+    for setting in ON_PORTS:
+        after: Value = getattr(wanted, setting)
+        if after is None:
+            continue
+        if not any(state.ports for state in states.values()):
+            yield Change(NAME, address, setting, None, after)
+        for target, state in sorted(states.items(), key=lambda item: int(item[0].partition("#")[2] or -1)):
+            differing = [value for value in state.ports.get(setting, ()) if value != after]
+            if differing:
+                yield Change(NAME, target, setting, differing[0], after)
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Set one value, on the PF's netdev or on every RoCE port of a function as it is now."""
+    if change.field in ON_PORTS:
+        ports = Reader(machine.files).roce_ports(pci_of(machine.files, change.target))
+        if not ports:
+            raise FileNotFoundError(
+                errno.ENODEV, f"{change.target} and its VFs have no RoCE device; load its RDMA driver"
+            )
+        for device, port in ports:
+            _set_on_port(machine, change, device, port)
+        return
+    name = netdev_of(machine.files, change.target)
+    if change.field in ECN:
+        _set_ecn(machine.files, name, change.field, _priorities(change.after))
+        return
+    try:
+        if change.field == "trust":
+            _set_trust(machine, name, str(change.after))
+        else:
+            machine.dcb.set_pfc(name, _priorities(change.after))
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            message = f"the driver of {name} takes no {change.field} of {change.after} (DCBNL)"
+            raise OSError(errno.EOPNOTSUPP, message) from error
+        raise
+
+
+def _priorities(after: Value) -> frozenset[int]:
+    return frozenset(parse_ranges("" if after == NO_PRIORITY else str(after)))
+
+
+def _set_trust(machine: Machine, name: str, trust: str) -> None:
+    if "trust" in names_or_none(machine.files, f"{NET}/{name}/qos"):
+        machine.files.write(f"{NET}/{name}/qos/trust", trust)
+        return
+    # Entries for DSCPs are what makes a driver trust them; it goes back to PCP when the last is gone.
+    if trust == "dscp":
+        machine.dcb.add_dscp(name, DSCP_PRIORITIES)
+    elif state := machine.dcb.state(name):
+        machine.dcb.remove_dscp(name, state.dscp)
+    else:
+        raise OSError(errno.EOPNOTSUPP, f"the driver of {name} has no DCB")
+
+
+def _set_ecn(files: Files, name: str, setting: str, priorities: frozenset[int]) -> None:
+    now = _ecn(files, name, setting)
+    if now is None:
+        raise OSError(errno.EOPNOTSUPP, f"{NET}/{name}/ecn is not there; it comes with MLNX_OFED's driver")
+    for priority in sorted(priorities ^ now):
+        files.write(f"{NET}/{name}/ecn/{ECN[setting]}/enable/{priority}", str(int(priority in priorities)))
+
+
+def _set_on_port(machine: Machine, change: Change, device: str, port: int) -> None:
+    if change.field == "cm_tos":
+        machine.rdma.set_cm_defaults(device, port, tos=int(change.after or 0))
+    elif change.field == "cm_mode":
+        try:
+            machine.rdma.set_cm_defaults(device, port, mode=str(change.after))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise OSError(errno.EOPNOTSUPP, f"port {port} of {device} has no {change.after}") from error
+            raise
+    else:
+        try:
+            machine.files.write(_traffic_class(device, port), str(change.after))
+        except FileNotFoundError as error:
+            message = f"{device} has no traffic_class; it comes with MLNX_OFED's driver"
+            raise OSError(errno.EOPNOTSUPP, message) from error
