@@ -35,7 +35,7 @@ ProbeSeverity = Literal["required", "warn", "off"]
 PROBES = frozenset(
     {
         *("carrier", "clock", "device_plugins", "error_counters", "gpus", "hung", "irqbalance", "kernel_modules"),
-        *("link_flaps", "memlock", "nics", "pcie_link"),
+        *("link_flaps", "memlock", "nics", "pcie_link", "rdma_chardevs", "rdma_devices", "rdma_ports"),
     }
 )
 """The names of the readiness checks: the modules of ``agent/probes``, which this module cannot import."""

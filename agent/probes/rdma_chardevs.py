@@ -1,0 +1,50 @@
+"""The character devices are there that applications and device plugins open: uverbs, umad, rdma_cm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.change import HOST, Condition, Severity, Stage
+from agent.kinds import rdma
+from agent.nics import Wanted, WantedNic
+from agent.probes.rdma_devices import Devices, Fault, expected, faults
+from agent.rdma import CHAR_DEVICES
+from agent.snapshot import Snapshot
+from agent.spec import RdmaDevices
+
+TYPE = "RdmaCharDevices"
+STAGE: Stage = "device"
+SEVERITY: Severity = "required"
+
+# The kernel module that makes them. iWARP has no management datagrams, and so no umad.
+MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad"}
+
+
+def check(want: Wanted, have: Snapshot) -> list[Condition]:
+    """False names those that the expected RDMA devices of required NICs lack; nothing if the spec expects none."""
+    asked = {nic.name for nic in want.spec.nics if nic.rdma is not None}
+    if not asked:
+        return []
+    required = {nic.name for nic in want.spec.nics if nic.required}
+    lacking: dict[str, list[str]] = {}
+    for name, found in faults(want, have, _lacking).items():
+        for remedy, those in found.items() if name in required else ():
+            lacking.setdefault(remedy, []).extend(those)
+    if asked & required and not have[rdma.NAME].get(HOST, {}).get(rdma.RDMA_CM):
+        lacking["load rdma_ucm"] = ["rdma_cm"]
+    if not lacking:
+        return [Condition(TYPE, "True", "AllPresent")]
+    listed = "; ".join(f"{', '.join(dict.fromkeys(those))} ({remedy})" for remedy, those in lacking.items())
+    return [Condition(TYPE, "False", "CharDeviceMissing", f"not in {CHAR_DEVICES}: {listed}")]
+
+
+def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
+    for target in expected(nic, wanted, devices):
+        for device in devices.get(target, ()):
+            for kind, module in MODULES.items():
+                found = [each for each in device.char_devices if each.name.startswith(kind)]
+                if not found and not (kind == "umad" and device.transport == "iWARP"):
+                    yield Fault(target, f"{kind} of {device.name}", f"load {module}")
+                for each in found:
+                    if not each.present:
+                        yield Fault(target, f"{each.name} of {device.name}", "the kernel has it: see udev")

@@ -1,0 +1,97 @@
+"""The NICs have the RDMA devices that the spec expects of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from attrs import frozen
+
+from agent.change import Condition, Severity, Stage
+from agent.kinds import rdma, vf_links
+from agent.nics import Wanted, WantedNic
+from agent.rdma import RdmaDevice
+from agent.snapshot import Snapshot
+from agent.spec import RdmaDevices
+
+TYPE = "RdmaDevices"
+STAGE: Stage = "device"
+SEVERITY: Severity = "required"
+
+Devices = Mapping[str, tuple[RdmaDevice, ...]]
+"""The RDMA devices of a PF and its VFs by target."""
+
+
+@frozen
+class Fault:
+    """What is wrong with a function: of whom it is said, and what."""
+
+    target: str
+    whose: str
+    what: str
+
+
+Find = Callable[[WantedNic, RdmaDevices, Devices], Iterator[Fault]]
+
+
+def check(want: Wanted, have: Snapshot) -> list[Condition]:
+    """False names the functions of required NICs that have none; nothing if the spec expects none.
+
+    With ``rdma.at_least`` it holds if that many NICs are whole.
+    """
+    return judged(TYPE, "DeviceMissing", "AllPresent", want, have, _missing)
+
+
+def judged(type: str, lacking: str, whole: str, want: Wanted, have: Snapshot, find: Find) -> list[Condition]:
+    """The condition of what ``find`` finds wrong with the NICs of which the spec expects RDMA devices."""
+    asked = [nic for nic in want.spec.nics if nic.rdma is not None]
+    if not asked:
+        return []
+    found = faults(want, have, find)
+    parts = [f"NIC {name}: {', '.join(those)}: {what}" for name, each in found.items() for what, those in each.items()]
+    if (least := want.spec.rdma.at_least) is not None:
+        fine = sum(not each for each in found.values())
+        holds, otherwise = fine >= least, "EnoughOfThem"
+        if parts or not holds:
+            parts.insert(0, f"{fine} of {len(asked)} NICs are as expected, at least {least} must be")
+    else:
+        holds, otherwise = not any(found.get(nic.name) for nic in asked if nic.required), "OptionalDiffers"
+    reason = lacking if not holds else otherwise if parts else whole
+    return [Condition(type, "True" if holds else "False", reason, "; ".join(parts))]
+
+
+def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list[str]]]:
+    """By the name of each NIC of which RDMA devices are expected: what is wrong, and with whom.
+
+    A VF that has a driver and no netdev in the host's network namespace was handed to somebody (a container, vfio), and is as
+    they made it.
+    """
+    found = {}
+    for address, nic in sorted(want.nics.items()):
+        if nic.nic.rdma is None:
+            continue
+        links = have[vf_links.NAME].get(address, {})
+        grouped: dict[str, list[str]] = {}
+        for fault in find(nic, nic.nic.rdma, have[rdma.NAME].get(address, {})):
+            link = links.get(fault.target)
+            if link is None or link.driver is None or link.link is not None:
+                grouped.setdefault(fault.what, []).append(fault.whose)
+        found[nic.nic.name] = grouped
+    return found
+
+
+def expected(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> list[str]:
+    """The targets of which the spec expects a device."""
+    address = nic.function.address
+    count = nic.vf_count()
+    vfs = devices if count is None else (f"{address}#{index}" for index in range(count))
+    return [*([address] if wanted.pf else []), *(vf for vf in vfs if wanted.vfs and "#" in vf)]
+
+
+def _missing(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
+    what = (
+        f"no RDMA device (load the RDMA driver of {nic.function.driver or 'the NIC'}; "
+        "`rdma link` shows what there is, dmesg why not)"
+    )
+    for target in expected(nic, wanted, devices):
+        if not devices.get(target):
+            yield Fault(target, target, what)

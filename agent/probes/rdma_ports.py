@@ -1,0 +1,56 @@
+"""The ports of the expected RDMA devices can carry traffic: ACTIVE, with the wanted link layer, rate and type of GID."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.change import Condition, Severity, Stage
+from agent.nics import Wanted, WantedNic
+from agent.probes.rdma_devices import Devices, Fault, expected, judged
+from agent.rdma import Family, RdmaDevice, RdmaPort, gid_index
+from agent.snapshot import Snapshot
+from agent.spec import RdmaDevices
+from agent.vendors import vendor
+
+TYPE = "RdmaPorts"
+STAGE: Stage = "network"
+SEVERITY: Severity = "required"
+
+
+def check(want: Wanted, have: Snapshot) -> list[Condition]:
+    """False names the ports of required NICs that are not as the spec says, and the remedy; nothing if it expects none.
+
+    With ``rdma.at_least`` it holds if that many NICs are whole.
+    """
+    return judged(TYPE, "PortNotReady", "AllActive", want, have, _unfit)
+
+
+def _unfit(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
+    for target in expected(nic, wanted, devices):
+        for device in devices.get(target, ()):
+            for port in device.ports:
+                for what in _faults(nic, wanted, device, port):
+                    yield Fault(target, f"{device.name} port {port.number} ({target})", what)
+
+
+def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaPort) -> Iterator[str]:
+    if wanted.link_layer is not None and port.link_layer != wanted.link_layer:
+        yield f"link layer {port.link_layer}, not {wanted.link_layer} (LINK_TYPE in the NIC's firmware)"
+    if port.state != "ACTIVE":
+        yield f"state {port.state or 'unknown'}/{port.physical_state or 'unknown'} ({_remedy(device, port)})"
+    rate = None if vendor(nic.function.driver).invents_rate else wanted.rate
+    if rate is not None and (port.gigabits or 0) < rate:
+        yield f"rate {port.rate or 'unknown'}, less than {rate} Gbit/s (cable, module, speed of the switch port)"
+    family: Family | None = "IPv4" if wanted.gid_ipv4 else None
+    if wanted.gid_type is not None and gid_index(port, wanted.gid_type, family=family) is None:
+        mapped = " of an IPv4 address" if family else ""
+        remedy = "give its netdev an address" if wanted.gid_type != "IB" else "see the subnet manager"
+        yield f"no {wanted.gid_type} GID{mapped} ({remedy})"
+
+
+def _remedy(device: RdmaDevice, port: RdmaPort) -> str:
+    if port.link_layer == "InfiniBand" and port.state in ("INIT", "ARMED"):
+        return "it waits for a subnet manager"
+    if device.transport == "InfiniBand":
+        return "check cable and switch port"
+    return f"bring {port.netdev or 'its netdev'} up, check cable and switch port"

@@ -1,0 +1,384 @@
+"""RDMA devices, RoCE and the RDMA subsystem on the simulated kernel: what is reached, and what the probes say."""
+
+import pytest
+
+from agent.change import Condition, is_ready
+from agent.converge import Failures, Pass, converge
+from agent.machine import CmDefaults, DcbState
+from agent.nics import vf_addresses
+from agent.preview import preview
+from agent.rdma import Reader
+from agent.spec import from_mapping
+from tests.sim.kernel import Kernel
+
+PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+NAME0, NAME1 = "enp33s0", "enp65s0"
+NET = f"/sys/class/net/{NAME0}"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF0, NAME0, "02:00:00:00:01:00", node=0)
+    kernel.add_nic(PF1, NAME1, "02:00:00:00:01:01", node=1)
+    return kernel
+
+
+def settle(
+    kernel: Kernel,
+    rail0: dict[str, object],
+    rail1: dict[str, object] | None = None,
+    failures: Failures | None = None,
+    clock: float = 0.0,
+    **more: object,
+) -> Pass:
+    given = [(PF0, rail0), *([(PF1, rail1)] if rail1 is not None else [])]
+    nics = [{"name": f"rail{n}", "select": {"pci": pf}, **nic} for n, (pf, nic) in enumerate(given)]
+    spec = from_mapping({"node_name": "n1", "nics": nics, **more})
+    return converge(kernel.machine(), spec, None, None, failures or Failures(), lambda: clock)
+
+
+def told(found: Pass, type: str) -> Condition:
+    return next(condition for condition in found.conditions if condition.type == type)
+
+
+def refused(found: Pass) -> dict[str, tuple[str, str]]:
+    return {o.change.field: (o.result, o.error) for o in found.outcomes if o.result != "applied"}
+
+
+# --- probes ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_said_of_rdma_that_the_spec_does_not_ask_for(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    found = settle(kernel, {})
+    assert not [c for c in found.conditions if c.type.startswith("Rdma")]
+    assert found.have["rdma"] == {}
+
+
+def test_each_vf_s_device_is_expected_named_when_it_goes_and_fine_when_it_is_back(kernel: Kernel) -> None:
+    kernel.rdma.rxe = True
+    wanted = {
+        "vfs": {"count": 3},
+        "rdma": {"pf": False, "vfs": True, "link_layer": "Ethernet", "rate": 2, "gid_type": "RoCE v2"},
+    }
+    found = settle(kernel, wanted)
+    assert (told(found, "RdmaDevices").status, told(found, "RdmaPorts").status) == ("True", "True")
+    vf = vf_addresses(kernel, PF0)[1]
+    name = Reader(kernel).of(vf)[0]
+    kernel.rdma.delete(name)
+    lacking = told(settle(kernel, wanted), "RdmaDevices")
+    assert (lacking.status, lacking.reason, lacking.stage) == ("False", "DeviceMissing", "device")
+    assert lacking.message.startswith(f"NIC rail0: {PF0}#1: no RDMA device (load the RDMA driver of igb;")
+    kernel.rdma.add(vf, name, kernel.netdev(vf).name, umad=False)
+    assert told(settle(kernel, wanted), "RdmaDevices").status == "True"
+
+
+def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kernel) -> None:
+    kernel.rdma.rxe = True
+    wanted: dict[str, object] = {"vfs": {"count": 3}, "rdma": {"pf": False, "vfs": True}, "roce": {"cm_tos": 106}}
+    nics = [{"name": "rail0", "select": {"pci": PF0}, **wanted}]
+    spec = from_mapping({"node_name": "n1", "nics": nics})
+    found = settle(kernel, wanted)
+    first, second = (Reader(kernel).of(vf_addresses(kernel, PF0)[index])[0] for index in (1, 2))
+    kernel.rdma.set_port(first, state="1: DOWN")
+    kernel.rdma.set_port(second, state="1: DOWN")
+    kernel.rdma.set_cm_defaults(first, 1, tos=0)
+    kernel.rdma.set_cm_defaults(second, 1, tos=0)
+    scope = frozenset({f"{PF0}#1"})
+    found = converge(kernel.machine(), spec, found.have, scope, Failures(), lambda: 0.0)
+    assert first in told(found, "RdmaPorts").message
+    assert second not in told(found, "RdmaPorts").message
+    assert [o.change.target for o in found.outcomes] == [f"{PF0}#1"]
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "said"),
+    [
+        ({"state": "1: DOWN", "phys_state": "3: Disabled"}, {}, f"state DOWN/Disabled (bring {NAME0} up"),
+        ({}, {"link_layer": "InfiniBand"}, "link layer Ethernet, not InfiniBand"),
+        ({}, {"rate": 200}, "rate 100 Gb/sec (4X EDR), less than 200 Gbit/s"),
+        ({"rate": ""}, {"rate": 100}, "rate unknown, less than"),
+        ({}, {"gid_type": "RoCE v1"}, "no RoCE v1 GID (give its netdev an address)"),
+        ({}, {"gid_type": "RoCE v2", "gid_ipv4": True}, "no RoCE v2 GID of an IPv4 address"),
+    ],
+)
+def test_a_port_that_is_not_as_wanted_is_named_with_the_remedy(
+    kernel: Kernel, state: dict[str, str], wanted: dict[str, object], said: str
+) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    kernel.rdma.set_port("rocep33s0", **state)
+    found = settle(kernel, {"rdma": wanted})
+    ports = told(found, "RdmaPorts")
+    assert (ports.status, ports.reason, ports.stage) == ("False", "PortNotReady", "network")
+    assert ports.message.startswith(f"NIC rail0: rocep33s0 port 1 ({PF0}): ")
+    assert said in ports.message
+    assert told(found, "RdmaDevices").status == "True"
+
+
+def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    kernel.rdma.set_gid("rocep33s0", 2, "fe80::1", "IB/RoCE v1", NAME0)
+    kernel.rdma.set_gid("rocep33s0", 7, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
+    found = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True, "rate": 100}})
+    assert told(found, "RdmaPorts").status == "True"
+    gids = found.have["rdma"][PF0][PF0][0].ports[0].gids
+    assert [(gid.index, gid.type, gid.address) for gid in gids][1:] == [
+        (2, "RoCE v1", "fe80::1"),
+        (7, "RoCE v2", "10.0.0.1"),
+    ]
+
+
+def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    for index in range(1, 200):
+        kernel._put(f"/sys/class/infiniband/rocep33s0/ports/1/gids/{index}", ":".join(["0000"] * 8))
+    wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
+    mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    kernel.rdma.set_gid("rocep33s0", 65, mapped, "RoCE v2", NAME0)
+    assert told(settle(kernel, wanted), "RdmaPorts").status == "False"
+    kernel.rdma.set_gid("rocep33s0", 64, mapped, "RoCE v2", NAME0)
+    assert told(settle(kernel, wanted), "RdmaPorts").status == "True"
+
+
+def test_an_infiniband_port_that_waits_for_a_subnet_manager_is_told_so(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
+    kernel.rdma.set_gid("ibp33s0", 0, "fe80::0002:c903:0000:0001", "IB/RoCE v1", "")
+    kernel.rdma.set_port("ibp33s0", state="2: INIT")
+    ports = told(settle(kernel, {"rdma": {"link_layer": "InfiniBand", "gid_type": "IB"}}), "RdmaPorts")
+    assert ports.message == f"NIC rail0: ibp33s0 port 1 ({PF0}): state INIT/LinkUp (it waits for a subnet manager)"
+
+
+def test_enough_nics_that_are_whole_make_a_cloud_node_ready(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "erdma_0", NAME0)
+    kernel.rdma.add(PF1, "erdma_1", NAME1)
+    kernel.rdma.set_port("erdma_1", state="1: DOWN")
+    assert told(settle(kernel, {"rdma": {}}, {"rdma": {}}), "RdmaPorts").status == "False"
+    enough = told(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 1}), "RdmaPorts")
+    assert (enough.status, enough.reason) == ("True", "EnoughOfThem")
+    assert "NIC rail1: erdma_1 port 1" in enough.message
+    few = told(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 2}), "RdmaPorts")
+    assert (few.status, few.message.partition(";")[0]) == ("False", "1 of 2 NICs are as expected, at least 2 must be")
+
+
+def test_an_optional_nic_is_told_of_and_does_not_count(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    found = settle(kernel, {"rdma": {}}, {"rdma": {}, "required": False})
+    assert (told(found, "RdmaDevices").status, told(found, "RdmaDevices").reason) == ("True", "OptionalDiffers")
+    assert f"NIC rail1: {PF1}: no RDMA device" in told(found, "RdmaDevices").message
+
+
+def test_a_vf_that_a_container_has_is_not_missed(kernel: Kernel) -> None:
+    kernel.rdma.rxe = True
+    wanted = {"vfs": {"count": 2}, "rdma": {"pf": False, "vfs": True}}
+    settle(kernel, wanted)
+    vf = vf_addresses(kernel, PF0)[0]
+    name = Reader(kernel).of(vf)[0]
+    kernel.move_away(vf)
+    kernel.rdma.set_port(name, state="1: DOWN")
+    assert told(settle(kernel, wanted), "RdmaPorts").status == "True"
+    kernel.rdma.delete(name)
+    assert told(settle(kernel, wanted), "RdmaDevices").status == "True"
+
+
+def test_a_vf_that_is_kept_for_a_virtual_machine_is_not_missed(kernel: Kernel) -> None:
+    kernel.rdma.rxe = True
+    wanted: dict[str, object] = {"vfs": {"count": 2}, "rdma": {"pf": False, "vfs": True}}
+    settle(kernel, wanted)
+    vf = vf_addresses(kernel, PF0)[1]
+    kernel.unbind(vf)
+    kernel._link(f"/sys/bus/pci/devices/{vf}/driver", "../../../../bus/pci/drivers/vfio-pci")
+    kernel._link(f"/sys/bus/pci/devices/{vf}/iommu_group", "../../../../kernel/iommu_groups/7")
+    assert told(settle(kernel, wanted), "RdmaDevices").status == "True"
+
+
+def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
+    kernel.add_erdma("0000:05:00.0")
+    kernel.rdma.add("0000:05:00.0", "erdma_0", None, node_type="4: RNIC", rate="2.5 Gb/sec (1X SDR)")
+    wanted = {"name": "erdma", "select": {"driver": "erdma"}, "rdma": {"rate": 100}}
+    spec = from_mapping({"node_name": "n1", "nics": [wanted]})
+    found = converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+    assert is_ready(found.conditions), found.conditions
+
+
+def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
+    second = "0000:21:00.1"
+    kernel.add_nic(second, "enp33s0f1", "02:00:00:00:01:02")
+    kernel.rdma.add(PF0, "mlx5_bond_0", "bond0")
+    for name in (NAME0, "enp33s0f1"):
+        kernel._link(f"/sys/class/net/{name}/master", "../bond0")
+    kernel._put("/sys/class/net/bond0/bonding/slaves", f"{NAME0} enp33s0f1")
+    nics = [{"name": f"port{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, second))]
+    spec = from_mapping({"node_name": "n1", "nics": nics})
+
+    def settled() -> Pass:
+        return converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+
+    found = settled()
+    assert [d.name for d in found.have["rdma"][second][second]] == ["mlx5_bond_0"]
+    assert is_ready(found.conditions), found.conditions
+    kernel.rdma.delete("mlx5_bond_0")
+    lacking = told(settled(), "RdmaDevices")
+    assert f"{PF0}: no RDMA device" in lacking.message
+    assert f"{second}: no RDMA device" in lacking.message
+
+
+def test_iwarp_has_no_umad_and_none_is_missed(kernel: Kernel) -> None:
+    """siw: no parent, no word of its netdev but the address in its GID."""
+    kernel.rdma.add(None, "siw0", NAME0, node_type="4: RNIC")
+    found = settle(kernel, {"rdma": {"link_layer": "Ethernet"}})
+    assert [(d.name, d.transport) for d in found.have["rdma"][PF0][PF0]] == [("siw0", "iWARP")]
+    assert is_ready(found.conditions), found.conditions
+
+
+@pytest.mark.parametrize(
+    ("gone", "said"),
+    [
+        ("/sys/bus/pci/devices/0000:21:00.0/infiniband_mad", "umad of rocep33s0 (load ib_umad)"),
+        ("/dev/infiniband/uverbs0", "uverbs0 of rocep33s0 (the kernel has it: see udev)"),
+        ("/dev/infiniband/rdma_cm", "rdma_cm (load rdma_ucm)"),
+    ],
+)
+def test_a_character_device_that_is_missing_is_named(kernel: Kernel, gone: str, said: str) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    assert told(settle(kernel, {"rdma": {}}), "RdmaCharDevices").status == "True"
+    kernel._remove(gone)
+    kernel._remove("/sys/class/infiniband_mad") if "mad" in gone else None
+    found = told(settle(kernel, {"rdma": {}}), "RdmaCharDevices")
+    assert (found.status, found.message) == ("False", f"not in /dev/infiniband: {said}")
+
+
+# --- rdma_netns --------------------------------------------------------------------------------------------
+
+
+def test_the_netns_mode_is_set_and_left_alone(kernel: Kernel) -> None:
+    found = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
+    assert is_ready(found.conditions)
+    assert kernel.rdma.mode == "exclusive"
+    kernel.writes.clear()
+    settle(kernel, {}, rdma={"netns_mode": "exclusive"})
+    settle(kernel, {})
+    assert kernel.writes == []
+
+
+def test_a_netns_mode_that_the_kernel_refuses_now_says_how_it_lasts(kernel: Kernel) -> None:
+    kernel.rdma.other_netns = True
+    found = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
+    result, error = refused(found)["netns_mode"]
+    assert result == "failed"
+    assert 'kernel_module_options {"ib_core": {"netns_mode": False}}, then reboot' in error
+    assert not is_ready(found.conditions)
+
+
+def test_a_node_without_rdma_says_so(kernel: Kernel) -> None:
+    kernel.rdma.mode = None
+    found = settle(kernel, {}, rdma={"netns_mode": "shared"})
+    assert "load ib_core" in refused(found)["netns_mode"][1]
+
+
+# --- roce --------------------------------------------------------------------------------------------------
+
+ROCE = {"trust": "dscp", "pfc": "3", "cm_tos": 106, "cm_mode": "RoCE v2"}
+
+
+def test_roce_is_set_on_the_port_and_on_every_device_and_stays(kernel: Kernel) -> None:
+    kernel.rdma.rxe = True
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset({0, 5}), {})
+    wanted = {"vfs": {"count": 2}, "roce": ROCE}
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    found = settle(kernel, wanted)
+    assert is_ready(found.conditions), found.conditions
+    state = kernel.rdma.dcb[NAME0]
+    assert state.pfc == {3}
+    assert (len(state.dscp), state.dscp[26], state.dscp[46]) == (64, 3, 5)
+    devices = [name for pci in [PF0, *vf_addresses(kernel, PF0).values()] for name in Reader(kernel).of(pci)]
+    assert len(devices) == 3
+    assert {kernel.rdma.cm_defaults(name, 1) for name in devices} == {CmDefaults(106, "RoCE v2")}
+    kernel.writes.clear()
+    settle(kernel, wanted)
+    assert kernel.writes == []
+
+
+def test_roce_that_another_changed_is_set_again(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
+    settle(kernel, {"roce": ROCE})
+    kernel.rdma.set_cm_defaults("rocep33s0", 1, tos=0)
+    kernel.rdma.set_pfc(NAME0, frozenset())
+    found = settle(kernel, {"roce": ROCE})
+    assert [str(o.change) for o in found.outcomes] == [
+        f"roce {PF0} pfc: none -> 3",
+        f"roce {PF0} cm_tos: 0 -> 106",
+    ]
+    assert is_ready(found.conditions)
+
+
+def test_trust_goes_back_to_pcp_when_the_last_dscp_is_gone(kernel: Kernel) -> None:
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset({3}), {26: 3, 48: 6})
+    settle(kernel, {"roce": {"trust": "pcp", "pfc": ""}})
+    assert kernel.rdma.dcb[NAME0] == DcbState(frozenset(), {})
+
+
+def test_a_driver_without_dcb_is_unsupported_and_an_optional_nic_does_not_make_unready(kernel: Kernel) -> None:
+    found = settle(kernel, {"roce": {"trust": "dscp", "pfc": "3", "ecn": "3"}})
+    assert {field: result for field, (result, _) in refused(found).items()} == dict.fromkeys(
+        ["trust", "pfc", "ecn_np", "ecn_rp"], "unsupported"
+    )
+    assert refused(found)["pfc"][1] == f"the driver of {NAME0} takes no pfc of 3 (DCBNL)"
+    assert "comes with MLNX_OFED" in refused(found)["ecn_np"][1]
+    assert not is_ready(found.conditions)
+    assert is_ready(settle(kernel, {"required": False, "roce": {"trust": "dscp"}}).conditions)
+
+
+def test_no_priority_is_what_a_driver_without_dcb_has(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, {"roce": {"pfc": "", "ecn": ""}}).conditions)
+
+
+def test_what_the_driver_refuses_is_unsupported(kernel: Kernel) -> None:
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
+    kernel.rdma.refused_priorities = frozenset({7})
+    assert refused(settle(kernel, {"roce": {"pfc": "3,7"}}))["pfc"][0] == "unsupported"
+
+
+def test_pfc_waits_for_whoever_uses_a_vf_since_it_takes_the_link_down(kernel: Kernel) -> None:
+    kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
+    settle(kernel, {"vfs": {"count": 1}})
+    kernel.move_away(vf_addresses(kernel, PF0)[0])
+    found = settle(kernel, {"vfs": {"count": 1}, "roce": {"pfc": "3"}})
+    result, error = refused(found)["pfc"]
+    assert (result, error) == ("deferred", f"it would disturb another network namespace ({PF0}#0)")
+    assert kernel.rdma.dcb[NAME0].pfc == set()
+
+
+def test_a_nic_without_a_roce_device_has_nothing_to_set_the_defaults_on(kernel: Kernel) -> None:
+    kernel.rdma.add(None, "siw0", NAME0, node_type="4: RNIC")
+    found = settle(kernel, {"roce": {"cm_tos": 106}})
+    assert refused(found)["cm_tos"] == ("failed", f"{PF0} and its VFs have no RoCE device; load its RDMA driver")
+    spec = from_mapping({"node_name": "n1", "nics": [{"name": "r", "select": {"pci": PF0}, "roce": {"cm_tos": 106}}]})
+    assert not preview(kernel.machine(), spec).errors
+
+
+def test_a_mode_that_a_port_does_not_have_is_unsupported(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    found = settle(kernel, {"roce": {"cm_mode": "RoCE v1"}})
+    assert refused(found)["cm_mode"] == ("unsupported", "port 1 of rocep33s0 has no RoCE v1")
+
+
+def test_the_files_of_mlnx_ofed_are_used_where_they_are(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "mlx5_0", NAME0)
+    kernel._put(f"{NET}/qos/trust", "[pcp] dscp")
+    kernel._put("/sys/class/infiniband/mlx5_0/tc/1/traffic_class", "")
+    for role in ("roce_np", "roce_rp"):
+        for priority in range(8):
+            kernel._put(f"{NET}/ecn/{role}/enable/{priority}", "1" if priority == 5 else "0")
+    found = settle(kernel, {"roce": {"trust": "dscp", "ecn": "3", "traffic_class": 106}})
+    assert kernel.read(f"{NET}/qos/trust") == "dscp"
+    for role in ("roce_np", "roce_rp"):
+        assert [p for p in range(8) if kernel.read(f"{NET}/ecn/{role}/enable/{p}") == "1"] == [3]
+    assert kernel.read("/sys/class/infiniband/mlx5_0/tc/1/traffic_class") == "Global tclass=106"
+    assert is_ready(found.conditions)
+
+
+def test_a_traffic_class_without_its_file_is_unsupported(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    assert refused(settle(kernel, {"roce": {"traffic_class": 106}}))["traffic_class"][0] == "unsupported"
