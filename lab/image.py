@@ -120,7 +120,14 @@ def ensure() -> Image:
 
 def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
     digest = sha256()
-    files = [HERE / "apt.py", HERE / "image.py", HERE / "modules.py", *sorted(ROOTFS.rglob("*")), *_host_cas()]
+    files = [
+        HERE / "apt.py",
+        HERE / "image.py",
+        HERE / "modules.py",
+        *sorted(modules.DCBSIM.iterdir()),
+        *sorted(ROOTFS.rglob("*")),
+        *_host_cas(),
+    ]
     for file in files:
         if file.is_file():
             # Where the repository lies decides nothing.
