@@ -80,47 +80,79 @@ Key = tuple[str, str]
 def place(topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, int]) -> dict[Key, int]:
     """Give each queue one CPU of its pool, over the whole node.
 
-    What was placed before stays while its core is not over the fair share; the rest goes to the least loaded core,
-    cache and CPU; then single queues move until no core of a pool has two more than another. The order of the input
-    does not matter.
+    What was placed before stays, the rest goes to the least loaded core, cache and CPU; then queues move, one at a time,
+    while a core of their pool has two less than theirs. A CPU that came back gets those back that a first placement gives it.
+    Each move leaves the cores' loads more even, or as even and a queue at home: so it ends, and a second placement moves
+    nothing. The order of the input does not matter.
     """
-    share = _fair_shares(topology, pools)
-    placed: dict[Key, int] = {}
-    load = _Load(topology)
-    for key in sorted(pools):
-        cpu = previous.get(key)
-        if cpu in pools[key].cpus and load.of_core(cpu) < share[pools[key]]:
-            placed[key] = cpu
-            load.add(cpu)
-    queues = {pool: _Queue(load, pool) for pool in share}
-    for key in sorted(pools.keys() - placed.keys()):
-        placed[key] = queues[pools[key]].least()
-        load.add(placed[key])
-    lightest = {pool: load.lightest(pool) for pool in share}
-    for key in sorted(pools):
-        if load.of_core(placed[key]) - lightest[pools[key]] > 1:
-            best = load.least(pools[key])
-            load.remove(placed[key])
-            load.add(best)
-            placed[key] = best
-            lightest = {pool: load.lightest(pool) for pool in share}
+    home = _fill(topology, pools, {})
+    kept = {key: cpu for key, cpu in previous.items() if key in pools and cpu in pools[key].cpus}
+    if not kept or kept == home:
+        return home
+    placed = _fill(topology, pools, kept)
+    load = _Load(topology, placed.values())
+    while _go_home(load, placed, home) or _even_out(load, placed, home, pools):
+        pass
     return placed
 
 
-def _fair_shares(topology: Topology, pools: Mapping[Key, Pool]) -> dict[Pool, int]:
-    users = Counter(pools.values())
-    cores = {pool: len({topology.cpus[id].core for id in pool.cpus}) for pool in users}
-    return {pool: -(-count // cores[pool]) for pool, count in users.items()}
+def _fill(topology: Topology, pools: Mapping[Key, Pool], kept: Mapping[Key, int]) -> dict[Key, int]:
+    placed = dict(kept)
+    load = _Load(topology, placed.values())
+    order = {cpus: _Order(load, cpus) for cpus in _distinct(pools)}
+    for key in sorted(pools.keys() - placed.keys()):
+        placed[key] = order[pools[key].cpus].first()
+        load.add(placed[key])
+    return placed
+
+
+def _distinct(pools: Mapping[Key, Pool]) -> set[tuple[int, ...]]:
+    return {pool.cpus for pool in pools.values()}
+
+
+def _go_home(load: _Load, placed: dict[Key, int], home: Mapping[Key, int]) -> bool:
+    """Queues on CPUs that serve more than at first, to CPUs that serve fewer than at first."""
+    more = Counter(placed.values())
+    more.subtract(Counter(home.values()))
+    moved = False
+    for key in sorted(key for key in home if more[placed[key]] > 0 and more[home[key]] < 0):
+        away, back = placed[key], home[key]
+        if more[away] > 0 and more[back] < 0 and load.keeps_even(away, back):
+            load.move(away, back)
+            placed[key] = back
+            more[away] -= 1
+            more[back] += 1
+            moved = True
+    return moved
+
+
+def _even_out(load: _Load, placed: dict[Key, int], home: Mapping[Key, int], pools: Mapping[Key, Pool]) -> bool:
+    """One queue to a core that has two less; rather one that is not at home, of a CPU that serves more than at first."""
+    more = Counter(placed.values())
+    more.subtract(Counter(home.values()))
+    least = {cpus: min(load.of_core(id) for id in cpus) for cpus in _distinct(pools)}
+    crowded = [key for key, id in placed.items() if load.of_core(id) - least[pools[key].cpus] > 1]
+    if not crowded:
+        return False
+    key = min(
+        crowded, key=lambda key: (more[placed[key]] <= 0, placed[key] == home[key], -load.of_core(placed[key]), key)
+    )
+    best = _Order(load, pools[key].cpus).first()
+    load.move(placed[key], best)
+    placed[key] = best
+    return True
 
 
 class _Load:
     """How many queues each core, cache and CPU serves."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, ids: Iterable[int]) -> None:
         self._cpus = topology.cpus
         self._core: Counter[int] = Counter()
         self._llc: Counter[int] = Counter()
         self._cpu: Counter[int] = Counter()
+        for id in ids:
+            self.add(id)
 
     def add(self, id: int, by: int = 1) -> None:
         cpu = self._cpus[id]
@@ -128,52 +160,124 @@ class _Load:
         self._llc[cpu.llc] += by
         self._cpu[id] += by
 
-    def remove(self, id: int) -> None:
+    def move(self, id: int, to: int) -> None:
         self.add(id, -1)
+        self.add(to)
 
     def of_core(self, id: int) -> int:
         return self._core[self._cpus[id].core]
 
-    def burden(self, id: int) -> tuple[int, int, int]:
-        cpu = self._cpus[id]
-        return self._core[cpu.core], self._llc[cpu.llc], self._cpu[id]
+    def keeps_even(self, id: int, to: int) -> bool:
+        """Whether the cores' loads are no less even after a move."""
+        return self._cpus[id].core == self._cpus[to].core or self.of_core(id) > self.of_core(to)
 
-    def least(self, pool: Pool) -> int:
-        return min(pool.cpus, key=self.burden)
+    def llc(self, id: int) -> int:
+        return self._cpus[id].llc
 
-    def lightest(self, pool: Pool) -> int:
-        """The load of the core that has the least."""
-        return min(self._core[self._cpus[id].core] for id in pool.cpus)
+    def of_llc(self, llc: int) -> int:
+        return self._llc[llc]
+
+    def on_its_cache(self, id: int, position: int) -> tuple[int, int, int]:
+        """What tells the CPUs of one cache apart, the least loaded first; ``position`` decides between equals."""
+        return self._core[self._cpus[id].core], self._cpu[id], position
 
 
-class _Queue:
-    """A pool's CPUs, the least loaded first, as long as loads only grow: a burden that has grown since is put back."""
+class _Order:
+    """The CPUs of a pool by their load (core, cache, CPU, then the pool's order), while loads only grow.
 
-    def __init__(self, load: _Load, pool: Pool) -> None:
+    One heap a cache: what it says of a CPU is a lower bound, and is looked at again before it is believed.
+    """
+
+    def __init__(self, load: _Load, cpus: tuple[int, ...]) -> None:
         self._load = load
-        self._heap = [(load.burden(id), position, id) for position, id in enumerate(pool.cpus)]
-        heapify(self._heap)
+        self._cpus = cpus
+        self._heaps: dict[int, list[tuple[int, int, int]]] = {}
+        for position, id in enumerate(cpus):
+            self._heaps.setdefault(load.llc(id), []).append(load.on_its_cache(id, position))
+        for heap in self._heaps.values():
+            heapify(heap)
 
-    def least(self) -> int:
-        while True:
-            burden, position, id = self._heap[0]
-            now = self._load.burden(id)
-            if burden == now:
-                return id
-            heapreplace(self._heap, (now, position, id))
+    def first(self) -> int:
+        best: tuple[int, int, int, int] | None = None
+        for llc, heap in self._heaps.items():
+            while heap[0] != (now := self._load.on_its_cache(self._cpus[heap[0][-1]], heap[0][-1])):
+                heapreplace(heap, now)
+            core, cpu, position = heap[0]
+            candidate = core, self._load.of_llc(llc), cpu, position
+            best = candidate if best is None else min(best, candidate)
+        assert best is not None  # noqa: S101  a pool is never empty
+        return self._cpus[best[-1]]
 
 
 def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> frozenset[int]:
     """The CPUs to which RPS spreads one of ``queues`` receive queues, whose interrupt ``irq_cpu`` takes; none turns RPS off.
 
     Off where each CPU can have a queue of its own (Documentation/networking/scaling.rst); else the pool's CPUs that
-    share the interrupt's last-level cache, without the one that the interrupt already loads.
+    share the interrupt's last-level cache, without the one that the interrupt already loads. Isolated CPUs are left out: the
+    kernel strips them from the mask, and what is read back would never be what was written.
     """
     if queues >= len(pool.cpus):
         return frozenset()
-    near = {id for id in pool.cpus if topology.cpus[id].llc == topology.cpus[irq_cpu].llc} or set(pool.cpus)
+    usable = set(pool.cpus) - topology.isolated
+    near = {id for id in usable if topology.cpus[id].llc == topology.cpus[irq_cpu].llc} or usable
     others = near - {irq_cpu}
     return frozenset(others or near)
+
+
+Place = tuple[str, int]
+"""Where a CPU is: the name of a level, and which one of that."""
+
+LEVELS = ("cpu", "core", "llc", "node", "machine")
+
+
+def _places(cpu: Cpu) -> tuple[Place, ...]:
+    return tuple(zip(LEVELS, (cpu.id, cpu.core, cpu.llc, cpu.node, 0), strict=True))
+
+
+class Senders:
+    """The CPUs that send, by where they are; netdevs whose interrupts are served alike are answered once."""
+
+    def __init__(self, topology: Topology, ids: Iterable[int]) -> None:
+        self._topology = topology
+        self._all = frozenset(ids)
+        at: dict[Place, set[int]] = {}
+        for id in self._all:
+            for place in _places(topology.cpus[id]):
+                at.setdefault(place, set()).add(id)
+        self._at = at
+        self._answers: dict[tuple[tuple[int, int], ...], dict[int, frozenset[int]]] = {}
+
+    def transmitting(self, served: Mapping[int, int]) -> dict[int, frozenset[int]]:
+        """The CPUs that send through each transmit queue (XPS): each through exactly one, the nearest.
+
+        A queue is where the CPU of its interrupt is (``served``, by the queue's number): its completions are handled there.
+        Of queues that are equally near (own CPU, core, last-level cache, node, anywhere) the one with the fewest senders
+        is taken.
+        """
+        question = tuple(sorted(served.items()))
+        if question not in self._answers:
+            self._answers[question] = self._answer(question)
+        return self._answers[question]
+
+    def _answer(self, served: tuple[tuple[int, int], ...]) -> dict[int, frozenset[int]]:
+        near: dict[Place, list[int]] = {}
+        for queue, id in served:
+            for place in _places(self._topology.cpus[id]):
+                near.setdefault(place, []).append(queue)
+        taken: dict[int, list[int]] = {queue: [] for queue, _ in served}
+        left = set(self._all)
+        for level in LEVELS:
+            # On one level neither places nor the queues in them overlap.
+            for place in [place for place in near if place[0] == level]:
+                heap = [(len(taken[queue]), queue) for queue in near[place]]
+                heapify(heap)
+                here = left & self._at.get(place, set())
+                for id in sorted(here):
+                    count, queue = heap[0]
+                    taken[queue].append(id)
+                    heapreplace(heap, (count + 1, queue))
+                left -= here
+        return {queue: frozenset(ids) for queue, ids in taken.items()}
 
 
 def mask(cpus: Iterable[int]) -> str:

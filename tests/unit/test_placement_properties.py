@@ -1,0 +1,230 @@
+"""What holds of the placement on any machine: hypothesis looks for one where it does not."""
+
+import random
+
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.cpus import Cpu, Key, Pool, Senders, Topology, place, pool
+from agent.ranges import parse_ranges
+
+Pools = dict[Key, Pool]
+# A machine that is busy with other things is no finding.
+relaxed = settings(deadline=None)
+
+
+def machine(
+    nodes: int = 2,
+    cores: int = 4,
+    threads: int = 1,
+    caches: int = 1,
+    stride: int = 1,
+    offline: frozenset[int] = frozenset(),
+    without_memory_of_its_own: bool = False,
+) -> Topology:
+    """Numbered as Linux does, first threads first; ``stride`` leaves ids out, ``offline`` positions are not there.
+
+    The distances also name a node that has memory and no CPU.
+    """
+    total = nodes * cores
+    cpus = {}
+    per_cache = max(1, -(-cores // caches))
+    for position in range(total * threads):
+        core = position % total
+        node = core // cores
+        if position in offline:
+            continue
+        id = position * stride
+        cache = node * cores + core % cores // per_cache * per_cache
+        cpus[id] = Cpu(id, node, core * stride, cache * stride)
+    if not cpus:
+        cpus[0] = Cpu(0, 0, 0, 0)
+    seen = range(nodes + without_memory_of_its_own)
+    distances = {a: {b: 10 if a == b else 20 + abs(a - b) for b in seen} for a in seen}
+    return Topology(cpus, frozenset(), distances)
+
+
+machines = st.builds(
+    machine,
+    nodes=st.integers(1, 4),
+    cores=st.integers(1, 12),
+    threads=st.integers(1, 2),
+    caches=st.integers(1, 3),
+    stride=st.sampled_from([1, 2, 4, 37]),
+    offline=st.frozensets(st.integers(0, 20), max_size=6),
+    without_memory_of_its_own=st.booleans(),
+)
+# A NIC: its node (-1: unknown, 4: one without CPUs) and its queues.
+nics = st.lists(st.tuples(st.integers(-1, 4), st.integers(1, 24)), min_size=1, max_size=5)
+# With a NIC of an unknown node, pools overlap: a queue may then move for one that moved.
+nics_with_nodes = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 40)), min_size=1, max_size=5)
+
+
+def pools_of(topology: Topology, wanted: list[tuple[int, int]]) -> Pools:
+    return {
+        (f"0000:{nic:02x}:00.0", str(queue)): pool(topology, node)
+        for nic, (node, queues) in enumerate(wanted)
+        for queue in range(queues)
+    }
+
+
+def moved(before: dict[Key, int], after: dict[Key, int]) -> set[Key]:
+    return {key for key in before.keys() & after.keys() if before[key] != after[key]}
+
+
+def without_cpu(topology: Topology, id: int) -> Topology:
+    return evolve(topology, cpus={other: cpu for other, cpu in topology.cpus.items() if other != id})
+
+
+@relaxed
+@given(machines, nics, st.randoms())
+def test_the_order_of_the_input_does_not_matter(
+    topology: Topology, wanted: list[tuple[int, int]], shuffled: random.Random
+) -> None:
+    pools = pools_of(topology, wanted)
+    previous = {key: shuffled.choice([*topology.cpus, 9999]) for key in pools if shuffled.random() < 0.5}
+    placed = place(topology, pools, previous)
+    items, had = list(pools.items()), list(previous.items())
+    shuffled.shuffle(items)
+    shuffled.shuffle(had)
+    assert place(topology, dict(items), dict(had)) == placed
+
+
+@relaxed
+@given(machines, nics, st.randoms())
+def test_a_second_placement_moves_nothing(
+    topology: Topology, wanted: list[tuple[int, int]], chance: random.Random
+) -> None:
+    pools = pools_of(topology, wanted)
+    previous = {key: chance.choice([*topology.cpus, 9999]) for key in pools if chance.random() < 0.5}
+    placed = place(topology, pools, previous)
+    assert place(topology, pools, placed) == placed
+
+
+@relaxed
+@given(machines, nics_with_nodes, st.randoms())
+def test_no_core_of_a_node_has_two_more_than_another(
+    topology: Topology, wanted: list[tuple[int, int]], chance: random.Random
+) -> None:
+    pools = pools_of(topology, wanted)
+    previous = {key: chance.choice([*topology.cpus]) for key in pools if chance.random() < 0.5}
+    placed = place(topology, pools, previous)
+    for shared in {taken.cpus for taken in pools.values()}:
+        load = {topology.cpus[id].core: 0 for id in shared}
+        for key, cpu in placed.items():
+            assert cpu in pools[key].cpus
+            if pools[key].cpus == shared:
+                load[topology.cpus[cpu].core] += 1
+        assert max(load.values()) - min(load.values()) <= 1
+
+
+@relaxed
+@given(machines, nics_with_nodes, st.data())
+def test_a_queue_more_moves_no_other(topology: Topology, wanted: list[tuple[int, int]], data: st.DataObject) -> None:
+    pools = pools_of(topology, wanted)
+    new = data.draw(st.sampled_from(sorted(pools)))
+    less = {key: taken for key, taken in pools.items() if key != new}
+    before = place(topology, less, {})
+    assert moved(before, place(topology, pools, before)) == set()
+
+
+@relaxed
+@given(machines, nics_with_nodes, st.data())
+def test_a_queue_less_moves_one_at_most(topology: Topology, wanted: list[tuple[int, int]], data: st.DataObject) -> None:
+    pools = pools_of(topology, wanted)
+    gone = data.draw(st.sampled_from(sorted(pools)))
+    before = place(topology, pools, {})
+    less = {key: taken for key, taken in pools.items() if key != gone}
+    assert len(moved(before, place(topology, less, before))) <= 1
+
+
+@relaxed
+@given(machines, nics_with_nodes, st.data())
+def test_a_cpu_off_moves_only_what_it_served(
+    topology: Topology, wanted: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    off = data.draw(st.sampled_from(sorted(topology.cpus)))
+    rest = without_cpu(topology, off)
+    if not rest.cpus:
+        return
+    before = place(topology, pools_of(topology, wanted), {})
+    after = place(rest, pools_of(rest, wanted), before)
+    served = {key for key, cpu in before.items() if cpu == off}
+    assert served <= moved(before, after)
+    # Without CPU 0, which comes last, its core's sibling becomes a first thread, and comes first.
+    assert len(moved(before, after) - served) <= (len(served) + 1 if off == 0 else 0)
+
+
+@relaxed
+@given(machines, nics_with_nodes, st.data())
+def test_a_cpu_off_and_on_again_returns_to_the_first_plan(
+    topology: Topology, wanted: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    off = data.draw(st.sampled_from(sorted(topology.cpus)))
+    rest = without_cpu(topology, off)
+    if not rest.cpus:
+        return
+    first = place(topology, pools_of(topology, wanted), {})
+    meanwhile = place(rest, pools_of(rest, wanted), first)
+    assert place(topology, pools_of(topology, wanted), meanwhile) == first
+
+
+@relaxed
+@given(machines, nics, st.data())
+def test_whatever_changes_some_cpu_of_the_pool_serves_each_queue(
+    topology: Topology, wanted: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """Also where pools overlap: CPUs come and go, and every placement stays one that a second does not move."""
+    placed: dict[Key, int] = {}
+    for _ in range(3):
+        off = data.draw(st.frozensets(st.sampled_from(sorted(topology.cpus)), max_size=len(topology.cpus) - 1))
+        rest = evolve(topology, cpus={id: cpu for id, cpu in topology.cpus.items() if id not in off})
+        pools = pools_of(rest, wanted)
+        placed = place(rest, pools, placed)
+        assert all(placed[key] in pools[key].cpus for key in pools)
+        assert place(rest, pools, placed) == placed
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(65, 130), st.integers(1, 8))
+def test_more_than_64_and_more_than_1024_cpus_each_serve_their_share(cores: int, nodes: int) -> None:
+    topology = machine(nodes=nodes, cores=cores, threads=2)
+    pools = pools_of(topology, [(node, cores) for node in range(nodes)])
+    placed = place(topology, pools, {})
+    assert len(set(placed.values())) == nodes * cores, "a core for each queue"
+    last = f"0000:{nodes - 1:02x}:00.0"
+    assert all(topology.cpus[cpu].node == nodes - 1 for (nic, _), cpu in placed.items() if nic == last)
+
+
+def test_a_pool_of_one_cpu_serves_all() -> None:
+    topology = machine(nodes=1, cores=1)
+    pools = pools_of(topology, [(0, 5)])
+    assert set(place(topology, pools, {}).values()) == {0}
+
+
+def test_cpus_beside_a_range_are_not_forgotten() -> None:
+    topology = machine(nodes=1, cores=9)
+    local = pool(topology, 0, exclude=frozenset(topology.cpus) - frozenset(parse_ranges("0-3,8")))
+    pools = {("0000:01:00.0", str(queue)): local for queue in range(5)}
+    assert set(place(topology, pools, {}).values()) == {0, 1, 2, 3, 8}
+
+
+@relaxed
+@given(machines, st.integers(1, 64), st.randoms())
+def test_each_cpu_sends_through_one_queue_and_the_nearest(
+    topology: Topology, queues: int, chance: random.Random
+) -> None:
+    served = {queue: chance.choice(sorted(topology.cpus)) for queue in range(queues)}
+    masks = Senders(topology, topology.cpus).transmitting(served)
+    assert sorted(id for cpus in masks.values() for id in cpus) == sorted(topology.cpus)
+    assert masks.keys() == served.keys()
+    for queue, cpus in masks.items():
+        for id in cpus:
+            near = topology.cpus[served[queue]]
+            if near.node != topology.cpus[id].node:
+                assert topology.cpus[id].node not in {topology.cpus[cpu].node for cpu in served.values()}
+            if near.core != topology.cpus[id].core:
+                assert topology.cpus[id].core not in {topology.cpus[cpu].core for cpu in served.values()}
+    shuffled = dict(sorted(served.items(), key=lambda item: -item[0]))
+    assert Senders(topology, sorted(topology.cpus, reverse=True)).transmitting(shuffled) == masks
