@@ -26,7 +26,7 @@ from agent.readiness import Readiness
 from agent.requests import NAME, Requests
 from agent.snapshot import Scope, own
 from agent.spec import NodeSpec, spec_hash
-from agent.watch import Known, Watch
+from agent.watch import Known, WakeUp, Watch
 from agent.witness import witnessed
 
 RESYNC = 60.0
@@ -120,15 +120,18 @@ class _Loop:
                 return False
             self.scope = None if time.monotonic() >= deadline else scope
             self.failures.hasten(scope)
+        self.scope = self._heard(self.watch.gather(self.known, WakeUp(self.scope, self.reload)))
         self.trigger = _trigger(self.scope, due)
         if self.knocked:
             self._take_request()
         self.reload = self.reload or (self.scope is None and bool(self.adopted.refusal))
-        return True
+        return not self.stop
 
     def _listen(self, timeout: float) -> Scope:
         self.activity.idle()
-        wake = self.watch.wait(self.known, timeout)
+        return self._heard(self.watch.wait(self.known, timeout))
+
+    def _heard(self, wake: WakeUp) -> Scope:
         self.reload = self.reload or wake.reload
         self.asked = self.asked or wake.reload
         self.stop = self.stop or wake.stop

@@ -1,0 +1,79 @@
+"""Link events by the thousand from this machine's own kernel, in a network namespace of their own."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from agent.watch import BURST, RATE
+
+EVENTS = 10_000
+
+LISTEN = f"""
+import json, resource, socket, subprocess, sys, time
+from agent.watch import Known, Watch
+
+def flap(name, events):
+    lines = "".join(f"link set dev {{name}} mtu {{1400 + i % 2}}\\n" for i in range(events))
+    storm = subprocess.Popen(["ip", "-batch", "-"], stdin=subprocess.PIPE, text=True)
+    storm.stdin.write(lines)
+    storm.stdin.close()
+    return storm
+
+def listen(storm):
+    wakes, scopes, began = 0, set(), time.monotonic()
+    more = True
+    while more or storm.poll() is None:
+        wake = watch.wait(known, 0.2)
+        if wake.scope != frozenset():
+            wake = watch.gather(known, wake)
+        more = wake.scope != frozenset()
+        wakes += more
+        scopes |= {{"everything"}} if wake.scope is None else wake.scope
+    return wakes, sorted(scopes), time.monotonic() - began
+
+subprocess.run(["ip", "link", "add", "ours", "type", "veth", "peer", "name", "theirs"], check=True)
+known = Known({{socket.if_nametoindex("ours"): "0000:21:00.0"}}, {{}})
+watch = Watch(None)
+while watch.wait(known, 0.2).scope != frozenset():
+    pass
+if sys.argv[1] == "overrun":
+    flap("ours", {3 * EVENTS}).wait()
+    lost = watch.wait(known, 0.2).scope is None
+    while watch.wait(known, 0.2).scope != frozenset():
+        pass
+    flap("ours", 1).wait()
+    print(json.dumps([lost, sorted(watch.wait(known, 1.0).scope)]))
+else:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    told = listen(flap(sys.argv[1], {EVENTS}))
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(json.dumps([*told, cpu]))
+"""
+
+
+def listen(what: str) -> Any:
+    command = ["unshare", "--net", sys.executable, "-c", LISTEN, what]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "unshare" in done.stderr:
+        pytest.skip("no network namespace can be made here")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_events_of_a_wanted_netdev_wake_at_a_bounded_rate() -> None:
+    wakes, scopes, seconds, _ = listen("ours")
+    assert scopes == ["0000:21:00.0"]
+    assert 1 <= wakes <= BURST + RATE * seconds + 1
+
+
+def test_events_of_another_netdev_wake_nobody() -> None:
+    wakes, scopes, _, _ = listen("theirs")
+    assert (wakes, scopes) == (0, [])
+
+
+def test_an_overrun_is_a_reason_to_read_everything_and_the_watch_goes_on() -> None:
+    assert listen("overrun") == [True, ["0000:21:00.0"]]
