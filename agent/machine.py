@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from attrs import field, frozen
@@ -55,8 +56,8 @@ class Link:
     txqueuelen: int = 1000
 
 
-class Files(Protocol):
-    """sysfs, procfs and plain files, by absolute path. Every method raises OSError as the kernel does."""
+class Attributes(Protocol):
+    """What the kernel shows as files, by absolute path. Every method raises OSError as the kernel does."""
 
     def read(self, path: str) -> str:
         """The file's text without the white space at its end."""
@@ -72,6 +73,14 @@ class Files(Protocol):
 
     def target(self, path: str) -> str:
         """The last component of where a symbolic link points."""
+        ...
+
+
+class Files(Attributes, Protocol):
+    """sysfs, procfs and plain files. Every method raises OSError as the kernel does."""
+
+    def replace(self, path: str, text: str) -> None:
+        """Make a plain file of our own anew: readers see the old one or the new one, whole."""
         ...
 
     def writable(self, path: str) -> bool:
@@ -163,6 +172,14 @@ class Processes(Protocol):
 
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
         """The lowest soft limit of locked memory (bytes, -1 is none) of the processes of each of these names that run."""
+        ...
+
+    def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
+        """The command line of each process of this name."""
+        ...
+
+    def hang_up(self, name: str) -> None:
+        """Send SIGHUP to each process of this name."""
         ...
 
 
@@ -274,6 +291,28 @@ class Ethtool(Protocol):
         ...
 
 
+@frozen
+class Namespace:
+    """A network namespace: its inode, and a path that leads to it. It holds nothing open."""
+
+    inode: int
+    path: str
+
+
+class Namespaces(Protocol):
+    """The network namespaces beside the host's, which netdevs may have been moved to."""
+
+    def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
+        """Where the netdevs of those of these PCI functions are that another namespace has."""
+        ...
+
+    def files(self, namespace: Namespace) -> AbstractContextManager[Attributes]:
+        """The sysfs of that namespace, under the usual paths, within a `with` block: each time anew, since what is read of a
+        namespace that is gone by now may look like success. OSError if it is gone already.
+        """
+        ...
+
+
 RdmaPortKey = tuple[str, int]
 """An RDMA device's name and a port's number."""
 
@@ -314,6 +353,21 @@ class Untold:
 
 
 UNTOLD = Untold()
+
+
+class HostOnly:
+    """The namespaces of a machine that has only the host's."""
+
+    def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
+        """None."""
+        return {}
+
+    def files(self, namespace: Namespace) -> AbstractContextManager[Attributes]:
+        """Never there."""
+        raise FileNotFoundError(errno.ENOENT, "there is no such network namespace", namespace.path)
+
+
+HOST_ONLY = HostOnly()
 
 
 @frozen
@@ -413,6 +467,7 @@ class Machine:
     dcb: Dcb = LACKING
     rdma: Rdma = LACKING
     hung: frozenset[str] = frozenset()
+    namespaces: Namespaces = HOST_ONLY
 
 
 class Remembered:
@@ -436,7 +491,7 @@ class Remembered:
         return getattr(self._netlink, name)
 
 
-def read_or(files: Files, path: str, default: str) -> str:
+def read_or(files: Attributes, path: str, default: str) -> str:
     """The file's text, or ``default`` if the kernel does not have the attribute or the device is gone."""
     try:
         return files.read(path)
@@ -449,7 +504,7 @@ def read_or(files: Files, path: str, default: str) -> str:
         raise
 
 
-def names_or_none(files: Files, path: str) -> list[str]:
+def names_or_none(files: Attributes, path: str) -> list[str]:
     """The names in a directory, none if it is not there."""
     try:
         return files.names(path)

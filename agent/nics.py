@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from agent.change import Condition, Status
-from agent.machine import Files, Link, Machine, names_or_none, read_or
+from agent.machine import Attributes, Files, Link, Machine, names_or_none, read_or
 from agent.ranges import parse_ranges
 from agent.serial import device_serial_number, vpd_serial_number
 from agent.spec import Nic, NodeSpec, Selector, VfAttributes
@@ -132,7 +132,7 @@ def driver(files: Files, address: str) -> str | None:
         return None
 
 
-def netdev(files: Files, address: str) -> str | None:
+def netdev(files: Attributes, address: str) -> str | None:
     """The function's netdev in the host's network namespace; None if it has none, or it was moved away."""
     found = names_or_none(files, f"{PCI}/{address}/net")
     return found[0] if found else None

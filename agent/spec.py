@@ -20,7 +20,7 @@ LinkState = Literal["up", "down"]
 VlanProtocol = Literal["802.1Q", "802.1ad"]
 VfLinkState = Literal["auto", "enable", "disable"]
 VfDriver = Literal["netdevice", "vfio-pci"]
-IrqbalancePolicy = Literal["disabled", "untouched"]
+IrqbalancePolicy = Literal["disabled", "banned", "untouched"]
 Mode = Literal["enforce", "observe"]
 Owner = Literal["taker", "trackbed"]
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
@@ -100,6 +100,11 @@ def _matches(pattern: re.Pattern[str], remedy: str) -> Any:
 
 def _within(low: int, high: int, unit: str) -> Any:
     return Within(low, high, unit)
+
+
+def _power_of_two(_: object, attribute: Attribute[Any], value: int) -> None:
+    if value & (value - 1) or not 0 < value <= 1 << 29:
+        raise ValueError(f"{attribute.name}: {value} is no power of two up to {1 << 29}; give one, such as 32768")
 
 
 def _is_unicast(mac: str) -> None:
@@ -576,6 +581,26 @@ def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, 
 
 
 @frozen
+class Rfs:
+    """Receive flow steering: to the CPU where the application reads. ``entries``: flows of the whole node.
+
+    ``isolated``: also where that may be a CPU that the kernel was told to keep free (isolcpus, nohz_full).
+    """
+
+    enable: bool = False
+    # rps_sock_flow_sysctl() takes up to 1 << 29, and rounds up to a power of two.
+    entries: int = field(default=32768, validator=_power_of_two)
+    isolated: bool = False
+
+
+@frozen
+class Xps:
+    """Transmit packet steering: each CPU sends through one queue, the one whose interrupt is nearest."""
+
+    enable: bool = True
+
+
+@frozen
 class Rdma:
     """The node's RDMA subsystem.
 
@@ -597,6 +622,8 @@ class NodeSpec:
     nics: tuple[Nic, ...] = ()
     irqs: Irqs = Irqs()
     rps: Rps = Rps()
+    rfs: Rfs = Rfs()
+    xps: Xps = Xps()
     rdma: Rdma = Rdma()
     disruption: DisruptionPolicy = DisruptionPolicy()
     readiness: Readiness = field(factory=Readiness)

@@ -7,6 +7,7 @@ from agent.linux.details import LinuxDetails
 from agent.linux.ethtool import LinuxEthtool
 from agent.linux.files import LinuxFiles
 from agent.linux.kubelet import LinuxKubelet
+from agent.linux.namespaces import LinuxNamespaces
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.processes import LinuxProcesses
 from agent.linux.rdma import LinuxRdma
@@ -26,4 +27,5 @@ def machine() -> Machine:
         system=LinuxSystem(),
         dcb=LinuxDcb(),
         rdma=LinuxRdma(),
+        namespaces=LinuxNamespaces(),
     )

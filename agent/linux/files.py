@@ -5,27 +5,47 @@ from __future__ import annotations
 import os
 
 
+def read_all(path: str, folder: int | None = None) -> str:
+    """The text of a file of unknown size, without the white space at its end; ``folder``: what the path is relative to."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        chunks = []
+        while chunk := os.read(descriptor, 1 << 16):
+            chunks.append(chunk)
+    finally:
+        os.close(descriptor)
+    return b"".join(chunks).decode(errors="replace").rstrip()
+
+
+def write_all(path: str, text: str, folder: int | None = None) -> None:
+    """Write in one call, to a file that is there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
 class LinuxFiles:
     """Files by their real paths."""
 
     def read(self, path: str) -> str:
         """Read a file of unknown size."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            chunks = []
-            while chunk := os.read(descriptor, 1 << 16):
-                chunks.append(chunk)
-        finally:
-            os.close(descriptor)
-        return b"".join(chunks).decode(errors="replace").rstrip()
+        return read_all(path)
 
     def write(self, path: str, text: str) -> None:
         """Write in one call, to a file that is there."""
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        write_all(path, text)
+
+    def replace(self, path: str, text: str) -> None:
+        """Write beside it, and rename."""
+        beside = f"{path}.new"
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             os.write(descriptor, text.encode())
         finally:
             os.close(descriptor)
+        os.replace(beside, path)  # noqa: PTH105  as below
 
     def names(self, path: str) -> list[str]:
         """List a directory."""

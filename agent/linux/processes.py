@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,20 @@ class LinuxProcesses:
                     found[name] = min(limits, default=-1)
         return found
 
+    def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
+        """Ask those of the name."""
+        found = []
+        for process in _named(name):
+            with suppress(psutil.NoSuchProcess):
+                found.append(tuple(process.cmdline()))
+        return tuple(found)
+
+    def hang_up(self, name: str) -> None:
+        """Signal those of the name."""
+        for process in _named(name):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGHUP)
+
 
 def _commands() -> Iterator[tuple[int, str]]:
     """Each process and its `comm`.
@@ -58,3 +73,7 @@ def _open_files(pid: int) -> Iterator[str]:
     for descriptor in descriptors:
         with suppress(OSError):  # closed meanwhile
             yield os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115  as above
+
+
+def _named(name: str) -> Iterator[psutil.Process]:
+    return (process for process in psutil.process_iter(["name"]) if process.info["name"] == name)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from attrs import define, evolve, field, fields
 
+from agent.cpus import from_mask, mask
 from agent.machine import Link, Machine, VfInfo
 from agent.ranges import format_ranges, parse_ranges
 from tests.sim import config_space, hugepages
 from tests.sim.ethtool import SimEthtool
+from tests.sim.namespaces import SimNamespaces, inside
 from tests.sim.rdma import Subsystem
 
 PCI = "/sys/bus/pci/devices"
@@ -90,6 +92,10 @@ class Kernel:
     unreadable: set[str] = field(factory=set)
     able: set[str] = field(factory=set)
     read_in_part: list[str] = field(factory=list)
+    command_lines: dict[str, tuple[str, ...]] = field(factory=dict)
+    hung_up: list[str] = field(factory=list)
+    namespaces: set[str] = field(factory=set)
+    opened: list[str] = field(factory=list)
     _files: dict[str, str] = field(factory=dict)
     _links: dict[str, str] = field(factory=dict)
     _folders: dict[str, set[str]] = field(factory=dict)
@@ -107,6 +113,7 @@ class Kernel:
         self.rdma = Subsystem(self)
         self._put("/sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
         self._put("/sys/devices/system/cpu/isolated", "")
+        self._put("/proc/sys/net/core/rps_sock_flow_entries", "0")
         self._folder("/run/udev/data")
         self._folder(PCI)
         hugepages.boot(self)
@@ -127,7 +134,17 @@ class Kernel:
                 self._put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
 
     def machine(self) -> Machine:
-        return Machine(self, self, self, ethtool=self.ethtool, kubelet=self, system=self, dcb=self.rdma, rdma=self.rdma)
+        return Machine(
+            self,
+            self,
+            self,
+            ethtool=self.ethtool,
+            kubelet=self,
+            system=self,
+            dcb=self.rdma,
+            rdma=self.rdma,
+            namespaces=SimNamespaces(self, self.namespaces, self.opened),
+        )
 
     # --- what a test does to the world --------------------------------------------------------------------
 
@@ -207,6 +224,29 @@ class Kernel:
     def regain_carrier(self, function: str) -> None:
         self._stuck.discard(self.netdev(function).name)
 
+    def renumber_irqs(self) -> None:
+        """Every interrupt gets another number, and keeps its affinity."""
+        for folder in [path for path in self._folders if path.endswith("/msi_irqs")]:
+            for number in sorted(self._folders[folder], key=int):
+                new = self._next_irq
+                self._next_irq += 1
+                for of_irq in ("/sys/kernel/irq/{}/actions", "/proc/irq/{}/smp_affinity_list"):
+                    self._put(of_irq.format(new), self._files[of_irq.format(number)])
+                self._put(f"{folder}/{new}", "msix")
+                self._forget_irq(folder, number)
+
+    def set_online(self, online: str) -> None:
+        """CPUs go off or come back; an interrupt that has none left may go to all, and it stays so."""
+        self._put("/sys/devices/system/cpu/online", online)
+        cpus = set(parse_ranges(online))
+        per_node = self.cpus // self.nodes
+        for node in range(self.nodes):
+            of_node = cpus & set(range(node * per_node, (node + 1) * per_node))
+            self._put(f"/sys/devices/system/node/node{node}/cpulist", format_ranges(of_node))
+        for path in [path for path in self._files if path.endswith("/smp_affinity_list")]:
+            if not cpus & set(parse_ranges(self._files[path])):
+                self._put(path, online)
+
     def udev_lags(self, function: str) -> None:
         """The function's netdev is there, and udev has not looked at it yet."""
         self._remove(f"/run/udev/data/n{self.netdev(function).ifindex}")
@@ -242,10 +282,18 @@ class Kernel:
     def netdev(self, function: str) -> Link:
         return next(netdev.link for netdev in self._netdevs.values() if netdev.function == function)
 
-    def move_away(self, function: str) -> None:
-        """The netdev goes to another network namespace."""
+    def isolate(self, cpus: str) -> None:
+        """Boot with isolcpus=."""
+        self._put("/sys/devices/system/cpu/isolated", cpus)
+
+    def move_away(self, function: str, namespace: str = "pod") -> None:
+        """The netdev goes to another network namespace, and is called eth1 there."""
+        self.namespaces.add(namespace)
         link = self.netdev(function)
         self._away[function] = self._netdevs.pop(link.name)
+        for path in [path for path in self._files if path.startswith(f"{NET}/{link.name}/")]:
+            self._put(inside(namespace, path.replace(f"/{link.name}/", "/eth1/")), self._files[path])
+        self._folder(inside(namespace, f"{PCI}/{function}/net/eth1"))
         self._remove(f"{NET}/{link.name}")
         self._remove(f"{PCI}/{function}/net/{link.name}")
         self._remove(f"/run/udev/data/n{link.ifindex}")
@@ -295,12 +343,18 @@ class Kernel:
             self._put(path, format_ranges(self._online(parse_ranges(text))))
         elif path.endswith("/traffic_class"):
             self._put(path, f"Global tclass={text}")
-        elif path.endswith("/rps_cpus"):
-            if text.startswith("0x"):
-                raise _error(errno.EINVAL, path)
-            self._put(path, text)
+        elif path.endswith(("/rps_cpus", "/xps_cpus")):
+            self._put(path, self._steered(path, text))
+        elif path.endswith(("/rps_flow_cnt", "/rps_sock_flow_entries")):
+            self._put(path, str(1 << (int(text) - 1).bit_length() if int(text) else 0))
         else:
             self._put(path, text)
+
+    def replace(self, path: str, text: str) -> None:
+        self.writes.append((path, text))
+        if (refused := self.fault("replace", path, text)) is not None:
+            raise refused
+        self._put(path, text)
 
     def names(self, path: str) -> list[str]:
         if path not in self._folders:
@@ -466,6 +520,12 @@ class Kernel:
     def holders(self, paths: frozenset[str]) -> dict[str, tuple[str, ...]]:
         return {path: holders for path, holders in self.open.items() if path in paths}
 
+    def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
+        return (self.command_lines.get(name, (name,)),) if name in self.processes else ()
+
+    def hang_up(self, name: str) -> None:
+        self.hung_up.append(name)
+
     def memlock(self, names: frozenset[str]) -> dict[str, int]:
         return {name: limit for name, limit in self.locked_memory.items() if name in names}
 
@@ -600,8 +660,15 @@ class Kernel:
         return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self._netdevs.values())
 
     def _make_queues(self, netdev: _Netdev) -> None:
-        for queue in range(self.ethtool.queues(netdev.link.ifindex)):
-            self._put(f"{NET}/{netdev.link.name}/queues/rx-{queue}/rps_cpus", "0")
+        folder = f"{NET}/{netdev.link.name}/queues"
+        queues = self.ethtool.queues(netdev.link.ifindex)
+        for queue in range(queues):
+            self._put(f"{folder}/rx-{queue}/rps_cpus", "0")
+            self._put(f"{folder}/rx-{queue}/rps_flow_cnt", "0")
+            if queues > 1:
+                self._put(f"{folder}/tx-{queue}/xps_cpus", "0")
+            else:
+                self._folder(f"{folder}/tx-{queue}")  # a single queue's attribute gives ENOENT
 
     def _unbind(self, function: str) -> None:
         self.rdma.unbound(function)
@@ -621,13 +688,27 @@ class Kernel:
             self.request_irq(netdev.function, number, action)
 
     def _free_irqs(self, function: str) -> None:
-        for number in list(self._folders.get(f"{PCI}/{function}/msi_irqs", ())):
-            self._remove(f"/sys/kernel/irq/{number}")
-            self._remove(f"/proc/irq/{number}")
-            self._remove(f"{PCI}/{function}/msi_irqs/{number}")
+        folder = f"{PCI}/{function}/msi_irqs"
+        for number in list(self._folders.get(folder, ())):
+            self._forget_irq(folder, number)
+
+    def _forget_irq(self, folder: str, number: str) -> None:
+        for path in (f"/sys/kernel/irq/{number}", f"/proc/irq/{number}", f"{folder}/{number}"):
+            self._remove(path)
+
+    def _steered(self, path: str, text: str) -> str:
+        if text.startswith("0x"):
+            raise _error(errno.EINVAL, path)
+        if max(cpus := from_mask(text), default=0) >= self.cpus:
+            raise _error(errno.EOVERFLOW, path)
+        if path.endswith("/rps_cpus") and cpus:
+            cpus -= frozenset(parse_ranges(self._files["/sys/devices/system/cpu/isolated"]))
+            if not cpus:
+                raise _error(errno.EINVAL, path)
+        return mask(cpus)
 
     def _online(self, cpus: tuple[int, ...]) -> tuple[int, ...]:
-        online = tuple(cpu for cpu in cpus if cpu < self.cpus)
+        online = tuple(sorted(set(cpus) & set(parse_ranges(self._files["/sys/devices/system/cpu/online"]))))
         if not online:
             raise _error(errno.EINVAL, "smp_affinity_list")
         return online

@@ -156,6 +156,9 @@ class LagTree:
             self.files[f"/sys/bus/pci/devices/{address}/class"] = "0x020000"
             self.files[f"/sys/bus/pci/devices/{address}/net/{name}/x"] = ""
 
+    def replace(self, path: str, text: str) -> None:
+        raise NotImplementedError
+
     def read(self, path: str) -> str:
         if path not in self.files:
             raise FileNotFoundError(path)

@@ -148,7 +148,8 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         (READY % '"silenced": {"carrier": {"until": "20261201", "reason": "r"}}', "'20261201' is no date; write it as"),
         (READY % '"silenced": {"carrier": {"until": "2026-12-01", "reason": " "}}', "reason: it is empty; say why"),
         (READY % '"silenced": {"carrier": {"until": "2026-12-01"}}', "the key 'reason' is missing; add it"),
-        ('{"node_name": "n1", "irqs": {"irqbalance": "off"}}', '"off" is not one of disabled, untouched'),
+        ('{"node_name": "n1", "irqs": {"irqbalance": "off"}}', '"off" is not one of disabled, banned, untouched'),
+        ('{"node_name": "n1", "rfs": {"entries": 30000}}', "30000 is no power of two"),
         ('{"node_name": "n1", "disruption": {"allow": "all"}}', '"all" is not one of none, rebind, link-flap'),
     ],
 )

@@ -1,0 +1,180 @@
+"""The sysfs of other network namespaces, without a mount point.
+
+A sysfs mount shows the netdevs of the namespace that its maker was in (fs/sysfs/mount.c). So: setns(2) there, a detached
+mount by fsopen(2) and fsmount(2), back, and all paths are opened below that mount's descriptor. It goes with the descriptor.
+Linux 5.2 or later; on an older kernel no other namespace is seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+
+from agent.linux.files import read_all, write_all
+from agent.machine import Attributes, Namespace
+
+CLONE_NEWNET = 0x40000000
+
+# The same on every architecture (include/uapi/asm-generic/unistd.h); glibc has wrappers only from 2.36 on.
+SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432
+FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
+FSCONFIG_CMD_CREATE = 6
+
+OWN = "/proc/thread-self/ns/net"
+MOUNTS = "/proc/self/mountinfo"
+PROCESSES = "/proc"
+SYSFS = "/sys/"
+
+
+class LinuxNamespaces:
+    """The namespaces that are mounted somewhere (container runtimes, `ip netns`) or that a process is in."""
+
+    def __init__(self, processes: str = PROCESSES) -> None:
+        self._processes = processes
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._seen: dict[str, Namespace] = {}
+
+    def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
+        """Look where each was last, then in the mounted namespaces, then in those of processes."""
+        missing = set(functions)
+        found: dict[str, Namespace] = {}
+        looked: set[int] = {os.stat(OWN).st_ino}  # noqa: PTH116
+        for namespace in self._candidates(sorted(missing)):
+            if not missing:
+                break
+            if namespace.inode in looked:
+                continue
+            # One that cannot be entered (gone, or a user namespace's that is not ours) has none that we can see to.
+            with suppress(OSError), self.files(namespace) as files:
+                here = {function for function in missing if _has_netdev(files, function)}
+                found |= dict.fromkeys(sorted(here), namespace)
+                missing -= here
+                looked.add(namespace.inode)
+        for function in functions:
+            self._seen.pop(function, None)
+        self._seen |= found
+        return found
+
+    def _candidates(self, functions: list[str]) -> Iterator[Namespace]:
+        yield from (self._seen[function] for function in functions if function in self._seen)
+        yield from mounted(read_all(MOUNTS))
+        yield from self._of_processes()
+
+    def _of_processes(self) -> Iterator[Namespace]:
+        for name in os.listdir(self._processes):  # noqa: PTH208  thousands of processes
+            if name.isdigit():
+                path = f"{self._processes}/{name}/ns/net"
+                with suppress(OSError, ValueError):
+                    yield Namespace(int(os.readlink(path)[len("net:[") : -1]), path)  # noqa: PTH115
+
+    @contextmanager
+    def files(self, namespace: Namespace) -> Iterator[Attributes]:
+        """Mount its sysfs on nothing; only the mount is kept meanwhile, which does not hold up the namespace's devices."""
+        mount = self._mount(namespace)
+        try:
+            yield _Below(mount)
+        finally:
+            os.close(mount)
+
+    def _mount(self, namespace: Namespace) -> int:
+        own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            there = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # A process's number may have come round to another process.
+                if os.fstat(there).st_ino != namespace.inode:
+                    raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
+                self._enter(there)
+            finally:
+                os.close(there)
+            try:
+                return self._mount_here()
+            finally:
+                self._return(own)
+        finally:
+            os.close(own)
+
+    def _mount_here(self) -> int:
+        context = self._call(SYS_FSOPEN, b"sysfs", FSOPEN_CLOEXEC)
+        try:
+            self._call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+            return self._call(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, 0)
+        finally:
+            os.close(context)
+
+    def _return(self, own: int) -> None:
+        try:
+            self._enter(own)
+        except OSError as error:
+            # Whatever this process would do from here on, it would do to a pod's namespace.
+            raise SystemExit(f"cannot come back to the host's network namespace: {error}") from error
+
+    def _enter(self, namespace: int) -> None:
+        if self._libc.setns(namespace, CLONE_NEWNET):
+            raise _error("setns")
+
+    def _call(self, number: int, *arguments: int | bytes | None) -> int:
+        widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+        result: int = self._libc.syscall(ctypes.c_long(number), *widened)
+        if result < 0:
+            raise _error("sysfs of a network namespace")
+        return result
+
+
+def _error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def mounted(mountinfo: str) -> list[Namespace]:
+    """The network namespaces that are mounted, from /proc/self/mountinfo (proc(5)): their root reads ``net:[INODE]``."""
+    found = []
+    for line in mountinfo.splitlines():
+        fields = line.split(" ")
+        if len(fields) > 4 and fields[3].startswith("net:["):
+            # Blanks in paths are written \040.
+            path = fields[4].encode().decode("unicode_escape")
+            found.append(Namespace(int(fields[3][len("net:[") : -1]), path))
+    return found
+
+
+def _has_netdev(files: Attributes, function: str) -> bool:
+    try:
+        return bool(files.names(f"/sys/bus/pci/devices/{function}/net"))
+    except FileNotFoundError:
+        return False
+
+
+class _Below:
+    """The files of a sysfs that is mounted nowhere, by the paths that they would have below /sys."""
+
+    def __init__(self, mount: int) -> None:
+        self._mount = mount
+
+    def _path(self, path: str) -> str:
+        if not path.startswith(SYSFS):
+            raise FileNotFoundError(errno.ENOENT, "only sysfs is seen of another network namespace", path)
+        return path[len(SYSFS) :]
+
+    def read(self, path: str) -> str:
+        """Read a file of unknown size."""
+        return read_all(self._path(path), self._mount)
+
+    def write(self, path: str, text: str) -> None:
+        """Write in one call."""
+        write_all(self._path(path), text, self._mount)
+
+    def names(self, path: str) -> list[str]:
+        """List a directory."""
+        folder = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._mount)
+        try:
+            return sorted(os.listdir(folder))  # noqa: PTH208
+        finally:
+            os.close(folder)
+
+    def target(self, path: str) -> str:
+        """Read a link."""
+        return os.readlink(self._path(path), dir_fd=self._mount).rpartition("/")[2]

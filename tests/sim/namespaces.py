@@ -1,0 +1,75 @@
+"""Other network namespaces of the simulated kernel: the netdevs that were moved there, below a prefix of the same tree."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import frozen
+
+from agent.machine import Attributes, Namespace
+
+PCI = "/sys/bus/pci/devices"
+NET = "/sys/class/net"
+
+
+def inside(namespace: str, path: str) -> str:
+    """Where the tree keeps what ``path`` is in a namespace: netdevs are each namespace's own, all else is everybody's."""
+    folder = path.removeprefix(f"{PCI}/").partition("/")[2] if path.startswith(PCI) else ""
+    own = path.startswith(f"{NET}/") or path == NET or folder.split("/")[0] == "net"
+    return f"/namespaces/{namespace}{path}" if own else path
+
+
+@frozen
+class SimNamespaces:
+    """The namespaces by their names; ``opened`` counts the views that are open."""
+
+    kernel: Any
+    names: set[str]
+    opened: list[str]
+
+    def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
+        found = {}
+        for number, name in enumerate(sorted(self.names)):
+            with self.files(Namespace(number, name)) as files:
+                for function in functions:
+                    try:
+                        if files.names(f"{PCI}/{function}/net"):
+                            found[function] = Namespace(number, name)
+                    except FileNotFoundError:
+                        continue
+        return found
+
+    @contextmanager
+    def files(self, namespace: Namespace) -> Iterator[Attributes]:
+        if namespace.path not in self.names:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), namespace.path)
+        self.opened.append(namespace.path)
+        try:
+            yield _View(self.kernel, namespace.path)
+        finally:
+            self.opened.remove(namespace.path)
+
+
+@frozen
+class _View:
+    kernel: Any
+    namespace: str
+
+    def read(self, path: str) -> str:
+        text: str = self.kernel.read(inside(self.namespace, path))
+        return text
+
+    def write(self, path: str, text: str) -> None:
+        self.kernel.write(inside(self.namespace, path), text)
+
+    def names(self, path: str) -> list[str]:
+        names: list[str] = self.kernel.names(inside(self.namespace, path))
+        return names
+
+    def target(self, path: str) -> str:
+        target: str = self.kernel.target(inside(self.namespace, path))
+        return target

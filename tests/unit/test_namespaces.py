@@ -1,0 +1,81 @@
+"""The sysfs of other network namespaces, on this machine's own kernel."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agent.linux.namespaces import LinuxNamespaces, mounted
+from agent.machine import Namespace
+
+OWN, MOUNTS = Path("/proc/thread-self/ns/net"), Path("/proc/self/mountinfo")
+MOUNTINFO = """\
+22 1 0:21 / /sys rw,nosuid shared:7 - sysfs sysfs rw
+310 29 0:4 net:[4026532281] /run/netns/cni-1f shared:181 - nsfs nsfs rw
+311 29 0:4 net:[4026532340] /run/docker/netns/a\\040b rw - nsfs nsfs rw
+312 29 0:4 pid:[4026532999] /run/pidns rw - nsfs nsfs rw
+"""
+VETH = "ip link add eth1 numrxqueues 2 numtxqueues 4 type veth peer name eth2 && echo made && exec sleep 60"
+
+
+@pytest.fixture
+def pod() -> Iterator[Namespace]:
+    """A namespace of its own with a veth pair, for as long as a process lives in it."""
+    made = subprocess.Popen(["unshare", "--net", "sh", "-c", VETH], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert made.stdout is not None
+    if made.stdout.readline() != b"made\n":
+        made.kill()
+        made.wait()
+        pytest.skip("no network namespace can be made here")
+    path = f"/proc/{made.pid}/ns/net"
+    yield Namespace(Path(path).stat().st_ino, path)
+    made.kill()
+    made.wait()
+    made.stdout.close()
+
+
+def held() -> int:
+    """How many descriptors lead to a namespace, or to a mount that is nowhere ("/")."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        with suppress(FileNotFoundError):
+            found.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+    return len([to for to in found if to.startswith("net:") or to == "/"])
+
+
+def test_mounted_namespaces_are_read_from_mountinfo() -> None:
+    assert mounted(MOUNTINFO) == [
+        Namespace(4026532281, "/run/netns/cni-1f"),
+        Namespace(4026532340, "/run/docker/netns/a b"),
+    ]
+
+
+def test_masks_are_written_in_another_namespace_and_nothing_is_left_behind(pod: Namespace) -> None:
+    own, mounts, before = OWN.readlink(), MOUNTS.read_text(), held()
+    with LinuxNamespaces().files(pod) as files:
+        assert OWN.readlink() == own
+        assert files.names("/sys/class/net") == ["eth1", "eth2", "lo"]
+        files.write("/sys/class/net/eth1/queues/rx-1/rps_cpus", "1")
+        assert int(files.read("/sys/class/net/eth1/queues/rx-1/rps_cpus"), 16) == 1
+        files.write("/sys/class/net/eth1/queues/rx-0/rps_flow_cnt", "5")
+        assert files.read("/sys/class/net/eth1/queues/rx-0/rps_flow_cnt") == "8", "rounded up to a power of two"
+        assert held() == before + 1
+        files.write("/sys/class/net/eth1/queues/tx-1/xps_cpus", "1")
+        assert int(files.read("/sys/class/net/eth1/queues/tx-1/xps_cpus"), 16) == 1
+    assert not Path("/sys/class/net/eth2").exists()
+    assert MOUNTS.read_text() == mounts
+    assert held() == before
+
+
+def test_a_number_that_another_process_has_by_now_is_not_entered(pod: Namespace) -> None:
+    with pytest.raises(FileNotFoundError), LinuxNamespaces().files(Namespace(pod.inode + 1, pod.path)):
+        pass
+
+
+def test_a_function_that_is_in_no_namespace_is_not_found(pod: Namespace) -> None:
+    own = OWN.readlink()
+    assert LinuxNamespaces().holding(["0000:ff:1f.7"]) == {}
+    assert OWN.readlink() == own
