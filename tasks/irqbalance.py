@@ -2,15 +2,68 @@
 
 from __future__ import annotations
 
-from pyinfra.operations import systemd
+from pyinfra.api.command import StringCommand
+from pyinfra.api.facts import FactBase
+from pyinfra.api.operation import OperationMeta, operation
+from pyinfra.context import host
+from pyinfra.operations import files, systemd
 
 from agent.spec import IrqbalancePolicy, Mode
+from tasks import archive
+from tasks.commands import Commands, script
+
+UNIT = "irqbalance.service"
+SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"
+SCRIPT_SOURCE = archive.ROOT / "templates" / "irqbalance-policy.sh"
+DROP_IN = f"/etc/systemd/system/{UNIT}.d/trackbed.conf"
+DROP_IN_SOURCE = archive.ROOT / "templates" / "irqbalance.conf"
+
+_COMMAND = """
+pid=$(systemctl show --property=MainPID --value "$1")
+if [ "${pid:-0}" != 0 ] && [ -r "/proc/$pid/cmdline" ]; then tr '\\0' '\\n' < "/proc/$pid/cmdline"; fi
+"""
+
+
+class IrqbalanceCommand(FactBase[list[str]]):
+    """The command line of the irqbalance that runs as a service; empty if none does."""
+
+    default = list
+
+    def command(self) -> StringCommand:
+        """Ask systemd for the process, and the kernel for its command line."""
+        return script(_COMMAND, UNIT)
+
+    def process(self, output: list[str]) -> list[str]:
+        """One argument a line."""
+        return output
 
 
 def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:
-    """Stop the service and keep it from starting at boot (`disabled`), or leave it alone (`untouched`).
+    """Carry out a policy.
 
-    A unit that does not exist is neither running nor enabled: then nothing is done. Under the mode `observe` neither.
+    `disabled` stops the service and keeps it from starting at boot; `banned` has it ask our script, which keeps it off the
+    interrupts of the NICs in the spec; `untouched` leaves it alone. Where there is no irqbalance, nothing happens, and nothing under the mode `observe`.
     """
-    if wanted == "disabled" and mode == "enforce":
-        systemd.service(name="irqbalance off", service="irqbalance.service", running=False, enabled=False)
+    if mode == "observe":
+        return
+    banned = wanted == "banned"
+    if wanted == "disabled":
+        # A unit that does not exist is neither running nor enabled.
+        systemd.service(name="irqbalance off", service=UNIT, running=False, enabled=False)
+    if banned:
+        files.put(name="Policy script", src=str(SCRIPT_SOURCE), dest=SCRIPT, mode="755")
+        drop_in = files.put(name="Drop-in", src=str(DROP_IN_SOURCE), dest=DROP_IN, mode="644")
+    else:
+        drop_in = files.file(name="No drop-in", path=DROP_IN, present=False)
+    restart(name="irqbalance runs by it", banned=banned, drop_in=drop_in)
+
+
+@operation()
+def restart(banned: bool, drop_in: OperationMeta) -> Commands:
+    """Let systemd read a changed drop-in, and restart the service if it runs, and runs otherwise than it should."""
+    changes = drop_in.did_change() if drop_in.is_complete() else drop_in.will_change
+    running = host.get_fact(IrqbalanceCommand)
+    if changes:
+        yield StringCommand("systemctl", "daemon-reload")
+    if changes or (running and banned and f"--policyscript={SCRIPT}" not in running):
+        yield StringCommand("systemctl", "try-restart", UNIT)

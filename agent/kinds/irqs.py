@@ -1,4 +1,9 @@
-"""Which CPU serves which queue's interrupt, over the whole node."""
+"""Which CPU serves which queue's interrupt, over the whole node.
+
+Judged by smp_affinity_list. It shows a move that waits for the next interrupt (x86 without interrupt remapping), which
+effective_affinity_list shows only after that: an idle interrupt may lag for ever, and writing again would not help. A move that
+fails then is dropped, and smp_affinity_list shows the old CPUs again (kernel/irq/migration.c, irq_move_masked_irq).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,7 @@ from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "irqs"
 # Channels are what has interrupts, and a driver may request them anew for other rings.
-AFTER = ("channels", "rings")
+AFTER = ("channels", "irqbalance", "rings")
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
 

@@ -1,6 +1,7 @@
-"""irqbalance does what the spec says: it undoes pinned interrupts while it runs."""
+"""irqbalance does what the spec says: it undoes pinned interrupts while it runs, unless it keeps off ours."""
 
-from agent.change import Condition, Severity, Stage
+from agent.change import HOST, Condition, Severity, Stage
+from agent.kinds import irqbalance
 from agent.nics import Wanted
 from agent.snapshot import Snapshot
 
@@ -10,8 +11,14 @@ SEVERITY: Severity = "required"
 
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
-    """False while it runs although the policy is ``disabled``."""
-    if want.spec.irqs.irqbalance == "disabled" and "irqbalance" in have.processes:
+    """False while it runs although the policy is ``disabled``, or without our script if it is ``banned``."""
+    policy = want.spec.irqs.irqbalance
+    if policy == "disabled" and irqbalance.PROCESS in have.processes:
         message = "irqbalance is running and moves interrupts away; stop it: systemctl disable --now irqbalance"
         return [Condition(TYPE, "False", "IrqbalanceRunning", message)]
+    if policy == "banned" and not have[irqbalance.NAME][HOST].asked:
+        message = (
+            f"irqbalance runs without --policyscript={irqbalance.SCRIPT} and moves interrupts away; run the deploy"
+        )
+        return [Condition(TYPE, "False", "IrqbalanceUnbanned", message)]
     return [Condition(TYPE, "True", "PolicyHeld")]

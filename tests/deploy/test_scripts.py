@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks import agent, network_managers, node_spec, packages
+from agent.kinds.irqbalance import LIST
+from tasks import agent, irqbalance, network_managers, node_spec, packages
 
 
 def sh(text: str, *arguments: object, **environment: str) -> list[str]:
@@ -184,3 +185,20 @@ def test_vfs_that_udev_has_not_marked(tmp_path: Path) -> None:
         if mark:
             (tmp_path / f"run/udev/data/n{index}").write_text(mark)
     assert sh(network_managers._UNMARKED, tmp_path) == ["pf0v1", "pf0v2"]
+
+
+def test_irqbalance_is_told_to_keep_off_listed_functions_and_their_vfs(tmp_path: Path) -> None:
+    listed, other, vf, unlisted = "0000:21:00.0", "0000:21:00.1", "0000:21:10.0", "0000:41:00.0"
+    text = irqbalance.SCRIPT_SOURCE.read_text().replace(LIST, str(tmp_path / "list"))
+    assert str(tmp_path) in text
+    for function in (listed, other, vf, unlisted):
+        (tmp_path / function).mkdir()
+    (tmp_path / vf / "physfn").symlink_to(f"../{listed}")
+
+    def bans(function: str) -> list[str]:
+        return sh(text, tmp_path / function, 47)
+
+    assert bans(listed) == []
+    (tmp_path / "list").write_text(f"{listed}\n{unlisted.replace('41', '42')}\n")
+    assert bans(listed) == bans(vf) == ["ban=true"]
+    assert bans(other) == bans(unlisted) == []

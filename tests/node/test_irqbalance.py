@@ -1,25 +1,46 @@
-"""irqbalance would undo what was pinned."""
+"""irqbalance would undo what was pinned, if it ran, or did not keep off."""
 
 import pytest
 
-from tests.node.evidence import Node, equal, judge
+from tests.node.evidence import Finding, Node, equal, judge
 
 pytestmark = pytest.mark.irqbalance
 
 UNIT = "irqbalance.service"
 
 
-@pytest.fixture(scope="module", autouse=True)
+# Where the deploy puts it (tasks/irqbalance.py).
+SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"
+COMMANDS = """
+for comm in $(grep -lx irqbalance /proc/[0-9]*/comm 2>/dev/null); do tr '\\0' ' ' < "${comm%comm}cmdline"; echo; done
+"""
+
+
+@pytest.fixture
 def disabled(node: Node) -> None:
     if node.spec.irqs.irqbalance != "disabled":
-        pytest.skip(f"{node.name}: its spec leaves irqbalance alone")
+        pytest.skip(f"{node.name}: its spec does not have irqbalance stopped")
 
 
+def test_it_asks_our_script_what_to_keep_off(node: Node) -> None:
+    if node.spec.irqs.irqbalance != "banned":
+        pytest.skip(f"{node.name}: its spec does not have interrupts banned")
+    last = f"--policyscript={SCRIPT}"
+    findings = [Finding(UNIT, "command line", f"{last} last", said, said.split()[-1] == last) for said in lines(node)]
+    judge(node, findings, "it does not run")
+
+
+def lines(node: Node) -> list[str]:
+    return node.run(COMMANDS).splitlines()
+
+
+@pytest.mark.usefixtures("disabled")
 def test_it_does_not_run(node: Node) -> None:
     running = node.run("grep -lx irqbalance /proc/[0-9]*/comm 2>/dev/null || true").split()
     judge(node, [equal(UNIT, "processes", [], running)], "")
 
 
+@pytest.mark.usefixtures("disabled")
 def test_its_unit_is_stopped_and_does_not_start_at_boot(node: Node) -> None:
     shown = node.run('systemctl show --property=LoadState,ActiveState,UnitFileState "$1"', UNIT)
     told = dict(line.split("=", 1) for line in shown.splitlines())

@@ -1,0 +1,73 @@
+"""The policies for irqbalance on the simulated kernel."""
+
+import pytest
+
+from agent.change import is_ready
+from agent.converge import Failures, Pass, converge
+from agent.kinds.irqbalance import LIST, SCRIPT
+from agent.preview import preview
+from agent.spec import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel
+
+PF = "0000:21:00.0"
+WITH_OURS = ("/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}")
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
+    kernel.processes.add("irqbalance")
+    return kernel
+
+
+def spec(policy: str = "banned") -> NodeSpec:
+    nics = [{"name": "rail0", "select": {"pci": PF}}, {"name": "away", "select": {"vendor": "ffff"}, "required": False}]
+    return from_mapping({"node_name": "n1", "nics": nics, "irqs": {"irqbalance": policy}})
+
+
+def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
+    return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+
+
+def test_the_wanted_functions_are_listed_before_their_interrupts_are_placed_and_irqbalance_is_told(
+    kernel: Kernel,
+) -> None:
+    kernel.command_lines["irqbalance"] = WITH_OURS
+    assert is_ready(settle(kernel, spec()).conditions)
+    assert kernel.read(LIST) == f"{PF}\n"
+    assert kernel.hung_up == ["irqbalance"]
+    written = [path for path, _ in kernel.writes]
+    assert written.index(LIST) < min(written.index(path) for path in written if path.startswith("/proc/irq"))
+    assert not preview(kernel.machine(), spec()).changes
+
+
+@pytest.mark.parametrize(
+    ("command", "ready"),
+    [
+        (WITH_OURS, True),
+        (("irqbalance", "-f", "-l", SCRIPT), True),
+        (("irqbalance", "--foreground"), False),
+        ((*WITH_OURS, "--policyscript=/etc/other"), False),
+    ],
+)
+def test_an_irqbalance_that_does_not_ask_our_script_is_not_held(
+    kernel: Kernel, command: tuple[str, ...], ready: bool
+) -> None:
+    kernel.command_lines["irqbalance"] = command
+    found = settle(kernel, spec())
+    assert is_ready(found.conditions) == ready
+    assert {c.reason for c in found.conditions if c.status == "False" and c.severity == "required"} == (
+        set() if ready else {"IrqbalanceUnbanned"}
+    )
+
+
+def test_without_irqbalance_there_is_nobody_to_ban(kernel: Kernel) -> None:
+    kernel.processes.clear()
+    assert is_ready(settle(kernel, spec()).conditions)
+
+
+def test_another_policy_keeps_no_list(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec("untouched")).conditions)
+    assert LIST not in [path for path, _ in kernel.writes]
+    assert kernel.hung_up == []
