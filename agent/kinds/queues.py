@@ -1,0 +1,125 @@
+"""The receive and transmit queues of netdevs, wherever they are: read for rps, rfs and xps. Nothing to plan.
+
+A VF whose netdev was moved to another network namespace, a pod's, is read and written there: interrupts and steering stay ours.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from attrs import frozen
+
+from agent.change import Change
+from agent.cpus import from_mask
+from agent.kinds import functions_in_scope
+from agent.machine import Attributes, Files, Machine, names_or_none, read_or
+from agent.nics import Wanted, driver, netdev, pci_of
+from agent.snapshot import Scope, Snapshot
+from agent.vendors import vendor
+
+NAME = "queues"
+AFTER = ("irqs",)
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "function"
+
+QUEUES = "/sys/class/net/{name}/queues"
+# RFS's table of the node. It exists in the host's network namespace only, and is for all of them (sysctl_net_core.c).
+ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
+
+
+@frozen
+class Queues:
+    """A netdev's queues by their numbers.
+
+    ``rps``: the CPUs that each receive queue is steered to. ``flows``: the size of its flow table; not read on a node
+    without RFS. ``xps``: the CPUs that send through each transmit queue; a netdev with a single one has none.
+    """
+
+    rps: Mapping[int, frozenset[int]]
+    flows: Mapping[int, int]
+    xps: Mapping[int, frozenset[int]]
+
+
+NONE = Queues({}, {}, {})
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Queues]]:
+    """The queues of each PF and its VFs, by target; none of a netdev that cannot be seen."""
+    functions = functions_in_scope(machine.files, want, scope)
+    flows = want.spec.rfs.enable or read_or(machine.files, ENTRIES, "0") != "0"
+    away = [pci for found in functions.values() for pci in found.values() if _is_away(machine.files, pci)]
+    places = machine.namespaces.holding(away) if away else {}
+    found: dict[str, dict[str, Queues]] = {}
+    for address, of_address in functions.items():
+        found[address] = {}
+        for target, pci in of_address.items():
+            found[address][target] = NONE
+            if (name := netdev(machine.files, pci)) is not None:
+                found[address][target] = _read(machine.files, QUEUES.format(name=name), flows)
+            elif pci in places:
+                try:
+                    with machine.namespaces.files(places[pci]) as files:
+                        if (name := netdev(files, pci)) is not None:
+                            found[address][target] = _read(files, QUEUES.format(name=name), flows)
+                except FileNotFoundError:
+                    continue  # it went with its namespace; an event tells where it came out
+    return found
+
+
+def _is_away(files: Files, pci: str) -> bool:
+    """A network driver without a netdev in the host's namespace."""
+    bound = driver(files, pci)
+    return bound is not None and vendor(bound).has_netdev and netdev(files, pci) is None
+
+
+def _read(files: Attributes, folder: str, flows: bool) -> Queues:
+    names = names_or_none(files, folder)
+    receive = {int(name[3:]): f"{folder}/{name}" for name in names if name.startswith("rx-")}
+    transmit = {int(name[3:]): f"{folder}/{name}" for name in names if name.startswith("tx-")}
+    # The attribute of a single transmit queue is there and gives ENOENT (net-sysfs.c, xps_cpus_show).
+    several = transmit if len(transmit) > 1 else {}
+    return Queues(
+        rps={q: from_mask(read_or(files, f"{p}/rps_cpus", "0")) for q, p in receive.items()},
+        flows={q: int(read_or(files, f"{p}/rps_flow_cnt", "0")) for q, p in receive.items()} if flows else {},
+        xps={q: from_mask(read_or(files, f"{p}/xps_cpus", "0")) for q, p in several.items()},
+    )
+
+
+def each(have: Snapshot) -> Iterator[tuple[str, str, Queues]]:
+    """PF, target and queues of every netdev that was read, in an order that does not change."""
+    for address, netdevs in sorted(have[NAME].items()):
+        for target, queues in netdevs.items():
+            yield address, target, queues
+
+
+def write(machine: Machine, target: str, path: str, text: str) -> None:
+    """Write one attribute (``rx-0/rps_cpus``) of the netdev that a target has now, in whichever namespace that is."""
+    with _opened(machine, target) as (files, folder):
+        files.write(f"{folder}/{path}", text)
+
+
+@contextmanager
+def _opened(machine: Machine, target: str) -> Iterator[tuple[Attributes, str]]:
+    pci = pci_of(machine.files, target)
+    if (name := netdev(machine.files, pci)) is not None:
+        yield machine.files, QUEUES.format(name=name)
+        return
+    namespace = machine.namespaces.holding([pci]).get(pci)
+    if namespace is None:
+        raise FileNotFoundError(errno.ENOENT, f"the netdev of {target} is in no network namespace that can be seen")
+    with machine.namespaces.files(namespace) as files:
+        if (name := netdev(files, pci)) is None:
+            raise FileNotFoundError(errno.ENOENT, f"the netdev of {target} has left its network namespace")
+        yield files, QUEUES.format(name=name)
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """Nothing: queues are observed, not wanted."""
+    return []
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Never called, since nothing is planned."""
+    raise NotImplementedError(change.kind)

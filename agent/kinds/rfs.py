@@ -1,0 +1,80 @@
+"""Receive flow steering: a packet goes to the CPU where the application last read from its flow.
+
+Two tables: the node's (net.core.rps_sock_flow_entries), and one for each receive queue (rps_flow_cnt). Whoever writes them
+empties them, the same value again included; so they are written only when they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.change import HOST, Change
+from agent.kinds import Reading, host_in_scope, queues
+from agent.machine import Machine, read_or
+from agent.nics import Wanted
+from agent.ranges import format_ranges
+from agent.snapshot import Scope, Snapshot
+
+NAME = "rfs"
+AFTER = ("queues", "rps")
+UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
+REACH = "device"
+
+ENTRIES = "net.core.rps_sock_flow_entries"
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, int]:
+    """The size of the node's table; :mod:`agent.kinds.queues` reads those of the queues."""
+    return {HOST: int(read_or(machine.files, queues.ENTRIES, "0"))} if host_in_scope(scope) else {}
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """The tables whose size differs: each queue of a netdev has its share of the node's."""
+    wanted = want.spec.rfs
+    if not wanted.enable:
+        return []
+    entries: int = have[NAME][HOST]
+    if have.topology.isolated and not wanted.isolated:
+        isolated = format_ranges(have.topology.isolated)
+        obstacle = f"it steers packets to where applications run, and CPUs {isolated} are isolated"
+        remedy = "set rfs.isolated: true, or rfs.enable: false"
+        return [Change(NAME, HOST, ENTRIES, entries, wanted.entries, obstacle=obstacle, remedy=remedy)]
+    changes = []
+    if entries != wanted.entries:
+        changes.append(Change(NAME, HOST, ENTRIES, entries, wanted.entries))
+    for address, target, found in queues.each(have):
+        share = _rounded(wanted.entries // max(1, len(found.flows)))
+        changes += [
+            Change(NAME, target, f"rx-{queue}", flows, share)
+            for queue, flows in sorted(found.flows.items())
+            if flows != share and address in want.nics
+        ]
+    return changes
+
+
+def _rounded(flows: int) -> int:
+    """As store_rps_dev_flow_table_cnt() does: up to the next power of two."""
+    return 1 << max(0, flows - 1).bit_length()
+
+
+def readings(want: Wanted, have: Snapshot) -> list[Reading]:
+    """The size of each table."""
+    wanted = want.spec.rfs.enable
+    entries: int | None = have[NAME].get(HOST)
+    return [
+        *([] if entries is None else [Reading(HOST, ENTRIES, entries, wanted)]),
+        *(
+            Reading(target, f"rx-{queue}", flows, wanted)
+            for address, target, found in queues.each(have)
+            if address in want.nics
+            for queue, flows in sorted(found.flows.items())
+        ),
+    ]
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Write the size of one table."""
+    if change.target == HOST:
+        machine.files.write(queues.ENTRIES, str(change.after))
+    else:
+        queues.write(machine, change.target, f"{change.field}/rps_flow_cnt", str(change.after))

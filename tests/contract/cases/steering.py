@@ -1,0 +1,60 @@
+"""Queues: the masks of RPS and XPS, and the tables of RFS."""
+
+import errno
+from collections.abc import Callable
+
+from agent.cpus import from_mask
+from agent.machine import Machine
+from agent.nics import netdev, vf_addresses
+from tests.contract.cases.sriov import _fresh, _link, _numvfs
+
+
+def _refusal(action: Callable[[], object]) -> int | None:
+    try:
+        action()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _queues(machine: Machine, pf: str) -> str:
+    return f"/sys/class/net/{netdev(machine.files, pf)}/queues"
+
+
+def a_flow_table_s_size_is_rounded_up_to_a_power_of_two(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    path = f"{_queues(machine, pf)}/rx-0/rps_flow_cnt"
+    for written, read in (("5", "8"), ("8", "8"), ("1", "1"), ("0", "0")):
+        machine.files.write(path, written)
+        assert machine.files.read(path) == read, written
+
+
+def a_single_transmit_queue_has_no_mask(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 1)
+    _link(machine, vf_addresses(machine.files, pf)[0])
+    folder = _queues(machine, vf_addresses(machine.files, pf)[0])
+    assert [name for name in machine.files.names(folder) if name.startswith("tx-")] == ["tx-0"]
+    assert _refusal(lambda: machine.files.read(f"{folder}/tx-0/xps_cpus")) == errno.ENOENT
+    assert _refusal(lambda: machine.files.write(f"{folder}/tx-0/xps_cpus", "00000001")) == errno.ENOENT
+
+
+def each_of_several_transmit_queues_has_a_mask(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    path = f"{_queues(machine, pf)}/tx-1/xps_cpus"
+    machine.files.write(path, "00000003")
+    assert from_mask(machine.files.read(path)) == {0, 1}
+    machine.files.write(path, "00000000")
+    assert from_mask(machine.files.read(path)) == frozenset()
+
+
+def a_cpu_beyond_the_machine_s_is_refused_in_a_mask(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    beyond = "00000001," + "00000000," * 255 + "00000000"
+    assert _refusal(lambda: machine.files.write(f"{_queues(machine, pf)}/rx-0/rps_cpus", beyond)) == errno.EOVERFLOW
+
+
+def a_namespace_holds_no_function_that_is_here(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    assert netdev(machine.files, pf) is not None
+    assert machine.namespaces.holding([pf]) == {}

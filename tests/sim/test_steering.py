@@ -1,0 +1,138 @@
+"""RPS, RFS and XPS on the simulated kernel, in the host's network namespace and in others."""
+
+import errno
+import os
+
+import pytest
+
+from agent.change import HOST, Outcome, is_ready
+from agent.converge import Failures, Pass, converge
+from agent.nics import vf_addresses
+from agent.preview import preview
+from agent.spec import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel
+
+PF = "0000:21:00.0"
+NET = "/sys/class/net"
+ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
+POD = "/namespaces/pod"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel(cpus=8)
+    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
+    return kernel
+
+
+def spec(**more: object) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 3}}
+    return from_mapping({"node_name": "n1", "nics": [nic], **more})
+
+
+def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
+    return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+
+
+def blocked(found: Pass) -> list[Outcome]:
+    return [outcome for outcome in found.outcomes if outcome.result == "blocked"]
+
+
+def test_each_cpu_sends_through_one_queue(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec()).conditions)
+    masks = [int(kernel.read(f"{NET}/enp33s0/queues/tx-{queue}/xps_cpus"), 16) for queue in (0, 1)]
+    assert masks[0] & masks[1] == 0
+    assert masks[0] | masks[1] == 0xFF
+
+
+def test_a_single_transmit_queue_is_left_alone(kernel: Kernel) -> None:
+    found = settle(kernel, spec())
+    assert not [o for o in found.outcomes if o.change.kind == "xps" and "#" in o.change.target]
+    assert not preview(kernel.machine(), spec()).changes
+
+
+def test_without_xps_no_mask_is_written(kernel: Kernel) -> None:
+    settle(kernel, spec(xps={"enable": False}))
+    assert not [path for path, _ in kernel.writes if path.endswith("xps_cpus")]
+
+
+def test_flow_tables_are_left_alone_unless_asked_for(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    assert not [path for path, _ in kernel.writes if "flow" in path]
+
+
+def test_each_queue_has_its_share_of_the_node_s_flows(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec(rfs={"enable": True, "entries": 4096})).conditions)
+    assert kernel.read(ENTRIES) == "4096"
+    assert kernel.read(f"{NET}/enp33s0/queues/rx-1/rps_flow_cnt") == "2048"
+    assert kernel.read(f"{NET}/enp33s0v1/queues/rx-0/rps_flow_cnt") == "4096"
+
+
+def test_a_table_that_is_right_is_not_written_since_that_would_empty_it(kernel: Kernel) -> None:
+    wanted = spec(rfs={"enable": True})
+    settle(kernel, wanted)
+    kernel.write(f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", "0")
+    kernel.writes.clear()
+    settle(kernel, wanted)
+    assert kernel.writes == [(f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", "16384")]
+
+
+def test_flows_that_could_be_steered_to_isolated_cpus_are_an_obstacle(kernel: Kernel) -> None:
+    kernel.isolate("6-7")
+    (error,) = preview(kernel.machine(), spec(rfs={"enable": True})).errors
+    assert "CPUs 6-7 are isolated" in error
+    assert "rfs.isolated: true" in error
+    found = settle(kernel, spec(rfs={"enable": True}))
+    assert [o.change.target for o in blocked(found)] == [HOST]
+    assert not is_ready(found.conditions)
+    assert kernel.read(ENTRIES) == "0"
+    assert is_ready(settle(kernel, spec(rfs={"enable": True, "isolated": True})).conditions)
+    assert kernel.read(ENTRIES) == "32768"
+
+
+def test_isolated_cpus_take_no_steered_packets_and_the_masks_still_read_back(kernel: Kernel) -> None:
+    kernel.isolate("2-3")
+    assert is_ready(settle(kernel, spec()).conditions)
+    masks = [int(kernel.read(f"{NET}/enp33s0v{index}/queues/rx-0/rps_cpus"), 16) for index in range(3)]
+    assert all(mask & 0b1100 == 0 for mask in masks)
+    assert any(masks)
+
+
+def test_a_pod_s_vf_is_steered_in_its_own_namespace(kernel: Kernel) -> None:
+    wanted = spec(rfs={"enable": True})
+    settle(kernel, wanted)
+    before = kernel.read(f"{NET}/enp33s0v1/queues/rx-0/rps_cpus")
+    assert int(before, 16)
+    kernel.move_away(vf_addresses(kernel, PF)[1])
+    for attribute in ("rps_cpus", "rps_flow_cnt"):
+        kernel.write(f"{POD}{NET}/eth1/queues/rx-0/{attribute}", "0")
+    kernel.writes.clear()
+    assert is_ready(settle(kernel, wanted).conditions)
+    assert kernel.read(f"{POD}{NET}/eth1/queues/rx-0/rps_cpus") == before
+    assert kernel.read(f"{POD}{NET}/eth1/queues/rx-0/rps_flow_cnt") == "32768"
+    assert all(path.startswith(POD) for path, _ in kernel.writes)
+    assert kernel.opened == []
+
+
+def test_a_namespace_that_goes_away_between_reading_and_writing_is_no_harm(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.move_away(vf_addresses(kernel, PF)[1])
+    kernel.write(f"{POD}{NET}/eth1/queues/rx-0/rps_cpus", "0")
+
+    def vanish(operation: str, where: str, value: str) -> OSError | None:
+        kernel.namespaces.clear()
+        return OSError(errno.ENODEV, os.strerror(errno.ENODEV), where)
+
+    kernel.fault = vanish
+    found = settle(kernel, spec())
+    assert [o.result for o in found.outcomes if o.change.kind == "rps"] == ["failed"]
+    assert settle(kernel, spec()).outcomes == ()
+
+
+def test_a_namespace_that_cannot_be_entered_leaves_its_vf_as_it_is(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.move_away(vf_addresses(kernel, PF)[1])
+    kernel.namespaces.clear()
+    kernel.writes.clear()
+    assert is_ready(settle(kernel, spec()).conditions)
+    assert kernel.writes == []
