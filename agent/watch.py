@@ -56,7 +56,7 @@ AT_ONCE = 10_000
 """Messages that are taken in one go: a storm must not keep us from working."""
 
 BURST = 20
-RATE = 50.0
+RATE = 100.0
 """Passes that events may cause: so many in a row, then so many a second; what happens meanwhile is one."""
 
 
