@@ -56,9 +56,9 @@ def _policy_script(command: tuple[str, ...]) -> str | None:
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """A list that is not that of the wanted NICs."""
-    if want.spec.irqs.irqbalance != "banned":
+    bans: Bans | None = have[NAME].get(HOST)
+    if want.spec.irqs.irqbalance != "banned" or bans is None:
         return []
-    bans: Bans = have[NAME][HOST]
     wanted = tuple(sorted(want.nics))
     if bans.functions == wanted:
         return []

@@ -31,9 +31,9 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, int]:
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The tables whose size differs: each queue of a netdev has its share of the node's."""
     wanted = want.spec.rfs
-    if not wanted.enable:
+    entries: int | None = have[NAME].get(HOST)
+    if not wanted.enable or entries is None:
         return []
-    entries: int = have[NAME][HOST]
     if have.topology.isolated and not wanted.isolated:
         isolated = format_ranges(have.topology.isolated)
         obstacle = f"it steers packets to where applications run, and CPUs {isolated} are isolated"

@@ -136,3 +136,10 @@ def test_a_namespace_that_cannot_be_entered_leaves_its_vf_as_it_is(kernel: Kerne
     kernel.writes.clear()
     assert is_ready(settle(kernel, spec()).conditions)
     assert kernel.writes == []
+
+
+def test_what_only_an_earlier_spec_asked_to_be_read_is_no_reason_to_fail(kernel: Kernel) -> None:
+    earlier = spec(rfs={"enable": True}, irqs={"irqbalance": "banned"})
+    settle(kernel, earlier)
+    found = converge(kernel.machine(), spec(), None, None, Failures(), lambda: 0.0, verified=earlier)
+    assert is_ready(found.conditions)
