@@ -19,9 +19,10 @@ from agent.machine import Attributes, Namespace
 CLONE_NEWNET = 0x40000000
 
 # The same on every architecture (include/uapi/asm-generic/unistd.h); glibc has wrappers only from 2.36 on.
-SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432
-FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = 1
-FSCONFIG_CMD_CREATE = 6
+SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT, SYS_FSPICK = 430, 431, 432, 433
+FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = FSPICK_CLOEXEC = 1
+FSPICK_EMPTY_PATH = 8
+FSCONFIG_SET_FLAG, FSCONFIG_CMD_CREATE, FSCONFIG_CMD_RECONFIGURE = 0, 6, 7
 
 OWN = "/proc/thread-self/ns/net"
 MOUNTS = "/proc/self/mountinfo"
@@ -34,7 +35,6 @@ class LinuxNamespaces:
 
     def __init__(self, processes: str = PROCESSES) -> None:
         self._processes = processes
-        self._libc = ctypes.CDLL(None, use_errno=True)
         self._seen: dict[str, Namespace] = {}
 
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
@@ -98,10 +98,10 @@ class LinuxNamespaces:
             os.close(own)
 
     def _mount_here(self) -> int:
-        context = self._call(SYS_FSOPEN, b"sysfs", FSOPEN_CLOEXEC)
+        context = _call(SYS_FSOPEN, b"sysfs", FSOPEN_CLOEXEC)
         try:
-            self._call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
-            return self._call(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, 0)
+            _call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+            return _call(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, 0)
         finally:
             os.close(context)
 
@@ -113,15 +113,19 @@ class LinuxNamespaces:
             raise SystemExit(f"cannot come back to the host's network namespace: {error}") from error
 
     def _enter(self, namespace: int) -> None:
-        if self._libc.setns(namespace, CLONE_NEWNET):
+        if LIBC.setns(namespace, CLONE_NEWNET):
             raise _error("setns")
 
-    def _call(self, number: int, *arguments: int | bytes | None) -> int:
-        widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-        result: int = self._libc.syscall(ctypes.c_long(number), *widened)
-        if result < 0:
-            raise _error("sysfs of a network namespace")
-        return result
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _call(number: int, *arguments: int | bytes | None) -> int:
+    widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result: int = LIBC.syscall(ctypes.c_long(number), *widened)
+    if result < 0:
+        raise _error("sysfs of a network namespace")
+    return result
 
 
 def _error(what: str) -> OSError:
@@ -164,8 +168,29 @@ class _Below:
         return read_all(self._path(path), self._mount)
 
     def write(self, path: str, text: str) -> None:
-        """Write in one call."""
-        write_all(self._path(path), text, self._mount)
+        """Write in one call.
+
+        A namespace has one sysfs for all its mounts, and that is read-only where a container runtime mounted it first, and so.
+        It is made writable for the moment: the runtime's own mounts stay read-only by a flag of their own.
+        """
+        try:
+            write_all(self._path(path), text, self._mount)
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            self._reconfigure(b"rw")
+            try:
+                write_all(self._path(path), text, self._mount)
+            finally:
+                self._reconfigure(b"ro")
+
+    def _reconfigure(self, flag: bytes) -> None:
+        context = _call(SYS_FSPICK, self._mount, b"", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH)
+        try:
+            _call(SYS_FSCONFIG, context, FSCONFIG_SET_FLAG, flag, None, 0)
+            _call(SYS_FSCONFIG, context, FSCONFIG_CMD_RECONFIGURE, None, None, 0)
+        finally:
+            os.close(context)
 
     def names(self, path: str) -> list[str]:
         """List a directory."""

@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -18,23 +18,37 @@ MOUNTINFO = """\
 311 29 0:4 net:[4026532340] /run/docker/netns/a\\040b rw - nsfs nsfs rw
 312 29 0:4 pid:[4026532999] /run/pidns rw - nsfs nsfs rw
 """
-VETH = "ip link add eth1 numrxqueues 2 numtxqueues 4 type veth peer name eth2 && echo made && exec sleep 60"
+VETH = "ip link add eth1 numrxqueues 2 numtxqueues 4 type veth peer name eth2"
+
+
+@contextmanager
+def namespace(*unshared: str, setup: str = "true") -> Iterator[Namespace]:
+    """A network namespace with a veth pair, for as long as a process lives in it."""
+    command = ["unshare", "--net", *unshared, "sh", "-c", f"{VETH} && {setup} && echo made && exec sleep 60"]
+    made = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert made.stdout is not None
+    assert made.stderr is not None
+    try:
+        if made.stdout.readline() != b"made\n":
+            pytest.skip(f"no such namespace can be made here: {made.stderr.read().decode()}")
+        path = f"/proc/{made.pid}/ns/net"
+        yield Namespace(Path(path).stat().st_ino, path)
+    finally:
+        made.kill()
+        made.wait()
+        made.stdout.close()
+        made.stderr.close()
 
 
 @pytest.fixture
 def pod() -> Iterator[Namespace]:
-    """A namespace of its own with a veth pair, for as long as a process lives in it."""
-    made = subprocess.Popen(["unshare", "--net", "sh", "-c", VETH], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert made.stdout is not None
-    if made.stdout.readline() != b"made\n":
-        made.kill()
-        made.wait()
-        pytest.skip("no network namespace can be made here")
-    path = f"/proc/{made.pid}/ns/net"
-    yield Namespace(Path(path).stat().st_ino, path)
-    made.kill()
-    made.wait()
-    made.stdout.close()
+    with namespace() as made:
+        yield made
+
+
+def mountinfo(namespace: Namespace) -> str:
+    """That of the process which keeps the namespace."""
+    return (Path(namespace.path).parent.parent / "mountinfo").read_text()
 
 
 def held() -> int:
@@ -68,6 +82,20 @@ def test_masks_are_written_in_another_namespace_and_nothing_is_left_behind(pod: 
     assert not Path("/sys/class/net/eth2").exists()
     assert MOUNTS.read_text() == mounts
     assert held() == before
+
+
+def test_a_container_s_read_only_sysfs_is_written_and_stays_read_only(tmp_path: Path) -> None:
+    mount = f"mount -t sysfs -o ro sysfs {tmp_path}"
+    with namespace("--mount", setup=mount) as container, LinuxNamespaces().files(container) as files:
+        path = "/sys/class/net/eth1/queues/rx-0/rps_cpus"
+        files.write(path, "1")
+        assert int(files.read(path), 16) == 1
+        inside = Path(container.path).parent.parent / "root" / str(tmp_path)[1:] / path.removeprefix("/sys/")
+        assert int(inside.read_text(), 16) == 1
+        with pytest.raises(OSError, match="Read-only"):
+            inside.write_text("0")
+        (line,) = [line for line in mountinfo(container).splitlines() if f" {tmp_path} " in line]
+        assert line.split(" - ")[1].split()[2].split(",")[0] == "ro", "the file system, not only its mount"
 
 
 def test_a_number_that_another_process_has_by_now_is_not_entered(pod: Namespace) -> None:
