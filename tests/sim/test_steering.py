@@ -2,12 +2,14 @@
 
 import errno
 import os
+from pathlib import Path
 
 import pytest
 
 from agent.change import HOST, Outcome, is_ready
 from agent.converge import Failures, Pass, converge
 from agent.nics import vf_addresses
+from agent.originals import ORIGINALS, Originals
 from agent.preview import preview
 from agent.spec import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
@@ -143,3 +145,18 @@ def test_what_only_an_earlier_spec_asked_to_be_read_is_no_reason_to_fail(kernel:
     settle(kernel, earlier)
     found = converge(kernel.machine(), spec(), None, None, Failures(), lambda: 0.0, verified=earlier)
     assert is_ready(found.conditions)
+
+
+def test_tables_and_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:
+    originals = Originals.load(tmp_path / ORIGINALS)
+
+    def settle_by(wanted: NodeSpec) -> Pass:
+        return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0, originals=originals)
+
+    settle_by(spec(rfs={"enable": True}))
+    kernel.move_away(vf_addresses(kernel, PF)[1])
+    assert is_ready(settle_by(spec(xps={"enable": False}, rps={"enable": False})).conditions)
+    assert kernel.read(ENTRIES) == "0"
+    tables = [f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", f"{POD}{NET}/eth1/queues/rx-0/rps_flow_cnt"]
+    masks = [f"{NET}/enp33s0/queues/tx-0/xps_cpus", f"{POD}{NET}/eth1/queues/rx-0/rps_cpus"]
+    assert {int(kernel.read(path), 16) for path in (*tables, *masks)} == {0}
