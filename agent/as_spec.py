@@ -16,7 +16,7 @@ from attrs import evolve, fields, frozen
 from agent.machine import Machine, VfInfo, names_or_none
 from agent.nics import Function, derived_mac, device_path, discover, netdev, vf_addresses
 from agent.preview import preview
-from agent.spec import Irqs, Nic, NodeSpec, Rps, Selector, VfAttributes, VfGroup, Vfs
+from agent.spec import Irqs, Nic, NodeSpec, Rps, Selector, VfAttributes, VfGroup, Vfs, Xps
 
 Values = Mapping[str, Any]
 
@@ -60,6 +60,8 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str]) -> Adoption
         spec = evolve(spec, irqs=evolve(spec.irqs, pin=False))
     if any(change.kind == "rps" for change in preview(machine, spec).changes):
         spec = evolve(spec, rps=Rps(enable=False))
+    if any(change.kind == "xps" for change in preview(machine, spec).changes):
+        spec = evolve(spec, xps=Xps(enable=False))
     left = preview(machine, spec)
     return Adoption(spec, (*map(str, left.changes), *left.errors))
 

@@ -153,8 +153,9 @@ class Watch:
             scope |= named or set()
         return WakeUp(None if everything or reload else frozenset(scope), reload, stop, asked)
 
-    def gather(self, known: Known, wake: WakeUp) -> WakeUp:
-        """A wake-up with what happens while the pace of passes makes it wait: not at all, but in a storm. No command waits."""
+    def gather(self, known: Known) -> WakeUp:
+        """What happens while the pace of passes makes the next one wait: nothing, but in a storm. A command ends it."""
+        wake = WakeUp(frozenset())
         now = time.monotonic()
         until = now + self._pace.pause(now)
         while now < until and not (wake.reload or wake.stop or wake.asked):

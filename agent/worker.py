@@ -120,7 +120,10 @@ class _Loop:
                 return False
             self.scope = None if time.monotonic() >= deadline else scope
             self.failures.hasten(scope)
-        self.scope = self._heard(self.watch.gather(self.known, WakeUp(self.scope, self.reload)))
+        if not self.reload and not self.knocked:
+            meanwhile = self._heard(self.watch.gather(self.known))
+            self.failures.hasten(meanwhile)
+            self.scope = None if self.scope is None or meanwhile is None else self.scope | meanwhile
         self.trigger = _trigger(self.scope, due)
         if self.knocked:
             self._take_request()

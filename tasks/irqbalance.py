@@ -42,7 +42,8 @@ def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:
     """Carry out a policy.
 
     `disabled` stops the service and keeps it from starting at boot; `banned` has it ask our script, which keeps it off the
-    interrupts of the NICs in the spec; `untouched` leaves it alone. Where there is no irqbalance, nothing happens, and nothing under the mode `observe`.
+    interrupts of the NICs in the spec; `untouched` leaves it alone. Where there is no irqbalance, nothing happens, and
+    nothing under the mode `observe`.
     """
     if mode == "observe":
         return

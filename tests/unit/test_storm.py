@@ -28,7 +28,7 @@ def listen(storm):
     while more or storm.poll() is None:
         wake = watch.wait(known, 0.2)
         if wake.scope != frozenset():
-            wake = watch.gather(known, wake)
+            wake = wake.joined(watch.gather(known))
         more = wake.scope != frozenset()
         wakes += more
         scopes |= {{"everything"}} if wake.scope is None else wake.scope

@@ -13,6 +13,9 @@ class Tree:
     def __init__(self, files: dict[str, str]) -> None:
         self.files = files
 
+    def replace(self, path: str, text: str) -> None:
+        raise NotImplementedError
+
     def read(self, path: str) -> str:
         if path not in self.files:
             raise FileNotFoundError(path)

@@ -156,7 +156,7 @@ def test_a_command_does_not_wait_for_the_pace() -> None:
         watch._pace.pause(time.monotonic())
     os.write(write, b"reload\n")
     began = time.monotonic()
-    assert watch.gather(KNOWN, WakeUp(frozenset({PF}))).reload
+    assert watch.gather(KNOWN).reload
     assert time.monotonic() - began < 1.0
     os.close(write)
     os.close(read)
