@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, TextIO
+from typing import Any
 
 import click
 from pyroute2.iproute.linux import IPRoute
@@ -24,19 +21,10 @@ from pyroute2.netlink.rtnl import RTMGRP_LINK
 from rich.console import Console
 from rich.table import Table
 
-from agent.activity import Activity
-from agent.adoption import Adopted
-from agent.contention import Contention
-from agent.converge import Failures
-from agent.history import History
-from agent.originals import ORIGINALS, Originals
-from agent.requests import Requests
-from agent.spec import from_mapping, to_json
-from agent.worker import work
-from bench.namespace import ADDRESS, devices, enter, machine
+from bench.agent import MTU, keep
+from bench.namespace import enter
 
-NETDEV, WANTED, BROKEN = "fab0", 1500, 1400
-SPEC = {"node_name": "bench", "nics": [{"name": "rail0", "select": {"pci": ADDRESS}, "mtu": WANTED}]}
+NETDEV, BROKEN = "fab0", 1400
 
 Repairer = Callable[[Connection, str], None]
 
@@ -52,9 +40,9 @@ def _bare(done: Connection, netdev: str) -> None:
         for event in events.get():
             if event.get("index") != index:
                 continue
-            if ip.link("get", index=index)[0].get("mtu") != WANTED:
-                ip.link("set", index=index, mtu=WANTED)
-                if ip.link("get", index=index)[0].get("mtu") == WANTED:
+            if ip.link("get", index=index)[0].get("mtu") != MTU:
+                ip.link("set", index=index, mtu=MTU)
+                if ip.link("get", index=index)[0].get("mtu") == MTU:
                     done.send(time.monotonic_ns())
 
 
@@ -79,18 +67,8 @@ class _Reports:
 
 def _agent(done: Connection, netdev: str) -> None:
     """The agent's worker, as the service runs it."""
-    with devices({ADDRESS: netdev}) as root, TemporaryDirectory() as folder:
-        spec = Path(folder, "node.json")
-        spec.write_text(to_json(from_mapping(SPEC)))
-        control, _ = os.pipe()
-        reports: Any = _Reports(done)
-        out: TextIO = reports
-        activity = Activity.at(None)
-        adopted, originals = Adopted(Path(folder), Path(folder)), Originals.load(Path(folder, ORIGINALS))
-        requests, history = Requests(Path(folder, "apply.sock")), History(Path(folder))
-        # Somebody does put it back again and again here.
-        tireless = Failures(Contention(limit=0))
-        work(machine(root), spec, adopted, originals, activity, control, out, requests, history, tireless)
+    reports: Any = _Reports(done)
+    keep(netdev, reports)
 
 
 def measure(repairer: Repairer, rounds: int) -> list[float]:

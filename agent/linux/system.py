@@ -68,8 +68,10 @@ def _libkmod() -> ctypes.CDLL | None:
 
 @contextmanager
 def _context(library: ctypes.CDLL) -> Iterator[int]:
+    # By way of the first process: in the unit's own view the folder is empty (ProtectKernelModules=).
+    folder = f"/proc/1/root/lib/modules/{os.uname().release}"
     # An empty list of folders: nothing of /etc/modprobe.d matters here.
-    context = library.kmod_new(None, (ctypes.c_char_p * 1)())
+    context = library.kmod_new(folder.encode(), (ctypes.c_char_p * 1)())
     if not context:
         raise MemoryError
     try:

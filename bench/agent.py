@@ -1,0 +1,37 @@
+"""The agent's worker on a netdev of a benchmark's namespace, as the service runs it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TextIO
+
+from agent.activity import Activity
+from agent.adoption import Adopted
+from agent.contention import Contention
+from agent.converge import Failures
+from agent.history import History
+from agent.originals import ORIGINALS, Originals
+from agent.requests import Requests
+from agent.spec import from_mapping, to_json
+from agent.worker import work
+from bench.namespace import ADDRESS, devices, machine
+
+MTU = 1500
+SPEC = {"node_name": "bench", "nics": [{"name": "rail0", "select": {"pci": ADDRESS}, "mtu": MTU}]}
+
+
+def keep(netdev: str, out: TextIO) -> None:
+    """Keep the MTU of a netdev until killed; what the worker has to say goes to ``out``."""
+    with devices({ADDRESS: netdev}) as root, TemporaryDirectory() as name:
+        folder = Path(name)
+        spec = folder / "node.json"
+        spec.write_text(to_json(from_mapping(SPEC)))
+        control, _ = os.pipe()
+        adopted, originals = Adopted(folder, folder), Originals.load(folder / ORIGINALS)
+        requests, history = Requests(folder / "apply.sock"), History(folder)
+        # Somebody does put it back again and again here.
+        tireless = Failures(Contention(limit=0))
+        activity = Activity.at(None)
+        work(machine(root), spec, adopted, originals, activity, control, out, requests, history, tireless)

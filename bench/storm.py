@@ -1,0 +1,129 @@
+"""What a storm of link events costs: `python -m bench.storm` (as root, on this host's kernel in a namespace of its own).
+
+The bare counterpart is a socket that receives the same events and looks at none.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import subprocess
+from multiprocessing.connection import Connection
+from typing import Any
+
+import click
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from agent import worker
+from agent.watch import RTMGRP_LINK
+from bench.agent import keep
+from bench.namespace import enter
+
+OURS, OTHER = "fab0", "other0"
+SO_RCVBUFFORCE = 33
+QUIET = 1.0
+"""Seconds without an event after which a storm is over."""
+
+
+class _Passes:
+    """Tells each of the worker's passes."""
+
+    def __init__(self, told: Connection) -> None:
+        self._told = told
+        self._converge: Any = vars(worker)["converge"]
+
+    def __call__(self, *given: Any, **more: Any) -> Any:
+        found = self._converge(*given, **more)
+        self._told.send(None)
+        return found
+
+
+class _Nowhere:
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def _agent(told: Connection) -> None:
+    vars(worker)["converge"] = _Passes(told)
+    nowhere: Any = _Nowhere()
+    keep(OURS, nowhere)
+
+
+def _bare(told: Connection) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as events:
+        events.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
+        events.bind((0, RTMGRP_LINK))
+        told.send(None)
+        while True:
+            events.recv(1 << 16)
+            told.send(None)
+
+
+def _listen(target: Any, storm_on: str, events: int) -> tuple[int, float]:
+    """How often a child acted on a storm, and the CPU seconds that it took."""
+    ours, theirs = multiprocessing.Pipe()
+    child = multiprocessing.get_context("fork").Process(target=target, args=(theirs,), daemon=True)
+    child.start()
+    begun = False
+    while ours.poll(QUIET if begun else 30.0):
+        begun = ours.recv() is None
+    before = _cpu(child.pid)
+    lines = "".join(f"link set dev {storm_on} txqueuelen {1000 + number % 2}\n" for number in range(events))
+    storm = subprocess.Popen(["ip", "-batch", "-"], stdin=subprocess.PIPE, text=True)
+    assert storm.stdin is not None  # noqa: S101  PIPE was asked for
+    storm.stdin.write(lines)
+    storm.stdin.close()
+    times = 0
+    while storm.poll() is None or ours.poll(QUIET):
+        while ours.poll(0.01):
+            ours.recv()
+            times += 1
+    after = _cpu(child.pid)
+    child.kill()
+    child.join()
+    return times, after - before
+
+
+def _cpu(pid: int | None) -> float:
+    used = psutil.Process(pid).cpu_times()
+    return used.user + used.system
+
+
+def _run(told: Connection, events: int) -> None:
+    enter()
+    for name, peer in ((OURS, "fab1"), (OTHER, "other1")):
+        subprocess.run(["ip", "link", "add", name, "type", "veth", "peer", "name", peer], check=True)
+        for end in (name, peer):
+            subprocess.run(["ip", "link", "set", end, "up"], check=True)
+    told.send([(name, *_listen(target, on, events)) for name, target, on in _ROWS])
+
+
+_ROWS = (
+    ("agent, events of its own netdev: passes", _agent, OURS),
+    ("agent, events of another netdev: passes", _agent, OTHER),
+    ("bare socket: receptions", _bare, OTHER),
+)
+
+
+@click.command()
+@click.option("--events", default=10_000, show_default=True, help="Link events in each storm.")
+def main(events: int) -> None:
+    """Print how often the agent looked again, and its CPU seconds."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_run, args=(theirs, events))
+    process.start()
+    found = ours.recv()
+    process.join()
+    table = Table("", "times", "CPU seconds", title=f"{events} link events")
+    for name, times, cpu in found:
+        table.add_row(name, str(times), f"{cpu:.3f}")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
