@@ -51,6 +51,8 @@ class Snapshot:
         if scope is None:
             return evolve(self, states={**self.states, kind: state})
         before = self[kind]
+        if not state and before.keys().isdisjoint(scope):
+            return self
         kept = {device: found for device, found in before.items() if device not in scope}
         read = {device: _joined(kept.get(device), found) for device, found in state.items()}
         return evolve(self, states={**self.states, kind: {**kept, **read}})

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from agent.change import Change
 from agent.kinds import vf_links
 from agent.machine import Machine, Quantity
-from agent.nics import Wanted, link_of
+from agent.nics import Wanted, ifindex_of
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
@@ -68,4 +68,4 @@ def beyond(setting: vf_links.Setting, fields: tuple[str, ...]) -> str:
 
 def apply(machine: Machine, change: Change) -> None:
     """Set the numbers, after finding the netdev again."""
-    machine.ethtool.set_channels(link_of(machine, change.target).ifindex, parsed(change.after))
+    machine.ethtool.set_channels(ifindex_of(machine.files, change.target), parsed(change.after))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from agent.change import Change
 from agent.kinds import vf_links
 from agent.machine import Machine
-from agent.nics import Wanted, link_of
+from agent.nics import Wanted, ifindex_of
 from agent.snapshot import Scope, Snapshot
 
 NAME = "coalescing"
@@ -43,4 +43,4 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 def apply(machine: Machine, change: Change) -> None:
     """Set one value, after finding the netdev again."""
     given = {change.field: change.after if isinstance(change.after, bool) else int(change.after or 0)}
-    machine.ethtool.set_coalescing(link_of(machine, change.target).ifindex, given)
+    machine.ethtool.set_coalescing(ifindex_of(machine.files, change.target), given)

@@ -14,7 +14,7 @@ from attrs import frozen
 from agent.change import Change, Disruption
 from agent.kinds import Reading, pfs_in_scope
 from agent.machine import Files, Link, Machine, read_or
-from agent.nics import Wanted, WantedNic, driver, link_of, netdev
+from agent.nics import Wanted, WantedNic, driver, ifindex_of, link_of, netdev
 from agent.snapshot import Scope, Snapshot
 from agent.spec import LinkState
 from agent.vendors import vendor
@@ -151,18 +151,19 @@ def link_readings(
 
 def apply(machine: Machine, change: Change) -> None:
     """Set one thing of a netdev, after finding it again by its PCI address: names and indexes do not last."""
-    link = link_of(machine, change.target)
+    ifindex = ifindex_of(machine.files, change.target)
     if change.field == "mtu":
-        machine.netlink.set_link(link.ifindex, mtu=int(change.after or 0))
+        machine.netlink.set_link(ifindex, mtu=int(change.after or 0))
     elif change.field == "txqueuelen":
-        machine.netlink.set_link(link.ifindex, txqueuelen=int(change.after or 0))
+        machine.netlink.set_link(ifindex, txqueuelen=int(change.after or 0))
     elif change.field == "altname":
-        _add_altname(machine, link, str(change.after))
+        _add_altname(machine, change.target, str(change.after))
     else:
-        machine.netlink.set_link(link.ifindex, up=change.after == "up")
+        machine.netlink.set_link(ifindex, up=change.after == "up")
 
 
-def _add_altname(machine: Machine, link: Link, name: str) -> None:
+def _add_altname(machine: Machine, target: str, name: str) -> None:
+    link = link_of(machine, target)
     try:
         machine.netlink.add_altname(link.ifindex, name)
     except OSError as error:

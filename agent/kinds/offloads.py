@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from agent.change import Change
 from agent.kinds import vf_links
 from agent.machine import Feature, Machine
-from agent.nics import Wanted, link_of
+from agent.nics import Wanted, ifindex_of
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
@@ -87,4 +87,4 @@ def _differing(setting: vf_links.Setting, wanted: Mapping[str, bool]) -> list[Ch
 
 def apply(machine: Machine, change: Change) -> None:
     """Ask for one feature, after finding the netdev again."""
-    machine.ethtool.set_feature(link_of(machine, change.target).ifindex, change.field, bool(change.after))
+    machine.ethtool.set_feature(ifindex_of(machine.files, change.target), change.field, bool(change.after))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from agent.change import Change
 from agent.kinds import channels, vf_links
 from agent.machine import Machine, Quantity
-from agent.nics import Wanted, link_of
+from agent.nics import Wanted, ifindex_of
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import Vendor, vendor
 
@@ -52,4 +52,4 @@ def _impossible(setting: vf_links.Setting, after: str, family: Vendor) -> tuple[
 
 def apply(machine: Machine, change: Change) -> None:
     """Set the sizes, after finding the netdev again."""
-    machine.ethtool.set_rings(link_of(machine, change.target).ifindex, channels.parsed(change.after))
+    machine.ethtool.set_rings(ifindex_of(machine.files, change.target), channels.parsed(change.after))

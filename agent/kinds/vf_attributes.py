@@ -12,7 +12,7 @@ from typing import Any
 from agent.change import Change, Value
 from agent.kinds import Reading, links, pfs_in_scope, vfs
 from agent.machine import Machine, VfInfo
-from agent.nics import Wanted, link_of, netdev
+from agent.nics import Wanted, ifindex_of, link_of, netdev, netdev_of
 from agent.snapshot import Scope, Snapshot
 from agent.spec import VfAttributes
 
@@ -91,20 +91,28 @@ def _in_order(wanted: VfAttributes, told: VfInfo | None) -> tuple[str, ...]:
 
 def apply(machine: Machine, change: Change) -> None:
     """Set one attribute through the PF's netdev, together with what the PF tells of those that the kernel takes with it."""
-    link = link_of(machine, change.device)
     index = int(change.target.partition("#")[2])
+    given: dict[str, Any] = {}
+    for names in TOGETHER:
+        if change.field in names:
+            told = _told(machine, change.device, index)
+            given = {name: getattr(told, name) for name in names}
+    try:
+        machine.netlink.set_vf(ifindex_of(machine.files, change.device), index, **{**given, change.field: change.after})
+    except OSError as error:
+        name = netdev_of(machine.files, change.device)
+        raise OSError(*_explain(error, change, given.get("min_tx_rate", 0), name)) from error
+
+
+def _told(machine: Machine, address: str, index: int) -> VfInfo:
+    link = link_of(machine, address)
     told = next((vf for vf in link.vfs if vf.index == index), None)
     if told is None:
         raise FileNotFoundError(errno.ENOENT, f"{link.name} tells nothing of VF {index}; it is gone")
-    together = next((names for names in TOGETHER if change.field in names), frozenset[str]())
-    given: dict[str, Any] = {name: getattr(told, name) for name in together} | {change.field: change.after}
-    try:
-        machine.netlink.set_vf(link.ifindex, index, **given)
-    except OSError as error:
-        raise OSError(*_explain(error, change, told, link.name)) from error
+    return told
 
 
-def _explain(error: OSError, change: Change, told: VfInfo, name: str) -> tuple[int, str]:
+def _explain(error: OSError, change: Change, min_tx_rate: int, name: str) -> tuple[int, str]:
     if error.errno == errno.EPROTONOSUPPORT:
         return errno.EOPNOTSUPP, f"the driver of {name} puts VFs in VLANs of another protocol only"
     if error.errno == errno.EOPNOTSUPP:
@@ -113,7 +121,7 @@ def _explain(error: OSError, change: Change, told: VfInfo, name: str) -> tuple[i
         # igb, ixgbe, qede and others answer so to any value but 0.
         return errno.EOPNOTSUPP, f"the driver of {name} grants no min_tx_rate, or not so much"
     if error.errno == errno.EINVAL and change.field == "max_tx_rate":
-        if 0 < int(change.after or 0) < told.min_tx_rate:
-            return errno.EINVAL, f"EINVAL: its min_tx_rate is {told.min_tx_rate}; give that, too"
+        if 0 < int(change.after or 0) < min_tx_rate:
+            return errno.EINVAL, f"EINVAL: its min_tx_rate is {min_tx_rate}; give that, too"
         return errno.EINVAL, f"EINVAL: {name} has no link yet, or is slower than {change.after} Mbit/s"
     return error.errno or errno.EIO, error.strerror or str(error)

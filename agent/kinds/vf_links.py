@@ -11,7 +11,7 @@ from attrs import evolve, frozen
 from agent.change import Change, Disruption, Value
 from agent.kinds import Reading, functions_in_scope, in_scope, links
 from agent.machine import Machine, read_or
-from agent.nics import VFIO, Wanted, WantedNic, link_of, netdev
+from agent.nics import VFIO, Wanted, WantedNic, ifindex_of, netdev
 from agent.snapshot import Scope, Snapshot
 
 NAME = "vf_links"
@@ -74,7 +74,7 @@ def apply(machine: Machine, change: Change) -> None:
     if change.field != "carrier":
         links.apply(machine, change)
         return
-    ifindex = link_of(machine, change.target).ifindex
+    ifindex = ifindex_of(machine.files, change.target)
     machine.netlink.set_link(ifindex, up=False)
     machine.netlink.set_link(ifindex, up=True)
 
