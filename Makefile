@@ -44,6 +44,7 @@ lab-suite: $(STAMP)
 
 bench: $(STAMP)
 	@$(BIN)/python -m bench.drift
+	@$(BIN)/python -m bench.observe
 	@$(BIN)/python -m bench.scale
 	@$(BIN)/python -m bench.storm
 	@$(BIN)/python -m bench.idle

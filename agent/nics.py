@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from attrs import evolve, field, frozen
@@ -245,8 +245,8 @@ def asks_serials(spec: NodeSpec) -> bool:
 
 def discover(machine: Machine, serials: bool = False) -> tuple[Function, ...]:
     """Every physical function of PCI class 02 (network controller), by address."""
-    links = {link.name: link for link in machine.netlink.links()}
-    found = (_function(machine, address, links.get, serials) for address in names_or_none(machine.files, PCI))
+    # One by one: a node may have a thousand netdevs that are none of a PCI function, and a dump tells all of them.
+    found = (_function(machine, address, serials) for address in names_or_none(machine.files, PCI))
     return tuple(function for function in found if function is not None)
 
 
@@ -255,13 +255,11 @@ def rediscover(
 ) -> tuple[Function, ...]:
     """``functions`` with those at ``addresses`` read again: gone, or with the netdev that they have now."""
     kept = {function.address: function for function in functions}
-    read = {address: _function(machine, address, machine.netlink.link, serials) for address in addresses - machine.hung}
+    read = {address: _function(machine, address, serials) for address in addresses - machine.hung}
     return tuple(function for _, function in sorted({**kept, **read}.items()) if function is not None)
 
 
-def _function(
-    machine: Machine, address: str, link: Callable[[str], Link | None], serials: bool = False
-) -> Function | None:
+def _function(machine: Machine, address: str, serials: bool) -> Function | None:
     files = machine.files
     path = device_path(address)
     if not read_or(files, f"{path}/class", "").startswith("0x02") or "physfn" in names_or_none(files, path):
@@ -274,10 +272,17 @@ def _function(
         driver=driver(files, address),
         numa_node=int(read_or(files, f"{path}/numa_node", "-1")),
         total_vfs=int(read_or(files, f"{path}/sriov_totalvfs", "0")),
-        link=link(name) if name else None,
+        link=_link(machine, address, name) if name else None,
         hung=address in machine.hung,
         serials=serial_numbers(files, address) if serials and address not in machine.hung else (),
     )
+
+
+def _link(machine: Machine, address: str, name: str) -> Link | None:
+    if address in machine.hung:
+        # A dump asks no driver for its VFs.
+        return next((link for link in machine.netlink.links() if link.name == name), None)
+    return machine.netlink.link(name)
 
 
 def serial_numbers(files: Files, address: str) -> tuple[str, ...]:
