@@ -14,19 +14,23 @@ def _nics(machine: lab.Machine) -> list[dict[str, Any]]:
         {
             "name": first.name,
             "select": {"pci": first.pci, "vendor": "8086", "device": "10c9"},
+            "altnames": [first.name],
             "mtu": 9000,
+            "txqueuelen": 2000,
             "coalescing": {"rx_usecs": 50},
             "vfs": {"count": VFS_PER_NIC, "defaults": {"trust": True}},
         },
         {
             "name": second.name,
             "select": {"mac": second.mac},
+            "altnames": [second.name],
             "mtu": 9000,
+            "txqueuelen": 2000,
             "vfs": {
                 "count": 4,
                 "defaults": {"spoofchk": True},
                 "groups": [
-                    {"index": "0-1", "vlan": 100, "trust": True, "spoofchk": False},
+                    {"index": "0-1", "vlan": 100, "qos": 3, "trust": True, "spoofchk": False},
                     # Local, and no other's: this one ends as the machine's own.
                     {"index": "3", "mac": f"02:00:5e:{second.mac[-8:]}"},
                 ],

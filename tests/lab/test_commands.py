@@ -71,7 +71,8 @@ def test_a_node_that_is_only_observed_is_left_as_it_is(node: Node) -> None:
 
 
 def test_what_somebody_else_made_is_written_down_with_an_empty_plan(node: Node) -> None:
-    node.sh("systemctl stop trackbed")
+    # As a node that has never had an agent: what a spec asked for before would be put back to how it was before that.
+    node.sh("systemctl stop trackbed; rm /run/trackbed/originals.jsonl")
     device = f"/sys/bus/pci/devices/{NICS[1].pci}"
     node.sh(
         f"echo 0 > {device}/sriov_numvfs; echo 1 > {device}/sriov_drivers_autoprobe; echo 3 > {device}/sriov_numvfs"

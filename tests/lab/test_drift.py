@@ -83,7 +83,7 @@ def test_a_reboot_is_in_no_ordering_cycle_and_the_gate_opens_after_the_pass(node
 
 def test_a_killed_worker_is_replaced_and_the_node_not_ready_meanwhile(node: Node) -> None:
     generation = report(node)["generation"]
-    node.sh("pkill -9 -f 'trackbed.* worker$'")
+    node.sh("pkill -9 -f '[t]rackbed.* worker --activity'")
     eventually("not ready, then ready", lambda: report(node)["generation"] >= generation + 2)
     wait_ready(node)
 

@@ -6,7 +6,7 @@ from tests.lab.conftest import eventually, settled
 PF = MACHINES[0].nics[0]
 VF = f"{PF.netdev}v1"
 RPS = "ip netns exec pod cat /sys/class/net/net1/queues/rx-0/rps_cpus"
-MOUNTS = "cat /proc/$(pgrep -f 'trackbed.* worker$')/mountinfo"
+MOUNTS = "cat /proc/$(pgrep -f '[t]rackbed.* worker --activity')/mountinfo"
 
 
 def test_a_pod_s_vf_is_steered_on_its_own_events_and_nothing_is_left_behind(node: Node) -> None:
