@@ -62,6 +62,15 @@ def made(pair: list[dict[str, object]], flag: dict[str, bool]) -> NodeSpec:
 specs = st.builds(made, st.lists(nics, min_size=2, max_size=2), flags)
 
 
+def node() -> Kernel:
+    """A simulated node for any of the specs."""
+    kernel = Kernel()
+    for number, (address, mac) in enumerate(PFS.items()):
+        kernel.add_nic(address, f"ens{number}", mac, node=number, total_vfs=TOTAL)
+    kernel.load_vfio()
+    return kernel
+
+
 class Killed(BaseException):
     """The worker dies at this write: what it knew is gone."""
 
@@ -71,10 +80,7 @@ class Faults(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kernel = Kernel()
-        for number, (address, mac) in enumerate(PFS.items()):
-            self.kernel.add_nic(address, f"ens{number}", mac, node=number, total_vfs=TOTAL)
-        self.kernel.load_vfio()
+        self.kernel = node()
         self.now = 0.0
         self.failures = Failures()
         self.originals = Originals()

@@ -1,0 +1,34 @@
+"""Of any two valid specs: the second one's plan, applied to what the first has left, reaches a fixed point."""
+
+import json
+
+from attrs import evolve
+from hypothesis import given, settings
+
+from agent.change import is_ready, to_plain
+from agent.converge import Failures, converge
+from agent.preview import preview
+from agent.spec import NodeSpec
+from tests.sim.test_faults import node, specs
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs, specs)
+def test_from_any_spec_to_any_other_and_then_nothing_is_left_to_change(first: NodeSpec, second: NodeSpec) -> None:
+    kernel = node()
+    for wanted in (first, second):
+        found = converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+        assert is_ready(found.conditions), found.conditions
+        assert preview(kernel.machine(), wanted).changes == ()
+    kernel.writes.clear()
+    again = converge(kernel.machine(), second, None, None, Failures(), lambda: 0.0)
+    assert (again.outcomes, kernel.writes) == ((), [])
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs)
+def test_the_order_in_which_a_spec_lists_its_nics_does_not_change_a_byte_of_the_plan(spec: NodeSpec) -> None:
+    kernel = node()
+    turned = evolve(spec, nics=spec.nics[::-1])
+    plans = [json.dumps(to_plain(preview(kernel.machine(), wanted).changes)) for wanted in (spec, turned)]
+    assert plans[0] == plans[1]
