@@ -20,6 +20,9 @@ from agent.spec import Irqs, Nic, NodeSpec, Rps, Selector, VfAttributes, VfGroup
 
 Values = Mapping[str, Any]
 
+# What a VF's netdev is given by its NIC's spec, unless its own says otherwise.
+INHERITED = ("mtu", "state", "txqueuelen")
+
 
 @frozen
 class Adoption:
@@ -101,7 +104,7 @@ def _vfs(machine: Machine, nic: Nic, function: Function, told: Mapping[int, VfIn
     each = {
         index: {
             **(_shared(VfAttributes, told[index]) if index in told else {}),
-            **_unlike(links[index], {"mtu": nic.mtu, "state": nic.state}),
+            **_unlike(links[index], {name: getattr(nic, name) for name in INHERITED}),
             "mac": None if index not in keep or (derive and given[index] == derived_mac(permanent, index)) else mac,
         }
         for index, mac in given.items()
@@ -119,7 +122,9 @@ def _vf_link(machine: Machine, address: str) -> Values:
     """What a VF's netdev has that the PF does not tell; nothing while another network namespace has it."""
     name = netdev(machine.files, address)
     link = machine.netlink.link(name) if name else None
-    return {} if link is None else {"mtu": link.mtu, "state": "up" if link.up else "down", "mac": link.mac}
+    if link is None:
+        return {}
+    return {"mtu": link.mtu, "state": "up" if link.up else "down", "txqueuelen": link.txqueuelen, "mac": link.mac}
 
 
 def _shared(record: type, observed: object) -> dict[str, Any]:

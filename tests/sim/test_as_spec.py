@@ -150,3 +150,11 @@ def test_a_nic_without_vfs_or_rdma_that_carries_the_default_route_is_taken_only_
 def test_a_nic_that_is_not_there_is_named_with_what_is(kernel: Kernel) -> None:
     with pytest.raises(NotFound, match=r"ens9: no such NIC; this node has .*0000:01:00.0 \(eno1\)"):
         adopt(kernel.machine(), "n1", ["ens9"])
+
+
+def test_vfs_whose_queue_is_of_another_length_than_their_pf_s_keep_theirs(kernel: Kernel) -> None:
+    settle(kernel, wanted())
+    kernel.set_link(kernel.netdev(PF0).ifindex, txqueuelen=2000)
+    vfs = adopted(kernel).nics[0].vfs
+    assert vfs is not None
+    assert vfs.defaults.txqueuelen == 1000
