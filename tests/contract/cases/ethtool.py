@@ -5,7 +5,8 @@ import errno
 from agent.kinds.irqs import function_irqs
 from agent.machine import Machine, Quantity
 from agent.nics import vf_addresses
-from tests.contract.cases.sriov import _errno, _fresh, _link, _numvfs
+from tests.contract.asking import errno_of
+from tests.contract.cases.sriov import _fresh, _link, _numvfs
 
 
 def _ifindex(machine: Machine, function: str) -> int:
@@ -61,13 +62,13 @@ def channels_that_cannot_be_are_refused(machine: Machine, pf: str) -> None:
     index = _ifindex(machine, pf)
     before = machine.ethtool.channels(index)
     assert before.keys() == {"combined"}
-    assert _errno(lambda: machine.ethtool.set_channels(index, {"combined": 9})) == errno.EINVAL
-    assert _errno(lambda: machine.ethtool.set_channels(index, {"combined": 0})) == errno.EINVAL
-    assert _errno(lambda: machine.ethtool.set_channels(index, {"rx": 1})) == errno.EOPNOTSUPP
+    assert errno_of(lambda: machine.ethtool.set_channels(index, {"combined": 9})) == errno.EINVAL
+    assert errno_of(lambda: machine.ethtool.set_channels(index, {"combined": 0})) == errno.EINVAL
+    assert errno_of(lambda: machine.ethtool.set_channels(index, {"rx": 1})) == errno.EOPNOTSUPP
     assert machine.ethtool.channels(index) == before
     vf = _vf(machine, pf)
     assert machine.ethtool.channels(vf) == {}
-    assert _errno(lambda: machine.ethtool.set_channels(vf, {"combined": 1})) == errno.EOPNOTSUPP
+    assert errno_of(lambda: machine.ethtool.set_channels(vf, {"combined": 1})) == errno.EOPNOTSUPP
 
 
 def rings_come_in_multiples_of_8(machine: Machine, pf: str) -> None:
@@ -77,7 +78,7 @@ def rings_come_in_multiples_of_8(machine: Machine, pf: str) -> None:
         assert machine.ethtool.rings(index) == {"rx": Quantity(1008, 4096), "tx": Quantity(512, 4096)}
         machine.ethtool.set_rings(index, {"rx": 16})
         assert machine.ethtool.rings(index) == {"rx": Quantity(64, 4096), "tx": Quantity(512, 4096)}
-        assert _errno(lambda index=index: machine.ethtool.set_rings(index, {"tx": 8192})) == errno.EINVAL  # type: ignore[misc]
+        assert errno_of(lambda index=index: machine.ethtool.set_rings(index, {"tx": 8192})) == errno.EINVAL  # type: ignore[misc]
         assert machine.ethtool.rings(index)["tx"].value == 512
         machine.ethtool.set_rings(index, {"rx": 256, "tx": 256})
 
@@ -100,9 +101,9 @@ def coalescing_has_no_frames_and_does_not_adapt(machine: Machine, pf: str) -> No
         assert found["rx_usecs"] == 100
         assert found.keys() <= {"rx_usecs", "tx_usecs"}
         for name, value in (("rx_frames", 8), ("tx_frames", 8), ("adaptive_rx", True)):
-            refused = _errno(lambda i=index, g={name: value}: machine.ethtool.set_coalescing(i, g))  # type: ignore[misc]
+            refused = errno_of(lambda i=index, g={name: value}: machine.ethtool.set_coalescing(i, g))  # type: ignore[misc]
             assert refused == errno.EOPNOTSUPP, name
-        assert _errno(lambda index=index: machine.ethtool.set_coalescing(index, {"rx_usecs": 5})) == errno.EINVAL  # type: ignore[misc]
+        assert errno_of(lambda index=index: machine.ethtool.set_coalescing(index, {"rx_usecs": 5})) == errno.EINVAL  # type: ignore[misc]
         assert machine.ethtool.coalescing(index)["rx_usecs"] == 100
         machine.ethtool.set_coalescing(index, {"rx_usecs": 3})
 
@@ -114,7 +115,7 @@ def paired_queues_interrupt_by_what_they_receive(machine: Machine, pf: str) -> N
     _numvfs(machine, pf, 1)
     index = _ifindex(machine, pf)
     assert machine.ethtool.coalescing(index)["tx_usecs"] == 0
-    assert _errno(lambda: machine.ethtool.set_coalescing(index, {"tx_usecs": 50})) == errno.EINVAL
+    assert errno_of(lambda: machine.ethtool.set_coalescing(index, {"tx_usecs": 50})) == errno.EINVAL
 
 
 def a_fixed_feature_is_not_supported(machine: Machine, pf: str) -> None:
@@ -124,8 +125,8 @@ def a_fixed_feature_is_not_supported(machine: Machine, pf: str) -> None:
         feature = machine.ethtool.features(index)[name]
         assert not feature.changeable
         on = not feature.on
-        assert _errno(lambda n=name, on=on: machine.ethtool.set_feature(index, n, on)) == errno.EOPNOTSUPP  # type: ignore[misc]
-    assert _errno(lambda: machine.ethtool.set_feature(index, "nosuch", True)) == errno.EOPNOTSUPP
+        assert errno_of(lambda n=name, on=on: machine.ethtool.set_feature(index, n, on)) == errno.EOPNOTSUPP  # type: ignore[misc]
+    assert errno_of(lambda: machine.ethtool.set_feature(index, "nosuch", True)) == errno.EOPNOTSUPP
 
 
 def a_feature_goes_off_with_the_one_it_needs_and_comes_back_with_it(machine: Machine, pf: str) -> None:
@@ -162,4 +163,4 @@ def of_a_netdev_that_is_gone_nothing_is_told(machine: Machine, pf: str) -> None:
         lambda: machine.ethtool.set_coalescing(99999, {"rx_usecs": 3}),
         lambda: machine.ethtool.set_feature(99999, "rx-gro", True),
     ):
-        assert _errno(action) == errno.ENODEV  # type: ignore[arg-type]
+        assert errno_of(action) == errno.ENODEV

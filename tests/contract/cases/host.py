@@ -7,16 +7,13 @@ from agent.kinds import hugepages, sysctls
 from agent.machine import Machine
 from agent.nics import PCI
 from agent.spec import HugepagePool
+from tests.contract.asking import errno_of
 
 NETNS_MODE = "/sys/module/ib_core/parameters/netns_mode"
 
 
 def _errno(machine: Machine, path: str, text: str) -> int | None:
-    try:
-        machine.files.write(path, text)
-    except OSError as error:
-        return error.errno
-    return None
+    return errno_of(lambda: machine.files.write(path, text))
 
 
 def words_of_a_sysctl_are_read_back_with_tabs_between(machine: Machine, pf: str) -> None:

@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 import errno
-import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from agent.machine import Machine
 from agent.nics import PCI, device_path, netdev, vf_addresses
 from agent.rdma import RdmaDevice, Reader, gid_index
-
-T = TypeVar("T")
-
-
-def _soon(probe: Callable[[], T | None], what: str) -> T:
-    deadline = time.monotonic() + 30
-    while (found := probe()) is None:
-        assert time.monotonic() < deadline, f"no {what} within 30 s"
-        time.sleep(0.05)
-    return found
-
-
-def _errno(action: Callable[[], None]) -> int | None:
-    try:
-        action()
-    except OSError as error:
-        return error.errno
-    return None
+from tests.contract.asking import errno_of, soon
 
 
 def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
@@ -53,7 +33,7 @@ def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
         made = [reader.device(each, reader.char_devices(device_path(vf)).get(each, ())) for each in names]
         return next((each for each in made if each.ports[0].state == "ACTIVE"), None)
 
-    return vf, _soon(active, f"an ACTIVE RDMA device of {vf}")
+    return vf, soon(active, f"an ACTIVE RDMA device of {vf}", within=30.0)
 
 
 def a_vf_s_rdma_device_is_below_its_function_and_goes_with_it(machine: Machine, pf: str) -> None:
@@ -87,13 +67,13 @@ def the_rdma_cm_s_defaults_are_written_and_read(machine: Machine, pf: str) -> No
     told = machine.rdma.cm_defaults(device.name, 1)
     assert told is not None
     assert (told.tos, told.mode) == (106, "RoCE v2")
-    assert _errno(lambda: machine.rdma.set_cm_defaults(device.name, 1, tos=256)) == errno.ERANGE
-    assert _errno(lambda: machine.rdma.set_cm_defaults(device.name, 1, mode="RoCE v1")) == errno.EINVAL
+    assert errno_of(lambda: machine.rdma.set_cm_defaults(device.name, 1, tos=256)) == errno.ERANGE
+    assert errno_of(lambda: machine.rdma.set_cm_defaults(device.name, 1, mode="RoCE v1")) == errno.EINVAL
 
 
 def the_rdma_cm_knows_no_device_that_is_not_there(machine: Machine, pf: str) -> None:
     assert machine.rdma.cm_defaults("nosuch0", 1) is None
-    assert _errno(lambda: machine.rdma.set_cm_defaults("nosuch0", 1, tos=0)) == errno.ENODEV
+    assert errno_of(lambda: machine.rdma.set_cm_defaults("nosuch0", 1, tos=0)) == errno.ENODEV
 
 
 def the_netns_mode_is_changed_and_changed_back(machine: Machine, pf: str) -> None:
@@ -110,8 +90,8 @@ def a_driver_without_dcb_tells_nothing_and_takes_nothing(machine: Machine, pf: s
     name = netdev(machine.files, pf)
     assert name is not None
     assert machine.dcb.state(name) is None
-    assert _errno(lambda: machine.dcb.set_pfc(name, frozenset({3}))) == errno.EOPNOTSUPP
-    assert _errno(lambda: machine.dcb.add_dscp(name, {26: 3})) == errno.EOPNOTSUPP
-    assert _errno(lambda: machine.dcb.remove_dscp(name, {26: 3})) == errno.EOPNOTSUPP
+    assert errno_of(lambda: machine.dcb.set_pfc(name, frozenset({3}))) == errno.EOPNOTSUPP
+    assert errno_of(lambda: machine.dcb.add_dscp(name, {26: 3})) == errno.EOPNOTSUPP
+    assert errno_of(lambda: machine.dcb.remove_dscp(name, {26: 3})) == errno.EOPNOTSUPP
     assert machine.dcb.state("nosuch0") is None
-    assert _errno(lambda: machine.dcb.add_dscp("nosuch0", {26: 3})) == errno.ENODEV
+    assert errno_of(lambda: machine.dcb.add_dscp("nosuch0", {26: 3})) == errno.ENODEV

@@ -1,15 +1,11 @@
 """SR-IOV: VFs, their attributes, drivers, netdevs and interrupts."""
 
 import errno
-import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine
 from agent.nics import PCI, derived_mac, driver, netdev, targets, vf_addresses
-
-T = TypeVar("T")
+from tests.contract.asking import errno_of, soon
 
 
 def _link(machine: Machine, function: str) -> Link:
@@ -20,15 +16,7 @@ def _link(machine: Machine, function: str) -> Link:
         link = machine.netlink.link(name) if name else None
         return link if link and f"n{link.ifindex}" in machine.files.names("/run/udev/data") else None
 
-    return _soon(initialised, f"a netdev of {function}")
-
-
-def _soon(probe: Callable[[], T | None], what: str) -> T:
-    deadline = time.monotonic() + 20
-    while (found := probe()) is None:
-        assert time.monotonic() < deadline, f"no {what} within 20 s"
-        time.sleep(0.05)
-    return found
+    return soon(initialised, f"a netdev of {function}")
 
 
 def _numvfs(machine: Machine, pf: str, count: int) -> None:
@@ -40,14 +28,6 @@ def _fresh(machine: Machine, pf: str) -> None:
     machine.netlink.set_link(_link(machine, pf).ifindex, up=True)
     machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
     _numvfs(machine, pf, 0)
-
-
-def _errno(action: Callable[[], None]) -> int | None:
-    try:
-        action()
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def vfs_appear_with_addresses_and_go_again(machine: Machine, pf: str) -> None:
@@ -65,14 +45,14 @@ def vfs_appear_with_addresses_and_go_again(machine: Machine, pf: str) -> None:
 def a_count_goes_to_another_only_through_0(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     _numvfs(machine, pf, 2)
-    assert _errno(lambda: _numvfs(machine, pf, 3)) == errno.EBUSY
+    assert errno_of(lambda: _numvfs(machine, pf, 3)) == errno.EBUSY
     assert machine.files.read(f"{PCI}/{pf}/sriov_numvfs") == "2"
 
 
 def more_vfs_than_there_are_is_erange(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     assert machine.files.read(f"{PCI}/{pf}/sriov_totalvfs") == "7"
-    assert _errno(lambda: _numvfs(machine, pf, 8)) == errno.ERANGE
+    assert errno_of(lambda: _numvfs(machine, pf, 8)) == errno.ERANGE
 
 
 def without_autoprobe_a_vf_stays_unbound_even_if_asked(machine: Machine, pf: str) -> None:
@@ -126,7 +106,7 @@ def the_pf_tells_what_it_granted(machine: Machine, pf: str) -> None:
     first, second = _link(machine, pf).vfs
     assert (first.vlan, first.trust, first.spoofchk) == (0, False, True)
     assert (second.vlan, second.trust, second.spoofchk) == (100, True, False)
-    assert _errno(lambda: machine.netlink.set_vf(index, 5, vlan=1)) == errno.EINVAL
+    assert errno_of(lambda: machine.netlink.set_vf(index, 5, vlan=1)) == errno.EINVAL
 
 
 def a_reset_of_the_count_forgets_what_was_granted(machine: Machine, pf: str) -> None:
@@ -168,14 +148,14 @@ def an_interrupt_s_affinity_is_written_and_read(machine: Machine, pf: str) -> No
     path = f"/proc/irq/{irq.number}/smp_affinity_list"
     machine.files.write(path, "1")
     assert machine.files.read(path) == "1"
-    assert _errno(lambda: machine.files.write(path, "900")) in (errno.EINVAL, errno.ERANGE, errno.EOVERFLOW)
+    assert errno_of(lambda: machine.files.write(path, "900")) in (errno.EINVAL, errno.ERANGE, errno.EOVERFLOW)
     assert machine.files.read(path) == "1"
 
 
 def a_mask_is_hexadecimal_without_a_prefix(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     path = f"/sys/class/net/{_link(machine, pf).name}/queues/rx-0/rps_cpus"
-    assert _errno(lambda: machine.files.write(path, "0x3")) == errno.EINVAL
+    assert errno_of(lambda: machine.files.write(path, "0x3")) == errno.EINVAL
     machine.files.write(path, "00000003")
     assert int(machine.files.read(path).replace(",", ""), 16) == 3
     machine.files.write(path, "00000000")
@@ -186,9 +166,9 @@ def a_vf_has_no_carrier_while_its_pf_is_down(machine: Machine, pf: str) -> None:
     _numvfs(machine, pf, 1)
     vf = vf_addresses(machine.files, pf)[0]
     machine.netlink.set_link(_link(machine, vf).ifindex, up=True)
-    _soon(lambda: _link(machine, vf).carrier or None, "carrier of the VF")
+    soon(lambda: _link(machine, vf).carrier or None, "carrier of the VF")
     machine.netlink.set_link(_link(machine, pf).ifindex, up=False)
-    _soon(lambda: not _link(machine, vf).carrier or None, "loss of the VF's carrier")
+    soon(lambda: not _link(machine, vf).carrier or None, "loss of the VF's carrier")
 
 
 def an_mtu_beyond_the_device_is_refused(machine: Machine, pf: str) -> None:
@@ -196,12 +176,12 @@ def an_mtu_beyond_the_device_is_refused(machine: Machine, pf: str) -> None:
     index = _link(machine, pf).ifindex
     machine.netlink.set_link(index, mtu=9000)
     assert _link(machine, pf).mtu == 9000
-    assert _errno(lambda: machine.netlink.set_link(index, mtu=20000)) == errno.EINVAL
+    assert errno_of(lambda: machine.netlink.set_link(index, mtu=20000)) == errno.EINVAL
     machine.netlink.set_link(index, mtu=1500)
 
 
 def what_is_not_there_says_so(machine: Machine, pf: str) -> None:
     assert machine.netlink.link("nosuch0") is None
-    assert _errno(lambda: machine.netlink.set_link(99999, up=True)) == errno.ENODEV
-    assert _errno(lambda: machine.files.write(f"{PCI}/0000:ff:1f.7/sriov_numvfs", "1")) == errno.ENOENT
-    assert _errno(lambda: machine.files.write("/sys/bus/pci/drivers_probe", "0000:ff:1f.7")) == errno.ENODEV
+    assert errno_of(lambda: machine.netlink.set_link(99999, up=True)) == errno.ENODEV
+    assert errno_of(lambda: machine.files.write(f"{PCI}/0000:ff:1f.7/sriov_numvfs", "1")) == errno.ENOENT
+    assert errno_of(lambda: machine.files.write("/sys/bus/pci/drivers_probe", "0000:ff:1f.7")) == errno.ENODEV

@@ -1,20 +1,12 @@
 """Queues: the masks of RPS and XPS, and the tables of RFS."""
 
 import errno
-from collections.abc import Callable
 
 from agent.cpus import from_mask
 from agent.machine import Machine
 from agent.nics import netdev, vf_addresses
+from tests.contract.asking import errno_of
 from tests.contract.cases.sriov import _fresh, _link, _numvfs
-
-
-def _refusal(action: Callable[[], object]) -> int | None:
-    try:
-        action()
-    except OSError as error:
-        return error.errno
-    return None
 
 
 def _queues(machine: Machine, pf: str) -> str:
@@ -35,8 +27,8 @@ def a_single_transmit_queue_has_no_mask(machine: Machine, pf: str) -> None:
     _link(machine, vf_addresses(machine.files, pf)[0])
     folder = _queues(machine, vf_addresses(machine.files, pf)[0])
     assert [name for name in machine.files.names(folder) if name.startswith("tx-")] == ["tx-0"]
-    assert _refusal(lambda: machine.files.read(f"{folder}/tx-0/xps_cpus")) == errno.ENOENT
-    assert _refusal(lambda: machine.files.write(f"{folder}/tx-0/xps_cpus", "00000001")) == errno.ENOENT
+    assert errno_of(lambda: machine.files.read(f"{folder}/tx-0/xps_cpus")) == errno.ENOENT
+    assert errno_of(lambda: machine.files.write(f"{folder}/tx-0/xps_cpus", "00000001")) == errno.ENOENT
 
 
 def each_of_several_transmit_queues_has_a_mask(machine: Machine, pf: str) -> None:
@@ -51,7 +43,7 @@ def each_of_several_transmit_queues_has_a_mask(machine: Machine, pf: str) -> Non
 def a_cpu_beyond_the_machine_s_is_refused_in_a_mask(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     beyond = "00000001," + "00000000," * 255 + "00000000"
-    assert _refusal(lambda: machine.files.write(f"{_queues(machine, pf)}/rx-0/rps_cpus", beyond)) == errno.EOVERFLOW
+    assert errno_of(lambda: machine.files.write(f"{_queues(machine, pf)}/rx-0/rps_cpus", beyond)) == errno.EOVERFLOW
 
 
 def a_namespace_holds_no_function_that_is_here(machine: Machine, pf: str) -> None:

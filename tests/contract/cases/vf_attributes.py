@@ -5,7 +5,8 @@ from typing import Any
 
 from agent.machine import Machine, VfInfo
 from agent.nics import PCI, driver, netdev, vf_addresses
-from tests.contract.cases.sriov import _errno, _fresh, _link, _numvfs, _soon
+from tests.contract.asking import errno_of, soon
+from tests.contract.cases.sriov import _fresh, _link, _numvfs
 
 
 def _one_vf(machine: Machine, pf: str) -> str:
@@ -17,7 +18,7 @@ def _one_vf(machine: Machine, pf: str) -> str:
 
 
 def _set(machine: Machine, pf: str, **given: Any) -> int | None:
-    return _errno(lambda: machine.netlink.set_vf(_link(machine, pf).ifindex, 0, **given))
+    return errno_of(lambda: machine.netlink.set_vf(_link(machine, pf).ifindex, 0, **given))
 
 
 def _told(machine: Machine, pf: str) -> VfInfo:
@@ -44,7 +45,7 @@ def only_802_1q_is_known(machine: Machine, pf: str) -> None:
 
 def a_largest_rate_is_taken_up_to_the_link_s_speed_and_no_smallest_one(machine: Machine, pf: str) -> None:
     _one_vf(machine, pf)
-    _soon(lambda: _link(machine, pf).carrier or None, "carrier of the PF")
+    soon(lambda: _link(machine, pf).carrier or None, "carrier of the PF")
     assert _set(machine, pf, max_tx_rate=100) is None
     assert (_told(machine, pf).min_tx_rate, _told(machine, pf).max_tx_rate) == (0, 100)
     assert _set(machine, pf, max_tx_rate=100, min_tx_rate=10) == errno.EINVAL
@@ -86,7 +87,7 @@ def a_txqueuelen_and_an_altname_are_told(machine: Machine, pf: str) -> None:
     assert found is not None
     assert found.ifindex == index
     other = _link(machine, vf_addresses(machine.files, pf)[0]).ifindex
-    assert _errno(lambda: machine.netlink.add_altname(other, "contract0")) == errno.EEXIST
+    assert errno_of(lambda: machine.netlink.add_altname(other, "contract0")) == errno.EEXIST
 
 
 def a_pf_s_mtu_is_lowered_below_its_vfs(machine: Machine, pf: str) -> None:
@@ -104,9 +105,9 @@ def a_netdev_is_renamed_to_its_own_altname(machine: Machine, pf: str) -> None:
     machine.netlink.rename(link.ifindex, "contract1")
     assert netdev(machine.files, vf) == "contract1"
     # udev may be the first to give it.
-    assert _errno(lambda: machine.netlink.add_altname(link.ifindex, link.name)) in (None, errno.EEXIST)
+    assert errno_of(lambda: machine.netlink.add_altname(link.ifindex, link.name)) in (None, errno.EEXIST)
     assert link.name in _link(machine, vf).altnames
-    assert _errno(lambda: machine.netlink.rename(link.ifindex, _link(machine, pf).name)) == errno.EEXIST
+    assert errno_of(lambda: machine.netlink.rename(link.ifindex, _link(machine, pf).name)) == errno.EEXIST
     machine.netlink.rename(link.ifindex, link.name)
     assert _link(machine, vf).name == link.name
 
