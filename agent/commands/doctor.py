@@ -15,7 +15,10 @@ from agent.programs import run
 from agent.spec import NodeSpec, spec_hash
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.machine import Machine
+    from agent.nics import WantedNic
 
 DEADLINE = 5.0
 """Seconds for each other program that is asked."""
@@ -57,6 +60,8 @@ def _evidence() -> Evidence:
     report, no_report, unbelievable = _read_report()
     spec, fault = _read_spec()
     machine = linux.machine()
+    processes = machine.processes.running()
+    nics = _nics(machine, spec) if spec else {}
     return Evidence(
         service=_service(),
         report=report,
@@ -65,10 +70,10 @@ def _evidence() -> Evidence:
         spec=spec,
         spec_hash=spec_hash(spec) if spec else "",
         spec_fault=fault,
-        sriov=_sriov(machine, spec) if spec else (),
+        sriov=_sriov(machine, nics),
         iommu=_has_iommu(machine),
-        processes=machine.processes.running(),
-        managed=_managed(machine, spec) if spec else (),
+        processes=processes,
+        managed=_managed(machine, nics) if "NetworkManager" in processes else (),
         kinds=[kind.NAME for kind in ordered()],
     )
 
@@ -104,12 +109,18 @@ def _service() -> Service | None:
     return Service(active, told["SubState"], told["UnitFileState"], told["Result"], restarts)
 
 
-def _sriov(machine: Machine, spec: NodeSpec) -> list[SriovFact]:
+def _nics(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:
+    from agent.nics import asks_serials, discover, resolve
+
+    return resolve(spec, discover(machine, asks_serials(spec))).nics
+
+
+def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
     from agent.machine import read_or
-    from agent.nics import device_path, discover, resolve
+    from agent.nics import device_path
 
     found = []
-    for address, wanted in resolve(spec, discover(machine)).nics.items():
+    for address, wanted in nics.items():
         if count := wanted.vf_count():
             total = read_or(machine.files, f"{device_path(address)}/sriov_totalvfs", "")
             found.append(SriovFact(address, wanted.nic.name, count, int(total) if total else None))
@@ -122,20 +133,14 @@ def _has_iommu(machine: Machine) -> bool:
     return bool(names_or_none(machine.files, "/sys/kernel/iommu_groups"))
 
 
-def _managed(machine: Machine, spec: NodeSpec) -> list[str]:
+def _managed(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:
     """The wanted netdevs, VFs' included, that NetworkManager calls its own."""
-    from agent.nics import discover, netdev, resolve, targets
+    from agent.nics import netdev, targets
 
-    if "NetworkManager" not in machine.processes.running():
-        return []
     try:
         ran = run(["nmcli", "--terse", "--fields", "DEVICE,STATE", "device"], DEADLINE)
     except OSError:
         return []
     states = dict(line.rsplit(":", 1) for line in ran.output.splitlines() if ":" in line)
-    ours = {
-        netdev(machine.files, pci)
-        for address in resolve(spec, discover(machine)).nics
-        for pci in targets(machine.files, address).values()
-    }
+    ours = {netdev(machine.files, pci) for address in nics for pci in targets(machine.files, address).values()}
     return sorted(name for name, state in states.items() if name in ours and state != "unmanaged")
