@@ -6,6 +6,7 @@ The bare counterpart is a socket that receives the same events and looks at none
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import subprocess
 from multiprocessing.connection import Connection
@@ -17,12 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from agent import worker
-from agent.watch import RTMGRP_LINK
+from agent.watch import BUFFER, RTMGRP_LINK, SO_RCVBUFFORCE
 from bench.agent import keep
 from bench.namespace import enter
 
 OURS, OTHER = "fab0", "other0"
-SO_RCVBUFFORCE = 33
 QUIET = 1.0
 """Seconds without an event after which a storm is over."""
 
@@ -40,23 +40,15 @@ class _Passes:
         return found
 
 
-class _Nowhere:
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-
 def _agent(told: Connection) -> None:
     vars(worker)["converge"] = _Passes(told)
-    nowhere: Any = _Nowhere()
-    keep(OURS, nowhere)
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123  it is no file of a folder
+        keep(OURS, nowhere)
 
 
 def _bare(told: Connection) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as events:
-        events.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
+        events.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
         events.bind((0, RTMGRP_LINK))
         told.send(None)
         while True:
