@@ -235,11 +235,12 @@ def _waiting(
     spec: NodeSpec, verified: NodeSpec | None, have: Snapshot, remaining: Sequence[Outcome]
 ) -> tuple[Outcome, ...]:
     """What of a new spec was not done because of others, and does not differ from the spec before."""
-    if verified is None or verified == spec:
+    held = tuple(outcome for outcome in remaining if outcome.result in ("deferred", "blocked"))
+    if not held or verified is None or verified == spec:
         return ()
     want = resolve(verified, have.functions)
     differing = {_place(change) for kind in ordered() for change in kind.plan(want, have)}
-    return tuple(o for o in remaining if o.result in ("deferred", "blocked") and _place(o.change) not in differing)
+    return tuple(outcome for outcome in held if _place(outcome.change) not in differing)
 
 
 def _place(change: Change) -> tuple[str, str, str]:

@@ -10,13 +10,12 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
+from agent.boot import boot_id
 from agent.change import SETTLING, Outcome, from_plain, to_plain
 
 NAME = "history.jsonl"
 LARGEST = 1 << 20
 """Bytes after which the file becomes the old one (``.1``), whose predecessor goes: so twice that is the most on disk."""
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @frozen
@@ -44,7 +43,7 @@ class History:
     _complained: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.boot_id = self.boot_id or BOOT_ID.read_text().strip()
+        self.boot_id = self.boot_id or boot_id()
 
     def record(self, outcomes: Iterable[Outcome], spec_hash: str, trigger: str) -> str:
         """Write what a pass has done, and what it could not do unless that was said of the pass before.

@@ -16,12 +16,11 @@ from attrs import evolve, frozen
 
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
-from agent.nics import PCI, bonded, device_path, driver, rdma_devices, serial_numbers, vf_addresses
+from agent.nics import NET, PCI, bonded, device_path, driver, rdma_devices, serial_numbers, vf_addresses
 from agent.ranges import format_ranges
 from agent.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
 from agent.vendors import vendor as family
 
-NET = "/sys/class/net"
 # Debian's folder, then that of the RPM distributions.
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 

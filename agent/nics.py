@@ -221,6 +221,11 @@ def netdev_of(files: Files, target: str) -> str:
     return name
 
 
+def ifindex(files: Files, name: str) -> int:
+    """The index of a netdev in the host's network namespace; 0 if it is gone."""
+    return int(read_or(files, f"{NET}/{name}/ifindex", "0"))
+
+
 def ifindex_of(files: Files, target: str) -> int:
     """The index of the netdev that a change's target has now; raises as :func:`netdev_of`.
 

@@ -15,7 +15,7 @@ from typing import Literal
 from attrs import frozen
 
 from agent.machine import Files
-from agent.nics import device_path, rdma_devices
+from agent.nics import NET, device_path, rdma_devices
 
 RDMA = "/sys/class/infiniband"
 CHAR_DEVICES = "/dev/infiniband"
@@ -161,7 +161,7 @@ class Reader:
         if found := self.below(address) or self._in_lag(address):
             return found
         names = set(self._names(f"{device_path(address)}/net"))
-        names |= {self._text(f"/sys/class/net/{netdev}/address") for netdev in names}
+        names |= {self._text(f"{NET}/{netdev}/address") for netdev in names}
         return sorted({device for device, owner in self._owners() if owner in names})
 
     def _in_lag(self, address: str) -> list[str]:

@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping
 from attrs import define, field, frozen
 
 from agent.machine import Files, names_or_none, read_or
-
-NET = "/sys/class/net"
-RDMA = "/sys/class/infiniband"
-PCI = "/sys/bus/pci/devices"
+from agent.nics import NET, PCI
+from agent.rdma import RDMA
 
 FIELDS = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
 

@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from agent.change import Change, Disruption
 from agent.machine import Machine, names_or_none, read_or
-from agent.nics import PCI, Wanted, driver, netdev, targets
+from agent.nics import NET, PCI, Wanted, driver, ifindex, netdev, targets
 from agent.vendors import vendor
 
 # nfs and ceph name their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).
@@ -124,16 +124,16 @@ def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Found:
     routed = machine.netlink.gateway_ifindexes()
     addresses = machine.netlink.addresses()
     for target, name in functions.netdevs.items():
-        ifindex = _ifindex(machine, name)
-        if ifindex in routed:
+        index = ifindex(machine.files, name)
+        if index in routed:
             yield target, User(f"a route through {name}")
-        if any(address.partition("/")[0] == want.spec.node_name for address in addresses.get(ifindex, ())):
+        if any(address.partition("/")[0] == want.spec.node_name for address in addresses.get(index, ())):
             yield target, User(f"the node's address on {name}")
 
 
 def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Found:
     """Network file systems and NVMe over fabrics whose server is reached through it."""
-    by_ifindex = {_ifindex(machine, name): target for target, name in functions.netdevs.items()}
+    by_ifindex = {ifindex(machine.files, name): target for target, name in functions.netdevs.items()}
     for what, server in sorted({*_mounted(machine), *_nvme(machine)}):
         target = by_ifindex.get(machine.netlink.route_ifindex(server) or 0)
         if target is not None:
@@ -167,10 +167,6 @@ def _addresses(text: str) -> Iterator[str]:
 def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Found:
     """Netdevs that stand on it: bonds, bridges, VLANs, macvlans."""
     for target, name in functions.netdevs.items():
-        for entry in names_or_none(machine.files, f"/sys/class/net/{name}"):
+        for entry in names_or_none(machine.files, f"{NET}/{name}"):
             if entry.startswith("upper_"):
                 yield target, User(f"{entry.removeprefix('upper_')} on {name}")
-
-
-def _ifindex(machine: Machine, name: str) -> int:
-    return int(read_or(machine.files, f"/sys/class/net/{name}/ifindex", "0"))

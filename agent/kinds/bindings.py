@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 from agent.change import Change, Disruption
 from agent.kinds import in_scope, links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo, names_or_none, read_or
-from agent.nics import PCI, VFIO, Wanted, device_path, driver, netdev, pci_of, vf_addresses
+from agent.nics import NET, PCI, VFIO, Wanted, device_path, driver, netdev, pci_of, vf_addresses
 from agent.snapshot import Scope, Snapshot
 from agent.spec import VfAttributes
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
@@ -57,7 +57,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindin
     for address in in_scope(want, scope):
         nic = want.nics[address]
         vfs = {
-            index: _binding(machine, vf, nic.vf(index) if index < (nic.vf_count() or 0) else VfAttributes())
+            index: _binding(machine, vf, nic.vf_wanted(index))
             for index, vf in vf_addresses(machine.files, address).items()
         }
         autoprobe = read_or(machine.files, f"{device_path(address)}/sriov_drivers_autoprobe", "1") == "1"
@@ -68,7 +68,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindin
 def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
     files = machine.files
     name = netdev(files, vf)
-    mac = read_or(files, f"/sys/class/net/{name}/address", "") if name else ""
+    mac = read_or(files, f"{NET}/{name}/address", "") if name else ""
     return Binding(
         driver(files, vf),
         mac or None,

@@ -8,14 +8,16 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
 
 from attrs import frozen
 
 from agent.change import Change
-from agent.cpus import from_mask
-from agent.kinds import functions_in_scope
+from agent.cpus import from_mask, mask
+from agent.kinds import Reading, functions_in_scope
 from agent.machine import Attributes, Files, Machine, names_or_none, read_or
-from agent.nics import Wanted, driver, netdev, pci_of
+from agent.nics import NET, Wanted, driver, netdev, pci_of
+from agent.ranges import format_ranges, parse_ranges
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
@@ -24,7 +26,11 @@ AFTER = ("irqs",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 
-QUEUES = "/sys/class/net/{name}/queues"
+Masks = Literal["rps", "xps"]
+# Of which queues they are.
+DIRECTIONS: Mapping[Masks, str] = {"rps": "rx", "xps": "tx"}
+
+QUEUES = NET + "/{name}/queues"
 # RFS's table of the node. It exists in the host's network namespace only, and is for all of them (sysctl_net_core.c).
 ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
 
@@ -92,6 +98,21 @@ def each(have: Snapshot) -> Iterator[tuple[str, str, Queues]]:
     for address, netdevs in sorted(have[NAME].items()):
         for target, queues in netdevs.items():
             yield address, target, queues
+
+
+def readings(want: Wanted, have: Snapshot, masks: Masks, wanted: bool) -> list[Reading]:
+    """Each queue's mask of one sort, of the netdevs of wanted NICs; ``wanted``: the spec asks for it."""
+    return [
+        Reading(target, f"{DIRECTIONS[masks]}-{queue}", format_ranges(value), wanted)
+        for address, target, found in each(have)
+        if address in want.nics
+        for queue, value in sorted(getattr(found, masks).items())
+    ]
+
+
+def write_mask(machine: Machine, change: Change, masks: Masks) -> None:
+    """Write the mask of the queue that a change is about."""
+    write(machine, change.target, f"{change.field}/{masks}_cpus", mask(parse_ranges(str(change.after))))
 
 
 def write(machine: Machine, target: str, path: str, text: str) -> None:

@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 from agent.change import Change, Disruption, Value
 from agent.kinds import functions_in_scope, links
 from agent.machine import Files, Machine, names_or_none, read_or
-from agent.nics import Wanted, netdev, netdev_of, pci_of
+from agent.nics import NET, Wanted, netdev, netdev_of, pci_of
 from agent.ranges import format_ranges, parse_ranges
 from agent.rdma import RDMA, Reader
 from agent.snapshot import Scope, Snapshot
@@ -27,7 +27,6 @@ AFTER = ("vf_links",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 
-NET = "/sys/class/net"
 ON_PORTS = ("cm_tos", "cm_mode", "traffic_class")
 # The reaction point slows down, the notification point tells it to.
 ECN = {"ecn_np": "roce_np", "ecn_rp": "roce_rp"}

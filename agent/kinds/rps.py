@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from agent.change import Change
-from agent.cpus import mask, steering
+from agent.cpus import steering
 from agent.kinds import Reading, irqs, queues
 from agent.machine import Machine
 from agent.nics import Wanted
-from agent.ranges import format_ranges, parse_ranges
+from agent.ranges import format_ranges
 from agent.snapshot import Scope, Snapshot
 
-NAME = "rps"
+NAME: Final = "rps"
 AFTER = ("queues",)
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
@@ -48,14 +48,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     """Each receive queue's mask."""
-    return [
-        Reading(target, f"rx-{queue}", format_ranges(value), want.spec.rps.enable)
-        for address, target, found in queues.each(have)
-        if address in want.nics
-        for queue, value in sorted(found.rps.items())
-    ]
+    return queues.readings(want, have, NAME, want.spec.rps.enable)
 
 
 def apply(machine: Machine, change: Change) -> None:
     """Write one queue's mask, after finding the netdev again."""
-    queues.write(machine, change.target, f"{change.field}/rps_cpus", mask(parse_ranges(str(change.after))))
+    queues.write_mask(machine, change, NAME)

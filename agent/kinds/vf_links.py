@@ -10,8 +10,8 @@ from attrs import evolve, frozen
 
 from agent.change import Change, Disruption, Value
 from agent.kinds import Reading, functions_in_scope, in_scope, links
-from agent.machine import Machine, read_or
-from agent.nics import VFIO, Wanted, WantedNic, ifindex_of, netdev
+from agent.machine import Machine
+from agent.nics import VFIO, Wanted, WantedNic, ifindex, ifindex_of, netdev
 from agent.snapshot import Scope, Snapshot
 
 NAME = "vf_links"
@@ -74,9 +74,9 @@ def apply(machine: Machine, change: Change) -> None:
     if change.field != "carrier":
         links.apply(machine, change)
         return
-    ifindex = ifindex_of(machine.files, change.target)
-    machine.netlink.set_link(ifindex, up=False)
-    machine.netlink.set_link(ifindex, up=True)
+    index = ifindex_of(machine.files, change.target)
+    machine.netlink.set_link(index, up=False)
+    machine.netlink.set_link(index, up=True)
 
 
 @frozen
@@ -125,9 +125,9 @@ def observe_settings(
 
 def _of(machine: Machine, pci: str, read: Callable[[int], Read]) -> Read | None:
     name = netdev(machine.files, pci)
-    ifindex = read_or(machine.files, f"/sys/class/net/{name}/ifindex", "") if name else ""
+    index = ifindex(machine.files, name) if name else 0
     try:
-        return read(int(ifindex)) if ifindex else None
+        return read(index) if index else None
     except OSError as error:
         if error.errno == errno.ENODEV:
             return None

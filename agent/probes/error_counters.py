@@ -14,7 +14,8 @@ from attrs import frozen
 
 from agent.change import Condition, Severity, Stage
 from agent.machine import Files, Machine, names_or_none, read_or
-from agent.nics import Wanted, device_path, netdev
+from agent.nics import NET, Wanted, device_path, netdev
+from agent.rdma import RDMA
 from agent.snapshot import Snapshot
 
 TYPE = "ErrorCounters"
@@ -49,9 +50,9 @@ def read(machine: Machine, want: Wanted) -> Counters:
 def _function(files: Files, address: str) -> Iterator[tuple[str, int]]:
     name = netdev(files, address)
     if name is not None:
-        yield from _folder(files, f"/sys/class/net/{name}/statistics", NETDEV, name)
+        yield from _folder(files, f"{NET}/{name}/statistics", NETDEV, name)
     for device in names_or_none(files, f"{device_path(address)}/infiniband"):
-        ports = f"/sys/class/infiniband/{device}/ports"
+        ports = f"{RDMA}/{device}/ports"
         for port in names_or_none(files, ports):
             yield from _folder(files, f"{ports}/{port}/counters", PORT, f"{device}/{port}")
             yield from _folder(files, f"{ports}/{port}/hw_counters", HARDWARE, f"{device}/{port}")
