@@ -7,14 +7,17 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help lab lab-down test lint unit lab-suite bench lock clean
+.PHONY: help lab lab-cluster lab-down test lint unit lab-suite cluster-suite campaign molecule bench lock clean
 
 help:
 	@echo "make lab       boot two virtual servers and deploy them"
+	@echo "make lab-cluster  the same as nodes of a real Kubernetes cluster, built from source at first"
 	@echo "make lab-down  stop them"
 	@echo "make test      everything that CI runs"
 	@echo "make lint      style, types and import rules"
 	@echo "make unit      tests that need no virtual server"
+	@echo "make campaign  long tests on virtual servers: faults, soak, kernel upgrades (hours)"
+	@echo "make molecule  boot, deploy, deploy again (nothing changes), check, discard: the scenario of molecule/"
 	@echo "make bench     how fast the agent of the running lab repairs, beside the same by hand"
 	@echo "make lock      pin the dependencies again, by hash"
 
@@ -22,6 +25,12 @@ lab: $(STAMP)
 	@$(BIN)/python -m lab up
 	@$(BIN)/pyinfra -y inventories/lab.py deploy.py
 	@$(BIN)/python -m lab status --ready
+
+lab-cluster: $(STAMP)
+	@$(BIN)/python -m lab up
+	@$(BIN)/python -m lab cluster up
+	@$(BIN)/pyinfra -y inventories/lab_cluster.py deploy.py
+	@$(BIN)/python -m lab cluster join
 
 lab-down: $(STAMP)
 	@$(BIN)/python -m lab down
@@ -40,7 +49,17 @@ unit: $(STAMP)
 	$(BIN)/pytest tests/deploy
 
 lab-suite: $(STAMP)
-	$(BIN)/pytest tests/lab
+	$(BIN)/pytest -m "not campaign" tests/lab
+
+cluster-suite: $(STAMP)
+	$(BIN)/pytest -m "not campaign" tests/cluster
+
+campaign: $(STAMP)
+	$(BIN)/pytest -m campaign tests/lab tests/cluster
+
+# Its playbooks call python, pyinfra and ansible by their names.
+molecule: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/molecule test
 
 bench: $(STAMP)
 	@$(BIN)/python -m bench.drift
@@ -49,6 +68,8 @@ bench: $(STAMP)
 	@$(BIN)/python -m bench.storm
 	@$(BIN)/python -m bench.idle
 	@$(BIN)/python -m bench.repair
+	@$(BIN)/python -m bench.deploy
+	@$(BIN)/python -m bench.creation
 
 lock: $(STAMP)
 	$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --extra control --extra test --python-version 3.11 \
@@ -66,4 +87,6 @@ $(STAMP): requirements/control.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the control host's Python packages"
 	@$(PIP) install --require-hashes -r requirements/control.txt
+	@printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s" -m agent "$$@"\n' '$(CURDIR)' '$(CURDIR)/$(BIN)/python' > $(BIN)/trackbed
+	@chmod 755 $(BIN)/trackbed
 	@touch $@

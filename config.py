@@ -1,6 +1,8 @@
 """pyinfra's settings; its command line overrides them. It reads them here and nowhere else."""
 
-from pyinfra import config
+from pyinfra import config, state
+
+from tasks import shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at once. pyinfra's own default is 20 for each CPU of the control host, which says nothing of the network.
@@ -9,3 +11,5 @@ config.PARALLEL = 64
 config.FAIL_PERCENT = 10
 # Seconds; a node under load answers late.
 config.CONNECT_TIMEOUT = 20
+
+shard.limit(state)

@@ -1,16 +1,60 @@
 """The order of things, and nothing else."""
 
 from agent.spec import spec_hash
-from tasks import agent, gate, irqbalance, kernel_modules, network_managers, node_spec, packages, reporter
+from tasks import (
+    agent,
+    before,
+    boot,
+    container_runtime,
+    erdma,
+    firmware,
+    gate,
+    hardware,
+    irqbalance,
+    kernel,
+    kernel_modules,
+    kubelet,
+    kubernetes,
+    labels,
+    limits,
+    manifests,
+    nccl,
+    network_managers,
+    node_spec,
+    ofed,
+    packages,
+    peer_memory,
+    pull,
+    reboot,
+    reporter,
+)
 
 spec = node_spec.read()
+before.remember()
 packages.base()
+kernel.pin()
+ofed.install()
+erdma.install()
+peer_memory.configure()
+container_runtime.configure()
+limits.lift()
 kernel_modules.configure()
 irqbalance.policy(spec.irqs.irqbalance, spec.mode)
 network_managers.keep_off_vfs(spec=spec)
+boot.configure(spec=spec)
+firmware.configure()
+reboot.by_policy()
 version = agent.release()
 agent.stage(version=version)
 node_spec.deliver(spec=spec, version=version)
 agent.activate(version=version, spec_hash=spec_hash(spec))
+hardware.settle(version=version, spec_hash=spec_hash(spec))
+labels.publish()
+nccl.configure()
+manifests.render()
+kubernetes.configure(spec=spec)
 reporter.serve(version=version)
+kubernetes.enrol(spec=spec)
+kubelet.gate()
+pull.serve()
 gate.ready(version=version, spec_hash=spec_hash(spec))

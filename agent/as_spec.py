@@ -14,9 +14,10 @@ from typing import Any
 from attrs import evolve, fields, frozen
 
 from agent.machine import Machine, VfInfo, names_or_none
+from agent.nic_spec import Nic, Selector, VfAttributes, VfGroup, Vfs
 from agent.nics import Function, derived_mac, device_path, discover, netdev, vf_addresses
 from agent.preview import preview
-from agent.spec import Irqs, Nic, NodeSpec, Rps, Selector, VfAttributes, VfGroup, Vfs, Xps
+from agent.spec import Irqs, NodeSpec, Rps, Xps
 
 Values = Mapping[str, Any]
 

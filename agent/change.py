@@ -137,6 +137,7 @@ class Report:
     ``ready`` judges the adopted spec ``spec_hash``; ``up_to_date`` is False while a newer one waits or was refused, and
     ``refusal`` says why.
     ``generation`` counts the changes of anything but the stamps since the boot ``boot_id``.
+    ``devices`` names the set of functions and RDMA devices that there are: another one, if another set is there.
     """
 
     node_name: str
@@ -150,6 +151,7 @@ class Report:
     time: float = 0.0
     heartbeat: float = 0.0
     uptime: float = 0.0
+    devices: str = ""
     conditions: tuple[Condition, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 

@@ -21,7 +21,7 @@ from agent.originals import Originals
 from agent.readiness import Judge, at_once
 from agent.snapshot import Scope, Snapshot, devices, own, read_basis
 from agent.spec import NodeSpec
-from agent.users import User, taken, users, with_victims
+from agent.users import User, reaches, taken, users, with_victims
 
 # A change may bring up what another kind must see (VFs, netdevs, interrupts); deeper chains do not exist.
 ROUNDS = 5
@@ -34,8 +34,10 @@ LAST_RETRY = 300.0
 FIRST_COSTLY_RETRY = 60.0
 LAST_COSTLY_RETRY = 3600.0
 
-# How long (seconds) it may be since users were looked for when a device is disturbed: many VFs are seen to in a row.
+# How long (seconds) it may be since users were looked for when a device is disturbed: many VFs are seen to in a row. Where
+# looking takes long, as many times that.
 FRESH = 0.2
+FRESH_LOOKS = 5
 
 Identity = tuple[str, str, str, Value]
 
@@ -114,6 +116,7 @@ class Pass:
     """What one pass found and did. ``outcomes``: first what was applied, then all that still differs.
 
     ``waiting``: those of them that the node was not asked for before and that nothing was done about: it is as ready as it was.
+    ``standard``: what the probes judge the node by: the spec before, as long as something waits.
     """
 
     want: Wanted
@@ -121,7 +124,8 @@ class Pass:
     outcomes: tuple[Outcome, ...]
     conditions: tuple[Condition, ...]
     applied: int
-    waiting: tuple[Outcome, ...] = ()
+    waiting: tuple[Outcome, ...]
+    standard: Wanted
 
 
 def converge(
@@ -133,6 +137,7 @@ def converge(
     clock: Callable[[], float],
     allow: Disruption | None = None,
     announce: Callable[[Change], None] = lambda change: None,
+    acknowledged: Callable[[Change], None] = lambda change: None,
     verified: NodeSpec | None = None,
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     heard: Callable[[], Scope] = frozenset,
@@ -146,6 +151,8 @@ def converge(
     :param scope: what a wake-up named.
     :param allow: the most disruptive level; the spec's own if None.
     :param announce: called with the first change to a required NIC before it is made: the node is not ready from then on.
+    :param acknowledged: called after that, before the first change that disturbs a required NIC is made: it returns once the
+        node is published as not ready, or cannot be. Whoever took a device meanwhile keeps it.
     :param verified: the spec that was last seen to be true; what a newer one still waits for does not make the node unready.
     :param now: the time of day, for maintenance windows.
     :param heard: takes what has happened meanwhile, our own writes' events included: it is read before the pass ends.
@@ -165,6 +172,7 @@ def converge(
         failures,
         clock,
         announce,
+        acknowledged,
         doing,
         originals or Originals(),
     )
@@ -198,7 +206,8 @@ def converge(
     doing("probes", "read")
     judged = [outcome for outcome in remaining if outcome not in waiting]
     required = [_write(have, outcome.change) for outcome in judged if is_required(want, outcome.change)]
-    found = Pass(want, have, (*applied, *remaining), (), len(applied), waiting)
+    standard = resolve(verified, have.functions) if waiting and verified is not None else want
+    found = Pass(want, have, (*applied, *remaining), (), len(applied), waiting, standard)
     own = (_converged(want, judged), failures.contention.condition(required))
     return _judged(found, own, judge or at_once(machine))
 
@@ -210,7 +219,7 @@ def judged_again(found: Pass, judge: Judge) -> Pass:
 
 def _judged(found: Pass, own: tuple[Condition, ...], judge: Judge) -> Pass:
     """A pass with its conditions: the engine's two first."""
-    conditions = (*own, *judge(found.want, found.have))
+    conditions = (*own, *judge(found.standard, found.have))
     if found.want.spec.mode == "observe":
         # Nothing was in our hands, so nothing is held against the node: whoever put it into service answers for it.
         conditions = tuple(evolve(condition, severity="warn") for condition in conditions)
@@ -247,6 +256,19 @@ def _place(change: Change) -> tuple[str, str, str]:
     return change.kind, change.target, change.field
 
 
+@frozen
+class _Seen:
+    """The users that were found, until when they count, and of which functions of a device they are (None: of all)."""
+
+    until: float
+    targets: frozenset[str] | None
+    users: Mapping[str, tuple[User, ...]]
+
+    def includes(self, change: Change) -> bool:
+        """Whether they are those of all that a change reaches."""
+        return self.targets is None or reaches(change) in self.targets
+
+
 @define
 class _Work:
     """What stays the same through a pass, and what was written in it. ``reader``: the machine, through ``reading``."""
@@ -259,20 +281,30 @@ class _Work:
     failures: Failures
     clock: Callable[[], float]
     announce: Callable[[Change], None]
+    acknowledged: Callable[[Change], None]
     doing: Callable[[str, Mode], None]
     originals: Originals
-    announced: bool = False
+    announced: Change | None = None
+    waited: bool = False
     writes: Counter[Identity] = field(factory=Counter)
-    seen: dict[str, tuple[float, Mapping[str, tuple[User, ...]]]] = field(factory=dict)
+    planned: Sequence[Change] = ()
+    seen: dict[str, _Seen] = field(factory=dict)
 
-    def users(self, want: Wanted, device: str) -> Mapping[str, tuple[User, ...]]:
-        """Who uses a device, as of now."""
+    def users(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
+        """Who uses, as of now, what a change reaches; and what the others of its kind reach, which come next."""
+        device = change.device
         if device not in want.nics:
             return {}
         self.doing("users", "read")
-        if device not in self.seen or self.clock() - self.seen[device][0] > FRESH:
-            self.seen[device] = (self.clock(), users(self.machine, want, device))
-        return self.seen[device][1]
+        seen = self.seen.get(device)
+        if seen is None or self.clock() > seen.until or not seen.includes(change):
+            reached = [reaches(each) for each in (change, *self.planned) if each.device == device]
+            targets = None if None in reached else frozenset(target for target in reached if target)
+            began = self.clock()
+            found = users(self.machine, want, device, targets)
+            ended = self.clock()
+            seen = self.seen[device] = _Seen(ended + max(FRESH, FRESH_LOOKS * (ended - began)), targets, found)
+        return seen.users
 
     def allowed(self, want: Wanted, device: str) -> Allowed:
         """What may be done to a device now."""
@@ -285,9 +317,8 @@ def _round(work: _Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Sna
     for kind in ordered():
         work.doing(kind.NAME, "read")
         have = have.merged(kind.NAME, scope, kind.observe(work.reader, want, scope))
-        changes = kind.plan(want, have) + work.originals.returning(kind, want, have, whole=scope is None)
-        attempts = (_attempt(work, want, have, kind, change) for change in changes)
-        outcomes += [outcome for outcome in attempts if outcome is not None]
+        changes = kind.plan(want, have) + work.originals.returning(work.reader, kind, want, have, whole=scope is None)
+        outcomes += _attempts(work, want, have, kind, changes)
     return have, outcomes
 
 
@@ -297,15 +328,21 @@ def _give_back(work: _Work, left: Wanted, have: Snapshot) -> list[Outcome]:
     for kind in ordered() if left.nics else ():
         work.doing(kind.NAME, "read")
         have = have.merged(kind.NAME, frozenset(left.nics), kind.observe(work.reader, left, None))
-        changes = work.originals.returning(kind, left, have, left=True)
-        attempts = (_attempt(work, left, have, kind, change) for change in changes)
-        outcomes += [outcome for outcome in attempts if outcome is not None]
+        changes = work.originals.returning(work.reader, kind, left, have, left=True)
+        outcomes += _attempts(work, left, have, kind, changes)
     return outcomes
+
+
+def _attempts(work: _Work, want: Wanted, have: Snapshot, kind: Kind, changes: Sequence[Change]) -> list[Outcome]:
+    """Make those of a kind's changes that may be made, one after the other."""
+    work.planned = changes
+    attempts = (_attempt(work, want, have, kind, change) for change in changes)
+    return [outcome for outcome in attempts if outcome is not None]
 
 
 def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome | None:
     """Make a change if it may be made; None: it is somebody else's to make."""
-    if change.yields and taken(work.users(want, change.device), change.target):
+    if change.yields and taken(work.users(want, change), change.target):
         return None
     if change.obstacle:
         return Outcome(change, "blocked", change.obstacle, change.remedy)
@@ -318,19 +355,23 @@ def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Chan
     if (fought := work.failures.contention.held_back(_write(have, change), have.processes, work.clock())) is not None:
         return evolve(fought, change=change)
     if change.disruption > Disruption.NONE:
-        # Whoever took the device since it was planned must not lose it.
-        change = with_victims(change, want, work.users(want, change.device))
-        may = work.allowed(want, change.device)
-        if change.disruption > may.level:
-            error = f"{change.disruption} is not allowed now (at most {may.level}{may.until})"
-            remedy = change.remedy or f"allow it: trackbed apply --allow {change.disruption}"
-            return Outcome(change, "deferred", error, remedy)
-        if change.victims and not may.force:
-            error = f"it would disturb {', '.join(change.victims)}"
-            return Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
-    if not work.announced and is_required(want, change):
-        work.announced = True
+        change, held = _disturbing(work, want, change)
+        if held is not None:
+            return held
+    if work.announced is None and is_required(want, change):
+        work.announced = change
         work.announce(change)
+    if work.announced and not work.waited and change.disruption > Disruption.NONE:
+        work.waited = True
+        work.doing("publication", "read")
+        began = work.clock()
+        work.acknowledged(work.announced)
+        if work.clock() - began > FRESH:
+            # Pods may have come until the world knew.
+            work.seen.pop(change.device, None)
+        change, held = _disturbing(work, want, change)
+        if held is not None:
+            return held
     work.writes[_identity(change)] += 1
     if work.writes[_identity(change)] > WRITES:
         error = f"written {WRITES} times, and it still reads {change.before}"
@@ -350,6 +391,21 @@ def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Chan
         work.failures.add(outcome, work.clock())
         return outcome
     return Outcome(change, "applied")
+
+
+def _disturbing(work: _Work, want: Wanted, change: Change) -> tuple[Change, Outcome | None]:
+    """The change with those whom it would disturb now, and, unless it may, what comes of it."""
+    # Whoever took the device since it was planned must not lose it.
+    change = with_victims(change, want, work.users(want, change))
+    may = work.allowed(want, change.device)
+    if change.disruption > may.level:
+        error = f"{change.disruption} is not allowed now (at most {may.level}{may.until})"
+        remedy = change.remedy or f"allow it: trackbed apply --allow {change.disruption}"
+        return change, Outcome(change, "deferred", error, remedy)
+    if change.victims and not may.force:
+        error = f"it would disturb {', '.join(change.victims)}"
+        return change, Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
+    return change, None
 
 
 def _write(have: Snapshot, change: Change) -> Write:

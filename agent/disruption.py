@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from attrs import frozen
 
 from agent.change import Disruption
-from agent.spec import DAYS, DisruptionPolicy, Window
+from agent.nic_spec import DAYS, DisruptionPolicy, Window
 
 
 @frozen

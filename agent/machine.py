@@ -190,8 +190,8 @@ class System(Protocol):
         """The ``srcversion`` in the module's file that modprobe would load; None if there is no file, or none is in it."""
         ...
 
-    def clock_error(self) -> int:
-        """How wrong the kernel thinks that the clock may be, at most: microseconds (adjtimex(2), ``maxerror``)."""
+    def clock_synchronised(self) -> bool:
+        """Whether something keeps the clock right; OSError if that cannot be told."""
         ...
 
 
@@ -202,9 +202,9 @@ class UnknownSystem:
         """None."""
         return None
 
-    def clock_error(self) -> int:
-        """None."""
-        return 0
+    def clock_synchronised(self) -> bool:
+        """It is."""
+        return True
 
 
 UNKNOWN_SYSTEM = UnknownSystem()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import errno
 import hashlib
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from typing import Any
 
 from attrs import evolve, field, frozen
 
 from agent.change import Condition, Status
 from agent.machine import Attributes, Files, Link, Machine, names_or_none, read_or
+from agent.nic_spec import Nic, Selector, VfAttributes
 from agent.ranges import parse_ranges
 from agent.serial import device_serial_number, vpd_serial_number
-from agent.spec import Nic, NodeSpec, Selector, VfAttributes
+from agent.spec import NodeSpec
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -51,6 +53,8 @@ class WantedNic:
     nic: Nic
     function: Function
     _vfs: dict[int, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
+    # By what the spec gives: all VFs of a group differ in their addresses alone, and there may be a thousand.
+    _filled: dict[VfAttributes, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
 
     def vf_count(self) -> int | None:
         """How many VFs it should have; None leaves them alone."""
@@ -59,19 +63,26 @@ class WantedNic:
     def vf(self, index: int) -> VfAttributes:
         """All that VF ``index`` should be, defaults filled in."""
         if index not in self._vfs:
-            self._vfs[index] = self._filled(index)
+            self._vfs[index] = self._with_address(index)
         return self._vfs[index]
 
-    def _filled(self, index: int) -> VfAttributes:
+    def _with_address(self, index: int) -> VfAttributes:
         assert self.nic.vfs is not None  # noqa: S101  callers iterate over vf_count()
         given = self.nic.vfs.attributes(index)
+        if given not in self._filled:
+            self._filled[given] = self._fill(given)
+        filled = self._filled[given]
         link = self.function.link
         permanent = link.permanent_mac if link and self.nic.vfs.derive_macs else ""
+        # An InfiniBand PF's address has 20 octets, and its VFs have GUIDs instead.
+        if filled.mac or len(permanent) != len("00:00:00:00:00:00"):
+            return filled
+        return _with_derived_mac(filled, permanent, index)
+
+    def _fill(self, given: VfAttributes) -> VfAttributes:
         has_netdev = given.driver != VFIO
         return evolve(
             given,
-            # An InfiniBand PF's address has 20 octets, and its VFs have GUIDs instead.
-            mac=given.mac or (derived_mac(permanent, index) if len(permanent) == len("00:00:00:00:00:00") else None),
             # A VF without a VLAN has no priority in it either.
             qos=0 if given.vlan == 0 and given.qos is None else given.qos,
             mtu=(given.mtu or self.nic.mtu) if has_netdev else None,
@@ -105,6 +116,12 @@ class Wanted:
     spec: NodeSpec
     nics: Mapping[str, WantedNic] = field(factory=dict)
     missing: tuple[Condition, ...] = ()
+
+
+@lru_cache(maxsize=16384)
+def _with_derived_mac(filled: VfAttributes, permanent: str, index: int) -> VfAttributes:
+    """The same in every pass, and there may be thousands."""
+    return evolve(filled, mac=derived_mac(permanent, index))
 
 
 def derived_mac(permanent: str, index: int) -> str:

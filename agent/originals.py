@@ -1,6 +1,7 @@
 """What values were before the agent first changed them: what leaves the spec gets its original value back.
 
-Only for kinds with ``readings`` (agent/kinds), and only within a boot: the file lies in /run, as volatile as the values.
+Only for kinds with ``readings`` or ``reading`` (agent/kinds), and only within a boot: the file lies in /run, as volatile as the
+values.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from attrs import define, evolve, field, frozen
 
 from agent.change import HOST, Change, Value
 from agent.kinds import Kind, Reading
+from agent.machine import Machine
+from agent.nic_spec import Nic, Selector
 from agent.nics import Function, Wanted, WantedNic
 from agent.snapshot import Snapshot
-from agent.spec import Nic, Selector
 
 ORIGINALS = "originals.jsonl"
 """The file's name in /run/trackbed."""
@@ -64,14 +66,14 @@ class Originals:
 
     def keep(self, kind: Kind, change: Change) -> None:
         """Remember what a change replaces; called before it is made."""
-        if change.before is None or not hasattr(kind, "readings"):
+        if change.before is None or not (hasattr(kind, "readings") or hasattr(kind, "reading")):
             return
         key = (change.kind, change.target, change.field)
         first = self._found[key].value if key in self._found else change.before
         self._remember(key, _Original(first, change.after))
 
     def returning(
-        self, kind: Kind, want: Wanted, have: Snapshot, left: bool = False, whole: bool = True
+        self, machine: Machine, kind: Kind, want: Wanted, have: Snapshot, left: bool = False, whole: bool = True
     ) -> list[Change]:
         """The changes that give back what no longer is in the spec; only values that still are as we wrote them.
 
@@ -79,7 +81,8 @@ class Originals:
         :param whole: look for what has left the spec; else only at what is being given back already, which costs nothing.
         """
         keys = self._found if whole else self._returning
-        mine = {key: self._found[key] for key in keys if key[0] == kind.NAME}
+        # What belongs to no device leaves with the spec, never with a device.
+        mine = {key: self._found[key] for key in keys if key[0] == kind.NAME and not (left and key[1] == HOST)}
         if not mine:
             return []
         readings = {(reading.target, reading.field): reading for reading in read(kind, want, have)}
@@ -87,7 +90,9 @@ class Originals:
         for key, original in sorted(mine.items(), key=lambda item: item[0]):
             _, target, name = key
             reading = readings.get((target, name))
-            if reading is None and target == HOST and not left:
+            if reading is None:
+                reading = read_one(machine, kind, want, Change(*key, original.value, original.ours))
+            if reading is None and target == HOST and not hasattr(kind, "reading"):
                 # What belongs to no device is read only while the spec has it.
                 reading = Reading(target, name, original.ours, wanted=False)
             if reading is None or (reading.wanted and not left):
@@ -132,3 +137,13 @@ def read(kind: Kind, want: Wanted, have: Snapshot) -> list[Reading]:
     """What a kind tells of its values; nothing if their originals are of no use."""
     readings = getattr(kind, "readings", None)
     return list(readings(want, have)) if readings else []
+
+
+def read_one(machine: Machine, kind: Kind, want: Wanted, kept: Change) -> Reading | None:
+    """What a kind that observes no more than the spec gives tells of one value; None: it cannot be told now."""
+    reading = getattr(kind, "reading", None)
+    try:
+        found: Reading | None = reading(machine, want, kept) if reading else None
+    except OSError:
+        return None  # a device that is gone, or has nothing of the kind for the moment
+    return found

@@ -44,7 +44,10 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
     seen: dict[str, Mapping[str, tuple[User, ...]]] = {}
     for kind in ordered():
         have = have.merged(kind.NAME, None, kind.observe(machine, want, None))
-        changes = [_judged(machine, want, change, seen) for change in (*kind.plan(want, have), *back(kind, want, have))]
+        changes = [
+            _judged(machine, want, change, seen)
+            for change in (*kind.plan(want, have), *back(machine, kind, want, have))
+        ]
         changes = [change for change in changes if not (change.yields and taken(seen[change.device], change.target))]
         for device in sorted(want.nics):
             first = next((k for k in kind.UNKNOWN_UNTIL if device in pending.get(k, ())), None)

@@ -12,8 +12,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from attrs import NOTHING, Attribute, fields, has
 
-from agent.spec import Matches, NodeSpec, Within
+from agent.spec import NodeSpec
 from agent.strict import Strict
+from agent.validators import Matches, Within
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCALARS = {str: "string", int: "integer", bool: "boolean", float: "number", type(None): "null"}

@@ -143,8 +143,9 @@ def _exactly(kind: type) -> Any:
 
 def _one_of(value: object, literal: Any) -> object:
     choices = get_args(literal)
-    if value not in choices:
-        raise ValueError(f"{_json(value)} is not one of {', '.join(choices)}")
+    # True is 1 in Python.
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ValueError(f"{_json(value)} is not one of {', '.join(map(str, choices))}")
     return value
 
 

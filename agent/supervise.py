@@ -70,6 +70,7 @@ class Publisher:
         self._publish(report_from_json(json.dumps(stamped)))
         if passes_first(self._last.conditions) and not (self.folder / FIRST_PASS).exists():
             write_atomically(self.folder / FIRST_PASS, self.boot_id + "\n", READABLE)
+            print("the node is verified, for the first time in this boot", file=sys.stderr)  # noqa: T201  the journal
 
     def unattended(self, reason: str, message: str) -> None:
         """Nobody looks at the devices now: what was true may no longer be."""

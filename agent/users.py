@@ -37,12 +37,25 @@ class _Functions:
     netdevs: Mapping[str, str]
 
 
-def users(machine: Machine, want: Wanted, address: str) -> dict[str, tuple[User, ...]]:
+def reaches(change: Change) -> str | None:
+    """The function whose users a change may hit; None: the PF's and those of all of its VFs."""
+    return change.target if "#" in change.target else None
+
+
+def users(
+    machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
+) -> dict[str, tuple[User, ...]]:
     """The users of a PF and of its VFs, by target; those without users are left out.
+
+    :param among: look only at these targets; None: at all.
 
     What cannot be told (a kubelet that does not answer) counts as a user: nothing is disturbed on a guess.
     """
-    pci = targets(machine.files, address)
+    pci = {
+        target: function
+        for target, function in targets(machine.files, address).items()
+        if among is None or target in among
+    }
     found = {target: netdev(machine.files, function) for target, function in pci.items()}
     functions = _Functions(pci, {target: name for target, name in found.items() if name is not None})
     gathered: dict[str, list[User]] = {}
@@ -52,9 +65,10 @@ def users(machine: Machine, want: Wanted, address: str) -> dict[str, tuple[User,
     return {target: tuple(found) for target, found in gathered.items()}
 
 
-def _victims(found: Mapping[str, tuple[User, ...]], target: str) -> tuple[str, ...]:
+def _victims(found: Mapping[str, tuple[User, ...]], change: Change) -> tuple[str, ...]:
     """Whom a change of a VF (``ADDRESS#N``), or of a PF (``ADDRESS``) and so of any of its VFs, would hit."""
-    keys = [target] if "#" in target else sorted(found)
+    function = reaches(change)
+    keys = sorted(found) if function is None else [function]
     return tuple(f"{user.name} ({key})" for key in keys for user in found.get(key, ()))
 
 
@@ -64,7 +78,7 @@ def with_victims(change: Change, want: Wanted, found: Mapping[str, tuple[User, .
     if function and change.disruption is Disruption.VF_RESET and not vendor(function.driver).vf_count_flaps:
         # Only its VFs go: whoever uses the PF itself notices nothing.
         found = {target: found[target] for target in found if target != change.device}
-    return evolve(change, victims=_victims(found, change.target))
+    return evolve(change, victims=_victims(found, change))
 
 
 def taken(found: Mapping[str, tuple[User, ...]], target: str) -> bool:

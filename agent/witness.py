@@ -9,8 +9,8 @@ from attrs import evolve, fields
 
 from agent.activity import Activity
 from agent.machine import Machine
+from agent.nic_spec import PCI_ADDRESS
 from agent.nics import PCI
-from agent.spec import PCI_ADDRESS
 
 _DEVICES = f"{PCI}/"
 # Netdevs, RDMA devices and interrupts: found by PCI address just before they are touched, since their names do not last.

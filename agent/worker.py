@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,7 +19,7 @@ from agent.adoption import Adopted
 from agent.change import Change, Condition, Outcome, is_ready, to_plain
 from agent.converge import Failures, Pass, converge, judged_again
 from agent.history import History
-from agent.kinds import links, vf_links
+from agent.kinds import links, vf_links, vfs
 from agent.machine import Machine
 from agent.nics import physical_function
 from agent.originals import ORIGINALS, Originals
@@ -53,12 +54,18 @@ def work(
     requests: Requests,
     history: History,
     failures: Failures,
+    acknowledged: Callable[[Change], str] = lambda change: "",
 ) -> None:
-    """Keep the spec at ``path`` true until ``control`` ends; each finding is one JSON line on ``out``."""
+    """Keep the spec at ``path`` true until ``control`` ends; each finding is one JSON line on ``out``.
+
+    :param acknowledged: returns once the world knows that the node is not ready because of a change, or why it does not.
+    """
     readiness = Readiness(machine)
     seen = witnessed(machine, activity)
     watch = Watch(control, readiness, requests.fileno())
-    loop = _Loop(seen, path, watch, readiness, out, adopted, originals, activity, requests, history, failures)
+    loop = _Loop(
+        seen, path, watch, readiness, out, adopted, originals, activity, requests, history, failures, acknowledged
+    )
     _say(out, {"serving": True})
     while loop.turn():
         pass
@@ -79,6 +86,7 @@ class _Loop:
     requests: Requests
     history: History
     failures: Failures
+    acknowledged: Callable[[Change], str]
     last: Pass | None = None
     scope: Scope = None
     known: Known = field(factory=lambda: Known({}, {}))
@@ -176,6 +184,7 @@ class _Loop:
                 time.monotonic,
                 self.requests.allowed(),
                 announce=lambda change: _say(self.out, _body(spec, (), _converging(change, self.last), self.adopted)),
+                acknowledged=self._acknowledged,
                 verified=self.adopted.verified,
                 heard=lambda: self._listen(0.0),
                 judge=self.readiness.judge,
@@ -193,12 +202,16 @@ class _Loop:
             print(gap, file=sys.stderr)  # noqa: T201  the journal
         return self._found(self.last), _due(self.failures)
 
+    def _acknowledged(self, change: Change) -> None:
+        if why := self.acknowledged(change):
+            print(why, file=sys.stderr)  # noqa: T201  the journal
+
     def _found(self, found: Pass) -> dict[str, Any]:
         """What to report of a pass."""
         if is_ready(found.conditions) and found.want.spec.mode == "enforce":
             self.adopted.ready(found)
         conditions = (*found.conditions, _up_to_date(found, self.adopted))
-        return _body(found.want.spec, found.outcomes, conditions, self.adopted)
+        return {**_body(found.want.spec, found.outcomes, conditions, self.adopted), "devices": _devices(found)}
 
 
 def _converging(change: Change, last: Pass | None) -> tuple[Condition, ...]:
@@ -244,6 +257,13 @@ def _known(found: Pass) -> Known:
     return Known(by_ifindex, by_address)
 
 
+def _devices(found: Pass) -> str:
+    """A name for the set of the spec's functions that there are: device plugins do not follow its changes."""
+    counts: Mapping[str, vfs.VfCount] = found.have[vfs.NAME]
+    there = sorted((address, counts[address].count if address in counts else 0) for address in found.want.nics)
+    return sha256(json.dumps(there).encode()).hexdigest()[:12]
+
+
 def _no_spec(refusal: str) -> Condition:
     return Condition("Converged", "False", "NoSpec", refusal)
 
@@ -267,12 +287,21 @@ def _say(out: TextIO, message: Mapping[str, Any]) -> None:
     out.flush()
 
 
-def main(machine: Machine, path: Path, run: Path, state: Path, hung: Collection[str], activity_fd: int | None) -> None:
+def main(
+    machine: Machine,
+    path: Path,
+    run: Path,
+    state: Path,
+    hung: Collection[str],
+    activity_fd: int | None,
+    acknowledged: Callable[[Change], str] = lambda change: "",
+) -> None:
     """Serve the supervisor at the other end of standard input and output.
 
     :param run: the folder of what ends with the boot; ``state``: of what does not.
     :param hung: PCI addresses of functions that are left alone, with all of their device.
     :param activity_fd: the memory that the supervisor has made for :class:`Activity`.
+    :param acknowledged: as :func:`work` takes it.
     """
     control = os.dup(sys.stdin.fileno())
     activity = Activity.at(activity_fd)
@@ -291,6 +320,7 @@ def main(machine: Machine, path: Path, run: Path, state: Path, hung: Collection[
             Requests(run / NAME),
             History(state),
             Failures(),
+            acknowledged,
         )
     except BrokenPipeError:
         sys.exit(1)

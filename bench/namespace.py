@@ -29,24 +29,25 @@ class Overlay(LinuxFiles):
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def _path(self, path: str) -> str:
+    def place(self, path: str) -> str:
+        """Where a file really is."""
         return f"{self._root}{path}" if path.startswith(PCI) else path
 
     def read(self, path: str) -> str:
         """Read, from below the root if it is a PCI device's."""
-        return super().read(self._path(path))
+        return super().read(self.place(path))
 
     def write(self, path: str, text: str) -> None:
         """Write, as above."""
-        super().write(self._path(path), text)
+        super().write(self.place(path), text)
 
     def names(self, path: str) -> list[str]:
         """List, as above."""
-        return super().names(self._path(path))
+        return super().names(self.place(path))
 
     def target(self, path: str) -> str:
         """Read a link, as above."""
-        return super().target(self._path(path))
+        return super().target(self.place(path))
 
 
 def enter() -> None:

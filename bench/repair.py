@@ -1,7 +1,8 @@
 """How fast drift is put back on a node of the lab, beside the same writes done bare: `python -m bench.repair`.
 
 Times are taken on the node, by its own clock, from the end of the write that broke something to the moment at which a
-tool that is not ours reads the wanted value again. The bare counterpart is the shell doing the same write by itself.
+tool that is not ours reads the wanted value again; it pauses between two looks, as all of an emulated node's CPUs share one
+thread of this host's. The bare counterpart is the shell doing the same write by itself.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ DRIFTS = (
 AGENT = """
 {broken}
 began=$(date +%s%N)
-until {holds}; do :; done
+until {holds}; do sleep 0.02; done
 echo $((($(date +%s%N) - began) / 1000000))
 """
 BARE = """
 {broken}
 began=$(date +%s%N)
 {mended}
-until {holds}; do :; done
+until {holds}; do sleep 0.02; done
 echo $((($(date +%s%N) - began) / 1000000))
 """
 

@@ -5,3 +5,14 @@ kernel_modules = ["igbvf"]
 
 # A virtual machine under emulation is slow.
 ready_timeout = 180
+
+_FEATURE = "feature.node.kubernetes.io"
+labels = {
+    "capabilities": ["rdma", f"{_FEATURE}/network-rdma.capable", f"{_FEATURE}/network-sriov.capable"],
+    "policy": {"gpu-use-type": "exclusive"},
+    "writers": {f"{_FEATURE}/network-sriov.capable": "nfd"},
+}
+nccl = {"network_type": 1}
+
+# sshd, since perftest and MPI start through it; the others are for the tests that install them.
+limits = {"daemons": ["ssh", "containerd", "docker"]}

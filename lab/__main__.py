@@ -15,7 +15,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from lab import console, fleet, instance
+from lab import checks, console, fleet, instance
+from lab.cluster import commands
 from lab.errors import BadInput, LabError
 from lab.hardware import MACHINES
 from lab.node import Node
@@ -67,7 +68,8 @@ def up() -> None:
 
 @main.command()
 def down() -> None:
-    """Stop both nodes and discard their disks; logs and keys stay."""
+    """Stop both nodes, and the cluster's control plane if there is one, and discard their disks; logs and keys stay."""
+    commands.discard(instance.named())
     say("the lab is down" if fleet.down() else "the lab was down already; changes nothing")
 
 
@@ -127,6 +129,13 @@ def console_command(name: str) -> None:
     """Join a node's serial console, logged in as root; Ctrl-] detaches."""
     (node,) = _chosen(name)
     console.attach(node.console_socket)
+
+
+@main.command()
+@click.argument("arguments", nargs=-1)
+def check(arguments: tuple[str, ...]) -> None:
+    """Run the operators' checks (tests/node) on both nodes; ARGUMENTS are pytest's, after `--`."""
+    sys.exit(checks.run(fleet.nodes(), *arguments).returncode)
 
 
 @main.command()
@@ -207,6 +216,9 @@ def logs(name: str) -> None:
 
 def _keep(node: Node, file: Path, argv: list[str]) -> None:
     file.write_text(node.run(argv, timeout=120).stdout)
+
+
+main.add_command(commands.cluster)
 
 
 def cli() -> None:

@@ -12,29 +12,43 @@ from lab.progress import step
 # QEMU 7.2 of Debian 12 has no igb card.
 QEMU_MAJOR = 8
 FROM_BACKPORTS = ("qemu-system-x86", "qemu-utils")
-PACKAGES = ("e2fsprogs", "gcc-12", "kmod", "make", "mmdebstrap", "openssh-client", "xz-utils")
+PACKAGES = (
+    "e2fsprogs",
+    "gcc-12",
+    "gpg",
+    "gpg-agent",
+    "kmod",
+    "make",
+    "mmdebstrap",
+    "openssh-client",
+    "xz-utils",
+    "zstd",
+)
 
 
-def ensure_packages() -> None:
-    """Install what is missing; nothing is downloaded, nor root needed, when all is there."""
-    missing = [package for package in PACKAGES if not _installed(package)]
-    qemu = () if _qemu_major() >= QEMU_MAJOR else FROM_BACKPORTS
-    if not missing and not qemu:
+def ensure_packages(more: tuple[str, ...] = (), newer: tuple[str, ...] = ()) -> None:
+    """Install what is missing of PACKAGES and ``more``, and of ``newer``, which only backports have.
+
+    Nothing is downloaded, nor root needed, when all is there.
+    """
+    missing = [package for package in (*PACKAGES, *more) if not _installed(package)]
+    late = [*(() if _qemu_major() >= QEMU_MAJOR else FROM_BACKPORTS), *(p for p in newer if not _installed(p))]
+    if not missing and not late:
         return
     if os.geteuid() != 0:
         raise LabError(
-            f"this host lacks {', '.join([*missing, *qemu])}",
-            f"Run as root, or install them (QEMU from {apt.SUITE}-backports).",
+            f"this host lacks {', '.join([*missing, *late])}",
+            f"Run as root, or install them (QEMU and Go from {apt.SUITE}-backports).",
         )
     sources = apt.host_sources()
-    what = "host: installing " + ", ".join([*missing, *qemu])
+    what = "host: installing " + ", ".join([*missing, *late])
     with step(what, usual_s=20), apt.throwaway((*sources, apt.backports(sources))) as ours:
         install = ("install", "-y", "-q", "--no-install-recommends")
         if missing:
             ours.get(*install, *missing)
-        if qemu:
+        if late:
             # -t, as QEMU wants the firmware and data of its own release.
-            ours.get(*install, "-t", f"{apt.SUITE}-backports", *qemu)
+            ours.get(*install, "-t", f"{apt.SUITE}-backports", *late)
 
 
 def _installed(package: str) -> bool:

@@ -1,10 +1,7 @@
 """The node image: Debian by mmdebstrap, made a disk by mke2fs, cached under a hash of what decides its content."""
 
-import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
@@ -13,7 +10,8 @@ import attrs
 from lab import apt, host, modules
 from lab.command import run
 from lab.errors import LabError
-from lab.progress import say, step
+from lab.lock import exclusive
+from lab.progress import step
 
 # jq is left out on purpose: the deploy installs it, by the real apt in the node.
 PACKAGES = (
@@ -111,7 +109,7 @@ def ensure() -> Image:
     if os.geteuid() != 0:
         raise LabError("building the node image needs root", "Run it with sudo once, or as root.")
     image.folder.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(image.folder.parent / "lock"):
+    with exclusive(image.folder.parent / "lock", "another build of the image is under way"):
         # Whoever held the lock may have built it.
         if not image.complete():
             _build(image, sources, options)
@@ -135,17 +133,6 @@ def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
             digest.update(f"\0{name}\0".encode() + file.read_bytes())
     digest.update("\n".join([*(source.line() for source in sources), *options]).encode())
     return digest.hexdigest()[:16]
-
-
-@contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another build of the image is under way; waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> None:

@@ -1,6 +1,5 @@
 """One lab's place on disk. Several can run at once; TRACKBED_LAB names the one that is meant."""
 
-import fcntl
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from lab.command import run
 from lab.errors import BadInput, LabError
 from lab.hardware import MACHINES, Machine
 from lab.image import Image
-from lab.progress import say
+from lab.lock import exclusive
 
 # Of a unix socket's address. ssh binds its control socket under a name with 17 more characters first.
 SOCKET_PATH_MAX = 107
@@ -64,12 +63,7 @@ class Instance:
     def lock(self) -> Iterator[None]:
         """One `up` or `down` at a time."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with (self.folder / "lock").open("w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"another command is changing lab {self.name}; waiting for it")
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with exclusive(self.folder / "lock", f"another command is changing lab {self.name}"):
             yield
 
     def plan(self) -> Plan | None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import time
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ from lab.monitor import Monitor
 # Four times what it takes on two idle cores: the suite runs a second lab beside this one.
 BOOT_S = 300.0
 EXIT_S = 15.0
-RESTORE_S = 60.0
+RESTORE_S = 120.0
 
 
 @attrs.frozen
@@ -37,6 +38,8 @@ class Node:
     instance: Instance
     image: Image
     ssh_port: int
+    # A disk that it boots from (lab/boot_loader.py); without it QEMU gives it the image's kernel.
+    loader: Path | None = None
 
     @property
     def name(self) -> str:
@@ -117,7 +120,7 @@ class Node:
             return
         self._forget_ssh()
         os.kill(pid, signal.SIGKILL)
-        wait(lambda: self.pid() is None, EXIT_S, f"{self.name}: QEMU's end")
+        wait(lambda: _has_ended(pid), EXIT_S, f"{self.name}: QEMU's end")
 
     def discard(self) -> None:
         """Stop it and throw its disk away; keys and logs stay."""
@@ -190,6 +193,11 @@ class Node:
         """Run a shell script on the node and return its standard output; a failure is a LabError."""
         return self.run(["sh", "-euc", script], timeout, check=True).stdout
 
+    def unpack(self, tar: bytes, folder: str) -> None:
+        """Unpack a tar file into a folder on the node that is there."""
+        # Standard input is text here, and so is base64.
+        self.run(["sh", "-euc", 'base64 -d | tar -x -C "$1"', "sh", folder], check=True, stdin=b64encode(tar).decode())
+
     def snapshot(self, name: str) -> None:
         """Save memory, devices and disk under a name, over an older one of that name."""
         _check_snapshot_name(name)
@@ -202,10 +210,14 @@ class Node:
             finally:
                 monitor.execute("cont")
 
+    def has(self, snapshot: str) -> bool:
+        """Whether there is a snapshot of that name."""
+        return self._vfs_of(snapshot).exists()
+
     def restore(self, name: str) -> None:
         """Go back to a snapshot, and on from there; the clock is set right."""
         _check_snapshot_name(name)
-        if not self._vfs_of(name).exists():
+        if not self.has(name):
             has = ", ".join(sorted(path.stem for path in self.folder.glob("*.snapshot"))) or "none"
             raise BadInput(f"{self.name} has no snapshot {name!r}", f"It has: {has}.")
         self.power_on()
@@ -279,14 +291,6 @@ class Node:
 
     def _qemu_arguments(self) -> list[str]:
         machine = self.machine
-        command_line = [
-            "root=/dev/vda rw console=ttyS0 intel_iommu=on iommu=pt",
-            f"systemd.hostname={machine.name} systemd.machine_id={machine.machine_id}",
-            # An emulated CPU has no use for the first, and trips the second whenever this host is busy.
-            "mitigations=off nowatchdog",
-            # A one-shot timer whose interrupt emulation loses leaves a halted CPU asleep; a periodic tick wakes it again.
-            "highres=off nohz=off",
-        ]
         per_node = CPUS // NUMA_NODES
         arguments = [
             *("-name", f"{self.instance.name}-{machine.name}", "-nodefaults", "-no-user-config", "-display", "none"),
@@ -296,7 +300,7 @@ class Node:
             *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=single", "-cpu", "max"),
             *("-smp", f"{CPUS},sockets={NUMA_NODES},cores={per_node}", "-m", str(MEMORY_MIB)),
             *("-device", "intel-iommu,intremap=on,caching-mode=on"),
-            *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd), "-append", " ".join(command_line)),
+            *self._boot_arguments(),
             # Unsafe only if this host itself crashes: a flush of the guest still reaches the file before QEMU is killed.
             *("-drive", f"file={self.overlay},if=none,id=disk,format=qcow2,cache=unsafe"),
             *("-device", "virtio-blk-pci,drive=disk,bus=pcie.0,addr=0x4"),
@@ -324,6 +328,26 @@ class Node:
             arguments += self._nic_arguments(nic)
         return arguments
 
+    def _boot_arguments(self) -> list[str]:
+        if self.loader is not None:
+            # Linux names disks in the order of their addresses.
+            return [
+                *("-drive", f"file={self.loader},if=none,id=loader,format=raw,readonly=on"),
+                *("-device", "virtio-blk-pci,drive=loader,bus=pcie.0,addr=0x6,bootindex=0"),
+            ]
+        command_line = [
+            "root=/dev/vda rw console=ttyS0 intel_iommu=on iommu=pt",
+            f"systemd.hostname={self.machine.name} systemd.machine_id={self.machine.machine_id}",
+            # An emulated CPU has no use for the first, and trips the second whenever this host is busy.
+            "mitigations=off nowatchdog",
+            # A one-shot timer whose interrupt emulation loses leaves a halted CPU asleep; a periodic tick wakes it again.
+            "highres=off nohz=off",
+        ]
+        return [
+            *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd)),
+            *("-append", " ".join(command_line)),
+        ]
+
     def _nic_arguments(self, nic: Nic) -> list[str]:
         peer = next(machine for machine in MACHINES if machine is not self.machine)
         mine, theirs = (self.instance.node_folder(machine) / f"{nic.name}.sock" for machine in (self.machine, peer))
@@ -337,6 +361,16 @@ class Node:
             ),
             *("-device", f"igb,netdev={nic.name},bus=port-{nic.name},mac={nic.mac},multifunction=on,romfile="),
         ]
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a process is gone with all of its threads: until then it locks its pid file, and no other can start."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return len(threads) <= 1 and state == "Z"
 
 
 def wait(condition: Callable[[], bool], deadline: float, what: str) -> None:

@@ -19,14 +19,15 @@ from pyinfra.context import host
 from pyinfra.facts.server import Arch
 from pyinfra.operations import files
 
-from tasks import archive
+from tasks import archive, gate
 from tasks.commands import Commands, refuse, script
 from tasks.packages import INTERPRETERS, NodePython
-from tasks.status import COMMAND, NodeStatus
+from tasks.status import COMMAND, SPEC, VERIFIED, NodeStatus
 
 BASE = "/opt/trackbed"
 UNIT = "trackbed.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
+TRIAL = "trackbed-upgrade.service"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 
 NO_PYTHON = f"there is no Python 3.10 or newer ({' or '.join(INTERPRETERS)}); install one, or use a later release"
@@ -164,7 +165,7 @@ def activate(version: str, spec_hash: str) -> None:
     switch(name="Switch", version=version)
     launcher(name="Command")
     unit = files.template(name="Unit", src=str(UNIT_TEMPLATE), dest=UNIT_FILE, mode="644", command=COMMAND)
-    run(name="Service", version=version, spec_hash=spec_hash, unit=unit)
+    run(name="Service", version=version, spec_hash=spec_hash, unit=unit, patience=gate.TIMEOUT.here())
 
 
 _SWITCH = """
@@ -207,9 +208,12 @@ systemctl "$1" "$2" || { code=$?; journalctl --unit="$2" --lines=20 --output=cat
 """
 
 
-def serve(name: str, version: str, unit: OperationMeta) -> Generator[PyinfraCommand, None, bool]:
+def serve(
+    name: str, version: str, unit: OperationMeta, restart: StringCommand | None = None
+) -> Generator[PyinfraCommand, None, bool]:
     """Enable the unit called ``name``; start it, or restart it for another version, or for changes of its file.
 
+    :param restart: how to restart it for another version.
     :returns: whether it was started or restarted.
     """
     have = host.get_fact(AgentService, unit=name)
@@ -220,6 +224,8 @@ def serve(name: str, version: str, unit: OperationMeta) -> Generator[PyinfraComm
         yield StringCommand("systemctl", "enable", name)
     if not have.active:
         yield script(_CONTROL, "start", name)
+    elif restart is not None and have.version not in (None, version):
+        yield restart
     elif unit_changes or have.version != version:
         yield script(_CONTROL, "restart", name)
     else:
@@ -227,10 +233,56 @@ def serve(name: str, version: str, unit: OperationMeta) -> Generator[PyinfraComm
     return True
 
 
+# A new version has to make a node ready that was ready, or the one before it comes back, with the last verified spec.
+_JUDGE = """
+unit=$1 command=$2 patience=$3 base=$4 spec=$5 verified=$6
+cd "$base"
+new=$(basename "$(readlink current)")
+old=$(basename "$(readlink previous)")
+why="it does not start"
+if systemctl restart "$unit"; then
+  why=$(timeout "$((patience + 30))" "$command" wait --timeout "$patience" 2>&1) && exit 0
+fi
+echo "agent $new has not made the node ready, which was so by $old: $why"
+journalctl --unit="$unit" --lines=20 --output=cat --no-pager
+ln -sfn "versions/$old" .current.new
+mv -T .current.new current
+rm previous
+if [ -e "$verified" ] && ! cmp -s "$verified" "$spec"; then
+  install -m 644 "$verified" "$spec.new"
+  mv -T "$spec.new" "$spec"
+fi
+systemctl restart "$unit"
+echo "rolled back to $old"
+exit 1
+"""
+
+# In a unit of its own, so that it is seen through although the connection may be lost.
+_TRY = """
+trial=$1; shift
+began=$(date +%s)
+systemd-run --quiet --collect --wait --unit="$trial" /bin/sh -ec "$@" && exit 0
+journalctl --unit="$trial" --since="@$began" --output=cat --no-pager >&2
+exit 1
+"""
+
+
+def _on_trial(patience: int) -> StringCommand:
+    # systemd takes "$" in a command for a variable's, and "$$" for "$".
+    judge = _JUDGE.replace("$", "$$")
+    return script(_TRY, TRIAL, judge, "sh", UNIT, COMMAND, str(patience), BASE, SPEC, VERIFIED)
+
+
 @operation()
-def run(version: str, spec_hash: str, unit: OperationMeta) -> Commands:
-    """Enable the service; start it, or restart it for another version or unit, or reload it for another spec."""
-    if (yield from serve(UNIT, version, unit)):
+def run(version: str, spec_hash: str, unit: OperationMeta, patience: int) -> Commands:
+    """Enable the service; start it, or restart it for another version or unit, or reload it for another spec.
+
+    If the node was ready by another version, and is not within ``patience`` seconds by this one, that one comes back by
+    itself, with the last verified spec, and the operation fails.
+    """
+    status = host.get_fact(NodeStatus)
+    trial = _on_trial(patience) if status is not None and status.ready else None
+    if (yield from serve(UNIT, version, unit, trial)):
         return
-    if (status := host.get_fact(NodeStatus)) is None or status.report.spec_hash != spec_hash:
+    if status is None or status.report.spec_hash != spec_hash:
         yield StringCommand("systemctl", "reload", UNIT)

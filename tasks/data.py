@@ -16,6 +16,7 @@ from pyinfra.context import host
 
 import tasks
 from agent.spec import NodeSpec
+from agent.strict import Faults, Strict
 
 T = TypeVar("T")
 
@@ -63,6 +64,23 @@ def whole_number(low: int, high: int, unit: str) -> Callable[[object], int]:
         if type(value) is not int or not low <= value <= high:
             raise ValueError(f"{value!r} is not valid; give a whole number, {low} to {high} {unit}")
         return value
+
+    return parse
+
+
+def record(kind: type[T]) -> Callable[[object], T]:
+    """A check for a mapping that is a frozen record of ``kind``: no unknown key, every fault with its place."""
+
+    @cache
+    def strict() -> Strict:
+        # Made when the key is given: each takes milliseconds, and most keys are not.
+        return Strict(kind)
+
+    def parse(value: object) -> T:
+        try:
+            return strict().structure(value, kind, "")
+        except Faults as error:
+            raise ValueError("; ".join(fault.lstrip(".: ") for fault in error.faults)) from None
 
     return parse
 

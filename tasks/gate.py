@@ -27,7 +27,7 @@ def ready(version: str, spec_hash: str) -> None:
 def wait(version: str, spec_hash: str, timeout: int) -> Commands:
     """Let the node wait; nothing if it is ready already, by this spec and this agent."""
     status = host.get_fact(NodeStatus)
-    if status and status.ready and (status.report.agent_version, status.report.spec_hash) == (version, spec_hash):
+    if status and status.is_ready_by(version, spec_hash):
         host.noop("the node is ready")
         return
     yield StringCommand(COMMAND, "wait", "--hash", QuoteString(spec_hash), "--timeout", QuoteString(str(timeout)))

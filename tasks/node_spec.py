@@ -23,8 +23,7 @@ from tasks.agent import BASE, folder
 from tasks.commands import Commands, refuse, script
 from tasks.data import SPEC_KEYS, host_data, unknown_keys
 from tasks.packages import INTERPRETERS, NodePython
-
-SPEC = "/etc/trackbed/node.json"
+from tasks.status import SPEC
 
 
 def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:

@@ -73,8 +73,30 @@ class NodePython(FactBase[str | None]):
         return output[0]
 
 
-def base() -> None:
-    """Install the base packages.
+@frozen
+class System:
+    """What runs on a node. ``identity`` and ``version`` are ID and VERSION_ID of os-release: ``ubuntu``, ``22.04``."""
+
+    distribution: Distribution
+    identity: str
+    version: str
+
+    @property
+    def family(self) -> Family:
+        """Which package manager it has."""
+        return self.distribution.family
+
+    @property
+    def major(self) -> int:
+        """The first number of its version."""
+        return int(self.version.split(".")[0])
+
+    def __str__(self) -> str:
+        return f"{self.distribution.name} {self.version}"
+
+
+def system() -> System:
+    """The host's, for deploy code: the one thing of a node that no deploy changes.
 
     :raises DeployError: for a distribution, or a release, that Trackbed does not know.
     """
@@ -88,7 +110,16 @@ def base() -> None:
             f"{host.name}: {found['name'] or identity} {release or ''} is not supported; "
             f"supported, each with its later releases: {supported}"
         )
-    install(name="Base packages", family=distribution.family, new_python=release >= distribution.new_python)
+    return System(distribution, identity, found["release_meta"].get("VERSION_ID") or str(release))
+
+
+def base() -> None:
+    """Install the base packages.
+
+    :raises DeployError: for a distribution, or a release, that Trackbed does not know.
+    """
+    have = system()
+    install(name="Base packages", family=have.family, new_python=have.major >= have.distribution.new_python)
 
 
 @operation()

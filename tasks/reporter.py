@@ -1,9 +1,10 @@
-"""The reporter: it says over HTTP what the agent reports, from a process and a unit of its own."""
+"""The reporter: it says over HTTP, and to Kubernetes, what the agent reports, from a process and a unit of its own."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from urllib.parse import urlsplit
 
 from attrs import frozen
 from pyinfra.api.deploy import deploy
@@ -12,7 +13,7 @@ from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from tasks import agent, archive
+from tasks import agent, archive, kubernetes
 from tasks.commands import Commands
 from tasks.data import Key
 from tasks.status import COMMAND
@@ -59,12 +60,27 @@ _CREDENTIALS = (
 
 @frozen
 class Settings:
-    """How the reporter serves. ``credentials``: systemd's NAME:PATH; ``options``: what the command is given of them."""
+    """How the reporter serves. ``credentials``: systemd's NAME:PATH; ``options``: what the command is given of them.
+
+    ``allowed``: addresses that it talks to, as systemd's filter has them; None: any. ``publishes``: to Kubernetes, too.
+    """
 
     listen: str
-    loopback: bool
+    allowed: str | None
+    publishes: bool
     credentials: tuple[str, ...]
     options: str
+
+
+def _peers() -> str | None:
+    """Who may be talked to beside this machine, for systemd's filter; None: a server's name, which the filter cannot take."""
+    key = kubernetes.KUBERNETES.here()
+    if key is None:
+        return ""
+    try:
+        return f" {ipaddress.ip_address(urlsplit(key.server).hostname or '')}"
+    except ValueError:
+        return None
 
 
 def settings() -> Settings:
@@ -83,11 +99,16 @@ def settings() -> Settings:
         )
     if (CERTIFICATE.here() is None) != (TLS_KEY.here() is None):
         raise DeployError(f"{host.name}.{CERTIFICATE.name}: a certificate and its key belong together; give both")
+    publishes = kubernetes.KUBERNETES.here() is not None
+    given += [(kubernetes.SECRET, "kubernetes", "--kubernetes-secret")] if publishes else []
+    peers = _peers()
     return Settings(
         listen,
-        loopback,
+        f"localhost{peers}" if loopback and peers is not None else None,
+        publishes,
         tuple(f"{name}:{path}" for path, name, _ in given if path),
-        "".join(f" {option} ${{CREDENTIALS_DIRECTORY}}/{name}" for path, name, option in given if path),
+        (f" --kubernetes {kubernetes.SETTINGS}" if publishes else "")
+        + "".join(f" {option} ${{CREDENTIALS_DIRECTORY}}/{name}" for path, name, option in given if path),
     )
 
 
@@ -102,7 +123,8 @@ def serve(version: str) -> None:
         mode="644",
         command=COMMAND,
         listen=wanted.listen,
-        loopback=wanted.loopback,
+        allowed=wanted.allowed,
+        publishes=wanted.publishes,
         credentials=wanted.credentials,
         options=wanted.options,
     )

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from pathlib import Path
 from typing import cast
 
 import click
+
+FLEET = "fleet"
+"""The control host's half: a package of its own beside this one, which the node's archive leaves out."""
 
 
 class Commands(click.Group):
@@ -18,10 +22,13 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command, by name."""
-        return sorted(module.name for module in pkgutil.iter_modules(__path__))
+        # By its place, not by its name: what else is called so on a node is none of ours.
+        beside = [FLEET] if (Path(__file__).parents[2] / FLEET / "commands").is_dir() else []
+        return sorted([*(module.name for module in pkgutil.iter_modules(__path__)), *beside])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; None if there is none of this name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        return cast(click.Command, getattr(importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name))
+        module = f"{FLEET}.commands" if cmd_name == FLEET else f"{__name__}.{cmd_name}"
+        return cast(click.Command, getattr(importlib.import_module(module), cmd_name))

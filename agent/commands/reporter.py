@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from agent import cli, supervise
+from agent import cli, published, supervise
 from agent.notify import notify
 
 FILE = click.Path(path_type=Path)
@@ -18,10 +22,21 @@ FILE = click.Path(path_type=Path)
 @click.option("--tls-key", "key", type=FILE, default=None, help="The certificate's key.")
 @click.option("--token-file", "token", type=FILE, default=None, help="Holds the token that each request must carry.")
 @click.option("--socket", "unix", type=FILE, default=None, help="A unix socket to serve on, too.")
-def reporter(listen: str, certificate: Path | None, key: Path | None, token: Path | None, unix: Path | None) -> None:
+@click.option("--kubernetes", "settings", type=FILE, default=None, help="Publish to Kubernetes by this settings file.")
+@click.option("--kubernetes-secret", "secret", type=FILE, default=None, help="Holds the token, or the enrolment token.")
+def reporter(
+    listen: str,
+    certificate: Path | None,
+    key: Path | None,
+    token: Path | None,
+    unix: Path | None,
+    settings: Path | None,
+    secret: Path | None,
+) -> None:
     """Serve the report over HTTP: /readyz, /livez, /status and /metrics; what the unit trackbed-reporter runs.
 
-    Anywhere but on this machine's own address it asks for TLS and a token.
+    Anywhere but on this machine's own address it asks for TLS and a token. With --kubernetes it also keeps
+    condition, labels and taint of the node's Node, and a Lease.
 
     Exit code: 0 after SIGTERM, 1 if it cannot serve.
 
@@ -34,7 +49,39 @@ def reporter(listen: str, certificate: Path | None, key: Path | None, token: Pat
         notify("READY=1")
 
     try:
+        if settings is not None:
+            _publish(settings, secret)
         address = Address.parse(listen)
         serve(cli.RUN / supervise.REPORT, address, Guard.load(address, certificate, key, token), unix, started)
     except Refused as error:
         raise cli.Failed(str(error)) from None
+
+
+def _publish(file: Path, secret: Path | None) -> None:
+    """Publish from a thread of its own, and have another one listen for changes of the report and the labels."""
+    from agent.reporter import eyes
+    from agent.reporter.api import NoCredentials
+    from agent.reporter.identity import identity
+    from agent.reporter.publish import Publication
+    from agent.reporter.settings import LABELS, read_settings
+
+    try:
+        settings = read_settings(file)
+        folder = Path(os.environ.get("STATE_DIRECTORY", "."))  # systemd's name for StateDirectory=
+        who = identity(settings, folder, secret)
+    except (ValueError, NoCredentials) as error:
+        raise cli.Failed(str(error)) from None
+    publication = Publication(
+        settings, who, cli.RUN / supervise.REPORT, LABELS, published.PATH, folder / "published.json"
+    )
+    for work in (publication.run, lambda: eyes.listen((cli.RUN, LABELS.parent), publication.wake)):
+        threading.Thread(target=_or_end, args=(work,), daemon=True).start()
+
+
+def _or_end(work: Callable[[], None]) -> None:
+    """A thread that ends would leave a reporter that answers and publishes nothing: systemd starts another one."""
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import click
 
-from agent import cli, verdict
+from agent import cli, published, verdict
 from agent.change import Report, to_plain
+from agent.published import Published
 
 LOOK = 0.2
 """Seconds between two looks at the report file under --watch."""
@@ -35,14 +36,26 @@ def status(watch: bool, as_json: bool) -> None:
     except verdict.NoReport as error:
         raise cli.Failed(str(error)) from None
     reasons = verdict.why_not(report, None)
+    told = published.read(published.PATH) if published.SETTINGS.exists() else None
     if as_json:
-        click.echo(json.dumps(to_plain(report)))
+        click.echo(json.dumps({**to_plain(report), **({"kubernetes": to_plain(told)} if told else {})}))
     else:
         for line in _lines(report, not reasons):
             click.echo(line)
+        if published.SETTINGS.exists():
+            click.echo(_kubernetes(report, told))
         for reason in reasons:
             click.echo(f"trackbed: {reason}", err=True)
     sys.exit(1 if reasons else 0)
+
+
+def _kubernetes(report: Report, told: Published | None) -> str:
+    """What the Node says, beside what the report does."""
+    if told is None:
+        return "kubernetes nothing is published yet; see: systemctl status trackbed-reporter"
+    mark = "ready" if told.ready else "not ready"
+    said = f"{mark}, generation {told.generation}" if told.boot_id == report.boot_id else "nothing of this boot"
+    return f"kubernetes {said}{f'; {told.error}' if told.error else ''}"
 
 
 _COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}

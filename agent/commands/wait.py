@@ -5,25 +5,50 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 
 import click
 
-from agent import boot, cli, supervise, verdict
+from agent import boot, cli, published, supervise, verdict
 
 
 @click.command()
 @click.option("--hash", "wanted_hash", default=None, help="Wait for this spec to be the one that is ready.")
 @click.option("--first-pass", is_flag=True, help="Wait for the first verified pass since the boot instead.")
+@click.option(
+    "--joined",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Do not wait while this file is missing: the node has not joined a cluster yet.",
+)
+@click.option(
+    "--let-go",
+    type=click.FloatRange(min=0),
+    default=None,
+    metavar="SECONDS",
+    help="With --first-pass: after so long, also once Kubernetes has been told in this boot that the node is not ready.",
+)
 @click.option("--timeout", default=0.0, help="Give up after so many seconds; 0 never does.")
 @cli.as_json
-def wait(wanted_hash: str | None, first_pass: bool, timeout: float, as_json: bool) -> None:
+def wait(
+    wanted_hash: str | None,
+    first_pass: bool,
+    joined: Path | None,
+    let_go: float | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
     """Wait until the node is ready.
 
     Exit code: 0 it is, 1 not within the time (the reasons are printed).
 
     Example: trackbed wait --first-pass --timeout 300
     """
-    deadline = time.monotonic() + timeout if timeout else None
+    if joined is not None and not joined.exists():
+        click.echo(f"does not wait: there is no {joined}, so the node has not joined a cluster", err=True)
+        return
+    began = time.monotonic()
+    deadline = began + timeout if timeout else None
     while True:
         reasons = _first_pass_missing() if first_pass else _not_ready(wanted_hash)
         over = deadline is not None and time.monotonic() >= deadline
@@ -31,6 +56,9 @@ def wait(wanted_hash: str | None, first_pass: bool, timeout: float, as_json: boo
             click.echo(json.dumps({"ready": not reasons, "reasons": reasons}))
             sys.exit(1 if reasons else 0)
         if not reasons:
+            return
+        if first_pass and let_go is not None and time.monotonic() >= began + let_go and _published():
+            click.echo("\n".join(["let go unverified: the node is published as not ready", *reasons]), err=True)
             return
         if over:
             raise cli.Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))
@@ -45,6 +73,11 @@ def _first_pass_missing() -> list[str]:
     except FileNotFoundError:
         pass
     return ["no pass of this boot has verified the node yet", *_not_ready(None)]
+
+
+def _published() -> bool:
+    told = published.read(published.PATH)
+    return told is not None and told.not_ready(boot.boot_id(), 0)
 
 
 def _not_ready(wanted_hash: str | None) -> list[str]:

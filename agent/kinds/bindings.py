@@ -10,9 +10,9 @@ from attrs import evolve, frozen
 from agent.change import Change, Disruption
 from agent.kinds import in_scope, links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo, names_or_none, read_or
-from agent.nics import NET, PCI, VFIO, Wanted, device_path, driver, netdev, pci_of, vf_addresses
+from agent.nic_spec import VfAttributes
+from agent.nics import NET, PCI, VFIO, Wanted, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
 from agent.snapshot import Scope, Snapshot
-from agent.spec import VfAttributes
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "bindings"
@@ -148,6 +148,10 @@ def apply(machine: Machine, change: Change) -> None:
         files.write(path, override or "\n")
     if change.before is not None and driver(files, vf) is not None:
         files.write(f"{PCI}/{vf}/driver/unbind", vf)
+        if change.field == "mac":
+            # A trusted VF's driver has given its PF the old address again as it went (igbvf_down).
+            index = int(change.target.partition("#")[2])
+            machine.netlink.set_vf(ifindex_of(files, change.device), index, mac=str(change.after))
     files.write("/sys/bus/pci/drivers_probe", vf)
     bound = driver(files, vf)
     if bound is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.change import Change
-from agent.kinds import vf_links
+from agent.kinds import Reading, vf_links
 from agent.machine import Machine, Quantity
 from agent.nics import Wanted, ifindex_of
 from agent.snapshot import Scope, Snapshot
@@ -64,6 +64,25 @@ def beyond(setting: vf_links.Setting, fields: tuple[str, ...]) -> str:
         for name, value, quantity in wanted
         if value is not None and quantity is not None and value > quantity.maximum
     )
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """Those numbers that were set, as they are now."""
+    if NONE in str(kept.before):
+        return None  # there is no way back to a kind of channels that the netdev had not
+    return vf_links.setting_now(
+        machine,
+        want,
+        kept,
+        lambda given: any(getattr(given, name) is not None for name in FIELDS),
+        lambda ifindex: written(kept, machine.ethtool.channels(ifindex)),
+        lambda family: family.channels_flap,
+    )
+
+
+def written(kept: Change, read: Mapping[str, Quantity]) -> str:
+    """The numbers that ``kept`` set, as they are now, written as there."""
+    return _written({name: read[name].value if name in read else NONE for name in parsed(kept.after)})
 
 
 def apply(machine: Machine, change: Change) -> None:

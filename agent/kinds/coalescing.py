@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.change import Change
-from agent.kinds import vf_links
+from agent.kinds import Reading, vf_links
 from agent.machine import Machine
 from agent.nics import Wanted, ifindex_of
 from agent.snapshot import Scope, Snapshot
@@ -38,6 +38,17 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             if given[name] is not None and before != given[name]:
                 changes.append(setting.change(NAME, name, before, given[name]))
     return changes
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """One value that was set, as it is now."""
+    return vf_links.setting_now(
+        machine,
+        want,
+        kept,
+        lambda given: getattr(given, kept.field) is not None,
+        lambda ifindex: machine.ethtool.coalescing(ifindex).get(kept.field),
+    )
 
 
 def apply(machine: Machine, change: Change) -> None:

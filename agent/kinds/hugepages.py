@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.change import HOST, Change
-from agent.kinds import host_in_scope
+from agent.kinds import Reading, host_in_scope
 from agent.machine import Files, Machine, names_or_none
 from agent.nics import Wanted
 from agent.snapshot import NODE, Scope, Snapshot
@@ -84,6 +84,14 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             remedy = f"reserve them at boot: hugepagesz={pool.size} hugepages=N on the kernel's command line"
             changes.append(Change(NAME, HOST, pool.name, now.persistent, pool.count, remedy=remedy))
     return changes
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """A pool's pages as they are now."""
+    if any(pool.name == kept.field for pool in want.spec.hugepages):
+        return Reading(HOST, kept.field, kept.after, wanted=True)
+    now = read(machine.files, HugepagePool.named(kept.field, 0))
+    return None if now.missing else Reading(HOST, kept.field, now.persistent, wanted=False)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -11,10 +11,11 @@ import errno
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
-from agent.change import Change
+from agent.change import HOST, Change
 from agent.cpus import Key, Pool, Topology, place, pool
 from agent.kinds import Reading, functions_in_scope
 from agent.machine import Files, Machine, names_or_none, read_or
@@ -48,12 +49,23 @@ class Irq:
         return f"{self.role}-{self.queue}"
 
 
-def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, tuple[Irq, ...]]]:
-    """Each PF's interrupts and its VFs', by target; those of a VF in a process's hands (vfio) are its own business."""
-    return {
+# No file tells how many vectors a CPU has left; a refused write does. It is believed for good: a CPU that is asked again now
+# and then would take the node's readiness each time.
+_full: WeakKeyDictionary[Files, set[int]] = WeakKeyDictionary()
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
+    """Each PF's interrupts and its VFs', by target; those of a VF in a process's hands (vfio) are its own business.
+
+    Under HOST the CPUs that have no interrupt vector left, if any.
+    """
+    found: dict[str, Any] = {
         address: {target: _placeable(machine.files, pci) for target, pci in functions.items()}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
+    if full := _full.get(machine.files):
+        found[HOST] = frozenset(full)
+    return found
 
 
 def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
@@ -80,7 +92,8 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
 
 
 def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:
-    for address, functions in sorted(have[NAME].items()):
+    for address in sorted(have[NAME].keys() - {HOST}):
+        functions: Mapping[str, tuple[Irq, ...]] = have[NAME][address]
         for target, irqs in sorted(functions.items(), key=lambda item: _natural(item[0])):
             for irq in irqs:
                 yield address, target, irq
@@ -99,7 +112,7 @@ def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
 
 @define
 class _Placed:
-    """The last placement, and what it was made of: several kinds need it in each pass."""
+    """The last placement, and what it was made of: several kinds need it in each pass, and most passes find nothing new."""
 
     want: Wanted | None = None
     irqs: Mapping[str, Any] | None = None
@@ -113,7 +126,7 @@ _placed = _Placed()
 def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
     """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it."""
     last = _placed
-    if not (last.want is want and last.irqs is have[NAME] and last.topology is have.topology):
+    if (last.want, last.irqs, last.topology) != (want, have[NAME], have.topology):
         last.want, last.irqs, last.topology = want, have[NAME], have.topology
         last.result = _place(want, have)
     return last.result
@@ -121,15 +134,24 @@ def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
 
 def _place(want: Wanted, have: Snapshot) -> dict[Key, int]:
     local = pools(want, have)
+    full: frozenset[int] = have[NAME].get(HOST, frozenset())
+    roomy = {address: _without(pool, full) for address, pool in local.items()}
     keys: dict[Key, Pool] = {}
     previous: dict[Key, int] = {}
     for address, target, irq in _each(have):
         if irq.role != MANAGEMENT and address in local:
             key = (target, str(irq.queue))
-            keys[key] = local[address]
             if len(irq.affinity) == 1:
                 previous.setdefault(key, irq.affinity[0])
+            # Who has a vector on a full CPU keeps it.
+            keys[key] = (local if previous.get(key) in full else roomy)[address]
     return place(have.topology, keys, previous)
+
+
+def _without(pool: Pool, full: frozenset[int]) -> Pool:
+    """The pool's CPUs that take another interrupt; all of them if none does."""
+    left = tuple(id for id in pool.cpus if id not in full)
+    return evolve(pool, cpus=left) if left else pool
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -170,5 +192,9 @@ def apply(machine: Machine, change: Change) -> None:
         if error.errno in (errno.EPERM, errno.EIO):
             raise OSError(errno.EOPNOTSUPP, "the kernel manages this interrupt's affinity") from error
         if error.errno == errno.ENOSPC:
-            raise OSError(errno.ENOSPC, f"ENOSPC: CPU {change.after} has no interrupt vector left") from error
+            if len(asked := parse_ranges(str(change.after))) == 1:
+                _full.setdefault(machine.files, set()).update(asked)
+            raise OSError(
+                errno.ENOSPC, f"ENOSPC: CPU {change.after} has no interrupt vector left; another one is next"
+            ) from error
         raise

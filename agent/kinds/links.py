@@ -14,9 +14,9 @@ from attrs import frozen
 from agent.change import Change, Disruption
 from agent.kinds import Reading, pfs_in_scope
 from agent.machine import Files, Link, Machine, read_or
+from agent.nic_spec import LinkState, Nic, VfAttributes
 from agent.nics import Wanted, WantedNic, driver, ifindex_of, link_of, netdev
 from agent.snapshot import Scope, Snapshot
-from agent.spec import LinkState
 from agent.vendors import vendor
 
 NAME = "links"
@@ -127,26 +127,27 @@ def _absent(kind: str, target: str, found: LinkStatus | None) -> Change:
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each PF's MTU and state."""
+    """Each PF's MTU, state and queue length."""
     found: Mapping[str, Mapping[str, LinkStatus]] = have[NAME]
     return [
         reading
         for address, nic in sorted(want.nics.items())
-        for reading in link_readings(address, found.get(address, {}).get(address), nic.nic.mtu, nic.nic.state)
+        for reading in link_readings(address, found.get(address, {}).get(address), nic.nic)
     ]
 
 
 def link_readings(
-    target: str, found: LinkStatus | None, mtu: int | None, state: LinkState | None, yields: bool = False
+    target: str, found: LinkStatus | None, wanted: Nic | VfAttributes, yields: bool = False
 ) -> Iterator[Reading]:
-    """One netdev's MTU and state; nothing while it is not there."""
+    """One netdev's MTU, state and queue length; nothing while it is not there."""
     if found is None or found.link is None or not found.ready:
         return
     link = found.link
     flaps = link.up and vendor(found.driver).mtu_flaps
     flap, down = (Disruption.LINK_FLAP if costs else Disruption.NONE for costs in (flaps, link.up))
-    yield Reading(target, "mtu", link.mtu, mtu is not None, flap, yields)
-    yield Reading(target, "state", "up" if link.up else "down", state is not None, down, yields)
+    yield Reading(target, "mtu", link.mtu, wanted.mtu is not None, flap, yields)
+    yield Reading(target, "txqueuelen", link.txqueuelen, wanted.txqueuelen is not None, yields=yields)
+    yield Reading(target, "state", "up" if link.up else "down", wanted.state is not None, down, yields)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from agent.change import Change
 from agent.config_space import device_control, max_read_request, with_max_read_request
-from agent.kinds import pfs_in_scope
+from agent.kinds import Reading, pfs_in_scope
 from agent.machine import Machine
 from agent.nics import Wanted, device_path
 from agent.snapshot import Scope, Snapshot
@@ -51,6 +51,17 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             remedy = f"see whether the device takes another value: setpci -s {address} CAP_EXP+8.w"
             changes.append(Change(NAME, address, "bytes", before, after, remedy=remedy))
     return changes
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """A PF's bytes as they are now."""
+    nic = want.nics.get(kept.device)
+    if nic is None:
+        return None
+    if nic.nic.max_read_request is not None:
+        return Reading(kept.target, kept.field, kept.after, wanted=True)
+    register = device_control(machine.files, kept.device)
+    return Reading(kept.target, kept.field, max_read_request(register[1]), wanted=False) if register else None
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.change import HOST, Change, Disruption
-from agent.kinds import host_in_scope
+from agent.kinds import Reading, host_in_scope
 from agent.machine import Machine, names_or_none
 from agent.nics import Wanted
 from agent.snapshot import Scope, Snapshot
@@ -103,6 +103,19 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 )
                 changes.append(Change(NAME, HOST, field, now.value, after, disruption, remedy=remedy))
     return changes
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """A parameter of a loaded module as it is now."""
+    module, _, name = kept.field.partition(".")
+    if name in want.spec.module_parameters.get(module, {}):
+        return Reading(HOST, kept.field, kept.after, wanted=True)
+    now = _read(machine, module, name)
+    if now.missing:
+        return None
+    # It shows Y where 1 was written.
+    value = kept.after if _same(now.value, str(kept.after)) else now.value
+    return Reading(HOST, kept.field, value, wanted=False)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 
 from agent.change import Change
-from agent.kinds import vf_links
+from agent.kinds import Reading, vf_links
 from agent.machine import Feature, Machine
 from agent.nics import Wanted, ifindex_of
 from agent.snapshot import Scope, Snapshot
@@ -83,6 +83,18 @@ def _differing(setting: vf_links.Setting, wanted: Mapping[str, bool]) -> list[Ch
         obstacle, remedy = (kept, "see `ethtool -k`, and give the others as well") if stuck else ("", "")
         changes.append(setting.change(NAME, name, not on, on, flaps, obstacle, remedy))
     return changes
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """One feature that was switched, as it is now."""
+    return vf_links.setting_now(
+        machine,
+        want,
+        kept,
+        lambda given: kept.field in given,
+        lambda ifindex: machine.ethtool.features(ifindex)[kept.field].on,
+        lambda family: family.offloads_flap is None or kept.field in family.offloads_flap,
+    )
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -10,10 +10,10 @@ from attrs import evolve
 from agent.change import HOST, Change
 from agent.kinds import functions_in_scope
 from agent.machine import Machine
+from agent.nic_spec import RdmaDevices
 from agent.nics import Wanted, device_path
 from agent.rdma import Gid, RdmaDevice, Reader, gid_fits
 from agent.snapshot import Scope, Snapshot
-from agent.spec import RdmaDevices
 
 NAME = "rdma"
 AFTER = ("vf_links",)

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Mapping
 
 from agent.change import HOST, Change
-from agent.kinds import host_in_scope
+from agent.kinds import Reading, host_in_scope
 from agent.machine import Machine
 from agent.nics import Wanted
 from agent.snapshot import Scope, Snapshot
@@ -30,6 +30,12 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     after = want.spec.rdma.netns_mode
     before: str | None = have[NAME].get(HOST, {}).get(FIELD)
     return [] if after is None or before == after else [Change(NAME, HOST, FIELD, before, after)]
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """The mode as it is now."""
+    wanted = want.spec.rdma.netns_mode is not None
+    return Reading(HOST, kept.field, kept.after if wanted else machine.rdma.netns_mode(), wanted)
 
 
 def apply(machine: Machine, change: Change) -> None:

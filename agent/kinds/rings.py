@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.change import Change
-from agent.kinds import channels, vf_links
+from agent.kinds import Reading, channels, vf_links
 from agent.machine import Machine, Quantity
 from agent.nics import Wanted, ifindex_of
 from agent.snapshot import Scope, Snapshot
@@ -48,6 +48,20 @@ def _impossible(setting: vf_links.Setting, after: str, family: Vendor) -> tuple[
         return "", ""
     sizes = " and ".join(f"{name} {size}" for name, size in made.items())
     return f"{setting.status.driver} would make it {sizes}", f"give {sizes}"
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """Those sizes that were set, as they are now."""
+    if channels.NONE in str(kept.before):
+        return None
+    return vf_links.setting_now(
+        machine,
+        want,
+        kept,
+        lambda given: any(getattr(given, name) is not None for name in FIELDS),
+        lambda ifindex: channels.written(kept, machine.ethtool.rings(ifindex)),
+        lambda family: family.rings_flap,
+    )
 
 
 def apply(machine: Machine, change: Change) -> None:

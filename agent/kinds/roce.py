@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from attrs import evolve, field, frozen
 
 from agent.change import Change, Disruption, Value
-from agent.kinds import functions_in_scope, links
+from agent.kinds import Reading, functions_in_scope, links
 from agent.machine import Files, Machine, names_or_none, read_or
+from agent.nic_spec import Roce
 from agent.nics import NET, Wanted, netdev, netdev_of, pci_of
 from agent.ranges import format_ranges, parse_ranges
 from agent.rdma import RDMA, Reader
 from agent.snapshot import Scope, Snapshot
-from agent.spec import Roce
 from agent.vendors import vendor
 
 NAME = "roce"
@@ -148,6 +148,28 @@ def _plan_devices(address: str, wanted: Roce, states: Mapping[str, RoceState]) -
             differing = [value for value in state.ports.get(setting, ()) if value != after]
             if differing:
                 yield Change(NAME, target, setting, differing[0], after)
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """One setting as it is now; of several ports, one that has another value than was set."""
+    nic = want.nics.get(kept.device)
+    if nic is None:
+        return None
+    setting = "ecn" if kept.field in ECN else kept.field
+    if nic.nic.roce is not None and getattr(nic.nic.roce, setting) is not None:
+        return Reading(kept.target, kept.field, kept.after, wanted=True)
+    if kept.field in ON_PORTS:
+        ports = Reader(machine.files).roce_ports(pci_of(machine.files, kept.target))
+        values = _on_ports(machine, ports, [kept.field])[kept.field]
+        value = next((value for value in values if value != kept.after), kept.after) if values else None
+        return Reading(kept.target, kept.field, value, wanted=False)
+    told = getattr(_port_state(machine, kept.device), kept.field)
+    if kept.field == "trust":
+        disruption = Disruption.LINK_FLAP if vendor(nic.function.driver).trust_flaps else Disruption.NONE
+        return Reading(kept.target, kept.field, told, False, disruption)
+    disruption = Disruption.LINK_FLAP if kept.field == "pfc" else Disruption.NONE
+    value = None if told is None else format_ranges(told) or NO_PRIORITY
+    return Reading(kept.target, kept.field, value, False, disruption)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.change import HOST, Change
-from agent.kinds import host_in_scope
+from agent.kinds import Reading, host_in_scope
 from agent.machine import Machine
 from agent.nics import Wanted
 from agent.snapshot import Scope, Snapshot
@@ -76,6 +76,14 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         elif now.value != after:
             changes.append(Change(NAME, HOST, name, now.value, after, remedy=f"see what {name} takes: sysctl(8)"))
     return changes
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """A parameter as it is now."""
+    if kept.field in want.spec.sysctls:
+        return Reading(HOST, kept.field, kept.after, wanted=True)
+    now = _read(machine, kept.field)
+    return None if now.value is None else Reading(HOST, kept.field, now.value, wanted=False)
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 from agent.change import Change, Value
 from agent.kinds import Reading, links, pfs_in_scope, vfs
 from agent.machine import Machine, VfInfo
+from agent.nic_spec import VfAttributes
 from agent.nics import Wanted, ifindex_of, link_of, netdev, netdev_of
 from agent.snapshot import Scope, Snapshot
-from agent.spec import VfAttributes
 
 NAME = "vf_attributes"
 AFTER = ("vfs",)

@@ -11,8 +11,9 @@ from attrs import evolve, frozen
 from agent.change import Change, Disruption, Value
 from agent.kinds import Reading, functions_in_scope, in_scope, links
 from agent.machine import Machine
-from agent.nics import VFIO, Wanted, WantedNic, ifindex, ifindex_of, netdev
+from agent.nics import VFIO, Wanted, WantedNic, ifindex, ifindex_of, netdev, pci_of
 from agent.snapshot import Scope, Snapshot
+from agent.vendors import Vendor, vendor
 
 NAME = "vf_links"
 AFTER = ("bindings", "vf_names")
@@ -59,13 +60,13 @@ def _is_stuck(vf: links.LinkStatus, pf: links.LinkStatus) -> bool:
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each VF's MTU and state."""
+    """Each VF's MTU, state and queue length."""
     found: list[Reading] = []
     for address, nic in sorted(want.nics.items()):
         statuses: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
         for target, status in statuses.items():
             wanted = nic.vf_wanted(int(target.partition("#")[2]))
-            found += links.link_readings(target, status, wanted.mtu, wanted.state, yields=True)
+            found += links.link_readings(target, status, wanted, yields=True)
     return found
 
 
@@ -132,6 +133,34 @@ def _of(machine: Machine, pci: str, read: Callable[[int], Read]) -> Read | None:
         if error.errno == errno.ENODEV:
             return None
         raise
+
+
+def setting_now(
+    machine: Machine,
+    want: Wanted,
+    kept: Change,
+    given: Callable[[Any], bool],
+    read: Callable[[int], Value],
+    flaps: Callable[[Vendor], bool] = lambda vendor: False,
+) -> Reading | None:
+    """What ``read`` says of a netdev whose setting the agent has changed, for ``reading`` of the kinds of settings.
+
+    :param given: whether what the spec has for the netdev includes it.
+    :param flaps: whether the link goes down if it is changed.
+    """
+    nic = want.nics.get(kept.device)
+    if nic is None:
+        return None
+    asked = nic.settings(kept.kind).get(kept.target)
+    if asked is not None and given(asked):
+        return Reading(kept.target, kept.field, kept.after, wanted=True)
+    status = links.status(machine, pci_of(machine.files, kept.target))
+    if status.link is None or not status.ready:
+        return None
+    costs = status.link.up and flaps(vendor(status.driver))
+    disruption = Disruption.LINK_FLAP if costs else Disruption.NONE
+    value = read(status.link.ifindex)
+    return Reading(kept.target, kept.field, value, False, disruption, yields="#" in kept.target)
 
 
 def settings(want: Wanted, have: Snapshot, kind: str, key: str) -> Iterator[Setting]:

@@ -46,27 +46,31 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     found = {}
     for address, functions in functions_in_scope(machine.files, want, scope).items():
         pf = want.nics[address].function.link
-        told = _properties(machine.files, pf) if pf else {}
-        rule = next((rule for rule in RULES if pf and told.get(rule) == pf.name), "")
+        told = _properties(machine.files, pf) if pf else ""
+        rule = next((rule for rule in RULES if pf and _property(told, rule) == pf.name), "")
         vfs = ((target, vf) for target, vf in functions.items() if target != address)
-        found[address] = {target: _name(machine, vf, rule, told.get(LINK_FILE)) for target, vf in vfs}
+        found[address] = {target: _name(machine, vf, rule, _property(told, LINK_FILE)) for target, vf in vfs}
     return found
 
 
-def _name(machine: Machine, vf: str, rule: str, link_file: str | None) -> Name:
+def _name(machine: Machine, vf: str, rule: str, link_file: str) -> Name:
     name = netdev(machine.files, vf)
     link = machine.netlink.link(name) if name else None
     if link is None:
         return Name(None, None, False)
     told = _properties(machine.files, link)
-    usual = told.get(rule, "") if told.get(LINK_FILE) == link_file else ""
+    usual = _property(told, rule) if rule and _property(told, LINK_FILE) == link_file else ""
     return Name(link.name, usual if 0 < len(usual) < IFNAMSIZ else None, link.up)
 
 
-def _properties(files: Files, link: Link) -> dict[str, str]:
-    """The properties that udev keeps of a netdev, on lines ``E:NAME=value``."""
-    lines = read_or(files, f"{DATABASE}/n{link.ifindex}", "").splitlines()
-    return dict(line[2:].split("=", 1) for line in lines if line.startswith("E:") and "=" in line)
+def _properties(files: Files, link: Link) -> str:
+    """What udev keeps of a netdev: its properties are on lines ``E:NAME=value``."""
+    return f"\n{read_or(files, f'{DATABASE}/n{link.ifindex}', '')}\n"
+
+
+def _property(told: str, name: str) -> str:
+    """One of these properties; empty if there is none. There are dozens, on each of a thousand netdevs."""
+    return told.partition(f"\nE:{name}=")[2].partition("\n")[0]
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:

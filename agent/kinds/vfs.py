@@ -49,7 +49,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         if count > state.total:
             obstacle = f"NIC {nic.nic.name} has {state.total} VFs at most, the spec wants {count}"
             remedy = (
-                f"lower vfs.count to {state.total}, or raise the limit in the NIC's firmware (SRIOV_EN, NUM_OF_VFS)"
+                f"lower vfs.count to {state.total}, or raise the limit in the NIC's firmware (SRIOV_EN, NUM_OF_VFS), "
+                "which the inventory's key firmware does for Mellanox NICs"
             )
             change = Change(NAME, address, "count", state.count, count, obstacle=obstacle, remedy=remedy)
         elif state.count:

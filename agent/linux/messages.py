@@ -11,10 +11,18 @@ HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
 ERROR = struct.Struct("=i")
 NLMSG_ERROR = 2
+NLMSG_DONE = 3
 NLM_F_REQUEST = 1
 NLM_F_ACK = 4
+NLM_F_DUMP_INTR = 0x10
+NLM_F_DUMP = 0x300
 NLA_F_NESTED = 1 << 15
 NLA_TYPE_MASK = 0x3FFF
+
+# A PF's answer tells all of its VFs in one message: 128 of them take 30 kB.
+ROOM = 1 << 18
+# A table that changes while it is told may be told again this often.
+TELLINGS = 5
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
@@ -23,14 +31,14 @@ def attribute(kind: int, payload: bytes) -> bytes:
     return packed + bytes(-len(packed) % 4)
 
 
-def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The attributes in ``data``: type without its flags, payload."""
-    while len(data) >= ATTRIBUTE.size:
-        length, kind = ATTRIBUTE.unpack_from(data)
+def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The attributes in ``data`` from ``offset`` on: type without its flags, payload."""
+    while offset + ATTRIBUTE.size <= len(data):
+        length, kind = ATTRIBUTE.unpack_from(data, offset)
         if length < ATTRIBUTE.size:
             return
-        yield kind & NLA_TYPE_MASK, data[ATTRIBUTE.size : length]
-        data = data[(length + 3) & ~3 :]
+        yield kind & NLA_TYPE_MASK, data[offset + ATTRIBUTE.size : offset + length]
+        offset += (length + 3) & ~3
 
 
 def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
@@ -38,20 +46,40 @@ def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
 
     :raises OSError: the kernel's refusal.
     """
-    message = HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | NLM_F_ACK, 1, 0) + body
+    found, _ = _exchange(protocol, kind, NLM_F_ACK, body)
+    return found
+
+
+def dump(protocol: int, kind: int, body: bytes) -> list[bytes]:
+    """Have a whole table told: the bodies of its entries. If it changed meanwhile, entries may be missing: it is told again.
+
+    :raises OSError: the kernel's refusal.
+    """
+    for _ in range(TELLINGS):
+        found, interrupted = _exchange(protocol, kind, NLM_F_DUMP, body)
+        if not interrupted:
+            break
+    return found
+
+
+def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[bytes], bool]:
+    message = HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, 1, 0) + body
     found: list[bytes] = []
+    interrupted = False
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as channel:
         channel.bind((0, 0))
         channel.send(message)
         while True:
-            data = channel.recv(1 << 16)
-            while len(data) >= HEADER.size:
-                length, answer, _, _, _ = HEADER.unpack_from(data)
-                part = data[HEADER.size : length]
-                if answer == NLMSG_ERROR:
-                    refusal = -ERROR.unpack_from(part)[0]
-                    if refusal:
+            data = channel.recv(ROOM)
+            offset = 0
+            while offset + HEADER.size <= len(data):
+                length, answer, given, _, _ = HEADER.unpack_from(data, offset)
+                interrupted = interrupted or bool(given & NLM_F_DUMP_INTR)
+                if answer in (NLMSG_ERROR, NLMSG_DONE):
+                    # A dump may end with an error, too.
+                    refusal = -ERROR.unpack_from(data, offset + HEADER.size)[0]
+                    if refusal > 0:
                         raise OSError(refusal, os.strerror(refusal))
-                    return found
-                found.append(part)
-                data = data[(length + 3) & ~3 :]
+                    return found, interrupted
+                found.append(data[offset + HEADER.size : offset + length])
+                offset += (length + 3) & ~3

@@ -21,9 +21,10 @@ class LinuxProcesses:
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
         """Look where every descriptor points; psutil lists those of regular files only."""
         found: dict[str, list[str]] = {}
-        for pid, name in _commands():
-            for path in paths.intersection(_open_files(pid)):
-                found.setdefault(path, []).append(f"{name} (pid {pid})")
+        for pid in psutil.pids():
+            for path in sorted(paths.intersection(_open_files(pid))):
+                with suppress(OSError):  # it has ended
+                    found.setdefault(path, []).append(f"{_command(pid)} (pid {pid})")
         return {path: tuple(holders) for path, holders in found.items()}
 
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
@@ -54,14 +55,19 @@ class LinuxProcesses:
 
 
 def _commands() -> Iterator[tuple[int, str]]:
-    """Each process and its `comm`.
+    """Each process and its `comm`."""
+    for pid in psutil.pids():
+        with suppress(OSError):  # it has ended
+            yield pid, _command(pid)
+
+
+def _command(pid: int) -> str:
+    """The `comm` of a process; OSError: it has ended.
 
     psutil asks for the command line where that is 15 characters long, and reading that waits for the process's memory lock
     (proc_pid_cmdline_read, fs/proc/base.c): for ever, if its owner hangs in a driver.
     """
-    for pid in psutil.pids():
-        with suppress(OSError):  # it has ended
-            yield pid, Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
+    return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
 
 
 def _open_files(pid: int) -> Iterator[str]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from agent.change import HOST, Condition, Severity, Stage
 from agent.kinds import rdma
+from agent.nic_spec import RdmaDevices
 from agent.nics import Wanted, WantedNic
 from agent.probes.rdma_devices import Devices, Fault, expected, faults
 from agent.rdma import CHAR_DEVICES
 from agent.snapshot import Snapshot
-from agent.spec import RdmaDevices
 
 TYPE = "RdmaCharDevices"
 STAGE: Stage = "device"

@@ -8,10 +8,10 @@ from attrs import frozen
 
 from agent.change import Condition, Severity, Stage
 from agent.kinds import rdma, vf_links
+from agent.nic_spec import RdmaDevices
 from agent.nics import Wanted, WantedNic
 from agent.rdma import RdmaDevice
 from agent.snapshot import Snapshot
-from agent.spec import RdmaDevices
 
 TYPE = "RdmaDevices"
 STAGE: Stage = "device"

@@ -7,16 +7,20 @@ from pathlib import Path
 from attrs import frozen
 
 from agent.boot import boot_id, uptime
-from agent.change import Report, report_from_json, why_not
+from agent.change import STALE, Report, report_from_json, why_not
 
 
 @frozen
 class Verdict:
-    """The report, None if there is none. ``reasons``: why the node is not ready; ``age``: seconds since the heartbeat."""
+    """The report, None if there is none. ``reasons``: why the node is not ready; ``age``: seconds since the heartbeat.
+
+    ``fresh``: the report is of this boot, and somebody vouches for it.
+    """
 
     report: Report | None
     reasons: tuple[str, ...]
     age: float = 0.0
+    fresh: bool = False
 
     @property
     def ready(self) -> bool:
@@ -32,5 +36,6 @@ def look(path: Path) -> Verdict:
         return Verdict(None, (f"{path} is not there: the agent has not run since the boot",))
     except (OSError, ValueError) as error:
         return Verdict(None, (f"{path}: {error}",))
-    now = uptime()
-    return Verdict(report, tuple(why_not(report, boot_id(), now)), max(0.0, now - report.uptime))
+    now, boot = uptime(), boot_id()
+    age = max(0.0, now - report.uptime)
+    return Verdict(report, tuple(why_not(report, boot, now)), age, report.boot_id == boot and age <= STALE)

@@ -21,6 +21,8 @@ from pyinfra.api.state import State, StateStage
 from pyinfra.connectors.fake import FakeConnector
 from pyinfra.context import ctx_host, ctx_state
 
+from agent.change import Report, report_to_json
+
 Answers = dict[str, Any]
 
 NAME = "@fake/node-a"
@@ -29,8 +31,13 @@ ROCKY_9 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 
 PYTHON = "sys.version_info"
 VERSIONS = "for link in current previous"
 SERVICE = "NeedDaemonReload"
-STATUS = "status --json"
+STATUS = "/proc/uptime"
 PLAN = "plan --spec"
+
+
+def status(report: Report) -> Answers:
+    """What a node says whose agent has just written this report, in this boot."""
+    return {STATUS: [f"{report.boot_id} {report.uptime}", report_to_json(report).strip()]}
 
 
 class Connector(FakeConnector):
@@ -40,8 +47,10 @@ class Connector(FakeConnector):
         super().__init__(state, host)
         self.uploads: dict[str, bytes] = {}
         self.inputs: list[str] = []
+        self.ran: list[str] = []
 
     def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
+        self.ran.append(str(command))
         if arguments.get("_stdin"):
             self.inputs.append(arguments["_stdin"])
         return super().run_shell_command(command, *positional, **arguments)
@@ -54,13 +63,17 @@ class Connector(FakeConnector):
 
 @define
 class Result:
-    """What a run did. ``planned`` and ``commands`` are by operation: whether it would act, and what it did."""
+    """What a run did. ``planned`` and ``commands`` are by operation: whether it would act, and what it did.
+
+    ``ran``: all shell commands, those of facts too.
+    """
 
     planned: dict[str, bool]
     commands: dict[str, list[str]]
     uploads: dict[str, bytes]
     inputs: list[str]
     failed: bool
+    ran: list[str]
     log: list[str] = field(factory=list)
 
     @property
@@ -113,6 +126,7 @@ class Node:
             connector.uploads,
             connector.inputs,
             host in state.failed_hosts,
+            connector.ran,
             [record.getMessage() for record in self.caplog.records],
         )
 

@@ -4,11 +4,11 @@ import json
 
 from attrs import evolve
 
-from agent.change import Report, report_to_json
-from tasks import agent, archive
+from agent.change import Report
+from tasks import agent, archive, gate
 from tasks.commands import script
 from tasks.status import COMMAND
-from tests.deploy.conftest import DEBIAN, PYTHON, SERVICE, STATUS, VERSIONS, Answers, Node, file_answers
+from tests.deploy.conftest import DEBIAN, PYTHON, SERVICE, STATUS, VERSIONS, Answers, Node, file_answers, status
 
 OLD = "0.0.9-000000000000"
 NEW = archive.version("x86_64")
@@ -28,10 +28,6 @@ def service(version: str | None = None, **properties: str) -> Answers:
     shown = {"ActiveState": "active", "UnitFileState": "enabled", "NeedDaemonReload": "no", **properties}
     command = [f"Command=/usr/bin/python3 -I /opt/trackbed/versions/{version} run "] if version else []
     return {SERVICE: [*(f"{name}={value}" for name, value in shown.items()), *command]}
-
-
-def status(report: Report) -> Answers:
-    return {STATUS: ["ready" if report.ready else "not ready", report_to_json(report).strip()]}
 
 
 ABSENT = {SERVICE: ["ActiveState=inactive", "UnitFileState=", "NeedDaemonReload=no"]}
@@ -100,12 +96,17 @@ def test_nothing_to_activate(node: Node) -> None:
 def test_a_new_version_restarts(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **versions(OLD, OLD, NEW), **service(OLD)})
     assert result.flat[0].endswith(f"sh /opt/trackbed {NEW}")
-    assert result.flat[1:] == [control("restart")]
+    assert result.flat[1:] == [str(agent._on_trial(gate.TIMEOUT.default))]
+
+
+def test_a_node_that_is_not_ready_has_nothing_to_go_back_to(node: Node) -> None:
+    result = node.deploy(activate, {**SETTLED, **service(OLD), **status(evolve(REPORT, ready=False))})
+    assert result.flat == [control("restart")]
 
 
 def test_a_switch_whose_restart_was_lost(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **service(OLD)})
-    assert result.flat == [control("restart")]
+    assert result.flat == [str(agent._on_trial(gate.TIMEOUT.default))]
 
 
 def test_a_changed_unit_restarts(node: Node) -> None:
@@ -136,5 +137,5 @@ def test_older_versions_are_removed(node: Node) -> None:
 
 
 def test_a_report_of_another_format_is_no_status(node: Node) -> None:
-    result = node.deploy(activate, {**SETTLED, STATUS: ["ready", json.dumps({"ready": True})]})
+    result = node.deploy(activate, {**SETTLED, STATUS: ["boot 0.0", json.dumps({"ready": True})]})
     assert result.flat == ["systemctl reload trackbed.service"]

@@ -13,8 +13,9 @@ import pytest
 from agent.change import Report
 from agent.spec import spec_hash, to_json
 from tasks import archive, kernel_modules, node_spec, reporter
-from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers
-from tests.deploy.test_agent import BASE, FILES, NEW, service, status, versions
+from tasks import status as tasks_status
+from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers, status
+from tests.deploy.test_agent import BASE, FILES, NEW, service, versions
 from tests.deploy.test_node_spec import ABSENT, COUNT, STUCK, plan
 from tests.deploy.test_packages import DEB, dpkg
 from tests.deploy.test_reporter import LOOPBACK
@@ -22,19 +23,23 @@ from tests.deploy.test_reporter import LOOPBACK
 DATA = {"node_name": "node-a", "kernel_modules": ["igbvf"], "fake_delay": 0, "fake_delay_jitter": 0}
 SPEC = node_spec.node_spec({"node_name": "node-a"}, "node-a")
 REPORT = Report("node-a", spec_hash(SPEC), "boot", NEW, ready=True, up_to_date=True)
+# No wish for a reboot, and no limit of ours.
+QUIET: Answers = {"for task in *": ["boot-1"], "LimitMEMLOCK": ["logins"]}
 SETTLED = {
     **BASE,
+    **QUIET,
+    "echo here": ["here"],
     **dpkg(*DEB),
     **file_answers(kernel_modules.AT_BOOT, f"{kernel_modules.HEADER}igbvf\n"),
     **FILES,
     **versions(NEW, NEW),
     **service(NEW),
     **status(REPORT),
-    **file_answers(node_spec.SPEC, to_json(SPEC)),
+    **file_answers(tasks_status.SPEC, to_json(SPEC)),
     **plan(version=NEW),
     **file_answers(reporter.UNIT_FILE, LOOPBACK),
 }
-FRESH = {**DEBIAN, "uname -m": "x86_64", **ABSENT, PYTHON: ""}
+FRESH = {**QUIET, **DEBIAN, "uname -m": "x86_64", **ABSENT, PYTHON: ""}
 
 
 @pytest.fixture
@@ -80,6 +85,7 @@ def test_dry_on_a_fresh_node(inventory: Path) -> None:
     assert "plan: not known before the agent is on the node" in done.stderr
     changes = [operation["name"] for operation in json.loads(done.stdout)["plan"] if operation["hosts_with_change"]]
     assert changes == [
+        "What the node was",
         "Base packages",
         "Kernel modules at boot",
         "Agent | Stage",

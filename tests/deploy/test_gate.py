@@ -4,9 +4,9 @@ import pytest
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
-from agent.change import Report, report_to_json
+from agent.change import STALE, Report, report_to_json
 from tasks import gate
-from tests.deploy.conftest import STATUS, Answers, Node
+from tests.deploy.conftest import STATUS, Answers, Node, status
 
 REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
 
@@ -15,12 +15,8 @@ def gated() -> None:
     gate.ready(version="1-a", spec_hash="abc")
 
 
-def says(report: Report) -> Answers:
-    return {STATUS: ["ready" if report.ready else "not ready", report_to_json(report).strip()]}
-
-
 def test_ready_already(node: Node) -> None:
-    result = node.deploy(gated, says(REPORT))
+    result = node.deploy(gated, status(REPORT))
     assert result.planned == {"Ready": False}
     assert result.flat == []
 
@@ -29,9 +25,11 @@ def test_ready_already(node: Node) -> None:
     "answers",
     [
         {},
-        says(evolve(REPORT, ready=False)),
-        says(evolve(REPORT, spec_hash="older")),
-        says(evolve(REPORT, agent_version="0-z")),
+        status(evolve(REPORT, ready=False)),
+        status(evolve(REPORT, spec_hash="older")),
+        status(evolve(REPORT, agent_version="0-z")),
+        {STATUS: ["another-boot 0.0", report_to_json(REPORT).strip()]},
+        {STATUS: [f"boot {STALE + 1}", report_to_json(REPORT).strip()]},
     ],
 )
 def test_it_waits(node: Node, answers: Answers) -> None:

@@ -9,7 +9,7 @@ from pyinfra.api.exceptions import DeployError
 from agent.change import Change, Disruption, to_plain
 from agent.spec import Irqs, NodeSpec, Rps, parse, to_json
 from tasks import node_spec
-from tasks.node_spec import SPEC
+from tasks.status import SPEC
 from tests.deploy.conftest import PLAN, PYTHON, Answers, Node, file_answers
 
 NIC = {"name": "fabric0", "select": {"pci": "0000:01:00.0"}, "vfs": {"count": 4}}

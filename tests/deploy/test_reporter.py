@@ -25,7 +25,7 @@ RUNS = {
     ],
 }
 LOOPBACK = Template(reporter.UNIT_TEMPLATE.read_text(), keep_trailing_newline=True).render(
-    command=COMMAND, listen="127.0.0.1:9809", loopback=True, credentials=(), options=""
+    command=COMMAND, listen="127.0.0.1:9809", allowed="localhost", publishes=False, credentials=(), options=""
 )
 """The unit that a node has of which nothing is said."""
 ELSEWHERE = {
@@ -110,3 +110,19 @@ def test_systemd_reads_the_unit_as_meant(node: Node, data: dict[str, object], tm
     file.write_text(unit(node, **data).replace("/usr/local/bin/trackbed", "/bin/true"))
     checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("server", "allowed"), [("https://10.0.0.1:6443", "localhost 10.0.0.1"), ("https://cluster.example.net", None)]
+)
+def test_it_reaches_the_api_server_and_keeps_its_certificate(node: Node, server: str, allowed: str | None) -> None:
+    text = unit(node, kubernetes={"server": server, "ca_file": "/nowhere"})
+    (command,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
+    assert (
+        " --kubernetes /etc/trackbed/reporter.json --kubernetes-secret ${CREDENTIALS_DIRECTORY}/kubernetes" in command
+    )
+    assert "LoadCredential=kubernetes:/etc/trackbed/kubernetes-secret\n" in text
+    assert "StateDirectory=trackbed-reporter\nStateDirectoryMode=0700\n" in text
+    assert [line for line in text.splitlines() if line.startswith("IPAddressAllow=")] == (
+        [f"IPAddressAllow={allowed}"] if allowed else []
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent.kinds.irqbalance import LIST
-from tasks import agent, irqbalance, network_managers, node_spec, packages
+from tasks import agent, boot, irqbalance, network_managers, node_spec, packages, reboot
 
 
 def sh(text: str, *arguments: object, **environment: str) -> list[str]:
@@ -202,3 +202,102 @@ def test_irqbalance_is_told_to_keep_off_listed_functions_and_their_vfs(tmp_path:
     (tmp_path / "list").write_text(f"{listed}\n{unlisted.replace('41', '42')}\n")
     assert bans(listed) == bans(vf) == ["ban=true"]
     assert bans(other) == bans(unlisted) == []
+
+
+def wishes(folder: Path) -> reboot.Wishes:
+    return reboot.NodeWishes().process(sh(reboot._WISHES, folder))
+
+
+def test_wishes_for_a_reboot(tmp_path: Path) -> None:
+    folder = tmp_path / "reboots"
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert wishes(folder) == reboot.Wishes(boot_id)
+    sh(reboot._RECORD, folder, "boot", "an old one")
+    sh(reboot._RECORD, folder, "boot", 'it\'s `a` "new" $one')
+    sh(reboot._RECORD, folder, "ofed", "another")
+    assert sorted(path.name for path in folder.iterdir()) == ["boot", "ofed"]
+    made = (reboot.Wish("boot", boot_id, 'it\'s `a` "new" $one'), reboot.Wish("ofed", boot_id, "another"))
+    assert wishes(folder) == reboot.Wishes(boot_id, made)
+
+
+def arguments(root: Path, path: str) -> boot.Arguments:
+    said = sh(boot._ARGUMENTS, root / "drop-in.cfg", root / "state", root, PATH=path)
+    return boot.KernelArguments().process(said)
+
+
+def test_kernel_arguments_by_grub(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cmdline").write_text("BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet\n")
+    path = os.environ["PATH"]
+    if not any(Path(folder, name).exists() for folder in path.split(":") for name in ("update-grub", "grubby")):
+        assert arguments(tmp_path, path) == boot.Arguments(running="BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet")
+    program(tmp_path / "bin" / "update-grub", "echo made")
+    path = f"{tmp_path}/bin:{path}"
+    (tmp_path / "boot/grub").mkdir(parents=True)
+    (tmp_path / "boot/grub/grub.cfg").write_text(
+        "menuentry {\n\tlinux\t/boot/vmlinuz root=/dev/sda1 ro quiet iommu=pt pci=realloc\n}\n\tlinux /boot/vmlinuz single\n"
+    )
+    sh(boot._GRUB, tmp_path / "drop-in.cfg", "iommu=pt pci=realloc", "# ours", PATH=path)
+    assert (tmp_path / "drop-in.cfg").read_text() == (
+        '# ours\nGRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT iommu=pt pci=realloc"\n'
+    )
+    made = arguments(tmp_path, path)
+    assert (made.loader, made.next, made.ours) == (
+        "grub", "root=/dev/sda1 ro quiet iommu=pt pci=realloc", "iommu=pt pci=realloc",
+    )  # fmt: skip
+    sh(boot._GRUB, tmp_path / "drop-in.cfg", "", "# ours", PATH=path)
+    assert not (tmp_path / "drop-in.cfg").exists()
+
+
+def test_kernel_arguments_by_grubby(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cmdline").write_text("root=/dev/sda1 ro\n")
+    program(
+        tmp_path / "bin" / "grubby",
+        f'if [ "$1" = --info=DEFAULT ]; then echo \'args="ro quiet iommu=pt"\'; else echo "$*" >> {tmp_path}/did; fi',
+    )
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    sh(boot._GRUBBY, tmp_path / "state", "iommu=pt", "pci=realloc isolcpus=1", PATH=path)
+    assert (tmp_path / "did").read_text().splitlines() == [
+        "--update-kernel=ALL --remove-args=pci=realloc isolcpus=1",
+        "--update-kernel=ALL --args=iommu=pt",
+    ]
+    made = arguments(tmp_path, path)
+    assert made == boot.Arguments("grubby", "root=/dev/sda1 ro", "ro quiet iommu=pt", "iommu=pt")
+
+
+def initramfs(root: Path) -> tuple[str, str] | None:
+    said = sh(boot._INITRAMFS, root / "modprobe.d/trackbed.conf", root / "state", root)
+    return boot.Initramfs().process(said)
+
+
+def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path) -> None:
+    assert initramfs(tmp_path) is None
+    image = tmp_path / "boot" / f"initrd.img-{os.uname().release}"
+    image.parent.mkdir()
+    image.write_text("one")
+    os.utime(image, (1, 1))
+    options = tmp_path / "modprobe.d/trackbed.conf"
+    options.parent.mkdir()
+    options.write_text("options erdma compat_mode=Y\n")
+    program(tmp_path / "bin" / "lsinitramfs", "echo usr/lib/modules/6.1/kernel/drivers/infiniband/core/ib_core.ko.xz")
+    program(tmp_path / "bin" / "update-initramfs", f"echo again >> {image}")
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+
+    def look(*modules: str) -> None:
+        sh(boot._LOOK, options, tmp_path / "state", image, *modules, PATH=path)
+        have = initramfs(tmp_path)
+        assert have is not None
+        assert have[0] == have[1]
+
+    look("erdma")
+    assert image.read_text() == "one"
+    options.write_text("options ib-core netns_mode=N\n")
+    have = initramfs(tmp_path)
+    assert have is not None
+    assert have[0] != have[1]
+    look("ib-core")
+    assert image.read_text() == "oneagain\n"
+    # It is newer than the options now.
+    look("ib-core")
+    assert image.read_text() == "oneagain\n"

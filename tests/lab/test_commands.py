@@ -90,7 +90,8 @@ def test_stat_counts_rdma_traffic(node: Node) -> None:
     function = NICS[0].vf_pcis[0]
     (device,) = node.sh(f"ls /sys/bus/pci/devices/{function}/infiniband").split()
     for peer in ("", "127.0.0.1"):
-        node.sh(f"setsid ib_write_bw -d {device} -x 0 -D 30 {peer} >/dev/null 2>&1 </dev/null & sleep 2")
+        node.sh(f"setsid ib_write_bw -d {device} -x 0 -D 120 {peer} >/dev/null 2>&1 </dev/null &")
+        eventually("who listens, or is connected", lambda: node.sh("ss -Htan sport = :18515").strip() != "")
     stat = ["trackbed", "stat", "-d", function, "-l", "--count", "2", "--json"]
     last: dict[str, Any] = {}
 

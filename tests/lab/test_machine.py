@@ -30,7 +30,7 @@ def test_the_real_kernel_keeps_the_contract(node: Node) -> None:
         for path in sorted((ROOT / "tests" / "contract").rglob("*.py")):
             tar.add(path, str(path.relative_to(ROOT)))
     node.sh("mkdir -p /tmp/contract")
-    send(node, "/tmp/contract", packed.getvalue())
+    node.unpack(packed.getvalue(), "/tmp/contract")
     ran = node.run(["python3", "-I", "-c", RUNNER, "/tmp/contract", MACHINES[0].nics[0].pci], timeout=300)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "passed vfs_appear_with_addresses_and_go_again" in ran.stdout
@@ -47,10 +47,3 @@ def test_each_vf_has_an_active_rdma_device(node: Node, nic: int) -> None:
     function = MACHINES[0].nics[nic].vf_pcis[0]
     states = f"cat /sys/bus/pci/devices/{function}/infiniband/*/ports/1/state"
     eventually("an ACTIVE RDMA device", lambda: "ACTIVE" in node.run(["sh", "-c", states]).stdout)
-
-
-def send(node: Node, folder: str, tar: bytes) -> None:
-    """Unpack a tar file on the node."""
-    import base64
-
-    node.run(["sh", "-c", f"base64 -d | tar -x -C {folder}"], check=True, stdin=base64.b64encode(tar).decode())

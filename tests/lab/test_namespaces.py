@@ -21,7 +21,7 @@ def test_a_pod_s_vf_is_steered_on_its_own_events_and_nothing_is_left_behind(node
     eventually("RPS", lambda: int(node.sh(RPS), 16) != 0)
     node.sh("ip netns exec pod sh -c 'echo 0 > /sys/class/net/net1/queues/rx-0/rps_cpus'")
     node.sh("ip -n pod link set net1 mtu 1400")
-    eventually("RPS on the event of the VF", lambda: int(node.sh(RPS), 16) != 0, within=20)
+    eventually("RPS on the event of the VF", lambda: int(node.sh(RPS), 16) != 0, within=45)
     assert len(node.sh(MOUNTS).splitlines()) == mounts
     node.sh("ip netns del pod")
     eventually("the VF", lambda: node.sh(f"ls /sys/bus/pci/devices/{PF.vf_pcis[1]}/net").strip() != "")

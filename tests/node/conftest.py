@@ -12,22 +12,6 @@ import pytest
 
 from tests.node.evidence import Host, Nic, Node, read_node
 
-MARKERS = {
-    "sriov": "VFs: how many, and what their PF grants them",
-    "links": "the netdevs of PFs and VFs",
-    "irq": "which CPU serves which queue",
-    "rps": "receive packet steering",
-    "irqbalance": "irqbalance keeps its hands off",
-    "modules": "kernel modules and their options",
-    "ready": "the agent, and what it says of the node",
-}
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the groups here, so that these files can be run by any configuration."""
-    for name, meaning in MARKERS.items():
-        config.addinivalue_line("markers", f"{name}: {meaning}")
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:

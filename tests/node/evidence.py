@@ -12,10 +12,12 @@ import pytest
 from attrs import evolve, field, frozen
 from testinfra.host import Host
 
+from agent.nic_spec import Nic as WantedNic
+from agent.nic_spec import Selector, VfAttributes
 from agent.nics import derived_mac
 from agent.ranges import format_ranges, parse_ranges
-from agent.spec import MAC, NodeSpec, Selector, VfAttributes, parse
-from agent.spec import Nic as WantedNic
+from agent.spec import NodeSpec, parse
+from agent.validators import MAC
 
 __all__ = ["Cpus", "Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "read_node"]
 

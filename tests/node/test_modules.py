@@ -9,12 +9,13 @@ from tests.node.evidence import Finding, Node, equal, judge
 
 pytestmark = pytest.mark.modules
 
-AT_BOOT = "/etc/modules-load.d/trackbed.conf"
-OPTIONS = "/etc/modprobe.d/trackbed.conf"
+# Ours all begin so: those of the key kernel_modules, and those of tasks that bring a driver.
+AT_BOOT = "/etc/modules-load.d/trackbed*.conf"
+OPTIONS = "/etc/modprobe.d/trackbed*.conf"
 
 
-def lines(node: Node, path: str) -> list[str]:
-    text = node.run('if [ -e "$1" ]; then cat "$1"; fi', path)
+def lines(node: Node, pattern: str) -> list[str]:
+    text = node.run('for file in $1; do if [ -e "$file" ]; then cat "$file"; fi; done', pattern)
     return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
@@ -30,7 +31,9 @@ def loaded(node: Node) -> list[Finding]:
 
 def in_force(node: Node) -> Iterator[Finding]:
     for line in lines(node, OPTIONS):
-        _, module, *given = line.split()
+        word, module, *given = line.split()
+        if word != "options":
+            continue
         for name, _, value in (option.partition("=") for option in given):
             # A parameter without a file cannot be read back.
             script = 'f=/sys/module/"$1"/parameters/"$2"; if [ -r "$f" ]; then cat "$f"; else echo "$3"; fi'

@@ -55,7 +55,7 @@ class _Netdev:
     link: Link
 
 
-@define
+@define(eq=False)
 class Kernel:
     """The tree of files, and what hangs together in it. ``fault`` may refuse any write; ``writes`` records them.
 
@@ -86,7 +86,7 @@ class Kernel:
     config: dict[str, bytearray] = field(factory=dict)
     locked_memory: dict[str, int] = field(factory=dict)
     installed: dict[str, str] = field(factory=dict)
-    clock_is_off: int | None = 1000
+    disciplined: bool | None = True
     pipes: dict[str, str] = field(factory=dict)
     piped: list[str] = field(factory=list)
     unreadable: set[str] = field(factory=set)
@@ -391,9 +391,12 @@ class Kernel:
         netdev = self._netdevs.get(name) or next(called_so, None)
         if netdev is None:
             return None
-        vfs = self._vfs.get(netdev.function, {})
-        told = (VfInfo(index, *(getattr(vf, name) for name in _TOLD)) for index, vf in sorted(vfs.items()))
-        return evolve(netdev.link, vfs=tuple(told), carrier=self._carrier(netdev))
+        carrier = self._carrier(netdev)
+        vfs = self._vfs.get(netdev.function)
+        if not vfs and not netdev.link.vfs and netdev.link.carrier == carrier:
+            return netdev.link
+        told = (VfInfo(index, *(getattr(vf, name) for name in _TOLD)) for index, vf in sorted((vfs or {}).items()))
+        return evolve(netdev.link, vfs=tuple(told), carrier=carrier)
 
     def set_link(
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
@@ -534,10 +537,10 @@ class Kernel:
     def installed_srcversion(self, module: str) -> str | None:
         return self.installed.get(module)
 
-    def clock_error(self) -> int:
-        if self.clock_is_off is None:
-            raise _error(errno.EPERM, "adjtimex")
-        return self.clock_is_off
+    def clock_synchronised(self) -> bool:
+        if self.disciplined is None:
+            raise _error(errno.ECONNREFUSED, "timedated")
+        return self.disciplined
 
     # --- Kubelet ------------------------------------------------------------------------------------------
 
@@ -676,10 +679,18 @@ class Kernel:
         self._free_irqs(function)
         for name, netdev in list(self._netdevs.items()):
             if netdev.function == function:
+                self._give_address_back(netdev)
                 del self._netdevs[name]
                 self._remove(f"{NET}/{name}")
                 self._remove(f"{PCI}/{function}/net/{name}")
                 self._remove(f"/run/udev/data/n{netdev.link.ifindex}")
+
+    def _give_address_back(self, netdev: _Netdev) -> None:
+        """igbvf sets its own address anew when its link goes down, and igb takes it from a VF that it trusts."""
+        physical = self._links.get(f"{PCI}/{netdev.function}/physfn", "").rpartition("/")[2]
+        for index, vf in self._vfs.get(physical, {}).items():
+            if self._vf_address(physical, index) == netdev.function and vf.trust and netdev.link.up:
+                vf.mac = netdev.link.mac
 
     def _request_irqs(self, netdev: _Netdev) -> None:
         for action in self.ethtool.actions(netdev.link.ifindex):

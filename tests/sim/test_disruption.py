@@ -1,10 +1,11 @@
 """Nobody loses a device: who is in the way, what is allowed when, and what a new spec waits for."""
 
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 import pytest
 
-from agent.change import Disruption, is_ready
+from agent.change import Change, Disruption, is_ready
 from agent.converge import Failures, Pass, converge
 from agent.nics import vf_addresses
 from agent.spec import NodeSpec, from_mapping
@@ -126,6 +127,25 @@ def test_what_a_new_spec_waits_for_leaves_the_node_as_ready_as_it_was(kernel: Ke
     assert not found.waiting
 
 
+def test_the_devices_of_vfs_that_a_new_spec_waits_for_are_not_missed_yet(kernel: Kernel) -> None:
+    def with_rdma(count: int) -> NodeSpec:
+        nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}, "rdma": {"pf": False, "vfs": True}}
+        return from_mapping({"node_name": "n1", "nics": [nic]})
+
+    def devices(found: Pass) -> str:
+        return next(condition.status for condition in found.conditions if condition.type == "RdmaDevices")
+
+    kernel.rdma.rxe = True
+    assert devices(settle(kernel, with_rdma(4))) == "True"
+    hand_to_pod(kernel, 2)
+    found = settle(kernel, with_rdma(6), verified=with_rdma(4))
+    assert found.waiting
+    assert devices(found) == "True"
+    kernel.allocated.clear()
+    assert devices(settle(kernel, with_rdma(6), verified=with_rdma(4))) == "True"
+    assert len(kernel.vfs(PF)) == 6
+
+
 def test_what_drifts_and_cannot_be_put_back_is_not_ready_though_it_is_deferred(kernel: Kernel) -> None:
     wanted = spec(disruption={"allow": "none"})
     settle(kernel, wanted, allow=Disruption.VF_RESET)
@@ -185,3 +205,40 @@ def test_a_nic_s_own_policy_stands_in_the_place_of_the_node_s(kernel: Kernel) ->
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 6}, "disruption": {"allow": "none"}}
     found = settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
     assert not is_ready(found.conditions)
+
+
+def converge_with(
+    kernel: Kernel, wanted: NodeSpec, acknowledged: Callable[[Change], None], clock: Callable[[], float]
+) -> Pass:
+    return converge(
+        kernel.machine(), wanted, None, None, Failures(), clock, acknowledged=acknowledged, now=lambda: NOON
+    )
+
+
+def test_a_pod_that_came_while_the_world_was_told_keeps_its_device(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.writes.clear()
+    seconds = [0.0]
+
+    def acknowledged(change: Change) -> None:
+        hand_to_pod(kernel, 2)
+        seconds.append(1.0)
+
+    found = converge_with(kernel, spec(6), acknowledged, lambda: seconds[-1])
+    assert deferred(found) == (f"pod team/trainer-0 ({PF}#2)",)
+    assert kernel.writes == []
+
+
+def test_the_world_is_told_once_before_the_first_disruptive_write_and_not_of_others(kernel: Kernel) -> None:
+    told: list[tuple[str, int]] = []
+    settle(kernel, spec())
+    kernel.writes.clear()
+
+    def acknowledged(change: Change) -> None:
+        told.append((change.field, len(kernel.writes)))
+
+    converge_with(kernel, spec(trust=True), acknowledged, lambda: 0.0)
+    assert told == [] and kernel.vfs(PF)[1].trust
+    kernel.writes.clear()
+    converge_with(kernel, spec(6, trust=True), acknowledged, lambda: 0.0)
+    assert told == [("count", 0)]

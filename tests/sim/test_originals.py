@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from agent.change import is_ready
+from agent.config_space import device_control, max_read_request
 from agent.converge import Failures, Pass, converge
+from agent.machine import DcbState
 from agent.nics import vf_addresses
 from agent.originals import ORIGINALS, Originals
 from agent.preview import preview
@@ -137,3 +139,79 @@ def test_a_value_of_a_vf_that_somebody_has_taken_is_theirs(kernel: Kernel, origi
     pf = kernel.link("enp33s0")
     assert pf is not None
     assert [vf.vlan for vf in pf.vfs] == [0, 100]
+
+
+SETTINGS: dict[str, object] = {
+    "txqueuelen": 4000,
+    "channels": {"combined": 1},
+    "rings": {"rx": 1024, "tx": 512},
+    "coalescing": {"rx_usecs": 50, "tx_usecs": 60},
+    "offloads": {"rx-gro": False, "rx-all": True},
+    "max_read_request": 4096,
+    "roce": {"trust": "dscp", "pfc": "3", "cm_tos": 106},
+}
+OF_THE_HOST: dict[str, object] = {
+    "sysctls": {"net.ipv4.tcp_rmem": "4096 131072 33554432"},
+    "module_parameters": {"nvme-core": {"io-timeout": "255"}},
+    "hugepages": [{"size": "2M", "count": 16, "numa_node": 1}],
+}
+TCP_RMEM, IO_TIMEOUT = "/proc/sys/net/ipv4/tcp_rmem", "/sys/module/nvme_core/parameters/io_timeout"
+HUGEPAGES = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"
+
+
+@pytest.fixture
+def rich(kernel: Kernel) -> Kernel:
+    """A node that takes every setting there is."""
+    kernel.put(TCP_RMEM, "4096\t131072\t6291456")
+    kernel.put(IO_TIMEOUT, "30")
+    kernel.rdma.add(PF0, "rocep33s0", "enp33s0")
+    kernel.rdma.dcb["enp33s0"] = DcbState(frozenset({0}), {})
+    return kernel
+
+
+def everything(kernel: Kernel) -> list[object]:
+    """Whatever SETTINGS and OF_THE_HOST are about, as the kernel has it."""
+    netdev, ethtool = kernel.netdev(PF0), kernel.machine().ethtool
+    read = (ethtool.channels, ethtool.rings, ethtool.coalescing, ethtool.features)
+    return [
+        netdev.txqueuelen,
+        *(of(netdev.ifindex) for of in read),
+        max_read_request((device_control(kernel, PF0) or (0, 0))[1]),
+        kernel.rdma.dcb["enp33s0"],
+        kernel.rdma.cm_defaults("rocep33s0", 1),
+        *(kernel.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)),
+    ]
+
+
+def one(nic: dict[str, object], **more: object) -> NodeSpec:
+    return from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}, **nic}], **more})
+
+
+@pytest.mark.parametrize("nics", [[{"name": "rail0", "select": {"pci": PF0}}], []])
+def test_settings_that_are_read_only_while_the_spec_has_them_come_back_as_well(
+    rich: Kernel, originals: Originals, nics: list[object]
+) -> None:
+    settle(rich, one({}), originals)
+    before = everything(rich)
+    settle(rich, one(SETTINGS, **OF_THE_HOST), originals)
+    changed = everything(rich)
+    assert all(now != was for now, was in zip(changed, before, strict=True))
+    settle(rich, one(SETTINGS, **OF_THE_HOST), originals)
+    assert everything(rich) == changed
+    left = from_mapping({"node_name": "n1", "nics": nics})
+    planned = {str(change) for change in preview(rich.machine(), left, originals).changes}
+    assert nics == [] or f"rings {PF0} rings: rx=1024 tx=512 -> rx=256 tx=256 (as it was before)" in planned
+    settle(rich, left, originals)
+    assert everything(rich) == before
+    rich.writes.clear()
+    assert settle(rich, left, originals).outcomes == ()
+    assert rich.writes == []
+
+
+def test_a_setting_that_someone_else_changed_since_is_theirs(rich: Kernel, originals: Originals) -> None:
+    settle(rich, one({"coalescing": {"rx_usecs": 50}}, **OF_THE_HOST), originals)
+    rich.machine().ethtool.set_coalescing(rich.netdev(PF0).ifindex, {"rx_usecs": 70})
+    rich.put(IO_TIMEOUT, "60")
+    settle(rich, one({}), originals)
+    assert rich.machine().ethtool.coalescing(rich.netdev(PF0).ifindex)["rx_usecs"] == 70
+    assert rich.read(IO_TIMEOUT) == "60"

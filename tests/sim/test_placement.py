@@ -78,3 +78,42 @@ def test_an_interrupt_that_the_kernel_manages_is_unsupported_and_left_alone(kern
     kernel.writes.clear()
     converge(kernel.machine(), spec(), found.have, None, failures, lambda: 100.0)
     assert kernel.writes == []
+
+
+def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kernel) -> None:
+    """x86 has about 200 vectors a CPU: the write says ENOSPC, and changes nothing."""
+
+    def full(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == "2" else None
+
+    kernel.fault = full
+    failures, time = Failures(), iter(range(1000))
+    machine = kernel.machine()
+    for _ in range(4):
+        last = converge(machine, spec(), None, None, failures, lambda: float(next(time)))
+    assert not last.outcomes
+    assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
+    assert "2" not in affinities(kernel).values()
+    assert not preview(machine, spec()).changes
+
+
+def test_who_is_on_a_cpu_before_it_is_full_stays_there(kernel: Kernel) -> None:
+    settle(kernel)
+    before = affinities(kernel)
+    machine = kernel.machine()
+    numbers = kernel.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs")
+    irq = next(number for number in numbers if "-" in kernel.read(f"/sys/kernel/irq/{number}/actions"))
+    home = kernel.read(f"/proc/irq/{irq}/smp_affinity_list")
+    kernel.write(f"/proc/irq/{irq}/smp_affinity_list", "3" if home != "3" else "1")
+
+    def full(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == home else None
+
+    kernel.fault = full
+    failures, time = Failures(), iter(range(1000))
+    for _ in range(4):
+        last = converge(machine, spec(), None, None, failures, lambda: float(next(time)))
+    assert not last.outcomes
+    there = {key for key, cpus in before.items() if cpus == home}
+    after = affinities(kernel)
+    assert {key for key in there if after[key] != home} == {(PF0, kernel.read(f"/sys/kernel/irq/{irq}/actions"))}

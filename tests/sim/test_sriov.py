@@ -474,3 +474,18 @@ def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second:
         if not stuck:
             assert settle(kernel, wanted).outcomes == ()
             assert kernel.writes == []
+
+
+def test_trusted_vfs_that_somebody_made_get_their_addresses_at_once(kernel: Kernel) -> None:
+    """Whoever made them left their drivers with addresses of their own, and their links up."""
+    kernel.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "3")
+    pf = kernel.netdev(PF)
+    for index, vf in vf_addresses(kernel, PF).items():
+        kernel.set_vf(pf.ifindex, index, trust=True)
+        kernel.set_link(kernel.netdev(vf).ifindex, up=True)
+    wanted = spec({"count": 3, "defaults": {"trust": True}})
+    found = settle(kernel, wanted)
+    assert [outcome for outcome in found.outcomes if outcome.result != "applied"] == []
+    assert not preview(kernel.machine(), wanted).changes
+    macs = [kernel.netdev(vf).mac for vf in vf_addresses(kernel, PF).values()]
+    assert [told(kernel, index)["mac"] for index in range(3)] == macs

@@ -18,10 +18,11 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from agent import boot, lock, store, supervise
+from agent import boot, lock, published, store, supervise
 from agent.change import Change, Condition, Disruption, Outcome, Report, report_to_json, to_plain
 from agent.commands import Commands
 from agent.history import History
+from agent.published import Published
 from agent.requests import NAME, Requests
 
 ROOT = Path(__file__).parent.parent.parent
@@ -31,9 +32,11 @@ COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks 
 PROGRAM = """
 import sys
 from pathlib import Path
-from agent import cli
+from agent import cli, published
 cli.RUN = cli.STATE = Path(sys.argv.pop(1))
 cli.SPEC = cli.RUN / "node.json"
+published.PATH = cli.RUN / "published.json"
+published.SETTINGS = cli.RUN / "reporter.json"
 from agent.__main__ import main
 main()
 """
@@ -346,3 +349,42 @@ def test_as_spec_of_this_machine_has_an_empty_plan(tmp_path: Path) -> None:
     assert written.returncode == 0, written.stderr
     (tmp_path / "node.json").write_text(written.stdout)
     assert trackbed(tmp_path, "plan").returncode == 0
+
+
+def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) -> None:
+    joined = tmp_path / "kubelet.conf"
+    gate = ("wait", "--first-pass", "--joined", str(joined), "--timeout", "0.1")
+    at_once = trackbed(tmp_path, *gate)
+    assert (at_once.returncode, "has not joined" in at_once.stderr) == (0, True)
+    joined.touch()
+    held = trackbed(tmp_path, *gate)
+    assert (held.returncode, "no pass of this boot has verified the node yet" in held.stderr) == (1, True)
+    (tmp_path / "first-pass").write_text(f"{boot.boot_id()}\n")
+    assert trackbed(tmp_path, *gate).returncode == 0
+
+
+def test_an_unverified_node_is_let_go_once_that_is_published_for_this_boot(tmp_path: Path) -> None:
+    gate = ("wait", "--first-pass", "--let-go", "0", "--timeout", "0.1")
+    told = tmp_path / "published.json"
+    assert trackbed(tmp_path, *gate).returncode == 1
+    for untrue in (Published("another-boot", 3), Published(boot.boot_id(), 3, ready=True)):
+        published.write(told, untrue)
+        assert trackbed(tmp_path, *gate).returncode == 1
+    published.write(told, Published(boot.boot_id(), 3))
+    gone = trackbed(tmp_path, *gate)
+    assert (gone.returncode, "let go unverified" in gone.stderr) == (0, True)
+    assert trackbed(tmp_path, "wait", "--first-pass", "--let-go", "60", "--timeout", "0.1").returncode == 1
+    assert trackbed(tmp_path, "wait", "--let-go", "0", "--timeout", "0.1").returncode == 1
+
+
+def test_status_says_what_kubernetes_was_told_and_why_not_more(tmp_path: Path) -> None:
+    report(tmp_path, uptime=boot.uptime())
+    assert "kubernetes" not in trackbed(tmp_path, "status").stdout
+    (tmp_path / "reporter.json").write_text("{}")
+    assert "kubernetes nothing is published yet" in trackbed(tmp_path, "status").stdout
+    published.write(tmp_path / "published.json", Published(boot.boot_id(), 7, True, "the API server cannot be reached"))
+    said = trackbed(tmp_path, "status").stdout
+    assert "kubernetes ready, generation 7; the API server cannot be reached" in said
+    assert json.loads(trackbed(tmp_path, "status", "--json").stdout)["kubernetes"]["generation"] == 7
+    published.write(tmp_path / "published.json", Published("another boot", 7, True))
+    assert "kubernetes nothing of this boot" in trackbed(tmp_path, "status").stdout

@@ -1,0 +1,238 @@
+"""A small client of the API server: one connection, JSON both ways, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from http.client import HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from attrs import define, field, frozen
+
+JSON = "application/json"
+JSON_PATCH = "application/json-patch+json"
+MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+
+TIMEOUT = 10.0
+"""Seconds within which the API server must take a request and answer it."""
+
+KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
+"""When a server that has gone without a word is noticed by who only listens: after a minute."""
+
+SILENCE = 180.0
+"""Seconds without a word on a watch after which it is begun anew. Who asks for bookmarks gets one about once a minute
+(k8s.io/apiserver, cacher.go): an API server that hangs, or a path that swallows all, is so told from a Node at rest."""
+
+LONGEST = 32 << 20
+"""Bytes of one line of a watch; more is no Node."""
+
+FIRST_WAIT = 1.0
+LAST_WAIT = 60.0
+
+
+class NoCredentials(Exception):
+    """There is nothing yet to identify oneself with; says why, and the remedy."""
+
+
+class Refused(Exception):
+    """The API server answered, and not with success."""
+
+    def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
+        super().__init__(f"the API server answers {status}: {message}{_REMEDIES.get(status, '')}")
+        self.status = status
+        self.retry_after = retry_after
+
+
+_REMEDIES = {
+    401: "; the credentials have expired, or are of another cluster: run the deploy again",
+    403: "; is the node admitted, and are RBAC and policies as in fleet/cluster?",
+}
+
+TROUBLE = (Refused, NoCredentials, OSError, HTTPException)
+"""What asking the API server may raise."""
+
+
+def explain(error: Exception) -> str:
+    """An error of :data:`TROUBLE` in one line."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the API server's certificate is not trusted: {error.verify_message}; see ca_file in the settings"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason}; has this node's certificate expired?"
+    if isinstance(error, TimeoutError):
+        return "the API server does not answer in time"
+    if isinstance(error, OSError):
+        return f"the API server cannot be reached: {error.strerror or error}"
+    if isinstance(error, HTTPException):
+        return f"the API server's answer ended early: {type(error).__name__}"
+    return str(error)
+
+
+@frozen
+class Session:
+    """How one identifies oneself: by a client certificate in ``tls``, or by a token."""
+
+    tls: ssl.SSLContext
+    token: str | None = None
+
+
+def trust(ca_file: Path) -> ssl.SSLContext:
+    """TLS to the API server that this certificate authority stands for.
+
+    :raises NoCredentials: the file is no good.
+    """
+    try:
+        context = ssl.create_default_context(cafile=str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise NoCredentials(f"{ca_file}: {error}; give the cluster's certificate authority (PEM)") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+@define
+class Backoff:
+    """How long to wait after a failure: doubled each time, and drawn from the whole of it, so that a fleet spreads."""
+
+    failures: int = 0
+
+    def failed(self, at_least: float = 0.0) -> float:
+        """Seconds until the next try."""
+        longest = min(FIRST_WAIT * 2**self.failures, LAST_WAIT)
+        self.failures = min(self.failures + 1, 16)
+        return at_least + random.uniform(0.1, longest)  # noqa: S311  no secret
+
+    def succeeded(self) -> None:
+        """All is well again."""
+        self.failures = 0
+
+
+@define
+class Api:
+    """The API server at a URL. Not for several threads at once."""
+
+    server: str
+    session: Callable[[], Session]
+    _connection: HTTPSConnection | None = field(default=None, init=False)
+    _session: Session | None = field(default=None, init=False)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = JSON,
+    ) -> dict[str, Any]:
+        """Send a request, and read the answer.
+
+        :raises Refused: the answer is no success.
+        :raises NoCredentials: there is nothing to identify oneself with.
+        :raises OSError: the server cannot be reached, or does not answer in time.
+        :raises HTTPException: its answer is none.
+        """
+        try:
+            response = self._send(method, path, query, body, content_type)
+            text = response.read()
+        except (OSError, HTTPException):
+            self.close()
+            raise
+        if response.will_close:
+            self.close()
+        if response.status >= 300:
+            raise _refusal(response, text)
+        return _document(text)
+
+    def watch(self, path: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+        """Each event of a watch, until the server ends it or says nothing any more. Raises as :meth:`ask` does."""
+        try:
+            response = self._send("GET", path, {**query, "watch": "1", "allowWatchBookmarks": "true"})
+            if response.status >= 300:
+                raise _refusal(response, response.read())
+            if self._connection is not None and self._connection.sock is not None:
+                self._connection.sock.settimeout(SILENCE)
+            with suppress(TimeoutError):  # the next request finds out what is wrong
+                while line := response.readline(LONGEST):
+                    yield _document(line)
+        finally:
+            self.close()
+
+    def interrupt(self) -> None:
+        """End a watch that another thread listens to."""
+        connection = self._connection
+        if connection is not None and connection.sock is not None:
+            with suppress(OSError):  # it has just ended by itself
+                # TLS's own end would be a message, and wait for an answer.
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Drop the connection; the next request makes another one, with the credentials of then."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = JSON,
+    ) -> HTTPResponse:
+        session = self.session()
+        if self._session is not None and self._session.tls is not session.tls:
+            # A connection keeps the certificate that it was made with.
+            self.close()
+        self._session = session
+        headers = {"Accept": JSON, "User-Agent": "trackbed-reporter"}
+        if session.token is not None:
+            headers["Authorization"] = f"Bearer {session.token}"
+        if body is not None:
+            headers["Content-Type"] = content_type
+        where = f"{path}?{urlencode(query)}" if query else path
+        # What was open for long may have been closed by the server meanwhile; then a new one is made, once.
+        for connection in ([self._connection] if self._connection else []) + [None]:
+            opened = connection or self._open(session)
+            try:
+                opened.request(method, where, None if body is None else json.dumps(body), headers)
+                return opened.getresponse()
+            except (ConnectionError, HTTPException):
+                self.close()
+                if connection is None:
+                    raise
+        raise AssertionError  # the last of them returns or raises
+
+    def _open(self, session: Session) -> HTTPSConnection:
+        address = urlsplit(self.server)
+        connection = HTTPSConnection(address.hostname or "", address.port or 443, timeout=TIMEOUT, context=session.tls)
+        connection.connect()
+        with suppress(OSError):
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in KEEPALIVE.items():
+                connection.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._connection = connection
+        return connection
+
+
+def _document(text: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError:
+        document = None
+    if not isinstance(document, dict):
+        raise Refused(200, f"what is no JSON object: {text[:80]!r}")
+    return document
+
+
+def _refusal(response: HTTPResponse, text: bytes) -> Refused:
+    try:
+        message = str(json.loads(text)["message"])
+    except (ValueError, KeyError, TypeError):
+        message = text[:200].decode(errors="replace").strip() or response.reason
+    wait = response.headers.get("Retry-After", "")
+    return Refused(response.status, message, float(wait) if wait.isdigit() else 0.0)

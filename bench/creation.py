@@ -1,0 +1,237 @@
+"""All VFs of a PF made and configured, beside a bare loop of the same writes: `python -m bench.creation`.
+
+Both run on the first node of the lab: seven VFs of its igb, and 128 of a netdevsim, which has no PCI functions. The agent's
+time is that of the pass of its engine that the event of their deletion causes, with all that it reads before and afterwards;
+probes have threads of their own. The bare counterpart makes the writes of that very pass again, with nothing between them:
+files by open(), netlink by pyroute2.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+from pyroute2.iproute.linux import IPRoute
+
+from agent.converge import Failures, converge
+from agent.linux import machine as this_machine
+from agent.machine import Machine
+from agent.nics import device_path
+from agent.spec import NodeSpec, from_mapping
+from bench import namespace
+
+ATTRIBUTES = {"trust": True, "spoofchk": False}
+# Interrupts are given anew with the VFs: what was written to one of them cannot be written again.
+NO_STEERING: dict[str, Any] = {"irqs": {"pin": False}, "rps": {"enable": False}, "xps": {"enable": False}}
+SIMULATED = 128
+
+Write = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+class Recorder:
+    """One protocol of the machine; its writes are noted in ``log``."""
+
+    def __init__(self, inner: object, log: list[Write]) -> None:
+        self._inner = inner
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        method, log = getattr(self._inner, name), self._log
+        # What is set on a VF's netdev cannot be repeated: the next time it is another one.
+        if name not in ("write", "set_vf"):
+            return method
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            log.append((name, arguments, named))
+            return method(*arguments, **named)
+
+        return noted
+
+
+@frozen
+class Case:
+    """What VFs are made of: the machine, the PF's address, how many, and how they are taken away.
+
+    ``place``: where a file of the machine really is.
+    """
+
+    name: str
+    machine: Machine
+    address: str
+    count: int
+    clear: Callable[[], None]
+    place: Callable[[str], str] = str
+
+    def spec(self) -> NodeSpec:
+        """All VFs, each with the same attributes and an address of its own."""
+        nic = {"name": "rail0", "select": {"pci": self.address}, "vfs": {"count": self.count, "defaults": ATTRIBUTES}}
+        return from_mapping({"node_name": "bench", "nics": [nic], **NO_STEERING})
+
+
+def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
+    """Milliseconds of each round by the agent and by the bare loop, and how many writes that is."""
+    log: list[Write] = []
+    recorded = evolve(
+        case.machine, files=Recorder(case.machine.files, log), netlink=Recorder(case.machine.netlink, log)
+    )
+    ours, bare = [], []
+    spec, ip = case.spec(), IPRoute()
+    last = converge(recorded, spec, None, None, Failures(), time.monotonic)
+
+    def caused_by_deletion() -> None:
+        nonlocal last
+        scope = frozenset({case.address})
+        last = converge(recorded, spec, last.have, scope, Failures(), time.monotonic, judge=lambda want, have: [])
+
+    for _ in range(rounds):
+        case.clear()
+        log.clear()
+        ours.append(_timed(caused_by_deletion))
+        told = case.machine.netlink.link(_netdev(case))
+        wrong = [vf for vf in (told.vfs if told else ()) if (vf.trust, vf.spoofchk) != (True, False)]
+        if told is None or len(told.vfs) != case.count or wrong:
+            raise SystemExit(f"{case.name}: the agent did not configure the VFs: {wrong or told}")
+        case.clear()
+        again = [_bare(ip, write, case.place) for write in log]
+        bare.append(_timed(partial(_all, again)))
+    return ours, bare, len(log)
+
+
+def _all(writes: list[Callable[[], object]]) -> None:
+    for write in writes:
+        write()
+
+
+def _netdev(case: Case) -> str:
+    (name,) = case.machine.files.names(f"{device_path(case.address)}/net")
+    return name
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) * 1000
+
+
+def _bare(ip: Any, write: Write, place: Callable[[str], str]) -> Callable[[], object]:
+    name, arguments, named = write
+    if name == "write":
+        path, text = arguments
+        return lambda: _write(place(path), text)
+    return lambda: ip.link("set", index=arguments[0], vf={"vf": arguments[1], **named})
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:  # noqa: PTH123  the least there is
+        file.write(text)
+
+
+def igb(address: str) -> Case:
+    """The lab's own card."""
+    machine = this_machine()
+    return Case("igb", machine, address, 7, lambda: _clear(Path(device_path(address))))
+
+
+def _clear(device: Path) -> None:
+    (device / "sriov_numvfs").write_text("0")
+
+
+def _forget(machine: Machine, netdev: str, device: Path) -> None:
+    """Take the VFs away; unlike a card, netdevsim keeps what was granted to them."""
+    if (link := machine.netlink.link(netdev)) is not None:
+        for vf in link.vfs:
+            machine.netlink.set_vf(link.ifindex, vf.index, mac="00:00:00:00:00:00", trust=False, spoofchk=True)
+    _clear(device)
+
+
+@contextmanager
+def netdevsim() -> Iterator[Case]:
+    """A simulated device of the kernel's own, in the place of a PCI function."""
+    bus, number = Path("/sys/bus/netdevsim"), "77"
+    (bus / "new_device").write_text(f"{number} 1")
+    try:
+        device = bus / f"devices/netdevsim{number}"
+        Path(f"/sys/kernel/debug/netdevsim/netdevsim{number}/max_vfs").write_text(str(SIMULATED))
+        # udev renames it.
+        subprocess.run(["udevadm", "settle"], check=True)
+        (netdev,) = (path.name for path in (device / "net").iterdir())
+        with namespace.devices({namespace.ADDRESS: netdev}) as root:
+            folder = Path(f"{root}{device_path(namespace.ADDRESS)}")
+            (folder / "sriov_totalvfs").write_text(str(SIMULATED))
+            (folder / "sriov_drivers_autoprobe").write_text("1")
+            (folder / "sriov_numvfs").symlink_to(device / "sriov_numvfs")
+            files = namespace.Overlay(root)
+            machine = evolve(this_machine(), files=files)
+            clear = partial(_forget, machine, netdev, device)
+            yield Case("netdevsim", machine, namespace.ADDRESS, SIMULATED, clear, files.place)
+    finally:
+        (bus / "del_device").write_text(number)
+
+
+def on_the_node(address: str, rounds: int) -> None:
+    """Measure both, and print the figures as JSON."""
+    found = {}
+    with netdevsim() as simulated:
+        for case in (igb(address), simulated):
+            ours, bare, writes = measure(case, rounds)
+            found[case.name] = {"count": case.count, "writes": writes, "agent": ours, "bare": bare}
+    json.dump(found, sys.stdout)
+
+
+RUNNER = """
+import sys
+sys.path[:0] = [sys.argv[1], "/opt/trackbed/current"]
+from bench.creation import on_the_node
+on_the_node(sys.argv[2], int(sys.argv[3]))
+"""
+FOLDER = "/tmp/trackbed-bench"  # noqa: S108  on the lab's node
+
+
+def main() -> None:
+    """Print the milliseconds of both, and their ratio."""
+    import click
+    from rich.console import Console
+    from rich.table import Table
+
+    import lab
+
+    @click.command()
+    @click.option("--rounds", default=5, show_default=True, help="How often all VFs are made.")
+    def command(rounds: int) -> None:
+        """Print the milliseconds from no VFs to all of them, by the agent and by the same writes alone."""
+        (node, *_) = lab.nodes()
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for name in ("creation.py", "namespace.py"):
+                tar.add(Path(__file__).with_name(name), f"bench/{name}")
+        node.sh(f"systemctl stop trackbed; modprobe netdevsim; rm -rf {FOLDER}; mkdir {FOLDER}")
+        try:
+            node.unpack(packed.getvalue(), FOLDER)
+            pf = lab.MACHINES[0].nics[0].pci
+            told = node.run(["python3", "-I", "-c", RUNNER, FOLDER, pf, str(rounds)], timeout=600, check=True).stdout
+        finally:
+            node.sh(f"systemctl start trackbed; modprobe -r netdevsim; rm -rf {FOLDER}")
+        table = Table("VFs", "writes", "agent: median", "bare: median", "ratio", title="milliseconds")
+        for name, row in json.loads(told).items():
+            ours, bare = statistics.median(row["agent"]), statistics.median(row["bare"])
+            table.add_row(
+                f"{row['count']} of {name}", str(row["writes"]), f"{ours:.0f}", f"{bare:.0f}", f"{ours / bare:.2f}"
+            )
+        Console(width=100).print(table)
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

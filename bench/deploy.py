@@ -1,0 +1,164 @@
+"""What the deploy costs where there is nothing to do: `python -m bench.deploy`.
+
+On one host, beside a bare ssh that runs `true`; on many, beside an Ansible playbook that does the same. Both on a simulated
+fleet of this machine's own (bench/simulated_fleet.py), so both pay for the nodes' work, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.simulated_fleet import Fleet, fleet
+from lab.command import run
+from lab.instance import free_port
+from lab.repository import cached
+from tasks import archive
+from tasks.packages import BASE
+
+ANSIBLE = "ansible-core==2.19.14"
+PLAYBOOK = Path(__file__).with_name("playbook.yml")
+FILES = (
+    "/etc/trackbed/node.json",
+    "/usr/local/bin/trackbed",
+    "/etc/systemd/system/trackbed.service",
+    "/etc/systemd/system/trackbed-reporter.service",
+)
+
+
+def seconds(command: Sequence[str], **environment: str) -> tuple[float, str]:
+    """How long a command takes, and what it prints; a failure ends the benchmark."""
+    began = time.monotonic()
+    done = subprocess.run(
+        command,
+        cwd=archive.ROOT,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    took = time.monotonic() - began
+    if done.returncode:
+        raise click.ClickException(f"{' '.join(command[:6])} ... failed: {(done.stdout + done.stderr).strip()[-2000:]}")
+    return took, done.stdout
+
+
+def inventory(hosts: Fleet, folder: Path) -> Path:
+    """pyinfra's inventory of the fleet; all hosts are one node, so they have one name."""
+    data = {
+        "ssh_port": hosts.port,
+        "ssh_user": "root",
+        "ssh_key": str(hosts.key),
+        "ssh_known_hosts_file": str(hosts.known_hosts),
+        "ssh_strict_host_key_checking": "yes",
+        "node_name": "simulated",
+        # What this machine's kernel cannot load is no matter here.
+        "kernel_modules": [],
+        "reporter_listen": f"127.0.0.1:{free_port()}",
+    }
+    file = folder / "simulated.py"
+    file.write_text(f"hosts = {[(address, data) for address in hosts.addresses]!r}\n")
+    return file
+
+
+def deploy(file: Path, addresses: Sequence[str], first: bool = False) -> float:
+    """Seconds of the deploy of some hosts, which must find nothing to do unless it is their first."""
+    limits = [word for address in addresses for word in ("--limit", address)]
+    took, printed = seconds([sys.executable, "-m", "pyinfra", "-y", "--json", str(file), "deploy.py", *limits])
+    operations = json.loads(printed)["results"]["operations"]
+    changed = [one["name"] for one in operations if len(one["no_change"]) != len(addresses)]
+    if changed and not first:
+        raise click.ClickException(f"the deploy found something to do: {', '.join(changed)}")
+    return took
+
+
+def ansible(hosts: Fleet, folder: Path) -> list[str]:
+    """The command that runs the playbook on all hosts, with all that makes Ansible fast."""
+    inventory = folder / "hosts"
+    inventory.write_text("".join(f"{address}\n" for address in hosts.addresses))
+    contents = {file: seconds(hosts.ssh(hosts.addresses[0], "cat", file))[1] for file in FILES}
+    version = seconds(hosts.ssh(hosts.addresses[0], "basename $(readlink /opt/trackbed/current)"))[1].strip()
+    settings = {
+        "ansible_user": "root",
+        "ansible_port": hosts.port,
+        "ansible_ssh_private_key_file": str(hosts.key),
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "ansible_ssh_common_args": f"-F none -o UserKnownHostsFile={hosts.known_hosts}",
+        "packages": BASE["debian"],
+        "files": contents,
+        "version": version,
+    }
+    values = folder / "values.json"
+    values.write_text(json.dumps(settings))
+    words = ["-i", str(inventory), "-e", f"@{values}", "-f", str(len(hosts.addresses)), str(PLAYBOOK)]
+    return [sys.executable, "-m", "ansible.cli.playbook", *words]
+
+
+def play(command: Sequence[str], folder: Path) -> float:
+    """Seconds of the playbook, which must find nothing to do."""
+    took, printed = seconds(
+        command,
+        PYTHONPATH=str(cached("ansible", (ANSIBLE.encode(),), _install)),
+        ANSIBLE_PIPELINING="1",
+        ANSIBLE_LOCAL_TEMP=str(folder / "ansible"),
+        ANSIBLE_HOME=str(folder / "ansible"),
+    )
+    recap = printed.rpartition("PLAY RECAP")[2]
+    if not re.search(r"changed=0", recap) or re.search(r"changed=[1-9]", recap):
+        raise click.ClickException(f"the playbook found something to do: {recap}")
+    return took
+
+
+def _install(folder: Path) -> None:
+    run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            f"--target={folder}",
+            ANSIBLE,
+        ]
+    )
+
+
+@click.command()
+@click.option("--hosts", default=50, show_default=True, help="Hosts of the fleet.")
+@click.option("--rounds", default=5, show_default=True, help="Deploys of one host, each beside a bare ssh.")
+def main(hosts: int, rounds: int) -> None:
+    """Print the seconds of an unchanged deploy, beside those of a bare ssh and of a playbook."""
+    with TemporaryDirectory(prefix="trackbed-bench-") as name, fleet(hosts, BASE["debian"]) as simulated:
+        folder = Path(name)
+        file = inventory(simulated, folder)
+        one = simulated.addresses[:1]
+        deploy(file, one, first=True)
+        deploys, execs = [], []
+        for _ in range(rounds):
+            execs.append(seconds(simulated.ssh(one[0], "true"))[0])
+            deploys.append(deploy(file, one))
+        many = deploy(file, simulated.addresses)
+        played = play(ansible(simulated, folder), folder)
+    table = Table("hosts", "the deploy", "counterpart", "ratio", title="a deploy that finds nothing to do")
+    deployed, bare = statistics.median(deploys), statistics.median(execs)
+    table.add_row("1", f"{deployed:.2f} s", f"{bare:.2f} s, a bare ssh", f"{deployed / bare:.1f}")
+    table.add_row(str(hosts), f"{many:.1f} s", f"{played:.1f} s, an Ansible playbook", f"1/{played / many:.1f}")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The connection to the Kubernetes API; whatever goes wrong there becomes one message."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import httpx2
+import yaml
+from attrs import frozen
+from lightkube import ApiError, Client, KubeConfig
+from lightkube.core.exceptions import ConfigError
+from lightkube.resources.authentication_v1 import SelfSubjectReview
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.resources.core_v1 import Node
+
+from fleet import names
+from fleet.objects import name_of
+
+CONFLICTS = (409, 422)
+"""HTTP status codes of a patch whose precondition does not hold any more: resourceVersion, or a `test`."""
+
+ABSENT = 404
+"""HTTP status code: there is no such object."""
+
+TIMEOUT = httpx2.Timeout(10.0, read=30.0)
+"""Seconds for the connection, and for the answer: a list of thousands of Nodes takes a while."""
+
+PAGE = 500
+"""Objects in one answer to a list."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Failed(click.ClickException):
+    """An error the user can do something about; exit code 1."""
+
+    def show(self, file: object = None) -> None:
+        """Print it as one message."""
+        click.echo(f"trackbed: {self.message}", err=True)
+
+
+@frozen
+class Api:
+    """A cluster's API. ``user`` is who we are there, ``now`` the server's time when we asked."""
+
+    client: Client
+    user: str
+    now: datetime
+
+    def nodes(self) -> dict[str, Node]:
+        """Every Node, by name."""
+        return {name_of(node): node for node in self.client.list(Node, chunk_size=PAGE)}
+
+    def leases(self) -> dict[str, Lease]:
+        """Every reporter's Lease, by the Node's name."""
+        found = self.client.list(Lease, namespace=names.NAMESPACE, chunk_size=PAGE)
+        return {name_of(lease): lease for lease in found}
+
+
+def options(command: F) -> F:
+    """Give a command the options that say which cluster is meant, and an :class:`Api` as its argument ``api``."""
+
+    @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Default: $KUBECONFIG, then ~/.kube/config.")
+    @click.option("--context", help="The kubeconfig's context to use.")
+    @wraps(command)
+    def connected(kubeconfig: Path | None, context: str | None, **arguments: Any) -> Any:
+        with errors(), _client(kubeconfig, context) as client:
+            review = client.create(SelfSubjectReview())
+            user = review.status.userInfo.username if review.status and review.status.userInfo else None
+            now = review.metadata.creationTimestamp if review.metadata else None
+            if now is None:
+                raise Failed(f"{client.config.cluster.server} does not say what time it is; it needs Kubernetes 1.28")
+            return command(api=Api(client, user or "unknown", now), **arguments)
+
+    return connected  # type: ignore[return-value]  # click's options add parameters
+
+
+def _client(kubeconfig: Path | None, context: str | None) -> Client:
+    try:
+        config = KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
+        return Client(config.get(context), timeout=TIMEOUT, field_manager="trackbed-fleet")
+    except yaml.YAMLError as error:
+        # Its own text quotes the file, which holds credentials.
+        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
+        at = f" in line {mark.line + 1}" if mark else ""
+        raise Failed(f"the kubeconfig is no YAML{at}; check it with kubectl") from None
+    except (KeyError, TypeError, AttributeError, AssertionError, ValueError) as error:
+        raise Failed(f"the kubeconfig cannot be read: {type(error).__name__}: {error}; check it with kubectl") from None
+
+
+@contextmanager
+def errors() -> Iterator[None]:
+    """Turn what the client raises into one message each.
+
+    :raises Failed: instead of it.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise Failed(f"{error}; give --kubeconfig FILE (and --context NAME)") from None
+    except ApiError as error:
+        raise Failed(say(error)) from None
+    except httpx2.TransportError as error:
+        at = error.request.url.copy_with(path=None, query=None) if _has_request(error) else "the API server"
+        raise Failed(
+            f"{at} cannot be reached: {error or type(error).__name__}; is it up, and the kubeconfig's?"
+        ) from None
+    except httpx2.HTTPStatusError as error:
+        raise Failed(f"{error.request.url} answered {error.response.status_code}; is this an API server?") from None
+    except (ssl.SSLError, httpx2.HTTPError) as error:
+        raise Failed(f"the API server cannot be asked: {error}") from None
+
+
+def _has_request(error: httpx2.RequestError) -> bool:
+    try:
+        return error.request is not None
+    except RuntimeError:
+        return False
+
+
+def say(error: ApiError) -> str:
+    """What the API server said, and what to do."""
+    message = error.status.message or f"it answered {error.status.code}"
+    remedy = {
+        401: "the credentials of the kubeconfig are not valid (any more)",
+        403: "use a kubeconfig that may do this; docs/fleet.md has the rights each command needs",
+        404: "is the cluster prepared? docs/fleet.md",
+    }.get(error.status.code or 0, "try it again")
+    return f"the API server refuses: {message}; {remedy}"
+
+
+def code(error: ApiError) -> int:
+    """The HTTP status code of the API server's answer."""
+    return error.status.code or 0

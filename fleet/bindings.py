@@ -1,0 +1,54 @@
+"""A node's user gets a reporter's rights by two bindings, made when its certificate is approved; without them it has none.
+
+A certificate cannot be taken back: who has lost one deletes these two.
+"""
+
+from __future__ import annotations
+
+from lightkube import ApiError, Client
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.models.rbac_v1 import RoleRef, Subject
+from lightkube.resources.rbac_authorization_v1 import ClusterRoleBinding, RoleBinding
+
+from fleet import names
+
+GROUP = "rbac.authorization.k8s.io"
+CLUSTER_ROLE = "trackbed:node"
+ROLE = "trackbed:reporter"
+"""The roles that fleet/cluster/rbac.yaml has: of Nodes and certificates, and of Leases."""
+
+EXISTS = 409
+
+
+def bindings(node: str) -> tuple[ClusterRoleBinding, RoleBinding]:
+    """What binds the user of a node to the reporter's roles."""
+    user = f"{names.NODE_USER}{node}"
+    subject = Subject(kind="User", name=user, apiGroup=GROUP)
+    everywhere = RoleRef(kind="ClusterRole", name=CLUSTER_ROLE, apiGroup=GROUP)
+    leases = RoleRef(kind="Role", name=ROLE, apiGroup=GROUP)
+    return (
+        ClusterRoleBinding(metadata=ObjectMeta(name=user), roleRef=everywhere, subjects=[subject]),
+        RoleBinding(metadata=ObjectMeta(name=user, namespace=names.NAMESPACE), roleRef=leases, subjects=[subject]),
+    )
+
+
+def admit(client: Client, node: str) -> None:
+    """Give a node's user its rights, unless it has them.
+
+    :raises ApiError: as the client does.
+    """
+    for binding in bindings(node):
+        try:
+            client.create(binding)
+        except ApiError as error:
+            if error.status.code != EXISTS:
+                raise
+
+
+def admitted(client: Client) -> set[str]:
+    """The nodes that have been enrolled, and have not been shut out since.
+
+    :raises ApiError: as the client does.
+    """
+    found = [one.metadata.name or "" for one in client.list(RoleBinding, namespace=names.NAMESPACE) if one.metadata]
+    return {name.removeprefix(names.NODE_USER) for name in found if name.startswith(names.NODE_USER)}

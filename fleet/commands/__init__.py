@@ -1,0 +1,35 @@
+"""The commands of `trackbed fleet`: one module each, found by being in this folder and imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import cast
+
+import click
+
+
+class Commands(click.Group):
+    """The group that looks its commands up in this folder."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Every command, by name."""
+        return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; None if there is none of this name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        return cast(click.Command, getattr(importlib.import_module(f"{__name__}.{cmd_name}"), cmd_name))
+
+
+@click.group(cls=Commands)
+def fleet() -> None:
+    """Look after all nodes of a cluster, from the control host.
+
+    Each command takes --json, --kubeconfig and --context.
+
+    Exit code: 0 done, 1 an error; what 2 means is in each command's help.
+
+    Example: trackbed fleet status
+    """

@@ -1,0 +1,104 @@
+"""`trackbed fleet approve`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import click
+from attrs import asdict
+from lightkube import ApiError
+from lightkube.models.certificates_v1 import CertificateSigningRequestCondition, CertificateSigningRequestStatus
+from lightkube.resources.certificates_v1 import CertificateSigningRequest
+
+from fleet import names
+from fleet.api import ABSENT, CONFLICTS, PAGE, Api, code, options
+from fleet.approval import Known, Verdict, verdicts
+from fleet.bindings import admit, admitted
+from fleet.inventory import Inventory
+from fleet.objects import name_of
+
+NOT_ALL = 2
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.option(
+    "--inventory", type=click.Path(path_type=Path, exists=True), help="Every node of this inventory may be enrolled."
+)
+@click.option("--again", multiple=True, metavar="NODE", help="It may be enrolled though it was: it was installed anew.")
+@click.option("--dry", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@options
+def approve(
+    api: Api, nodes: tuple[str, ...], inventory: Path | None, again: tuple[str, ...], dry: bool, as_json: bool
+) -> None:
+    """Approve the certificates that reporters ask for, and deny what no reporter would ask for.
+
+    A renewal is approved if who asks is the node itself. A first certificate is approved only for nodes that are named
+    here, or are in the inventory, and have not been enrolled before. Other clients' requests are left alone. It may run
+    from a timer, without names: then it approves renewals.
+
+    Exit code: 0 every request was approved, or there was none; 2 some were denied or left for you; 1 an error.
+
+    Example: trackbed fleet approve --inventory inventories/prod.py --dry
+    """
+    expected = {*nodes, *(Inventory.read(inventory).hosts if inventory else ())}
+    requests = {name_of(one): one for one in api.client.list(CertificateSigningRequest, chunk_size=PAGE)}
+    known = Known(expected=expected, enrolled=admitted(api.client), joined=api.nodes().keys(), again=again)
+    found = verdicts(requests.values(), known)
+    failed = {} if dry else _carry_out(api, requests, found)
+    if as_json:
+        click.echo(json.dumps({"requests": [asdict(one) for one in found], "done": not dry, "failed": failed}))
+    else:
+        for one in found:
+            done = "would " if dry and one.action != "leave" else ""
+            click.echo(
+                f"{one.request}: {done}{one.action}: {one.node or 'no node'}, asked by {one.requester}: {one.reason}"
+            )
+        click.echo(f"{len(found)} pending requests" if found else "no pending requests of reporters")
+    for name, reason in failed.items():
+        click.echo(f"trackbed: {name}: {reason}", err=True)
+    if failed:
+        sys.exit(1)
+    sys.exit(0 if all(one.action == "approve" for one in found) else NOT_ALL)
+
+
+def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], found: list[Verdict]) -> dict[str, str]:
+    failed = {}
+    for one in found:
+        if one.action == "leave":
+            continue
+        try:
+            if one.action == "approve" and one.requester == names.ENROLMENT:
+                # Before it is approved: from then on the node counts as enrolled. A renewal brings back no lost right.
+                admit(api.client, one.node)
+        except ApiError as error:
+            failed[one.request] = f"{one.node} cannot be admitted: {error.status.message}; is fleet/cluster applied?"
+            continue
+        try:
+            _decide(api, requests[one.request], one, api.now)
+        except ApiError as error:
+            # Another approver was faster, or the request is gone: there is nothing left to do.
+            if code(error) not in (*CONFLICTS, ABSENT):
+                failed[one.request] = error.status.message or str(error)
+    return failed
+
+
+def _decide(api: Api, request: CertificateSigningRequest, verdict: Verdict, now: datetime) -> None:
+    good = verdict.action == "approve"
+    condition = CertificateSigningRequestCondition(
+        status="True",
+        type="Approved" if good else "Denied",
+        reason="TrackbedApproved" if good else "TrackbedDenied",
+        message=f"{verdict.reason} (trackbed fleet approve, by {api.user})",
+        lastUpdateTime=now,
+    )
+    others = (request.status.conditions if request.status else None) or []
+    request.status = CertificateSigningRequestStatus(conditions=[*others, condition])
+    api.client.replace(
+        CertificateSigningRequest.Approval(metadata=request.metadata, spec=request.spec, status=request.status),
+        name_of(request),
+    )

@@ -1,0 +1,129 @@
+"""`trackbed fleet maintain`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from lightkube import ApiError
+from lightkube.resources.core_v1 import Node
+
+from agent.change import Disruption
+from fleet import names
+from fleet.api import ABSENT, Api, Failed, code, options
+from fleet.eviction import Rules
+from fleet.inventory import Inventory
+from fleet.maintenance import Maintenance, record_of
+from fleet.objects import condition_of
+
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@click.option(
+    "--inventory",
+    required=True,
+    type=click.Path(path_type=Path, exists=True),
+    help="By its connection data the nodes are reached.",
+)
+@click.option(
+    "--allow",
+    type=click.Choice([str(level) for level in Disruption]),
+    default="vf-reset",
+    show_default=True,
+    help="The most disruptive level.",
+)
+@click.option("--at-once", default=1, show_default=True, type=click.IntRange(1), help="Nodes at the same time.")
+@click.option("--force", is_flag=True, help="Evict pods that have no controller; nothing starts them again.")
+@click.option("--delete-emptydir-data", is_flag=True, help="Evict pods that have local data on the node's disk.")
+@click.option("--drain-timeout", default=600.0, show_default=True, help="Seconds for the pods to be evicted.")
+@click.option("--apply-timeout", default=300.0, show_default=True, help="Seconds for the change on the node.")
+@click.option("--ready-timeout", default=600.0, show_default=True, help="Seconds until the Node is ready again.")
+@click.option("--resume", "earlier", flag_value="resume", help="Go on where an earlier run was interrupted.")
+@click.option(
+    "--undo", "earlier", flag_value="undo", help="Give the nodes back as they were before an interrupted run."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@options
+def maintain(
+    api: Api,
+    nodes: tuple[str, ...],
+    inventory: Path,
+    allow: str,
+    at_once: int,
+    force: bool,
+    delete_emptydir_data: bool,
+    drain_timeout: float,
+    apply_timeout: float,
+    ready_timeout: float,
+    earlier: str | None,
+    as_json: bool,
+) -> None:
+    """Do on nodes what their specs want and their use has deferred: cordon, drain, apply, wait for ready, uncordon.
+
+    Pods are evicted, so PodDisruptionBudgets are respected; those of DaemonSets, static and finished ones stay. A drain
+    that cannot be finished is undone. If the change fails, the node stays cordoned and no other is begun. What was done
+    is written down on the Node: after a crash, --resume or --undo, from any control host.
+
+    Exit code: 0 all nodes are done and ready, 1 not, 130 interrupted.
+
+    Example: trackbed fleet maintain gpu-01 gpu-02 --inventory inventories/prod.py --allow link-flap
+    """
+    undo = earlier == "undo"
+    wanted = list(dict.fromkeys(nodes))
+    known = Inventory.read(inventory)
+    _check(api, known, wanted, earlier is not None)
+    maintenance = Maintenance(
+        api=api,
+        inventory=known,
+        allow=Disruption.parse(allow),
+        rules=Rules(force, delete_emptydir_data),
+        drain_timeout=drain_timeout,
+        apply_timeout=apply_timeout,
+        ready_timeout=ready_timeout,
+        tell=lambda line: click.echo(line, err=as_json),
+    )
+    if undo:
+        for name in wanted:
+            maintenance.undo(name)
+        results = dict.fromkeys(wanted, ("undone", ""))
+    else:
+        results = dict(maintenance.run(wanted, at_once))
+    good = all(result == ("undone" if undo else "done") for result, _ in results.values())
+    if as_json:
+        click.echo(json.dumps({"done": good, "nodes": {name: _plain(*result) for name, result in results.items()}}))
+    for name, (result, reason) in results.items():
+        if result != "done" and not undo:
+            click.echo(f"trackbed: {name}: {result}{': ' if reason else ''}{reason}", err=True)
+    sys.exit(0 if good else INTERRUPTED if maintenance.stop.is_set() else 1)
+
+
+def _plain(result: str, reason: str) -> dict[str, str]:
+    return {"result": result, "reason": reason}
+
+
+def _check(api: Api, inventory: Inventory, nodes: list[str], continuing: bool) -> None:
+    """Every fault of all nodes, before the first is touched."""
+    faults = []
+    for name in nodes:
+        if name not in inventory.hosts:
+            faults.append(f"{name} is the Node of no host in {inventory.path}; give node names, or another inventory")
+        try:
+            node = api.client.get(Node, name)
+        except ApiError as error:
+            if code(error) != ABSENT:
+                raise
+            faults.append(f"the cluster has no Node {name}; see: trackbed fleet status")
+            continue
+        if condition_of(node, names.READY) is None:
+            faults.append(f"{name} does not say {names.READY}; deploy it first")
+        if (record := record_of(node)) and not continuing:
+            faults.append(
+                f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, give "
+                "--resume or --undo"
+            )
+    if faults:
+        raise Failed("\n".join(faults))

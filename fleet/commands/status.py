@@ -1,0 +1,75 @@
+"""`trackbed fleet status`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+from attrs import asdict
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fleet.api import Api, options
+from fleet.standing import Standing, since, standings, unready
+
+NOT_READY = 2
+COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@options
+def status(api: Api, as_json: bool) -> None:
+    """Show every node: ready or not, since when, why not, its spec and its agent.
+
+    A node whose Lease has expired is Unknown here, whether it was swept or not.
+
+    Exit code: 0 every node is ready, 2 some are not, 1 the cluster could not be asked.
+
+    Example: trackbed fleet status --json
+    """
+    nodes = api.nodes()
+    found = standings(nodes, api.leases(), api.now)
+    others = len(nodes.keys() - {one.name for one in found})
+    missing = unready(found)
+    if as_json:
+        click.echo(json.dumps({"nodes": [plain(one) for one in found], "ready": not missing, "other_nodes": others}))
+    else:
+        _print(found, api, others)
+    sys.exit(NOT_READY if missing else 0)
+
+
+def plain(one: Standing) -> dict[str, object]:
+    """A node as JSON has it; times as RFC 3339."""
+    return asdict(
+        one, value_serializer=lambda _, __, value: value.isoformat() if hasattr(value, "isoformat") else value
+    )
+
+
+def _print(found: list[Standing], api: Api, others: int) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("NODE", "READY", "SINCE", "UP TO DATE", "SPEC", "AGENT"):
+        table.add_column(heading, no_wrap=True, overflow="ignore")
+    table.add_column("WHY", overflow="fold")
+    for one in found:
+        why = f"{one.reason}: {one.message}" if one.message and one.ready != "True" else one.reason
+        notes = [note for note, holds in (("cordoned", one.cordoned), ("in maintenance", one.maintenance)) if holds]
+        notes += ["not tainted"] if one.ready != "True" and one.joined and not one.tainted else []
+        table.add_row(
+            Text(one.name),
+            Text(one.ready, style=COLOURS.get(one.ready, "")),
+            since(one, api.now),
+            Text(one.up_to_date),
+            Text(one.spec_hash or "-"),
+            Text(one.agent_version or "-"),
+            Text("; ".join([why, *notes])),
+        )
+    # Cut by nobody where it is not read on a terminal.
+    console = Console() if sys.stdout.isatty() else Console(width=1000)
+    if found:
+        console.print(table)
+    ready = len(found) - len(unready(found))
+    foreign = f"; {others} other nodes in the cluster are not Trackbed's" if others else ""
+    click.echo(f"{ready} of {len(found)} nodes are ready{foreign}")

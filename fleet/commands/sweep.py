@@ -1,0 +1,70 @@
+"""`trackbed fleet sweep`."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+
+from fleet import sweeping
+from fleet.api import Api, options
+
+REFUSED = 2
+
+
+@click.command()
+@click.option(
+    "--max-share",
+    default=0.25,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="The largest part of the fleet that may be without a heartbeat; if it is more, none is tainted.",
+)
+@click.option("--dry", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@options
+def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
+    """Take readiness from nodes that have gone silent: taint them, and turn their condition Unknown.
+
+    For a timer: it may run as often as you like, and twice at once.
+
+    Exit code: 0 done, 2 too many nodes are silent and none was tainted, 1 an error.
+
+    Example: trackbed fleet sweep --dry
+    """
+    result = sweeping.sweep(api, max_share, dry)
+    decided = result.plan
+    if as_json:
+        document = {
+            "nodes": decided.fleet,
+            "expired": decided.expired,
+            "allowed": decided.allowed,
+            "refused": decided.refused,
+            "to_taint": decided.taint,
+            "tainted": result.tainted,
+            "recovered": result.recovered,
+            "failed": result.failed,
+        }
+        click.echo(json.dumps(document))
+    else:
+        for name in decided.taint if dry else result.tainted:
+            click.echo(f"{name}: no heartbeat; {'would be tainted' if dry else 'tainted'}, its condition Unknown")
+        for name in result.recovered:
+            click.echo(f"{name}: came back meanwhile")
+        already = 0 if decided.refused else len(decided.expired) - len(decided.taint)
+        click.echo(
+            f"{decided.fleet} nodes, {len(decided.expired)} without a heartbeat, {already} of them tainted before"
+        )
+    for name, reason in result.failed.items():
+        click.echo(f"trackbed: {name}: {reason}", err=True)
+    if decided.refused:
+        click.echo(
+            f"trackbed: {len(decided.expired)} of {decided.fleet} nodes are without a heartbeat, and at most "
+            f"{decided.allowed} may be: none was tainted. The fault is likely elsewhere (the API server, the network, the "
+            "reporters' credentials); if it is not, give a larger --max-share",
+            err=True,
+        )
+        sys.exit(REFUSED)
+    if result.failed:
+        sys.exit(1)

@@ -1,0 +1,120 @@
+"""What the deploy asks of the API server for a reporter: a token, or the approval of its certificate."""
+
+from __future__ import annotations
+
+import os
+from http import HTTPStatus
+from pathlib import Path
+
+import yaml
+from httpx2 import HTTPError
+from lightkube import ApiError, Client, KubeConfig
+from lightkube.core.exceptions import ConfigError
+from lightkube.models.authentication_v1 import BoundObjectReference, TokenRequestSpec
+from lightkube.models.certificates_v1 import CertificateSigningRequestCondition, CertificateSigningRequestStatus
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.certificates_v1 import CertificateSigningRequest
+from lightkube.resources.core_v1 import Node, ServiceAccountToken
+
+from fleet import names
+from fleet.approval import Known, verdicts
+from fleet.bindings import admit
+from fleet.objects import name_of
+
+UNUSABLE = (ConfigError, HTTPError, OSError, ValueError, KeyError, yaml.YAMLError)
+"""What comes of a kubeconfig that is missing or wrong, or of a server that cannot be reached."""
+
+
+class NotGiven(Exception):
+    """There is no token, or no approval; says why."""
+
+
+class NotJoined(NotGiven):
+    """The cluster has no Node that a token could be bound to."""
+
+
+def enrolment_token(kubeconfig: str | None, seconds: int) -> str:
+    """A token that can ask for a certificate, for so long.
+
+    :raises NotGiven: saying why.
+    """
+    try:
+        return _token(_client(kubeconfig), "enrolment", TokenRequestSpec(expirationSeconds=seconds))
+    except ApiError as error:
+        raise _refused(error) from None
+    except UNUSABLE as error:
+        raise _unusable(error) from None
+
+
+def bound_token(kubeconfig: str | None, node: str, seconds: int) -> str:
+    """A token for a reporter that is good for so long, and as long as there is its Node.
+
+    :raises NotJoined: there is no such Node.
+    :raises NotGiven: saying why.
+    """
+    try:
+        client = _client(kubeconfig)
+        found = client.get(Node, node)
+        uid = found.metadata.uid if found.metadata else None
+        bound = BoundObjectReference(apiVersion="v1", kind="Node", name=node, uid=uid)
+        return _token(client, "reporter", TokenRequestSpec(boundObjectRef=bound, expirationSeconds=seconds))
+    except ApiError as error:
+        if error.status.code == HTTPStatus.NOT_FOUND:
+            raise NotJoined(f"{node} has not joined") from None
+        raise _refused(error) from None
+    except UNUSABLE as error:
+        raise _unusable(error) from None
+
+
+def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
+    """Approve the request of this name, if it is the node's own: ``csr`` is what the node itself shows, in base64.
+
+    :raises NotGiven: saying why.
+    """
+    try:
+        client = _client(kubeconfig)
+        found = client.get(CertificateSigningRequest, request)
+        if found.spec.request != csr:
+            raise NotGiven("it is not what the node has asked for: somebody else did")
+        for verdict in verdicts([found], Known(expected={node}, again={node})):
+            if verdict.action != "approve" or verdict.node != node:
+                raise NotGiven(verdict.reason)
+            admit(client, node)
+            _decide(client, found)
+    except ApiError as error:
+        raise _refused(error) from None
+    except UNUSABLE as error:
+        raise _unusable(error) from None
+
+
+def _token(client: Client, account: str, spec: TokenRequestSpec) -> str:
+    asked = ServiceAccountToken(metadata=ObjectMeta(), spec=spec)
+    made = client.create(asked, account, namespace=names.NAMESPACE)
+    return (made.status.token if made.status else None) or ""
+
+
+def _client(kubeconfig: str | None) -> Client:
+    path = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return Client(config=KubeConfig.from_file(Path(path).expanduser()).get(), field_manager="trackbed-deploy")
+
+
+def _refused(error: ApiError) -> NotGiven:
+    return NotGiven(f"the API server refuses: {error.status.message}; is fleet/cluster applied?")
+
+
+def _unusable(error: Exception) -> NotGiven:
+    # What YAML's errors quote holds credentials.
+    said = type(error).__name__ if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
+    return NotGiven(said)
+
+
+def _decide(client: Client, request: CertificateSigningRequest) -> None:
+    condition = CertificateSigningRequestCondition(
+        type="Approved",
+        status="True",
+        message="the node has shown this request over SSH (trackbed's deploy)",
+        reason="TrackbedDeploy",
+    )
+    request.status = CertificateSigningRequestStatus(conditions=[condition])
+    approval = CertificateSigningRequest.Approval(metadata=request.metadata, spec=request.spec, status=request.status)
+    client.replace(approval, name_of(request))

@@ -1,0 +1,102 @@
+"""The operator's inventory, as pyinfra reads it: which hosts there are, and a command run on one of them.
+
+pyinfra is run as a program: it takes the inventory's connection data (address, port, user, key, bastion, sudo) as it does for a
+deploy.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from fleet.api import Failed
+
+ROOT = Path(__file__).parent.parent
+"""pyinfra reads config.py and group_data/ here, as it does for a deploy."""
+
+LINES = 12
+"""As many lines of a command's output are told."""
+
+
+@frozen
+class Host:
+    """A host of the inventory; ``node`` is the name of its Kubernetes Node."""
+
+    name: str
+    node: str
+
+
+@frozen
+class Ran:
+    """What came of a command on a host; ``said`` is the end of what was printed."""
+
+    failed: bool
+    said: str
+
+
+@frozen
+class Inventory:
+    """An inventory's file and its hosts, by their Nodes' names."""
+
+    path: Path
+    hosts: dict[str, Host]
+
+    @classmethod
+    def read(cls, path: Path) -> Inventory:
+        """Ask pyinfra for the hosts.
+
+        :raises Failed: the inventory is wrong, or two hosts have the same Node.
+        """
+        path = path.resolve()
+        done = _pyinfra("--json", str(path), "debug-inventory")
+        try:
+            found = json.loads(done.stdout)
+        except ValueError:
+            raise Failed(f"{path} is no inventory that pyinfra can read: {_last(done.stderr)}") from None
+        hosts: dict[str, Host] = {}
+        for one in found:
+            host = Host(one["name"], str(one["data"].get("node_name") or one["name"]))
+            other = hosts.setdefault(host.node, host)
+            if other != host:
+                raise Failed(
+                    f"{path}: {other.name} and {host.name} have the same node_name, {host.node}; give one another"
+                )
+        return cls(path, hosts)
+
+    def run(self, node: str, command: Sequence[str], timeout: float) -> Ran:
+        """Run a command on a node's host, as the user that the inventory's connection data make it."""
+        host = self.hosts[node].name
+        words = ("-y", str(self.path), "--limit", host, "exec", "--", shlex.join(command))
+        try:
+            done = _pyinfra(*words, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return Ran(True, f"no answer from {host} within {timeout:.0f} s")
+        # pyinfra indents what it says itself.
+        lines = (line for line in done.stderr.splitlines() if line.startswith(f"[{host}]"))
+        said = [line.removeprefix(f"[{host}]").strip() for line in lines]
+        return Ran(done.returncode != 0, "; ".join(filter(None, said[-LINES:])) or _last(done.stderr))
+
+
+def _pyinfra(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+    # In a session of its own: Ctrl-C asks us to stop, and a change that has begun is seen through.
+    return subprocess.run(
+        [sys.executable, "-m", "pyinfra", *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        start_new_session=True,
+    )
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it says nothing"

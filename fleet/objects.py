@@ -1,0 +1,59 @@
+"""Reading the API's objects, whose every part may be absent: pure."""
+
+from __future__ import annotations
+
+from lightkube.models.core_v1 import NodeCondition, Taint
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.certificates_v1 import CertificateSigningRequest
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.resources.core_v1 import Node, Pod
+
+from fleet import names
+
+Object = Node | Lease | Pod | CertificateSigningRequest
+
+
+def metadata_of(thing: Object) -> ObjectMeta:
+    """An object's metadata."""
+    return thing.metadata or ObjectMeta()
+
+
+def name_of(thing: Object) -> str:
+    """An object's name."""
+    return metadata_of(thing).name or ""
+
+
+def version_of(thing: Object) -> str:
+    """An object's resourceVersion: a patch that says it fails if somebody has written meanwhile."""
+    return metadata_of(thing).resourceVersion or ""
+
+
+def annotations_of(thing: Object) -> dict[str, str]:
+    """An object's annotations."""
+    return dict(metadata_of(thing).annotations or {})
+
+
+def labels_of(thing: Object) -> dict[str, str]:
+    """An object's labels."""
+    return dict(metadata_of(thing).labels or {})
+
+
+def condition_of(node: Node, type: str) -> NodeCondition | None:
+    """A Node's condition of a type."""
+    found = (node.status.conditions if node.status else None) or []
+    return next((one for one in found if one.type == type), None)
+
+
+def taints_of(node: Node) -> list[Taint]:
+    """A Node's taints."""
+    return list((node.spec.taints if node.spec else None) or [])
+
+
+def is_tainted(node: Node) -> bool:
+    """Whether it has our taint."""
+    return any(taint.key == names.TAINT for taint in taints_of(node))
+
+
+def is_cordoned(node: Node) -> bool:
+    """Whether nothing new is scheduled to it."""
+    return bool(node.spec and node.spec.unschedulable)

@@ -1,0 +1,136 @@
+"""How each node stands, by what its reporter has published: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+
+from attrs import frozen
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.resources.core_v1 import Node
+
+from fleet import names
+from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of
+
+
+@frozen
+class Standing:
+    """One node. ``ready`` is what holds now: Unknown once its Lease has expired, whatever the condition still says.
+
+    ``joined``: there is a Node of this name; without one, the Lease is of a node that has not joined the cluster yet.
+    ``renewed``: when the Lease was renewed last, by the API server's clock; None: there is no Lease.
+    ``condition``: the status that its TrackbedReady has; None: it has none.
+    ``swept``: it is tainted and its condition Unknown, by a sweep or by a reporter that does not hear its agent.
+    """
+
+    name: str
+    ready: str
+    since: datetime | None
+    reason: str
+    message: str
+    up_to_date: str
+    condition: str | None
+    joined: bool
+    renewed: datetime | None
+    expired: bool
+    swept: bool
+    tainted: bool
+    cordoned: bool
+    maintenance: bool
+    spec_hash: str
+    agent_version: str
+
+
+def standings(nodes: Mapping[str, Node], leases: Mapping[str, Lease], now: datetime) -> list[Standing]:
+    """How each node stands that Trackbed has to do with, by name; other Nodes are left out."""
+    ours = {name for name, node in nodes.items() if is_ours(node)} | set(leases)
+    return [standing(name, nodes.get(name), leases.get(name), now) for name in sorted(ours)]
+
+
+def is_ours(node: Node) -> bool:
+    """Whether it has our condition, or our taint."""
+    return condition_of(node, names.READY) is not None or is_tainted(node)
+
+
+def standing(name: str, node: Node | None, lease: Lease | None, now: datetime) -> Standing:
+    """How one node stands at the API server's time ``now``."""
+    ready = condition_of(node, names.READY) if node else None
+    up_to_date = condition_of(node, names.UP_TO_DATE) if node else None
+    at = renewed(lease) if lease else None
+    age = (now - at).total_seconds() if at else None
+    # A node that is tainted and has published nothing yet is on its first day, and has no heartbeat to lose.
+    expired = age > duration(lease) if age is not None and lease else ready is not None
+    if expired and (ready is None or ready.status != "Unknown"):
+        status, since, reason = "Unknown", at, names.EXPIRED
+        message = f"no heartbeat for {say_age(age)}" if age is not None else "its Lease is gone"
+    elif ready is not None:
+        status, since, reason, message = ready.status, ready.lastTransitionTime, ready.reason or "", ready.message or ""
+    elif node is not None:
+        status, since, reason, message = "Unknown", None, "NotPublished", "its reporter has published nothing yet"
+    else:
+        status, since, reason, message = "Unknown", None, "NotJoined", "it has not joined the cluster yet"
+    notes = annotations_of(lease) if lease else {}
+    return Standing(
+        name=name,
+        ready=status,
+        since=since,
+        reason=reason,
+        message=message,
+        up_to_date=up_to_date.status if up_to_date else "Unknown",
+        condition=ready.status if ready else None,
+        joined=node is not None,
+        renewed=at,
+        expired=expired,
+        swept=node is not None and is_tainted(node) and ready is not None and ready.status == "Unknown",
+        tainted=node is not None and is_tainted(node),
+        cordoned=node is not None and is_cordoned(node),
+        maintenance=node is not None and names.MAINTENANCE in annotations_of(node),
+        spec_hash=notes.get(names.SPEC_HASH, ""),
+        agent_version=notes.get(names.AGENT_VERSION, ""),
+    )
+
+
+def renewed(lease: Lease) -> datetime | None:
+    """When the Lease was renewed last.
+
+    By the API server's clock, which stamps the last write of each field's owner; the time that the reporter wrote is
+    its node's, and a node with a wrong clock would seem dead, or alive for as long as it was ahead.
+    """
+    entries = metadata_of(lease).managedFields or []
+    stamped = [entry.time for entry in entries if entry.time and _owns(entry.fieldsV1, "f:spec", "f:renewTime")]
+    return max(stamped) if stamped else (lease.spec.renewTime if lease.spec else None)
+
+
+def _owns(fields: object, *path: str) -> bool:
+    for step in path:
+        if not isinstance(fields, Mapping) or step not in fields:
+            return False
+        fields = fields[step]
+    return True
+
+
+def duration(lease: Lease) -> float:
+    """Seconds for which a renewal counts."""
+    given = lease.spec.leaseDurationSeconds if lease.spec else None
+    return float(given if given is not None else names.LEASE_DURATION)
+
+
+def say_age(seconds: float) -> str:
+    """A duration as kubectl writes it: the two largest units."""
+    left = int(max(0.0, seconds))
+    parts: list[str] = []
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        number, left = divmod(left, length)
+        if number or parts:
+            parts.append(f"{number}{unit}" if number else "")
+    return "".join(parts[:2]) or "0s"
+
+
+def unready(found: Iterable[Standing]) -> list[Standing]:
+    """Those that are not ready."""
+    return [one for one in found if one.ready != "True"]
+
+
+def since(one: Standing, now: datetime) -> str:
+    """How long it has stood so."""
+    return say_age((now - one.since) / timedelta(seconds=1)) if one.since else "-"

@@ -1,0 +1,34 @@
+"""This node itself, with the data that it has in another inventory: what pull mode deploys (tasks/pull.py)."""
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+from pyinfra.api.exceptions import InventoryError
+
+SETTINGS = Path("/etc/trackbed/pull.json")
+
+
+def _groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    try:
+        settings = json.loads(SETTINGS.read_text())
+    except FileNotFoundError:
+        raise InventoryError(f"{SETTINGS} is not there; this inventory is for a node in pull mode") from None
+    name, inventory = settings["host"], settings["inventory"]
+    found = {}
+    for group, hosts in runpy.run_path(inventory).items():
+        if group.startswith("_") or not isinstance(hosts, list | tuple):
+            continue
+        listed, shared = hosts if isinstance(hosts, tuple) else (hosts, {})
+        for host in listed:
+            host_name, data = host if isinstance(host, tuple) else (host, {})
+            if host_name == name:
+                found[group] = [("@local", {"node_name": name, **shared, **data})]
+    if not found:
+        raise InventoryError(f"{inventory} has no host {name}; deploy this node from its control host again")
+    # The inventory's name is a group, too.
+    return {Path(inventory).stem: next(iter(found.values())), **found}
+
+
+globals().update(_groups())

@@ -1,0 +1,41 @@
+"""The operators' checks (tests/node), run on the lab over ssh as an operator runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from lab.node import Node
+
+ROOT = Path(__file__).parent.parent
+
+# igb has no such call, or takes it only while the PF's link is up; irqbalance is either off or has our interrupts banned; there
+# is a kubelet in the lab's cluster only, no DKMS in the image, and no IPv4 address, hence no GID for NCCL, on the fabric.
+# The image has no container engine either.
+MAY_SKIP = (
+    *("link_state", "min_tx_rate", "max_tx_rate", "banned", "gate", "DKMS", "gid"),
+    *("docker", "containerd", "CDI"),
+)
+"""The last words of the reasons for which a check may be skipped here; any other skip is a failure."""
+
+
+def command(nodes: tuple[Node, ...], *arguments: str) -> list[str]:
+    """The command line."""
+    hosts = ",".join(f"ssh://{node.name}" for node in nodes)
+    chosen = [f"--hosts={hosts}", f"--ssh-config={nodes[0].ssh_config}", "-p", "no:cacheprovider"]
+    return [sys.executable, "-m", "pytest", "tests/node", *chosen, *arguments]
+
+
+def run(nodes: tuple[Node, ...], *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run them; what they print goes to the terminal, or is kept."""
+    return subprocess.run(
+        command(nodes, *arguments),
+        cwd=ROOT,
+        env={**os.environ, "TRACKBED_NO_SKIP": "1", "TRACKBED_MAY_SKIP": ",".join(MAY_SKIP)},
+        capture_output=capture,
+        text=True,
+        timeout=900,
+        check=False,
+    )

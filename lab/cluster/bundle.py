@@ -1,0 +1,80 @@
+"""All that a node of the lab gets to become a Kubernetes node, in one archive, kept in the cache by its content."""
+
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
+from lab import go_programs, image
+from lab.cluster import programs
+from lab.cluster.images import Image
+from lab.command import run
+from lab.go_programs import Build
+from lab.progress import step
+
+ROOTFS = Path(__file__).parent / "rootfs"
+IMAGES = "var/lib/trackbed-lab/images"
+"""Where the archives of images are, on the node."""
+
+
+def pause() -> Image:
+    """Holds a pod's namespaces."""
+    return Image("pause:1", ["/pause"], files={"pause": go_programs.ensure(programs.PAUSE) / "pause"})
+
+
+def device_plugin() -> Image:
+    """The real k8s-rdma-shared-dev-plugin. It gives up at once where it finds no list of PCI devices."""
+    return Image(
+        "k8s-rdma-shared-dp:v1.5.3",
+        ["/k8s-rdma-shared-dp"],
+        files={
+            "k8s-rdma-shared-dp": go_programs.ensure(programs.DEVICE_PLUGIN) / "k8s-rdma-shared-dp",
+            "usr/share/misc/pci.ids": programs.pci_ids(),
+        },
+    )
+
+
+def tools() -> Image:
+    """Nothing but links into /usr, where a pod mounts the node's own: its shell, ibv_devinfo, perftest."""
+    links = {name: f"usr/{name}" for name in ("bin", "lib", "lib64", "sbin")}
+    return Image("tools:1", ["/usr/bin/sh"], links=links, folders=["usr", "etc", "proc", "sys", "dev", "tmp", "run"])
+
+
+def ensure() -> Path:
+    """The archive (tar, zstd) to unpack in a node's root folder, built first if it is not cached."""
+    builds = (programs.KUBERNETES, *programs.ON_THE_NODES)
+    archive = image.cache_home() / f"cluster-{_key(builds)}.tar.zst"
+    if archive.exists():
+        return archive
+    for build in builds:
+        go_programs.ensure(build)
+    work = archive.with_name("cluster-bundle.new")
+    shutil.rmtree(work, ignore_errors=True)
+    with step("packing what the nodes get", usual_s=10):
+        shutil.copytree(ROOTFS, work)
+        _copy(programs.kubernetes("kubelet"), work / "usr/bin")
+        for build in (programs.CONTAINERD, programs.RUNC):
+            for program in sorted(build.target.iterdir()):
+                _copy(program, work / "usr/local/bin")
+        for program in sorted(programs.CNI.target.iterdir()):
+            _copy(program, work / "opt/cni/bin")
+        (work / IMAGES).mkdir(parents=True)
+        for made in (pause(), device_plugin(), tools()):
+            made.write(work / IMAGES / f"{made.name.partition(':')[0]}.tar")
+        new = archive.with_suffix(".new")
+        run(["tar", "-C", work, "--owner=0", "--group=0", "--zstd", "-cf", new, "."])
+        new.rename(archive)
+    shutil.rmtree(work)
+    return archive
+
+
+def _key(builds: tuple[Build, ...]) -> str:
+    digest = sha256(" ".join(build.target.name for build in builds).encode())
+    for file in (Path(__file__), Path(__file__).with_name("images.py"), *sorted(ROOTFS.rglob("*"))):
+        if file.is_file():
+            digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _copy(program: Path, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(program, folder)

@@ -1,0 +1,87 @@
+"""`python -m lab cluster`: a Kubernetes cluster of the lab's nodes."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+from lab import fleet, instance
+from lab.cluster import bundle, join, manifests, programs
+from lab.cluster.control_plane import ControlPlane, create
+from lab.instance import Instance
+from lab.progress import say, step
+
+OURS = Path(__file__).parent.parent.parent / "fleet" / "cluster"
+"""What a cluster needs for Trackbed: namespace, roles, admission policies."""
+
+
+def plane_of(lab: Instance) -> ControlPlane:
+    """The control plane of a lab."""
+    return create(lab.folder / "cluster", lab.name)
+
+
+def discard(lab: Instance) -> None:
+    """Stop a lab's control plane and forget what it knew, if there is one."""
+    if (lab.folder / "cluster").exists():
+        plane_of(lab).discard()
+
+
+@click.group()
+def cluster() -> None:
+    """A real Kubernetes: control plane on this host, kubelet and containerd on the nodes."""
+
+
+def bring_up(lab: Instance) -> ControlPlane:
+    """Start a lab's control plane with what Trackbed and the device plugin need there, and bring its nodes the programs."""
+    plane = plane_of(lab)
+    # First, as they may take minutes.
+    bundle.ensure()
+    programs.etcd()
+    if not plane.running():
+        with step("starting the control plane", usual_s=15):
+            plane.start()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(join.install, fleet.nodes(lab.name)))
+    plane.kubectl("apply", "--kustomize", str(OURS))
+    plane.apply(*manifests.device_plugin())
+    return plane
+
+
+@cluster.command()
+def up() -> None:
+    """Start the control plane and bring the nodes what a member needs; programs are built first, once (6 minutes)."""
+    plane = bring_up(instance.named())
+    say(f"the control plane runs: {plane.url}")
+
+
+@cluster.command("join")
+def join_command() -> None:
+    """Let the nodes join, and wait until their kubelets are ready."""
+    plane = plane_of(instance.named())
+    names = []
+    with step("joining the nodes", usual_s=40):
+        for node in fleet.nodes():
+            name = join.node_name(node)
+            if not join.ready(plane, name):
+                join.join(plane, node)
+            names.append(name)
+        for name in names:
+            join.wait_ready(plane, name)
+    kubectl = programs.kubernetes("kubectl")
+    for line in (
+        f"the cluster is up: Nodes {', '.join(names)}. What to try:",
+        f"    export KUBECONFIG={plane.admin}",
+        f"    export PATH={kubectl.parent}:$PATH",
+        "    kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints[*].key",
+        f"    kubectl -n {manifests.NAMESPACE} get pods -o wide",
+        f"    kubectl describe node {names[0]}",
+        "    make lab-down",
+    ):
+        say(line)
+
+
+@cluster.command()
+def down() -> None:
+    """Stop the control plane and forget what it knew; the nodes keep what they have."""
+    discard(instance.named())
+    say("the control plane is gone; `python -m lab cluster up` makes another one")

@@ -1,0 +1,3 @@
+module trackbed.internal/lab/pause
+
+go 1.23

@@ -1,0 +1,146 @@
+"""Makes the lab's nodes members of a cluster, by the steps and in the places of kubeadm."""
+
+import json
+import secrets
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from lab.cluster import bundle
+from lab.cluster.control_plane import ControlPlane
+from lab.errors import LabError
+from lab.hardware import MACHINES
+from lab.node import Node, wait
+from lab.progress import step
+
+READY_S = 240.0
+POD_NETWORK = "10.88.{}.0/24"
+# An emulated CPU is busy with statistics otherwise: every cgroup's, every ten seconds.
+FLAGS = "KUBELET_KUBEADM_ARGS=--hostname-override={} --housekeeping-interval=60s\n"
+BOOTSTRAPPERS = "system:bootstrappers:kubeadm:default-node-token"
+
+
+def install(node: Node) -> None:
+    """Bring containerd, the kubelet and the images to a node, and start containerd; what is there already stays."""
+    archive = bundle.ensure()
+    mark = f"/var/lib/trackbed-lab/{archive.name}"
+    if node.run(["test", "-e", mark]).returncode == 0:
+        return
+    with step(f"{node.name}: containerd, kubelet and images ({archive.stat().st_size >> 20} MiB)", usual_s=40):
+        _unpack(node, archive)
+        _put(node, "/etc/cni/net.d/10-lab.conflist", json.dumps(_network(node), indent=2))
+        node.sh(
+            f"""
+            systemctl daemon-reload
+            systemctl enable --now --quiet containerd
+            for image in /{bundle.IMAGES}/*.tar; do ctr -n k8s.io images import "$image" >/dev/null; done
+            rm -r /{bundle.IMAGES}
+            touch {mark}
+            """,
+            timeout=300,
+        )
+
+
+def join(plane: ControlPlane, node: Node) -> str:
+    """Let a node's kubelet ask for its certificate with a bootstrap token, as `kubeadm join` does; the Node's name."""
+    name = node_name(node)
+    token = _token(plane)
+    authority = plane.authority.pair.certificate
+    bootstrap = plane.bearer(f"bootstrap-{node.name}", token, plane.node_url)
+    node.sh("install -d -m 755 /etc/kubernetes/pki")
+    _put(node, "/etc/kubernetes/pki/ca.crt", authority.read_text())
+    _put(node, "/etc/kubernetes/bootstrap-kubelet.conf", bootstrap.read_text(), mode="600")
+    _put(node, "/var/lib/kubelet/kubeadm-flags.env", FLAGS.format(name))
+    # An earlier cluster's, of the same name.
+    node.sh("rm -rf /etc/kubernetes/kubelet.conf /var/lib/kubelet/pki; systemctl enable --quiet kubelet")
+    node.sh("systemctl restart kubelet", timeout=READY_S)
+    return name
+
+
+def ready(plane: ControlPlane, name: str) -> bool:
+    """Whether a Node exists, and its kubelet calls it ready."""
+    found = plane.try_kubectl("get", "node", name, "-o", "json")
+    if found.returncode != 0:
+        return False
+    conditions = json.loads(found.stdout).get("status", {}).get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
+
+
+def wait_ready(plane: ControlPlane, name: str) -> None:
+    """Wait for it."""
+    wait(lambda: ready(plane, name), READY_S, f"Node {name}: Ready")
+
+
+def node_name(node: Node) -> str:
+    """What the node's spec calls its Node; its host name before the first deploy."""
+    spec = node.run(["cat", "/etc/trackbed/node.json"])
+    return str(json.loads(spec.stdout)["node_name"]) if spec.returncode == 0 else node.name
+
+
+def _network(node: Node) -> dict[str, Any]:
+    subnet = POD_NETWORK.format(MACHINES.index(node.machine) + 1)
+    ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]}
+    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam}
+    return {"cniVersion": "1.0.0", "name": "lab", "plugins": [bridge]}
+
+
+def _token(plane: ControlPlane) -> str:
+    """A bootstrap token that any node may join with, and the rights that kubeadm gives to its holders."""
+    number, secret = secrets.token_hex(3), secrets.token_hex(8)
+    plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": f"bootstrap-token-{number}", "namespace": "kube-system"},
+            "type": "bootstrap.kubernetes.io/token",
+            "stringData": {
+                "token-id": number,
+                "token-secret": secret,
+                "usage-bootstrap-authentication": "true",
+                "auth-extra-groups": BOOTSTRAPPERS,
+            },
+        },
+        _binding("kubelet-bootstrap", "system:node-bootstrapper", BOOTSTRAPPERS),
+        _binding(
+            "node-autoapprove-bootstrap",
+            "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+            BOOTSTRAPPERS,
+        ),
+        _binding(
+            "node-autoapprove-certificate-rotation",
+            "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
+            "system:nodes",
+        ),
+    )
+    return f"{number}.{secret}"
+
+
+def _binding(name: str, role: str, group: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"lab:{name}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": group}],
+    }
+
+
+def _put(node: Node, path: str, content: str, mode: str = "644") -> None:
+    """Write a small file; its content is no argument, which all could see."""
+    script = 'install -D -m "$2" /dev/null "$1"; cat > "$1"'
+    node.run(["sh", "-euc", script, "sh", path, mode], check=True, stdin=content)
+
+
+def _unpack(node: Node, archive: Path) -> None:
+    words = [
+        "ssh",
+        "-F",
+        str(node.ssh_config),
+        node.name,
+        "--",
+        "tar -C / --zstd --no-same-owner --keep-directory-symlink -x",
+    ]
+    with archive.open("rb") as content:
+        done = subprocess.run(words, stdin=content, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode != 0:
+        raise LabError(f"{node.name}: unpacking {archive} failed: {done.stderr.strip()}")

@@ -1,0 +1,118 @@
+"""The programs of a cluster: all built here, none pulled from a registry."""
+
+import fcntl
+import re
+import shutil
+from pathlib import Path
+
+from lab import apt, go_programs, image
+from lab.command import run
+from lab.errors import LabError
+from lab.go_programs import Build
+from lab.progress import step
+
+HERE = Path(__file__).parent / "go"
+
+
+def _required(module: str, folder: Path) -> str:
+    """The version of a module that a go.mod of ours asks for: said once, there."""
+    found = re.search(rf"\b{re.escape(module)} (v\S+)", (folder / "go.mod").read_text())
+    if found is None:
+        raise LabError(f"{folder}/go.mod requires no {module}")
+    return found[1]
+
+
+KUBERNETES_VERSION = _required("k8s.io/kubernetes", HERE / "kubernetes")
+_MAJOR, _MINOR, _ = KUBERNETES_VERSION.lstrip("v").split(".")
+
+KUBERNETES = Build(
+    name=f"kubernetes-{KUBERNETES_VERSION}",
+    folder=HERE / "kubernetes",
+    packages=tuple(
+        f"k8s.io/kubernetes/cmd/{name}"
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
+    ),
+    # Built from the module alone it would call itself v0.0.0, which clients compare with theirs.
+    ldflags=" ".join(
+        f"-X {package}.gitVersion={KUBERNETES_VERSION} -X {package}.gitMajor={_MAJOR} -X {package}.gitMinor={_MINOR}"
+        for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    ),
+    usual_s=230,
+    memory_mib=3072,
+    disk_mib=6144,
+)
+CONTAINERD = Build(
+    name="containerd-v2.2.9",
+    packages=tuple(
+        f"github.com/containerd/containerd/v2/cmd/{name}@v2.2.9"
+        for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+    ),
+    ldflags="-X github.com/containerd/containerd/v2/version.Version=v2.2.9",
+    usual_s=60,
+    memory_mib=1024,
+    disk_mib=2048,
+)
+# Its first steps in a new namespace are C. Without seccomp it would refuse every pod's sandbox, which has a profile.
+RUNC = Build(
+    name="runc-v1.3.5",
+    packages=("github.com/opencontainers/runc@v1.3.5",),
+    ldflags="-X main.version=1.3.5",
+    cgo=True,
+    tags="seccomp",
+    host_packages=("libc6-dev", "libseccomp-dev", "pkg-config"),
+    usual_s=20,
+)
+CNI = Build(
+    name="cni-plugins-v1.9.1",
+    packages=tuple(
+        f"github.com/containernetworking/plugins/plugins/{name}@v1.9.1"
+        for name in ("main/bridge", "main/host-device", "main/loopback", "ipam/host-local", "ipam/static")
+    ),
+    usual_s=20,
+)
+DEVICE_PLUGIN = Build(
+    name="k8s-rdma-shared-dp-v1.5.3",
+    folder=HERE / "rdma-shared-dp",
+    packages=("github.com/Mellanox/k8s-rdma-shared-dev-plugin/cmd/k8s-rdma-shared-dp",),
+    usual_s=20,
+)
+PAUSE = Build(name="pause", folder=HERE / "pause", packages=(".",), usual_s=10)
+
+ON_THE_NODES = (CONTAINERD, RUNC, CNI, DEVICE_PLUGIN, PAUSE)
+
+
+def kubernetes(name: str) -> Path:
+    """One of Kubernetes' programs, built first if need be."""
+    return go_programs.ensure(KUBERNETES) / name
+
+
+def etcd() -> Path:
+    """Debian's etcd, taken out of its package: installed, it would run as a service of this host."""
+    return unpacked("etcd-server") / "usr/bin/etcd"
+
+
+def pci_ids() -> Path:
+    """The list of PCI vendors and devices without which the device plugin does not start."""
+    return unpacked("pci.ids") / "usr/share/misc/pci.ids"
+
+
+def unpacked(package: str) -> Path:
+    """The content of a Debian package of the host's own mirror, kept in the cache."""
+    folder = image.cache_home() / "debian" / package
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if not folder.exists():
+            new = folder.with_name(f"{package}.new")
+            shutil.rmtree(new, ignore_errors=True)
+            new.mkdir()
+            with step(f"fetching Debian's {package}", usual_s=15), apt.throwaway(apt.host_sources()) as ours:
+                # A download lands in the working directory; apt has no option for another.
+                run(["env", "-C", new, "apt-get", *ours.options(), "-q", "download", package])
+                (deb,) = new.glob("*.deb")
+                run(["dpkg-deb", "-x", deb, new])
+                deb.unlink()
+            new.rename(folder)
+    return folder

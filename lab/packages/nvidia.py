@@ -1,0 +1,76 @@
+"""NVIDIA's container toolkit, built from its Go module and packaged as NVIDIA does; beside it Debian's container engines.
+
+What its module has not is left out: libnvidia-container, which is C, and which the runtime's own way to devices (CDI) does not
+need; packages of its names hold nothing.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from lab import go_programs, image, repository
+from lab.command import run
+from lab.packages import toolchain
+from lab.progress import step
+
+MODULE = "github.com/NVIDIA/nvidia-container-toolkit"
+RELEASE = "1.20.1"
+VERSION = f"{RELEASE}-1"
+TOOLKIT = go_programs.Build(
+    name=f"nvidia-container-toolkit-{RELEASE}",
+    packages=tuple(
+        f"{MODULE}/cmd/{name}@v{RELEASE}"
+        for name in ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-container-runtime-hook")
+    ),
+    ldflags=f"-X {MODULE}/internal/info.version={RELEASE}",
+    # It loads NVML, if there is one, by a C library's dlopen.
+    cgo=True,
+    usual_s=40,
+)
+ENGINES = ("docker.io", "containerd", "runc", "iptables", "tini", "busybox-static", "gpg", "apparmor")
+
+# As the postinst of its own package, in short.
+_POSTINST = """\
+#!/bin/sh
+set -e
+nvidia-ctk --quiet config --config-file=/etc/nvidia-container-runtime/config.toml --in-place
+"""
+
+
+def vendor(disk: image.Image) -> repository.Repository:
+    """A repository with the toolkit, and the engines that a node of this image lacks."""
+    inputs = [TOOLKIT.target.name.encode(), str(disk.folder).encode()]
+    inputs += repository.source_of(__file__, toolchain.__file__)
+    return repository.ensure("nvidia", inputs, lambda pool: _build(disk, pool))
+
+
+def _build(disk: image.Image, pool: Path) -> None:
+    programs = go_programs.ensure(TOOLKIT)
+    source = Path(json.loads(run([go_programs.go(), "mod", "download", "-json", f"{MODULE}@v{RELEASE}"]))["Dir"])
+    base = "nvidia-container-toolkit-base"
+    with TemporaryDirectory(prefix="trackbed-nvidia-") as folder:
+        root = Path(folder) / base
+        for name in ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime"):
+            _copy(programs / name, root / "usr/bin", 0o755)
+        for name in ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service"):
+            _copy(source / "deployments/systemd" / name, root / "lib/systemd/system", 0o644)
+        _copy(source / "deployments/systemd/nvidia-cdi-refresh.env", root / "etc/nvidia-container-toolkit", 0o644)
+        repository.deb(
+            pool, {"Package": base, "Version": VERSION, "Architecture": "amd64"}, root, {"postinst": _POSTINST}
+        )
+        root = Path(folder) / "nvidia-container-toolkit"
+        _copy(programs / "nvidia-container-runtime-hook", root / "usr/bin", 0o755)
+        needs = f"{base} (= {VERSION}), libnvidia-container-tools (= {VERSION})"
+        toolkit = {"Package": "nvidia-container-toolkit", "Version": VERSION, "Architecture": "amd64", "Depends": needs}
+        repository.deb(pool, toolkit, root)
+    tools = {"Package": "libnvidia-container-tools", "Version": VERSION}
+    repository.deb(pool, {**tools, "Depends": f"libnvidia-container1 (= {VERSION})"})
+    repository.deb(pool, {"Package": "libnvidia-container1", "Version": VERSION})
+    with step("Debian's container engines", usual_s=30):
+        toolchain.fetch(disk, pool, *ENGINES)
+
+
+def _copy(file: Path, folder: Path, mode: int) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    Path(shutil.copy(file, folder)).chmod(mode)

@@ -1,0 +1,89 @@
+"""What a node needs to build kernel modules: DKMS, a compiler, and the headers of the image's kernel; from Debian."""
+
+import re
+import shutil
+from pathlib import Path
+
+import attrs
+
+from lab import apt, image, repository
+from lab.command import run
+from lab.errors import LabError
+from lab.progress import step
+
+# gpg: the deploy asks it for the fingerprint of a vendor's key, and Debian's minimal systems do not have it.
+PACKAGES = ("dkms", "gcc-12", "gpg", "make")
+
+
+@attrs.frozen
+class Kernel:
+    """A kernel of Debian's: its release as `uname -r` prints it, and the version of its packages."""
+
+    release: str
+    version: str
+
+
+def kernel_of(disk: image.Image) -> Kernel:
+    """The kernel that is installed in an image."""
+    found = re.search(r"^Package: linux-image-(\d\S+)\n(?:.+\n)*?Version: (\S+)", _status(disk), re.MULTILINE)
+    if found is None:
+        raise LabError(f"the image {disk.folder} has no kernel")
+    return Kernel(found[1], found[2])
+
+
+def debs(disk: image.Image) -> list[Path]:
+    """The packages that a node of this image lacks, from the build host's mirrors, cached and repacked."""
+    folder = repository.cached(
+        "toolchain",
+        [str(disk.folder).encode(), *repository.source_of(__file__)],
+        lambda made: _fetch(disk, made),
+    )
+    return sorted(folder.glob("*.deb"))
+
+
+def link(disk: image.Image, pool: Path) -> None:
+    """Put them into a repository that is being built."""
+    for package in debs(disk):
+        (pool / package.name).hardlink_to(package)
+
+
+def mirror(disk: image.Image, *more: str) -> repository.Repository:
+    """A distribution's mirror in miniature, for a node of this image: these packages, `more` of Debian's, and no others."""
+
+    def build(pool: Path) -> None:
+        link(disk, pool)
+        if more:
+            fetch(disk, pool, *more)
+
+    inputs = [str(disk.folder).encode(), *repository.source_of(__file__), *(package.encode() for package in more)]
+    return repository.ensure("mirror", inputs, build)
+
+
+def _fetch(disk: image.Image, made: Path) -> None:
+    kernel = kernel_of(disk)
+    headers = f"linux-headers-{kernel.release}={kernel.version}"
+    try:
+        with step(f"packages to build modules for {kernel.release}", usual_s=30):
+            fetch(disk, made, *PACKAGES, headers)
+    except LabError as error:
+        remedy = f"If the mirror has no {headers} any more, remove {disk.folder}: the image is then built anew."
+        raise LabError(error.what, remedy) from None
+
+
+def fetch(disk: image.Image, made: Path, *packages: str) -> None:
+    """Put Debian packages, and those that they need and a node of this image lacks, into a folder, repacked."""
+    status = made / "status"
+    status.write_text(_status(disk))
+    with apt.throwaway(apt.host_sources()) as ours:
+        # As if this host were the node: what the image has is not fetched again.
+        as_node = (f"-oDir::State::status={status}", "-oDebug::NoLocking=1", "--no-install-recommends")
+        ours.get(*as_node, "--download-only", "-y", "-q", "install", *packages)
+        for package in sorted((ours.folder / "cache/archives").glob("*.deb")):
+            plain = repository.repack(made, package)
+            # apt saves an epoch's colon as %3a, which an HTTP server would decode.
+            shutil.move(plain, made / plain.name.replace("%3a", "."))
+    status.unlink()
+
+
+def _status(disk: image.Image) -> str:
+    return run(["debugfs", "-R", "cat /var/lib/dpkg/status", disk.disk])

@@ -1,0 +1,226 @@
+"""A vendor's package repository of the lab's own: built, signed by a key of its own, cached, and served to the nodes.
+
+repository = repository.ensure("tools", inputs=[b"1"], build=lambda pool: repository.deb(pool, {...}, tree))
+with repository.serve(repository.folder) as url:  # http://10.0.2.2:PORT, as the nodes see this host's loopback
+    ...  # deb [signed-by=KEYRING] URL ./
+"""
+
+import gzip
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import attrs
+
+from lab import host
+from lab.command import run
+from lab.image import cache_home
+from lab.lock import exclusive
+
+HOST = "10.0.2.2"
+"""This host's loopback, as QEMU's user networking shows it to the nodes."""
+
+MAINTAINER = "Trackbed's lab <lab@trackbed.invalid>"
+
+# What Debian's dh_dkms puts into the packages that it makes, in short.
+_DKMS_POSTINST = """\
+#!/bin/sh
+set -e
+if [ "$1" = configure ]; then /usr/lib/dkms/common.postinst NAME VERSION "" "" "$2"; fi
+"""
+_DKMS_PRERM = """\
+#!/bin/sh
+set -e
+case "$1" in
+remove|upgrade|deconfigure)
+    if [ -n "$(dkms status -m NAME -v VERSION)" ]; then dkms remove -m NAME -v VERSION --all; fi ;;
+esac
+"""
+
+
+@attrs.frozen
+class Repository:
+    """A finished repository, flat as NVIDIA's are (suite ``./``); never written to again."""
+
+    folder: Path
+
+    @property
+    def key(self) -> Path:
+        """The public key that it is signed by, armored; it is served with the rest."""
+        return self.folder / "key.asc"
+
+    @property
+    def fingerprint(self) -> str:
+        """The key's, 40 hexadecimal digits."""
+        return (self.folder / "fingerprint").read_text().strip()
+
+    def deb(self, package: str, version: str) -> Path:
+        """One of its packages."""
+        return next(self.folder.glob(f"{package}_{version}_*.deb"))
+
+
+def deb(
+    pool: Path, control: Mapping[str, str], root: Path | None = None, scripts: Mapping[str, str] | None = None
+) -> Path:
+    """Make a package: fields of its control file (Package and Version at least), its files below ``root``, and scripts
+    such as ``postinst``. All files are root's; their modes are kept.
+    """
+    fields = {"Architecture": "all", "Maintainer": MAINTAINER, "Description": "of Trackbed's lab", **control}
+    made = pool / f"{fields['Package']}_{fields['Version']}_{fields['Architecture']}.deb"
+    with tempfile.TemporaryDirectory(prefix="trackbed-deb-") as name:
+        tree = Path(name) / "tree"
+        if root is not None:
+            shutil.copytree(root, tree, symlinks=True)
+        meta = tree / "DEBIAN"
+        meta.mkdir(parents=True)
+        meta.parent.chmod(0o755)
+        (meta / "control").write_text("".join(f"{field}: {value}\n" for field, value in fields.items()))
+        for script, text in (scripts or {}).items():
+            (meta / script).write_text(text)
+            (meta / script).chmod(0o755)
+        _pack(tree, made)
+    return made
+
+
+def dkms_deb(
+    pool: Path, name: str, version: str, source: Path, conf: str, control: Mapping[str, str] | None = None
+) -> Path:
+    """Make the package ``NAME-dkms``: a module's source in /usr/src/NAME-VERSION, which DKMS builds on the node.
+
+    ``conf`` is dkms.conf but for PACKAGE_NAME, PACKAGE_VERSION and AUTOINSTALL, which are added.
+    """
+    with tempfile.TemporaryDirectory(prefix="trackbed-dkms-") as folder:
+        tree = Path(folder) / "usr/src" / f"{name}-{version}"
+        shutil.copytree(source, tree)
+        head = f'PACKAGE_NAME="{name}"\nPACKAGE_VERSION="{version}"\nAUTOINSTALL="yes"\n'
+        (tree / "dkms.conf").write_text(head + conf)
+        fields = {"Package": f"{name}-dkms", "Version": version, "Depends": "dkms", **(control or {})}
+        scripts = {
+            script: text.replace("NAME", name).replace("VERSION", version)
+            for script, text in (("postinst", _DKMS_POSTINST), ("prerm", _DKMS_PRERM))
+        }
+        return deb(pool, fields, Path(folder), scripts)
+
+
+def repack(pool: Path, package: Path) -> Path:
+    """The same package without compression: an emulated CPU unpacks it in a fraction of the time."""
+    made = pool / package.name
+    with tempfile.TemporaryDirectory(prefix="trackbed-deb-") as folder:
+        tree = Path(folder) / "tree"
+        run(["dpkg-deb", "-R", package, tree])
+        _pack(tree, made)
+    return made
+
+
+def ensure(name: str, inputs: Iterable[bytes], build: Callable[[Path], object]) -> Repository:
+    """The repository of that name and content, built first if it is not cached.
+
+    ``inputs`` are what decides the content, beside this file (``source_of`` gives those of a module); ``build`` puts the
+    packages into the folder that it is given.
+    """
+
+    def make(folder: Path) -> None:
+        build(folder)
+        sign(folder)
+
+    return Repository(cached(f"vendor-{name}", inputs, make))
+
+
+def cached(name: str, inputs: Iterable[bytes], make: Callable[[Path], object]) -> Path:
+    """A folder of the cache, made first if it is not there; half-made ones are thrown away."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for part in inputs:
+        digest.update(hashlib.sha256(part).digest())
+    folder = cache_home() / f"{name}-{digest.hexdigest()[:16]}"
+    if folder.exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(folder.parent / f"{name}.lock", f"another build of {name} is under way"):
+        # Whoever held the lock may have made it.
+        if not folder.exists():
+            host.ensure_packages()
+            work = folder.with_name(f"{name}.building")
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            make(work)
+            work.rename(folder)
+    return folder
+
+
+def sign(folder: Path) -> None:
+    """Write Packages and InRelease for the packages in the folder, over older ones, with a key made for that alone."""
+    entries = "".join(_entry(package) for package in sorted(folder.glob("*.deb")))
+    (folder / "Packages").write_text(entries)
+    (folder / "Packages.gz").write_bytes(gzip.compress(entries.encode(), mtime=0))
+    listed = [folder / "Packages", folder / "Packages.gz"]
+    lines = ["Origin: Trackbed's lab", "Label: lab", "Suite: ./", "Codename: lab"]
+    # apt wants a date; nothing here depends on which.
+    lines += ["Date: Wed, 01 Jan 2025 00:00:00 UTC", "SHA256:"]
+    lines += [f" {_sha256(file)} {file.stat().st_size} {file.name}" for file in listed]
+    # Not below the folder: a socket's path is short.
+    with tempfile.TemporaryDirectory(prefix="trackbed-gpg-") as home:
+        gpg = ["gpg", "--batch", "--quiet", "--homedir", home]
+        try:
+            run([*gpg, "--passphrase", "", "--quick-generate-key", MAINTAINER, "ed25519", "sign", "never"])
+            release = Path(home) / "Release"
+            release.write_text("\n".join(lines) + "\n")
+            run([*gpg, "--yes", "--clearsign", "--output", folder / "InRelease", release])
+            run([*gpg, "--yes", "--armor", "--output", folder / "key.asc", "--export"])
+            listing = run([*gpg, "--with-colons", "--list-keys"])
+        finally:
+            run(["gpgconf", "--homedir", home, "--kill", "all"])
+    fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
+    (folder / "fingerprint").write_text(f"{fingerprint}\n")
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Serve the files of a folder on a free port of this host's loopback; yields the URL for the nodes.
+
+    Any file will do: an installer's archive, a repository, a folder of several.
+    """
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://{HOST}:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def source_of(*modules: str) -> list[bytes]:
+    """Inputs for `ensure`: the bytes of these Python files."""
+    return [Path(module).read_bytes() for module in modules]
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    # apt keeps a connection for many files.
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: object) -> None:
+        """Nothing: the node says what it fetched."""
+
+
+def _pack(tree: Path, made: Path) -> None:
+    # The same bytes each time.
+    run(
+        ["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, made],
+        env={**os.environ, "SOURCE_DATE_EPOCH": "1735689600"},
+    )
+
+
+def _entry(package: Path) -> str:
+    control = run(["dpkg-deb", "--field", package]).rstrip("\n")
+    return f"{control}\nFilename: ./{package.name}\nSize: {package.stat().st_size}\nSHA256: {_sha256(package)}\n\n"
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,208 @@
+"""What a node has: its network functions, RDMA devices and GPUs, as it tells them itself.
+
+Read through `trackbed inspect --json`, and from sysfs and procfs where that does not look. Never branched on in deploy code.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+import cattrs
+from attrs import frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.api.facts import FactBase
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from tasks.commands import Commands, script
+from tasks.data import host_data
+from tasks.gate import MARGIN, TIMEOUT
+from tasks.status import COMMAND, NodeStatus
+
+UNKNOWN = "the node did not tell its hardware (`trackbed inspect --json`); see what failed before this"
+
+MELLANOX = "15b3"
+USERS = ("labels", "nccl", "device_plugins")
+"""The keys whose tasks look at it."""
+
+ERDMA = ("1ded", "107f")
+"""Vendor and device of the PCI function of Alibaba's eRDMA."""
+
+
+@frozen
+class Gid:
+    """An entry of a port's GID table; ``type`` and ``address`` as the kernel says them."""
+
+    index: int
+    type: str
+    address: str
+
+
+@frozen
+class Port:
+    """A port of an RDMA device. ``link_layer``: Ethernet or InfiniBand."""
+
+    number: int
+    link_layer: str | None
+    gids: tuple[Gid, ...] = ()
+
+
+@frozen
+class CharDevice:
+    """``present``: it is in /dev/infiniband, where pods' device plugins look."""
+
+    name: str
+    present: bool
+
+
+@frozen
+class RdmaDevice:
+    """An RDMA device. ``transport``: RoCE, InfiniBand or iWARP."""
+
+    name: str
+    transport: str | None
+    ports: tuple[Port, ...] = ()
+    char_devices: tuple[CharDevice, ...] = ()
+
+    def offers(self, kind: Literal["uverbs", "umad"]) -> bool:
+        """Whether it has a character device of this kind in /dev/infiniband."""
+        return any(each.present and each.name.startswith(kind) for each in self.char_devices)
+
+
+@frozen
+class Netdev:
+    """A netdev of a function, in the host's network namespace. ``mtu`` in bytes."""
+
+    name: str
+    mtu: int
+
+
+@frozen
+class Function:
+    """A PCI function for networks. ``vendor`` and ``device``: four hexadecimal digits; ``index``: the number of a VF."""
+
+    address: str
+    vendor: str
+    device: str
+    driver: str | None
+    netdevs: tuple[Netdev, ...] = ()
+    rdma: tuple[RdmaDevice, ...] = ()
+    index: int | None = None
+    total_vfs: int = 0
+    vfs: tuple[Function, ...] = ()
+
+    @property
+    def is_erdma(self) -> bool:
+        """Whether it is an Elastic RDMA interface of Alibaba Cloud, by PCI ID."""
+        return (self.vendor, self.device) == ERDMA
+
+
+@frozen
+class Gpu:
+    """A GPU of NVIDIA, by PCI vendor and class. ``driver``: the kernel driver that has it, or none."""
+
+    address: str
+    driver: str | None
+
+
+@frozen
+class Hardware:
+    """What a node has.
+
+    ``modules``: the loaded kernel modules; ``netdevs``: all of the host's; ``route``: the netdev of its IPv4 default route.
+    """
+
+    functions: tuple[Function, ...]
+    other_rdma: tuple[RdmaDevice, ...] = ()
+    rdma_cm: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    modules: frozenset[str] = frozenset()
+    netdevs: tuple[str, ...] = ()
+    route: str | None = None
+
+    def all_functions(self) -> tuple[Function, ...]:
+        """Physical functions, each followed by its VFs, by PCI address."""
+        return tuple(each for function in self.functions for each in (function, *function.vfs))
+
+    def hcas(self) -> tuple[Function, ...]:
+        """The functions whose RDMA devices the node itself, and pods that share them, use.
+
+        Those that are physical; where only VFs have RDMA devices, the VFs. eRDMA has a plugin of its own and is not among them.
+        """
+        found = [each for each in self.all_functions() if each.rdma and not each.is_erdma]
+        return tuple([each for each in found if each.index is None] or found)
+
+
+_converter = cattrs.Converter()
+_converter.register_structure_hook(int, lambda value, _: int(value))
+
+_HARDWARE = """
+[ -x "$1" ] || exit 0
+for d in "$2"/sys/bus/pci/devices/*; do
+  [ -e "$d/class" ] || continue
+  read -r class < "$d/class"; read -r vendor < "$d/vendor"
+  case "$vendor $class" in "0x10de 0x0300"*|"0x10de 0x0302"*) ;; *) continue ;; esac
+  driver=; if [ -e "$d/driver" ]; then driver=$(basename "$(readlink "$d/driver")"); fi
+  echo "gpu ${d##*/} $driver"
+done
+cat "$2/proc/modules" 2>/dev/null | while read -r name _; do echo "module $name"; done
+for n in "$2"/sys/class/net/*; do if [ -e "$n" ]; then echo "netdev ${n##*/}"; fi; done
+cat "$2/proc/net/route" 2>/dev/null | while read -r name to _ _ _ _ metric _; do
+  if [ "$to" = 00000000 ]; then echo "route $metric $name"; fi
+done
+echo inspection
+"$1" inspect --json
+"""
+
+
+class NodeHardware(FactBase[Hardware | None]):
+    """The node's hardware; None: it has no agent yet."""
+
+    def command(self) -> StringCommand:
+        """One script, since each command costs a round trip."""
+        return script(_HARDWARE, COMMAND, "")
+
+    def process(self, output: list[str]) -> Hardware | None:
+        """Lines of one word and its values, then the inspection."""
+        if "inspection" not in output:
+            return None
+        at = output.index("inspection")
+        lines = [line.split() for line in output[:at]]
+        told = json.loads("\n".join(output[at + 1 :]))
+        routes = sorted((int(line[1]), line[2]) for line in lines if line[0] == "route")
+        return Hardware(
+            _converter.structure(told["functions"], tuple[Function, ...]),
+            _converter.structure(told["other_rdma"], tuple[RdmaDevice, ...]),
+            told["rdma_cm"],
+            tuple(Gpu(line[1], line[2] if line[2:] else None) for line in lines if line[0] == "gpu"),
+            frozenset(line[1] for line in lines if line[0] == "module"),
+            tuple(line[1] for line in lines if line[0] == "netdev"),
+            routes[0][1] if routes else None,
+        )
+
+
+# Whether it becomes ready or not, what it has is then known; the gate says why it is not ready.
+# udev gives RDMA devices their names a moment after they appear.
+_SETTLE = """
+"$1" wait --hash "$2" --timeout "$3" >/dev/null 2>&1 || true
+udevadm settle --timeout=30 || true
+"""
+
+
+def settle(version: str, spec_hash: str) -> None:
+    """Before a task looks at what the node has: wait until the agent has made it so, or has had its time."""
+    if all(host_data().get(key) is None for key in USERS):
+        return
+    timeout = TIMEOUT.here()
+    settled(name="Hardware settled", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=timeout + MARGIN)
+
+
+@operation()
+def settled(version: str, spec_hash: str, timeout: int) -> Commands:
+    """Let the node wait; nothing if it is ready already, by this spec and this agent."""
+    status = host.get_fact(NodeStatus)
+    if status and status.is_ready_by(version, spec_hash):
+        host.noop("the node's hardware is as its spec says")
+        return
+    yield script(_SETTLE, COMMAND, spec_hash, str(timeout))

@@ -1,0 +1,153 @@
+"""The kubelet waits at boot: on a node that has joined a cluster it starts once the agent has verified the node.
+
+It is a drop-in for the kubelet's unit. It names the agent's unit in Wants= and After= alone, so that no restart or upgrade of
+the agent reaches the kubelet; and a kubelet that runs is never restarted for it.
+
+Units and kubeconfig files of k3s and RKE2: from vendor documents (docs.k3s.io, docs.rke2.io), not run.
+"""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import Literal
+
+from attrs import frozen
+from pyinfra.api.command import PyinfraCommand, QuoteString, StringCommand
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.facts import FactBase
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+from pyinfra.operations import files
+
+from tasks import archive
+from tasks.commands import Commands, script
+from tasks.data import Key, host_data, record
+from tasks.status import COMMAND
+
+Policy = Literal["hold", "start-tainted"]
+Distribution = Literal["kubeadm", "k3s", "rke2"]
+
+NAME = "20-trackbed-gate.conf"
+UNITS = "/etc/systemd/system"
+TEMPLATE = archive.ROOT / "templates" / "kubelet-gate.conf"
+LONGEST = 86400
+PUBLISHER = "kubernetes"
+"""The inventory's key without which nothing is published to Kubernetes."""
+
+# Of a unit's text, where white space and '%' mean something.
+_PATH = re.compile(r"/[\w./@+-]+")
+_UNIT = re.compile(r"[\w.@:-]+\.service")
+
+
+@frozen
+class _Places:
+    """The unit that runs the kubelet, and the file that is there once the node has joined."""
+
+    unit: str
+    kubeconfig: str
+
+
+DISTRIBUTIONS: dict[Distribution, _Places] = {
+    "kubeadm": _Places("kubelet.service", "/etc/kubernetes/kubelet.conf"),
+    "k3s": _Places("k3s-agent.service", "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"),
+    "rke2": _Places("rke2-agent.service", "/var/lib/rancher/rke2/agent/kubelet.kubeconfig"),
+}
+
+
+@frozen
+class Kubelet:
+    """The inventory's key.
+
+    ``policy``: `hold` lets the kubelet start once the first pass since the boot has been verified; `start-tainted` also once
+    the reporter has published that the node is not ready, with its taint. ``deadline``: seconds after which `hold` becomes
+    `start-tainted`; None: never. ``unit`` and ``kubeconfig``: where they are otherwise than the ``distribution`` has them.
+    """
+
+    policy: Policy
+    deadline: int | None = None
+    distribution: Distribution = "kubeadm"
+    unit: str | None = None
+    kubeconfig: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.deadline is not None and not 1 <= self.deadline <= LONGEST:
+            raise ValueError(f"deadline: {self.deadline} is not valid; give 1 to {LONGEST} seconds, or leave it out")
+        if self.deadline is not None and self.policy != "hold":
+            raise ValueError("deadline: it is the policy 'hold' that ends then; take it out, or give that policy")
+        if self.unit is not None and not _UNIT.fullmatch(self.unit):
+            raise ValueError(f"unit: {self.unit!r} is no service; give it as 'kubelet.service'")
+        if self.kubeconfig is not None and not _PATH.fullmatch(self.kubeconfig):
+            raise ValueError(
+                f"kubeconfig: {self.kubeconfig!r} is no file's path; give one that begins with '/', "
+                "of letters, digits and ./@+_-"
+            )
+
+    @property
+    def drop_in(self) -> str:
+        """The path of its drop-in."""
+        return f"{UNITS}/{self.unit or DISTRIBUTIONS[self.distribution].unit}.d/{NAME}"
+
+    @property
+    def text(self) -> str:
+        """The drop-in's text."""
+        joined = self.kubeconfig or DISTRIBUTIONS[self.distribution].kubeconfig
+        seconds = 0 if self.policy == "start-tainted" else self.deadline
+        let_go = "" if seconds is None else f" --let-go {seconds}"
+        return TEMPLATE.read_text() + f"ExecStartPre={COMMAND} wait --first-pass --joined {joined}{let_go}\n"
+
+
+KUBELET: Key[Kubelet | None] = Key("kubelet", None, record(Kubelet))
+KEYS = (KUBELET,)
+
+_GATES = """
+for file in "$1"/*.d/"$2"; do
+  if [ -e "$file" ]; then sha256sum "$file"; fi
+done
+"""
+
+
+class Gates(FactBase[list[str] | None]):
+    """The drop-ins of ours that the node has, by their paths; None: unknown."""
+
+    def command(self) -> StringCommand:
+        """Look below the folder of systemd's administrator."""
+        return script(_GATES, UNITS, NAME)
+
+    def process(self, output: list[str]) -> list[str]:
+        """A checksum and a path a line."""
+        return [line.split(None, 1)[1] for line in output]
+
+
+def gate() -> None:
+    """Have the kubelet wait as the inventory says; without the key `kubelet` it does not.
+
+    :raises DeployError: what it waits for would never come; naming host, key and remedy.
+    """
+    wanted = KUBELET.here()
+    if wanted is not None and "--let-go" in wanted.text and host_data().get(PUBLISHER) is None:
+        raise DeployError(
+            f"{host.name}.{KUBELET.name}: a kubelet of an unverified node is let go once the reporter has published that; "
+            f"give the key {PUBLISHER!r}, or the policy 'hold' without a deadline"
+        )
+    place(
+        name="Kubelet's gate",
+        drop_in=None if wanted is None else wanted.drop_in,
+        text=None if wanted is None else wanted.text,
+    )
+
+
+@operation()
+def place(drop_in: str | None, text: str | None) -> Commands:
+    """Write the drop-in if it differs, remove others of ours, and let systemd read them; the kubelet is not restarted."""
+    have = host.get_fact(Gates)
+    changes: list[PyinfraCommand] = [
+        StringCommand("rm", "-f", QuoteString(other)) for other in sorted(set(have or ()) - {drop_in})
+    ]
+    if drop_in is not None and text is not None:
+        changes += files.put._inner(src=StringIO(text), dest=drop_in, mode="644")
+    if not changes:
+        host.noop("the kubelet's gate is as it should be")
+        return
+    yield from changes
+    yield StringCommand("systemctl", "daemon-reload")

@@ -1,0 +1,320 @@
+"""How the reporter gets to the API server: its settings, and what it identifies itself with.
+
+With a certificate, the node makes its own key and asks for the certificate itself; the deploy delivers a token that is good for
+asking only, and approves the request if it is the very one that the node shows over SSH. With a token, the deploy has one made
+that is bound to the Node. Either is made on the control host, by its kubeconfig.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from attrs import define, frozen
+from cryptography import x509
+from pyinfra import logger
+from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.facts import FactBase
+from pyinfra.api.host import Host
+from pyinfra.api.operation import operation
+from pyinfra.api.state import State
+from pyinfra.context import host
+from pyinfra.operations import apt, dnf
+
+from agent.reporter.settings import Settings, to_json
+from agent.spec import NodeSpec
+from tasks import packages
+from tasks.commands import Commands, script
+from tasks.data import Key, record
+from tasks.texts import Texts, place
+
+SETTINGS = "/etc/trackbed/reporter.json"
+AUTHORITY = "/etc/trackbed/cluster-ca.pem"
+SECRET = "/etc/trackbed/kubernetes-secret"  # noqa: S105  the name of a file
+STATE_FOLDER = "/var/lib/trackbed-reporter"
+UNIT = "trackbed-reporter.service"
+
+ENROLMENT_LIFE = 3600
+"""Seconds for which a token can ask for a certificate; the shortest that the API server makes are of ten minutes."""
+
+DAY = 86400
+RENEW_AT = 2 / 3
+
+# An extended resource is DOMAIN/NAME.
+_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+@frozen
+class Kubernetes:
+    """The inventory's key.
+
+    ``server``: the API server's URL, as nodes reach it. ``ca_file``: on the control host, the cluster's certificate authority.
+    ``identity``: what the reporter identifies itself with. ``approved_by``: who approves a node's first certificate.
+    ``kubeconfig``: on the control host; $KUBECONFIG or ~/.kube/config if it is not given. ``days``: how long a certificate
+    or a token is asked for. ``required_resources``: must be allocatable before the taint is lifted. ``taint_lifted_by``: who
+    sets and lifts it.
+    """
+
+    server: str
+    ca_file: str
+    identity: Literal["certificate", "token"] = "certificate"
+    approved_by: Literal["deploy", "operator"] = "deploy"
+    kubeconfig: str | None = None
+    days: int = 365
+    required_resources: tuple[str, ...] = ()
+    taint_lifted_by: Literal["reporter", "node-readiness-controller"] = "reporter"
+
+    def __attrs_post_init__(self) -> None:
+        faults = []
+        address = urlsplit(self.server)
+        if address.scheme != "https" or not address.hostname or address.path.strip("/") or address.query:
+            faults.append(f"server: {self.server!r} is no API server's URL; give one as https://10.0.0.1:6443")
+        if not 1 <= self.days <= 365:
+            faults.append(f"days: {self.days} is not valid; give 1 to 365")
+        faults += [
+            f"required_resources: {name!r} is no extended resource; give one as rdma/hca_shared_devices_b"
+            for name in self.required_resources
+            if not _RESOURCE.fullmatch(name)
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+KUBERNETES: Key[Kubernetes | None] = Key("kubernetes", None, record(Kubernetes))
+KEYS = (KUBERNETES,)
+
+
+@frozen
+class Wanted:
+    """What the node gets: texts of files, and what to make secrets by."""
+
+    key: Kubernetes
+    node: str
+    settings: str
+    authority: str
+
+
+def wanted(spec: NodeSpec) -> Wanted | None:
+    """What the inventory says of the host at hand; None: its reporter publishes nothing to Kubernetes.
+
+    :raises DeployError: the certificate authority's file is no good.
+    """
+    key = KUBERNETES.here()
+    if key is None:
+        return None
+    file = Path(key.ca_file).expanduser()
+    try:
+        authority = file.read_text()
+        x509.load_pem_x509_certificates(authority.encode())
+    except (OSError, ValueError) as error:
+        raise DeployError(
+            f"{host.name}.{KUBERNETES.name}.ca_file: {file}: {error}; give the cluster's authority, a PEM file"
+        ) from None
+    settings = Settings(
+        spec.node_name, key.server, AUTHORITY, key.identity, key.required_resources, key.taint_lifted_by, key.days
+    )
+    return Wanted(key, spec.node_name, to_json(settings), authority)
+
+
+@frozen
+class Credentials:
+    """What the node has. ``certificate``: until when it is good, as seconds since the epoch; 0: there is none.
+
+    ``start``, ``end``: of the token in the secret's file; 0: there is none. ``secret``: the file is there. ``uid``: of the Node
+    that the token is bound to. ``request``, ``csr``: a request for a certificate that waits to be approved.
+    """
+
+    certificate: bool = False
+    secret: bool = False
+    start: float = 0.0
+    end: float = 0.0
+    uid: str = ""
+    request: str = ""
+    csr: str = ""
+
+
+# Of a token, the part that says what it is for; not the signature, which is the secret.
+_CREDENTIALS = """
+if openssl x509 -noout -checkend 0 -in "$2/reporter.pem" >/dev/null 2>&1; then echo certificate yes; fi
+if [ -f "$1" ]; then echo "secret $(cut -d. -f2 "$1")"; fi
+if [ -s "$2/requested.name" ]; then
+  echo "request $(cat "$2/requested.name")"
+  echo "csr $(base64 -w0 "$2/requested.csr")"
+fi
+"""
+
+
+class NodeCredentials(FactBase[Credentials]):
+    """What the node can identify itself with."""
+
+    default = Credentials
+
+    def command(self) -> StringCommand:
+        """One script; it prints nothing that is secret."""
+        return script(_CREDENTIALS, SECRET, STATE_FOLDER)
+
+    def process(self, output: list[str]) -> Credentials:
+        """Lines of a word and a value."""
+        found = {word: value for word, _, value in (line.partition(" ") for line in output)}
+        claims = _claims(found.get("secret", ""))
+        bound = claims.get("kubernetes.io", {}).get("node", {})
+        return Credentials(
+            "certificate" in found,
+            "secret" in found,
+            float(claims.get("iat", 0)),
+            float(claims.get("exp", 0)),
+            bound.get("uid", ""),
+            found.get("request", ""),
+            found.get("csr", ""),
+        )
+
+
+def _claims(part: str) -> dict[str, Any]:
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    except (ValueError, binascii.Error):
+        return {}
+    return claims if isinstance(claims, dict) else {}
+
+
+@deploy("Kubernetes")
+def configure(spec: NodeSpec) -> None:
+    """Bring the settings, and what the reporter needs to identify itself; where the inventory has none, take them away."""
+    want = wanted(spec)
+    if want is not None and want.key.identity == "certificate":
+        install = apt.packages if packages.system().family == "debian" else dnf.packages
+        install(name="OpenSSL", packages=["openssl"])
+    deliver(name="Settings and credentials", want=want)
+
+
+@define
+class Minted:
+    """A token once it is made."""
+
+    token: str = ""
+
+
+@operation()
+def deliver(want: Wanted | None) -> Commands:
+    """Write what differs; the reporter is restarted for it, if it runs."""
+    have = host.get_fact(Texts, paths=(SETTINGS, AUTHORITY))
+    credentials = host.get_fact(NodeCredentials)
+    if want is None:
+        if have or credentials.secret:
+            yield script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET)
+        else:
+            host.noop("it publishes nothing to Kubernetes")
+        return
+    moved = bool(have) and have.get(AUTHORITY) != want.authority
+    texts = {SETTINGS: want.settings, AUTHORITY: want.authority}
+    mint = _needs_secret(want, credentials, moved)
+    if have == texts and not mint:
+        host.noop("settings and credentials are as they should be")
+        return
+    if moved:
+        # Another cluster: what the old one has given is of no use there.
+        yield script('rm -f "$1"/reporter.pem "$1"/requested.*', STATE_FOLDER)
+    if mint:
+        minted = Minted()
+        yield FunctionCommand(_mint, (want, minted), {})
+        yield _keep_secret(minted.token)
+    for path, text in texts.items():
+        yield from place(path, have.get(path, ""), text)
+    yield script('systemctl try-restart "$1" 2>/dev/null || true', UNIT)
+
+
+def _needs_secret(want: Wanted, have: Credentials, moved: bool) -> bool:
+    if not have.secret or moved:
+        return True
+    if want.key.identity == "certificate":
+        return not have.certificate and time.time() > have.end - ENROLMENT_LIFE * (1 - RENEW_AT)
+    return time.time() > have.start + (have.end - have.start) * RENEW_AT
+
+
+def _keep_secret(token: str) -> StringCommand:
+    """Write the secret from standard input: it is in no argument, no log, and no file that others may read."""
+    text = 'umask 077; mkdir -p -m 755 "${1%/*}"; cat > "$1.new"; mv -T "$1.new" "$1"'
+    return StringCommand("sh", "-ec", QuoteString(text), "sh", QuoteString(SECRET), _stdin=token)
+
+
+# pyinfra calls a function with these two names in place, and takes its result as the command's.
+def _mint(state: State, host: Host, want: Wanted, minted: Minted) -> bool:
+    # Imported where there is something to ask for: the client takes as long as a tenth of a deploy that has nothing to do.
+    from fleet import credentials
+
+    key = want.key
+    try:
+        if key.identity == "certificate":
+            minted.token = credentials.enrolment_token(key.kubeconfig, ENROLMENT_LIFE)
+        else:
+            minted.token = credentials.bound_token(key.kubeconfig, want.node, key.days * DAY)
+    except credentials.NotJoined as error:
+        # Nothing that a token could be bound to: that is no fault of a node that is to join yet.
+        host.log_styled(f"{error}: the next deploy brings its token", fg="yellow", log_func=logger.warning)
+    except credentials.NotGiven as error:
+        return _fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error}")
+    return True
+
+
+def _fail(host: Host, message: str) -> bool:
+    host.log_styled(message, fg="red", log_func=logger.error)
+    return False
+
+
+@deploy("Kubernetes")
+def enrol(spec: NodeSpec) -> None:
+    """Approve the certificate that the node asks for, where the deploy is to do so."""
+    want = wanted(spec)
+    if want is not None and want.key.identity == "certificate" and want.key.approved_by == "deploy":
+        approve(name="Certificate", want=want)
+
+
+# The reporter asks once it runs, and looks at its request every 5 s at first.
+_ASKED = """
+for turn in $(seq 60); do
+  if [ -s "$1/requested.name" ] || [ -s "$1/reporter.pem" ]; then exit 0; fi
+  sleep 1
+done
+echo "the node has not asked for a certificate; see: trackbed status" >&2
+exit 1
+"""
+_GIVEN = """
+systemctl restart "$2"
+for turn in $(seq 60); do
+  if [ -s "$1/reporter.pem" ]; then exit 0; fi
+  sleep 1
+done
+echo "the cluster has given no certificate; see: trackbed status" >&2
+exit 1
+"""
+
+
+@operation()
+def approve(want: Wanted) -> Commands:
+    """Approve the request that the node shows over SSH, and no other."""
+    if host.get_fact(NodeCredentials).certificate:
+        host.noop("the node has its certificate")
+        return
+    yield script(_ASKED, STATE_FOLDER)
+    yield FunctionCommand(_approve, (want, host.get_fact(NodeCredentials)), {})
+    yield script(_GIVEN, STATE_FOLDER, UNIT)
+
+
+def _approve(state: State, host: Host, want: Wanted, shown: Credentials) -> bool:
+    from fleet import credentials
+
+    if not shown.request:
+        return True  # it was given one meanwhile
+    try:
+        credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
+    except credentials.NotGiven as error:
+        return _fail(host, f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {error}")
+    return True

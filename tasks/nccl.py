@@ -1,0 +1,207 @@
+"""/etc/nccl.conf: what NCCL is to use for its sockets and for RDMA, on this node.
+
+NCCL reads the file at its start, in each process; a variable of the environment is above it. The series are Alibaba Cloud's:
+there the names are given, `eth0` and devices that begin with `mlx5`. On other nodes they are the node's own. From vendor
+documents: the series were not run.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from attrs import frozen
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from tasks.commands import Commands, refuse
+from tasks.data import Key, host_data, record
+from tasks.hardware import UNKNOWN, Hardware, NodeHardware
+from tasks.templates import render
+from tasks.texts import Texts, place
+
+PATH = "/etc/nccl.conf"
+TEMPLATE = "nccl.conf.j2"
+HEADER = "# Written by Trackbed;"
+
+NetworkType = Literal[1, 2]
+Name = Literal["GU8TF", "GU8TEF", "GX8SF", "P16EN", "gpu-hpn"]
+Debug = Literal["VERSION", "WARN", "INFO", "TRACE"]
+
+
+@frozen
+class Series:
+    """A series of instances: its type of network, and how many GPUs its instances have."""
+
+    network_type: NetworkType
+    gpus: range
+
+
+SERIES: dict[Name, Series] = {
+    "GU8TF": Series(1, range(8, 9)),
+    "GU8TEF": Series(1, range(8, 9)),
+    "GX8SF": Series(1, range(8, 9)),
+    "P16EN": Series(2, range(16, 17)),
+    "gpu-hpn": Series(2, range(1, 17)),
+}
+CLOUD_INTERFACE = "eth0"
+CLOUD_HCAS = "mlx5"
+
+_INTERFACE = re.compile(r"[^\s/:=,]{1,15}")
+_HCAS = re.compile(r"[=^]?[A-Za-z0-9_.-]+(:\d+)?(,[A-Za-z0-9_.-]+(:\d+)?)*")
+
+# NCCL keeps so many bytes of a line's value (src/misc/param.cc).
+LONGEST = 1023
+
+
+@frozen
+class Nccl:
+    """The inventory's key.
+
+    ``network_type``: 1 is RDMA, 2 is sockets alone; ``series`` says it of an instance of that series. The others are found on
+    the node: ``interface`` for sockets, ``hcas`` as NCCL_IB_HCA wants them, ``gid_index`` of NCCL_IB_GID_INDEX.
+    """
+
+    network_type: NetworkType | None = None
+    series: Name | None = None
+    interface: str | None = None
+    hcas: str | None = None
+    gid_index: int | None = None
+    debug: Debug = "INFO"
+
+    def __attrs_post_init__(self) -> None:
+        faults = [*self._type(), *self._values()]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def kind(self) -> NetworkType:
+        """The type of network, which one of the two keys says."""
+        return SERIES[self.series].network_type if self.series else self.network_type or 1
+
+    def _type(self) -> list[str]:
+        if self.series is None and self.network_type is None:
+            return [f"give network_type (1: RDMA, 2: sockets alone), or series, one of {', '.join(SERIES)}"]
+        if self.series and self.network_type not in (None, SERIES[self.series].network_type):
+            return [f"network_type: {self.series} has type {SERIES[self.series].network_type}; take network_type out"]
+        if self.kind == 2 and (self.hcas is not None or self.gid_index is not None):
+            return [
+                "hcas and gid_index mean nothing on a network of type 2, where NCCL is kept off RDMA; take them out"
+            ]
+        return []
+
+    def _values(self) -> list[str]:
+        faults = []
+        if self.interface is not None and not _INTERFACE.fullmatch(self.interface):
+            faults.append(f"interface: {self.interface!r} is no netdev's name; give it as `ip link` prints it")
+        if self.hcas is not None and (not _HCAS.fullmatch(self.hcas) or len(self.hcas) > LONGEST):
+            faults.append(f"hcas: {self.hcas!r} is no list of RDMA devices; give names, as 'mlx5' or '=mlx5_0,mlx5_1'")
+        if self.gid_index is not None and not 0 <= self.gid_index <= 255:
+            faults.append(f"gid_index: {self.gid_index} is out of range; give 0 to 255")
+        return faults
+
+
+NCCL = Key[Nccl | None]("nccl", None, record(Nccl))
+KEYS = (NCCL,)
+
+
+def text(wanted: Nccl, found: Hardware) -> str:
+    """The file for a node that has this hardware.
+
+    :raises ValueError: what is needed is not there; saying the remedy.
+    """
+    if wanted.series and len(found.gpus) not in SERIES[wanted.series].gpus:
+        raise ValueError(
+            f"series: an instance of {wanted.series} has {_counts(SERIES[wanted.series].gpus)} GPUs, this node has "
+            f"{len(found.gpus)}; correct series"
+        )
+    values = {"network_type": wanted.kind, "interface": _interface(wanted, found), "debug": wanted.debug}
+    if wanted.kind == 2:
+        # Present and empty: so no variable that an image sets brings RDMA back.
+        return render(TEMPLATE, **values, hcas="", gid_index=None)
+    if wanted.series:
+        return render(TEMPLATE, **values, hcas=wanted.hcas or CLOUD_HCAS, gid_index=wanted.gid_index)
+    index = gid_index(found) if wanted.gid_index is None else wanted.gid_index
+    return render(TEMPLATE, **values, hcas=wanted.hcas or _hcas(found), gid_index=index)
+
+
+def _counts(gpus: range) -> str:
+    return str(gpus[0]) if len(gpus) == 1 else f"{gpus[0]} to {gpus[-1]}"
+
+
+def _interface(wanted: Nccl, found: Hardware) -> str:
+    name = wanted.interface or (CLOUD_INTERFACE if wanted.series else found.route)
+    if name is None:
+        raise ValueError("interface: the node has no default route that would tell it; give interface")
+    if name not in found.netdevs:
+        raise ValueError(f"interface: {name} is not there; this node has {', '.join(found.netdevs)}; give interface")
+    return name
+
+
+def _hcas(found: Hardware) -> str:
+    names = [device.name for function in found.hcas() for device in function.rdma]
+    if not names:
+        raise ValueError(
+            "network_type: the node has no RDMA device; see `trackbed inspect` and `trackbed doctor`, or give network_type 2"
+        )
+    # '=': these and no other that begins so. The order is that of PCI addresses; RoCE LAG shows one device twice.
+    listed = "=" + ",".join(dict.fromkeys(names))
+    if len(listed) > LONGEST:
+        raise ValueError(f"hcas: {len(names)} RDMA devices make more than {LONGEST} characters; give hcas, as 'mlx5'")
+    return listed
+
+
+def gid_index(found: Hardware) -> int | None:
+    """The index of the RoCE v2 GID of an IPv4 address, if it is the same on all ports; NCCL knows one for them all.
+
+    Without one, NCCL (2.21 and later) looks for itself.
+    """
+    indexes = set()
+    for function in found.hcas():
+        for device in function.rdma:
+            for port in device.ports:
+                v2 = [gid.index for gid in port.gids if gid.type == "RoCE v2" and ":" not in gid.address]
+                if device.transport == "RoCE" and v2:
+                    indexes.add(min(v2))
+    return indexes.pop() if len(indexes) == 1 else None
+
+
+def configure() -> None:
+    """Write the file; without the key `nccl`, one that we wrote is removed.
+
+    :raises DeployError: the inventory's GPUs are not those of the series.
+    """
+    wanted = NCCL.here()
+    spec = host_data().get("gpus")
+    given = spec.get("count") if isinstance(spec, dict) else None
+    if wanted and wanted.series and isinstance(given, int) and given not in SERIES[wanted.series].gpus:
+        raise DeployError(
+            f"{host.name}.{NCCL.name}.series: an instance of {wanted.series} has {_counts(SERIES[wanted.series].gpus)} GPUs, "
+            f"and gpus.count is {given}; correct one of the two"
+        )
+    write(name="NCCL", wanted=wanted)
+
+
+@operation()
+def write(wanted: Nccl | None) -> Commands:
+    """Write the file if it differs."""
+    have = host.get_fact(Texts, paths=(PATH,)).get(PATH, "")
+    want = ""
+    if wanted is not None:
+        found = host.get_fact(NodeHardware)
+        if found is None:
+            yield refuse(UNKNOWN)
+            return
+        try:
+            want = text(wanted, found)
+        except ValueError as error:
+            yield refuse(f"nccl.{error}")
+            return
+    elif not have.startswith(HEADER):
+        host.noop("no file of ours")
+        return
+    if have == want:
+        host.noop(f"{PATH} is as it should be")
+        return
+    yield from place(PATH, have, want)

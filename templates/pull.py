@@ -1,0 +1,97 @@
+"""Fetch the deploy as a signed archive, verify it, unpack it, and run it on this node. Started by trackbed-pull.timer."""
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.request
+from pathlib import Path
+
+SETTINGS = Path(os.environ.get("TRACKBED_PULL_SETTINGS", "/etc/trackbed/pull.json"))
+KEYRING = Path(os.environ.get("TRACKBED_PULL_KEYRING", "/etc/trackbed/pull.gpg"))
+STATE = Path(os.environ.get("TRACKBED_PULL_STATE", "/var/lib/trackbed/pull"))
+LIMIT = 1 << 30
+
+
+def main() -> None:
+    """One look at the archive."""
+    settings = json.loads(SETTINGS.read_text())
+    STATE.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lock = (STATE / "lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with tempfile.TemporaryDirectory(dir=STATE, prefix="new-") as made:
+        work = Path(made)
+        archive, signature = work / "archive.tar.gz", work / "archive.tar.gz.sig"
+        fetch(settings["url"] + ".sig", signature)
+        fetch(settings["url"], archive)
+        verify(archive, signature, settings["url"])
+        tree = work / "tree"
+        unpack(archive, tree)
+        issued = int((tree / "ISSUED").read_text())
+        newest = STATE / "issued"
+        if newest.exists() and issued < int(newest.read_text()):
+            sys.exit(
+                f"{settings['url']}: the archive is older than one that was deployed; sign a new one, or remove {newest}"
+            )
+        newest.with_name("issued.new").write_text(f"{issued}\n")
+        newest.with_name("issued.new").replace(newest)
+        sys.exit(deploy(tree))
+
+
+def fetch(url: str, file: Path) -> None:
+    """Download what is not too large."""
+    try:
+        # The deploy has checked the URL's scheme.
+        with urllib.request.urlopen(url, timeout=60) as source, file.open("wb") as target:  # noqa: S310
+            shutil.copyfileobj(source, target)
+            if target.tell() > LIMIT:
+                sys.exit(f"{url}: more than {LIMIT} bytes; is it the archive?")
+    except OSError as error:
+        sys.exit(f"{url} cannot be fetched: {error}")
+
+
+def verify(archive: Path, signature: Path, url: str) -> None:
+    """Let gpgv look for a good signature of one of our keys."""
+    gpgv = shutil.which("gpgv") or shutil.which("gpgv2")
+    if gpgv is None:
+        sys.exit("there is no gpgv to verify the archive with; install the package gpgv (Debian, Ubuntu) or gnupg2")
+    done = subprocess.run([gpgv, "--keyring", KEYRING, signature, archive], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{url} is not deployed: {KEYRING} has no key that has signed it:\n{done.stderr.strip()}")
+
+
+def unpack(archive: Path, tree: Path) -> None:
+    """Nothing outside of ``tree``, and no devices."""
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(tree, filter="data")
+        else:  # an older 3.10 or 3.11; its content is signed
+            tar.extractall(tree)  # noqa: S202
+
+
+def deploy(tree: Path) -> int:
+    """Run pyinfra of the archive on this node."""
+    libraries = tree / f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
+    if not libraries.is_dir():
+        has = ", ".join(sorted(path.name.removeprefix("lib-") for path in tree.glob("lib-*")))
+        sys.exit(
+            f"the archive has no libraries for {libraries.name.removeprefix('lib-')}, it has them for {has}; add --for"
+        )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(libraries),
+        "XDG_CACHE_HOME": str(tree / "cache"),
+        "PYINFRA_PROGRESS": "off",
+    }
+    environment.setdefault("HOME", "/root")
+    environment.setdefault("LC_ALL", "C.UTF-8")
+    command = [sys.executable, "-m", "pyinfra", "-y", "inventories/local.py", "deploy.py"]
+    return subprocess.run(command, cwd=tree, env=environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""A real control plane for all suites of this folder, and two nodes of the lab as its members."""
+
+import os
+from collections.abc import Iterator
+
+import attrs
+import pytest
+
+# The suite's own lab: one that a person has running is left alone.
+os.environ["TRACKBED_LAB"] = os.environ.get("TRACKBED_TEST_LAB", "test")
+
+from lab import LabError, Node, fleet, instance
+from lab.cluster import commands, join
+from lab.cluster import control_plane as planes
+from lab.cluster.control_plane import ControlPlane
+from tests.lab.conftest import eventually, pyinfra, pytest_runtest_protocol, settled
+
+__all__ = ["pytest_runtest_protocol"]
+
+INSTALLED = "installed"
+# For hangs, not for speed: an emulated node takes minutes to boot, and to start a pod, while others run beside it.
+LONG = 600.0
+TAINT = "readiness.k8s.io/trackbed"
+Member = tuple[ControlPlane, Node, str]
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """etcd, API server, controller manager and scheduler, without nodes; shared, so give your objects names of their own."""
+    plane = planes.create(tmp_path_factory.mktemp("control-plane"))
+    try:
+        plane.start()
+        yield plane
+    finally:
+        plane.stop()
+
+
+@attrs.frozen
+class Cluster:
+    """The cluster and its nodes; `names` are those of their Nodes."""
+
+    plane: ControlPlane
+    nodes: tuple[Node, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What their specs call them."""
+        return tuple(join.node_name(node) for node in self.nodes)
+
+
+def restore(plane: ControlPlane, node: Node) -> None:
+    """Bring a node back to where it has not joined yet; its connections of then are gone, which no packet tells it."""
+    node.restore(INSTALLED)
+    plane.kubectl("delete", "node", join.node_name(node), "--ignore-not-found")
+    node.sh("systemctl restart trackbed-reporter", timeout=120)
+
+
+def kept() -> bool:
+    """Whether this run takes the lab of an earlier one."""
+    try:
+        return bool(os.environ.get("TRACKBED_KEEP_LAB")) and all(node.has(INSTALLED) for node in fleet.nodes())
+    except LabError:
+        return False
+
+
+@pytest.fixture(scope="session")
+def fresh_cluster() -> Iterator[Cluster]:
+    """A control plane, and nodes with the whole deploy and with containerd and a kubelet, which have not joined yet.
+
+    Those of a lab that is kept are as the run before left them: a test that needs a fresh node restores it.
+    """
+    keep = os.environ.get("TRACKBED_KEEP_LAB")
+    lab = instance.named()
+    if not keep:
+        commands.discard(lab)
+        fleet.down()
+    if kept():
+        yield Cluster(commands.plane_of(lab), fleet.nodes())
+        return
+    fleet.up()
+    plane = commands.bring_up(lab)
+    nodes = fleet.nodes()
+    done = pyinfra("-y", "inventories/lab_cluster.py", "deploy.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for node in nodes:
+        settled(node)
+        node.snapshot(INSTALLED)
+    yield Cluster(plane, nodes)
+    if not keep:
+        commands.discard(lab)
+        fleet.down()
+
+
+def condition(plane: ControlPlane, name: str, type: str = "TrackbedReady") -> str:
+    conditions = plane.get("node", name)["status"].get("conditions", [])
+    return next((str(c["status"]) for c in conditions if c["type"] == type), "none")
+
+
+def tainted(plane: ControlPlane, name: str) -> bool:
+    return any(taint["key"] == TAINT for taint in plane.get("node", name)["spec"].get("taints", []))
+
+
+def is_open(plane: ControlPlane, name: str) -> bool:
+    return condition(plane, name) == "True" and not tainted(plane, name)
+
+
+def opened(plane: ControlPlane, node: Node) -> str:
+    """Let a node join unless it has, and wait until pods may come; its Node's name."""
+    name = join.node_name(node)
+    if not join.ready(plane, name):
+        join.join(plane, node)
+        join.wait_ready(plane, name)
+    eventually(f"{name}: ready and untainted", lambda: is_open(plane, name), LONG)
+    return name
+
+
+@pytest.fixture
+def member(fresh_cluster: Cluster) -> Member:
+    """The control plane, and one node that has joined and is ready, with its Node's name."""
+    node = fresh_cluster.nodes[0]
+    return fresh_cluster.plane, node, opened(fresh_cluster.plane, node)

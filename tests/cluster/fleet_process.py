@@ -1,0 +1,46 @@
+"""Many reporters in one process: the agent's own code, each with threads, connection and watch of its own.
+
+Its one argument is a JSON file: a list of folder, settings, certificate and key for each. Lines on standard input say what all
+agents report: `ready` or `not ready`; it ends with its input.
+"""
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from agent.reporter.settings import Settings
+from lab.cluster.certificates import Pair
+from tests.cluster.reporters import Fixed, Reporter, session
+
+BEAT = 20.0
+
+
+def start(each: dict[str, Any]) -> Reporter:
+    """One of them."""
+    settings = Settings(**each["settings"])
+    pair = Pair(Path(each["certificate"]), Path(each["key"]))
+    return Reporter.start(None, Path(each["folder"]), settings, Fixed(session(Path(settings.ca_file), pair)))
+
+
+def main() -> None:
+    """Run them until standard input ends."""
+    threading.stack_size(256 * 1024)
+    fleet = [start(each) for each in json.loads(Path(sys.argv[1]).read_text())]
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT):
+            for reporter in fleet:
+                reporter.say(reporter.report.ready, generation=reporter.report.generation)
+
+    threading.Thread(target=beat, daemon=True).start()
+    for line in sys.stdin:
+        for reporter in fleet:
+            reporter.say(line.strip() == "ready")
+    over.set()
+
+
+if __name__ == "__main__":
+    main()

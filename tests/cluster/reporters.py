@@ -1,0 +1,185 @@
+"""Reporters of Nodes that are objects only: the agent's own code against the API server, with report files of the test's."""
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attrs import define, evolve, field, frozen
+
+from agent import published
+from agent.boot import boot_id, uptime
+from agent.change import Condition, Report, report_to_json
+from agent.published import Published
+from agent.reporter.api import MERGE_PATCH, Api, Refused, Session, trust
+from agent.reporter.identity import Identity
+from agent.reporter.node import is_ours
+from agent.reporter.publish import Publication
+from agent.reporter.settings import Settings
+from fleet.bindings import bindings
+from lab.cluster.certificates import Pair
+from lab.cluster.control_plane import ControlPlane
+
+CLUSTER = Path(__file__).parent.parent.parent / "fleet" / "cluster"
+DEADLINE = 30.0
+NO_CARRIER = Condition("Carrier", "False", "NoCarrier", "no carrier on ens1f0; check the cable")
+STATUS: dict[str, Any] = {
+    "capacity": {"cpu": "2", "memory": "4Gi", "pods": "110"},
+    "allocatable": {"cpu": "2", "memory": "4Gi", "pods": "110"},
+    "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
+    "conditions": [
+        {"type": "Ready", "status": "True", "reason": "KubeletReady"},
+        {"type": "DiskPressure", "status": "False", "reason": "Enough"},
+    ],
+    "images": [{"names": ["example.net/pause:1"], "sizeBytes": 1}],
+}
+T = TypeVar("T")
+
+
+def until(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
+    """What ``look`` returns once that is true."""
+    end = time.monotonic() + deadline
+    while not (found := look()):
+        assert time.monotonic() < end, f"not within {deadline:.0f} s: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def node(name: str) -> dict[str, Any]:
+    """A Node as a kubelet would register it, with what belongs to others."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": name,
+            "labels": {"example.net/rack": "7", "kubernetes.io/hostname": name},
+            "annotations": {"example.net/note": "theirs"},
+        },
+        "spec": {"taints": [{"key": "example.net/busy", "effect": "NoSchedule"}]},
+    }
+
+
+def admit(plane: ControlPlane, *names: str) -> None:
+    """Give the users of nodes their rights, as whoever approves their certificates does."""
+    plane.apply(*[binding.to_dict() for name in names for binding in bindings(name)])
+
+
+def prepare(plane: ControlPlane) -> None:
+    """The manifests; and wait until the policies are in force, which takes the API server a second or two."""
+    plane.kubectl("apply", "-k", str(CLUSTER))
+    plane.apply(node("probe"))
+    admit(plane, "probe")
+    api = Api(plane.url, by_certificate(plane, "probe").session)
+
+    def refused() -> bool:
+        # Another value each time: what changes nothing is never refused.
+        change = {"metadata": {"labels": {"theirs": str(time.monotonic_ns())}}}
+        try:
+            api.ask("PATCH", "/api/v1/nodes/probe", {}, change, MERGE_PATCH)
+        except Refused as error:
+            return "a reporter changes" in str(error)
+        return False
+
+    until(refused, "the policies are in force")
+
+
+@frozen
+class Fixed:
+    """An identity that never changes."""
+
+    known: Session
+
+    def session(self) -> Session:
+        return self.known
+
+    def keep(self, now: float) -> float:
+        return float("inf")
+
+
+def by_certificate(plane: ControlPlane, name: str) -> Fixed:
+    """The identity of a node by its certificate."""
+    pair = plane.authority.client(f"trackbed:node:{name}", [])
+    return Fixed(session(plane.authority.pair.certificate, pair))
+
+
+def session(authority: Path, pair: Pair) -> Session:
+    """A session by a client's certificate."""
+    context = trust(authority)
+    context.load_cert_chain(pair.certificate, pair.key)
+    return Session(context)
+
+
+def by_token(plane: ControlPlane, name: str) -> Fixed:
+    """The identity of a node by a token that is bound to its Node."""
+    return holder(plane, "reporter", "--bound-object-kind=Node", f"--bound-object-name={name}")
+
+
+def holder(plane: ControlPlane, account: str, *options: str) -> Fixed:
+    """Whoever holds a token of an account."""
+    token = plane.kubectl("create", "token", account, "--namespace=trackbed-system", *options).strip()
+    return Fixed(Session(trust(plane.authority.pair.certificate), token))
+
+
+@define
+class Reporter:
+    """A reporter in threads of this process, and the report that it reads."""
+
+    plane: ControlPlane | None
+    publication: Publication
+    report: Report = field(init=False)
+
+    @classmethod
+    def start(cls, plane: ControlPlane | None, folder: Path, settings: Settings, identity: Identity) -> "Reporter":
+        folder.mkdir(parents=True, exist_ok=True)
+        report, labels, out, memory = (folder / f"{name}.json" for name in ("report", "labels", "published", "memory"))
+        found = cls(plane, Publication(settings, identity, report, labels, out, memory))
+        found.report = Report(settings.node_name, "h1", boot_id(), "v1", False, True)
+        found.say(False)
+        threading.Thread(target=found.publication.run, daemon=True).start()
+        return found
+
+    @property
+    def name(self) -> str:
+        return self.publication.settings.node_name
+
+    def say(self, ready: bool, **more: Any) -> int:
+        """The agent reports; its generation."""
+        generation = self.report.generation + 1
+        conditions = () if ready else (NO_CARRIER,)
+        told = {"ready": ready, "generation": generation, "uptime": uptime(), "conditions": conditions, **more}
+        self.report = evolve(self.report, **told)
+        beside = self.publication.report.with_suffix(".new")
+        beside.write_text(report_to_json(self.report))
+        beside.rename(self.publication.report)
+        self.publication.wake()
+        return generation
+
+    def published(self) -> Published:
+        return published.read(self.publication.out) or Published()
+
+    def acknowledged(self, generation: int, deadline: float = DEADLINE) -> None:
+        """Wait until a generation is published."""
+        until(lambda: self.published().generation >= generation, f"generation {generation} of {self.name}", deadline)
+
+    def node(self) -> dict[str, Any]:
+        assert self.plane is not None
+        return self.plane.get("node", self.name)
+
+    def condition(self, type: str = "TrackbedReady") -> dict[str, Any]:
+        found: list[dict[str, Any]] = self.node().get("status", {}).get("conditions", [])
+        return next((c for c in found if c["type"] == type), {})
+
+    def is_tainted(self) -> bool:
+        return any(is_ours(taint) for taint in self.node()["spec"].get("taints", []))
+
+    def writes(self, since: int = 0) -> list[dict[str, Any]]:
+        """The patches of its Node that the audit log has, from an event on."""
+        assert self.plane is not None
+        return [
+            event
+            for event in self.plane.audit()[since:]
+            if event["verb"] == "patch"
+            and event["user"]["username"] == f"trackbed:node:{self.name}"
+            and event.get("objectRef", {}).get("resource") == "nodes"
+        ]

@@ -1,0 +1,515 @@
+"""The fleet's commands against a real API server, with Nodes that are objects only."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from attrs import frozen
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from lightkube import ALL_NS, ApiError, Client, KubeConfig
+from lightkube.resources.core_v1 import NodeStatus, Pod
+from lightkube.types import PatchType
+
+from fleet import names
+from lab.cluster import control_plane as planes
+from lab.cluster.control_plane import ControlPlane
+
+ROOT = Path(__file__).parent.parent.parent
+DEADLINE = 60.0
+OTHERS = {"key": "example.net/busy", "effect": "NoSchedule"}
+OURS = {"key": names.TAINT, "effect": "NoSchedule"}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of this module's own: a sweep looks at all Nodes that there are."""
+    made = planes.create(tmp_path_factory.mktemp("fleet"))
+    try:
+        made.start()
+        made.kubectl("apply", "-k", str(ROOT / "fleet" / "cluster"))
+        yield made
+    finally:
+        made.stop()
+
+
+@frozen
+class Done:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+def start(kubeconfig: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+    command = [sys.executable, "-m", "agent", "fleet", *words]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> Done:
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in err
+    return Done(process.returncode, out, err)
+
+
+def fleet(plane: ControlPlane, *words: str) -> Done:
+    return ended(start(plane.admin, *words))
+
+
+def until(look: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while not look():
+        assert time.monotonic() < end, f"not within {DEADLINE:.0f} s: {what}"
+        time.sleep(0.1)
+
+
+def stamp() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def conditions(ready: str) -> list[dict[str, str]]:
+    said = {names.READY: ready, names.UP_TO_DATE: "True", "Ready": "True"}
+    return [
+        {"type": type, "status": status, "reason": "AsSpecified", "message": "as it is", "lastTransitionTime": stamp()}
+        for type, status in said.items()
+    ]
+
+
+def make_node(plane: ControlPlane, name: str, ready: str = "True", life: int = 900) -> None:
+    """A node as its reporter publishes it, whose Lease has so many seconds to live."""
+    labels = {names.READY_LABEL: "true", "kubernetes.io/hostname": name}
+    plane.kubectl("delete", "node", name, "--ignore-not-found")
+    plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"taints": [OTHERS]},
+        }
+    )
+    status = {
+        "conditions": conditions(ready),
+        "capacity": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+        "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+    }
+    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    renew(plane, name, life)
+
+
+def renew(plane: ControlPlane, name: str, life: int = 900) -> None:
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "namespace": names.NAMESPACE,
+            "annotations": {names.SPEC_HASH: "0123456789abcdef", names.AGENT_VERSION: "0.1.0-abc"},
+        },
+        "spec": {
+            "holderIdentity": name,
+            "leaseDurationSeconds": life,
+            "renewTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }
+    plane.apply(lease)
+
+
+def node(plane: ControlPlane, name: str) -> Any:
+    return plane.get("node", name)
+
+
+def condition(plane: ControlPlane, name: str) -> Any:
+    return next(one for one in node(plane, name)["status"]["conditions"] if one["type"] == names.READY)
+
+
+def taints(plane: ControlPlane, name: str) -> list[dict[str, str]]:
+    # The controller of node lifecycles has its own, since no kubelet is heard of.
+    found = node(plane, name)["spec"].get("taints", [])
+    return [taint for taint in found if not taint["key"].startswith("node.kubernetes.io/")]
+
+
+@pytest.fixture
+def no_nodes(plane: ControlPlane) -> None:
+    plane.kubectl("delete", "nodes", "--all")
+    plane.kubectl("delete", "leases", "--all", f"--namespace={names.NAMESPACE}")
+
+
+# --- status and sweep ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_status_shows_every_node_and_its_exit_code_says_whether_all_are_ready(plane: ControlPlane) -> None:
+    make_node(plane, "a")
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "others"}})
+    done = fleet(plane, "status", "--json")
+    assert done.code == 0
+    (found,) = done.document["nodes"]
+    assert (found["name"], found["ready"], found["spec_hash"]) == ("a", "True", "0123456789abcdef")
+    assert (found["agent_version"], found["up_to_date"], found["reason"]) == ("0.1.0-abc", "True", "AsSpecified")
+    assert done.document["other_nodes"] == 1
+    make_node(plane, "b", ready="False")
+    done = fleet(plane, "status")
+    assert done.code == 2
+    assert "1 of 2 nodes are ready; 1 other nodes" in done.out
+    assert "AsSpecified: as it is" in done.out
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_silent_node_becomes_unknown_and_tainted_and_all_else_of_it_stays(plane: ControlPlane) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_node(plane, name, life=1 if name == "a" else 900)
+    until(lambda: fleet(plane, "status", "--json").document["nodes"][0]["ready"] == "Unknown", "it expires")
+    before = node(plane, "a")
+    assert fleet(plane, "sweep", "--dry").out.startswith("a: no heartbeat; would be tainted")
+    assert condition(plane, "a")["status"] == "True"
+
+    # Twice at once: each may find the other's work done, none fails.
+    both = [ended(one) for one in [start(plane.admin, "sweep", "--json") for _ in range(2)]]
+    assert [done.code for done in both] == [0, 0], both
+    assert {name for done in both for name in done.document["tainted"]} == {"a"}
+
+    after = node(plane, "a")
+    assert condition(plane, "a")["status"] == "Unknown"
+    assert condition(plane, "a")["reason"] == names.EXPIRED
+    assert taints(plane, "a") == [OTHERS, OURS]
+    assert after["metadata"]["labels"].keys() == before["metadata"]["labels"].keys() - {names.READY_LABEL}
+    assert {one["type"] for one in after["status"]["conditions"]} >= {names.UP_TO_DATE, "Ready"}
+    assert [condition(plane, name)["status"] for name in ("b", "c", "d")] == ["True"] * 3
+
+    version = after["metadata"]["resourceVersion"]
+    assert fleet(plane, "sweep", "--json").document["tainted"] == []
+    swept = node(plane, "a")
+    assert (swept["metadata"]["resourceVersion"] == version) or condition(plane, "a")["reason"] == names.EXPIRED
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_half_the_fleet_silent_taints_none(plane: ControlPlane) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_node(plane, name, life=1 if name in ("a", "b") else 900)
+    until(lambda: len(fleet(plane, "sweep", "--dry", "--json").document["expired"]) == 2, "two expire")
+    done = fleet(plane, "sweep", "--json")
+    assert done.code == 2
+    assert done.document["refused"]
+    assert "2 of 4 nodes are without a heartbeat, and at most 1 may be: none was tainted" in done.err
+    assert [taints(plane, name) for name in ("a", "b", "c", "d")] == [[OTHERS]] * 4
+    assert fleet(plane, "sweep", "--max-share", "0.5").code == 0
+    assert [taints(plane, name) for name in ("a", "b")] == [[OTHERS, OURS]] * 2
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_heartbeat_in_the_nodes_own_wrong_time_counts(plane: ControlPlane) -> None:
+    make_node(plane, "a")
+    wrong = {"spec": {"renewTime": "1970-01-01T00:00:00.000000Z"}}
+    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(wrong))
+    assert fleet(plane, "sweep", "--json").document["expired"] == []
+
+
+def test_who_may_not_sweep_is_told_so(plane: ControlPlane) -> None:
+    done = ended(start(plane.identity("nobody"), "sweep"))
+    assert done.code == 1
+    assert "the API server refuses" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+# --- approve ---------------------------------------------------------------------------------------------------
+
+
+def request(user: str, name: str, **different: Any) -> dict[str, Any]:
+    """A CertificateSigningRequest with a key of its own."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, user)])
+    made = x509.CertificateSigningRequestBuilder(subject).sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    spec = {
+        "request": base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode(),
+        "signerName": "kubernetes.io/kube-apiserver-client",
+        "usages": ["client auth"],
+        "expirationSeconds": 86400,
+    }
+    return {
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": name},
+        "spec": {**spec, **different},
+    }
+
+
+def ask(plane: ControlPlane, kubeconfig: Path, document: dict[str, Any]) -> None:
+    plane.kubectl("create", "--filename=-", stdin=json.dumps(document), kubeconfig=kubeconfig)
+
+
+def enrolment(plane: ControlPlane) -> Path:
+    token = plane.kubectl("create", "token", "enrolment", f"--namespace={names.NAMESPACE}").strip()
+    return plane.bearer("enrolment", token)
+
+
+def decision(plane: ControlPlane, name: str) -> list[str]:
+    found = plane.get("csr", name)["status"].get("conditions", [])
+    return [one["type"] for one in found]
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_new_node_is_enrolled_once_and_renews_by_itself(plane: ControlPlane) -> None:
+    user = f"{names.NODE_USER}fresh"
+    ask(plane, enrolment(plane), request(user, "trackbed-fresh-1"))
+    left = fleet(plane, "approve")
+    assert left.code == 2
+    assert "nobody has named fresh as a new node" in left.out
+    assert fleet(plane, "approve", "fresh", "--dry").code == 0
+    assert decision(plane, "trackbed-fresh-1") == []
+
+    assert fleet(plane, "approve", "fresh").code == 0
+    assert decision(plane, "trackbed-fresh-1") == ["Approved"]
+    until(lambda: plane.get("csr", "trackbed-fresh-1")["status"].get("certificate"), "it is signed")
+    pem = base64.b64decode(plane.get("csr", "trackbed-fresh-1")["status"]["certificate"])
+    subject = x509.load_pem_x509_certificate(pem).subject
+    assert subject.rfc4514_string() == f"CN={user}"
+
+    # Whoever has the enrolment's token cannot become a node that there is.
+    plane.kubectl("delete", "csr", "trackbed-fresh-1")
+    ask(plane, enrolment(plane), request(user, "trackbed-fresh-2"))
+    again = fleet(plane, "approve", "fresh")
+    assert again.code == 2
+    assert (
+        "fresh has been enrolled already; if it was installed anew: trackbed fleet approve --again fresh" in again.out
+    )
+    assert fleet(plane, "approve", "--again", "fresh").code == 0
+
+    make_node(plane, "fresh")
+    ask(plane, plane.identity(user), request(user, "trackbed-fresh-3"))
+    assert fleet(plane, "approve").code == 0
+    assert decision(plane, "trackbed-fresh-3") == ["Approved"]
+    assert fleet(plane, "approve").out == "no pending requests of reporters\n"
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_request_that_is_no_reporters_is_denied_and_others_are_left(plane: ControlPlane) -> None:
+    ask(plane, plane.admin, request(f"{names.NODE_USER}victim", "trackbed-stolen"))
+    ask(plane, plane.admin, request("somebody", "others"))
+    done = fleet(plane, "approve", "victim", "--json")
+    assert done.code == 2
+    (found,) = done.document["requests"]
+    assert (found["request"], found["action"]) == ("trackbed-stolen", "deny")
+    assert "admin may not ask for trackbed:node:victim" in found["reason"]
+    assert decision(plane, "trackbed-stolen") == ["Denied"]
+    assert decision(plane, "others") == []
+
+
+# --- maintain --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def kubelets(plane: ControlPlane, *nodes: str) -> Iterator[None]:
+    """What the kubelets of these Nodes do at the API: heartbeats; pods that are bound run, and those that are deleted end."""
+    over = Event()
+    client = Client(KubeConfig.from_file(plane.admin).get())
+
+    def keep() -> None:
+        while not over.wait(0.3):
+            for name in nodes:
+                beats = [{**one, "lastHeartbeatTime": stamp()} for one in conditions("True")]
+                with suppress(ApiError):
+                    client.patch(NodeStatus, name, {"status": {"conditions": beats}}, patch_type=PatchType.STRATEGIC)
+            for pod in client.list(Pod, namespace=ALL_NS):
+                with suppress(ApiError):
+                    run(pod)
+
+    def run(pod: Pod) -> None:
+        assert pod.metadata and pod.metadata.name and pod.spec and pod.status
+        name, namespace = pod.metadata.name, pod.metadata.namespace or ""
+        if pod.spec.nodeName not in nodes:
+            return
+        if pod.metadata.deletionTimestamp:
+            client.delete(Pod, name, namespace=namespace, grace_period=0)
+        elif pod.status.phase == "Pending":
+            running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            client.patch(Pod.Status, name, {"status": running}, namespace=namespace, patch_type=PatchType.MERGE)
+
+    thread = Thread(target=keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def workload(plane: ControlPlane, name: str, node_name: str) -> None:
+    """One pod of a ReplicaSet, on that node only, and nothing else has a place for it."""
+    labels = {"app": name}
+    pod = {
+        "nodeSelector": {"kubernetes.io/hostname": node_name},
+        # Not of everything: that would go past the cordon, too.
+        "tolerations": [{"key": OTHERS["key"], "operator": "Exists"}],
+        "containers": [{"name": "c", "image": "example.net/pause:1"}],
+    }
+    plane.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            },
+        }
+    )
+    until(lambda: pods(plane, name, node_name), f"the pod of {name} runs")
+
+
+def pods(plane: ControlPlane, name: str, node_name: str) -> list[str]:
+    """The UIDs of its pods that run on the node."""
+    found = plane.get("pods", f"--selector=app={name}")["items"]
+    return [
+        pod["metadata"]["uid"]
+        for pod in found
+        if pod["spec"].get("nodeName") == node_name and pod["status"]["phase"] == "Running"
+    ]
+
+
+def forbid(plane: ControlPlane, name: str) -> None:
+    """A budget that lets no pod of the workload go; in force once its controller has counted them."""
+    plane.apply(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}},
+        }
+    )
+    until(lambda: plane.get("pdb", name).get("status", {}).get("currentHealthy") == 1, "the budget counts its pod")
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    """pyinfra's fake hosts, which say that the change worked; that of m3 says that it did not."""
+    file = tmp_path / "fleet.py"
+    instantly = {"fake_delay": 0, "fake_delay_jitter": 0}
+    hosts: list[tuple[str, dict[str, Any]]] = [
+        (f"@fake/{name}", {"node_name": name, **instantly}) for name in ("m1", "m2")
+    ]
+    broken = {"fake_responses": {"trackbed apply": {"success": False, "stderr": "vfs: deferred"}}}
+    hosts.append(("@fake/m3", {"node_name": "m3", **instantly, **broken}))
+    file.write_text(f"hosts = {hosts!r}\n")
+    return file
+
+
+@pytest.fixture
+def nodes(plane: ControlPlane, no_nodes: None) -> Iterator[None]:
+    made = ("m1", "m2", "m3")
+    for name in made:
+        make_node(plane, name)
+    with kubelets(plane, *made):
+        yield
+        plane.kubectl("delete", "replicasets,poddisruptionbudgets", "--all")
+        until(lambda: not plane.get("pods")["items"], "the pods are gone")
+
+
+def cordoned(plane: ControlPlane, name: str) -> tuple[bool, bool]:
+    """Whether the Node is, and whether a maintenance is written down."""
+    found = node(plane, name)
+    notes = found["metadata"].get("annotations", {})
+    return bool(found["spec"].get("unschedulable")), names.MAINTENANCE in notes
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_node_is_drained_changed_and_brought_back(plane: ControlPlane, inventory: Path) -> None:
+    workload(plane, "job", "m1")
+    (before,) = pods(plane, "job", "m1")
+    done = fleet(plane, "maintain", "m1", "--inventory", str(inventory))
+    assert done.code == 0, done
+    said = [line.partition(": ")[2].partition(" default/")[0] for line in done.out.splitlines()]
+    assert said == [
+        "cordoned", "evicting", "changing what its spec wants, up to vf-reset", "ready", "uncordoned",
+    ]  # fmt: skip
+    assert cordoned(plane, "m1") == (False, False)
+    until(lambda: pods(plane, "job", "m1") not in ([], [before]), "another pod takes its place")
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_budget_that_forbids_it_is_respected_and_the_node_given_back(plane: ControlPlane, inventory: Path) -> None:
+    workload(plane, "job", "m1")
+    forbid(plane, "job")
+    before = pods(plane, "job", "m1")
+    words = ("maintain", "m1", "m2", "--inventory", str(inventory), "--drain-timeout", "3", "--json")
+    done = fleet(plane, *words)
+    assert done.code == 1
+    assert done.document["nodes"]["m1"]["result"] == "undone"
+    assert "The disruption budget job needs 1 healthy pods" in done.document["nodes"]["m1"]["reason"]
+    assert done.document["nodes"]["m2"]["result"] == "not started"
+    assert pods(plane, "job", "m1") == before
+    assert cordoned(plane, "m1") == (False, False)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_change_that_fails_leaves_the_node_cordoned_until_it_is_undone(plane: ControlPlane, inventory: Path) -> None:
+    words = ("maintain", "m3", "--inventory", str(inventory))
+    done = fleet(plane, *words)
+    assert done.code == 1
+    assert "m3: failed: trackbed apply on the node failed, and it stays cordoned: vfs: deferred" in done.err
+    assert cordoned(plane, "m3") == (True, True)
+    refused = fleet(plane, *words)
+    assert refused.code == 1
+    assert "admin began to maintain m3 at" in refused.err
+    assert fleet(plane, *words, "--undo").code == 0
+    assert cordoned(plane, "m3") == (False, False)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_node_that_somebody_had_cordoned_stays_so(plane: ControlPlane, inventory: Path) -> None:
+    plane.kubectl("cordon", "m1")
+    assert fleet(plane, "maintain", "m1", "--inventory", str(inventory)).code == 0
+    assert cordoned(plane, "m1") == (True, False)
+
+
+@pytest.mark.usefixtures("nodes")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_drain_is_resumed_or_undone(plane: ControlPlane, inventory: Path, how: signal.Signals) -> None:
+    workload(plane, "job", "m1")
+    forbid(plane, "job")
+    words = ("maintain", "m1", "--inventory", str(inventory))
+    running = start(plane.admin, *words)
+    until(lambda: cordoned(plane, "m1") == (True, True), "the node is cordoned")
+    running.send_signal(how)
+    stopped = ended(running)
+    if how == signal.SIGINT:
+        assert stopped.code == 130
+        assert cordoned(plane, "m1") == (False, False)
+        return
+    assert cordoned(plane, "m1") == (True, True)
+    plane.kubectl("delete", "pdb", "job")
+    assert fleet(plane, *words, "--resume").code == 0
+    assert cordoned(plane, "m1") == (False, False)
+
+
+def test_every_fault_is_named_before_a_node_is_touched(plane: ControlPlane, inventory: Path) -> None:
+    make_node(plane, "m1")
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bare"}})
+    done = fleet(plane, "maintain", "m1", "nobody", "bare", "--inventory", str(inventory))
+    assert done.code == 1
+    assert "nobody is the Node of no host in" in done.err
+    assert "the cluster has no Node nobody" in done.err
+    assert "bare does not say TrackbedReady; deploy it first" in done.err
+    assert cordoned(plane, "m1") == (False, False)

@@ -1,0 +1,360 @@
+"""What the reporter keeps on its Node, against a real API server: through outages, beside others, after everything was lost."""
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from agent.reporter import identity as identities
+from agent.reporter.settings import READY_LABEL, Settings
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.reporters import Reporter, admit, by_certificate, by_token, holder, node, prepare, until
+
+RESOURCE = "rdma/hca_shared_devices_b"
+FACT = {"key": "aliyun.accelerator/erdma", "value": "true", "role": "fact", "resource": None}
+PLUGIN = {"key": "rdma", "value": "hca", "role": "plugin", "resource": RESOURCE}
+OURS = {"key": "readiness.k8s.io/trackbed", "effect": "NoSchedule"}
+BUSY = {"key": "example.net/busy", "effect": "NoSchedule"}
+Start = Callable[..., Reporter]
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    prepare(control_plane)
+    return control_plane
+
+
+@pytest.fixture
+def start(plane: ControlPlane, tmp_path: Path) -> Iterator[Start]:
+    """Start the reporter of a new Node."""
+
+    def begin(
+        name: str, labels: list[dict[str, Any]] | None = None, server: str | None = None, **more: Any
+    ) -> Reporter:
+        plane.apply(node(name))
+        admit(plane, name)
+        (tmp_path / "labels.json").write_text(json.dumps({"labels": labels or []}))
+        settings = Settings(name, server or plane.url, str(plane.authority.pair.certificate), **more)
+        return Reporter.start(plane, tmp_path, settings, by_certificate(plane, name))
+
+    yield begin
+
+
+def give(plane: ControlPlane, name: str, **amounts: str) -> None:
+    """Play the kubelet: resources become allocatable."""
+    body = {"status": {"capacity": amounts, "allocatable": amounts}}
+    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(body))
+
+
+def test_a_nodes_first_day(plane: ControlPlane, start: Start) -> None:
+    reporter = start("first-day", [FACT, PLUGIN], required_resources=(RESOURCE,))
+    reporter.acknowledged(1)
+    assert (reporter.condition()["status"], reporter.condition()["reason"]) == ("False", "NoCarrier")
+    assert reporter.is_tainted()
+    assert "rdma" not in reporter.node()["metadata"]["labels"]
+    reporter.acknowledged(reporter.say(True))
+    found = reporter.node()
+    assert (reporter.condition()["status"], reporter.condition("TrackbedUpToDate")["status"]) == ("True", "True")
+    assert {FACT["key"]: "true", "rdma": "hca", READY_LABEL: "true"}.items() <= found["metadata"]["labels"].items()
+    assert reporter.is_tainted()
+    give(plane, reporter.name, **{RESOURCE: "4"})
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    assert reporter.node()["spec"]["taints"] == [BUSY]
+    assert [event["objectRef"].get("subresource", "") for event in reporter.writes()] == [
+        "",
+        "status",
+        "status",
+        "",
+        "",
+    ]
+
+
+def test_losing_readiness_keeps_the_plugins_pod_and_taints(plane: ControlPlane, start: Start) -> None:
+    reporter = start("loses", [PLUGIN])
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    mark = len(plane.audit())
+    reporter.acknowledged(reporter.say(False))
+    labels = reporter.node()["metadata"]["labels"]
+    assert reporter.is_tainted() and labels["rdma"] == "hca" and READY_LABEL not in labels
+    # What keeps pods away is written first.
+    assert [event["objectRef"].get("subresource", "") for event in reporter.writes(mark)] == ["", "status"]
+
+
+def test_the_plugin_starts_anew_when_its_devices_are_others(
+    plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.reporter.publish.PLUGIN_PAUSE", 1.0)
+    reporter = start("devices", [PLUGIN], required_resources=(RESOURCE,))
+    give(plane, reporter.name, **{RESOURCE: "4"})
+    reporter.acknowledged(reporter.say(True, devices="four"))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    assert reporter.node()["metadata"]["labels"]["rdma"] == "hca"
+    # To change them takes the node out of service.
+    reporter.acknowledged(reporter.say(False, devices="four"))
+    mark = len(plane.audit())
+    reporter.acknowledged(reporter.say(True, devices="eight"))
+    until(lambda: "rdma" not in reporter.node()["metadata"]["labels"], "the plugin's label goes")
+    assert reporter.node()["metadata"]["labels"][READY_LABEL] == "true"
+    give(plane, reporter.name, **{RESOURCE: "0"})
+    until(lambda: reporter.node()["metadata"]["labels"].get("rdma") == "hca", "it comes back")
+    # The old plugin's resource was allocatable until it had gone; pods that come by that are refused.
+    assert reporter.is_tainted()
+    assert "/spec/taints" not in json.dumps([event.get("requestObject") for event in reporter.writes(mark)])
+    give(plane, reporter.name, **{RESOURCE: "8"})
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+
+
+def test_a_label_whose_plugin_stays_comes_back(
+    plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.reporter.publish.PLUGIN_PAUSE", 1.0)
+    monkeypatch.setattr("agent.reporter.publish.PLUGIN_LONGEST", 3.0)
+    reporter = start("stays", [PLUGIN])
+    give(plane, reporter.name, **{RESOURCE: "4"})
+    reporter.acknowledged(reporter.say(True, devices="four"))
+    reporter.acknowledged(reporter.say(True, devices="eight"))
+    until(lambda: "rdma" not in reporter.node()["metadata"]["labels"], "the plugin's label goes")
+    until(lambda: reporter.node()["metadata"]["labels"].get("rdma") == "hca", "it comes back")
+
+
+def test_what_others_write_at_the_same_time_survives(plane: ControlPlane, start: Start) -> None:
+    reporter = start("busy")
+    stop = threading.Event()
+
+    def others() -> None:
+        for turn in range(10):
+            plane.kubectl("taint", "node", reporter.name, f"other-{turn % 3}=x:NoSchedule", "--overwrite")
+            plane.kubectl("label", "node", reporter.name, f"example.net/turn-{turn}=x")
+            body = {"status": {"conditions": [{"type": f"Other{turn}", "status": "True"}]}}
+            plane.kubectl("patch", "node", reporter.name, "--subresource=status", "-p", json.dumps(body))
+        stop.set()
+
+    thread = threading.Thread(target=others)
+    thread.start()
+    ready = False
+    while not stop.wait(0.02):
+        ready = not ready
+        reporter.say(ready)
+    thread.join()
+    reporter.acknowledged(reporter.say(True))
+    found = reporter.node()
+    assert {taint["key"] for taint in found["spec"]["taints"]} == {BUSY["key"], "other-0", "other-1", "other-2"}
+    assert {f"example.net/turn-{turn}" for turn in range(10)} <= found["metadata"]["labels"].keys()
+    assert {f"Other{turn}" for turn in range(10)} <= {c["type"] for c in found["status"]["conditions"]}
+    assert reporter.condition()["status"] == "True"
+
+
+def outage(plane: ControlPlane, reporter: Reporter, seconds: float) -> list[dict[str, Any]]:
+    """The API server is killed; readiness changes five times; the writes after it came back."""
+    mark = len(plane.audit())
+    plane.kill_api_server()
+    until(lambda: reporter.published().error, "the reporter says why nothing is published")
+    for ready in (False, True, False, True, False):
+        last = reporter.say(ready)
+        threading.Event().wait(seconds / 5)
+    assert "cannot be reached" in reporter.published().error
+    plane.start_api_server()
+    reporter.acknowledged(last, 90.0)
+    until(lambda: not reporter.published().error, "all is well again", 90.0)
+    return reporter.writes(mark)
+
+
+def one_each(writes: list[dict[str, Any]]) -> None:
+    """One patch for each subresource, and no intermediate value in any."""
+    # An API server that starts refuses all until it has read its policies; such a one was tried again.
+    done = [event for event in writes if event["responseStatus"]["code"] < 300]
+    assert sorted(event["objectRef"].get("subresource", "") for event in done) == ["", "status"]
+    said = json.dumps([event.get("requestObject") for event in writes])
+    assert '"False"' in said and "NoCarrier" in said and "AsSpecified" not in said
+
+
+def test_after_an_outage_only_the_newest_state_is_written(plane: ControlPlane, start: Start) -> None:
+    reporter = start("outage")
+    reporter.acknowledged(reporter.say(True))
+    one_each(outage(plane, reporter, 5.0))
+    assert reporter.is_tainted()
+
+
+@pytest.mark.campaign
+def test_after_three_minutes_without_an_api_server_only_the_newest_state_is_written(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("long-outage")
+    reporter.acknowledged(reporter.say(True))
+    # The report must not grow stale meanwhile.
+    one_each(outage(plane, reporter, 180.0))
+
+
+@define
+class Relay:
+    """A way to the API server that can swallow what is sent over the connections of now, and never ends them."""
+
+    to: int
+    listener: socket.socket = field(factory=lambda: socket.create_server(("127.0.0.1", 0)))
+    _silent: threading.Event = field(factory=threading.Event)
+
+    def start(self) -> str:
+        """Its URL."""
+        threading.Thread(target=self._accept, daemon=True).start()
+        return f"https://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def swallow(self) -> None:
+        """From now on nothing comes through what is connected; what connects later is not concerned."""
+        silent, self._silent = self._silent, threading.Event()
+        silent.set()
+
+    def _accept(self) -> None:
+        while True:
+            near = self.listener.accept()[0]
+            far = socket.create_connection(("127.0.0.1", self.to))
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=self._carry, args=(*pair, self._silent), daemon=True).start()
+
+    def _carry(self, near: socket.socket, far: socket.socket, silent: threading.Event) -> None:
+        with suppress(OSError):  # the other direction has ended first
+            while said := near.recv(65536):
+                if not silent.is_set():
+                    far.sendall(said)
+        far.close()
+
+
+def test_a_watch_whose_path_swallows_everything_is_begun_anew(
+    plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.reporter.api.SILENCE", 3.0)
+    relay = Relay(plane.ports.api)
+    reporter = start("path", server=relay.start())
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    relay.swallow()
+    # By a watch alone it can hear of this: the report stays as it is.
+    plane.kubectl("label", "node", reporter.name, f"{READY_LABEL}-")
+    until(lambda: READY_LABEL in reporter.node()["metadata"]["labels"], "the label is back")
+
+
+def test_an_api_server_that_hangs_is_said_and_asked_again(
+    plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.reporter.api.SILENCE", 3.0)
+    monkeypatch.setattr("agent.reporter.api.TIMEOUT", 3.0)
+    reporter = start("hangs")
+    reporter.acknowledged(reporter.say(True))
+    pid = plane.api_server.pid()
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # Its kernel answers keepalives; nobody has anything to say meanwhile.
+        until(lambda: "does not answer in time" in reporter.published().error, "the reporter says so")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    until(lambda: not reporter.published().error, "all is well again", 90.0)
+    reporter.acknowledged(reporter.say(False))
+
+
+def test_a_node_that_was_created_anew_gets_everything_again(plane: ControlPlane, start: Start) -> None:
+    reporter = start("anew", [FACT])
+    reporter.acknowledged(reporter.say(True))
+    plane.kubectl("delete", "node", reporter.name)
+    until(lambda: "no Node" in reporter.published().error, "the reporter says that there is no Node")
+    plane.apply(node(reporter.name))
+    until(lambda: reporter.condition().get("status") == "True", "the condition is back")
+    until(lambda: READY_LABEL in reporter.node()["metadata"]["labels"], "the labels are back")
+    assert reporter.node()["metadata"]["labels"][FACT["key"]] == "true"
+
+
+def test_the_lease_says_who_lives_and_goes_with_its_node(plane: ControlPlane, start: Start) -> None:
+    reporter = start("lives")
+    found = until(
+        lambda: plane.try_kubectl("get", "lease", "-n", "trackbed-system", "lives", "-o", "json").stdout, "a Lease"
+    )
+    lease = json.loads(found)
+    assert lease["spec"]["leaseDurationSeconds"] == 900
+    assert lease["spec"]["holderIdentity"] == reporter.name
+    assert lease["metadata"]["annotations"]["trackbed.internal/spec-hash"] == "h1"
+    renewed = datetime.fromisoformat(lease["spec"]["renewTime"].replace("Z", "+00:00"))
+    assert abs((datetime.now(renewed.tzinfo) - renewed).total_seconds()) < 60
+    plane.kubectl("delete", "node", reporter.name)
+    gone = lambda: plane.try_kubectl("get", "lease", "-n", "trackbed-system", "lives").returncode  # noqa: E731
+    until(gone, "the Lease is collected", 60.0)
+
+
+def test_a_bound_token_publishes_as_well(plane: ControlPlane, tmp_path: Path) -> None:
+    plane.apply(node("by-token"))
+    settings = Settings("by-token", plane.url, str(plane.authority.pair.certificate), identity="token")
+    secret = tmp_path / "token"
+    fixed = by_token(plane, "by-token")
+    secret.write_text(str(fixed.known.token))
+    reporter = Reporter.start(plane, tmp_path, settings, identities.identity(settings, tmp_path, secret))
+    reporter.acknowledged(reporter.say(True))
+    assert reporter.condition()["status"] == "True"
+
+
+def test_a_token_that_is_refused_is_said(plane: ControlPlane, tmp_path: Path) -> None:
+    plane.apply(node("expired"))
+    settings = Settings("expired", plane.url, str(plane.authority.pair.certificate), identity="token")
+    (tmp_path / "token").write_text("not.a.token")
+    reporter = Reporter.start(plane, tmp_path, settings, identities.identity(settings, tmp_path, tmp_path / "token"))
+    until(lambda: "401" in reporter.published().error, "the reporter says that it is refused")
+
+
+def test_a_node_asks_for_its_certificate_and_renews_it_before_it_ends(plane: ControlPlane, tmp_path: Path) -> None:
+    plane.apply(node("enrols"))
+    admit(plane, "enrols")
+    settings = Settings("enrols", plane.url, str(plane.authority.pair.certificate), certificate_days=1)
+    secret = tmp_path / "enrolment"
+    secret.write_text(str(holder(plane, "enrolment").known.token))
+    identity = identities.identity(settings, tmp_path, secret)
+    reporter = Reporter.start(plane, tmp_path, settings, identity)
+    until(lambda: "trackbed fleet approve" in reporter.published().error, "the reporter waits to be approved")
+    first = approve(plane, "enrols")
+    assert first["spec"]["username"] == "system:serviceaccount:trackbed-system:enrolment"
+    reporter.publication.at_once()
+    reporter.acknowledged(reporter.say(True), 60.0)
+    assert reporter.condition()["status"] == "True"
+    before = (tmp_path / "reporter.pem").read_text()
+    assert (tmp_path / "reporter.pem").stat().st_mode & 0o777 == 0o600
+    # Two thirds of its life later, it asks by itself.
+    secret.unlink()
+    at = datetime.now().timestamp() + 17 * 3600
+    identity.keep(at)
+    second = approve(plane, "enrols")
+    assert second["spec"]["username"] == "trackbed:node:enrols"
+    until(
+        lambda: identity.keep(at) < float("inf") and (tmp_path / "reporter.pem").read_text() != before, "the next one"
+    )
+    reporter.acknowledged(reporter.say(False))
+
+
+def approve(plane: ControlPlane, name: str) -> dict[str, Any]:
+    """Approve the request that waits for a node; the request."""
+
+    def pending() -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = plane.get("csr")["items"]
+        return [i for i in items if i["metadata"]["name"].startswith(f"trackbed-{name}-") and not i["status"]]
+
+    (found,) = until(pending, "a request for a certificate")
+    plane.kubectl("certificate", "approve", found["metadata"]["name"])
+    return found
+
+
+@pytest.mark.campaign
+def test_all_is_published_again_after_etcd_lost_everything(plane: ControlPlane, start: Start) -> None:
+    reporter = start("lost", [FACT])
+    reporter.acknowledged(reporter.say(True))
+    plane.empty()
+    prepare(plane)
+    plane.apply(node(reporter.name))
+    admit(plane, reporter.name)
+    until(lambda: reporter.condition().get("status") == "True", "the condition is back", 120.0)
+    until(lambda: READY_LABEL in reporter.node()["metadata"]["labels"], "the labels are back")
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")

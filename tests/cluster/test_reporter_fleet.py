@@ -1,0 +1,163 @@
+"""A thousand reporters against one API server: what they write when nothing happens, after an outage, and what they cost it."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import asdict, define
+
+from agent import published
+from agent.reporter.api import MERGE_PATCH, Api
+from agent.reporter.node import time_stamp
+from agent.reporter.publish import LEASE_EVERY, LEASES
+from agent.reporter.settings import Settings
+from lab.cluster.certificates import Pair
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.reporters import Fixed, admit, node, prepare, session, until
+
+ROOT = Path(__file__).parent.parent.parent
+FLEET = int(os.environ.get("TRACKBED_TEST_FLEET", "1000"))
+# Nodes that kubectl is given at once.
+BATCH = 50
+STEADY = 300.0
+OUTAGE = 60.0
+USER = "trackbed:node:"
+
+pytestmark = pytest.mark.campaign
+
+
+def cpu_during(plane: ControlPlane, seconds: float) -> float:
+    """CPU seconds of the API server in a second, on the average of so many."""
+
+    def spent() -> float:
+        fields = Path(f"/proc/{plane.api_server.pid()}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    before = spent()
+    time.sleep(seconds)
+    return (spent() - before) / seconds
+
+
+def events(plane: ControlPlane, mark: int) -> list[dict[str, Any]]:
+    """The reporters' requests that the audit log has from an event on."""
+    return [event for event in plane.audit()[mark:] if event["user"]["username"].startswith(USER)]
+
+
+def second(event: dict[str, Any]) -> int:
+    return int(datetime.fromisoformat(event["requestReceivedTimestamp"].replace("Z", "+00:00")).timestamp())
+
+
+@define
+class Fleet:
+    """The process with the reporters."""
+
+    plane: ControlPlane
+    folder: Path
+    pairs: dict[str, Pair]
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls, plane: ControlPlane, folder: Path) -> "Fleet":
+        names = [f"fleet-{index}" for index in range(FLEET)]
+        for first in range(0, FLEET, BATCH):
+            some = names[first : first + BATCH]
+            plane.apply(*[node(name) for name in some])
+            admit(plane, *some)
+        pairs = {name: plane.authority.client(f"{USER}{name}", []) for name in names}
+        ca = str(plane.authority.pair.certificate)
+        each = [
+            {
+                "folder": str(folder / name),
+                "settings": asdict(Settings(name, plane.url, ca)),
+                "certificate": str(pair.certificate),
+                "key": str(pair.key),
+            }
+            for name, pair in pairs.items()
+        ]
+        (folder / "fleet.json").write_text(json.dumps(each))
+        command = [sys.executable, "-m", "tests.cluster.fleet_process", str(folder / "fleet.json")]
+        return cls(plane, folder, pairs, subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True))
+
+    def say(self, ready: bool) -> None:
+        """What all agents report."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("ready\n" if ready else "not ready\n")
+        self.process.stdin.flush()
+
+    def all_published(self, ready: bool, deadline: float) -> None:
+        def done() -> bool:
+            found = (published.read(self.folder / name / "published.json") for name in self.pairs)
+            return all(told is not None and told.ready is ready and told.generation > 1 for told in found)
+
+        until(done, f"every node is published with ready={ready}", deadline)
+
+    def memory_kib(self) -> int:
+        """The process's proportional share of memory."""
+        lines = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+
+    def renew_barely(self, over: threading.Event) -> None:
+        """The bare minimum: each Lease renewed at the reporters' rate, and nothing else."""
+        ca = self.plane.authority.pair.certificate
+        identities = {name: Fixed(session(ca, pair)) for name, pair in self.pairs.items()}
+        while True:
+            for name, identity in identities.items():
+                if over.wait(sum(LEASE_EVERY) / 2 / FLEET):
+                    return
+                api = Api(self.plane.url, identity.session)
+                body = {"spec": {"renewTime": time_stamp(time.time(), micro=True)}}
+                api.ask("PATCH", f"{LEASES}/{name}", {}, body, MERGE_PATCH)
+                api.close()
+
+
+def test_a_thousand_reporters_are_quiet_come_back_spread_and_cost_little_more_than_their_leases(
+    control_plane: ControlPlane, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plane = control_plane
+    prepare(plane)
+    idle = cpu_during(plane, 60.0)
+    fleet = Fleet.start(plane, tmp_path)
+    try:
+        fleet.say(True)
+        fleet.all_published(True, 600.0)
+        time.sleep(LEASE_EVERY[1])  # the first renewals came all at once
+        mark = len(plane.audit())
+        ours = cpu_during(plane, STEADY)
+        written = [event for event in events(plane, mark) if event["verb"] in ("patch", "create", "update")]
+        most = max(Counter(event["user"]["username"] for event in written).values())
+        resources = {event["objectRef"]["resource"] for event in written}
+
+        mark = len(plane.audit())
+        plane.kill_api_server()
+        fleet.say(False)
+        time.sleep(OUTAGE)
+        plane.start_api_server()
+        fleet.all_published(False, 300.0)
+        rates = Counter(second(event) for event in events(plane, mark))
+        memory = fleet.memory_kib()
+    finally:
+        fleet.process.kill()
+    time.sleep(10.0)
+    over = threading.Event()
+    threading.Thread(target=fleet.renew_barely, args=(over,), daemon=True).start()
+    bare = cpu_during(plane, STEADY)
+    over.set()
+    with capsys.disabled():
+        print(  # noqa: T201
+            f"\n{FLEET} reporters, {memory / FLEET:.0f} KiB each; steady: {len(written)} writes in {STEADY:.0f} s, at most "
+            f"{most} of a node; after {OUTAGE:.0f} s without API server: at most {max(rates.values())} requests in a "
+            f"second, over {max(rates) - min(rates) + 1} s; API server: {idle:.4f} CPU s/s idle, {ours:.4f} with the "
+            f"reporters, {bare:.4f} with bare renewals"
+        )
+    assert resources == {"leases"}
+    assert most == 1
+    assert max(rates.values()) <= FLEET / 5
+    assert ours <= bare * 1.05

@@ -1,0 +1,472 @@
+"""With a reporter's credentials one can lie about one's own node, and do nothing else: each attempt by every kind of patch."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from http.client import HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from attrs import field, frozen
+
+from agent.reporter.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
+from agent.reporter.identity import _openssl
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.reporters import STATUS, Fixed, admit, by_certificate, by_token, holder, node, prepare
+
+APPLY = "application/apply-patch+yaml"
+OWN, OTHER = "victim-a", "victim-b"
+OURS = {"key": "readiness.k8s.io/trackbed", "effect": "NoSchedule"}
+THEIRS = {"key": "example.net/busy", "effect": "NoSchedule"}
+OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-0000-0000-000000000000"}
+READY = {"type": "TrackbedReady", "status": "True", "reason": "AsSpecified", "message": ""}
+
+
+@frozen
+class Attack:
+    """A write that must have no effect. ``change``: as a merge; ``operations``: the same as a JSON patch.
+
+    ``strategic``: as a strategic merge, where that says it otherwise; an ``ignored`` one is answered with success.
+    """
+
+    name: str
+    change: dict[str, Any]
+    operations: list[dict[str, Any]]
+    status: bool = False
+    on: str = OWN
+    strategic: dict[str, Any] | None = None
+    ignored: bool = False
+
+    def bodies(self) -> dict[str, tuple[str, Any]]:
+        """What to send, by the kind of patch."""
+        applied = {"apiVersion": "v1", "kind": "Node", **self.change}
+        applied["metadata"] = {
+            "name": self.on,
+            **{k: v for k, v in applied.get("metadata", {}).items() if v is not None},
+        }
+        return {
+            "json": (JSON_PATCH, self.operations),
+            "merge": (MERGE_PATCH, self.change),
+            "strategic": (STRATEGIC_PATCH, self.strategic or self.change),
+            "apply": (APPLY, applied),
+        }
+
+
+def labels(**more: Any) -> dict[str, Any]:
+    return {"metadata": {"labels": more}}
+
+
+def add(path: str, value: Any) -> list[dict[str, Any]]:
+    return [{"op": "add", "path": path, "value": value}]
+
+
+def remove(path: str) -> list[dict[str, Any]]:
+    return [{"op": "remove", "path": path}]
+
+
+def taints(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": {"taints": list(found)}}
+
+
+def status(**more: Any) -> dict[str, Any]:
+    return {"status": more}
+
+
+RACK = "/metadata/labels/example.net~1rack"
+DROP_TAINTS = {"spec": {"taints": [{"$patch": "replace"}, OURS]}}
+DROP_CONDITIONS = {"status": {"conditions": [{"$patch": "replace"}, READY]}}
+NO_RACK = {"metadata": {"labels": {"example.net/rack": None}}}
+# At index 1 of the conditions is one of others, wherever the reporter has put its own.
+ATTACKS = [
+    Attack("another label", labels(**{"example.net/gpu": "yes"}), add("/metadata/labels/example.net~1gpu", "yes")),
+    Attack(
+        "a role",
+        labels(**{"node-role.kubernetes.io/control-plane": ""}),
+        add("/metadata/labels/node-role.kubernetes.io~1control-plane", ""),
+    ),
+    Attack("another's label's value", labels(**{"example.net/rack": "8"}), add(RACK, "8")),
+    Attack("another's label removed", NO_RACK, remove(RACK)),
+    Attack(
+        "all labels replaced",
+        {"metadata": {"labels": None}},
+        add("/metadata/labels", {"rdma": "hca"}),
+        strategic={"metadata": {"labels": {"$patch": "replace", "rdma": "hca"}}},
+    ),
+    Attack("an annotation", {"metadata": {"annotations": {"example.net/a": "b"}}}, add("/metadata/annotations/a", "b")),
+    Attack("annotations removed", {"metadata": {"annotations": None}}, remove("/metadata/annotations")),
+    Attack(
+        "a finalizer",
+        {"metadata": {"finalizers": ["example.net/never"]}},
+        add("/metadata/finalizers", ["example.net/never"]),
+    ),
+    Attack(
+        "an owner that is gone", {"metadata": {"ownerReferences": [OWNER]}}, add("/metadata/ownerReferences", [OWNER])
+    ),
+    Attack("the field managers forgotten", {"metadata": {"managedFields": [{}]}}, add("/metadata/managedFields", [{}])),
+    Attack(
+        "another taint",
+        taints(THEIRS, {"key": "x", "effect": "NoSchedule"}),
+        add("/spec/taints/-", {"key": "x", "effect": "NoSchedule"}),
+    ),
+    Attack(
+        "evicting all pods",
+        taints(THEIRS, {**OURS, "effect": "NoExecute"}),
+        add("/spec/taints/-", {**OURS, "effect": "NoExecute"}),
+    ),
+    Attack(
+        "a preference",
+        taints(THEIRS, {**OURS, "effect": "PreferNoSchedule"}),
+        add("/spec/taints/-", {**OURS, "effect": "PreferNoSchedule"}),
+    ),
+    Attack(
+        "our taint with a value", taints(THEIRS, {**OURS, "value": "x"}), add("/spec/taints/-", {**OURS, "value": "x"})
+    ),
+    Attack("another's taint replaced by ours", taints(OURS), add("/spec/taints", [OURS]), strategic=DROP_TAINTS),
+    Attack(
+        "another's taint removed",
+        {"spec": {"taints": None}},
+        remove("/spec/taints/0"),
+        strategic={"spec": {"taints": [{"$patch": "delete", "key": THEIRS["key"]}]}},
+    ),
+    Attack(
+        "another's taint's effect",
+        taints({**THEIRS, "effect": "PreferNoSchedule"}),
+        add("/spec/taints/0/effect", "PreferNoSchedule"),
+    ),
+    Attack("cordoned", {"spec": {"unschedulable": True}}, add("/spec/unschedulable", True)),
+    Attack(
+        "a pod network",
+        {"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}},
+        [*add("/spec/podCIDR", "10.9.0.0/24"), *add("/spec/podCIDRs", ["10.9.0.0/24"])],
+    ),
+    Attack("a provider's machine", {"spec": {"providerID": "cloud://x"}}, add("/spec/providerID", "cloud://x")),
+    Attack(
+        "capacity past the subresource", status(capacity={"cpu": "64"}), add("/status/capacity/cpu", "64"), ignored=True
+    ),
+    Attack("capacity", status(capacity={"cpu": "64"}), add("/status/capacity/cpu", "64"), status=True),
+    Attack(
+        "a resource",
+        status(capacity={"rdma/x": "9"}, allocatable={"rdma/x": "9"}),
+        add("/status/allocatable/rdma~1x", "9"),
+        status=True,
+    ),
+    Attack("allocatable", status(allocatable={"cpu": "1"}), add("/status/allocatable/cpu", "1"), status=True),
+    Attack(
+        "an address",
+        status(addresses=[{"type": "InternalIP", "address": "192.0.2.9"}]),
+        add("/status/addresses/0/address", "192.0.2.9"),
+        status=True,
+    ),
+    Attack(
+        "an image",
+        status(images=[{"names": ["x"], "sizeBytes": 1}]),
+        add("/status/images/-", {"names": ["x"], "sizeBytes": 1}),
+        status=True,
+    ),
+    Attack(
+        "the kubelet's condition",
+        status(conditions=[{"type": "Ready", "status": "False"}]),
+        add("/status/conditions/1/reason", "Stolen"),
+        status=True,
+    ),
+    Attack(
+        "another condition",
+        status(conditions=[*STATUS["conditions"], {"type": "MemoryPressure", "status": "True"}]),
+        add("/status/conditions/-", {"type": "MemoryPressure", "status": "True"}),
+        status=True,
+    ),
+    Attack(
+        "conditions removed",
+        status(conditions=None),
+        remove("/status/conditions/1"),
+        status=True,
+        strategic={"status": {"conditions": [{"$patch": "delete", "type": "Ready"}]}},
+    ),
+    Attack(
+        "conditions replaced",
+        status(conditions=[READY, {"type": "Ready", "status": "Unknown"}]),
+        add("/status/conditions", [READY]),
+        status=True,
+        strategic=DROP_CONDITIONS,
+    ),
+    Attack(
+        "a volume",
+        status(volumesAttached=[{"name": "v", "devicePath": "/dev/sda"}]),
+        add("/status/volumesAttached", [{"name": "v", "devicePath": "/dev/sda"}]),
+        status=True,
+    ),
+    Attack(
+        "the kubelet's port",
+        status(daemonEndpoints={"kubeletEndpoint": {"Port": 1}}),
+        add("/status/daemonEndpoints", {"kubeletEndpoint": {"Port": 1}}),
+        status=True,
+    ),
+    Attack(
+        "the kubelet's version",
+        status(nodeInfo={"kubeletVersion": "v9"}),
+        add("/status/nodeInfo/kubeletVersion", "v9"),
+        status=True,
+    ),
+    Attack(
+        "a label by the status",
+        labels(**{"example.net/gpu": "yes"}),
+        add("/metadata/labels/example.net~1gpu", "yes"),
+        status=True,
+    ),
+    Attack(
+        "an annotation by the status",
+        {"metadata": {"annotations": {"a": "b"}}},
+        add("/metadata/annotations/a", "b"),
+        status=True,
+    ),
+    Attack(
+        "a finalizer by the status",
+        {"metadata": {"finalizers": ["x/y"]}},
+        add("/metadata/finalizers", ["x/y"]),
+        status=True,
+    ),
+    Attack(
+        "cordoned by the status",
+        {"spec": {"unschedulable": True}},
+        add("/spec/unschedulable", True),
+        status=True,
+        ignored=True,
+    ),
+    Attack(
+        "another node's condition",
+        status(conditions=[READY]),
+        add("/status/conditions/-", READY),
+        status=True,
+        on=OTHER,
+    ),
+    Attack("another node's label", labels(rdma="hca"), add("/metadata/labels/rdma", "hca"), on=OTHER),
+    Attack("another node's taint", taints(THEIRS, OURS), add("/spec/taints/-", OURS), on=OTHER),
+]
+KINDS = ("json", "merge", "strategic", "apply")
+
+
+@frozen
+class Thief:
+    """Whoever holds a node's credentials, and what the administrator sees."""
+
+    plane: ControlPlane
+    identity: Fixed
+    api: Api = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "api", Api(self.plane.url, self.identity.session))
+
+    def tries(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> int:
+        """The status of the answer."""
+        query = {"fieldManager": "thief", "force": "true"} if content_type == APPLY else {}
+        try:
+            self.api.ask(method, path, query, body, content_type)
+        except Refused as error:
+            return error.status
+        return 200
+
+    def seen(self, name: str) -> dict[str, Any]:
+        found = self.plane.get("node", name, "--show-managed-fields")
+        managers = found["metadata"].pop("managedFields")
+        del found["metadata"]["resourceVersion"]
+        # Whose fields they are counts, not when they were last written; one's own are one's own.
+        found["managers"] = sorted(f"{m['manager']} {m['operation']}" for m in managers if m["manager"] != "thief")
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: ControlPlane) -> ControlPlane:
+    prepare(control_plane)
+    for name in (OWN, OTHER):
+        control_plane.apply(node(name))
+        control_plane.kubectl(
+            "patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status(**STATUS))
+        )
+    admit(control_plane, OWN, OTHER)
+    return control_plane
+
+
+@pytest.fixture(scope="module", params=[by_certificate, by_token], ids=["certificate", "token"])
+def thief(cluster: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Thief]:
+    identity: Callable[[ControlPlane, str], Fixed] = request.param
+    yield Thief(cluster, identity(cluster, OWN))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name.replace(" ", "-"))
+def test_nothing_but_ones_own_can_be_changed(thief: Thief, attack: Attack, kind: str) -> None:
+    before = thief.seen(attack.on)
+    content_type, body = attack.bodies()[kind]
+    answer = thief.tries("PATCH", f"/api/v1/nodes/{attack.on}{'/status' if attack.status else ''}", body, content_type)
+    if answer < 400:
+        # What applies nothing, or names what the API server ignores there, is answered with success.
+        assert attack.ignored or kind == "apply"
+        assert thief.seen(attack.on) == before
+
+
+def test_what_a_reporter_needs_is_let_through(thief: Thief) -> None:
+    own = f"/api/v1/nodes/{OWN}"
+    assert thief.tries("PATCH", own, labels(rdma="hca"), MERGE_PATCH) == 200
+    assert thief.tries("PATCH", own, add("/spec/taints/-", OURS), JSON_PATCH) == 200
+    assert thief.tries("PATCH", f"{own}/status", status(conditions=[READY]), STRATEGIC_PATCH) == 200
+    seen = thief.seen(OWN)
+    assert (seen["metadata"]["labels"]["rdma"], OURS in seen["spec"]["taints"]) == ("hca", True)
+    assert [c["status"] for c in seen["status"]["conditions"] if c["type"] == READY["type"]] == ["True"]
+    assert thief.tries("PATCH", own, remove("/spec/taints/1"), JSON_PATCH) == 200
+    assert thief.tries("PATCH", own, {"metadata": {"labels": {"rdma": None}}}, MERGE_PATCH) == 200
+
+
+ACCOUNTS = "/api/v1/namespaces/trackbed-system/serviceaccounts"
+BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+
+
+def lease(name: str, namespace: str, holder: str | None = None) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"holderIdentity": holder or name}}
+
+
+REFUSED: list[tuple[str, str, str, Any]] = [
+    ("reading secrets", "GET", "/api/v1/secrets", None),
+    ("a secret of its namespace", "GET", "/api/v1/namespaces/trackbed-system/secrets/x", None),
+    ("reading pods", "GET", "/api/v1/pods", None),
+    (
+        "starting a pod",
+        "POST",
+        "/api/v1/namespaces/default/pods",
+        {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "x"}], "nodeName": OWN}},
+    ),
+    ("its node's proxy", "GET", f"/api/v1/nodes/{OWN}/proxy/pods", None),
+    ("another node's proxy", "POST", f"/api/v1/nodes/{OTHER}/proxy/run/default/p/c", None),
+    ("another's Lease", "POST", LEASES.format("trackbed-system"), lease(OTHER, "trackbed-system")),
+    ("its Lease for another", "POST", LEASES.format("trackbed-system"), lease(OWN, "trackbed-system", OTHER)),
+    ("a Lease elsewhere", "POST", LEASES.format("kube-system"), lease(OWN, "kube-system")),
+    ("the kubelet's Lease", "POST", LEASES.format("kube-node-lease"), lease(OWN, "kube-node-lease")),
+    ("deleting a Lease", "DELETE", f"{LEASES.format('trackbed-system')}/{OWN}", None),
+    ("its own token", "POST", f"{ACCOUNTS}/reporter/token", {"spec": {}}),
+    ("an enrolment token", "POST", f"{ACCOUNTS}/enrolment/token", {"spec": {}}),
+    ("creating a Node", "POST", "/api/v1/nodes", {"metadata": {"name": "made-up"}}),
+    ("deleting its Node", "DELETE", f"/api/v1/nodes/{OWN}", None),
+    ("deleting another Node", "DELETE", f"/api/v1/nodes/{OTHER}", None),
+    ("replacing its Node", "PUT", f"/api/v1/nodes/{OWN}", node(OWN)),
+    ("deleting all Nodes", "DELETE", "/api/v1/nodes", None),
+    ("deleting the policy", "DELETE", f"{POLICIES}/trackbed-nodes", None),
+    ("the policy's binding", "DELETE", f"{BINDINGS}/trackbed-nodes", None),
+    ("the listed labels", "PATCH", "/api/v1/namespaces/trackbed-system/configmaps/reporter", {"data": {"labels": "x"}}),
+    (
+        "more rights",
+        "POST",
+        f"{RBAC}/clusterrolebindings",
+        {
+            "metadata": {"name": "x"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        },
+    ),
+    ("its own role", "PATCH", f"{RBAC}/clusterroles/trackbed:reporter", {"rules": []}),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"), [r[1:] for r in REFUSED], ids=[r[0].replace(" ", "-") for r in REFUSED]
+)
+def test_everything_else_is_refused(thief: Thief, method: str, path: str, body: Any) -> None:
+    assert thief.tries(method, path, body, MERGE_PATCH if method == "PATCH" else JSON) == 403
+
+
+@pytest.mark.parametrize("kind", [JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY])
+@pytest.mark.parametrize(
+    "place", [("trackbed-system", OTHER), ("kube-node-lease", OWN)], ids=["another's", "the-kubelet's"]
+)
+def test_a_lease_that_is_not_its_own_cannot_be_renewed(thief: Thief, place: tuple[str, str], kind: str) -> None:
+    namespace, name = place
+    thief.plane.apply({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease(name, namespace)})
+    change: Any = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name},
+        "spec": {"leaseDurationSeconds": 1},
+    }
+    body = add("/spec/leaseDurationSeconds", 1) if kind == JSON_PATCH else change
+    assert thief.tries("PATCH", f"{LEASES.format(namespace)}/{name}", body, kind) == 403
+
+
+@pytest.mark.parametrize("who", ["system:admin", "trackbed:node:victim-b", "system:node:victim-a"])
+def test_it_impersonates_nobody(thief: Thief, who: str) -> None:
+    address, session = urlsplit(thief.plane.url), thief.identity.session()
+    connection = HTTPSConnection(address.hostname or "", address.port, context=session.tls)
+    headers = {"Impersonate-User": who, **({"Authorization": f"Bearer {session.token}"} if session.token else {})}
+    connection.request("GET", f"/api/v1/nodes/{OWN}", headers=headers)
+    assert connection.getresponse().status == 403
+    connection.close()
+
+
+def csr(name: str, subject: str, folder: Path, **more: Any) -> dict[str, Any]:
+    key, request = folder / "key", folder / "csr"
+    _openssl("req", "-new", "-config", "/dev/null", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+             "-subj", subject, "-keyout", str(key), "-out", str(request))  # fmt: skip
+    spec = {
+        "request": base64.b64encode(request.read_bytes()).decode(),
+        "signerName": "kubernetes.io/kube-apiserver-client",
+        "usages": ["client auth"],
+        "expirationSeconds": 86400,
+    }
+    return {"metadata": {"name": name}, "spec": {**spec, **more}}
+
+
+@pytest.fixture(scope="module")
+def renewing(cluster: ControlPlane) -> Thief:
+    return Thief(cluster, by_certificate(cluster, OWN))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"signerName": "kubernetes.io/kubelet-serving"},
+        {"signerName": "kubernetes.io/kube-apiserver-client-kubelet"},
+        {"usages": ["client auth", "server auth"]},
+        {"expirationSeconds": 2 * 365 * 86400},
+        {"expirationSeconds": None},
+    ],
+    ids=["serving", "kubelet", "server-auth", "two-years", "for-ever"],
+)
+def test_a_certificate_of_another_kind_cannot_even_be_asked_for(
+    renewing: Thief, more: dict[str, Any], tmp_path: Path
+) -> None:
+    assert renewing.tries("POST", REQUESTS, csr("trackbed-x", f"/CN=trackbed:node:{OWN}", tmp_path, **more)) == 403
+
+
+def test_nobody_gives_a_certificate_for_another_name_and_it_cannot_do_so_itself(
+    renewing: Thief, tmp_path: Path
+) -> None:
+    name = f"trackbed-{OWN}-theft"
+    # The API server itself refuses that group; another name is for whoever approves to see.
+    assert renewing.tries("POST", REQUESTS, csr(name, "/O=system:masters/CN=admin", tmp_path)) == 403
+    assert renewing.tries("POST", REQUESTS, csr(name, f"/CN=trackbed:node:{OTHER}", tmp_path)) == 200
+    condition = {"type": "Approved", "status": "True", "reason": "x", "message": "x"}
+    body = {"status": {"conditions": [condition]}}
+    assert renewing.tries("PATCH", f"{REQUESTS}/{name}/approval", body, MERGE_PATCH) == 403
+    assert renewing.tries("PATCH", f"{REQUESTS}/{name}/status", {"status": {"certificate": "eA=="}}, MERGE_PATCH) == 403
+    found = renewing.plane.get("csr", name)
+    renewing.plane.kubectl("delete", "csr", name)
+    assert found["status"] == {}
+
+
+def test_a_token_that_is_bound_to_no_node_may_do_nothing(cluster: ControlPlane) -> None:
+    loose = Thief(cluster, holder(cluster, "reporter"))
+    assert loose.tries("PATCH", f"/api/v1/nodes/{OWN}", labels(rdma="hca"), MERGE_PATCH) == 403
+    assert loose.tries("POST", LEASES.format("trackbed-system"), lease(OWN, "trackbed-system")) == 403
+
+
+def test_with_an_enrolment_token_one_can_only_ask_for_a_certificate(cluster: ControlPlane, tmp_path: Path) -> None:
+    thief = Thief(cluster, holder(cluster, "enrolment"))
+    assert thief.tries("POST", REQUESTS, csr("trackbed-new", "/CN=trackbed:node:new", tmp_path)) == 200
+    assert thief.tries("GET", f"{REQUESTS}/trackbed-new") == 200
+    assert thief.tries("PATCH", f"/api/v1/nodes/{OWN}", labels(rdma="hca"), MERGE_PATCH) == 403
+    assert thief.tries("GET", f"/api/v1/nodes/{OWN}") == 403
+    assert thief.tries("GET", REQUESTS) == 403
+    assert thief.tries("POST", LEASES.format("trackbed-system"), lease("new", "trackbed-system")) == 403
+    cluster.kubectl("delete", "csr", "trackbed-new")

@@ -1,0 +1,69 @@
+"""Nodes as their hardware is told: the lines that tasks.hardware's script prints."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tasks.hardware import Hardware, NodeHardware
+from tests.deploy.conftest import Answers
+
+INSPECT = "inspect --json"
+UMAD = {"name": "umad0", "present": True}
+UVERBS = {"name": "uverbs0", "present": True}
+
+
+def rdma(
+    name: str, *gids: tuple[int, str, str], transport: str = "RoCE", chars: tuple[Any, ...] = (UVERBS, UMAD)
+) -> Any:
+    """An RDMA device with one port; GIDs by index, type and address."""
+    entries = [{"index": index, "type": kind, "address": address, "netdev": None} for index, kind, address in gids]
+    port = {"number": 1, "netdev": None, "link_layer": "Ethernet", "state": "ACTIVE", "gids": entries}
+    return {"name": name, "transport": transport, "node_guid": None, "ports": [port], "char_devices": list(chars)}
+
+
+def function(address: str, ids: str, netdev: str | None = None, *devices: Any, **more: Any) -> dict[str, Any]:
+    """A PCI function; ``ids`` as lspci prints them."""
+    vendor, device = ids.split(":")
+    netdevs = [{"name": netdev, "mtu": 9000, "ifindex": 2}] if netdev else []
+    found = {"address": address, "model": "", "vendor": vendor, "device": device, "driver": "mlx5_core"}
+    return {**found, "netdevs": netdevs, "rdma": list(devices), "index": None, "total_vfs": 0, "vfs": [], **more}
+
+
+def printed(*functions: Any, rdma_cm: bool = True, others: tuple[str, ...] = ()) -> list[str]:
+    """What the script prints; ``others``: more of its lines."""
+    netdevs = [f"netdev {each['name']}" for f in functions for each in f["netdevs"]]
+    told = {"functions": list(functions), "other_rdma": [], "rdma_cm": rdma_cm}
+    return [
+        "module ib_uverbs",
+        "module rdma_ucm",
+        "netdev eth0",
+        *netdevs,
+        "route 100 eth0",
+        *others,
+        "inspection",
+        json.dumps(told),
+    ]
+
+
+def has(*functions: Any, **more: Any) -> Answers:
+    """The node's answer."""
+    return {INSPECT: printed(*functions, **more)}
+
+
+def hardware(*functions: Any, **more: Any) -> Hardware:
+    """The same as the tasks read it."""
+    found = NodeHardware().process(printed(*functions, **more))
+    assert found is not None
+    return found
+
+
+V2 = (3, "RoCE v2", "10.0.0.1")
+VF = function("0000:21:00.1", "15b3:101c", "ens1f0v0", rdma("mlx5_2", V2), index=0)
+CONNECTX = function(
+    "0000:21:00.0", "15b3:101b", "ens1f0", rdma("mlx5_0", (0, "RoCE v1", "fe80::1"), V2), total_vfs=8, vfs=[VF]
+)
+SECOND = function("0000:41:00.0", "15b3:101b", "ens2f0", rdma("mlx5_1", V2))
+ERDMA = function("0000:00:06.0", "1ded:107f", None, rdma("erdma_0", transport="iWARP", chars=(UVERBS,)), driver="erdma")
+VIRTIO = function("0000:00:05.0", "1af4:1000", "ens5", driver="virtio-pci")
+GPUS = tuple(f"gpu 0000:{bus:02x}:00.0 nvidia" for bus in range(0x50, 0x58))

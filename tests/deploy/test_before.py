@@ -1,0 +1,45 @@
+"""What a node was before Trackbed: written down once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks import before
+from tests.deploy.conftest import Node
+from tests.deploy.test_scripts import program, sh
+
+
+def test_it_is_written_once(node: Node) -> None:
+    result = node.deploy(before.remember, {})
+    (made,) = result.flat
+    assert made.endswith(" irqbalance.service '' /var/lib/trackbed/before")
+    result = node.deploy(before.remember, {"echo here": ["here"]})
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+def test_the_script(tmp_path: Path) -> None:
+    device = tmp_path / "sys/bus/pci/devices/0000:21:00.0"
+    device.mkdir(parents=True)
+    (device / "sriov_numvfs").write_text("3\n")
+    (device / "sriov_drivers_autoprobe").write_text("1\n")
+    (tmp_path / "sys/bus/pci/devices/0000:00:01.0").mkdir()
+    (tmp_path / "etc/kubernetes").mkdir(parents=True)
+    for name, text in (
+        ("systemctl", 'case "$1" in is-enabled) echo enabled ;; *) echo inactive; exit 3 ;; esac'),
+        ("apt-mark", "echo linux-image-amd64; echo foo"),
+        ("dnf", "exit 1"),
+    ):
+        program(tmp_path / "bin" / name, text)
+    file, path = tmp_path / "var/before", f"{tmp_path}/bin:/usr/bin:/bin"
+    sh(before._REMEMBER, "irqbalance.service", tmp_path, file, PATH=path)
+    (device / "sriov_numvfs").write_text("7\n")
+    sh(before._REMEMBER, "irqbalance.service", tmp_path, file, PATH=path)
+    assert before.parse(file.read_text().splitlines()) == before.Before(
+        {"0000:21:00.0": before.Vfs(3, True)},
+        (True, False),
+        frozenset({"linux-image-amd64", "foo"}),
+        frozenset({"/etc/kubernetes"}),
+    )
+    now = sh(before.STATE + 'state "$1" "$2"', "irqbalance.service", tmp_path, PATH=path)
+    assert before.parse(now).vfs == {"0000:21:00.0": before.Vfs(7, True)}

@@ -1,0 +1,151 @@
+"""Kernel arguments, sysctls and the initramfs. grubby's commands were not run on RHEL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from agent.spec import HugepagePool, from_mapping
+from tasks import boot, reboot
+from tasks.commands import script
+from tests.deploy.conftest import Answers, Node, file_answers
+
+ARGUMENTS = "/proc/cmdline"
+WISHES = "for task in *"
+VALUES = 'if [ -r "$path" ]'
+INITRAMFS = "for image in"
+RUNNING = "running root=/dev/vda1 ro quiet"
+GRUB = {ARGUMENTS: [RUNNING, "loader grub", "next root=/dev/vda1 ro quiet", "ours "], WISHES: ["boot-1"]}
+GRUBBY = {ARGUMENTS: [RUNNING, "loader grubby", "next ro quiet pci=realloc", "ours pci=realloc"], WISHES: ["boot-1"]}
+NAMES = ("Kernel arguments", "Kernel arguments of this boot")
+
+
+def configure() -> None:
+    boot.configure(spec=from_mapping({"node_name": "node-a", "sysctls": {"net.core.somaxconn": "4096"}}, "node-a"))
+
+
+def commands(node: Node, answers: Answers, **given: Any) -> list[str]:
+    node.data = {"boot": given}
+    result = node.deploy(configure, answers)
+    return [command for name in NAMES for command in result.commands[f"Boot | {name}"]]
+
+
+def record(task: str, text: str) -> str:
+    return str(script(reboot._RECORD, reboot.FOLDER, task, text))
+
+
+def test_nothing_is_asked_for(node: Node) -> None:
+    result = node.deploy(configure, {**GRUB, INITRAMFS: ["/boot/initrd.img-1 1 1 sum"]})
+    assert not any(result.planned.values()), result.planned
+    assert result.flat == []
+
+
+def test_arguments_that_are_new(node: Node) -> None:
+    assert commands(node, GRUB, arguments=["iommu=pt", "pci=realloc"]) == [
+        str(script(boot._GRUB, boot.DROP_IN, "iommu=pt pci=realloc", boot.HEADER.strip())),
+        record("boot", "kernel arguments iommu=pt pci=realloc are not in effect"),
+    ]
+
+
+def test_arguments_that_are_in_effect(node: Node) -> None:
+    there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet iommu=pt", "ours iommu=pt"]
+    assert commands(node, {ARGUMENTS: there, WISHES: ["boot-1"]}, arguments=["iommu=pt"]) == []
+    kept = {ARGUMENTS: there, WISHES: ["boot-2", "boot boot-1 kernel arguments iommu=pt are not in effect "]}
+    assert commands(node, kept, arguments=["iommu=pt"]) == ["rm -f /var/lib/trackbed/reboots/boot"]
+
+
+def test_a_menu_that_was_not_made_since(node: Node) -> None:
+    there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet", "ours iommu=pt"]
+    (made,) = commands(node, {ARGUMENTS: there, WISHES: ["boot-1"]}, arguments=["iommu=pt"])
+    assert made.endswith("update-grub 2>&1) || { printf '\"'\"'%s\\n'\"'\"' \"$said\" >&2; exit 1; }\n' sh "
+                         f"{boot.DROP_IN} iommu=pt '{boot.HEADER.strip()}'")  # fmt: skip
+
+
+def test_arguments_that_are_wanted_no_more(node: Node) -> None:
+    there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet iommu=pt", "ours iommu=pt"]
+    assert commands(node, {ARGUMENTS: there, WISHES: ["boot-1"]}) == [
+        str(script(boot._GRUB, boot.DROP_IN, "", boot.HEADER.strip())),
+        record("boot-former", "kernel arguments iommu=pt are still in effect"),
+    ]
+    gone = {**GRUB, WISHES: ["boot-2", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
+    assert commands(node, gone) == ["rm -f /var/lib/trackbed/reboots/boot-former"]
+
+
+def test_arguments_by_grubby(node: Node) -> None:
+    assert commands(node, GRUBBY, arguments=["iommu=pt", "isolcpus=managed_irq,domain,2-7"]) == [
+        str(script(boot._GRUBBY, boot.GRUBBY_STATE, "iommu=pt isolcpus=managed_irq,domain,2-7", "pci=realloc")),
+        record("boot", "kernel arguments iommu=pt isolcpus=managed_irq,domain,2-7 are not in effect"),
+    ]
+
+
+def test_a_host_whose_kernel_comes_from_elsewhere(node: Node) -> None:
+    (said,) = commands(node, {ARGUMENTS: [RUNNING], WISHES: ["boot-1"]}, arguments=["iommu=pt", "quiet"])
+    assert said.startswith("refuse: kernel arguments iommu=pt are not in effect, and there is neither grub")
+    assert commands(node, {ARGUMENTS: [RUNNING], WISHES: ["boot-1"]}, arguments=["quiet"]) == []
+
+
+def test_hugepages_as_arguments() -> None:
+    pools = (HugepagePool("2M", 512), HugepagePool("1G", 4, 1), HugepagePool("1G", 8, 0))
+    assert boot.hugepage_arguments(pools) == ("hugepagesz=2M hugepages=512", "hugepagesz=1G hugepages=0:8,1:4")
+    running = "ro hugepagesz=1G hugepages=512 hugepagesz=2M hugepages=512"
+    assert boot.lacking(boot.hugepage_arguments(pools), running) == ["hugepagesz=1G hugepages=0:8,1:4"]
+
+
+def test_sysctls(node: Node) -> None:
+    node.data = {"boot": {"sysctls": {"vm.min_free_kbytes": "65536", "net.ipv4.tcp_rmem": "4096  87380 16777216"}}}
+    text = f"{boot.HEADER}net.ipv4.tcp_rmem = 4096  87380 16777216\nvm.min_free_kbytes = 65536\n"
+    loaded = str(script(boot._LOAD, boot.SYSCTLS))
+    result = node.deploy(configure, GRUB)
+    assert result.uploads == {boot.SYSCTLS: text.encode()}
+    assert result.commands["Boot | Sysctls now"] == [loaded]
+    values = ["/proc/sys/vm/min_free_kbytes 65536", "/proc/sys/net/ipv4/tcp_rmem 4096\t87380\t16777216"]
+    there = {**GRUB, **file_answers(boot.SYSCTLS, text)}
+    assert node.deploy(configure, {**there, VALUES: values}).flat == []
+    assert node.deploy(configure, {**there, VALUES: values[:1]}).flat == [loaded]
+
+
+def test_options_of_a_module_in_the_initramfs(node: Node) -> None:
+    node.data = {"kernel_module_options": {"ib_core": {"netns_mode": "N"}}}
+    before, after = "/boot/initrd.img-6.1 100 1 sum", "/boot/initrd.img-6.1 200 1 sum"
+    look = str(
+        script(boot._LOOK, "/etc/modprobe.d/trackbed.conf", boot.INITRAMFS_STATE, "/boot/initrd.img-6.1", "ib_core")
+    )
+
+    result = node.deploy(configure, {**GRUB, INITRAMFS: [before]})
+    assert result.commands["Boot | Initramfs"] == [look]
+    result = node.deploy(configure, {**GRUB, INITRAMFS: [before, before]})
+    assert result.commands["Boot | Initramfs"] == []
+    turns = iter([[before], [after, after]])
+
+    class Turns(list[str]):
+        def __iter__(self) -> Any:
+            return iter(next(turns))
+
+    result = node.deploy(configure, {**GRUB, INITRAMFS: [before]}, {**GRUB, INITRAMFS: Turns(["again"])})
+    assert result.commands["Boot | Initramfs"] == [
+        look, record("initramfs", "options of modules in /boot/initrd.img-6.1 have changed"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"arguments": "iommu=pt"}, 'arguments: "iommu=pt" is not a list'),
+        ({"arguments": ["iommu=$(reboot)"]}, "arguments: 'iommu=$(reboot)' is no kernel argument"),
+        ({"arguments": ["root=/dev/sdb"]}, "arguments: 'root=/dev/sdb' is the boot loader's own; leave it out"),
+        ({"arguments": ["hugepages=4"]}, "arguments: 'hugepages=4': give the key hugepages, and boot.hugepages True"),
+        ({"arguments": ["quiet", "quiet"]}, "arguments: quiet is given twice; give it once"),
+        ({"sysctls": {"somaxconn": "1"}}, "sysctls: 'somaxconn' is no sysctl"),
+        ({"sysctls": {"net.core.somaxconn": "1"}}, "net.core.somaxconn is in sysctls, too"),
+        ({"sysctls": {"net/core/somaxconn": "1"}}, "net.core.somaxconn is in sysctls, too"),
+        ({"argument": []}, "unknown key 'argument'; did you mean 'arguments'?"),
+    ],
+)
+def test_bad_data(node: Node, given: Any, said: str) -> None:
+    node.data = {"boot": given}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(configure, GRUB)
+    assert str(caught.value).startswith("@fake/node-a.boot")
+    assert said in str(caught.value)

@@ -1,0 +1,31 @@
+"""How nodes are connected to."""
+
+from __future__ import annotations
+
+import runpy
+import socket
+from typing import Any
+
+from tasks import archive
+from tasks.connection import NoDelay
+
+
+def test_a_connection_waits_for_no_acknowledgement() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        transport = NoDelay()(client, gss_kex=False)
+        assert transport.sock is client
+        assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_what_is_no_socket_is_taken_as_it_is() -> None:
+    class Bastion:
+        def settimeout(self, seconds: float) -> None:
+            pass
+
+    bastion: Any = Bastion()
+    assert NoDelay()(bastion).sock is bastion
+
+
+def test_every_host_is_connected_so() -> None:
+    data = runpy.run_path(str(archive.ROOT / "group_data" / "all.py"))
+    assert data["ssh_paramiko_connect_kwargs"] == {"transport_factory": NoDelay()}

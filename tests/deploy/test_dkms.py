@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tasks import dkms
+from tests.deploy.conftest import Node
+
+KERNEL = {"uname -r": "6.1.0-9-amd64"}
+
+
+def installed() -> None:
+    dkms.installed(name="built", module="erdma")
+
+
+def test_dkms_status_of_all_versions() -> None:
+    lines = [
+        "erdma/1.0, 6.1.0-9-amd64, x86_64: installed",
+        "erdma, 1.0, 5.15.0-7-generic, x86_64: installed (WARNING! Diff between built and installed module!)",
+        "mlnx-ofed-kernel/24.10: added",
+        "Error! something else",
+    ]
+    assert dkms.Builds().process(lines) == [
+        dkms.Build("erdma", "1.0", "6.1.0-9-amd64", "installed"),
+        dkms.Build("erdma", "1.0", "5.15.0-7-generic", "installed"),
+        dkms.Build("mlnx-ofed-kernel", "24.10", None, "added"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "stale", "out_of_tree"),
+    [
+        (["path /lib/modules/6/updates/dkms/a.ko", "installed AB", "users 0", "loaded AB"], False, True),
+        (["path /lib/modules/6/kernel/a.ko.xz", "installed AB", "users 1", "loaded CD"], True, False),
+        (["path /lib/modules/6/extra/a.ko", "installed ", "users 0", "loaded ", "other"], True, True),
+        (["path /lib/modules/6/extra/a.ko", "installed ", "users 0", "loaded ", "same"], False, True),
+        (["path /lib/modules/6/extra/a.ko", "installed AB"], False, True),
+        (["path "], False, False),
+    ],
+)
+def test_a_module_in_memory_and_on_disk(lines: list[str], stale: bool, out_of_tree: bool) -> None:
+    module = dkms.ModuleState().process(lines)
+    assert (module.stale, module.out_of_tree) == (stale, out_of_tree)
+
+
+def test_what_is_installed_for_the_running_kernel_is_left_alone(node: Node) -> None:
+    result = node.deploy(installed, {**KERNEL, "dkms status": "erdma/1.0, 6.1.0-9-amd64, x86_64: installed"})
+    assert result.planned == {"built": False}
+    assert result.flat == []
+
+
+def test_what_was_built_for_another_kernel_is_built_for_this_one(node: Node) -> None:
+    result = node.deploy(installed, {**KERNEL, "dkms status": "erdma/1.0, 6.1.0-8-amd64, x86_64: installed"})
+    assert result.flat[0].endswith(" sh erdma 1.0 6.1.0-9-amd64")
+
+
+def test_a_package_without_the_module_is_refused(node: Node) -> None:
+    result = node.deploy(installed, {**KERNEL, "dkms status": "other/1.0: added"})
+    assert result.failed
+    assert "DKMS knows no module erdma" in result.flat[0]
+
+
+def cause(folder: Path) -> str:
+    environment = {**os.environ, "DKMS": str(folder)}
+    done = subprocess.run(
+        ["sh", "-ec", dkms.CAUSE + 'cause "$1" "$2"', "sh", "erdma", "0.0.0-none"],
+        capture_output=True, text=True, check=True, env=environment,
+    )  # fmt: skip
+    return done.stderr
+
+
+def test_the_cause_of_a_failed_build(tmp_path: Path) -> None:
+    said = cause(tmp_path)
+    assert "the headers of the kernel 0.0.0-none are missing" in said
+    assert "install linux-headers-0.0.0-none (Debian, Ubuntu) or kernel-devel-0.0.0-none (RHEL)" in said
+    log = tmp_path / "erdma/1.0/build/make.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("make: Entering\nerdma_main.c:9:1: error: unknown type name 'oops'\nmake: leaving\n")
+    said = cause(tmp_path)
+    assert f"the build of erdma failed; from {log}:" in said
+    assert "2:erdma_main.c:9:1: error: unknown type name 'oops'" in said
+    assert "Entering" not in said
+    log.write_text("Killed\n")
+    assert "Killed" in cause(tmp_path)

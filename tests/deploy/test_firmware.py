@@ -1,0 +1,145 @@
+"""Firmware of Mellanox NICs, by mstconfig's output as public issues quote it: not run on ConnectX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import firmware, reboot
+from tasks.commands import script
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
+from tests.deploy.test_scripts import program, sh
+
+PCI = "0000:18:00.0"
+QUERY = "mstconfig -e -d"
+WISHES = "for task in *"
+
+
+def told(sriov: str, vfs: str, link: str = "ETH(2)          ETH(2)") -> list[str]:
+    return f"""\
+
+Device #1:
+----------
+
+Device type:        ConnectX6DX
+Device:             {PCI}
+
+Configurations:                              Default         Current         Next Boot
+         HOST_CHAINING_DESCRIPTORS           Array[0..7]     Array[0..7]     Array[0..7]
+*        NUM_OF_VFS                          0               {vfs}
+*        SRIOV_EN                            False(0)        {sriov}
+         LINK_TYPE_P1                        IB(1)           {link}
+The '*' shows parameters with next value different from default/current value.
+""".splitlines()
+
+
+def answers(lines: list[str], *wishes: str) -> Answers:
+    card = [f"card {PCI}", *(f"line {line}" for line in lines)]
+    return {**DEBIAN, "dpkg -l": "ii  mstflint  4.21  amd64  x", QUERY: card, WISHES: ["boot-1", *wishes]}
+
+
+def commands(node: Node, answers: Answers, **given: Any) -> list[str]:
+    node.data = {"firmware": {"nics": [{"pci": PCI, **given}]}}
+    return node.deploy(firmware.configure, answers).flat
+
+
+OFF = told("False(0)        False(0)", "0               0")
+SET = told("False(0)        True(1)", "0               16")
+ON = told("True(1)         True(1)", "16              16")
+
+
+def record(text: str) -> str:
+    return str(script(reboot._RECORD, reboot.FOLDER, "firmware", text))
+
+
+def test_settings_that_are_new(node: Node) -> None:
+    assert commands(node, answers(OFF), vfs=16, link_types=["ETH"]) == [
+        f"mstconfig -y -d {PCI} set SRIOV_EN=1 NUM_OF_VFS=16",
+        record(f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"),
+    ]
+
+
+def test_settings_that_the_next_boot_has(node: Node) -> None:
+    wish = f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"
+    assert commands(node, answers(SET), vfs=16) == [record(wish)]
+    assert commands(node, answers(SET, f"firmware boot-1 {wish} "), vfs=16) == []
+
+
+def test_settings_that_are_in_effect(node: Node) -> None:
+    assert commands(node, answers(ON), vfs=16, sriov=True) == []
+    assert commands(node, answers(ON, "firmware boot-0 else "), vfs=16) == ["rm -f /var/lib/trackbed/reboots/firmware"]
+
+
+def test_sriov_off_and_another_link_type(node: Node) -> None:
+    made, _ = commands(node, answers(ON), sriov=False, link_types=["IB"])
+    assert made == f"mstconfig -y -d {PCI} set SRIOV_EN=0 LINK_TYPE_P1=1"
+
+
+def test_what_the_card_does_not_have_is_refused(node: Node) -> None:
+    (said, *_) = commands(node, answers(OFF), link_types=["ETH", "ETH"])
+    assert said.startswith(f"refuse: firmware: {PCI} has no LINK_TYPE_P2; leave it out, or look for its name")
+
+
+def test_what_is_no_card_is_refused(node: Node) -> None:
+    node.data = {"firmware": {"nics": [{"pci": PCI, "vfs": 4}]}}
+    gone = {**answers([]), QUERY: [f"card {PCI}", "error -E- Failed to open the device"]}
+    result = node.deploy(firmware.configure, gone)
+    assert result.failed
+    assert result.flat[0].startswith(
+        f"refuse: firmware: mstconfig cannot read {PCI}: -E- Failed to open the device; is it a Mellanox NIC's PCI address"
+    )
+
+
+def test_the_tool_comes_from_the_distribution(node: Node) -> None:
+    node.data = {"firmware": {"nics": [{"pci": PCI, "vfs": 4}]}}
+    none = {QUERY: [f"card {PCI}", "error mstconfig is not installed"], WISHES: ["boot-1"]}
+    result = node.deploy(firmware.configure, {**DEBIAN, **none}, {**answers(OFF), "dpkg -l": ""})
+    assert "apt-get" in result.commands["Firmware | mstflint"][-1]
+    assert result.commands["Firmware | mstflint"][-1].endswith("install --no-install-recommends mstflint")
+    assert result.commands["Firmware | Settings"] == [f"mstconfig -y -d {PCI} set SRIOV_EN=1 NUM_OF_VFS=4"]
+    result = node.deploy(firmware.configure, {**ROCKY_9, **none})
+    assert result.commands["Firmware | mstflint"] == ["dnf install -y mstflint"]
+
+
+def test_without_the_key_nothing_is_looked_at(node: Node) -> None:
+    result = node.deploy(firmware.configure, {WISHES: ["boot-1"]})
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+def test_the_query_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert firmware.Settings().process(sh(firmware._QUERY, PCI, PATH=str(tmp_path) + ":/usr/bin:/bin"))[PCI].error
+    text = "\n".join(SET)
+    program(
+        tmp_path / "mstconfig",
+        f"case \"$3\" in {PCI}) cat <<'END'\n{text}\nEND\n;; *) echo; echo '-E- none' >&2; exit 3 ;; esac",
+    )
+    said = sh(firmware._QUERY, PCI, "0000:19:00.0", PATH=f"{tmp_path}:/usr/bin:/bin")
+    found = firmware.Settings().process(said)
+    assert found["0000:19:00.0"].error == "-E- none"
+    assert found[PCI].settings == {
+        "NUM_OF_VFS": firmware.Setting(0, 16),
+        "SRIOV_EN": firmware.Setting(0, 1),
+        "LINK_TYPE_P1": firmware.Setting(2, 2),
+    }
+
+
+@pytest.mark.parametrize(
+    ("nics", "said"),
+    [
+        ([{"pci": "18:00.0"}], "pci: '18:00.0' is not valid; write it as 0000:3b:00.0"),
+        ([{"pci": PCI, "vfs": 4, "sriov": False}], "vfs: there are none without sriov"),
+        ([{"pci": PCI, "link_types": ["ETH", "ETH", "IB"]}], "a card has two ports at most"),
+        ([{"pci": PCI, "link_types": ["eth"]}], '"eth" is not one of IB, ETH'),
+        ([{"pci": PCI}, {"pci": "0000:18:00.1"}], "nics: 0000:18:00 is given twice"),
+        ([{"vfs": 4}], "the key 'pci' is missing; add it"),
+    ],
+)
+def test_bad_data(node: Node, nics: Any, said: str) -> None:
+    node.data = {"firmware": {"nics": nics}}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(firmware.configure, answers(OFF))
+    assert str(caught.value).startswith("@fake/node-a.firmware: ")
+    assert said in str(caught.value)

@@ -1,0 +1,145 @@
+"""The scripts that ask a node for what it has and how its kubelet starts, run here for real, in a folder of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.change import Report
+from tasks import hardware, labels, texts
+from tasks.hardware import Gpu, NodeHardware
+from tests.deploy.conftest import Node, status
+from tests.deploy.hardware import CONNECTX, ERDMA, VF, printed
+from tests.deploy.test_scripts import sh
+
+REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
+ROUTES = """Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT
+eth1\t00000000\t0102000A\t0003\t0\t0\t200\t00000000\t0\t0\t0
+eth0\t00000000\t0202000A\t0003\t0\t0\t100\t00000000\t0\t0\t0
+eth0\t0002000A\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0
+"""
+
+
+def pci(root: Path, address: str, vendor: str, code: str, driver: str | None = None) -> None:
+    folder = root / "sys/bus/pci/devices" / address
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"0x{vendor}\n")
+    (folder / "class").write_text(f"0x{code}\n")
+    if driver:
+        (root / "sys/bus/pci/drivers" / driver).mkdir(parents=True)
+        (folder / "driver").symlink_to(f"../../drivers/{driver}")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    pci(tmp_path, "0000:00:02.0", "1234", "030000", "bochs")
+    pci(tmp_path, "0000:50:00.0", "10de", "030200", "nvidia")
+    pci(tmp_path, "0000:51:00.0", "10de", "030000")
+    pci(tmp_path, "0000:52:00.0", "10de", "068000", "nvswitch")
+    for netdev in ("eth0", "lo"):
+        (tmp_path / "sys/class/net" / netdev).mkdir(parents=True)
+    (tmp_path / "proc/net").mkdir(parents=True)
+    (tmp_path / "proc/modules").write_text("ib_uverbs 1 2 - Live 0x0\nmlx5_core 1 0 - Live 0x0\n")
+    (tmp_path / "proc/net/route").write_text(ROUTES)
+    return tmp_path
+
+
+def test_what_a_node_has(root: Path) -> None:
+    (root / "inspection").write_text(
+        json.dumps({"functions": [CONNECTX, ERDMA], "other_rdma": [], "rdma_cm": True}, indent=1)
+    )
+    command = root / "trackbed"
+    command.write_text(f'#!/bin/sh\n[ "$*" = "inspect --json" ] && cat {root}/inspection\n')
+    command.chmod(0o755)
+    found = NodeHardware().process(sh(hardware._HARDWARE, command, root))
+    assert found is not None
+    assert found.gpus == (Gpu("0000:50:00.0", "nvidia"), Gpu("0000:51:00.0", None))
+    assert found.modules == {"ib_uverbs", "mlx5_core"}
+    assert found.netdevs == ("eth0", "lo")
+    assert found.route == "eth0"
+    assert [function.address for function in found.all_functions()] == [
+        CONNECTX["address"],
+        VF["address"],
+        ERDMA["address"],
+    ]
+    assert [function.address for function in found.hcas()] == [CONNECTX["address"]]
+
+
+def test_a_kernel_without_modules_and_routes(tmp_path: Path) -> None:
+    command = tmp_path / "trackbed"
+    command.write_text('#!/bin/sh\necho \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'\n')
+    command.chmod(0o755)
+    assert NodeHardware().process(sh(hardware._HARDWARE, command, tmp_path)) == hardware.Hardware(())
+
+
+def test_a_node_without_an_agent_tells_nothing(root: Path) -> None:
+    assert NodeHardware().process(sh(hardware._HARDWARE, root / "trackbed", root)) is None
+    assert NodeHardware().process(printed()[:-2]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("KUBELET_EXTRA_ARGS=--v=4", "--v=4"),
+        ('KUBELET_EXTRA_ARGS="--v=4 --node-ip=10.0.0.1"', "--v=4 --node-ip=10.0.0.1"),
+        ("KUBELET_EXTRA_ARGS='--v=4'", "--v=4"),
+        (r'KUBELET_EXTRA_ARGS="--config-dir=\"/a b\""', '--config-dir="/a b"'),
+        ("KUBELET_EXTRA_ARGS=", ""),
+        ("# KUBELET_EXTRA_ARGS=--v=4", ""),
+        ("KUBELET_EXTRA_ARGS=--v=2\nKUBELET_EXTRA_ARGS=--v=4", "--v=4"),
+    ],
+)
+def test_the_kubelet_s_arguments(tmp_path: Path, line: str, arguments: str) -> None:
+    (tmp_path / "etc/default").mkdir(parents=True)
+    (tmp_path / "etc/default/kubelet").write_text(f"{line}\n")
+    found = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, None)))
+    assert found == labels.Kubelet(arguments, None)
+
+
+@pytest.mark.parametrize(
+    ("unit", "passes"), [("ExecStart=kubelet $KUBELET_EXTRA_ARGS", True), ("ExecStart=kubelet", False)]
+)
+def test_whether_the_kubelet_s_unit_passes_arguments_on(tmp_path: Path, unit: str, passes: bool) -> None:
+    found = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
+    assert found == labels.Kubelet("", passes)
+
+
+def _systemctl(folder: Path, unit: str | None) -> str:
+    (folder / "bin").mkdir()
+    command = folder / "bin/systemctl"
+    command.write_text(f"#!/bin/sh\necho '{unit}'\n" if unit else "#!/bin/sh\nexit 1\n")
+    command.chmod(0o755)
+    return f"{folder / 'bin'}:/usr/bin:/bin"
+
+
+def test_texts_are_read_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(":x\n\n# file b\n")
+    (tmp_path / "b").write_text("")
+    paths = [str(tmp_path / name) for name in ("a", "b", "c")]
+    assert texts.Texts().process(sh(texts._READ, *paths)) == {paths[0]: ":x\n\n# file b\n", paths[1]: ""}
+
+
+def test_a_text_is_placed_whole(tmp_path: Path) -> None:
+    (tmp_path / ".a.new").write_text("new\n")
+    (tmp_path / "a").write_text("old\n")
+    sh(texts._PLACE, tmp_path / ".a.new", tmp_path / "a")
+    assert (tmp_path / "a").read_text() == "new\n"
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def settle() -> None:
+    hardware.settle(version="1-a", spec_hash="abc")
+
+
+def test_nobody_waits_where_nobody_looks(node: Node) -> None:
+    assert node.deploy(settle, {}).planned == {}
+
+
+def test_who_looks_waits_until_the_node_is_ready_or_its_time_is_over(node: Node) -> None:
+    node.data = {"labels": {}, "ready_timeout": 7}
+    (waits,) = node.deploy(settle, {}).flat
+    assert waits.endswith("sh /usr/local/bin/trackbed abc 7")
+    assert node.deploy(settle, status(REPORT)).flat == []

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import base64
+import datetime
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from pyinfra.api.exceptions import DeployError
+
+from agent.reporter.settings import read_settings
+from agent.spec import from_mapping
+from tasks import kubernetes
+from tasks.commands import script
+from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS, UNIT
+from tests.deploy.conftest import DEBIAN, Answers, Node
+
+SPEC = from_mapping({"node_name": "node-a"}, "node-a")
+CREDENTIALS = "checkend"
+HAS_OPENSSL = {**DEBIAN, "dpkg -l": ["ii  openssl  3.0-1  amd64  something"]}
+TEXTS = 'echo "file $path"'
+RESTART = str(script('systemctl try-restart "$1" 2>/dev/null || true', UNIT))
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cluster")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+    file = tmp_path_factory.mktemp("pki") / "ca.pem"
+    file.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return file
+
+
+@pytest.fixture
+def key(authority: Path) -> dict[str, Any]:
+    return {
+        "server": "https://10.0.0.1:6443",
+        "ca_file": str(authority),
+        "required_resources": ["rdma/hca_shared_devices_b"],
+        "kubeconfig": "/nowhere/kubeconfig",
+    }
+
+
+def configure() -> None:
+    kubernetes.configure(spec=SPEC)
+
+
+def texts(key: dict[str, Any], node: Node, tmp_path: Path) -> Answers:
+    """What the fact of both files answers once they are there."""
+    credentials = ["certificate yes", f"secret {token(time.time(), time.time() + 3600)}"]
+    first = evolve(node, data={"kubernetes": key}).deploy(configure, {**HAS_OPENSSL, CREDENTIALS: credentials})
+    lines = []
+    for path in (SETTINGS, AUTHORITY):
+        (upload,) = [text for name, text in first.uploads.items() if name.endswith(f"{Path(path).name}.new")]
+        (tmp_path / Path(path).name).write_bytes(upload)
+        lines += [f"file {path}", *(f":{line}" for line in upload.decode().splitlines())]
+    return {TEXTS: lines}
+
+
+def token(start: float, end: float) -> str:
+    """The part of a token that a node tells."""
+    claims = {"iat": start, "exp": end, "kubernetes.io": {"node": {"name": "node-a", "uid": "u1"}}}
+    return base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+
+
+def test_settings_are_what_the_reporter_reads(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
+    texts({**key, "taint_lifted_by": "node-readiness-controller"}, node, tmp_path)
+    settings = read_settings(tmp_path / "reporter.json")
+    assert (settings.node_name, settings.server, settings.ca_file) == ("node-a", "https://10.0.0.1:6443", AUTHORITY)
+    assert settings.required_resources == ("rdma/hca_shared_devices_b",)
+    assert settings.taint_lifted_by == "node-readiness-controller"
+
+
+@pytest.mark.parametrize(
+    "credentials", [["certificate yes", "secret "], [f"secret {token(time.time(), time.time() + 3600)}"]]
+)
+def test_a_node_with_a_certificate_or_a_fresh_enrolment_token_needs_none(
+    node: Node, key: dict[str, Any], credentials: list[str], tmp_path: Path
+) -> None:
+    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: credentials}
+    result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+@pytest.mark.parametrize(
+    ("identity", "credentials"),
+    [
+        ("certificate", ["secret "]),
+        ("certificate", ["certificate yes"]),
+        ("token", [f"secret {token(time.time() - 900, time.time() + 300)}"]),
+        ("token", ["secret not-a-token"]),
+    ],
+)
+def test_what_has_run_out_is_made_anew_and_where_it_cannot_the_node_keeps_what_it_has(
+    node: Node, key: dict[str, Any], identity: str, credentials: list[str], tmp_path: Path
+) -> None:
+    key = {**key, "identity": identity}
+    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: credentials}
+    result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
+    assert result.failed
+    assert "kubernetes.kubeconfig: no token for node-a: ConfigError" in "".join(result.log)
+    assert result.inputs == [] and RESTART not in result.flat
+
+
+def test_a_secret_is_in_no_argument(node: Node) -> None:
+    command = kubernetes._keep_secret("s3cret")
+    assert "s3cret" not in str(command)
+    assert command.connector_arguments["_stdin"] == "s3cret"
+
+
+def test_without_the_key_nothing_stays(node: Node, key: dict[str, Any], tmp_path: Path) -> None:
+    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["secret "]}
+    assert node.deploy(configure, answers).flat == [str(script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET))]
+    assert node.deploy(configure, HAS_OPENSSL).flat == []
+
+
+def test_only_a_node_without_a_certificate_is_enrolled(node: Node, key: dict[str, Any]) -> None:
+    def enrol() -> None:
+        kubernetes.enrol(spec=SPEC)
+
+    enrols = evolve(node, data={"kubernetes": key})
+    assert enrols.deploy(enrol, {**HAS_OPENSSL, CREDENTIALS: ["certificate yes"]}).flat == []
+    asked = ["secret ", "request trackbed-node-a-1", "csr eA=="]
+    result = enrols.deploy(enrol, {**HAS_OPENSSL, CREDENTIALS: asked})
+    assert result.failed and "trackbed-node-a-1 cannot be approved" in "".join(result.log)
+    for other in ({"approved_by": "operator"}, {"identity": "token"}):
+        assert evolve(node, data={"kubernetes": {**key, **other}}).deploy(enrol, DEBIAN).flat == []
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"server": "http://10.0.0.1:6443"}, "is no API server's URL"),
+        ({"server": "10.0.0.1"}, "is no API server's URL"),
+        ({"days": 366}, "days: 366 is not valid; give 1 to 365"),
+        ({"required_resources": ["cpu"]}, "'cpu' is no extended resource"),
+        ({"identity": "kubeconfig"}, "is not one of certificate, token"),
+        ({"ca_file": "/nowhere/ca.pem"}, "give the cluster's authority, a PEM file"),
+        ({"servers": "x"}, "did you mean 'server'"),
+    ],
+)
+def test_bad_data_stops_the_run(node: Node, key: dict[str, Any], change: dict[str, Any], why: str) -> None:
+    with pytest.raises(DeployError, match=why):
+        evolve(node, data={"kubernetes": {**key, **change}}).deploy(configure, DEBIAN)
+
+
+def test_openssl_is_there_before_a_certificate_is_asked_for(node: Node, key: dict[str, Any]) -> None:
+    result = evolve(node, data={"kubernetes": key}).deploy(configure, {**DEBIAN, CREDENTIALS: ["certificate yes"]})
+    assert any(command.endswith("install openssl") for command in result.flat)

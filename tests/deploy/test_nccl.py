@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import nccl
+from tests.deploy.conftest import Answers, Node, Result
+from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, SECOND, VF, VIRTIO, function, has, rdma
+from tests.deploy.test_labels import FILES, files
+
+HEADER = "# Written by Trackbed; changes here are overwritten.\n"
+TYPE_1 = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA=mlx5\nNCCL_DEBUG=INFO\n"
+TYPE_2 = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_DISABLE=1\nNCCL_IB_HCA=\nNCCL_DEBUG=INFO\n"
+ROCE = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA==mlx5_0,mlx5_1\nNCCL_IB_GID_INDEX=3\nNCCL_DEBUG=INFO\n"
+NEW = "/etc/.nccl.conf.new"
+
+
+def deploy(node: Node, given: dict[str, Any] | None, answers: Answers, **data: Any) -> Result:
+    node.data = data if given is None else {"nccl": given, **data}
+    return node.deploy(nccl.configure, answers)
+
+
+def test_the_header_is_no_setting_to_nccl() -> None:
+    assert "=" not in HEADER
+
+
+@pytest.mark.parametrize("series", ["GU8TF", "GU8TEF", "GX8SF"])
+def test_type_1_of_the_cloud(node: Node, series: str) -> None:
+    result = deploy(node, {"series": series}, has(CONNECTX, others=GPUS))
+    assert result.uploads[NEW].decode() == TYPE_1
+    assert result.flat[-1].endswith(f"sh {NEW} /etc/nccl.conf")
+
+
+@pytest.mark.parametrize(("series", "gpus"), [("P16EN", 16), ("gpu-hpn", 1), ("gpu-hpn", 16)])
+def test_type_2_of_the_cloud(node: Node, series: str, gpus: int) -> None:
+    result = deploy(node, {"series": series}, has(CONNECTX, others=(GPUS * 2)[:gpus]))
+    assert result.uploads[NEW].decode() == TYPE_2
+
+
+def test_on_other_nodes_the_names_are_the_node_s_own(node: Node) -> None:
+    assert deploy(node, {"network_type": 1}, has(CONNECTX, SECOND, ERDMA)).uploads[NEW].decode() == ROCE
+
+
+def test_type_2_on_other_nodes(node: Node) -> None:
+    result = deploy(node, {"network_type": 2}, has(VIRTIO, others=("route 50 ens5",)))
+    assert result.uploads[NEW].decode() == TYPE_2.replace("eth0", "ens5")
+
+
+def test_where_only_vfs_have_rdma_devices_they_are_it(node: Node) -> None:
+    pf = {**CONNECTX, "rdma": [], "vfs": [VF]}
+    assert "NCCL_IB_HCA==mlx5_2\n" in deploy(node, {"network_type": 1}, has(pf)).uploads[NEW].decode()
+
+
+@pytest.mark.parametrize(
+    "gids", [(), ((5, "RoCE v2", "10.0.0.2"),), ((1, "RoCE v1", "10.0.0.2"),), ((1, "RoCE v2", "fe80::2"),)]
+)
+def test_a_gid_index_that_is_not_the_same_on_all_ports_is_left_to_nccl(node: Node, gids: Any) -> None:
+    second = function("0000:41:00.0", "15b3:101b", "ens2f0", rdma("mlx5_1", *gids))
+    text = deploy(node, {"network_type": 1}, has(CONNECTX, second)).uploads[NEW].decode()
+    # Ports without such a GID do not object to the others' index.
+    assert ("NCCL_IB_GID_INDEX=3" in text) is (not gids or gids[0][1:] != ("RoCE v2", "10.0.0.2"))
+
+
+def test_what_the_inventory_says_is_taken(node: Node) -> None:
+    given = {"network_type": 1, "interface": "ens1f0", "hcas": "mlx5_bond", "gid_index": 5, "debug": "WARN"}
+    assert deploy(node, given, has(CONNECTX)).uploads[NEW].decode() == (
+        f"{HEADER}NCCL_SOCKET_IFNAME=ens1f0\nNCCL_IB_HCA=mlx5_bond\nNCCL_IB_GID_INDEX=5\nNCCL_DEBUG=WARN\n"
+    )
+
+
+def test_unchanged(node: Node) -> None:
+    result = deploy(node, {"network_type": 1}, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: ROCE})})
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+def test_without_the_key_only_a_file_of_ours_goes(node: Node) -> None:
+    assert deploy(node, None, files(**{nccl.PATH: "NCCL_DEBUG=WARN"})).flat == []
+    assert deploy(node, None, files(**{nccl.PATH: ROCE})).flat[0].endswith(f"sh {nccl.PATH}")
+    assert deploy(node, None, {FILES: []}).flat == []
+
+
+@pytest.mark.parametrize(
+    ("given", "answers", "said"),
+    [
+        ({"network_type": 1}, has(VIRTIO), "nccl.network_type: the node has no RDMA device"),
+        (
+            {"series": "GU8TF"},
+            has(CONNECTX),
+            "nccl.series: an instance of GU8TF has 8 GPUs, this node has 0; correct series",
+        ),
+        ({"series": "gpu-hpn"}, has(CONNECTX), "an instance of gpu-hpn has 1 to 16 GPUs, this node has 0"),
+        (
+            {"network_type": 2, "interface": "bond0"},
+            has(VIRTIO),
+            "interface: bond0 is not there; this node has eth0, ens5",
+        ),
+        ({"network_type": 2}, {}, "did not tell its hardware"),
+    ],
+)
+def test_a_node_that_cannot_have_it_is_refused_with_nothing_written(
+    node: Node, given: dict[str, Any], answers: Answers, said: str
+) -> None:
+    result = deploy(node, given, answers)
+    assert result.failed
+    assert said in "\n".join(result.log)
+    assert result.uploads == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "give network_type (1: RDMA, 2: sockets alone), or series, one of GU8TF"),
+        ({"network_type": 3}, "3 is not one of 1, 2"),
+        ({"series": "GU8TX"}, '"GU8TX" is not one of GU8TF'),
+        ({"series": "P16EN", "network_type": 1}, "network_type: P16EN has type 2; take network_type out"),
+        ({"network_type": 2, "hcas": "mlx5"}, "hcas and gid_index mean nothing on a network of type 2"),
+        ({"network_type": 1, "interface": "eth0\nX=1"}, "is no netdev's name"),
+        ({"network_type": 1, "hcas": "mlx5 0"}, "is no list of RDMA devices"),
+        ({"network_type": 1, "gid_index": 256}, "gid_index: 256 is out of range"),
+        ({"network_type": 1, "debug": "info"}, '"info" is not one of VERSION, WARN, INFO, TRACE'),
+    ],
+)
+def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeployError) as caught:
+        deploy(node, given, has(CONNECTX))
+    assert str(caught.value).startswith("@fake/node-a.nccl: ")
+    assert said in str(caught.value)
+
+
+def test_the_inventory_s_gpus_must_be_those_of_the_series(node: Node) -> None:
+    with pytest.raises(DeployError) as caught:
+        deploy(node, {"series": "P16EN"}, has(CONNECTX), gpus={"count": 8})
+    assert "nccl.series: an instance of P16EN has 16 GPUs, and gpus.count is 8; correct one of the two" in str(
+        caught.value
+    )

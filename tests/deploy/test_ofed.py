@@ -1,0 +1,498 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import doca, mlnx_ofed, ofed, ofed_modules, reboot
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tests.deploy.test_scripts import program, sh
+
+KERNEL = "6.1.0-9-amd64"
+FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
+STACK, USERS, HOLDERS, OLD_INITRAMFS, RELOAD = "dkms/$name", "storage=$2", "is held by", "-ot", "openibd restart"
+WISHES, BUILDS, DPKG, RPM = "for task in *", "dkms status", "dpkg -l", "rpm --queryformat"
+KEY, HELD, HEADERS, RDMA, BUNDLE = "fingerprints()", "apt-mark showhold", "/build/include", "ib_uverbs", "ofed_info -s"
+UNAME = {"uname -r": KERNEL}
+BOOT = "00000000-0000-4000-8000-00000000000"
+NO_WISH = {WISHES: [f"{BOOT}1"]}
+DEBS = [f"ii  {name}:amd64  44.0-2  amd64  x" for name in ("gpg", *ofed.INBOX["debian"])]
+DOCA_DEBS = [*DEBS, "ii  doca-ofed  3.2.1-044501  amd64  x", "ii  rdma-core:amd64  2510mlnx58-1  amd64  x"]
+OPS = "OFED | "
+
+
+def stack(loaded: str = "AB", installed: str = "AB", path: str = "/lib/modules/K/updates/dkms/rdma_rxe.ko") -> Answers:
+    lines = ["dkms mlnx-ofed-kernel", "built rdma_rxe", f"loaded rdma_rxe|{loaded}|{installed}|{path}"]
+    return {STACK: [f"kernel {KERNEL}", *lines]}
+
+
+BUILT = {BUILDS: f"mlnx-ofed-kernel/25.10, {KERNEL}, x86_64: installed"}
+NO_STACK = {STACK: [f"kernel {KERNEL}"]}
+
+
+def in_force() -> None:
+    ofed_modules.in_force(name="Loaded modules", task="ofed")
+
+
+# What runs, and what is installed
+
+
+def test_modules_that_are_the_installed_ones_are_left_alone(node: Node) -> None:
+    result = node.deploy(in_force, {**stack(), **NO_WISH})
+    assert result.planned == {"Loaded modules": False}
+    assert result.flat == []
+
+
+def test_modules_that_nobody_uses_are_loaded_again(node: Node) -> None:
+    result = node.deploy(in_force, {**stack(loaded="CD"), USERS: "end", **NO_WISH, **UNAME})
+    assert result.planned == {"Loaded modules": True}
+    assert RELOAD in result.flat[0]
+
+
+def test_modules_in_use_are_not_loaded_again_and_a_reboot_is_wished_for(node: Node) -> None:
+    users = {USERS: ["ib_write_bw (pid 7) has uverbs0 open", "a route goes through ens1f0", "end"]}
+    result = node.deploy(in_force, {**stack(loaded="CD"), **users, **NO_WISH})
+    [wish] = result.flat
+    assert wish.endswith(f" sh {reboot.FOLDER} ofed 'installed modules are not the loaded ones: rdma_rxe (AB)'")
+    said = (
+        "ofed: the modules are not loaded again now: ib_write_bw (pid 7) has uverbs0 open; a route goes through ens1f0"
+    )
+    assert any(said in line for line in result.log)
+
+
+def test_a_wish_that_is_made_already_is_no_change(node: Node) -> None:
+    made = {WISHES: [f"{BOOT}1", f"ofed {BOOT}1 installed modules are not the loaded ones: rdma_rxe (AB)"]}
+    result = node.deploy(in_force, {**stack(loaded="CD"), USERS: ["x", "end"], **made})
+    assert result.flat == []
+
+
+def test_a_wish_that_is_met_is_withdrawn(node: Node) -> None:
+    made = {WISHES: [f"{BOOT}1", f"ofed {BOOT}0 installed modules are not the loaded ones: rdma_rxe (AB)"]}
+    assert node.deploy(in_force, {**stack(), **made}).flat == [f"rm -f {reboot.FOLDER}/ofed"]
+
+
+def test_an_initramfs_with_the_old_module_is_made_again_before_the_reboot(node: Node) -> None:
+    answers = {**stack(loaded="CD"), USERS: ["x", "end"], OLD_INITRAMFS: "rdma_rxe", **NO_WISH}
+    assert "update-initramfs" in node.deploy(in_force, answers).flat[0]
+
+
+def test_modules_that_do_not_go_are_a_wish_for_a_reboot_with_their_holders(node: Node) -> None:
+    answers = {**stack(loaded="CD"), USERS: "end", HOLDERS: "mlx_compat is held by nvme", **NO_WISH}
+    result = node.deploy(in_force, answers)
+    assert RELOAD in result.flat[0]
+    assert "installed modules are not the loaded ones" in result.flat[1]
+    assert any("remove its package (mlnx-nvme-dkms)" in line for line in result.log)
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (NO_STACK, "there are no modules of theirs for the running kernel"),
+        (
+            stack(path="/lib/modules/K/kernel/rdma_rxe.ko"),
+            "would take the kernel's own modules, not those of OFED: rdma_rxe",
+        ),
+    ],
+)
+def test_refused_with_the_remedy(node: Node, answers: Answers, said: str) -> None:
+    result = node.deploy(in_force, answers)
+    assert result.failed
+    assert said in result.flat[0]
+
+
+def test_modules_that_are_gone_after_openibd_fail_the_host(node: Node) -> None:
+    # The same answers in both phases: what the second reading says is told by a stack without the module.
+    before = ofed_modules.Stack(KERNEL, True, 1, (ofed_modules.Module("rdma_rxe", "CD", "AB", "/updates/x.ko"),))
+    after = ofed_modules.Stack(KERNEL, True, 1, ())
+    assert ofed_modules.gone(before, after) == ["rdma_rxe"]
+    assert ofed_modules.gone(before, before) == []
+
+
+def test_modules_without_a_srcversion_are_told_apart_by_build_id(node: Node) -> None:
+    other = {
+        "note.gnu.build-id": [
+            "path /lib/modules/K/updates/dkms/rdma_rxe.ko",
+            "installed ",
+            "users 0",
+            "loaded ",
+            "other",
+        ]
+    }
+    result = node.deploy(in_force, {**stack("", ""), USERS: "end", **other, **NO_WISH})
+    assert RELOAD in result.flat[0]
+    same = {"note.gnu.build-id": [*other["note.gnu.build-id"][:-1], "same"]}
+    assert node.deploy(in_force, {**stack("", ""), **same, **NO_WISH}).flat == []
+
+
+def test_what_dkms_has_not_built_for_the_running_kernel_is_built_in_order(node: Node) -> None:
+    known = ["iser/25.10, 6.1.0-8-amd64, x86_64: installed", "mlnx-ofed-kernel/25.10: added", "erdma/1.0: added"]
+    result = node.deploy(lambda: ofed_modules.built(name="built"), {BUILDS: known, **UNAME})
+    assert [command[-34:].rsplit(" sh ", 1)[-1] for command in result.flat] == [
+        f"mlnx-ofed-kernel 25.10 {KERNEL}"[-34:],
+        f"iser 25.10 {KERNEL}",
+    ]
+
+
+# inbox
+
+
+def test_inbox_installs_what_is_missing(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}}
+    result = node.deploy(ofed.install, {**DEBIAN, **NO_STACK, DPKG: DEBS[:3], RDMA: "yes"})
+    assert result.flat[-1].endswith(
+        "install --no-install-recommends ibverbs-utils rdmacm-utils infiniband-diags perftest"
+    )
+    again = node.deploy(ofed.install, {**DEBIAN, **NO_STACK, DPKG: DEBS, RDMA: "yes"})
+    assert again.planned == {f"{OPS}Inbox": False}
+    assert again.flat == []
+
+
+def test_inbox_of_a_small_kernel(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}}
+    answers = {**NO_STACK, RDMA: "no"}
+    rpms = [f"{name} 1.0-1" for name in ofed.INBOX["rhel"]]
+    assert node.deploy(ofed.install, {**ROCKY_9, **answers, RPM: rpms}).flat == [
+        f"dnf install -y kernel-modules-{KERNEL}"
+    ]
+    result = node.deploy(ofed.install, {**DEBIAN, **answers, DPKG: DEBS})
+    assert f"the kernel {KERNEL} has no RDMA modules" in result.flat[0]
+    assert result.failed
+
+
+def test_inbox_beside_a_vendor_s_is_refused(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}}
+    result = node.deploy(ofed.install, {**DEBIAN, **stack(), DPKG: DEBS, RDMA: "yes"})
+    assert result.failed
+    assert "ofed_uninstall.sh" in result.flat[0]
+
+
+def test_without_the_key_nothing_is_done(node: Node) -> None:
+    assert node.deploy(ofed.install, DEBIAN).planned == {}
+
+
+# doca
+
+DOCA: dict[str, Any] = {"version": "3.2.1-044501", "fingerprint": FINGERPRINT}
+SOURCE = """\
+# Written by Trackbed; changes here are overwritten.
+Types: deb
+URIs: https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64/
+Suites: ./
+Signed-By: /etc/apt/keyrings/trackbed-doca.gpg
+"""
+
+
+def test_doca_on_a_fresh_debian(node: Node) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    answers = {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, HEADERS: "yes", BUILDS: [], **NO_WISH, **UNAME}
+    result = node.deploy(ofed.install, answers)
+    [key] = result.commands[f"{OPS}doca: key of its repository"]
+    assert f" sh {doca.NVIDIA}/GPG-KEY-Mellanox.pub {FINGERPRINT} /etc/apt/keyrings/trackbed-doca.gpg" in key
+    assert result.uploads["/etc/apt/sources.list.d/trackbed-doca.sources"].decode() == SOURCE
+    assert result.uploads[doca.PREFERENCES].decode() == doca.PREFERRED
+    install, hold = result.commands[f"{OPS}DOCA-OFED"]
+    assert " sh mlnx-ofed-kernel " in install
+    assert install.endswith(" doca-ofed=3.2.1-044501")
+    assert hold == "apt-mark hold doca-ofed"
+    # The distribution's, that the deploy has found, are replaced.
+    assert " sh rdma-core ibverbs-providers " in result.commands[f"{OPS}The vendor's rdma-core"][0]
+
+
+def test_doca_unchanged(node: Node) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
+    there |= file_answers(doca.PREFERENCES, doca.PREFERRED)
+    answers = {**DEBIAN, "uname -m": "x86_64", **stack(), DPKG: DOCA_DEBS, KEY: FINGERPRINT, HEADERS: "yes", **BUILT}
+    result = node.deploy(ofed.install, {**answers, **NO_WISH, HELD: "doca-ofed", **there, **UNAME})
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+def test_doca_on_rocky_9(node: Node) -> None:
+    node.data = {"ofed": {"doca": {**DOCA, "profile": "doca-roce"}}}
+    answers = {**ROCKY_9, "uname -m": "aarch64", **NO_STACK, RPM: ["gnupg2 2.3"], HEADERS: "yes", **NO_WISH, **UNAME}
+    result = node.deploy(ofed.install, answers)
+    source = result.uploads["/etc/yum.repos.d/trackbed-doca.repo"].decode()
+    assert "baseurl=https://linux.mellanox.com/public/repo/doca/3.2.1/rhel9/arm64-sbsa/\n" in source
+    install, *hold = result.commands[f"{OPS}DOCA-OFED"]
+    assert " sh mlnx-ofa_kernel " in install
+    assert install.endswith(" doca-roce-3.2.1-044501")
+    assert hold[-1] == "dnf versionlock add doca-roce-3.2.1-044501"
+
+
+def test_doca_without_kernel_headers_installs_nothing(node: Node) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    result = node.deploy(ofed.install, {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, **UNAME})
+    assert result.failed
+    assert f"the headers of the running kernel {KERNEL} are missing" in result.commands[f"{OPS}Kernel headers"][0]
+    assert result.commands[f"{OPS}DOCA-OFED"] == []
+
+
+@pytest.mark.parametrize(
+    ("release", "said"),
+    [
+        (
+            {"ID": "ubuntu", "VERSION_ID": "23.10"},
+            "doca does not support Ubuntu 23.10; it supports Ubuntu 22.04, 24.04; Debian 12",
+        ),
+        ({"ID": "fedora", "VERSION_ID": "41"}, "doca does not support Fedora 41"),
+        (
+            {"ID": "ol", "VERSION_ID": "9.4"},
+            "doca.repository: it is not known what NVIDIA calls its folder for Oracle Linux 9.4",
+        ),
+    ],
+)
+def test_a_distribution_that_doca_does_not_support(node: Node, release: dict[str, str], said: str) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    lines = [f'{name}="{value}"' for name, value in release.items()]
+    with pytest.raises(DeployError) as caught:
+        node.deploy(ofed.install, {"*-release": ["/etc/os-release", *lines, "---"], "uname -m": "x86_64"})
+    assert str(caught.value).startswith("@fake/node-a.ofed: ")
+    assert said in str(caught.value)
+
+
+# mlnx_ofed
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "MLNX_OFED_LINUX-24.10-1.1.4.0-debian12.5-x86_64.tgz"
+    path.write_bytes(b"a bundle")
+    return {"bundle": str(path), "sha256": hashlib.sha256(b"a bundle").hexdigest()}
+
+
+ON_DEBIAN = {**DEBIAN, "uname -m": "x86_64"}
+
+
+def test_a_bundle_is_sent_and_installed_without_its_firmware(node: Node, given: dict[str, Any]) -> None:
+    node.data = {"ofed": {"mlnx_ofed": given}}
+    result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_WISH, **UNAME})
+    made, upload, install = result.commands[f"{OPS}MLNX_OFED"]
+    assert made.endswith(" sh /var/lib/trackbed/ofed")
+    assert upload == "upload /var/lib/trackbed/ofed/bundle.tgz"
+    assert install.endswith(f" sh {upload.split()[1]} {given['sha256']} {mlnx_ofed.FOLDER} --force --without-fw-update")
+
+
+def test_a_bundle_with_firmware_and_options(node: Node, given: dict[str, Any]) -> None:
+    node.data = {"ofed": {"mlnx_ofed": {**given, "firmware_update": True, "options": ["--add-kernel-support"]}}}
+    result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_WISH, **UNAME})
+    assert result.commands[f"{OPS}MLNX_OFED"][-1].endswith(f" {mlnx_ofed.FOLDER} --force --add-kernel-support")
+
+
+def test_a_bundle_that_is_installed_is_left_alone(node: Node, given: dict[str, Any]) -> None:
+    node.data = {"ofed": {"mlnx_ofed": given}}
+    answers = {**ON_DEBIAN, **stack(), **BUILT, **NO_WISH, **UNAME}
+    same = {BUNDLE: [given["sha256"], "MLNX_OFED_LINUX-24.10-1.1.4.0:", "MLNX_OFED_LINUX-24.10-1.1.4.0:"]}
+    assert node.deploy(ofed.install, {**answers, **same}).flat == []
+    # Somebody has installed another one since.
+    other = {BUNDLE: [given["sha256"], "MLNX_OFED_LINUX-24.10-1.1.4.0:", "OFED-internal-25.10-1.2.3:"]}
+    assert node.deploy(ofed.install, {**answers, **other}).planned[f"{OPS}MLNX_OFED"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"sha256": "0" * 64}, "has "),
+        ({"bundle": "/absent.tgz"}, "mlnx_ofed.bundle: /absent.tgz: No such file or directory; give the path"),
+    ],
+)
+def test_a_bundle_that_is_not_as_said_stops_the_deploy(
+    node: Node, given: dict[str, Any], change: dict[str, str], said: str
+) -> None:
+    node.data = {"ofed": {"mlnx_ofed": {**given, **change}}}
+    with pytest.raises(DeployError, match=r"node-a\.ofed: mlnx_ofed") as caught:
+        node.deploy(ofed.install, ON_DEBIAN)
+    assert said in str(caught.value)
+
+
+def test_a_bundle_for_another_system_stops_the_deploy(node: Node, given: dict[str, Any]) -> None:
+    node.data = {"ofed": {"mlnx_ofed": given}}
+    with pytest.raises(DeployError, match=r"is for debian 12.5 on x86_64, and this is Rocky Linux 9.4 on x86_64"):
+        node.deploy(ofed.install, {**ROCKY_9, "uname -m": "x86_64"})
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, "given: no source; give exactly one of inbox, doca, mlnx_ofed"),
+        ({"inbox": {}, "doca": DOCA}, "given: inbox and doca; give exactly one"),
+        ({"inbox": {"x": 1}}, "inbox: unknown key 'x'"),
+        ({"doka": {}}, "unknown key 'doka'; did you mean 'doca'?"),
+        ({"doca": {"version": "3.2.1-1"}}, "doca.fingerprint: the key 'fingerprint' is missing; add it"),
+        (
+            {"doca": {**DOCA, "version": "latest"}},
+            "version: 'latest' is not valid; give it as the package manager prints it",
+        ),
+        ({"doca": {**DOCA, "fingerprint": "AB12"}}, "fingerprint: 'AB12' is not valid; give the whole fingerprint"),
+        ({"doca": {**DOCA, "repository": "ftp://x"}}, "uri: 'ftp://x' is not valid; give a URL"),
+        ({"doca": {**DOCA, "profile": "all"}}, 'doca.profile: "all" is not one of doca-ofed'),
+        ({"mlnx_ofed": {"bundle": "x", "sha256": "12"}}, "sha256: '12' is not valid; give the 64 digits"),
+        (
+            {"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["--without-fw-update"]}},
+            "options: '--without-fw-update' is what firmware_update says",
+        ),
+        ({"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["rm -rf"]}}, "options: 'rm -rf' is no option"),
+    ],
+)
+def test_bad_data(node: Node, data: Any, said: str) -> None:
+    node.data = {"ofed": data}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(ofed.install, DEBIAN)
+    assert str(caught.value).startswith("@fake/node-a.ofed: ")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# The scripts, run here
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A node's files: two modules of DKMS, one of them loaded."""
+    kernel = os.uname().release
+    folder = tmp_path / f"var/lib/dkms/mlnx-ofed-kernel/25.10/{kernel}/x86_64/module"
+    folder.mkdir(parents=True)
+    for name in ("rdma_rxe.ko.xz", "mlx5-ib.ko"):
+        (folder / name).touch()
+    module(tmp_path, "rdma_rxe", refcnt=1)
+    (tmp_path / "sys/module/rdma_rxe/srcversion").write_text("AB\n")
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/mounts").write_text("/dev/vda / ext4 rw 0 0\n")
+    return tmp_path
+
+
+def module(root: Path, name: str, refcnt: int = 0, holders: tuple[str, ...] = ()) -> Path:
+    folder = root / "sys/module" / name
+    (folder / "holders").mkdir(parents=True)
+    (folder / "refcnt").write_text(f"{refcnt}\n")
+    for holder in holders:
+        (folder / "holders" / holder).mkdir()
+    return folder
+
+
+def test_the_modules_that_an_ofed_brought(root: Path) -> None:
+    program(root / "bin/modinfo", '[ "$1" = -F ] && echo CD || echo /lib/modules/K/updates/dkms/"$2".ko')
+    path = f"{root / 'bin'}:{os.environ['PATH']}"
+    found = ofed_modules.OfedStack().process(sh(ofed_modules._STACK, root, *ofed_modules.NAMES, PATH=path))
+    rxe = ofed_modules.Module("rdma_rxe", "AB", "CD", "/lib/modules/K/updates/dkms/rdma_rxe.ko")
+    assert found == ofed_modules.Stack(os.uname().release, True, 2, (rxe,))
+    assert rxe.stale and rxe.outside
+    nothing = ofed_modules.OfedStack().process(sh(ofed_modules._STACK, root / "absent", *ofed_modules.NAMES))
+    assert nothing == ofed_modules.Stack(os.uname().release, False, 0, ())
+
+
+def test_modules_of_packages_without_dkms_count(tmp_path: Path) -> None:
+    kernel = os.uname().release
+    lib = tmp_path / f"lib/modules/{kernel}"
+    for file in (
+        lib / "extra/mlnx-ofa_kernel/drivers/net/mlx5_core.ko.xz",
+        lib / "weak-updates/iser/ib_iser.ko",
+        lib / "extra/other/other.ko",
+    ):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    listing = tmp_path / "var/lib/dpkg/info/mlnx-ofed-kernel-modules.list"
+    listing.parent.mkdir(parents=True)
+    listing.write_text(f"/lib/modules/{kernel}/updates/mlx5_ib.ko\n/lib/modules/1.2.3/updates/old.ko\n/usr/share/doc\n")
+    said = sh(ofed_modules._STACK, tmp_path, *ofed_modules.NAMES)
+    assert [line for line in said if line.startswith("built")] == ["built ib_iser", "built mlx5_core", "built mlx5_ib"]
+
+
+def users(root: Path, *modules: str) -> list[str]:
+    arguments = ("storage_rdma ib_iser", "nvidia_peermem", *modules)
+    return ofed_modules.OfedUsers().process(sh(ofed_modules._USERS + "echo end\n", root, *arguments))
+
+
+def test_nobody_uses_the_modules(root: Path) -> None:
+    module(root, "nvidia_peermem")
+    # Held by a module alone, which goes first.
+    module(root, "ib_iser", 1, ("other",))
+    assert users(root, "rdma_rxe") == []
+
+
+def test_who_uses_the_modules(root: Path) -> None:
+    module(root, "nvidia_peermem", 2)
+    module(root, "ib_iser", 2, ("other",))
+    (root / "sys/class/nvme/nvme1").mkdir(parents=True)
+    (root / "sys/class/nvme/nvme1/transport").write_text("rdma\n")
+    (root / "proc/1/mounts").write_text(
+        "10.0.0.1:/a /data nfs4 rw,vers=4.2,proto=rdma,port=20049 0 0\n"
+        "10.0.0.1@o2ib:/b /scratch lustre rw 0 0\n"
+        "10.0.0.1:/c /home nfs4 rw,proto=tcp 0 0\n"
+    )
+    fd = root / "proc/42/fd"
+    fd.mkdir(parents=True)
+    (fd / "3").symlink_to("/dev/infiniband/uverbs0")
+    (fd / "4").symlink_to("/dev/null")
+    (root / "proc/42/comm").write_text("ib_write_bw\n")
+    assert users(root, "rdma_rxe") == [
+        "nvidia_peermem: 2 in use (GPU memory that is registered)",
+        "ib_iser: 1 in use (storage over RDMA)",
+        "nvme1 is NVMe over RDMA",
+        "/data is mounted over RDMA",
+        "/scratch is mounted over RDMA",
+        "ib_write_bw (pid 42) has uverbs0 open",
+    ]
+
+
+IP = """
+case "$*" in
+  *"-6 route"*) ;;
+  *route*) echo 'default via 10.0.0.1 dev bond0'; echo '10.0.0.0/24 dev eth1 scope link' ;;
+  *"dev ens1"*) echo '2: ens1 inet 10.0.0.7/24 scope global ens1' ;;
+esac
+"""
+
+
+def test_netdevs_that_would_go_and_vfs_that_somebody_has(root: Path) -> None:
+    driver = root / "sys/bus/pci/drivers/mlx5_core"
+    (driver / "0000:21:00.0/net/ens1").mkdir(parents=True)
+    (driver / "0000:21:00.2").mkdir()
+    for function in driver.iterdir():
+        (function / "class").write_text("0x020000\n")
+    # An InfiniBand function need not have a netdev.
+    (driver / "0000:22:00.0").mkdir()
+    (driver / "0000:22:00.0/class").write_text("0x020700\n")
+    (driver / "module").symlink_to("../../../../module/mlx5_core")
+    (root / "sys/module/mlx5_core").mkdir()
+    (root / "vf/0000:21:00.3").mkdir(parents=True)
+    (root / "vf/0000:21:00.3/driver").symlink_to("../../drivers/vfio-pci")
+    (driver / "0000:21:00.0/virtfn0").symlink_to(root / "vf/0000:21:00.3")
+    netdev = root / "sys/class/net/ens1"
+    (netdev / "upper_bond0").mkdir(parents=True)
+    (netdev / "device").symlink_to("../../../bus/pci/drivers/mlx5_core/0000:21:00.0")
+    (driver / "0000:21:00.0/driver").symlink_to("../../mlx5_core")
+    program(root / "bin/ip", IP)
+    program(root / "bin/ss", """echo '0 0 10.0.0.7:22 10.0.0.1:4000 users:(("sshd",pid=1,fd=4))'""")
+    os.environ["PATH"], path = f"{root / 'bin'}:{os.environ['PATH']}", os.environ["PATH"]
+    try:
+        assert users(root, "mlx5_core") == [
+            "ens1 has the management address (10.0.0.7)",
+            "bond0 stands on ens1",
+            "a route goes through bond0",
+            "0000:21:00.3 is bound to vfio-pci",
+            "0000:21:00.2 is in another network namespace",
+        ]
+        # Another module's netdevs stay.
+        assert users(root, "rdma_rxe") == []
+    finally:
+        os.environ["PATH"] = path
+
+
+def test_an_initramfs_older_than_a_module_that_it_has(tmp_path: Path) -> None:
+    image = tmp_path / f"boot/initrd.img-{os.uname().release}"
+    image.parent.mkdir()
+    image.touch()
+    for name in ("mlx5_core.ko", "rdma_rxe.ko"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (2_000_000_000, 2_000_000_000))
+    program(tmp_path / "bin/lsinitramfs", "echo usr/lib/modules/K/kernel/drivers/mlx5_core.ko")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    files = (tmp_path / "mlx5_core.ko", tmp_path / "rdma_rxe.ko")
+    assert sh(ofed_modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == ["mlx5_core"]
+    os.utime(image, (2_100_000_000, 2_100_000_000))
+    assert sh(ofed_modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == []

@@ -1,0 +1,216 @@
+"""Pull mode: the timer on the fake connector, and the program itself with real signatures."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define
+from pyinfra.api.exceptions import DeployError
+
+from tasks import pull
+from tests.deploy.conftest import Node
+
+PROGRAM = pull.TEMPLATES / "pull.py"
+LIBRARIES = f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
+STATE = "ActiveState,UnitFileState,NeedDaemonReload trackbed-pull.timer"
+
+
+def gpg(home: Path, *words: str) -> None:
+    home.mkdir(mode=0o700, exist_ok=True)
+    done = subprocess.run(
+        ["gpg", "--homedir", home, "--batch", "--quiet", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def make_key(home: Path, keyring: Path) -> None:
+    gpg(home, "--passphrase", "", "--quick-gen-key", "fleet@example.net", "ed25519", "sign")
+    gpg(home, "--output", str(keyring), "--export")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Two key pairs: ours and another's."""
+    folder = tmp_path_factory.mktemp("k")
+    make_key(folder / "ours", folder / "ours.gpg")
+    make_key(folder / "other", folder / "other.gpg")
+    yield folder
+    for home in ("ours", "other"):
+        subprocess.run(["gpgconf", "--homedir", folder / home, "--kill", "all"], check=False)
+
+
+def data(keys: Path, **more: Any) -> dict[str, Any]:
+    return {
+        "url": "https://example.net/t.tar.gz",
+        "keyring": str(keys / "ours.gpg"),
+        "inventory": "inventories/prod.py",
+        **more,
+    }
+
+
+def test_the_timer(node: Node, keys: Path) -> None:
+    node.data = {"pull": data(keys, every=30)}
+    result = node.deploy(pull.serve, {})
+    settings = json.loads(result.uploads[pull.SETTINGS])
+    assert settings == {
+        "url": "https://example.net/t.tar.gz",
+        "inventory": "inventories/prod.py",
+        "host": "@fake/node-a",
+    }
+    assert result.uploads[pull.KEYRING] == (keys / "ours.gpg").read_bytes()
+    timer = result.uploads["/etc/systemd/system/trackbed-pull.timer"].decode()
+    assert "OnUnitInactiveSec=30min" in timer
+    assert "RandomizedDelaySec=450s" in timer
+    service = result.uploads["/etc/systemd/system/trackbed-pull.service"].decode()
+    assert "for python in /usr/bin/python3 /usr/bin/python3.11; do" in service
+    assert result.commands["Pull | Timer runs"] == [
+        "systemctl daemon-reload",
+        "systemctl enable trackbed-pull.timer",
+        "systemctl restart trackbed-pull.timer",
+    ]
+
+
+def test_without_the_key_there_is_no_timer(node: Node) -> None:
+    assert node.deploy(pull.serve, {}).flat == []
+    (removed,) = node.deploy(pull.serve, {'for path; do if [ -e "$path" ]': [pull.SETTINGS]}).flat
+    assert removed.endswith(" ".join(("sh", pull.TIMER, *pull.PATHS)))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"url": "ftp://x"}, "url: 'ftp://x' is not valid; give a URL"),
+        ({"inventory": "/etc/passwd"}, "inventory: '/etc/passwd' is not valid; give it as inventories/prod.py"),
+        ({"every": 1}, "every: 1 is out of range; give 5 to 10080 minutes"),
+        (
+            {"keyring": "nowhere.gpg"},
+            "nowhere.gpg is no file of public keys; make it by `gpg --export KEY > nowhere.gpg`",
+        ),
+        ({"keyring": "README.md"}, "README.md is no file of public keys"),
+    ],
+)
+def test_bad_data(node: Node, keys: Path, given: Any, said: str) -> None:
+    node.data = {"pull": data(keys, **given)}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(pull.serve, {})
+    assert str(caught.value).startswith("@fake/node-a.pull")
+    assert said in str(caught.value)
+
+
+@define
+class Puller:
+    """The program, with folders of its own."""
+
+    folder: Path
+    keys: Path
+
+    def publish(self, issued: int, signer: str = "ours", libraries: str = LIBRARIES) -> Path:
+        archive = self.folder / "t.tar.gz"
+        ran = self.folder / "ran"
+        files = {
+            "ISSUED": f"{issued}\n",
+            f"{libraries}/pyinfra/__init__.py": "",
+            f"{libraries}/pyinfra/__main__.py": "import os, sys\n"
+            f"open({str(ran)!r}, 'w').write(' '.join(sys.argv[1:]) + os.getcwd())\n",
+        }
+        with tarfile.open(archive, "w:gz") as tar:
+            for name, text in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(text)
+                tar.addfile(entry, io.BytesIO(text.encode()))
+        archive.with_name("t.tar.gz.sig").unlink(missing_ok=True)
+        gpg(self.keys / signer, "--detach-sign", str(archive))
+        return archive
+
+    def run(self) -> tuple[int, str]:
+        """Its exit code, and what it said; never a traceback."""
+        (self.folder / "pull.json").write_text(json.dumps({"url": f"file://{self.folder}/t.tar.gz"}))
+        names = {
+            "SETTINGS": self.folder / "pull.json",
+            "KEYRING": self.keys / "ours.gpg",
+            "STATE": self.folder / "state",
+        }
+        environment = {**os.environ, **{f"TRACKBED_PULL_{name}": str(path) for name, path in names.items()}}
+        done = subprocess.run(
+            [sys.executable, "-I", PROGRAM], env=environment, capture_output=True, text=True, check=False
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert not list((self.folder / "state").glob("new-*"))
+        return done.returncode, done.stderr
+
+    @property
+    def ran(self) -> str | None:
+        """What pyinfra was run with, and forget it."""
+        file = self.folder / "ran"
+        if not file.exists():
+            return None
+        text = file.read_text()
+        file.unlink()
+        return text
+
+
+@pytest.fixture
+def puller(tmp_path: Path, keys: Path) -> Puller:
+    return Puller(tmp_path, keys)
+
+
+def test_a_signed_archive_is_deployed_from_its_own_folder(puller: Puller) -> None:
+    puller.publish(100)
+    assert puller.run() == (0, "")
+    ran = puller.ran
+    assert ran is not None
+    assert ran.startswith("-y inventories/local.py deploy.py" + str(puller.folder / "state" / "new-"))
+    assert ran.endswith("/tree")
+
+
+def test_what_another_has_signed_is_not_unpacked(puller: Puller) -> None:
+    puller.publish(100, signer="other")
+    code, said = puller.run()
+    assert code == 1
+    assert "is not deployed" in said
+    assert "ours.gpg has no key that has signed it" in said
+    assert puller.ran is None
+
+
+def test_what_was_changed_after_it_was_signed_is_not_unpacked(puller: Puller) -> None:
+    archive = puller.publish(100)
+    archive.write_bytes(archive.read_bytes()[:-1] + b"x")
+    assert puller.run()[0] == 1
+    assert puller.ran is None
+
+
+def test_an_older_archive_is_refused_though_its_signature_is_good(puller: Puller) -> None:
+    puller.publish(100)
+    assert puller.run()[0] == 0
+    assert puller.run()[0] == 0
+    assert puller.ran
+    puller.publish(99)
+    code, said = puller.run()
+    assert code == 1
+    assert "the archive is older than one that was deployed; sign a new one, or remove" in said
+    assert puller.ran is None
+
+
+def test_an_archive_that_cannot_be_fetched(puller: Puller) -> None:
+    code, said = puller.run()
+    assert code == 1
+    assert f"file://{puller.folder}/t.tar.gz.sig cannot be fetched: " in said
+
+
+def test_an_archive_for_other_machines(puller: Puller) -> None:
+    puller.publish(100, libraries="lib-3.10-riscv64")
+    code, said = puller.run()
+    assert code == 1
+    assert (
+        f"the archive has no libraries for {LIBRARIES.removeprefix('lib-')}, it has them for 3.10-riscv64; add --for"
+        in said
+    )

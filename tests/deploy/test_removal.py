@@ -1,0 +1,190 @@
+"""A node is given back: what is withdrawn first, and what goes then. The lab compares a real one with what it was."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tasks
+from agent.spec import parse, spec_hash
+from tasks import before, doca, kubernetes, labels, nccl, pull, reboot, removal
+from tasks.agent import BASE
+from tasks.archive import ROOT
+from tasks.data import host_data
+from tasks.removal import STATE
+from tasks.status import SPEC
+from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers
+from tests.deploy.test_scripts import program, sh
+
+VFS = {"name": "rail0", "select": {"mac": "02:00:00:00:01:00"}, "mtu": 9000, "vfs": {"count": 7}}
+PLAIN = {"name": "rail1", "select": {"pci": "0000:41:00.0"}, "mtu": 9000}
+GIVEN = json.dumps({"node_name": "node-a", "nics": [VFS, PLAIN], "sysctls": {"vm.swappiness": "0"}})
+EMPTY = {
+    "node_name": "node-a",
+    "irqs": {"irqbalance": "untouched", "pin": False},
+    "rps": {"enable": False},
+    "xps": {"enable": False},
+}
+REMEMBERED = "echo here"
+PRESENT = 'state "$1" "$2"'
+
+
+def withdraw() -> None:
+    removal.withdraw_spec(node_name="node-a")
+
+
+def spec(text: str) -> Answers:
+    return file_answers(SPEC, text)
+
+
+def test_first_the_vfs_and_then_the_rest(node: Node) -> None:
+    node.data = {"ready_timeout": 7}
+    result = node.deploy(withdraw, {**spec(GIVEN), REMEMBERED: ["here", "vfs 0000:21:00.0 0 1"]})
+    vfs, rest = result.commands["Spec withdrawn | VFs"], result.commands["Spec withdrawn | All other values"]
+    assert vfs[0] == rest[0] == f"upload {SPEC}.new"
+    without = [
+        {
+            "name": "rail0",
+            "select": {"mac": "02:00:00:00:01:00"},
+            "required": False,
+            "vfs": {"count": 0, "derive_macs": False},
+        }
+    ]
+    hashes = [spec_hash(parse(json.dumps(each), "")) for each in ({**EMPTY, "nics": without}, EMPTY)]
+    assert [commands[1].rpartition(" sh ")[2] for commands in (vfs, rest)] == [
+        f"{SPEC} /usr/local/bin/trackbed {each} 7 trackbed.service" for each in hashes
+    ]
+    assert json.loads(result.uploads[f"{SPEC}.new"]) == EMPTY
+
+
+def test_vfs_that_were_there_before_come_back(node: Node) -> None:
+    changes = [
+        {"kind": "vfs", "target": "0000:21:00.0", "field": "count", "before": 7, "after": 0, "disruption": "vf-reset"}
+    ]
+    plan = ["1.0", json.dumps({"changes": changes, "errors": []}), "2"]
+    there = {**spec(GIVEN), PYTHON: "/usr/bin/python3", VERSIONS: ["current 1.0"], PLAN: plan}
+    wanted: Any = None
+
+    def code() -> None:
+        removal.give_back(name="VFs", node_name="node-a", vfs=True, timeout=7)
+
+    result = node.deploy(code, {**there, REMEMBERED: ["here", "vfs 0000:21:00.0 4 1", "vfs 0000:41:00.0 0 1"]})
+    wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
+    assert [(nic["select"], nic["vfs"]["count"]) for nic in wanted] == [({"pci": "0000:21:00.0"}, 4)]
+
+
+def test_a_spec_that_wants_nothing_is_left(node: Node) -> None:
+    result = node.deploy(withdraw, spec(json.dumps(EMPTY)))
+    assert result.flat == []
+    assert node.deploy(withdraw, {}).flat == []
+
+
+def test_a_spec_that_cannot_be_read_is_refused(node: Node) -> None:
+    result = node.deploy(withdraw, spec('{"node_name": "node-a", "nicks": []}'))
+    assert result.failed
+    assert "deploy once more, then remove" in result.flat[0]
+
+
+def test_what_no_agent_keeps_is_put_back(node: Node) -> None:
+    was = ["here", "vfs 0000:21:00.0 0 1", "irqbalance enabled active", "held mine"]
+    now = ["vfs 0000:21:00.0 0 0", "irqbalance disabled inactive", "held mine", "held linux-image-amd64"]
+    wishes = {"for task in *": ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
+    there = {'if [ -e "$path" ]; then echo "$path"': [BASE]}
+    result = node.deploy(removal.everything, {REMEMBERED: was, PRESENT: now, **wishes, **there})
+    put_back, released = result.commands["Removal | As it was before"]
+    assert put_back.endswith("sh irqbalance.service yes yes /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
+    assert released.endswith("sh linux-image-amd64")
+    assert len(result.commands["Removal | Agent and state"]) == 1
+    assert any(
+        "until its next boot the node is not as it was: boot-former: kernel arguments" in line for line in result.log
+    )
+
+
+def test_folders_that_came_with_our_files_go_and_others_stay(node: Node) -> None:
+    nfd = str(Path(labels.NFD).parent)
+    there = {REMEMBERED: ["here", "folder /etc/kubernetes"], 'if [ -e "$path" ]; then echo "$path"': [BASE]}
+    (last,) = node.deploy(removal.remove, there).flat
+    folders = last.rpartition(" -- ")[2].split()
+    assert folders.index(nfd) < folders.index(str(Path(nfd).parent))
+    assert "/etc/kubernetes" not in folders
+
+
+def test_an_empty_folder_is_removed_and_one_with_files_is_not(tmp_path: Path) -> None:
+    program(tmp_path / "bin/systemctl", '[ "$1" != cat ]')
+    for name in ("made/deep", "full"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("full/other", "ours"):
+        (tmp_path / name).write_text("")
+    folders = [tmp_path / name for name in ("made/deep", "made", "full")]
+    script = removal._REMOVE.replace("/run/trackbed", f"{tmp_path}/run").replace("/etc/", f"{tmp_path}/etc/")
+    base = [tmp_path / name for name in ("base", "state", "reporter")]
+    sh(script, *base, tmp_path / "ours", "--", *folders, PATH=f"{tmp_path}/bin:/usr/bin:/bin")
+    assert not (tmp_path / "made").exists()
+    assert not (tmp_path / "ours").exists()
+    assert (tmp_path / "full/other").exists()
+
+
+def test_a_node_that_has_nothing_of_ours(node: Node) -> None:
+    result = node.deploy(removal.everything, {})
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+def test_the_keys_of_all_tasks_are_taken_away(node: Node) -> None:
+    node.data = {"reboot": {"policy": "allow"}, "kernel_modules": ["igbvf"], "ready_timeout": 7, "site_rack": "a"}
+    found: dict[str, object] = {}
+
+    def code() -> None:
+        removal.nothing_given()
+        found.update(host_data())
+        found["policy"] = reboot.POLICY.here().policy
+
+    node.deploy(code, {})
+    assert (found["reboot"], found["kernel_modules"], found["policy"]) == (None, None, "never")
+    assert (found["ready_timeout"], found["site_rack"]) == (7, "a")
+
+
+@pytest.mark.parametrize(("plan", "code", "said"), [("exit 0", 0, ""), ("echo 'vfs 7 -> 0'; exit 2", 1, "vfs 7 -> 0")])
+def test_the_wait(tmp_path: Path, plan: str, code: int, said: str) -> None:
+    program(tmp_path / "systemctl", f'echo "$*" >> {tmp_path}/did')
+    program(tmp_path / "trackbed", f'case "$1" in wait) echo not ready; exit 1 ;; plan) {plan} ;; esac')
+    (tmp_path / "node.json.new").write_text("new")
+    arguments = (tmp_path / "node.json", tmp_path / "trackbed", "hash", "0", "trackbed.service")
+    path = f"{tmp_path}:/usr/bin:/bin"
+    if code:
+        with pytest.raises(AssertionError, match=rf"not ready\s+{said}\s+not given back after 0 s"):
+            sh(removal._GIVE_BACK, *arguments, PATH=path)
+    else:
+        sh(removal._GIVE_BACK, *arguments, PATH=path)
+    assert (tmp_path / "node.json").read_text() == "new"
+    assert (tmp_path / "did").read_text() == "reload-or-restart trackbed.service\n"
+
+
+def named_paths() -> set[str]:
+    """The files of ours that the modules of tasks/ name."""
+    modules = [importlib.import_module(f"tasks.{module.name}") for module in pkgutil.iter_modules(tasks.__path__)]
+    values = [value for module in modules for name, value in vars(module).items() if not name.startswith("_")]
+    named = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+    return {one for one in named if isinstance(one, str) and re.fullmatch(r"/(etc|usr|var|opt)/\S*trackbed\S*", one)}
+
+
+def test_each_file_that_a_task_names_is_looked_for(node: Node) -> None:
+    named = named_paths()
+    assert {kubernetes.SECRET, pull.PROGRAM, labels.NFD, doca.PREFERENCES} <= named
+    there = {'if [ -e "$path" ]; then echo "$path"': [BASE]}
+    result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), {**spec(GIVEN), **there})
+    assert not result.failed
+    said = "\n".join(result.ran)
+    assert [path for path in sorted(named) if path not in said and not path.startswith((BASE, f"{STATE}/"))] == []
+    assert nccl.PATH in said
+
+
+def test_before_is_what_it_reads() -> None:
+    assert before.parse([]) == before.Before()

@@ -1,0 +1,67 @@
+"""Shards, through pyinfra's own command line and the project's config.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.archive import ROOT
+from tasks.shard import Shard
+
+HOSTS = 'hosts = [f"@fake/h{n:02}" for n in range(5)]\n'
+DEPLOY = 'from pyinfra.operations import server\nserver.shell(commands=["true"])\n'
+
+
+def pyinfra(folder: Path, shard: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "inventory.py").write_text(HOSTS)
+    (folder / "nothing.py").write_text(DEPLOY)
+    environment = {**os.environ, "TRACKBED_SHARD": shard, "PYINFRA_FAKE_DELAY": "0", "PYINFRA_FAKE_DELAY_JITTER": "0"}
+    command = [str(Path(sys.executable).with_name("pyinfra")), "-y", *arguments]
+    command += [str(folder / "inventory.py"), str(folder / "nothing.py")]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+
+def connected(done: subprocess.CompletedProcess[str]) -> set[str]:
+    assert done.returncode == 0, done.stderr
+    return set(re.findall(r"\[@fake/(h\d+)\] Connected", done.stdout + done.stderr))
+
+
+def test_the_shards_are_the_inventory(tmp_path: Path) -> None:
+    assert connected(pyinfra(tmp_path, "1/2")) == {"h00", "h02", "h04"}
+    assert connected(pyinfra(tmp_path, "2/2")) == {"h01", "h03"}
+    assert connected(pyinfra(tmp_path, "")) == {"h00", "h01", "h02", "h03", "h04"}
+
+
+def test_a_shard_is_of_what_the_limit_leaves(tmp_path: Path) -> None:
+    assert connected(pyinfra(tmp_path, "2/2", "--limit", "@fake/h0[0-2]", "--exclude", "@fake/h01")) == {"h02"}
+
+
+def test_more_shards_than_hosts(tmp_path: Path) -> None:
+    assert connected(pyinfra(tmp_path, "7/9")) == set()
+
+
+def test_what_is_no_shard_stops_before_a_host_is_touched(tmp_path: Path) -> None:
+    done = pyinfra(tmp_path, "17/16")
+    assert done.returncode != 0
+    assert "TRACKBED_SHARD='17/16' is no shard; give it as 3/16" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Connected" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "3", "3/", "-1/2", "1/2/3", "1/0", "one/two", " 1/2", "1/2\n"])
+def test_no_shards(text: str) -> None:
+    with pytest.raises(ValueError, match="is no shard"):
+        Shard.parse(text)
+
+
+def test_every_host_is_in_one_shard() -> None:
+    hosts = [f"gpu-{n}" for n in range(37)]
+    shares = [Shard(number, 16).take(hosts) for number in range(1, 17)]
+    assert sorted(host for share in shares for host in share) == sorted(hosts)
+    assert {len(share) for share in shares} == {2, 3}
+    assert Shard(3, 16).take(hosts[::-1]) == shares[2]

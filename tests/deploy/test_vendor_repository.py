@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import removal, vendor_repository
+from tasks.data import Key, record
+from tasks.packages import Family
+from tasks.vendor_repository import Package, Repository
+from tests.deploy.conftest import Answers, Node, file_answers
+
+FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
+OTHER = "0" * 40
+GIVEN: dict[str, Any] = {
+    "uri": "http://repo.example.net/doca",
+    "key": "http://repo.example.net/key.asc",
+    "fingerprint": FINGERPRINT,
+}
+KEY = Key("ofed", None, record(Repository))
+RING = "/etc/apt/keyrings/trackbed-doca.gpg"
+SOURCE = f"""\
+# Written by Trackbed; changes here are overwritten.
+Types: deb
+URIs: http://repo.example.net/doca
+Suites: ./
+Signed-By: {RING}
+"""
+DNF = """\
+# Written by Trackbed; changes here are overwritten.
+[trackbed-doca]
+name=doca, by Trackbed
+baseurl=http://repo.example.net/doca
+enabled=1
+gpgcheck=1
+gpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-trackbed-doca
+"""
+WANTED = (Package("erdma-dkms", "1.1"), Package("dkms"))
+
+
+def dpkg(*packages: str) -> Answers:
+    return {"dpkg -l": [f"ii  {package.replace('=', '  ')} amd64  something" for package in packages]}
+
+
+def rpm(*packages: str) -> Answers:
+    return {"rpm --queryformat": [package.replace("=", " ") for package in packages]}
+
+
+def add(family: Family = "debian") -> None:
+    vendor_repository.add("doca", Repository(**GIVEN), family)
+
+
+def have(family: Family = "debian") -> None:
+    vendor_repository.packages(name="packages", wanted=WANTED, family=family, module="erdma")
+
+
+def test_the_key_comes_before_the_source(node: Node) -> None:
+    result = node.deploy(add, dpkg("gpg=2.2"))
+    assert list(result.planned) == ["doca: key of its repository", "doca: repository"]
+    [key] = result.commands["doca: key of its repository"]
+    assert key.endswith(f" sh http://repo.example.net/key.asc {FINGERPRINT} {RING} ''")
+    assert result.uploads == {"/etc/apt/sources.list.d/trackbed-doca.sources": SOURCE.encode()}
+
+
+def test_gpg_is_installed_where_it_is_missing(node: Node) -> None:
+    result = node.deploy(add, dpkg())
+    install, key = result.commands["doca: key of its repository"]
+    assert install.endswith(" sh '' '' gpg")
+    assert FINGERPRINT in key
+
+
+def test_an_unchanged_repository(node: Node) -> None:
+    there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
+    result = node.deploy(add, {**dpkg("gpg=2.2"), "--show-keys": FINGERPRINT, **there})
+    assert not any(result.planned.values())
+    assert result.flat == []
+
+
+def test_a_keyring_with_another_key_is_written_anew(node: Node) -> None:
+    result = node.deploy(add, {**dpkg("gpg=2.2"), "--show-keys": [FINGERPRINT, OTHER]})
+    assert result.planned["doca: key of its repository"]
+
+
+def test_the_rhel_family(node: Node) -> None:
+    result = node.deploy(lambda: add("rhel"), rpm("gnupg2=2.3"))
+    [key] = result.commands["doca: key of its repository"]
+    assert key.endswith(f" {FINGERPRINT} /etc/pki/rpm-gpg/RPM-GPG-KEY-trackbed-doca --armor")
+    assert result.uploads == {"/etc/yum.repos.d/trackbed-doca.repo": DNF.encode()}
+
+
+def test_a_package_is_installed_at_its_version_and_held(node: Node) -> None:
+    result = node.deploy(have, dpkg())
+    install, hold = result.flat
+    assert install.endswith(" sh erdma '' erdma-dkms=1.1 dkms")
+    assert "--allow-downgrades --allow-change-held-packages" in install
+    assert hold == "apt-mark hold erdma-dkms"
+
+
+def test_an_upgrade_is_held_again(node: Node) -> None:
+    result = node.deploy(have, {**dpkg("erdma-dkms=1.0", "dkms=3.0"), "showhold": "erdma-dkms"})
+    install, hold = result.flat
+    assert install.endswith(" sh erdma '' erdma-dkms=1.1")
+    assert hold == "apt-mark hold erdma-dkms"
+
+
+def test_a_hold_that_somebody_took_off(node: Node) -> None:
+    result = node.deploy(have, dpkg("erdma-dkms=1.1", "dkms=3.0"))
+    assert result.flat == ["apt-mark hold erdma-dkms"]
+
+
+def test_packages_that_are_there(node: Node) -> None:
+    result = node.deploy(have, {**dpkg("erdma-dkms=1.1", "dkms=3.0"), "showhold": "erdma-dkms"})
+    assert result.planned == {"packages": False}
+    assert result.flat == []
+
+
+def test_an_upgrade_by_dnf_takes_the_lock_off_first(node: Node) -> None:
+    locked = {"versionlock list": "erdma-dkms-0:1.0.*"}
+    result = node.deploy(lambda: have("rhel"), {**rpm("erdma-dkms=1.0", "dkms=3.0"), **locked})
+    assert result.flat[0] == "dnf versionlock delete erdma-dkms"
+    assert result.flat[1].endswith(" sh erdma '' erdma-dkms-1.1")
+    assert result.flat[2:] == [
+        "dnf install -y python3-dnf-plugin-versionlock",
+        "dnf versionlock add erdma-dkms-1.1",
+    ]
+
+
+def test_locked_by_dnf_at_its_version(node: Node) -> None:
+    there = {**rpm("erdma-dkms=1.1", "dkms=3.0"), "versionlock list": "erdma-dkms-0:1.1.*"}
+    assert node.deploy(lambda: have("rhel"), there).flat == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"uri": "repo.example.net"}, "uri: 'repo.example.net' is not valid; give a URL"),
+        (
+            {"fingerprint": "83DB"},
+            "fingerprint: '83DB' is not valid; give the whole fingerprint, 40 hexadecimal digits",
+        ),
+        ({"suite": "stable"}, "components: they are missing; give ['main'], say"),
+        ({"components": ["main"]}, "components: a suite that ends in / has none; leave them out"),
+        ({"suite": "stable", "components": ["a b"]}, "components: 'a b' is not valid"),
+        ({"finger": "x"}, "unknown key 'finger'; did you mean 'fingerprint'?"),
+    ],
+)
+def test_bad_data(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(DeployError) as caught:
+        KEY.read({"ofed": {**GIVEN, **change}}, "node-a")
+    assert str(caught.value).startswith("node-a.ofed: ")
+    assert said in str(caught.value)
+
+
+def test_a_fingerprint_may_be_given_as_gpg_prints_it() -> None:
+    spaced = "83DB 6997 E784 4970 861F  CB6B EA39 500F 9B4D fb6f"
+    found = KEY.read({"ofed": {**GIVEN, "fingerprint": spaced}}, "node-a")
+    assert found is not None
+    assert found.fingerprint == FINGERPRINT
+
+
+# The script that installs a key, run here for real, with gpg's own keys.
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("keys")
+    home = folder / "home"
+    home.mkdir(mode=0o700)
+    gpg = ["gpg", "--batch", "--quiet", "--homedir", str(home)]
+    made = {}
+    for name in ("ours", "theirs"):
+        subprocess.run([*gpg, "--passphrase", "", "--quick-generate-key", name, "ed25519", "sign", "never"], check=True)
+        listing = subprocess.run(
+            [*gpg, "--with-colons", "--list-keys", name], capture_output=True, text=True, check=True
+        ).stdout
+        fingerprint = next(line.split(":")[9] for line in listing.splitlines() if line.startswith("fpr:"))
+        made[fingerprint] = folder / f"{name}.asc"
+    both = folder / "both.asc"
+    for fingerprint, path in made.items():
+        subprocess.run([*gpg, "--armor", "--output", str(path), "--export", fingerprint], check=True)
+    subprocess.run([*gpg, "--armor", "--output", str(both), "--export"], check=True)
+    subprocess.run(["gpgconf", "--homedir", str(home), "--kill", "all"], check=True)
+    return {**made, "both": both}
+
+
+def install_key(source: Path, want: str, ring: Path, *, armor: str = "") -> subprocess.CompletedProcess[str]:
+    # In the place of a download: the rest of the script is what it is.
+    text = vendor_repository._KEY.replace('fetch "$url" "$home/key"', 'cp "$url" "$home/key"')
+    return subprocess.run(
+        ["sh", "-ec", text, "sh", str(source), want, str(ring), armor], capture_output=True, text=True, check=False
+    )
+
+
+def fingerprints(ring: Path) -> list[str]:
+    command = str(vendor_repository.KeyFingerprints().command(str(ring)))
+    return subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=True, env={**os.environ}
+    ).stdout.split()
+
+
+def test_only_the_wanted_key_of_a_file_is_installed(keys: dict[str, Path], tmp_path: Path) -> None:
+    want = next(iter(keys))
+    for armor in ("", "--armor"):
+        ring = tmp_path / "keyrings" / f"ring{armor}.gpg"
+        done = install_key(keys["both"], want, ring, armor=armor)
+        assert done.returncode == 0, done.stderr
+        assert fingerprints(ring) == [want]
+        assert ring.stat().st_mode & 0o777 == 0o644
+        assert ring.read_bytes().startswith(b"-----BEGIN") == bool(armor)
+
+
+def test_a_wrong_key_is_refused_with_both_fingerprints(keys: dict[str, Path], tmp_path: Path) -> None:
+    ours, theirs, _ = keys
+    ring = tmp_path / "ring.gpg"
+    done = install_key(keys[theirs], ours, ring)
+    assert done.returncode == 1
+    assert f"has the fingerprint {theirs}, expected is {ours}; nothing was installed" in " ".join(done.stderr.split())
+    assert not ring.exists()
+
+
+def test_a_page_instead_of_a_key_is_refused(keys: dict[str, Path], tmp_path: Path) -> None:
+    page, ring = tmp_path / "page", tmp_path / "ring.gpg"
+    page.write_text("<html>403</html>")
+    done = install_key(page, next(iter(keys)), ring)
+    assert done.returncode == 1
+    assert "none: it is no key" in done.stderr
+    assert not ring.exists()
+
+
+@pytest.mark.parametrize("name", ["doca", "erdma", "nvidia-container-toolkit"])
+def test_the_removal_knows_the_files_of_every_vendor(name: str) -> None:
+    written = {f"/etc/apt/sources.list.d/trackbed-{name}.sources", f"/etc/apt/keyrings/trackbed-{name}.gpg"}
+    written |= {f"/etc/yum.repos.d/trackbed-{name}.repo", f"/etc/pki/rpm-gpg/RPM-GPG-KEY-trackbed-{name}"}
+    assert written == set(vendor_repository.files_of(name))
+    assert written <= set(removal.FILES)

@@ -1,0 +1,93 @@
+"""What only a boot can give, by the real grub: it boots the node by the menu that the deploy has it write."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import Node, boot_loader, repository
+from lab.packages import toolchain
+from tests.lab.conftest import pyinfra, ready, wait_ready
+
+pytestmark = pytest.mark.campaign
+
+APT = (
+    "apt-get -q -oDir::Etc::SourceList=/run/only.list -oDir::Etc::SourceParts=/dev/null -oAcquire::Languages=none"
+    " -oDir::State::Lists=/run/lists -oDpkg::Options::=--force-unsafe-io"
+)
+# A node that boots is slow.
+PATIENCE = 900
+REBOOT = {"reboot": {"policy": "allow", "timeout": 900}}
+WISHES = "mkdir -p /var/lib/trackbed/reboots; ls /var/lib/trackbed/reboots"
+
+
+@pytest.fixture
+def loaded(node: Node, tmp_path: Path) -> Iterator[Node]:
+    """The node, booted by a boot loader of its own."""
+    mirror = toolchain.mirror(node.image, "grub2-common", "grub-pc-bin")
+    with repository.serve(mirror.folder) as url:
+        node.sh(
+            f"echo 'deb [trusted=yes] {url} ./' > /run/only.list; mkdir -p /run/lists/partial; {APT} update\n"
+            f"DEBIAN_FRONTEND=noninteractive {APT} -y install --no-install-recommends grub2-common grub-pc-bin",
+            timeout=900,
+        )
+    made = boot_loader.install(node, tmp_path / "loader.raw")
+    wait_ready(made, PATIENCE)
+    yield made
+    made.power_cut()
+
+
+def deploy(**data: object) -> str:
+    data["ready_timeout"] = PATIENCE
+    given = [word for key, value in data.items() for word in ("--data", f"{key}={json.dumps(value)}")]
+    done = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploy.py", *given, timeout=1800)
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    return text
+
+
+def arguments(node: Node) -> list[str]:
+    return node.sh("cat /proc/cmdline").split()
+
+
+def boot_id(node: Node) -> str:
+    return node.sh("cat /proc/sys/kernel/random/boot_id")
+
+
+def test_what_a_boot_gives_is_there_after_one_reboot_and_goes_by_another(loaded: Node) -> None:
+    node = loaded
+    first = boot_id(node)
+    wanted = {
+        "boot": {"arguments": ["trackbed.test=1", "iommu=pt"], "hugepages": True, "sysctls": {"kernel.panic": "17"}},
+        "hugepages": [{"size": "2M", "count": 4, "numa_node": 0}, {"size": "2M", "count": 6, "numa_node": 1}],
+        "kernel_modules": ["igbvf", "dummy"],
+        "kernel_module_options": {"dummy": {"numdummies": 3}},
+    }
+    told = deploy(**wanted)
+    missing = "kernel arguments trackbed.test=1 hugepagesz=2M hugepages=0:4,1:6 are not in effect"
+    assert f"reboot wanted: boot: {missing}; the host is not rebooted" in told
+    assert "trackbed.test=1" not in arguments(node)
+
+    deploy(**wanted, **REBOOT)
+    second = boot_id(node)
+    assert second != first
+    assert arguments(node)[-4:] == ["trackbed.test=1", "iommu=pt", "hugepagesz=2M", "hugepages=0:4,1:6"]
+    pools = "/sys/devices/system/node/node{}/hugepages/hugepages-2048kB/nr_hugepages"
+    assert node.sh(f"cat {pools.format(0)} {pools.format(1)}").split() == ["4", "6"]
+    # Before the agent, whose unit comes later.
+    assert "2.00 MiB page size, pre-allocated 10 pages" in node.sh("journalctl -k -b --no-pager | grep HugeTLB")
+    assert node.sh("cat /proc/sys/kernel/panic").strip() == "17"
+    assert node.sh("ls -d /sys/class/net/dummy*").split() == [f"/sys/class/net/dummy{number}" for number in range(3)]
+    assert node.sh(WISHES) == ""
+    assert ready(node)
+    recovery = [line for line in node.sh("grep vmlinuz /boot/grub/grub.cfg").splitlines() if " single" in line]
+    assert all("trackbed.test" not in line for line in recovery)
+
+    deploy(**REBOOT)
+    assert boot_id(node) != second
+    assert not {"trackbed.test=1", "hugepagesz=2M"} & {*arguments(node)}
+    assert "trackbed.test" not in node.sh("cat /boot/grub/grub.cfg")
+    assert node.run(["test", "-e", "/etc/default/grub.d/95-trackbed.cfg"]).returncode == 1
+    assert node.sh(WISHES) == ""
+    assert ready(node)

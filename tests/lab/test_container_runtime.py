@@ -1,0 +1,355 @@
+"""NVIDIA's toolkit, installed from a repository of the lab's by the deploy, and given to real dockerd and containerd.
+
+There is no GPU: a container that asks for one must be refused, and a device of the test's own stands for it.
+"""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from lab import MACHINES, Node, go_programs, repository
+from lab.cluster.programs import CONTAINERD
+from lab.packages import nvidia
+from tests.lab import cri
+from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, wait_ready
+
+pytestmark = pytest.mark.campaign
+
+ENGINES = "engines"
+DAEMON = {
+    "bridge": "none",
+    "default-ulimits": {"nofile": {"Name": "nofile", "Hard": 65536, "Soft": 65536}},
+    "exec-opts": ["native.cgroupdriver=systemd"],
+    "insecure-registries": ["registry.example.net:5000"],
+    "iptables": False,
+    "live-restore": True,
+    "log-driver": "json-file",
+    "log-opts": {"max-file": "3", "max-size": "100m"},
+    "max-concurrent-downloads": 10,
+    "registry-mirrors": ["https://mirror.example.net/"],
+    "runtimes": {"site": {"path": "/usr/sbin/runc"}},
+    "storage-driver": "overlay2",
+}
+SANDBOX = "registry.example.net/pause:3.9"
+CONFIG = f"""\
+# The site's own: this line must not go.
+version = 2
+imports = ["/etc/containerd/conf.d/*.toml"]
+oom_score = -999
+
+[grpc]
+  max_recv_message_size = 33554432
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "{SANDBOX}"
+  max_concurrent_downloads = 5
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "native"
+    discard_unpacked_layers = true
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = true
+  [plugins."io.containerd.grpc.v1.cri".registry.mirrors."docker.io"]
+    endpoint = ["https://mirror.example.net"]
+  [plugins."io.containerd.grpc.v1.cri".registry.configs."registry.example.net".auth]
+    username = "puller"
+    password = "correct horse"
+"""
+SCHEDULER = """\
+version = 2
+[plugins."io.containerd.gc.v1.scheduler"]
+  mutation_threshold = 321
+"""
+# containerd 2's own version of the file. Debian 12 has containerd 1.6.
+CONFIG_3 = f"""\
+version = 3
+imports = ["/etc/containerd/conf.d/*.toml"]
+
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "native"
+  max_concurrent_downloads = 5
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = "{SANDBOX}"
+  [plugins."io.containerd.cri.v1.images".registry]
+    config_path = "/etc/containerd/certs.d"
+
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+    SystemdCgroup = true
+"""
+CDI = {
+    "cdiVersion": "0.5.0",
+    "kind": "trackbed.internal/test",
+    "devices": [
+        {
+            "name": "one",
+            "containerEdits": {
+                "deviceNodes": [{"path": "/dev/injected", "hostPath": "/dev/zero"}],
+                "env": ["INJECTED=yes"],
+            },
+        }
+    ],
+}
+
+
+RUN = "docker run --rm --network none -e NVIDIA_VISIBLE_DEVICES={} busybox /bin/busybox sh -c {}"
+DEVICE = "trackbed.internal/test=one"
+PF = MACHINES[0].nics[0]
+SLEEP = ("/bin/busybox", "sleep", "9999")
+PROOF = ("/bin/busybox", "sh", "-c", "test -c /dev/injected && echo $INJECTED")
+
+
+@pytest.fixture(scope="module")
+def vendor(deployed: tuple[Node, ...]) -> Iterator[tuple[repository.Repository, str]]:
+    """The repository, and its URL."""
+    made = nvidia.vendor(deployed[0].image)
+    with repository.serve(made.folder) as url:
+        yield made, url
+
+
+@pytest.fixture(scope="module")
+def with_engines(deployed: tuple[Node, ...], vendor: tuple[repository.Repository, str]) -> Node:
+    """A node of which a snapshot with both engines exists, each with a container that runs."""
+    node = deployed[0]
+    if not (kept() and node.has(ENGINES)):
+        node.restore(DEPLOYED)
+        wait_ready(node)
+        install_engines(node, vendor[1])
+        node.snapshot(ENGINES)
+    return node
+
+
+@pytest.fixture
+def engines(with_engines: Node) -> Node:
+    """The node with both engines, as they were installed."""
+    with_engines.restore(ENGINES)
+    wait_ready(with_engines)
+    return with_engines
+
+
+def install_engines(node: Node, url: str) -> None:
+    """Debian's dockerd and containerd, with files as real nodes have them."""
+    write(node, "/etc/docker/daemon.json", json.dumps(DAEMON, indent=2))
+    write(node, "/etc/containerd/config.toml", CONFIG, mode="600")
+    write(node, "/etc/containerd/conf.d/10-site.toml", SCHEDULER)
+    write(node, "/etc/cdi/test.json", json.dumps(CDI))
+    write(node, "/run/only.list", f"deb [trusted=yes] {url} ./\n")
+    apt = (
+        "apt-get -q -oDir::Etc::SourceList=/run/only.list -oDir::Etc::SourceParts=/dev/null -oAcquire::Languages=none"
+        " -oDir::State::Lists=/run/lists -oDpkg::Options::=--force-confold -oDpkg::Options::=--force-unsafe-io"
+    )
+    # busybox asks for another initramfs: minutes of an emulated CPU.
+    write(node, "/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
+    node.sh(
+        f"mkdir -p /run/lists/partial; export DEBIAN_FRONTEND=noninteractive; {apt} update\n"
+        f"{apt} -y install --no-install-recommends {' '.join(nvidia.ENGINES)}",
+        timeout=900,
+    )
+    # The lists of Debian's own are minutes of an emulated apt, each time.
+    node.sh("rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/* /var/lib/apt/lists")
+    node.sh(
+        "cd /srv; mkdir -p rootfs/bin rootfs/dev rootfs/proc rootfs/sys rootfs/etc; cp /bin/busybox rootfs/bin\n"
+        """tar -C /srv/rootfs -c . | docker import -c 'CMD ["/bin/busybox", "sleep", "9999"]' - busybox\n"""
+        "ctr run --detach --rootfs /srv/rootfs old /bin/busybox sleep 9999\n"
+        "docker run --detach --network none --name old busybox\n"
+        f"docker tag busybox {SANDBOX}; docker save {SANDBOX} | ctr -n k8s.io images import --snapshotter native -",
+        timeout=600,
+    )
+
+
+def write(node: Node, path: str, text: str, mode: str = "644") -> None:
+    """Write a file, through a folder that is made if need be."""
+    script = 'mkdir -p "${1%/*}"; cat > "$1"; chmod "$2" "$1"'
+    node.run(["sh", "-ec", script, "sh", path, mode], check=True, stdin=text)
+
+
+def deploy(
+    vendor: tuple[repository.Repository, str], *engines: str, **more: object
+) -> subprocess.CompletedProcess[str]:
+    """The deploy of the first node, with the toolkit from the test's repository."""
+    made, url = vendor
+    given = {
+        "engines": list(engines),
+        "version": nvidia.VERSION,
+        "repository": {"uri": url, "key": f"{url}/key.asc", "fingerprint": made.fingerprint},
+        **more,
+    }
+    data = ("--data", f"container_runtime={json.dumps(given)}")
+    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
+
+
+def running(node: Node) -> list[str]:
+    """The processes of all containers: their numbers, and since when they run."""
+    return node.sh("ps -C busybox -o pid=,lstart=").splitlines()
+
+
+def dump(node: Node) -> set[str]:
+    """What containerd makes of its files; each line with the section that it is in."""
+    found, section = set(), ""
+    for line in node.sh("containerd config dump").splitlines():
+        if line.strip().startswith("["):
+            section = line.strip()
+        elif " = " in line and not line.startswith("imports = "):
+            found.add(f"{section} {line.strip()}")
+    return found
+
+
+def test_docker_and_containerd_get_the_runtime_and_keep_all_else(
+    engines: Node, vendor: tuple[repository.Repository, str]
+) -> None:
+    node = engines
+    containers, before = running(node), dump(node)
+    assert len(containers) == 2
+    docker_since = node.sh("systemctl show -p ExecMainStartTimestampMonotonic docker")
+    done = deploy(vendor, "containerd", "docker")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    # By each engine's own word.
+    info = json.loads(node.sh("docker info --format '{{json .}}'"))
+    assert info["DefaultRuntime"] == "nvidia"
+    assert {"nvidia", "runc", "site"} <= set(info["Runtimes"])
+    assert info["RegistryConfig"]["Mirrors"] == DAEMON["registry-mirrors"]
+    now = dump(node)
+    gone = {line for line in before - now if "default_runtime_name" not in line}
+    assert gone == set()
+    assert all(".runtimes.nvidia" in line or 'default_runtime_name = "nvidia"' in line for line in now - before)
+    assert any(".runtimes.nvidia.options]" in line and "SystemdCgroup = true" in line for line in now)
+    assert json.loads(node.sh("cat /etc/docker/daemon.json")) == {
+        **DAEMON,
+        "default-runtime": "nvidia",
+        "runtimes": {"site": {"path": "/usr/sbin/runc"}, "nvidia": {"path": "nvidia-container-runtime", "args": []}},
+    }
+
+    # Comments are there, and no password is in a file that others may read.
+    assert node.sh("cat /etc/containerd/config.toml") == CONFIG
+    assert node.sh("stat -c %a /etc/containerd/conf.d/99-nvidia.toml").strip() == "600"
+    assert running(node) == containers
+    assert node.sh("systemctl show -p ExecMainStartTimestampMonotonic docker") == docker_since
+
+    # The default runtime injects a CDI device, refuses a GPU that is not there, and locks as much memory as it likes.
+    shell = "'test -c /dev/injected && echo $INJECTED && ulimit -l'"
+    assert node.sh(RUN.format(DEVICE, shell), timeout=600).split() == ["yes", "unlimited"]
+    refused = node.run(["sh", "-c", RUN.format("all", "true")], timeout=600)
+    assert refused.returncode != 0
+    assert "nvidia" in refused.stderr.lower()
+    with cri.connect(node) as containerd:
+        pod = containerd.pod("one")
+        container = containerd.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES=DEVICE)
+        assert containerd.run(container, *PROOF) == "yes\n"
+        with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):
+            containerd.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES="all")
+        containers = running(node)
+
+    again = deploy(vendor, "containerd", "docker")
+    assert again.returncode == 0, again.stderr
+    operations = json.loads(again.stdout)["results"]["operations"]
+    assert [operation["name"] for operation in operations if operation["no_change"] != ["node1"]] == []
+    assert running(node) == containers
+
+
+def test_a_vf_in_a_running_container_of_docker_is_steered(engines: Node) -> None:
+    node = engines
+    pid = node.sh("docker inspect --format '{{.State.Pid}}' old").strip()
+    node.sh(f"ip link set {PF.netdev}v1 netns {pid}")
+    node.sh(f"nsenter --net=/proc/{pid}/ns/net ip link set {PF.netdev}v1 up")
+    masks = f"docker exec old /bin/busybox cat /sys/class/net/{PF.netdev}v1/queues/rx-0/rps_cpus"
+    eventually("RPS", lambda: int(node.sh(masks), 16) != 0)
+    node.sh("docker rm --force old")
+    eventually("the VF", lambda: node.sh(f"ls /sys/bus/pci/devices/{PF.vf_pcis[1]}/net").strip() != "")
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "said"),
+    [
+        ("/etc/docker/daemon.json", '"bridge": "none",', '"bridge": "none"', "daemon.json: parse error: .* at line 3"),
+        ("/etc/containerd/config.toml", "[grpc]", "[grpc", r"config.toml: \(6, 2\): "),
+        (
+            "/etc/docker/daemon.json",
+            '"site": {',
+            '"nvidia": {"path": "x", "runtimeArgs": ["--debug"]}, "site": {',
+            "runtimeArgs",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_changed_stops_the_deploy_and_stays(
+    engines: Node, vendor: tuple[repository.Repository, str], path: str, old: str, new: str, said: str
+) -> None:
+    node = engines
+    text = node.sh(f"cat {path}")
+    assert old in text
+    write(node, path, text.replace(old, new, 1))
+    done = deploy(vendor, "docker" if "docker" in path else "containerd")
+    assert done.returncode != 0
+    assert re.search(said, done.stdout + done.stderr), done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert node.sh(f"cat {path}") == text.replace(old, new, 1)
+    assert node.run(["test", "-e", "/etc/containerd/conf.d/99-nvidia.toml"]).returncode != 0
+    assert len(running(node)) == 2
+
+
+def test_an_engine_that_does_not_take_its_files_gets_the_old_ones_back(
+    engines: Node, vendor: tuple[repository.Repository, str]
+) -> None:
+    node = engines
+    containers, before = running(node), node.sh("cat /etc/docker/daemon.json")
+    # dockerd refuses a key that is given twice: as an option, and in its file.
+    node.sh("echo DOCKER_OPTS=--default-runtime=site > /etc/default/docker; systemctl restart docker", timeout=300)
+    done = deploy(vendor, "docker")
+    assert done.returncode != 0
+    assert "its files are as they were" in done.stdout + done.stderr
+    assert "default-runtime" in done.stdout + done.stderr
+    assert node.sh("cat /etc/docker/daemon.json") == before
+    assert node.sh("docker info --format '{{.DefaultRuntime}}'").strip() == "site"
+
+    # Something about the new file keeps containerd from starting.
+    write(
+        node,
+        "/etc/systemd/system/containerd.service.d/refuses.conf",
+        "[Service]\nExecStartPre=/usr/bin/test ! -e /etc/containerd/conf.d/99-nvidia.toml\n",
+    )
+    node.sh("systemctl daemon-reload")
+    done = deploy(vendor, "containerd")
+    assert done.returncode != 0
+    assert "containerd: it does not start with what nvidia-ctk wrote" in done.stdout + done.stderr
+    assert node.run(["test", "-e", "/etc/containerd/conf.d/99-nvidia.toml"]).returncode != 0
+    assert node.sh("systemctl is-active containerd docker").split() == ["active", "active"]
+    assert running(node) == containers
+
+
+def test_containerd_2_injects_cdi_devices_by_itself(engines: Node, vendor: tuple[repository.Repository, str]) -> None:
+    node = engines
+    built = go_programs.ensure(CONTAINERD)
+    node.sh("docker rm --force old; systemctl stop docker.socket docker; systemctl stop containerd", timeout=300)
+    copied = subprocess.run(
+        ["scp", "-q", "-F", node.ssh_config, *built.iterdir(), f"{node.name}:/usr/local/bin/"], check=False
+    )
+    assert copied.returncode == 0
+    unit = "[Service]\nExecStart=\nExecStart=/usr/local/bin/containerd\n"
+    write(node, "/etc/systemd/system/containerd.service.d/two.conf", unit)
+    write(node, "/etc/containerd/config.toml", CONFIG_3)
+    node.sh("systemctl daemon-reload; systemctl start containerd; containerd --version | grep -F v2.2.9", timeout=300)
+    before = dump(node)
+    with cri.connect(node) as containerd:
+        containerd.pod("before")
+    containers = running(node)
+    done = deploy(vendor, "containerd", cdi=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert running(node) == containers
+    now = dump(node)
+    assert {line for line in before - now if "default_runtime_name" not in line} == set()
+    assert any("default_runtime_name = 'nvidia'" in line for line in now)
+    assert any("enable_cdi = true" in line for line in now)
+    assert node.sh("systemctl is-enabled nvidia-cdi-refresh.path nvidia-cdi-refresh.service").split() == ["enabled"] * 2
+    with cri.connect(node) as containerd:
+        pod = containerd.pod("after")
+        assert containerd.run(containerd.container(pod, SANDBOX, *SLEEP, cdi=DEVICE), *PROOF) == "yes\n"
+        with pytest.raises(grpc.RpcError, match=r"trackbed\.internal/test=two"):
+            containerd.container(pod, SANDBOX, *SLEEP, cdi="trackbed.internal/test=two")
+        with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):
+            containerd.container(pod, SANDBOX, *SLEEP, NVIDIA_VISIBLE_DEVICES="all")

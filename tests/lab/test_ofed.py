@@ -1,0 +1,311 @@
+"""OFED on real nodes: the distribution's, and the vendor's in names and shapes, rxe for its drivers (lab/packages/ofed)."""
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab import Node, repository
+from lab.packages import ofed
+from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, settled
+from tests.lab.test_peer_memory import install_modules
+
+FIRST, SECOND = list(ofed.DOCA)[:2]
+BUILDER = "builder"
+WISH = "/var/lib/trackbed/reboots/ofed"
+
+
+def deploy(data: dict[str, Any], **more: Any) -> subprocess.CompletedProcess[str]:
+    """Deploy the first node with this OFED."""
+    given = {"ofed": data, **more}
+    words = [word for key, value in given.items() for word in ("--data", f"{key}={json.dumps(value)}")]
+    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *words, timeout=1500)
+
+
+def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The operations that did something."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    operations: list[dict[str, Any]] = json.loads(done.stdout)["results"]["operations"]
+    return [operation["name"] for operation in operations if operation["no_change"] != ["node1"]]
+
+
+def loaded(node: Node) -> tuple[str, str, str]:
+    """Of rxe: the srcversion that runs, the installed one, and the file that modprobe takes."""
+    said = node.sh(
+        "cat /sys/module/rdma_rxe/srcversion || echo none;"
+        ' echo "$(modinfo -F srcversion rdma_rxe)"; modinfo -n rdma_rxe'
+    )
+    first, second, path = said.splitlines()
+    return first, second, path
+
+
+def devices(node: Node) -> int:
+    """How many RDMA devices there are."""
+    return len(json.loads(node.sh("rdma -j link")))
+
+
+@contextmanager
+def used(node: Node) -> Iterator[None]:
+    """A program that waits for a peer has a device open."""
+    node.sh("systemd-run --quiet --unit=user ib_write_bw --ib-dev=$(ls /sys/class/infiniband | head -n1)")
+    eventually(
+        "an open device",
+        lambda: node.run(["sh", "-c", "ls -l /proc/[0-9]*/fd | grep -q /dev/infiniband"]).returncode == 0,
+    )
+    yield
+    node.run(["systemctl", "stop", "user"])
+
+
+ROCE, IWARP = ("192.0.2.1", "192.0.2.2"), ("192.0.2.129", "192.0.2.130")
+
+
+@pytest.fixture
+def linked(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Both nodes with the distribution's OFED, rxe on a VF and siw on a PF, and addresses for both."""
+    done = pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--data", 'ofed={"inbox": {}}')
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = nodes[0].machine.nics
+    for node, roce, iwarp in zip(nodes, ROCE, IWARP, strict=True):
+        node.sh(f"ip addr add {roce}/25 dev {first.netdev}v0; ip link set {first.netdev}v0 up")
+        node.sh(
+            f"ip addr add {iwarp}/25 dev {second.netdev}; modprobe siw; rdma link add siw0 type siw netdev {second.netdev}"
+        )
+    return nodes
+
+
+def between(nodes: tuple[Node, ...], server: str, client: str) -> str:
+    """Run a pair of programs; what the client says."""
+    nodes[0].sh(f"systemd-run --quiet --collect --unit=peer {server}")
+    said = ""
+
+    def done() -> bool:
+        nonlocal said
+        ran = nodes[1].run(["sh", "-c", client], timeout=120)
+        said = ran.stdout + ran.stderr
+        return ran.returncode == 0
+
+    # The server may not listen yet.
+    eventually(client, done)
+    nodes[0].run(["systemctl", "stop", "peer"])
+    return said
+
+
+@pytest.mark.campaign
+def test_the_distribution_s_rdma_carries_data_between_nodes_over_roce_and_iwarp(linked: tuple[Node, ...]) -> None:
+    links = [{link["netdev"]: link for link in json.loads(node.sh("rdma -j link"))} for node in linked]
+    first, second = linked[0].machine.nics
+    for found in links:
+        assert {found[f"{first.netdev}v0"]["state"], found[second.netdev]["state"]} == {"ACTIVE"}
+    for address in (ROCE[0], IWARP[0]):
+        said = between(linked, f"rping -s -a {address} -C 3", f"rping -c -v -C 3 -a {address}")
+        assert said.count("ping data: rdma-ping-") == 3
+    mine, theirs = (found[f"{first.netdev}v0"]["ifname"] for found in links)
+    options = "--size=4096 --iters=50"
+    said = between(
+        linked, f"ib_write_bw --ib-dev={mine} -R {options}", f"ib_write_bw --ib-dev={theirs} -R {options} {ROCE[0]}"
+    )
+    assert re.search(r"^ *4096 +50 +[\d.]+ +[\d.]*[1-9]", said, re.MULTILINE), said
+
+
+@pytest.fixture(scope="module")
+def builder(deployed: tuple[Node, ...]) -> Node:
+    """A deployed node that can build modules, without the lab's own rxe, and with no package source but those of a test."""
+    node = deployed[0]
+    if kept() and node.has(BUILDER):
+        return node
+    node.restore(DEPLOYED)
+    vendor = ofed.vendor(node.image, FIRST)
+    with repository.serve(vendor.folder) as url:
+        node.sh(
+            "rm /lib/modules/$(uname -r)/updates/rdma_rxe.ko; depmod; rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*"
+            " /var/lib/apt/lists; echo force-unsafe-io > /etc/dpkg/dpkg.cfg.d/lab;"
+            f" echo 'deb [trusted=yes] {url} ./' > /etc/apt/sources.list; apt-get -qq update;"
+            " DEBIAN_FRONTEND=noninteractive apt-get -qqy --no-install-recommends install"
+            " dkms gcc-12 make gpg linux-headers-$(uname -r);"
+            " rm -rf /etc/apt/sources.list /var/lib/apt/lists",
+            timeout=900,
+        )
+    settled(node)
+    node.snapshot(BUILDER)
+    return node
+
+
+@pytest.fixture
+def node_that_builds(builder: Node) -> Node:
+    """It, whatever the tests before did."""
+    builder.restore(BUILDER)
+    return builder
+
+
+@pytest.fixture
+def doca(node_that_builds: Node) -> Iterator[Any]:
+    """What the inventory says for a version of DOCA, whose repository is served."""
+    with ExitStack() as served:
+
+        def given(version: str) -> dict[str, Any]:
+            made = ofed.vendor(node_that_builds.image, version)
+            url = served.enter_context(repository.serve(made.folder))
+            return {
+                "doca": {
+                    "version": version,
+                    "fingerprint": made.fingerprint,
+                    "repository": url,
+                    "key": f"{url}/key.asc",
+                }
+            }
+
+        yield given
+
+
+def bundle(node: Node, version: str) -> dict[str, Any]:
+    """What it says for a bundle."""
+    path = ofed.bundle(node.image, version)
+    sha256 = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout.split()[0]
+    return {"mlnx_ofed": {"bundle": str(path), "sha256": sha256}}
+
+
+@pytest.mark.campaign
+def test_doca_is_built_held_loaded_and_upgraded(node_that_builds: Node, doca: Any) -> None:
+    node, first = node_that_builds, doca(FIRST)
+    before = devices(node)
+    assert "OFED | Loaded modules" in changed(deploy(first))
+    runs, installed, path = loaded(node)
+    assert runs == installed
+    assert "/updates/dkms/" in path
+    kernel = node.sh("uname -r").strip()
+    assert f"mlnx-ofed-kernel/{ofed.DOCA[FIRST]}, {kernel}, x86_64: installed" in node.sh("dkms status")
+    assert node.sh("apt-mark showhold") == "doca-ofed\n"
+    assert ofed.RDMA_CORE in node.sh("dpkg-query -W rdma-core")
+    assert devices(node) == before
+    assert changed(deploy(first)) == []
+
+    # An update of the distribution puts its own in the place of the vendor's.
+    node.sh("sed -i 's/^Version: 2510mlnx.*/Version: 44.0-2/' /var/lib/dpkg/status")
+    assert changed(deploy(first)) == ["OFED | The vendor's rdma-core"]
+    assert ofed.RDMA_CORE in node.sh("dpkg-query -W rdma-core")
+
+    assert "OFED | Loaded modules" in changed(deploy(doca(SECOND)))
+    again, installed, _ = loaded(node)
+    assert again == installed != runs
+    assert devices(node) == before
+
+
+@pytest.mark.campaign
+def test_modules_in_use_stay_until_nobody_uses_them(node_that_builds: Node, doca: Any) -> None:
+    node, given = node_that_builds, doca(FIRST)
+    with used(node):
+        done = deploy(given)
+        assert "OFED | Loaded modules" in changed(done)
+        assert re.search(
+            r"the modules are not loaded again now: ib_write_bw \(pid \d+\) has uverbs\d+ open", done.stderr
+        )
+        runs, installed, _ = loaded(node)
+        assert runs != installed
+        assert f"rdma_rxe ({installed})" in node.sh(f"cat {WISH}")
+        # The wish stands; nothing else is to be done.
+        assert changed(deploy(given)) == []
+    assert changed(deploy(given)) == ["OFED | Loaded modules"]
+    runs, installed, _ = loaded(node)
+    assert runs == installed
+    assert node.run(["test", "-e", WISH]).returncode != 0
+
+
+@pytest.mark.campaign
+def test_peer_memory_with_users_stays_and_goes_out_and_in_again_without(node_that_builds: Node, doca: Any) -> None:
+    node, given = node_that_builds, doca(FIRST)
+    install_modules(node)
+    node.sh("modprobe nvidia_peermem; systemd-run --quiet --unit=gpu sh -c 'exec sleep infinity < /dev/gpu-memory'")
+    eventually("a user", lambda: node.sh("cat /sys/module/nvidia_peermem/refcnt") == "1\n")
+    done = deploy(given)
+    assert "OFED | Loaded modules" in changed(done)
+    assert "nvidia_peermem: 1 in use (GPU memory that is registered)" in done.stderr
+    assert node.run(["test", "-e", WISH]).returncode == 0
+    node.sh("systemctl stop gpu")
+    assert changed(deploy(given)) == ["OFED | Loaded modules"]
+    runs, installed, _ = loaded(node)
+    assert runs == installed
+    node.sh("test -e /sys/module/nvidia_peermem")
+
+
+@pytest.mark.campaign
+def test_modules_in_use_are_loaded_by_a_reboot_that_the_policy_allows(node_that_builds: Node, doca: Any) -> None:
+    node, boot_id = node_that_builds, "cat /proc/sys/kernel/random/boot_id"
+    before = node.sh(boot_id)
+    with used(node):
+        done = deploy(doca(FIRST), reboot={"policy": "allow"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert node.sh(boot_id) != before
+    runs, installed, path = loaded(node)
+    assert runs == installed
+    assert "/updates/dkms/" in path
+    assert node.run(["test", "-e", WISH]).returncode != 0
+
+
+@pytest.mark.campaign
+def test_a_driver_that_does_not_compile_is_refused_with_the_compiler_s_words(node_that_builds: Node, doca: Any) -> None:
+    node, before = node_that_builds, loaded(node_that_builds)
+    done = deploy(doca(ofed.BROKEN))
+    assert done.returncode != 0
+    assert "the vendor has made a mistake" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert loaded(node) == before
+
+
+@pytest.mark.campaign
+def test_without_kernel_headers_nothing_is_installed(node_that_builds: Node, doca: Any) -> None:
+    node = node_that_builds
+    node.sh("rm /lib/modules/$(uname -r)/build")
+    packages = node.sh("dpkg -l")
+    for given in (doca(FIRST), bundle(node, ofed.MLNX_OFED[0])):
+        done = deploy(given)
+        assert done.returncode != 0
+        assert re.search(r"ofed: the headers of the running kernel \S+ are missing", done.stderr)
+        assert node.sh("dpkg -l") == packages
+
+
+@pytest.mark.campaign
+def test_mlnx_ofed_is_installed_held_loaded_and_upgraded(node_that_builds: Node) -> None:
+    node = node_that_builds
+    first, second = (bundle(node, version) for version in ofed.MLNX_OFED)
+    assert {"OFED | MLNX_OFED", "OFED | Loaded modules"} <= set(changed(deploy(first)))
+    runs, installed, path = loaded(node)
+    assert runs == installed
+    assert "/updates/dkms/" in path
+    assert node.sh("apt-mark showhold").split() == ["mlnx-ofed-kernel-dkms", "mlnx-ofed-kernel-utils", "ofed-scripts"]
+    assert node.run(["test", "-e", "/var/log/firmware-updated"]).returncode != 0
+    # Neither the bundle nor what was unpacked stays.
+    assert node.sh("ls /var/lib/trackbed/ofed") == "installed\n"
+    assert changed(deploy(first)) == []
+
+    with used(node):
+        done = deploy(second)
+        assert {"OFED | MLNX_OFED", "OFED | Loaded modules"} <= set(changed(done))
+        assert "the modules are not loaded again now: ib_write_bw" in done.stderr
+        assert node.sh("ofed_info -s") == f"MLNX_OFED_LINUX-{ofed.MLNX_OFED[1]}:\n"
+        assert loaded(node)[0] == runs
+        done = deploy(second, reboot={"policy": "allow"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    again, installed, _ = loaded(node)
+    assert again == installed != runs
+    assert node.run(["test", "-e", WISH]).returncode != 0
+
+
+@pytest.mark.campaign
+def test_a_bundle_that_is_not_the_one_that_was_named_is_refused(node_that_builds: Node, tmp_path: Path) -> None:
+    given = bundle(node_that_builds, ofed.MLNX_OFED[0])
+    packages = node_that_builds.sh("dpkg -l")
+    for change, said in (
+        ({"sha256": "0" * 64}, "mlnx_ofed.sha256: "),
+        ({"bundle": str(tmp_path / "absent.tgz")}, "No such file or directory; give the path of the .tgz"),
+        ({"options": ["--no-such-option"]}, "mlnxofedinstall does not know one of the options"),
+    ):
+        done = deploy({"mlnx_ofed": {**given["mlnx_ofed"], **change}})
+        assert done.returncode != 0
+        assert said in done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
+    assert node_that_builds.sh("dpkg -l") == packages

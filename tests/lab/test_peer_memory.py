@@ -1,0 +1,56 @@
+"""GPU peer memory on a real node, with modules that have the names of NVIDIA's (lab/packages/gpu) and no GPU."""
+
+import json
+import shlex
+import subprocess
+
+import pytest
+
+from lab import Node
+from lab.packages import gpu
+from tests.lab.conftest import pyinfra
+
+AT_BOOT = "/etc/modules-load.d/trackbed-peer-memory.conf"
+LOADED = "test -e /sys/module/nvidia_peermem"
+
+
+def deploy(method: str) -> subprocess.CompletedProcess[str]:
+    given = json.dumps({"method": method})
+    return pyinfra(
+        "-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", "--data", f"peer_memory={given}"
+    )
+
+
+def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert done.returncode == 0, done.stdout + done.stderr
+    operations = json.loads(done.stdout)["results"]["operations"]
+    return [operation["name"] for operation in operations if operation["no_change"] != ["node1"]]
+
+
+def install_modules(node: Node) -> None:
+    """Put them where a package of NVIDIA's would."""
+    for module in gpu.modules(node.image):
+        command = ["scp", "-q", "-F", str(node.ssh_config), str(module), f"{node.name}:/tmp/"]
+        subprocess.run(command, check=True)
+        node.sh(f"install -D -m 644 -t /lib/modules/$(uname -r)/updates /tmp/{shlex.quote(module.name)}")
+    node.sh("depmod")
+
+
+@pytest.mark.campaign
+def test_the_module_is_loaded_now_and_at_boot_and_dma_buf_needs_none(node: Node) -> None:
+    refused = deploy("nvidia_peermem")
+    assert refused.returncode != 0
+    assert "there is no module nvidia_peermem for the running kernel" in refused.stderr
+    assert node.run(["test", "-e", AT_BOOT]).returncode != 0
+
+    install_modules(node)
+    assert changed(deploy("nvidia_peermem")) == [
+        "GPU peer memory | nvidia_peermem now",
+        "GPU peer memory | nvidia_peermem at boot",
+    ]
+    node.sh(LOADED)
+    assert changed(deploy("nvidia_peermem")) == []
+    # As systemd does at boot.
+    node.sh(f"modprobe -r nvidia_peermem; /usr/lib/systemd/systemd-modules-load; {LOADED}")
+
+    assert changed(deploy("dma-buf")) == ["GPU peer memory | No nvidia_peermem at boot"]

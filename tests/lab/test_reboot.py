@@ -1,0 +1,76 @@
+"""Reboots by policy: a wish ends in one reboot and a deploy that goes on; the same wish unmet ends in none."""
+
+import json
+
+import pytest
+
+from lab import Node
+from tests.lab.conftest import pyinfra, ready
+
+pytestmark = pytest.mark.campaign
+
+WISHES = "/var/lib/trackbed/reboots"
+# A node that boots is slow.
+REBOOT = ("--data", f"reboot={json.dumps({'policy': 'allow', 'timeout': 900})}", "--data", "ready_timeout=900")
+BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
+
+
+def boot_id(node: Node) -> str:
+    return node.sh(BOOT_ID).strip()
+
+
+def wish(node: Node, task: str, text: str) -> None:
+    node.sh(f"mkdir -p {WISHES}; ({BOOT_ID}; echo {text!r}) > {WISHES}/{task}")
+
+
+def test_what_wants_a_reboot_is_told_and_nothing_is_rebooted_by_default(node: Node) -> None:
+    before = boot_id(node)
+    wish(node, "kernel", "another kernel is installed")
+    done = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploy.py")
+    text = done.stdout + done.stderr
+    assert done.returncode == 0, text
+    assert "reboot wanted: kernel: another kernel is installed; the host is not rebooted" in text
+    assert boot_id(node) == before
+
+
+def test_hosts_reboot_one_after_the_other_and_the_deploy_goes_on(nodes: tuple[Node, ...]) -> None:
+    before = [boot_id(node) for node in nodes]
+    for node in nodes:
+        # The boot's own task withdraws it after the reboot: nothing is wanted of it.
+        wish(node, "boot-former", "kernel arguments quiet are still in effect")
+    done = pyinfra("-y", "inventories/lab.py", "deploy.py", *REBOOT, timeout=1800)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(boot_id(node) != was for node, was in zip(nodes, before, strict=True))
+    assert all(ready(node) for node in nodes)
+    assert all(node.sh(f"ls {WISHES}") == "" for node in nodes)
+    # Of the two, the second still ran when the first was back.
+    stamps = [float(node.sh("date +%s")) - float(node.sh("cut -d' ' -f1 /proc/uptime")) for node in nodes]
+    assert stamps[1] > stamps[0]
+    again = pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", *REBOOT)
+    assert again.returncode == 0, again.stderr
+    operations = json.loads(again.stdout)["results"]["operations"]
+    assert [operation["name"] for operation in operations if operation["no_change"] != ["node1", "node2"]] == []
+
+
+def test_a_wish_that_a_reboot_does_not_meet_is_refused_and_reboots_nothing_more(nodes: tuple[Node, ...]) -> None:
+    before = [boot_id(node) for node in nodes]
+    # grub's tool is there, its menu is written; but QEMU gives these nodes their kernel, and its arguments.
+    for node in nodes:
+        node.sh("printf '#!/bin/sh\\n' > /usr/local/sbin/update-grub; chmod +x /usr/local/sbin/update-grub")
+    arguments = f"boot={json.dumps({'arguments': ['trackbed.test=1']})}"
+    done = pyinfra("-y", "inventories/lab.py", "deploy.py", *REBOOT, "--data", arguments, timeout=1800)
+    text = done.stdout + done.stderr
+    assert done.returncode != 0
+    unmet = "boot: kernel arguments trackbed.test=1 are not in effect: so it is after a reboot, too"
+    assert unmet in text
+    after = [boot_id(node) for node in nodes]
+    # The first is the canary of the second.
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+    assert "not rebooted, since node1 failed at its own reboot" in text
+    again = pyinfra(
+        "-y", "--limit", "node1", "inventories/lab.py", "deploy.py", *REBOOT, "--data", arguments, timeout=1800
+    )
+    assert again.returncode != 0
+    assert unmet in again.stdout + again.stderr
+    assert boot_id(nodes[0]) == after[0]

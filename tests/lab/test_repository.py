@@ -1,0 +1,43 @@
+"""The lab's vendor repository by itself: no node is needed."""
+
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from lab import repository
+from lab.command import run
+
+
+def test_a_repository_is_served_and_signed_by_the_key_that_it_names(tmp_path: Path) -> None:
+    tree, pool = tmp_path / "tree", tmp_path / "pool"
+    (tree / "usr/bin").mkdir(parents=True)
+    (tree / "usr/bin/tool").write_text("#!/bin/sh\n")
+    (tree / "usr/bin/tool").chmod(0o755)
+    pool.mkdir()
+    repository.deb(pool, {"Package": "tool", "Version": "1.0"}, tree, {"postinst": "#!/bin/sh\n"})
+    repository.dkms_deb(pool, "driver", "2.0", tree, 'BUILT_MODULE_NAME="driver"\n')
+    repository.sign(pool)
+    made = repository.Repository(pool)
+
+    with repository.serve(pool) as url, urllib.request.urlopen(url.replace(repository.HOST, "127.0.0.1")) as page:  # noqa: S310
+        assert "InRelease" in page.read().decode()
+    shown = run(["gpg", "--show-keys", "--with-colons", "--homedir", tmp_path, made.key])
+    assert made.fingerprint in shown
+    ring = tmp_path / "ring.gpg"
+    run(["gpg", "--homedir", tmp_path, "--output", ring, "--dearmor", made.key])
+    assert subprocess.run(["gpgv", "--keyring", ring, pool / "InRelease"], check=False).returncode == 0
+    listing = run(["dpkg-deb", "-c", made.deb("driver-dkms", "2.0")])
+    assert "./usr/src/driver-2.0/dkms.conf" in listing
+    assert run(["dpkg-deb", "-f", made.deb("tool", "1.0"), "Package"]).strip() == "tool"
+    assert "-rwxr-xr-x root/root" in run(["dpkg-deb", "-c", made.deb("tool", "1.0")])
+
+
+def test_a_folder_of_the_cache_is_made_once_for_the_same_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Path] = []
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = repository.cached("tools", [b"1"], made.append)
+    assert repository.cached("tools", [b"1"], made.append) == first
+    assert repository.cached("tools", [b"2"], made.append) != first
+    assert len(made) == 2

@@ -1,0 +1,38 @@
+"""Hearing of files that are replaced, by the kernel's own inotify."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.reporter import eyes
+from agent.store import write_atomically
+
+
+def test_a_replaced_file_is_heard_of_also_in_a_folder_that_was_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eyes, "MISSING", 0.05)
+    run, etc = tmp_path / "run", tmp_path / "etc"
+    etc.mkdir()
+    heard = threading.Semaphore(0)
+    threading.Thread(target=eyes.listen, args=((run, etc), heard.release), daemon=True).start()
+
+    def hears() -> None:
+        assert heard.acquire(timeout=10)
+
+    hears()  # it looks once by itself
+    run.mkdir()
+    hears()
+    while heard.acquire(timeout=0.5):
+        pass
+    for folder in (run, etc, run):
+        write_atomically(folder / "report.json", "{}")
+        hears()
+    (run / "report.json").unlink()
+    run.rmdir()
+    run.mkdir()
+    while heard.acquire(timeout=0.5):
+        pass
+    write_atomically(run / "report.json", "{}")
+    hears()

@@ -1,0 +1,211 @@
+"""What the fleet's commands decide by the objects of a cluster, and how they fail without one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from lightkube.models.coordination_v1 import LeaseSpec
+from lightkube.models.core_v1 import NodeCondition, NodeSpec, NodeStatus, Taint
+from lightkube.models.meta_v1 import ManagedFieldsEntry, ObjectMeta
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.resources.core_v1 import Node
+
+from agent.reporter import node as reporter
+from agent.reporter.identity import USER
+from agent.reporter.publish import NAMESPACE
+from agent.reporter.settings import READY_LABEL
+from fleet import names, sweeping
+from fleet.standing import Standing, say_age, standing, standings
+
+ROOT = Path(__file__).parent.parent.parent
+NOW = datetime(2026, 1, 1, 12, 0, tzinfo=timezone.utc)
+
+
+def node(
+    name: str = "a",
+    ready: str | None = "True",
+    reason: str = "Ready",
+    taints: tuple[str, ...] = (),
+    labels: dict[str, str] | None = None,
+) -> Node:
+    conditions = [NodeCondition("True", "Ready")]
+    if ready:
+        conditions.append(NodeCondition(ready, names.READY, reason=reason, message="as it is", lastTransitionTime=NOW))
+    return Node(
+        metadata=ObjectMeta(name=name, resourceVersion="7", labels=labels),
+        spec=NodeSpec(taints=[Taint("NoSchedule", key) for key in taints] or None),
+        status=NodeStatus(conditions=conditions),
+    )
+
+
+def lease(name: str = "a", age: float = 60, written: datetime | None = None) -> Lease:
+    """A Lease that the server saw renewed so many seconds ago; ``written`` is what its node's clock said."""
+    stamp = NOW - timedelta(seconds=age)
+    owners = [
+        ManagedFieldsEntry(fieldsV1={"f:spec": {"f:renewTime": {}}}, time=stamp),
+        ManagedFieldsEntry(fieldsV1={"f:metadata": {"f:annotations": {}}}, time=NOW),
+    ]
+    notes = {names.SPEC_HASH: "0123", names.AGENT_VERSION: "0.1.0"}
+    return Lease(
+        metadata=ObjectMeta(name=name, resourceVersion="9", managedFields=owners, annotations=notes),
+        spec=LeaseSpec(leaseDurationSeconds=900, renewTime=written or stamp),
+    )
+
+
+def fleet(*ages: float) -> list[Standing]:
+    found = {f"n{index}": age for index, age in enumerate(ages)}
+    return standings({name: node(name) for name in found}, {name: lease(name, age) for name, age in found.items()}, NOW)
+
+
+def test_a_node_stands_as_its_condition_says_while_its_lease_is_fresh() -> None:
+    found = standing("a", node(), lease(age=899), NOW)
+    assert (found.ready, found.reason, found.spec_hash, found.agent_version) == ("True", "Ready", "0123", "0.1.0")
+
+
+def test_an_expired_lease_makes_a_node_unknown_whatever_its_condition_says() -> None:
+    found = standing("a", node(), lease(age=901), NOW)
+    assert (found.ready, found.condition, found.reason) == ("Unknown", "True", names.EXPIRED)
+    assert found.message == "no heartbeat for 15m1s"
+
+
+@pytest.mark.parametrize("offset", [timedelta(days=-9000), timedelta(days=1)])
+def test_a_nodes_own_clock_makes_it_neither_dead_nor_alive(offset: timedelta) -> None:
+    assert not standing("a", node(), lease(age=60, written=NOW + offset), NOW).expired
+    assert standing("a", node(), lease(age=1000, written=NOW + offset), NOW).expired
+
+
+def test_a_node_on_its_first_day_has_no_heartbeat_to_lose() -> None:
+    found = standing("a", node(ready=None, taints=(names.TAINT,)), None, NOW)
+    assert (found.expired, found.ready, found.reason) == (False, "Unknown", "NotPublished")
+
+
+def test_a_condition_without_a_lease_has_no_heartbeat() -> None:
+    assert standing("a", node(), None, NOW).expired
+
+
+def test_a_lease_without_a_node_has_not_joined() -> None:
+    found = standing("a", None, lease(), NOW)
+    assert (found.joined, found.reason) == (False, "NotJoined")
+
+
+def test_nodes_of_others_are_left_out() -> None:
+    assert standings({"x": node("x", ready=None, taints=("other",))}, {}, NOW) == []
+
+
+def test_a_silent_node_is_swept() -> None:
+    assert sweeping.plan(fleet(60, 60, 60, 1000), 0.25).taint == ("n3",)
+
+
+def test_more_silent_nodes_than_the_share_are_swept_by_none() -> None:
+    decided = sweeping.plan(fleet(60, 60, 1000, 1000), 0.25)
+    assert (decided.refused, decided.taint, decided.expired) == (True, (), ("n2", "n3"))
+
+
+def test_nodes_that_were_swept_before_count_for_the_share() -> None:
+    nodes = {f"n{index}": node(f"n{index}") for index in range(4)}
+    nodes["n0"] = node("n0", "Unknown", names.EXPIRED, (names.TAINT,))
+    leases = {name: lease(name, 1000 if name in ("n0", "n1") else 60) for name in nodes}
+    assert sweeping.plan(standings(nodes, leases, NOW), 0.25).refused
+
+
+def test_one_node_of_a_small_fleet_may_be_swept() -> None:
+    assert sweeping.plan(fleet(60, 1000), 0.25).taint == ("n1",)
+
+
+def test_what_is_swept_is_not_swept_again() -> None:
+    swept = node("a", "Unknown", names.EXPIRED, (names.TAINT,))
+    decided = sweeping.plan([standing("a", swept, lease(age=1000), NOW)], 0.25)
+    assert (decided.taint, decided.expired) == ((), ("a",))
+
+
+def test_a_reporter_that_says_itself_that_its_agent_is_silent_is_left_alone() -> None:
+    silent = node("a", "Unknown", "AgentSilent", (names.TAINT,))
+    assert sweeping.plan([standing("a", silent, lease(age=1000), NOW)], 0.25).taint == ()
+
+
+@pytest.mark.parametrize("half", [node("a", "Unknown", names.EXPIRED), node("a", "True", "Ready", (names.TAINT,))])
+def test_half_a_sweep_is_finished(half: Node) -> None:
+    assert sweeping.plan([standing("a", half, lease(age=1000), NOW)], 0.25).taint == ("a",)
+
+
+def test_the_taint_is_added_beside_others_and_only_to_the_node_that_was_read() -> None:
+    same = {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
+    taint = {"key": names.TAINT, "effect": "NoSchedule"}
+    assert sweeping.taint_patch(node(taints=("other",))) == [
+        same, {"op": "add", "path": "/spec/taints/-", "value": taint},
+    ]  # fmt: skip
+    assert sweeping.taint_patch(node(labels={names.READY_LABEL: "true"})) == [
+        same,
+        {"op": "add", "path": "/spec/taints", "value": [taint]},
+        {"op": "remove", "path": "/metadata/labels/trackbed.internal~1ready"},
+    ]
+    assert sweeping.taint_patch(node(taints=(names.TAINT,))) == []
+
+
+def test_the_reporter_calls_everything_the_same() -> None:
+    assert (names.NAMESPACE, names.NODE_USER, names.READY_LABEL) == (NAMESPACE, USER, READY_LABEL)
+    assert (names.READY, names.UP_TO_DATE, names.TAINT) == (reporter.READY, reporter.UP_TO_DATE, reporter.TAINT)
+    assert (names.SPEC_HASH, names.AGENT_VERSION) == (reporter.SPEC_HASH, reporter.AGENT_VERSION)
+    assert names.LEASE_DURATION == reporter.LEASE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0, "0s"), (59, "59s"), (61, "1m1s"), (3600, "1h"), (7265, "2h1m"), (90000, "1d1h")]
+)
+def test_ages_are_two_units(seconds: float, said: str) -> None:
+    assert say_age(seconds) == said
+
+
+def trackbed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agent", "fleet", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: secret-token}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (KUBECONFIG, (), "https://127.0.0.1:1 cannot be reached"),
+        (KUBECONFIG, ("--context", "d"), "Context 'd' not found"),
+        ("{}", (), "the kubeconfig cannot be read"),
+        ("a: [secret-token", (), "the kubeconfig is no YAML in line 1"),
+        (KUBECONFIG.replace("secret-token", "[1]"), (), "the kubeconfig cannot be read"),
+        (KUBECONFIG.replace('"https://127.0.0.1:1"', "5"), (), "the kubeconfig cannot be read"),
+        (None, (), "not found; give --kubeconfig FILE"),
+    ],
+)
+def test_without_a_cluster_there_is_one_message(
+    tmp_path: Path, text: str | None, options: tuple[str, ...], message: str
+) -> None:
+    file = tmp_path / "kubeconfig"
+    if text is not None:
+        file.write_text(text)
+    done = trackbed("status", "--kubeconfig", str(file), *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "secret-token" not in done.stderr
+
+
+def test_every_command_has_an_example_its_exit_codes_and_json() -> None:
+    listed = trackbed("--help").stdout.partition("Commands:\n")[2].splitlines()
+    commands = [line.split()[0] for line in listed if line.strip()]
+    assert {"status", "sweep"} <= set(commands)
+    for command in commands:
+        said = trackbed(command, "--help").stdout
+        assert "Example: trackbed fleet" in said, command
+        assert "Exit code: 0" in said, command
+        assert "--json" in said, command

@@ -1,0 +1,182 @@
+"""Which requests for a reporter's certificate are approved: every way to ask for more is a test of its own."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+from lightkube.models.certificates_v1 import (
+    CertificateSigningRequestCondition,
+    CertificateSigningRequestSpec,
+    CertificateSigningRequestStatus,
+)
+from lightkube.models.meta_v1 import ObjectMeta
+from lightkube.resources.certificates_v1 import CertificateSigningRequest
+
+from fleet import names
+from fleet.approval import SIGNER, YEAR, Known, Verdict, verdicts
+
+KEY = ec.generate_private_key(ec.SECP256R1())
+OTHER_KEY = ec.generate_private_key(ec.SECP256R1())
+A = f"{names.NODE_USER}a"
+ENROLMENT = names.ENROLMENT
+KNOWN = Known(expected={"new"}, enrolled={"a"}, joined={"a"})
+
+PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
+
+
+def pem(
+    *attributes: tuple[x509.ObjectIdentifier, str], key: PrivateKey = KEY, extensions: Sequence[x509.ExtensionType] = ()
+) -> bytes:
+    builder = x509.CertificateSigningRequestBuilder(x509.Name([x509.NameAttribute(*given) for given in attributes]))
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def asked(text: bytes, requester: str = A, name: str = "r", **different: Any) -> CertificateSigningRequest:
+    spec: dict[str, Any] = {
+        "request": base64.b64encode(text).decode(),
+        "signerName": SIGNER,
+        "usages": ["client auth"],
+        "expirationSeconds": YEAR,
+        "username": requester,
+        "groups": ["system:authenticated"],
+    }
+    return CertificateSigningRequest(
+        metadata=ObjectMeta(name=name), spec=CertificateSigningRequestSpec(**{**spec, **different})
+    )
+
+
+def common_name(name: str, **options: Any) -> bytes:
+    return pem((NameOID.COMMON_NAME, name), **options)
+
+
+def only(request: CertificateSigningRequest, known: Known = KNOWN) -> Verdict:
+    (verdict,) = verdicts([request], known)
+    return verdict
+
+
+def test_a_node_may_renew_its_own_certificate() -> None:
+    verdict = only(asked(common_name(A)))
+    assert (verdict.action, verdict.node, verdict.reason) == ("approve", "a", "renewal")
+
+
+@pytest.mark.parametrize("usages", [["client auth"], ["digital signature", "client auth"]])
+def test_a_new_node_that_is_expected_is_enrolled(usages: list[str]) -> None:
+    assert only(asked(common_name(f"{names.NODE_USER}new"), ENROLMENT, usages=usages)).reason == "enrolment"
+
+
+DENIED: dict[str, tuple[CertificateSigningRequest, str]] = {
+    "another node's name": (asked(common_name(f"{names.NODE_USER}b")), f"{A} may not ask for {names.NODE_USER}b"),
+    "a name of the cluster's own": (asked(common_name("system:node:a")), "the subject is CN=system:node:a"),
+    "an administrator's group": (
+        asked(pem((NameOID.ORGANIZATION_NAME, "system:masters"), (NameOID.COMMON_NAME, A))),
+        "the subject is CN=trackbed:node:a,O=system:masters",
+    ),
+    "two names": (asked(pem((NameOID.COMMON_NAME, A), (NameOID.COMMON_NAME, "system:admin"))), "the subject is"),
+    "no name": (asked(pem()), "the subject is empty"),
+    "what is no node's name": (asked(common_name(f"{names.NODE_USER}a:b"), f"{names.NODE_USER}a:b"), "is no Node's"),
+    "no node's name at all": (asked(common_name(names.NODE_USER), names.NODE_USER), "'' is no Node's name"),
+    "a name with a line break": (asked(common_name(f"{A}\n"), f"{A}\n"), "is no Node's name"),
+    "a DNS name": (
+        asked(common_name(A, extensions=[x509.SubjectAlternativeName([x509.DNSName("kubernetes.default")])])),
+        "it asks for extensions (subjectAltName)",
+    ),
+    "to be an authority": (
+        asked(common_name(A, extensions=[x509.BasicConstraints(ca=True, path_length=None)])),
+        "it asks for extensions (basicConstraints)",
+    ),
+    "another signer": (
+        asked(common_name(A), signerName="kubernetes.io/kubelet-serving"),
+        "the signer is kubernetes.io/k",
+    ),
+    "a server's usage": (
+        asked(common_name(A), usages=["digital signature", "client auth", "server auth"]),
+        "the usages are digital signature, client auth, server auth",
+    ),
+    "no usage": (asked(common_name(A), usages=None), "the usages are none"),
+    "more than a year": (asked(common_name(A), expirationSeconds=YEAR + 1), "more than a year"),
+    "no expiry": (asked(common_name(A), expirationSeconds=None), "it names no expiry"),
+    "a weak key": (
+        asked(common_name(A, key=rsa.generate_private_key(65537, 1024))),  # noqa: S505  # the weak one
+        "its key is too weak",
+    ),
+    "no request": (asked(b"not PEM"), "the request cannot be read"),
+    "a node's name, by somebody": (asked(common_name(A), requester="mallory"), f"mallory may not ask for {A}"),
+    "an administrator's name, by the enrolment": (
+        asked(common_name("kubernetes-admin"), requester=ENROLMENT),
+        "the subject is CN=kubernetes-admin",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", DENIED)
+def test_a_request_is_denied_that_asks_for(what: str) -> None:
+    request, reason = DENIED[what]
+    verdict = only(request, Known(expected={"a", "b", "new"}, joined={"a", "b"}))
+    assert verdict.action == "deny"
+    assert reason in verdict.reason
+
+
+def test_a_request_with_anothers_signature_is_denied() -> None:
+    one, other = (x509.load_pem_x509_csr(common_name(A, key=key)) for key in (KEY, OTHER_KEY))
+    der = one.public_bytes(serialization.Encoding.DER)
+    # The length of an ECDSA signature varies; only equal ones can be swapped in place.
+    while len(other.signature) != len(one.signature):
+        other = x509.load_pem_x509_csr(common_name(A, key=OTHER_KEY))
+    forged = der.replace(one.signature, other.signature)
+    text = (
+        b"-----BEGIN CERTIFICATE REQUEST-----\n" + base64.encodebytes(forged) + b"-----END CERTIFICATE REQUEST-----\n"
+    )
+    verdict = only(asked(text))
+    assert (verdict.action, verdict.reason) == ("deny", "its signature is not by its own key")
+
+
+@pytest.mark.parametrize(
+    ("node", "known", "reason"),
+    [
+        ("b", KNOWN, "nobody has named b as a new node; if it is one: trackbed fleet approve b"),
+        ("a", Known(expected={"a"}, enrolled={"a"}), "a has been enrolled already"),
+    ],
+)
+def test_an_enrolment_that_nobody_expects_is_left_to_the_operator(node: str, known: Known, reason: str) -> None:
+    verdict = only(asked(common_name(f"{names.NODE_USER}{node}"), ENROLMENT), known)
+    assert verdict.action == "leave"
+    assert reason in verdict.reason
+
+
+def test_a_node_that_was_installed_anew_is_enrolled_again_by_name() -> None:
+    known = Known(enrolled={"a"}, again={"a"})
+    assert only(asked(common_name(A), ENROLMENT), known).action == "approve"
+
+
+def test_a_node_that_is_gone_does_not_renew() -> None:
+    assert only(asked(common_name(A)), Known(enrolled={"a"})).action == "leave"
+
+
+def test_two_keys_for_one_new_node_are_left_to_the_operator() -> None:
+    new = f"{names.NODE_USER}new"
+    requests = [asked(common_name(new, key=key), ENROLMENT, name=str(key)) for key in (KEY, OTHER_KEY)]
+    assert [verdict.action for verdict in verdicts(requests, KNOWN)] == ["leave", "leave"]
+    same = [asked(common_name(new), ENROLMENT, name=name) for name in ("1", "2")]
+    assert [verdict.action for verdict in verdicts(same, KNOWN)] == ["approve", "approve"]
+
+
+def test_others_requests_are_left_alone() -> None:
+    kubelet = pem((NameOID.ORGANIZATION_NAME, "system:nodes"), (NameOID.COMMON_NAME, "system:node:a"))
+    signer = "kubernetes.io/kube-apiserver-client-kubelet"
+    assert verdicts([asked(kubelet, "system:bootstrap:abc", signerName=signer)], KNOWN) == []
+
+
+def test_what_is_decided_is_not_decided_again() -> None:
+    request = asked(common_name(A))
+    decided = CertificateSigningRequestCondition(status="True", type="Approved")
+    request.status = CertificateSigningRequestStatus(conditions=[decided])
+    assert verdicts([request], KNOWN) == []

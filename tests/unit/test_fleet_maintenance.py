@@ -1,0 +1,147 @@
+"""What a drain evicts, what a maintenance has written down, and how hosts of an inventory are found."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from lightkube.models.core_v1 import (
+    Container,
+    EmptyDirVolumeSource,
+    NodeCondition,
+    NodeStatus,
+    PodSpec,
+    PodStatus,
+    Volume,
+)
+from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
+from lightkube.resources.core_v1 import Node, Pod
+
+from fleet import names
+from fleet.api import Failed
+from fleet.eviction import MIRROR, Rules, drain, say
+from fleet.inventory import Inventory
+from fleet.maintenance import Record, record_of, unready
+from tests.unit.test_fleet import node, trackbed
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def pod(
+    name: str,
+    owner: str | None = "ReplicaSet",
+    phase: str = "Running",
+    annotations: dict[str, str] | None = None,
+    emptydir: EmptyDirVolumeSource | None = None,
+    ending: bool = False,
+) -> Pod:
+    owners = [OwnerReference(apiVersion="v1", kind=owner, name="o", uid="u", controller=True)] if owner else None
+    deleted = NOW if ending else None
+    metadata = ObjectMeta(
+        name=name, namespace="ml", annotations=annotations, ownerReferences=owners, deletionTimestamp=deleted
+    )
+    volumes = [Volume(name="scratch", emptyDir=emptydir)] if emptydir else None
+    spec = PodSpec(containers=[Container(name="c")], volumes=volumes)
+    return Pod(metadata=metadata, spec=spec, status=PodStatus(phase=phase))
+
+
+def test_daemons_static_and_finished_pods_stay() -> None:
+    pods = [
+        pod("job"),
+        pod("plugin", owner="DaemonSet"),
+        pod("static", owner="Node", annotations={MIRROR: "x"}),
+        pod("done", phase="Succeeded"),
+        pod("failed", phase="Failed"),
+        pod("pending", phase="Pending"),
+    ]
+    todo = drain(pods, Rules())
+    assert [say(one) for one in todo.evict] == ["ml/job", "ml/pending"]
+    assert todo.obstacles == ()
+
+
+def test_a_pod_that_nothing_starts_again_is_evicted_by_force_only() -> None:
+    assert "ml/bare has no controller" in drain([pod("bare", owner=None)], Rules()).obstacles[0]
+    assert drain([pod("bare", owner=None)], Rules(force=True)).obstacles == ()
+
+
+def test_local_data_is_lost_only_if_asked_for_and_shared_memory_is_none() -> None:
+    disk, memory = EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="Memory")
+    assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).obstacles[0]
+    assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).obstacles == ()
+    assert drain([pod("a", emptydir=memory)], Rules()).obstacles == ()
+
+
+def test_a_pod_on_its_way_out_is_waited_for_and_is_no_obstacle() -> None:
+    todo = drain([pod("bare", owner=None, ending=True)], Rules())
+    assert (len(todo.evict), todo.obstacles) == (1, ())
+
+
+def noted(text: str) -> Node:
+    return Node(metadata=ObjectMeta(name="a", annotations={names.MAINTENANCE: text}))
+
+
+def test_what_was_written_down_is_read_back() -> None:
+    assert record_of(Node(metadata=ObjectMeta(name="a"))) is None
+    text = '{"by": "x", "since": "2026", "step": "apply", "cordoned": true, "allow": "rebind"}'
+    assert record_of(noted(text)) == Record("x", "2026", "apply", True, "rebind")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "not JSON"])
+def test_what_cannot_be_read_is_named(text: str) -> None:
+    with pytest.raises(Failed, match="cannot be read"):
+        record_of(noted(text))
+
+
+def test_a_node_is_ready_again_when_everybody_says_so() -> None:
+    found = node()
+    assert found.status and found.status.conditions
+    found.status.conditions.append(NodeCondition("True", names.UP_TO_DATE))
+    assert unready(found) == []
+    assert unready(node(taints=(names.TAINT,)))[-1] == f"it has the taint {names.TAINT}"
+    found.status = NodeStatus(conditions=[NodeCondition("False", names.READY, reason="NoCarrier", message="rail0")])
+    assert unready(found) == [
+        "TrackbedReady is False (NoCarrier): rail0",
+        "TrackbedUpToDate is not there",
+        "Ready is not there",
+    ]
+
+
+def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text('hosts = ["h1", ("h2", {"node_name": "10.0.0.2"})]\n')
+    assert {node: host.name for node, host in Inventory.read(file).hosts.items()} == {"h1": "h1", "10.0.0.2": "h2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('hosts = ["h1", ("h2", {"node_name": "h1"})]', "h1 and h2 have the same node_name"),
+        ("hosts = [", "is no inventory that pyinfra can read"),
+        ("import nothing_of_this_name", "is no inventory that pyinfra can read"),
+    ],
+)
+def test_an_inventory_that_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text(f"{text}\n")
+    with pytest.raises(Failed, match=message):
+        Inventory.read(file)
+
+
+def test_a_command_runs_on_a_nodes_host_with_each_word_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text('hosts = [("@local", {"node_name": "a"})]\n')
+    inventory = Inventory.read(file)
+    ran = inventory.run("a", ["printf", "%s|", "two words", "$HOME", "it's"], 60)
+    assert (ran.failed, ran.said) == (False, "two words|$HOME|it's|")
+    assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).failed
+    assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).said.startswith("why")
+    assert "no answer" in inventory.run("a", ["sleep", "30"], 2.5).said
+
+
+def test_a_level_that_there_is_not_is_named_before_anything_is_asked(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text("hosts = []\n")
+    done = trackbed("maintain", "a", "--inventory", str(file), "--allow", "explode")
+    assert done.returncode == 1
+    assert "'explode' is not one of 'none', 'rebind', 'link-flap'" in done.stderr

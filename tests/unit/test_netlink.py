@@ -1,0 +1,132 @@
+"""rtnetlink on this machine's own kernel, in a network namespace of its own, beside what ip(8) says of the same."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agent.linux.netlink import LinuxNetlink
+from bench.namespace import enter
+
+MADE = """
+ip link set lo up
+ip link add fab0 mtu 1400 txqueuelen 77 address 02:00:00:00:00:01 type veth peer name fab1
+ip link property add dev fab0 altname rail0 altname a-name-of-more-than-15-characters
+ip link set fab0 up
+ip link set fab1 up
+ip link add fab2 type veth peer name fab3
+ip address add 10.1.0.1/24 dev fab0
+ip address add 10.2.0.1 peer 10.2.0.2/32 dev fab1
+ip -6 address add fd00::1/64 dev fab0 nodad
+ip link set fab2 up
+ip route add 10.9.0.0/16 via 10.1.0.9
+ip route add 10.8.0.0/16 dev fab2
+"""
+
+
+def _ip(*words: str) -> Any:
+    return json.loads(subprocess.run(["ip", "-json", "-details", *words], capture_output=True, check=True).stdout)
+
+
+def _inside(look: Callable[[LinuxNetlink], Any], more: str) -> Any:
+    """What ``look`` returns in a namespace of its own; the process that made it ends with it."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def run() -> None:
+        try:
+            enter()
+            subprocess.run(["sh", "-euc", MADE + more], check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            theirs.send(("skipped", f"no network namespace can be made here: {error}"))
+            return
+        theirs.send(("found", look(LinuxNetlink())))
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    how, found = ours.recv() if ours.poll(60) else ("failed", "it did not come back")
+    process.join()
+    if how == "skipped":
+        pytest.skip(found)
+    assert how == "found", found
+    return found
+
+
+@pytest.fixture
+def inside() -> Iterator[Callable[..., Any]]:
+    yield lambda look, more="": _inside(look, more)
+
+
+def test_links_are_told_as_ip_tells_them(inside: Callable[..., Any]) -> None:
+    links, told, none = inside(lambda netlink: (netlink.links(), _ip("link"), netlink.link("gone")))
+    assert none is None
+    assert [(link.name, link.ifindex, link.mtu, link.txqueuelen) for link in links] == [
+        (each["ifname"], each["ifindex"], each["mtu"], each["txqlen"]) for each in told
+    ]
+    assert [(link.mac, link.up, link.carrier) for link in links] == [
+        (each["address"], "UP" in each["flags"], "LOWER_UP" in each["flags"]) for each in told
+    ]
+    assert [list(link.altnames) for link in links] == [each.get("altnames", []) for each in told]
+
+
+def test_a_link_is_found_by_any_of_its_names_and_set_in_one_request(inside: Callable[..., Any]) -> None:
+    def look(netlink: LinuxNetlink) -> Any:
+        link = netlink.link("rail0")
+        assert link is not None
+        netlink.set_link(link.ifindex, mtu=1300, up=False, txqueuelen=88)
+        netlink.add_altname(link.ifindex, "rail1")
+        try:
+            netlink.set_link(link.ifindex, mtu=1)
+        except OSError as error:
+            return link, netlink.link("fab0"), error.errno
+        return link, None, 0
+
+    before, after, refused = inside(look)
+    assert (before.name, before.mtu, before.up, before.altnames) == (
+        "fab0",
+        1400,
+        True,
+        ("rail0", "a-name-of-more-than-15-characters"),
+    )
+    assert (after.mtu, after.up, after.txqueuelen, after.altnames) == (1300, False, 88, (*before.altnames, "rail1"))
+    assert refused == errno.EINVAL
+
+
+def test_addresses_are_told_as_ip_tells_them(inside: Callable[..., Any]) -> None:
+    found, told = inside(lambda netlink: (netlink.addresses(), _ip("address")))
+    expected = {
+        each["ifindex"]: sorted(f"{address['local']}/{address['prefixlen']}" for address in each["addr_info"])
+        for each in told
+        if each["addr_info"]
+    }
+    assert {ifindex: sorted(addresses) for ifindex, addresses in found.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "through"),
+    [
+        ("", {"fab0"}),
+        ("ip route add default dev fab2", {"fab0", "fab2"}),
+        ("ip route add default table 77 via 10.2.0.2", {"fab0", "fab1"}),
+        ("ip -6 route add default via fe80::9 dev fab2", {"fab0", "fab2"}),
+        ("ip route add 10.7.0.0/16 nexthop via 10.1.0.8 nexthop via 10.2.0.2", {"fab0", "fab1"}),
+        (
+            "ip -6 route add fd07::/16 nexthop via fe80::8 dev fab2 nexthop via fe80::9 dev fab1",
+            {"fab0", "fab1", "fab2"},
+        ),
+        ("ip route add unreachable default", {"fab0"}),
+        ("ip route add 10.6.0.0/16 via inet6 fe80::9 dev fab2", {"fab0", "fab2"}),
+    ],
+    ids=["gateway", "default", "other-table", "ipv6", "multipath", "ipv6-multipath", "unreachable", "via"],
+)
+def test_netdevs_of_gateways_are_found(inside: Callable[..., Any], more: str, through: set[str]) -> None:
+    def look(netlink: LinuxNetlink) -> set[str]:
+        names = {link.ifindex: link.name for link in netlink.links()}
+        return {names[ifindex] for ifindex in netlink.gateway_ifindexes()}
+
+    assert inside(look, more) == through

@@ -1,0 +1,245 @@
+"""What is published of a node: the wish, and the patches, without a cluster."""
+
+import copy
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.change import Condition, Report
+from agent.reporter.node import (
+    LONGEST_MESSAGE,
+    MANAGER,
+    READY,
+    TAINT,
+    UP_TO_DATE,
+    Node,
+    Wish,
+    node_patch,
+    read_node,
+    status_patch,
+    turns,
+    wish,
+)
+from agent.reporter.settings import READY_LABEL, Label, Settings
+from agent.reporter.verdict import Verdict
+
+RESOURCE = "rdma/hca_shared_devices_b"
+SETTINGS = Settings("n1", "https://127.0.0.1:6443", "/ca.pem", required_resources=(RESOURCE,))
+FACT, PLUGIN = Label("aliyun.accelerator/erdma", "true"), Label("rdma", "hca", "plugin", RESOURCE)
+LABELS = (FACT, PLUGIN)
+OURS = {"key": TAINT, "effect": "NoSchedule"}
+THEIRS = {"key": "example.net/busy", "effect": "NoExecute", "value": "x"}
+REPORT = Report("n1", "h1", "b", "v", True, True, conditions=(Condition("Converged", "True", "AsWanted"),))
+READY_NOW = Verdict(REPORT, (), 1.0, True)
+NO_CARRIER = Condition("Carrier", "False", "NoCarrier", "no carrier on ens1f0; check the cable")
+NOT_READY = Verdict(
+    evolve(REPORT, ready=False, conditions=(NO_CARRIER,)), ("Carrier is False (NoCarrier): ...",), 1.0, True
+)
+SILENT = Verdict(REPORT, ("the agent's last heartbeat is 61 s old",), 61.0, False)
+
+
+def document(**more: Any) -> dict[str, Any]:
+    """A Node's JSON as a kubelet registers it."""
+    return {
+        "metadata": {"name": "n1", "uid": "u1", "resourceVersion": "7", "labels": {"kubernetes.io/os": "linux"}},
+        "spec": {"taints": [OURS]},
+        "status": {"allocatable": {"cpu": "2"}, "conditions": [{"type": "Ready", "status": "True"}]},
+        **more,
+    }
+
+
+def node(**more: Any) -> Node:
+    return read_node(document(**more))
+
+
+def labelled(keys: dict[str, str], taints: list[Any] | None = None, **status: Any) -> dict[str, Any]:
+    """A Node with labels of ours."""
+    fields: dict[str, Any] = {f"f:{key}": {} for key in keys}
+    managed = [{"manager": MANAGER, "operation": "Update", "fieldsV1": {"f:metadata": {"f:labels": fields}}}]
+    metadata = {"name": "n1", "uid": "u1", "resourceVersion": "8", "labels": keys, "managedFields": managed}
+    return {"metadata": metadata, "spec": {"taints": taints} if taints else {}, "status": status}
+
+
+def apply(patch: Sequence[dict[str, Any]], to: dict[str, Any]) -> dict[str, Any] | None:
+    """The JSON patch applied (RFC 6902); None: a test in it failed, and nothing is changed."""
+    result = copy.deepcopy(to)
+    for operation in patch:
+        *folders, name = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+        parent: Any = result
+        for folder in folders:
+            parent = parent[folder]
+        place: Any = int(name) if isinstance(parent, list) and name != "-" else name
+        present = place in parent if isinstance(parent, dict) else place == "-" or place < len(parent)
+        match operation["op"]:
+            case "test":
+                if (parent[place] if present else None) != operation["value"]:
+                    return None
+            case "add" if place == "-":
+                parent.append(operation["value"])
+            case "add":
+                parent[place] = operation["value"]
+            case "remove":
+                if not present:
+                    return None
+                del parent[place]
+    return result
+
+
+def test_a_fresh_node_gets_its_labels_first_and_keeps_the_taint_until_the_resource_is_there() -> None:
+    first = wish(READY_NOW, SETTINGS, LABELS, node(), away=False)
+    assert {type: said.status for type, said in first.conditions.items()} == {READY: "True", UP_TO_DATE: "True"}
+    after = apply(node_patch(first, node()), document())
+    assert after is not None
+    assert after["metadata"]["labels"] == {
+        "kubernetes.io/os": "linux",
+        FACT.key: "true",
+        PLUGIN.key: "hca",
+        READY_LABEL: "true",
+    }
+    assert after["spec"]["taints"] == [OURS]
+    there = read_node({**after, "status": {"allocatable": {RESOURCE: "4"}}})
+    last = apply(node_patch(wish(READY_NOW, SETTINGS, LABELS, there, away=False), there), after)
+    assert last is not None and last["spec"]["taints"] == []
+
+
+def test_a_node_that_registered_without_the_taint_gets_it_while_the_resource_is_missing() -> None:
+    bare = node(spec={})
+    assert wish(READY_NOW, SETTINGS, LABELS, bare, away=False).taint is True
+    assert node_patch(Wish({}, {}, frozenset(), True), bare) == [
+        {"op": "test", "path": "/spec/taints", "value": None},
+        {"op": "add", "path": "/spec/taints", "value": [OURS]},
+    ]
+
+
+def test_a_resource_that_is_lost_on_a_ready_node_brings_no_taint() -> None:
+    there = read_node(labelled({READY_LABEL: "true"}, allocatable={RESOURCE: "0"}))
+    assert wish(READY_NOW, SETTINGS, LABELS, there, away=False).taint is None
+
+
+@pytest.mark.parametrize("amount", ["0", "", "0k", "00"])
+def test_nothing_allocatable_is_not_enough(amount: str) -> None:
+    assert not node(status={"allocatable": {RESOURCE: amount}}).can_give(RESOURCE)
+    assert node(status={"allocatable": {RESOURCE: "1k"}}).can_give(RESOURCE)
+
+
+def test_losing_readiness_brings_the_taint_back_and_keeps_the_plugins_label() -> None:
+    was = labelled({FACT.key: "true", PLUGIN.key: "hca", READY_LABEL: "true"}, [THEIRS])
+    lost = wish(NOT_READY, SETTINGS, LABELS, read_node(was), away=False)
+    assert lost.conditions[READY].status == "False"
+    assert lost.conditions[READY].reason == "NoCarrier"
+    after = apply(node_patch(lost, read_node(was)), was)
+    assert after is not None
+    assert after["metadata"]["labels"] == {FACT.key: "true", PLUGIN.key: "hca"}
+    assert after["spec"]["taints"] == [THEIRS, OURS]
+
+
+def test_an_agent_that_is_silent_is_unknown_and_tainted() -> None:
+    silent = wish(SILENT, SETTINGS, LABELS, node(), away=False)
+    assert (silent.conditions[READY].status, silent.conditions[READY].reason) == ("Unknown", "AgentSilent")
+    assert silent.taint is True
+    missing = wish(Verdict(None, ("no report",)), SETTINGS, LABELS, node(), away=False)
+    assert missing.conditions[READY].status == "Unknown"
+
+
+def test_what_a_heartbeat_changes_is_not_published() -> None:
+    older = evolve(SILENT, reasons=("the agent's last heartbeat is 99 s old",), age=99.0)
+    assert wish(SILENT, SETTINGS, LABELS, node(), away=False) == wish(older, SETTINGS, LABELS, node(), away=False)
+
+
+def test_the_plugins_label_goes_while_its_devices_change() -> None:
+    was = labelled({FACT.key: "true", PLUGIN.key: "hca", READY_LABEL: "true"})
+    wanted = wish(READY_NOW, SETTINGS, LABELS, read_node(was), away=True)
+    after = apply(node_patch(wanted, read_node(was)), was)
+    assert after is not None and after["metadata"]["labels"] == {FACT.key: "true", READY_LABEL: "true"}
+
+
+def test_the_taint_stays_while_a_plugin_starts_anew_and_its_resource_is_the_old_ones() -> None:
+    was = labelled({PLUGIN.key: "hca", READY_LABEL: "true"}, [OURS], allocatable={RESOURCE: "8"})
+    for away, taints in ((True, [OURS]), (False, [])):
+        after = apply(node_patch(wish(READY_NOW, SETTINGS, LABELS, read_node(was), away), read_node(was)), was)
+        assert after is not None and after["spec"].get("taints", []) == taints
+
+
+def test_a_label_that_the_inventory_no_longer_has_is_removed_and_others_stay() -> None:
+    was = labelled({FACT.key: "true", READY_LABEL: "true"})
+    was["metadata"]["labels"]["example.net/rack"] = "7"
+    after = apply(node_patch(wish(READY_NOW, SETTINGS, (), read_node(was), away=False), read_node(was)), was)
+    assert after is not None and after["metadata"]["labels"] == {READY_LABEL: "true", "example.net/rack": "7"}
+
+
+def test_another_controllers_taint_is_left_alone() -> None:
+    lifted = evolve(SETTINGS, taint_lifted_by="node-readiness-controller")
+    for verdict in (READY_NOW, NOT_READY):
+        assert wish(verdict, lifted, (), node(), away=False).taint is None
+
+
+def test_all_is_published_and_nothing_is_written() -> None:
+    wanted = wish(READY_NOW, SETTINGS, (), node(), away=False)
+    body = status_patch(wanted, node(), 0.0)
+    assert body is not None
+    done = read_node(labelled({READY_LABEL: "true"}, [OURS], conditions=body["status"]["conditions"]))
+    assert status_patch(wanted, done, 60.0) is None
+    assert not turns(wanted, done)
+
+
+def test_only_a_turn_moves_the_time_of_the_last_transition() -> None:
+    first = status_patch(wish(NOT_READY, SETTINGS, (), node(), away=False), node(), 0.0)
+    assert first is not None
+    said = read_node(labelled({}, [OURS], conditions=first["status"]["conditions"]))
+    other = evolve(NOT_READY, reasons=("Carrier is False (NoCarrier): two ports",))
+    message = status_patch(wish(other, SETTINGS, (), said, away=False), said, 60.0)
+    assert message is not None
+    (condition,) = message["status"]["conditions"]
+    assert (condition["type"], condition["lastTransitionTime"]) == (READY, "1970-01-01T00:00:00Z")
+    assert not turns(wish(other, SETTINGS, (), said, away=False), said)
+
+
+def test_messages_and_reasons_stay_within_limits() -> None:
+    odd = evolve(NO_CARRIER, reason="not a word")
+    verdict = Verdict(evolve(REPORT, ready=False, conditions=(odd,)), ("x" * 5000,), 1.0, True)
+    said = wish(verdict, SETTINGS, (), node(), away=False).conditions[READY]
+    assert (said.reason, len(said.message)) == ("NotReady", LONGEST_MESSAGE)
+
+
+TAINTS = st.lists(st.sampled_from(["a", "b", TAINT]), unique=True, max_size=3).map(
+    lambda keys: [{"key": key, "effect": "NoSchedule"} for key in keys] or None
+)
+OTHERS = st.dictionaries(
+    st.sampled_from(["a/x", "b~y", READY_LABEL, FACT.key]), st.sampled_from(["1", "2"]), max_size=4
+)
+
+
+@given(TAINTS, TAINTS, OTHERS, OTHERS, st.sampled_from([READY_NOW, NOT_READY, SILENT]))
+def test_whatever_others_write_meanwhile_survives_or_the_patch_fails(
+    taints: list[Any] | None,
+    taints_then: list[Any] | None,
+    labels: dict[str, str],
+    labels_then: dict[str, str],
+    verdict: Verdict,
+) -> None:
+    def build(labels: dict[str, str], taints: list[Any] | None) -> dict[str, Any]:
+        return {
+            "metadata": {"uid": "u1", "resourceVersion": "8", **({"labels": labels} if labels else {})},
+            "spec": {"taints": taints} if taints else {},
+        }
+
+    seen, then = read_node(build(labels, taints)), build(labels_then, taints_then)
+    wanted = wish(verdict, evolve(SETTINGS, required_resources=()), (FACT,), seen, away=False)
+    patch = node_patch(wanted, seen)
+    json.dumps(patch)
+    try:
+        after = apply(patch, then)
+    except (KeyError, IndexError):
+        return  # the API server refuses a path that is not there
+    if after is None:
+        return
+    mine = {READY_LABEL, FACT.key}
+    kept = {key: value for key, value in labels_then.items() if key not in mine}
+    assert {k: v for k, v in after["metadata"].get("labels", {}).items() if k not in mine} == kept
+    theirs = [taint for taint in taints_then or () if taint["key"] != TAINT]
+    assert [taint for taint in after["spec"].get("taints") or () if taint["key"] != TAINT] == theirs
