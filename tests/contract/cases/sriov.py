@@ -9,12 +9,14 @@ from tests.contract.asking import errno_of, soon
 
 
 def _link(machine: Machine, function: str) -> Link:
-    """The function's netdev, once udev has named it."""
+    """The function's netdev as udev left it: read once udev is done, which renames it and gives it an address."""
 
     def initialised() -> Link | None:
         name = netdev(machine.files, function)
         link = machine.netlink.link(name) if name else None
-        return link if link and f"n{link.ifindex}" in machine.files.names("/run/udev/data") else None
+        if name is None or link is None or f"n{link.ifindex}" not in machine.files.names("/run/udev/data"):
+            return None
+        return machine.netlink.link(name)
 
     return soon(initialised, f"a netdev of {function}")
 
@@ -94,6 +96,23 @@ def an_address_given_to_a_bound_vf_waits_for_its_driver(machine: Machine, pf: st
     assert netdev(machine.files, vf) is None
     machine.files.write("/sys/bus/pci/drivers_probe", vf)
     assert _link(machine, vf).mac == mac
+
+
+def a_trusted_vf_gives_its_pf_the_old_address_as_its_driver_goes(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    _numvfs(machine, pf, 1)
+    vf = vf_addresses(machine.files, pf)[0]
+    before, own = _link(machine, vf), _link(machine, pf)
+    machine.netlink.set_vf(own.ifindex, 0, trust=True)
+    machine.netlink.set_link(before.ifindex, up=True)
+    machine.netlink.set_vf(own.ifindex, 0, mac=derived_mac(own.permanent_mac, 0))
+    assert _told_mac(machine, pf) == derived_mac(own.permanent_mac, 0)
+    machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
+    assert _told_mac(machine, pf) == before.mac
+
+
+def _told_mac(machine: Machine, pf: str) -> str:
+    return _link(machine, pf).vfs[0].mac
 
 
 def the_pf_tells_what_it_granted(machine: Machine, pf: str) -> None:
