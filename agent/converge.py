@@ -21,7 +21,7 @@ from agent.originals import Originals
 from agent.readiness import Judge, at_once
 from agent.snapshot import Scope, Snapshot, devices, own, read_basis
 from agent.spec import NodeSpec
-from agent.users import User, reaches, taken, users, with_victims
+from agent.users import User, reaches, taken, takers, users, with_victims
 
 # A change may bring up what another kind must see (VFs, netdevs, interrupts); deeper chains do not exist.
 ROUNDS = 5
@@ -258,15 +258,20 @@ def _place(change: Change) -> tuple[str, str, str]:
 
 @frozen
 class _Seen:
-    """The users that were found, until when they count, and of which functions of a device they are (None: of all)."""
+    """The users that were found, until when they count, and of which functions of a device they are (None: of all).
+
+    ``complete``: all of them, not only those to whom a function can have been handed.
+    """
 
     until: float
     targets: frozenset[str] | None
+    complete: bool
     users: Mapping[str, tuple[User, ...]]
 
-    def includes(self, change: Change) -> bool:
-        """Whether they are those of all that a change reaches."""
-        return self.targets is None or reaches(change) in self.targets
+    def answers(self, change: Change, complete: bool, now: float) -> bool:
+        """Whether they still are those of all that a change reaches."""
+        reached = self.targets is None or reaches(change) in self.targets
+        return reached and self.complete >= complete and now <= self.until
 
 
 @define
@@ -292,18 +297,26 @@ class _Work:
 
     def users(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
         """Who uses, as of now, what a change reaches; and what the others of its kind reach, which come next."""
+        return self._look(want, change, complete=True)
+
+    def takers(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
+        """Of these, at least those to whom something was handed."""
+        return self._look(want, change, complete=False)
+
+    def _look(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:
         device = change.device
         if device not in want.nics:
             return {}
         self.doing("users", "read")
+        began = self.clock()
         seen = self.seen.get(device)
-        if seen is None or self.clock() > seen.until or not seen.includes(change):
+        if seen is None or not seen.answers(change, complete, began):
             reached = [reaches(each) for each in (change, *self.planned) if each.device == device]
             targets = None if None in reached else frozenset(target for target in reached if target)
-            began = self.clock()
-            found = users(self.machine, want, device, targets)
+            found = (users if complete else takers)(self.machine, want, device, targets)
             ended = self.clock()
-            seen = self.seen[device] = _Seen(ended + max(FRESH, FRESH_LOOKS * (ended - began)), targets, found)
+            until = ended + max(FRESH, FRESH_LOOKS * (ended - began))
+            seen = self.seen[device] = _Seen(until, targets, complete, found)
         return seen.users
 
     def allowed(self, want: Wanted, device: str) -> Allowed:
@@ -342,7 +355,7 @@ def _attempts(work: _Work, want: Wanted, have: Snapshot, kind: Kind, changes: Se
 
 def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome | None:
     """Make a change if it may be made; None: it is somebody else's to make."""
-    if change.yields and taken(work.users(want, change), change.target):
+    if change.yields and taken(work.takers(want, change), change.target):
         return None
     if change.obstacle:
         return Outcome(change, "blocked", change.obstacle, change.remedy)

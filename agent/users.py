@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
 from agent.change import Change, Disruption
 from agent.machine import Machine, names_or_none, read_or
-from agent.nics import NET, PCI, Wanted, driver, ifindex, netdev, targets
+from agent.nics import NET, PCI, VFIO, Wanted, driver, ifindex, netdev, targets
 from agent.vendors import vendor
 
 # nfs and ceph name their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).
@@ -51,6 +51,19 @@ def users(
 
     What cannot be told (a kubelet that does not answer) counts as a user: nothing is disturbed on a guess.
     """
+    return _found(machine, want, address, among, (*TAKERS, *OTHERS))
+
+
+def takers(
+    machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
+) -> dict[str, tuple[User, ...]]:
+    """As :func:`users`, without looking for those to whom nothing can have been handed: it costs much less."""
+    return _found(machine, want, address, among, TAKERS)
+
+
+def _found(
+    machine: Machine, want: Wanted, address: str, among: frozenset[str] | None, sources: Sequence[Source]
+) -> dict[str, tuple[User, ...]]:
     pci = {
         target: function
         for target, function in targets(machine.files, address).items()
@@ -59,7 +72,7 @@ def users(
     found = {target: netdev(machine.files, function) for target, function in pci.items()}
     functions = _Functions(pci, {target: name for target, name in found.items() if name is not None})
     gathered: dict[str, list[User]] = {}
-    for source in (_namespaces, _allocations, _descriptors, _routes, _storage, _uppers):
+    for source in sources:
         for target, user in source(machine, want, functions):
             gathered.setdefault(target, []).append(user)
     return {target: tuple(found) for target, found in gathered.items()}
@@ -87,6 +100,7 @@ def taken(found: Mapping[str, tuple[User, ...]], target: str) -> bool:
 
 
 Found = Iterator[tuple[str, User]]
+Source = Callable[[Machine, Wanted, _Functions], Found]
 
 
 def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Found:
@@ -118,17 +132,30 @@ def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found
                 yield target, User(f"pod {pod} by {part}")
 
 
-def _descriptors(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """Processes that hold its RDMA devices or its VFIO group open."""
-    nodes: dict[str, tuple[str, bool]] = {}
-    for target, pci in functions.pci.items():
-        for name in names_or_none(machine.files, f"{PCI}/{pci}/infiniband_verbs"):
-            nodes[f"/dev/infiniband/{name}"] = (target, False)
-        if driver(machine.files, pci) == "vfio-pci":
-            group = machine.files.target(f"{PCI}/{pci}/iommu_group")
-            nodes[f"/dev/vfio/{group}"] = (target, True)
+def _vfio(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+    """Processes that hold its VFIO group open: a virtual machine."""
+    groups = {
+        f"/dev/vfio/{machine.files.target(f'{PCI}/{pci}/iommu_group')}": target
+        for target, pci in functions.pci.items()
+        if driver(machine.files, pci) == VFIO
+    }
+    return _held(machine, groups, takes=True)
+
+
+def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+    """Processes that hold its RDMA devices open."""
+    devices = {
+        f"/dev/infiniband/{name}": target
+        for target, pci in functions.pci.items()
+        for name in names_or_none(machine.files, f"{PCI}/{pci}/infiniband_verbs")
+    }
+    return _held(machine, devices, takes=False)
+
+
+def _held(machine: Machine, nodes: Mapping[str, str], takes: bool) -> Found:
+    """Who has these device nodes open, which are those of a target each: asked only if there are any, it reads all of /proc."""
     holders = machine.processes.holders(frozenset(nodes)) if nodes else {}
-    for node, (target, takes) in nodes.items():
+    for node, target in nodes.items():
         for holder in holders.get(node, ()):
             yield target, User(holder, takes)
 
@@ -184,3 +211,9 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Found:
         for entry in names_or_none(machine.files, f"{NET}/{name}"):
             if entry.startswith("upper_"):
                 yield target, User(f"{entry.removeprefix('upper_')} on {name}")
+
+
+TAKERS: tuple[Source, ...] = (_namespaces, _allocations, _vfio)
+"""To whom a function can have been handed."""
+
+OTHERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers)

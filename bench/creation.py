@@ -2,20 +2,22 @@
 
 Both run on the first node of the lab: seven VFs of its igb, and 128 of a netdevsim, which has no PCI functions. The agent's
 time is that of the pass of its engine that the event of their deletion causes, with all that it reads before and afterwards;
-probes have threads of their own. The bare counterpart makes the writes of that very pass again, with nothing between them:
-files by open(), netlink by pyroute2.
+probes have threads of their own. The bare counterpart makes the writes of that very pass again, with nothing between them
+but a look for the netdev of a VF that has just come: files by open(), netlink by pyroute2.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import socket
 import statistics
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,7 +29,7 @@ from pyroute2.iproute.linux import IPRoute
 from agent.converge import Failures, converge
 from agent.linux import machine as this_machine
 from agent.machine import Machine
-from agent.nics import device_path
+from agent.nics import device_path, ifindex, netdev, vf_addresses
 from agent.spec import NodeSpec, from_mapping
 from bench import namespace
 
@@ -48,8 +50,7 @@ class Recorder:
 
     def __getattr__(self, name: str) -> Any:
         method, log = getattr(self._inner, name), self._log
-        # What is set on a VF's netdev cannot be repeated: the next time it is another one.
-        if name not in ("write", "set_vf"):
+        if name not in ("write", "set_vf", "set_link"):
             return method
 
         def noted(*arguments: Any, **named: Any) -> Any:
@@ -102,10 +103,18 @@ def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
         wrong = [vf for vf in (told.vfs if told else ()) if (vf.trust, vf.spoofchk) != (True, False)]
         if told is None or len(told.vfs) != case.count or wrong:
             raise SystemExit(f"{case.name}: the agent did not configure the VFs: {wrong or told}")
+        vfs = dict(_netdevs(case.machine, case.address))
         case.clear()
-        again = [_bare(ip, write, case.place) for write in log]
+        again = [_bare(ip, write, case, vfs) for write in log]
         bare.append(_timed(partial(_all, again)))
     return ours, bare, len(log)
+
+
+def _netdevs(machine: Machine, address: str) -> Iterator[tuple[int, str]]:
+    """The ifindex of each VF's netdev, and the VF: the next time it has another."""
+    for vf in vf_addresses(machine.files, address).values():
+        if name := netdev(machine.files, vf):
+            yield ifindex(machine.files, name), vf
 
 
 def _all(writes: list[Callable[[], object]]) -> None:
@@ -124,12 +133,21 @@ def _timed(work: Callable[[], object]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-def _bare(ip: Any, write: Write, place: Callable[[str], str]) -> Callable[[], object]:
+def _bare(ip: Any, write: Write, case: Case, vfs: Mapping[int, str]) -> Callable[[], object]:
     name, arguments, named = write
     if name == "write":
         path, text = arguments
-        return lambda: _write(place(path), text)
-    return lambda: ip.link("set", index=arguments[0], vf={"vf": arguments[1], **named})
+        return lambda: _write(case.place(path), text)
+    index, *rest = arguments
+    if name == "set_vf":
+        return lambda: ip.link("set", index=index, vf={"vf": rest[0], **named})
+    given = {key: value for key, value in named.items() if key != "up"}
+    if (up := named.get("up")) is not None:
+        given["state"] = "up" if up else "down"
+    if index not in vfs:
+        return lambda: ip.link("set", index=index, **given)
+    folder = f"{device_path(vfs[index])}/net"
+    return lambda: ip.link("set", index=socket.if_nametoindex(os.listdir(folder)[0]), **given)  # noqa: PTH208
 
 
 def _write(path: str, text: str) -> None:
@@ -147,9 +165,9 @@ def _clear(device: Path) -> None:
     (device / "sriov_numvfs").write_text("0")
 
 
-def _forget(machine: Machine, netdev: str, device: Path) -> None:
+def _forget(machine: Machine, name: str, device: Path) -> None:
     """Take the VFs away; unlike a card, netdevsim keeps what was granted to them."""
-    if (link := machine.netlink.link(netdev)) is not None:
+    if (link := machine.netlink.link(name)) is not None:
         for vf in link.vfs:
             machine.netlink.set_vf(link.ifindex, vf.index, mac="00:00:00:00:00:00", trust=False, spoofchk=True)
     _clear(device)
@@ -165,15 +183,15 @@ def netdevsim() -> Iterator[Case]:
         Path(f"/sys/kernel/debug/netdevsim/netdevsim{number}/max_vfs").write_text(str(SIMULATED))
         # udev renames it.
         subprocess.run(["udevadm", "settle"], check=True)
-        (netdev,) = (path.name for path in (device / "net").iterdir())
-        with namespace.devices({namespace.ADDRESS: netdev}) as root:
+        (name,) = (path.name for path in (device / "net").iterdir())
+        with namespace.devices({namespace.ADDRESS: name}) as root:
             folder = Path(f"{root}{device_path(namespace.ADDRESS)}")
             (folder / "sriov_totalvfs").write_text(str(SIMULATED))
             (folder / "sriov_drivers_autoprobe").write_text("1")
             (folder / "sriov_numvfs").symlink_to(device / "sriov_numvfs")
             files = namespace.Overlay(root)
             machine = evolve(this_machine(), files=files)
-            clear = partial(_forget, machine, netdev, device)
+            clear = partial(_forget, machine, name, device)
             yield Case("netdevsim", machine, namespace.ADDRESS, SIMULATED, clear, files.place)
     finally:
         (bus / "del_device").write_text(number)
