@@ -29,7 +29,7 @@ def boot(kernel: Kernel) -> None:
 
 def _say(kernel: Kernel, folder: str, total: int, free: int, surplus: int) -> None:
     for name, pages in (("nr_hugepages", total), ("free_hugepages", free), ("surplus_hugepages", surplus)):
-        kernel.put(f"{folder}/{name}", str(pages))
+        kernel.tree.put(f"{folder}/{name}", str(pages))
 
 
 def _told(kernel: Kernel, folder: str) -> tuple[int, int, int]:

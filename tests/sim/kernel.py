@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,16 +13,14 @@ from agent.machine import Link, Machine, VfInfo
 from agent.ranges import format_ranges, parse_ranges
 from tests.sim import config_space, hugepages
 from tests.sim.ethtool import SimEthtool
+from tests.sim.host import SimHost
 from tests.sim.namespaces import SimNamespaces, inside
 from tests.sim.rdma import Subsystem
+from tests.sim.tree import Tree, error
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
 Fault = Callable[[str, str, str], OSError | None]
-
-
-def _error(number: int, path: str) -> OSError:
-    return OSError(number, os.strerror(number), path)
 
 
 def no_fault(operation: str, where: str, value: str) -> OSError | None:
@@ -72,33 +69,22 @@ class Kernel:
     vf_queues: int = 1
     fault: Fault = no_fault
     writes: list[tuple[str, str]] = field(factory=list)
-    processes: set[str] = field(factory=set)
     routed: set[str] = field(factory=set)
     ip: dict[str, tuple[str, ...]] = field(factory=dict)
     servers: dict[str, str] = field(factory=dict)
-    open: dict[str, tuple[str, ...]] = field(factory=dict)
-    allocated: dict[str, tuple[str, ...]] = field(factory=dict)
-    kubelet_error: OSError | None = None
-    asked: Callable[[], None] = lambda: None
+    tree: Tree = field(factory=Tree)
+    host: SimHost = field(factory=SimHost)
     ethtool: SimEthtool = field(init=False)
     read_only: set[str] = field(factory=set)
     memory: hugepages.Memory = field(factory=hugepages.Memory)
     config: dict[str, bytearray] = field(factory=dict)
-    locked_memory: dict[str, int] = field(factory=dict)
-    installed: dict[str, str] = field(factory=dict)
-    disciplined: bool | None = True
     pipes: dict[str, str] = field(factory=dict)
     piped: list[str] = field(factory=list)
     unreadable: set[str] = field(factory=set)
     able: set[str] = field(factory=set)
     read_in_part: list[str] = field(factory=list)
-    command_lines: dict[str, tuple[str, ...]] = field(factory=dict)
-    hung_up: list[str] = field(factory=list)
     namespaces: set[str] = field(factory=set)
     opened: list[str] = field(factory=list)
-    _files: dict[str, str] = field(factory=dict)
-    _links: dict[str, str] = field(factory=dict)
-    _folders: dict[str, set[str]] = field(factory=dict)
     _netdevs: dict[str, _Netdev] = field(factory=dict)
     _vfs: dict[str, dict[int, _Vf]] = field(factory=dict)
     _stuck: set[str] = field(factory=set)
@@ -111,36 +97,36 @@ class Kernel:
     def __attrs_post_init__(self) -> None:
         self.ethtool = SimEthtool(self)
         self.rdma = Subsystem(self)
-        self._put("/sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
-        self._put("/sys/devices/system/cpu/isolated", "")
-        self._put("/proc/sys/net/core/rps_sock_flow_entries", "0")
-        self._folder("/run/udev/data")
-        self._folder(PCI)
+        self.tree.put("/sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
+        self.tree.put("/sys/devices/system/cpu/isolated", "")
+        self.tree.put("/proc/sys/net/core/rps_sock_flow_entries", "0")
+        self.tree.folder("/run/udev/data")
+        self.tree.folder(PCI)
         hugepages.boot(self)
-        self._put("/proc/sys/net/ipv4/ip_local_port_range", "32768\t60999")
-        self._put("/sys/module/ib_core/parameters/netns_mode", "Y")
+        self.tree.put("/proc/sys/net/ipv4/ip_local_port_range", "32768\t60999")
+        self.tree.put("/sys/module/ib_core/parameters/netns_mode", "Y")
         self.read_only.add("/sys/module/ib_core/parameters/netns_mode")
-        self._folder("/sys/bus/pci/drivers/igb")
-        self._folder("/sys/bus/pci/drivers/igbvf")
+        self.tree.folder("/sys/bus/pci/drivers/igb")
+        self.tree.folder("/sys/bus/pci/drivers/igbvf")
         per_node = self.cpus // self.nodes
         for node in range(self.nodes):
             cpus = range(node * per_node, (node + 1) * per_node)
-            self._put(f"/sys/devices/system/node/node{node}/cpulist", format_ranges(cpus))
+            self.tree.put(f"/sys/devices/system/node/node{node}/cpulist", format_ranges(cpus))
             distances = " ".join("10" if other == node else "20" for other in range(self.nodes))
-            self._put(f"/sys/devices/system/node/node{node}/distance", distances)
+            self.tree.put(f"/sys/devices/system/node/node{node}/distance", distances)
             for cpu in cpus:
                 folder = f"/sys/devices/system/cpu/cpu{cpu}"
-                self._put(f"{folder}/topology/core_cpus_list", str(cpu))
-                self._put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
+                self.tree.put(f"{folder}/topology/core_cpus_list", str(cpu))
+                self.tree.put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
 
     def machine(self) -> Machine:
         return Machine(
             self,
             self,
-            self,
+            self.host,
             ethtool=self.ethtool,
-            kubelet=self,
-            system=self,
+            kubelet=self.host,
+            system=self.host,
             dcb=self.rdma,
             rdma=self.rdma,
             namespaces=SimNamespaces(self, self.namespaces, self.opened),
@@ -163,8 +149,8 @@ class Kernel:
             ("current_link_speed", "32.0 GT/s PCIe"),
             ("max_link_speed", "32.0 GT/s PCIe"),
         ):
-            self._put(f"{path}/{file}", text)
-        self._folder(f"{path}/net")
+            self.tree.put(f"{path}/{file}", text)
+        self.tree.folder(f"{path}/net")
         self.config[f"{path}/config"] = config_space.made()
         self._vfs[address] = {}
         self._pf_names[address] = name
@@ -173,21 +159,17 @@ class Kernel:
     def add_erdma(self, address: str, node: int = 0) -> None:
         """A function without a netdev of its own."""
         for file, text in (("class", "0x020000"), ("vendor", "0x1ded"), ("device", "0x107f"), ("numa_node", str(node))):
-            self._put(f"{PCI}/{address}/{file}", text)
-        self._link(f"{PCI}/{address}/driver", "../../../../bus/pci/drivers/erdma")
+            self.tree.put(f"{PCI}/{address}/{file}", text)
+        self.tree.link(f"{PCI}/{address}/driver", "../../../../bus/pci/drivers/erdma")
         for number, action in ((90, f"erdma-common@pci:{address}"), (91, f"erdma-ceq0@pci:{address}")):
             self.request_irq(address, number, action)
 
     def add_rdma(self, function: str, uverbs: str, name: str = "", node_guid: str = "") -> None:
         """An RDMA device of a function, by the name of its device node, and by its own if that matters."""
-        self._folder(f"{PCI}/{function}/infiniband_verbs/{uverbs}")
+        self.tree.folder(f"{PCI}/{function}/infiniband_verbs/{uverbs}")
         if name:
-            self._folder(f"{PCI}/{function}/infiniband/{name}")
-            self._put(f"/sys/class/infiniband/{name}/node_guid", node_guid)
-
-    def put(self, path: str, text: str) -> None:
-        """A file as somebody else makes it."""
-        self._put(path, text)
+            self.tree.folder(f"{PCI}/{function}/infiniband/{name}")
+            self.tree.put(f"/sys/class/infiniband/{name}/node_guid", node_guid)
 
     def vfs(self, function: str) -> tuple[VfInfo, ...]:
         """A PF's VFs as the PF tells them."""
@@ -197,7 +179,7 @@ class Kernel:
 
     def granted(self, function: str) -> VfInfo:
         """What its PF grants a VF."""
-        physical = self._links[f"{PCI}/{function}/physfn"].rpartition("/")[2]
+        physical = self.tree.links[f"{PCI}/{function}/physfn"].rpartition("/")[2]
         return next(vf for vf in self.vfs(physical) if self._vf_address(physical, vf.index) == function)
 
     def remove_nic(self, address: str) -> None:
@@ -205,7 +187,7 @@ class Kernel:
         self._set_vfs(address, 0)
         self._unbind(address)
         del self._vfs[address]
-        self._remove(f"{PCI}/{address}")
+        self.tree.remove(f"{PCI}/{address}")
         del self.config[f"{PCI}/{address}/config"]
         self.config.pop(f"{PCI}/{address}/vpd", None)
 
@@ -226,45 +208,45 @@ class Kernel:
 
     def renumber_irqs(self) -> None:
         """Every interrupt gets another number, and keeps its affinity."""
-        for folder in [path for path in self._folders if path.endswith("/msi_irqs")]:
-            for number in sorted(self._folders[folder], key=int):
+        for folder in [path for path in self.tree.folders if path.endswith("/msi_irqs")]:
+            for number in sorted(self.tree.folders[folder], key=int):
                 new = self._next_irq
                 self._next_irq += 1
                 for of_irq in ("/sys/kernel/irq/{}/actions", "/proc/irq/{}/smp_affinity_list"):
-                    self._put(of_irq.format(new), self._files[of_irq.format(number)])
-                self._put(f"{folder}/{new}", "msix")
+                    self.tree.put(of_irq.format(new), self.tree.files[of_irq.format(number)])
+                self.tree.put(f"{folder}/{new}", "msix")
                 self._forget_irq(folder, number)
 
     def set_online(self, online: str) -> None:
         """CPUs go off or come back; an interrupt that has none left may go to all, and it stays so."""
-        self._put("/sys/devices/system/cpu/online", online)
+        self.tree.put("/sys/devices/system/cpu/online", online)
         cpus = set(parse_ranges(online))
         per_node = self.cpus // self.nodes
         for node in range(self.nodes):
             of_node = cpus & set(range(node * per_node, (node + 1) * per_node))
-            self._put(f"/sys/devices/system/node/node{node}/cpulist", format_ranges(of_node))
-        for path in [path for path in self._files if path.endswith("/smp_affinity_list")]:
-            if not cpus & set(parse_ranges(self._files[path])):
-                self._put(path, online)
+            self.tree.put(f"/sys/devices/system/node/node{node}/cpulist", format_ranges(of_node))
+        for path in [path for path in self.tree.files if path.endswith("/smp_affinity_list")]:
+            if not cpus & set(parse_ranges(self.tree.files[path])):
+                self.tree.put(path, online)
 
     def udev_lags(self, function: str) -> None:
         """The function's netdev is there, and udev has not looked at it yet."""
-        self._remove(f"/run/udev/data/n{self.netdev(function).ifindex}")
+        self.tree.remove(f"/run/udev/data/n{self.netdev(function).ifindex}")
 
     def udev_catches_up(self, function: str) -> None:
         self._tell_udev(self.netdev(function))
 
     def request_irq(self, function: str, number: int, action: str) -> None:
-        self._put(f"{PCI}/{function}/msi_irqs/{number}", "msix")
-        self._put(f"/sys/kernel/irq/{number}/actions", action)
-        self._put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
+        self.tree.put(f"{PCI}/{function}/msi_irqs/{number}", "msix")
+        self.tree.put(f"/sys/kernel/irq/{number}/actions", action)
+        self.tree.put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
 
     def load_vfio(self) -> None:
         """modprobe vfio-pci."""
-        self._folder("/sys/bus/pci/drivers/vfio-pci")
+        self.tree.folder("/sys/bus/pci/drivers/vfio-pci")
 
     def without_iommu(self, function: str) -> None:
-        self._remove(f"{PCI}/{function}/iommu_group")
+        self.tree.remove(f"{PCI}/{function}/iommu_group")
 
     def give_serials(self, function: str, config: bytes, vpd: bytes) -> None:
         self.config[f"{PCI}/{function}/config"] = bytearray(config)
@@ -284,19 +266,19 @@ class Kernel:
 
     def isolate(self, cpus: str) -> None:
         """Boot with isolcpus=."""
-        self._put("/sys/devices/system/cpu/isolated", cpus)
+        self.tree.put("/sys/devices/system/cpu/isolated", cpus)
 
     def move_away(self, function: str, namespace: str = "pod") -> None:
         """The netdev goes to another network namespace, and is called eth1 there."""
         self.namespaces.add(namespace)
         link = self.netdev(function)
         self._away[function] = self._netdevs.pop(link.name)
-        for path in [path for path in self._files if path.startswith(f"{NET}/{link.name}/")]:
-            self._put(inside(namespace, path.replace(f"/{link.name}/", "/eth1/")), self._files[path])
-        self._folder(inside(namespace, f"{PCI}/{function}/net/eth1"))
-        self._remove(f"{NET}/{link.name}")
-        self._remove(f"{PCI}/{function}/net/{link.name}")
-        self._remove(f"/run/udev/data/n{link.ifindex}")
+        for path in [path for path in self.tree.files if path.startswith(f"{NET}/{link.name}/")]:
+            self.tree.put(inside(namespace, path.replace(f"/{link.name}/", "/eth1/")), self.tree.files[path])
+        self.tree.folder(inside(namespace, f"{PCI}/{function}/net/eth1"))
+        self.tree.remove(f"{NET}/{link.name}")
+        self.tree.remove(f"{PCI}/{function}/net/{link.name}")
+        self.tree.remove(f"/run/udev/data/n{link.ifindex}")
 
     def come_back(self, function: str, name: str) -> None:
         """That namespace dies: the netdev is down, and called as it was there, or dev<ifindex> if another is called so."""
@@ -311,13 +293,11 @@ class Kernel:
 
     def read(self, path: str) -> str:
         if path in self.unreadable:
-            raise _error(errno.EIO, path)
+            raise error(errno.EIO, path)
         if path in self.pipes:
             self.piped.append(path)
             return Path(self.pipes[path]).read_text().rstrip()
-        if path not in self._files:
-            raise _error(errno.EISDIR if path in self._folders else errno.ENOENT, path)
-        return self._files[path]
+        return self.tree.read(path)
 
     def write(self, path: str, text: str) -> None:
         self.writes.append((path, text))
@@ -327,44 +307,40 @@ class Kernel:
             self._probe(text)
         elif path.endswith("/driver/unbind"):
             self._unbind(text)
-        elif path not in self._files:
-            raise _error(errno.ENOENT, path)
+        elif path not in self.tree.files:
+            raise error(errno.ENOENT, path)
         elif path in self.read_only:
-            raise _error(errno.EACCES, path)
+            raise error(errno.EACCES, path)
         elif path.endswith("/nr_hugepages"):
             hugepages.resize(self, path, int(text))
         elif path.startswith("/proc/sys/"):
-            self._put(path, "\t".join(text.split()))
+            self.tree.put(path, "\t".join(text.split()))
         elif path.endswith("/sriov_numvfs"):
             self._set_vfs(path.split("/")[-2], int(text))
         elif path.endswith("/driver_override"):
-            self._put(path, text.strip() or "(null)")
+            self.tree.put(path, text.strip() or "(null)")
         elif path.endswith("/smp_affinity_list"):
-            self._put(path, format_ranges(self._online(parse_ranges(text))))
+            self.tree.put(path, format_ranges(self._online(parse_ranges(text))))
         elif path.endswith("/traffic_class"):
-            self._put(path, f"Global tclass={text}")
+            self.tree.put(path, f"Global tclass={text}")
         elif path.endswith(("/rps_cpus", "/xps_cpus")):
-            self._put(path, self._steered(path, text))
+            self.tree.put(path, self._steered(path, text))
         elif path.endswith(("/rps_flow_cnt", "/rps_sock_flow_entries")):
-            self._put(path, str(1 << (int(text) - 1).bit_length() if int(text) else 0))
+            self.tree.put(path, str(1 << (int(text) - 1).bit_length() if int(text) else 0))
         else:
-            self._put(path, text)
+            self.tree.put(path, text)
 
     def replace(self, path: str, text: str) -> None:
         self.writes.append((path, text))
         if (refused := self.fault("replace", path, text)) is not None:
             raise refused
-        self._put(path, text)
+        self.tree.put(path, text)
 
     def names(self, path: str) -> list[str]:
-        if path not in self._folders:
-            raise _error(errno.ENOTDIR if path in self._files else errno.ENOENT, path)
-        return sorted(self._folders[path])
+        return self.tree.names(path)
 
     def target(self, path: str) -> str:
-        if path not in self._links:
-            raise _error(errno.ENOENT, path)
-        return self._links[path].rpartition("/")[2]
+        return self.tree.target(path)
 
     def writable(self, path: str) -> bool:
         return path not in self.read_only
@@ -372,7 +348,7 @@ class Kernel:
     def read_at(self, path: str, offset: int, size: int) -> bytes:
         self.read_in_part.append(path)
         if path not in self.config:
-            raise _error(errno.ENOENT, path)
+            raise error(errno.ENOENT, path)
         return bytes(self.config[path][offset : offset + size])
 
     def write_at(self, path: str, offset: int, data: bytes) -> None:
@@ -409,7 +385,7 @@ class Kernel:
         netdev = self._by_ifindex(ifindex)  # the fault may have been that it went
         if mtu is not None:
             if mtu > 9216:
-                raise _error(errno.EINVAL, netdev.link.name)
+                raise error(errno.EINVAL, netdev.link.name)
             netdev.link = evolve(netdev.link, mtu=mtu)
         if txqueuelen is not None:
             netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
@@ -425,7 +401,7 @@ class Kernel:
             raise refused
         netdev = self._by_ifindex(ifindex)  # as above
         if self._named(name):
-            raise _error(errno.EEXIST, name)
+            raise error(errno.EEXIST, name)
         netdev.link = evolve(netdev.link, altnames=(*netdev.link.altnames, name))
 
     def rename(self, ifindex: int, name: str) -> None:
@@ -437,12 +413,12 @@ class Kernel:
         netdev = self._by_ifindex(ifindex)  # as above
         altnames = tuple(altname for altname in netdev.link.altnames if altname != name)
         if netdev.link.up:
-            raise _error(errno.EBUSY, name)
+            raise error(errno.EBUSY, name)
         if self._named(name) and altnames == netdev.link.altnames:
-            raise _error(errno.EEXIST, name)
+            raise error(errno.EEXIST, name)
         del self._netdevs[old]
-        self._remove(f"{NET}/{old}")
-        self._remove(f"{PCI}/{netdev.function}/net/{old}")
+        self.tree.remove(f"{NET}/{old}")
+        self.tree.remove(f"{PCI}/{netdev.function}/net/{old}")
         netdev.link = evolve(netdev.link, name=name, altnames=altnames)
         self._appear(netdev)
 
@@ -454,7 +430,7 @@ class Kernel:
         netdev = self._by_ifindex(ifindex)  # as above
         vfs = self._vfs[netdev.function]
         if index not in vfs:
-            raise _error(errno.EINVAL, netdev.link.name)
+            raise error(errno.EINVAL, netdev.link.name)
         given = {name: value for name, value in given.items() if value is not None}
         for together, defaults in (
             ({"vlan", "qos", "vlan_protocol"}, {"vlan": 0, "qos": 0, "vlan_protocol": "802.1Q"}),
@@ -464,7 +440,7 @@ class Kernel:
                 given = {**defaults, **given}
         rates = {"min_tx_rate": 0, "max_tx_rate": 0} | given
         if 0 < int(str(rates["max_tx_rate"])) < int(str(rates["min_tx_rate"])):
-            raise _error(errno.EINVAL, netdev.link.name)
+            raise error(errno.EINVAL, netdev.link.name)
         if netdev.function not in self.able:
             self._refuse_as_igb(netdev, given)
         for name, value in given.items():
@@ -473,12 +449,12 @@ class Kernel:
     def _refuse_as_igb(self, netdev: _Netdev, given: dict[str, object]) -> None:
         """What drivers/net/ethernet/intel/igb answers (seen on 6.1)."""
         if {"link_state", "rss_query", "node_guid", "port_guid"} & given.keys():
-            raise _error(errno.EOPNOTSUPP, netdev.link.name)
+            raise error(errno.EOPNOTSUPP, netdev.link.name)
         if given.get("vlan_protocol", "802.1Q") != "802.1Q":
-            raise _error(errno.EPROTONOSUPPORT, netdev.link.name)
+            raise error(errno.EPROTONOSUPPORT, netdev.link.name)
         fastest = 1000 if netdev.link.up else -1
         if given.get("min_tx_rate") or int(str(given.get("max_tx_rate", fastest))) > fastest:
-            raise _error(errno.EINVAL, netdev.link.name)
+            raise error(errno.EINVAL, netdev.link.name)
 
     def gateway_ifindexes(self) -> frozenset[int]:
         return frozenset(self._netdevs[name].link.ifindex for name in self.routed if name in self._netdevs)
@@ -497,7 +473,7 @@ class Kernel:
         return netdev.function, netdev.link
 
     def is_vf(self, function: str) -> bool:
-        return f"{PCI}/{function}/physfn" in self._links
+        return f"{PCI}/{function}/physfn" in self.tree.links
 
     def vf_count(self, function: str) -> int:
         return len(self._vfs[function])
@@ -509,46 +485,11 @@ class Kernel:
 
     def reset_queues(self, function: str) -> None:
         netdev = next(netdev for netdev in self._netdevs.values() if netdev.function == function)
-        self._remove(f"{NET}/{netdev.link.name}/queues")
+        self.tree.remove(f"{NET}/{netdev.link.name}/queues")
         self._make_queues(netdev)
         if netdev.link.up:
             self._free_irqs(function)
             self._request_irqs(netdev)
-
-    # --- Processes ----------------------------------------------------------------------------------------
-
-    def running(self) -> frozenset[str]:
-        return frozenset(self.processes)
-
-    def holders(self, paths: frozenset[str]) -> dict[str, tuple[str, ...]]:
-        return {path: holders for path, holders in self.open.items() if path in paths}
-
-    def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
-        return (self.command_lines.get(name, (name,)),) if name in self.processes else ()
-
-    def hang_up(self, name: str) -> None:
-        self.hung_up.append(name)
-
-    def memlock(self, names: frozenset[str]) -> dict[str, int]:
-        return {name: limit for name, limit in self.locked_memory.items() if name in names}
-
-    # --- System -------------------------------------------------------------------------------------------
-
-    def installed_srcversion(self, module: str) -> str | None:
-        return self.installed.get(module)
-
-    def clock_synchronised(self) -> bool:
-        if self.disciplined is None:
-            raise _error(errno.ECONNREFUSED, "timedated")
-        return self.disciplined
-
-    # --- Kubelet ------------------------------------------------------------------------------------------
-
-    def allocations(self) -> dict[str, tuple[str, ...]]:
-        self.asked()
-        if self.kubelet_error is not None:
-            raise self.kubelet_error
-        return self.allocated
 
     # --- how it hangs together ----------------------------------------------------------------------------
 
@@ -556,10 +497,10 @@ class Kernel:
         for netdev in self._netdevs.values():
             if netdev.link.ifindex == ifindex:
                 return netdev
-        raise _error(errno.ENODEV, str(ifindex))
+        raise error(errno.ENODEV, str(ifindex))
 
     def _carrier(self, netdev: _Netdev) -> bool:
-        physical = self._links.get(f"{PCI}/{netdev.function}/physfn")
+        physical = self.tree.links.get(f"{PCI}/{netdev.function}/physfn")
         if netdev.link.name in self._stuck:
             return False
         if physical is None:
@@ -573,46 +514,46 @@ class Kernel:
     def _set_vfs(self, address: str, count: int) -> None:
         path = f"{PCI}/{address}"
         now = len(self._vfs[address])
-        if count > int(self._files[f"{path}/sriov_totalvfs"]):
-            raise _error(errno.ERANGE, path)
+        if count > int(self.tree.files[f"{path}/sriov_totalvfs"]):
+            raise error(errno.ERANGE, path)
         if now and count and now != count:
-            raise _error(errno.EBUSY, path)
+            raise error(errno.EBUSY, path)
         if not count:
             for index in list(self._vfs[address]):
                 vf = self._vf_address(address, index)
                 self._unbind(vf)
-                self._remove(f"{PCI}/{vf}")
-                self._unlink(f"{path}/virtfn{index}")
+                self.tree.remove(f"{PCI}/{vf}")
+                self.tree.unlink(f"{path}/virtfn{index}")
                 del self._vfs[address][index]
         for index in range(now, count):
             vf = self._vf_address(address, index)
             self._vfs[address][index] = _Vf()
-            self._put(f"{PCI}/{vf}/class", "0x020000")
-            self._folder(f"{PCI}/{vf}/net")
-            self._put(f"{PCI}/{vf}/driver_override", "(null)")
-            self._link(f"{PCI}/{vf}/iommu_group", f"../../../../kernel/iommu_groups/{vf[8:].replace('.', '')}")
-            self._link(f"{PCI}/{vf}/physfn", f"../{address}")
-            self._link(f"{path}/virtfn{index}", f"../{vf}")
-            if self._files[f"{path}/sriov_drivers_autoprobe"] == "1":
+            self.tree.put(f"{PCI}/{vf}/class", "0x020000")
+            self.tree.folder(f"{PCI}/{vf}/net")
+            self.tree.put(f"{PCI}/{vf}/driver_override", "(null)")
+            self.tree.link(f"{PCI}/{vf}/iommu_group", f"../../../../kernel/iommu_groups/{vf[8:].replace('.', '')}")
+            self.tree.link(f"{PCI}/{vf}/physfn", f"../{address}")
+            self.tree.link(f"{path}/virtfn{index}", f"../{vf}")
+            if self.tree.files[f"{path}/sriov_drivers_autoprobe"] == "1":
                 self._probe(vf)
-        self._files[f"{path}/sriov_numvfs"] = str(count)
+        self.tree.files[f"{path}/sriov_numvfs"] = str(count)
         for netdev in [netdev for netdev in self._netdevs.values() if netdev.function == address and now != count]:
             self.ethtool.vfs_changed(netdev.link.ifindex)
 
     def _probe(self, vf: str) -> None:
-        if f"{PCI}/{vf}" not in self._folders:
-            raise _error(errno.ENODEV, vf)
-        physical = self._links[f"{PCI}/{vf}/physfn"].rpartition("/")[2]
-        override = self._files[f"{PCI}/{vf}/driver_override"]
-        if f"{PCI}/{vf}/driver" in self._links:
+        if f"{PCI}/{vf}" not in self.tree.folders:
+            raise error(errno.ENODEV, vf)
+        physical = self.tree.links[f"{PCI}/{vf}/physfn"].rpartition("/")[2]
+        override = self.tree.files[f"{PCI}/{vf}/driver_override"]
+        if f"{PCI}/{vf}/driver" in self.tree.links:
             return
         if override != "(null)":
             # An override is served even while autoprobe is off (pci_device_can_probe).
-            if f"/sys/bus/pci/drivers/{override}" in self._folders and f"{PCI}/{vf}/iommu_group" in self._links:
-                self._link(f"{PCI}/{vf}/driver", f"../../../../bus/pci/drivers/{override}")
-                self._remove(f"{PCI}/{vf}/net")
+            if f"/sys/bus/pci/drivers/{override}" in self.tree.folders and f"{PCI}/{vf}/iommu_group" in self.tree.links:
+                self.tree.link(f"{PCI}/{vf}/driver", f"../../../../bus/pci/drivers/{override}")
+                self.tree.remove(f"{PCI}/{vf}/net")
             return
-        if self._files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
+        if self.tree.files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
             return
         index = next(i for i in self._vfs[physical] if self._vf_address(physical, i) == vf)
         given = self._vfs[physical][index].mac
@@ -622,8 +563,8 @@ class Kernel:
         self._bind(vf, "igbvf", f"{self.netdev(physical).name}v{index}", mac)
 
     def _bind(self, function: str, driver: str, name: str, mac: str) -> None:
-        self._link(f"{PCI}/{function}/driver", f"../../../../bus/pci/drivers/{driver}")
-        self._folder(f"/sys/bus/pci/drivers/{driver}")
+        self.tree.link(f"{PCI}/{function}/driver", f"../../../../bus/pci/drivers/{driver}")
+        self.tree.folder(f"/sys/bus/pci/drivers/{driver}")
         ifindex = self._next_ifindex
         self._next_ifindex += 1
         self._appear(_Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False)))
@@ -632,10 +573,10 @@ class Kernel:
         """A netdev comes into the host's network namespace under its name, and udev looks at it."""
         link = netdev.link
         self._netdevs[link.name] = netdev
-        self._put(f"{NET}/{link.name}/address", link.mac)
-        self._put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
+        self.tree.put(f"{NET}/{link.name}/address", link.mac)
+        self.tree.put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
         self._make_queues(netdev)
-        self._folder(f"{PCI}/{netdev.function}/net/{link.name}")
+        self.tree.folder(f"{PCI}/{netdev.function}/net/{link.name}")
         self._tell_udev(link)
         self.rdma.bound(netdev.function, link.name)
 
@@ -649,10 +590,10 @@ class Kernel:
         text = (
             f"I:1{properties}\nE:ID_NET_LINK_FILE=/usr/lib/systemd/network/99-default.link\nE:ID_NET_NAME={link.name}"
         )
-        self._put(f"/run/udev/data/n{link.ifindex}", text)
+        self.tree.put(f"/run/udev/data/n{link.ifindex}", text)
 
     def _usual_name(self, function: str) -> str | None:
-        physical = self._links.get(f"{PCI}/{function}/physfn")
+        physical = self.tree.links.get(f"{PCI}/{function}/physfn")
         if physical is None:
             return self._pf_names.get(function)
         address = physical.rpartition("/")[2]
@@ -666,28 +607,28 @@ class Kernel:
         folder = f"{NET}/{netdev.link.name}/queues"
         queues = self.ethtool.queues(netdev.link.ifindex)
         for queue in range(queues):
-            self._put(f"{folder}/rx-{queue}/rps_cpus", "0")
-            self._put(f"{folder}/rx-{queue}/rps_flow_cnt", "0")
+            self.tree.put(f"{folder}/rx-{queue}/rps_cpus", "0")
+            self.tree.put(f"{folder}/rx-{queue}/rps_flow_cnt", "0")
             if queues > 1:
-                self._put(f"{folder}/tx-{queue}/xps_cpus", "0")
+                self.tree.put(f"{folder}/tx-{queue}/xps_cpus", "0")
             else:
-                self._folder(f"{folder}/tx-{queue}")  # a single queue's attribute gives ENOENT
+                self.tree.folder(f"{folder}/tx-{queue}")  # a single queue's attribute gives ENOENT
 
     def _unbind(self, function: str) -> None:
         self.rdma.unbound(function)
-        self._unlink(f"{PCI}/{function}/driver")
+        self.tree.unlink(f"{PCI}/{function}/driver")
         self._free_irqs(function)
         for name, netdev in list(self._netdevs.items()):
             if netdev.function == function:
                 self._give_address_back(netdev)
                 del self._netdevs[name]
-                self._remove(f"{NET}/{name}")
-                self._remove(f"{PCI}/{function}/net/{name}")
-                self._remove(f"/run/udev/data/n{netdev.link.ifindex}")
+                self.tree.remove(f"{NET}/{name}")
+                self.tree.remove(f"{PCI}/{function}/net/{name}")
+                self.tree.remove(f"/run/udev/data/n{netdev.link.ifindex}")
 
     def _give_address_back(self, netdev: _Netdev) -> None:
         """igbvf sets its own address anew when its link goes down, and igb takes it from a VF that it trusts."""
-        physical = self._links.get(f"{PCI}/{netdev.function}/physfn", "").rpartition("/")[2]
+        physical = self.tree.links.get(f"{PCI}/{netdev.function}/physfn", "").rpartition("/")[2]
         for index, vf in self._vfs.get(physical, {}).items():
             if self._vf_address(physical, index) == netdev.function and vf.trust and netdev.link.up:
                 vf.mac = netdev.link.mac
@@ -700,62 +641,26 @@ class Kernel:
 
     def _free_irqs(self, function: str) -> None:
         folder = f"{PCI}/{function}/msi_irqs"
-        for number in list(self._folders.get(folder, ())):
+        for number in list(self.tree.folders.get(folder, ())):
             self._forget_irq(folder, number)
 
     def _forget_irq(self, folder: str, number: str) -> None:
         for path in (f"/sys/kernel/irq/{number}", f"/proc/irq/{number}", f"{folder}/{number}"):
-            self._remove(path)
+            self.tree.remove(path)
 
     def _steered(self, path: str, text: str) -> str:
         if text.startswith("0x"):
-            raise _error(errno.EINVAL, path)
+            raise error(errno.EINVAL, path)
         if max(cpus := from_mask(text), default=0) >= self.cpus:
-            raise _error(errno.EOVERFLOW, path)
+            raise error(errno.EOVERFLOW, path)
         if path.endswith("/rps_cpus") and cpus:
-            cpus -= frozenset(parse_ranges(self._files["/sys/devices/system/cpu/isolated"]))
+            cpus -= frozenset(parse_ranges(self.tree.files["/sys/devices/system/cpu/isolated"]))
             if not cpus:
-                raise _error(errno.EINVAL, path)
+                raise error(errno.EINVAL, path)
         return mask(cpus)
 
     def _online(self, cpus: tuple[int, ...]) -> tuple[int, ...]:
-        online = tuple(sorted(set(cpus) & set(parse_ranges(self._files["/sys/devices/system/cpu/online"]))))
+        online = tuple(sorted(set(cpus) & set(parse_ranges(self.tree.files["/sys/devices/system/cpu/online"]))))
         if not online:
-            raise _error(errno.EINVAL, "smp_affinity_list")
+            raise error(errno.EINVAL, "smp_affinity_list")
         return online
-
-    # --- the tree -----------------------------------------------------------------------------------------
-
-    def _folder(self, path: str) -> None:
-        while path and path not in self._folders:
-            self._folders[path] = set()
-            parent, _, name = path.rpartition("/")
-            if parent in self._folders:
-                self._folders[parent].add(name)
-                return
-            self._folder(parent)
-            self._folders.setdefault(parent, set()).add(name)
-
-    def _put(self, path: str, text: str) -> None:
-        folder, _, name = path.rpartition("/")
-        self._folder(folder)
-        self._folders[folder].add(name)
-        self._files[path] = text
-
-    def _link(self, path: str, to: str) -> None:
-        folder, _, name = path.rpartition("/")
-        self._folder(folder)
-        self._folders[folder].add(name)
-        self._links[path] = to
-
-    def _unlink(self, path: str) -> None:
-        folder, _, name = path.rpartition("/")
-        self._links.pop(path, None)
-        self._files.pop(path, None)
-        self._folders.get(folder, set()).discard(name)
-
-    def _remove(self, path: str) -> None:
-        for name in list(self._folders.get(path, ())):
-            self._remove(f"{path}/{name}")
-        self._folders.pop(path, None)
-        self._unlink(path)

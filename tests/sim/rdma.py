@@ -56,7 +56,7 @@ class Subsystem:
         parent: str | None = None,
     ) -> None:
         """An RDMA device; ``parent``: the netdev that rxe tells of itself."""
-        put = self.kernel._put
+        put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
         put(f"{RDMA}/{name}/node_guid", "0200:00ff:fe00:0001")
         if parent is not None:
@@ -89,7 +89,7 @@ class Subsystem:
         put("/dev/infiniband/rdma_cm", "")
         self._uverbs += 1
         if function is not None:
-            self.kernel._folder(f"{PCI}/{function}/infiniband/{name}")
+            self.kernel.tree.folder(f"{PCI}/{function}/infiniband/{name}")
             self._below.setdefault(function, set()).add(name)
         self._cm[name, 1] = CmDefaults(0, "RoCE v2")
 
@@ -100,26 +100,26 @@ class Subsystem:
             (f"gid_attrs/types/{index}", type),
             (f"gid_attrs/ndevs/{index}", netdev),
         ):
-            self.kernel._put(f"{port}/{path}", text)
+            self.kernel.tree.put(f"{port}/{path}", text)
 
     def set_port(self, name: str, **texts: str) -> None:
         for file, text in texts.items():
-            self.kernel._put(f"{RDMA}/{name}/ports/1/{file}", text)
+            self.kernel.tree.put(f"{RDMA}/{name}/ports/1/{file}", text)
 
     def delete(self, name: str) -> None:
         """rdma link delete."""
-        self.kernel._remove(f"{RDMA}/{name}")
+        self.kernel.tree.remove(f"{RDMA}/{name}")
         del self._cm[name, 1]
         for path in self._char_devices.pop(name, ()):
-            self.kernel._remove(path)
+            self.kernel.tree.remove(path)
         for function, names in self._below.items():
             if name in names:
-                self.kernel._remove(f"{PCI}/{function}/infiniband/{name}")
+                self.kernel.tree.remove(f"{PCI}/{function}/infiniband/{name}")
                 names.discard(name)
 
     def bound(self, function: str, netdev: str) -> None:
         """A driver made a netdev."""
-        if self.rxe and f"{PCI}/{function}/physfn" in self.kernel._links:
+        if self.rxe and f"{PCI}/{function}/physfn" in self.kernel.tree.links:
             self.add(function, f"roce_{netdev}", netdev, rate="2.5 Gb/sec (1X SDR)", umad=False)
 
     def unbound(self, function: str) -> None:

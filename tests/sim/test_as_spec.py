@@ -64,7 +64,7 @@ def test_observe_reports_the_plan_and_writes_nothing(kernel: Kernel) -> None:
 
 
 def test_observe_holds_nothing_against_a_node_that_is_in_service(kernel: Kernel) -> None:
-    kernel.processes.add("irqbalance")
+    kernel.host.processes.add("irqbalance")
     found = settle(kernel, wanted(mode="observe"))
     assert is_ready(found.conditions)
     assert "IrqbalanceRunning" in {c.reason for c in found.conditions if c.status == "False"}
@@ -135,7 +135,7 @@ def test_a_vf_in_a_pod_is_written_down_by_what_its_pf_grants(kernel: Kernel) -> 
 
 def test_running_irqbalance_is_left_running(kernel: Kernel) -> None:
     settle(kernel, wanted())
-    kernel.processes.add("irqbalance")
+    kernel.host.processes.add("irqbalance")
     assert adopted(kernel).irqs.irqbalance == "untouched"
 
 

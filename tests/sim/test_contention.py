@@ -128,7 +128,7 @@ def test_it_is_over_when_the_other_one_gives_in(node: Node) -> None:
 
 
 def test_irqbalance_is_named_when_it_runs(node: Node) -> None:
-    node.kernel.processes.add("irqbalance")
+    node.kernel.host.processes.add("irqbalance")
     # The first placing followed from the link's coming up, and does not count.
     for _ in range(LIMIT + 1):
         node.now += 10

@@ -252,7 +252,7 @@ def test_a_failed_count_leaves_the_vfs_that_were_there(kernel: Kernel) -> None:
 
 
 def test_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
-    kernel.processes.add("irqbalance")
+    kernel.host.processes.add("irqbalance")
     found = settle(kernel.machine(), spec())
     assert [c.reason for c in found.conditions if c.status == "False"] == ["IrqbalanceRunning"]
     assert is_ready(settle(kernel.machine(), spec(irqs={"irqbalance": "untouched"})).conditions)

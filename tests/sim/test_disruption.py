@@ -48,7 +48,7 @@ def deferred(found: Pass) -> tuple[str, ...]:
 
 
 def hand_to_pod(kernel: Kernel, index: int) -> None:
-    kernel.allocated[vf_addresses(kernel, PF)[index]] = ("team/trainer-0",)
+    kernel.host.allocated[vf_addresses(kernel, PF)[index]] = ("team/trainer-0",)
 
 
 def test_a_pod_that_the_kubelet_gave_a_vf_is_in_the_way(kernel: Kernel) -> None:
@@ -60,9 +60,9 @@ def test_a_pod_that_the_kubelet_gave_a_vf_is_in_the_way(kernel: Kernel) -> None:
 @pytest.mark.parametrize("part", ["infiniband/erdma_0", "mlx5_core.sf.4"])
 def test_a_pod_with_a_part_of_a_nic_is_in_the_way_and_owns_no_attributes(kernel: Kernel, part: str) -> None:
     settle(kernel, spec())
-    kernel.put(f"/sys/bus/pci/devices/{vf_addresses(kernel, PF)[1]}/{part}/uevent", "")
+    kernel.tree.put(f"/sys/bus/pci/devices/{vf_addresses(kernel, PF)[1]}/{part}/uevent", "")
     name = part.rpartition("/")[2]
-    kernel.allocated[name] = ("team/trainer-0",)
+    kernel.host.allocated[name] = ("team/trainer-0",)
     kernel.set_vf(kernel.netdev(PF).ifindex, 1, trust=True)
     found = settle(kernel, spec(6, trust=False))
     assert deferred(found) == (f"pod team/trainer-0 by {name} ({PF}#1)",)
@@ -72,13 +72,13 @@ def test_a_pod_with_a_part_of_a_nic_is_in_the_way_and_owns_no_attributes(kernel:
 def test_a_process_with_an_rdma_device_open_is_in_the_way(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.add_rdma(vf_addresses(kernel, PF)[1], "uverbs3")
-    kernel.open["/dev/infiniband/uverbs3"] = ("ib_write_bw (pid 4711)",)
+    kernel.host.open["/dev/infiniband/uverbs3"] = ("ib_write_bw (pid 4711)",)
     assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
 
 
 def test_a_kubelet_that_does_not_answer_stops_what_disturbs(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.kubelet_error = TimeoutError("no answer within 2 s")
+    kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
     assert all("the kubelet does not say" in victim for victim in deferred(settle(kernel, spec(6))))
 
 
@@ -92,7 +92,7 @@ def test_a_kubelet_that_does_not_answer_stops_what_disturbs(kernel: Kernel) -> N
 )
 def test_storage_behind_a_nic_keeps_its_link(kernel: Kernel, mounts: str, server: str) -> None:
     settle(kernel, spec())
-    kernel.put("/proc/1/mounts", mounts)
+    kernel.tree.put("/proc/1/mounts", mounts)
     kernel.servers[server] = "enp33s0"
     kernel.set_link(kernel.netdev(PF).ifindex, up=True)
     (victim,) = deferred(settle(kernel, spec(6)))
@@ -102,7 +102,7 @@ def test_storage_behind_a_nic_keeps_its_link(kernel: Kernel, mounts: str, server
 def test_the_node_s_own_address_and_a_bond_keep_a_nic(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.ip["enp33s0"] = ("10.0.0.7/24",)
-    kernel.put("/sys/class/net/enp33s0/upper_bond0/ifindex", "9")
+    kernel.tree.put("/sys/class/net/enp33s0/upper_bond0/ifindex", "9")
     victims = deferred(settle(kernel, spec(6, node_name="10.0.0.7")))
     assert victims == (f"the node's address on enp33s0 ({PF})", f"bond0 on enp33s0 ({PF})")
 
@@ -121,7 +121,7 @@ def test_what_a_new_spec_waits_for_leaves_the_node_as_ready_as_it_was(kernel: Ke
     assert is_ready(found.conditions)
     assert {outcome.change.field for outcome in found.waiting} >= {"count"}
     assert [vf.trust for vf in kernel.vfs(PF)] == [True, True, False, True]
-    kernel.allocated.clear()
+    kernel.host.allocated.clear()
     found = settle(kernel, spec(6, trust=True), verified=spec())
     assert is_ready(found.conditions)
     assert not found.waiting
@@ -141,7 +141,7 @@ def test_the_devices_of_vfs_that_a_new_spec_waits_for_are_not_missed_yet(kernel:
     found = settle(kernel, with_rdma(6), verified=with_rdma(4))
     assert found.waiting
     assert devices(found) == "True"
-    kernel.allocated.clear()
+    kernel.host.allocated.clear()
     assert devices(settle(kernel, with_rdma(6), verified=with_rdma(4))) == "True"
     assert len(kernel.vfs(PF)) == 6
 

@@ -237,7 +237,7 @@ def test_a_pf_in_whose_vfs_pods_are_keeps_its_link(kernel: Kernel) -> None:
 def test_a_vf_s_settings_are_its_taker_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
     settle(kernel, spec({"count": 1, "defaults": {"state": "down"}}))
     (vf,) = vf_addresses(kernel, PF).values()
-    kernel.allocated[vf] = ("team/trainer-0",)
+    kernel.host.allocated[vf] = ("team/trainer-0",)
     given = {"owner": owner, "state": "down", "rings": {"rx": 512}}
     assert is_ready(settle(kernel, spec({"count": 1, "defaults": given})).conditions)
     assert kernel.ethtool.rings(kernel.netdev(vf).ifindex)["rx"].value == size

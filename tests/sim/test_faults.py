@@ -89,7 +89,7 @@ class Faults(RuleBasedStateMachine):
         self.heard: set[str] = set()
         self.plotted: list[tuple[int, Callable[[], OSError | None]]] = []
         self.kernel.fault = self.fault
-        self.kernel.asked = self.remember
+        self.kernel.host.asked = self.remember
         self.held: dict[str, tuple[object, ...]] = {}
 
     @initialize(spec=specs)
@@ -209,8 +209,8 @@ class Faults(RuleBasedStateMachine):
     @rule(address=st.sampled_from(sorted(PFS)))
     def vf_is_taken(self, address: str) -> None:
         for target, function in sorted(vf_addresses(self.kernel, address).items()):
-            if function not in self.kernel.allocated and self.kernel.has_netdev(function):
-                self.kernel.allocated[function] = (f"team/pod-{target}",)
+            if function not in self.kernel.host.allocated and self.kernel.has_netdev(function):
+                self.kernel.host.allocated[function] = (f"team/pod-{target}",)
                 # Between the last look at users and a write nobody can be kept out: it counts from the next look.
                 self.held[function] = ()
                 self.heard.add(address)
@@ -229,7 +229,7 @@ class Faults(RuleBasedStateMachine):
     @rule()
     def a_pod_ends(self) -> None:
         function = sorted(self.held)[0]
-        del self.held[function], self.kernel.allocated[function]
+        del self.held[function], self.kernel.host.allocated[function]
         self.heard |= PFS.keys()
 
     def quietly(self, action: Callable[[], None]) -> None:
@@ -246,7 +246,7 @@ class Faults(RuleBasedStateMachine):
             if self.kernel.has_netdev(function):
                 self.held[function] = self.identity(function)
             else:
-                del self.held[function], self.kernel.allocated[function]
+                del self.held[function], self.kernel.host.allocated[function]
 
     def in_use(self, address: str) -> bool:
         return any(function in self.held for function in vf_addresses(self.kernel, address).values())
@@ -271,7 +271,7 @@ class Faults(RuleBasedStateMachine):
             return
         self.plotted.clear()
         self.held.clear()
-        self.kernel.allocated.clear()
+        self.kernel.host.allocated.clear()
         for _ in range(6):
             self.now += 4000
             self.turn(None)

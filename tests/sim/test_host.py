@@ -22,8 +22,8 @@ NODE1 = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepages"
 def kernel() -> Kernel:
     kernel = Kernel()
     kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
-    kernel.put("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456")
-    kernel.put("/sys/module/nvme_core/parameters/io_timeout", "30")
+    kernel.tree.put("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456")
+    kernel.tree.put("/sys/module/nvme_core/parameters/io_timeout", "30")
     return kernel
 
 
@@ -81,12 +81,12 @@ def test_a_sysctl_that_this_kernel_has_not_is_unsupported_once_it_has_had_its_ti
 def test_a_sysctl_that_comes_with_its_netdev_is_set_then(kernel: Kernel) -> None:
     failures, wanted = Failures(), {"net.ipv4.conf.rail0v1.rp_filter": "2"}
     settle(kernel, sysctls=wanted, failures=failures)
-    kernel.put("/proc/sys/net/ipv4/conf/rail0v1/rp_filter", "0")
+    kernel.tree.put("/proc/sys/net/ipv4/conf/rail0v1/rp_filter", "0")
     assert is_ready(settle(kernel, sysctls=wanted, failures=failures, now=5.0).conditions)
 
 
 def test_a_sysctl_that_cannot_be_read_is_an_obstacle(kernel: Kernel) -> None:
-    kernel.put("/proc/sys/vm/drop_caches", "")
+    kernel.tree.put("/proc/sys/vm/drop_caches", "")
     kernel.unreadable.add("/proc/sys/vm/drop_caches")
     outcome = only(settle(kernel, sysctls={"vm.drop_caches": "1"}), "sysctls")
     assert outcome.result == "blocked"

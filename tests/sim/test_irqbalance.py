@@ -17,7 +17,7 @@ WITH_OURS = ("/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}")
 def kernel() -> Kernel:
     kernel = Kernel()
     kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
-    kernel.processes.add("irqbalance")
+    kernel.host.processes.add("irqbalance")
     return kernel
 
 
@@ -33,10 +33,10 @@ def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
 def test_the_wanted_functions_are_listed_before_their_interrupts_are_placed_and_irqbalance_is_told(
     kernel: Kernel,
 ) -> None:
-    kernel.command_lines["irqbalance"] = WITH_OURS
+    kernel.host.command_lines["irqbalance"] = WITH_OURS
     assert is_ready(settle(kernel, spec()).conditions)
     assert kernel.read(LIST) == f"{PF}\n"
-    assert kernel.hung_up == ["irqbalance"]
+    assert kernel.host.hung_up == ["irqbalance"]
     written = [path for path, _ in kernel.writes]
     assert written.index(LIST) < min(written.index(path) for path in written if path.startswith("/proc/irq"))
     assert not preview(kernel.machine(), spec()).changes
@@ -54,7 +54,7 @@ def test_the_wanted_functions_are_listed_before_their_interrupts_are_placed_and_
 def test_an_irqbalance_that_does_not_ask_our_script_is_not_held(
     kernel: Kernel, command: tuple[str, ...], ready: bool
 ) -> None:
-    kernel.command_lines["irqbalance"] = command
+    kernel.host.command_lines["irqbalance"] = command
     found = settle(kernel, spec())
     assert is_ready(found.conditions) == ready
     assert {c.reason for c in found.conditions if c.status == "False" and c.severity == "required"} == (
@@ -63,11 +63,11 @@ def test_an_irqbalance_that_does_not_ask_our_script_is_not_held(
 
 
 def test_without_irqbalance_there_is_nobody_to_ban(kernel: Kernel) -> None:
-    kernel.processes.clear()
+    kernel.host.processes.clear()
     assert is_ready(settle(kernel, spec()).conditions)
 
 
 def test_another_policy_keeps_no_list(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, spec("untouched")).conditions)
     assert LIST not in [path for path, _ in kernel.writes]
-    assert kernel.hung_up == []
+    assert kernel.host.hung_up == []

@@ -162,8 +162,8 @@ HUGEPAGES = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepa
 @pytest.fixture
 def rich(kernel: Kernel) -> Kernel:
     """A node that takes every setting there is."""
-    kernel.put(TCP_RMEM, "4096\t131072\t6291456")
-    kernel.put(IO_TIMEOUT, "30")
+    kernel.tree.put(TCP_RMEM, "4096\t131072\t6291456")
+    kernel.tree.put(IO_TIMEOUT, "30")
     kernel.rdma.add(PF0, "rocep33s0", "enp33s0")
     kernel.rdma.dcb["enp33s0"] = DcbState(frozenset({0}), {})
     return kernel
@@ -211,7 +211,7 @@ def test_settings_that_are_read_only_while_the_spec_has_them_come_back_as_well(
 def test_a_setting_that_someone_else_changed_since_is_theirs(rich: Kernel, originals: Originals) -> None:
     settle(rich, one({"coalescing": {"rx_usecs": 50}}, **OF_THE_HOST), originals)
     rich.machine().ethtool.set_coalescing(rich.netdev(PF0).ifindex, {"rx_usecs": 70})
-    rich.put(IO_TIMEOUT, "60")
+    rich.tree.put(IO_TIMEOUT, "60")
     settle(rich, one({}), originals)
     assert rich.machine().ethtool.coalescing(rich.netdev(PF0).ifindex)["rx_usecs"] == 70
     assert rich.read(IO_TIMEOUT) == "60"

@@ -30,11 +30,11 @@ def test_a_node_without_gpus_runtime_or_kubelet_is_ready(node: Node) -> None:
 def test_a_driver_that_is_not_the_installed_one_is_named(node: Node) -> None:
     assert node.look()["KernelModules"].reason == "NothingToCompare"
     node.now += 300
-    node.kernel.put("/sys/module/igb/srcversion", "AAAA")
-    node.kernel.installed["igb"] = "AAAA"
-    node.kernel.installed["mlx5_core"] = "CCCC"
+    node.kernel.tree.put("/sys/module/igb/srcversion", "AAAA")
+    node.kernel.host.installed["igb"] = "AAAA"
+    node.kernel.host.installed["mlx5_core"] = "CCCC"
     assert node.look()["KernelModules"].reason == "AsInstalled"
-    node.kernel.installed["igb"] = "BBBB"
+    node.kernel.host.installed["igb"] = "BBBB"
     node.now += 300
     said = node.look()["KernelModules"]
     assert state(said) == ("False", "ModulesStale", "warn")
@@ -87,9 +87,9 @@ def test_a_netdev_that_was_set_down_has_lost_nothing(node: Node) -> None:
 
 
 def test_errors_that_rise_are_warned_of_until_they_have_not_for_ten_minutes(node: Node) -> None:
-    node.kernel.put(f"{STATISTICS}/rx_crc_errors", "7")
+    node.kernel.tree.put(f"{STATISTICS}/rx_crc_errors", "7")
     assert node.look()["ErrorCounters"].status == "True", "what was before is nobody's fault now"
-    node.kernel.put(f"{STATISTICS}/rx_crc_errors", "9")
+    node.kernel.tree.put(f"{STATISTICS}/rx_crc_errors", "9")
     node.now += 60
     said = node.look()["ErrorCounters"]
     assert state(said) == ("False", "ErrorsRising", "warn")
@@ -101,44 +101,44 @@ def test_errors_that_rise_are_warned_of_until_they_have_not_for_ten_minutes(node
 
 
 def test_a_driver_s_reload_sets_counters_back_and_is_no_error(node: Node) -> None:
-    node.kernel.put(f"{STATISTICS}/rx_errors", "1000")
+    node.kernel.tree.put(f"{STATISTICS}/rx_errors", "1000")
     node.look()
-    node.kernel.put(f"{STATISTICS}/rx_errors", "0")
+    node.kernel.tree.put(f"{STATISTICS}/rx_errors", "0")
     node.now += 60
     assert node.look()["ErrorCounters"].status == "True"
 
 
 def test_errors_of_an_rdma_port_count_and_what_it_does_not_tell_does_not(node: Node) -> None:
-    node.kernel.put(f"/sys/bus/pci/devices/{PF0}/infiniband/mlx5_0/node_type", "1: CA")
+    node.kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/infiniband/mlx5_0/node_type", "1: CA")
     port = "/sys/class/infiniband/mlx5_0/ports/1"
-    node.kernel.put(f"{port}/counters/symbol_error", "N/A (no PMA)")
-    node.kernel.put(f"{port}/hw_counters/packet_seq_err", "0")
+    node.kernel.tree.put(f"{port}/counters/symbol_error", "N/A (no PMA)")
+    node.kernel.tree.put(f"{port}/hw_counters/packet_seq_err", "0")
     assert node.look()["ErrorCounters"].status == "True"
-    node.kernel.put(f"{port}/hw_counters/packet_seq_err", "5")
+    node.kernel.tree.put(f"{port}/hw_counters/packet_seq_err", "5")
     node.now += 60
     assert "mlx5_0/1 packet_seq_err +5" in node.look()["ErrorCounters"].message
 
 
 def test_a_runtime_that_limits_locked_memory_is_named_with_the_remedy(node: Node) -> None:
-    node.kernel.locked_memory = {"containerd": 8 << 20, "crio": -1}
+    node.kernel.host.locked_memory = {"containerd": 8 << 20, "crio": -1}
     said = node.look()["ContainerMemlock"]
     assert state(said) == ("False", "MemlockLimited", "warn")
     assert "containerd 8388608 bytes; give containerd.service LimitMEMLOCK=infinity" in said.message
-    node.kernel.locked_memory["containerd"] = -1
+    node.kernel.host.locked_memory["containerd"] = -1
     node.now += 60
     assert node.look()["ContainerMemlock"].reason == "Unlimited"
 
 
 def test_a_clock_that_nobody_sets_is_warned_of(node: Node) -> None:
-    node.kernel.disciplined = False
+    node.kernel.host.disciplined = False
     assert state(node.look()["ClockSynchronised"]) == ("False", "NotSynchronised", "warn")
 
 
 def test_a_clock_of_which_nobody_tells_yet_is_unknown_and_soon_asked_for_again(node: Node) -> None:
-    node.kernel.disciplined = None
+    node.kernel.host.disciplined = None
     said = node.look()["ClockSynchronised"]
     assert (said.status, said.reason, said.severity) == ("Unknown", "ProbeFailed", "warn")
-    node.kernel.disciplined = True
+    node.kernel.host.disciplined = True
     node.now += 60
     assert node.look()["ClockSynchronised"].status == "True"
 
@@ -152,26 +152,26 @@ def test_gpus_are_counted_and_peer_memory_asked_for_after_the_first_pass(node: N
     assert state(said["GpusPresent"]) == ("False", "DriverMissing", "required")
     assert not is_ready(said.values())
     assert passes_first(said.values()), "the kubelet may start: a GPU's driver may come in a container"
-    node.kernel.put("/sys/module/nvidia/version", "570.1")
-    node.kernel.put(GPU.format("1b"), "Model: H200")
+    node.kernel.tree.put("/sys/module/nvidia/version", "570.1")
+    node.kernel.tree.put(GPU.format("1b"), "Model: H200")
     node.now += 60
     assert "has 1 GPUs (0000:1b:00.0), the spec wants 2" in node.look()["GpusPresent"].message
-    node.kernel.put(GPU.format("43"), "Model: H200")
+    node.kernel.tree.put(GPU.format("43"), "Model: H200")
     node.now += 60
     assert node.look()["GpusPresent"].reason == "PeerMemoryMissing"
-    node.kernel.put("/sys/module/nvidia_peermem/refcnt", "0")
+    node.kernel.tree.put("/sys/module/nvidia_peermem/refcnt", "0")
     node.now += 60
     assert is_ready(node.look().values())
 
 
 def test_a_kubelet_without_its_socket_for_two_checks_is_not_ready(node: Node) -> None:
     node.look()
-    node.kernel.processes.add("kubelet")
+    node.kernel.host.processes.add("kubelet")
     assert node.look()["DevicePlugins"].status == "True", "it may be starting"
     node.now += 60
     said = node.look()
     assert state(said["DevicePlugins"]) == ("False", "NoSocket", "required")
     assert passes_first(said.values())
-    node.kernel.put("/var/lib/kubelet/device-plugins/kubelet.sock", "")
+    node.kernel.tree.put("/var/lib/kubelet/device-plugins/kubelet.sock", "")
     node.now += 60
     assert is_ready(node.look().values())

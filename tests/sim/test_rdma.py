@@ -132,7 +132,7 @@ def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
 def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     for index in range(1, 200):
-        kernel._put(f"/sys/class/infiniband/rocep33s0/ports/1/gids/{index}", ":".join(["0000"] * 8))
+        kernel.tree.put(f"/sys/class/infiniband/rocep33s0/ports/1/gids/{index}", ":".join(["0000"] * 8))
     wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
     mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001"
     kernel.rdma.set_gid("rocep33s0", 65, mapped, "RoCE v2", NAME0)
@@ -187,8 +187,8 @@ def test_a_vf_that_is_kept_for_a_virtual_machine_is_not_missed(kernel: Kernel) -
     settle(kernel, wanted)
     vf = vf_addresses(kernel, PF0)[1]
     kernel.unbind(vf)
-    kernel._link(f"/sys/bus/pci/devices/{vf}/driver", "../../../../bus/pci/drivers/vfio-pci")
-    kernel._link(f"/sys/bus/pci/devices/{vf}/iommu_group", "../../../../kernel/iommu_groups/7")
+    kernel.tree.link(f"/sys/bus/pci/devices/{vf}/driver", "../../../../bus/pci/drivers/vfio-pci")
+    kernel.tree.link(f"/sys/bus/pci/devices/{vf}/iommu_group", "../../../../kernel/iommu_groups/7")
     assert told(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
@@ -206,8 +206,8 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
     kernel.add_nic(second, "enp33s0f1", "02:00:00:00:01:02")
     kernel.rdma.add(PF0, "mlx5_bond_0", "bond0")
     for name in (NAME0, "enp33s0f1"):
-        kernel._link(f"/sys/class/net/{name}/master", "../bond0")
-    kernel._put("/sys/class/net/bond0/bonding/slaves", f"{NAME0} enp33s0f1")
+        kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
+    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", f"{NAME0} enp33s0f1")
     nics = [{"name": f"port{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, second))]
     spec = from_mapping({"node_name": "n1", "nics": nics})
 
@@ -242,8 +242,8 @@ def test_iwarp_has_no_umad_and_none_is_missed(kernel: Kernel) -> None:
 def test_a_character_device_that_is_missing_is_named(kernel: Kernel, gone: str, said: str) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     assert told(settle(kernel, {"rdma": {}}), "RdmaCharDevices").status == "True"
-    kernel._remove(gone)
-    kernel._remove("/sys/class/infiniband_mad") if "mad" in gone else None
+    kernel.tree.remove(gone)
+    kernel.tree.remove("/sys/class/infiniband_mad") if "mad" in gone else None
     found = told(settle(kernel, {"rdma": {}}), "RdmaCharDevices")
     assert (found.status, found.message) == ("False", f"not in /dev/infiniband: {said}")
 
@@ -366,11 +366,11 @@ def test_a_mode_that_a_port_does_not_have_is_unsupported(kernel: Kernel) -> None
 
 def test_the_files_of_mlnx_ofed_are_used_where_they_are(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "mlx5_0", NAME0)
-    kernel._put(f"{NET}/qos/trust", "[pcp] dscp")
-    kernel._put("/sys/class/infiniband/mlx5_0/tc/1/traffic_class", "")
+    kernel.tree.put(f"{NET}/qos/trust", "[pcp] dscp")
+    kernel.tree.put("/sys/class/infiniband/mlx5_0/tc/1/traffic_class", "")
     for role in ("roce_np", "roce_rp"):
         for priority in range(8):
-            kernel._put(f"{NET}/ecn/{role}/enable/{priority}", "1" if priority == 5 else "0")
+            kernel.tree.put(f"{NET}/ecn/{role}/enable/{priority}", "1" if priority == 5 else "0")
     found = settle(kernel, {"roce": {"trust": "dscp", "ecn": "3", "traffic_class": 106}})
     assert kernel.read(f"{NET}/qos/trust") == "dscp"
     for role in ("roce_np", "roce_rp"):

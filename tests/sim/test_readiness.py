@@ -89,7 +89,7 @@ def test_the_spec_gives_a_probe_its_deadline(node: Node, pipe: Path) -> None:
 
 
 def test_what_a_probe_cannot_read_is_unknown_and_read_again_soon(node: Node) -> None:
-    node.kernel.put(WIDTH, "")
+    node.kernel.tree.put(WIDTH, "")
     node.kernel.unreadable.add(WIDTH)
     said = node.look(probes=REQUIRED)
     assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "ProbeFailed")
@@ -115,7 +115,7 @@ def test_another_spec_of_the_same_devices_judges_the_facts_there_are(node: Node)
 
 
 def test_a_narrow_link_is_warned_of_unless_the_spec_requires_it(node: Node) -> None:
-    node.kernel.put(WIDTH, "8")
+    node.kernel.tree.put(WIDTH, "8")
     said = node.look()
     assert (said["PcieLink"].status, said["PcieLink"].severity) == ("False", "warn")
     assert "rail0 (0000:21:00.0) has x8 at 32 GT/s of x16 at 32 GT/s" in said["PcieLink"].message
@@ -131,9 +131,9 @@ def test_what_a_probe_itself_only_warns_of_is_not_raised_to_required(node: Node)
 
 
 def test_a_slow_link_is_degraded_and_one_without_a_speed_is_passed_over(node: Node) -> None:
-    node.kernel.put(WIDTH.replace("width", "speed"), "16.0 GT/s PCIe")
+    node.kernel.tree.put(WIDTH.replace("width", "speed"), "16.0 GT/s PCIe")
     assert "x16 at 16 GT/s of x16 at 32 GT/s" in node.look()["PcieLink"].message
-    node.kernel.put(WIDTH.replace("width", "speed"), "Unknown")
+    node.kernel.tree.put(WIDTH.replace("width", "speed"), "Unknown")
     node.now += 60
     assert node.look()["PcieLink"].status == "True"
 
@@ -147,7 +147,7 @@ def test_a_condition_is_false_only_after_so_many_failures_within_so_many_checks(
     judged = {"probes": {"pcie_link": {"fail_after": 2, "of": 3}}}
 
     def check(width: str) -> str:
-        node.kernel.put(WIDTH, width)
+        node.kernel.tree.put(WIDTH, width)
         node.now += 60
         return node.look(**judged)["PcieLink"].status
 
@@ -157,14 +157,14 @@ def test_a_condition_is_false_only_after_so_many_failures_within_so_many_checks(
 
 
 def test_a_first_failure_that_does_not_count_yet_is_unknown(node: Node) -> None:
-    node.kernel.put(WIDTH, "8")
+    node.kernel.tree.put(WIDTH, "8")
     said = node.look(probes={"pcie_link": {"fail_after": 2, "of": 2}})
     assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "PcieDegraded")
     assert "failed 1 of the last 2 checks" in said["PcieLink"].message
 
 
 def test_a_silenced_condition_only_warns_and_says_why_until_its_day_is_over(node: Node) -> None:
-    node.kernel.processes.add("irqbalance")
+    node.kernel.host.processes.add("irqbalance")
     silenced = {"irqbalance": {"until": "2026-06-01", "reason": "it is being measured"}}
     said = node.look(silenced=silenced)
     assert (said["IrqbalancePolicy"].status, said["IrqbalancePolicy"].severity) == ("False", "warn")
@@ -177,7 +177,7 @@ def test_a_silenced_condition_only_warns_and_says_why_until_its_day_is_over(node
 
 
 def test_an_event_between_two_readings_is_no_new_check_of_what_is_read(node: Node) -> None:
-    node.kernel.put(WIDTH, "8")
+    node.kernel.tree.put(WIDTH, "8")
     judged = {"probes": {"pcie_link": {"fail_after": 2, "of": 2}}}
     node.look(**judged)
     node.now += 1

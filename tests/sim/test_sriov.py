@@ -209,7 +209,7 @@ def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
 def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel) -> None:
     settle(kernel, spec(group(driver="vfio-pci")))
     number = kernel.target(f"{PCI}/{address(kernel, 1)}/iommu_group")
-    kernel.open[f"/dev/vfio/{number}"] = ("qemu-system-x86 (pid 77)",)
+    kernel.host.open[f"/dev/vfio/{number}"] = ("qemu-system-x86 (pid 77)",)
     (deferred,) = [o for o in settle(kernel, spec(group(driver="netdevice"))).outcomes if o.result == "deferred"]
     assert deferred.change.victims == (f"qemu-system-x86 (pid 77) ({PF}#1)",)
     assert driver(kernel, address(kernel, 1)) == "vfio-pci"

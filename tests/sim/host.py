@@ -1,0 +1,63 @@
+"""What runs on the simulated machine beside its kernel: processes, the modules' files, the clock, the kubelet."""
+
+import errno
+from collections.abc import Callable
+
+from attrs import define, field
+
+from tests.sim.tree import error
+
+
+@define(eq=False)
+class SimHost:
+    """What of it there is, and what it was asked (``asked``) and told (``hung_up``).
+
+    ``open``: who holds a device node; ``installed``: a module's srcversion on disk; ``disciplined``: whether the clock is
+    synchronised, None: nobody says; ``allocated``: the kubelet's pods by device.
+    """
+
+    processes: set[str] = field(factory=set)
+    open: dict[str, tuple[str, ...]] = field(factory=dict)
+    command_lines: dict[str, tuple[str, ...]] = field(factory=dict)
+    locked_memory: dict[str, int] = field(factory=dict)
+    hung_up: list[str] = field(factory=list)
+    installed: dict[str, str] = field(factory=dict)
+    disciplined: bool | None = True
+    allocated: dict[str, tuple[str, ...]] = field(factory=dict)
+    kubelet_error: OSError | None = None
+    asked: Callable[[], None] = lambda: None
+
+    # --- Processes ----------------------------------------------------------------------------------------
+
+    def running(self) -> frozenset[str]:
+        return frozenset(self.processes)
+
+    def holders(self, paths: frozenset[str]) -> dict[str, tuple[str, ...]]:
+        return {path: holders for path, holders in self.open.items() if path in paths}
+
+    def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
+        return (self.command_lines.get(name, (name,)),) if name in self.processes else ()
+
+    def hang_up(self, name: str) -> None:
+        self.hung_up.append(name)
+
+    def memlock(self, names: frozenset[str]) -> dict[str, int]:
+        return {name: limit for name, limit in self.locked_memory.items() if name in names}
+
+    # --- System -------------------------------------------------------------------------------------------
+
+    def installed_srcversion(self, module: str) -> str | None:
+        return self.installed.get(module)
+
+    def clock_synchronised(self) -> bool:
+        if self.disciplined is None:
+            raise error(errno.ECONNREFUSED, "timedated")
+        return self.disciplined
+
+    # --- Kubelet ------------------------------------------------------------------------------------------
+
+    def allocations(self) -> dict[str, tuple[str, ...]]:
+        self.asked()
+        if self.kubelet_error is not None:
+            raise self.kubelet_error
+        return self.allocated
