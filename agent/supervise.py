@@ -275,8 +275,10 @@ class _Supervisor:
             hung.abandoned.append(worker.process)
         print(message, file=sys.stderr)  # noqa: T201  the journal
         self._release(worker)
-        # Where no device can be left alone, another worker would only hang in the same call.
-        self.respawn_at = now if step.device else hung.retry_at
+        # Where no device can be left alone, another worker would most likely hang in the same call. The first that could be
+        # killed may just have been slow, on a node that has no CPU left.
+        slow = hung.times == 1 and not hung.abandoned
+        self.respawn_at = now if step.device or slow else hung.retry_at
 
     def _try_again(self, now: float) -> None:
         """Replace the worker by one that looks at a device again."""

@@ -21,7 +21,8 @@ import sys
 from pathlib import Path
 from agent import supervise
 folder = Path(sys.argv[1])
-supervise.supervise([sys.executable, "-c", sys.argv[2]], supervise.Publisher(folder, "boot-1", "v1"))
+limits = supervise.Limits(read=2.0, retry=600.0)
+supervise.supervise([sys.executable, "-c", sys.argv[2]], supervise.Publisher(folder, "boot-1", "v1"), limits)
 """
 
 WORKER = """
@@ -122,6 +123,24 @@ def test_a_worker_that_dies_makes_the_node_not_ready_until_the_next_one_has_look
     assert "status 3" in lost.conditions[-1].message
     again = supervised.wait_for(lambda report: report.ready)
     assert again.generation == first.generation + 2
+
+
+def test_a_worker_that_was_only_slow_has_its_successor_at_once(start: Start) -> None:
+    supervised = start(
+        """
+import os, pathlib, time
+from agent.activity import Activity
+marker = pathlib.Path(os.environ["NOTIFY_SOCKET"] + ".slow")
+if not marker.exists():
+    marker.touch()
+    Activity.at(int(sys.argv[2])).call("", "running")
+    time.sleep(600)
+found(True); sys.stdin.read()
+"""
+    )
+    stuck = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
+    assert "has not returned" in stuck.conditions[-1].message
+    supervised.wait_for(lambda report: report.ready)
 
 
 def test_a_reload_reaches_the_worker(start: Start) -> None:
