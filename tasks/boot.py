@@ -22,7 +22,7 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec import SYSCTL, HugepagePool, NodeSpec
-from tasks import kernel_modules, reboot
+from tasks import kernel_modules, packages, reboot
 from tasks.commands import Commands, refuse, script
 from tasks.data import Key, record
 
@@ -79,7 +79,7 @@ KEYS = (BOOT,)
 def configure(spec: NodeSpec) -> None:
     """Write down what the next boot needs, and wish for it where this boot does not have it.
 
-    :raises DeployError: a sysctl is the agent's as well; naming host, key and remedy.
+    :raises DeployError: a sysctl is the agent's as well, or grubby cannot give the arguments; naming host, key and remedy.
     """
     wanted = BOOT.here()
     twice = sorted(_canonical(wanted.sysctls) & _canonical(spec.sysctls))
@@ -88,12 +88,30 @@ def configure(spec: NodeSpec) -> None:
             f"{host.name}.boot.sysctls: {', '.join(twice)} is in sysctls, too, which the agent keeps at every boot; "
             "give it once, there"
         )
-    given = (*wanted.arguments, *(hugepage_arguments(spec.hugepages) if wanted.hugepages else ()))
+    pools = hugepage_arguments(spec.hugepages) if wanted.hugepages else ()
+    given = _once_each(wanted.arguments, pools)
     give(name="Kernel arguments", wanted=given)
     wish(name="Kernel arguments of this boot", wanted=given)
     settings = _sysctl_file(wanted.sysctls)
     load_sysctls(name="Sysctls now", wanted=wanted.sysctls, settings=settings)
     initramfs(name="Initramfs", modules=tuple(kernel_modules.MODULE_OPTIONS.here()))
+
+
+def _once_each(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str, ...]:
+    """Both, as far as the boot loader can give them: grubby has one value for a name, and puts the last in the others' place.
+
+    So by grubby the largest pages alone are reserved at boot, which need it most; the agent reserves the others.
+    """
+    names = [argument.partition("=")[0] for argument in arguments]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if (not twice and len(pools) < 2) or packages.system().family != "rhel":
+        return (*arguments, *pools)
+    if twice:
+        raise DeployError(
+            f"{host.name}.boot.arguments: {', '.join(twice)} is given with several values, and grubby (the RHEL "
+            "family's) keeps the last one alone; give one"
+        )
+    return (*arguments, *pools[-1:])
 
 
 def _canonical(sysctls: Mapping[str, str]) -> set[str]:
@@ -180,6 +198,12 @@ if [ -n "$3" ]; then grubby --update-kernel=ALL --remove-args="$3"; fi
 if [ -n "$2" ]; then grubby --update-kernel=ALL --args="$2"; fi
 mkdir -p "$(dirname "$1")"
 printf '%s\\n' "$2" > "$1"
+next=$(grubby --info=DEFAULT | sed -n 's/^args="\\(.*\\)"$/\\1/p' | head -n 1)
+for argument in $2; do
+  case " $next " in *" $argument "*) continue ;; esac
+  echo "grubby was told $argument, and the next boot has $next; give it by hand, as grubby(8) says, or leave it out" >&2
+  exit 1
+done
 """
 
 

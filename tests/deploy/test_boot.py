@@ -10,7 +10,7 @@ from pyinfra.api.exceptions import DeployError
 from agent.spec import HugepagePool, from_mapping
 from tasks import boot, reboot
 from tasks.commands import script
-from tests.deploy.conftest import Answers, Node, file_answers
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
 
 ARGUMENTS = "/proc/cmdline"
 WISHES = "for task in *"
@@ -78,6 +78,32 @@ def test_arguments_by_grubby(node: Node) -> None:
         str(script(boot._GRUBBY, boot.GRUBBY_STATE, "iommu=pt isolcpus=managed_irq,domain,2-7", "pci=realloc")),
         record("boot", "kernel arguments iommu=pt isolcpus=managed_irq,domain,2-7 are not in effect"),
     ]
+
+
+def test_grubby_has_one_value_for_a_name(node: Node) -> None:
+    two = {"boot": {"arguments": ["console=ttyS0", "iommu=pt", "console=tty0"]}}
+    node.data = two
+    with pytest.raises(
+        DeployError, match=r"boot\.arguments: console is given with several values, and grubby"
+    ) as caught:
+        node.deploy(configure, {**ROCKY_9, **GRUBBY})
+    assert str(caught.value).startswith("@fake/node-a.")
+    assert commands(node, {**DEBIAN, **GRUB}, **two["boot"])[0].endswith(
+        f" 'console=ttyS0 iommu=pt console=tty0' '{boot.HEADER.strip()}'"
+    )
+
+
+def test_by_grubby_the_largest_pages_are_reserved_at_boot(node: Node) -> None:
+    given = {"hugepages": [{"size": "1G", "count": 8}, {"size": "2M", "count": 512}]}
+
+    def with_pages() -> None:
+        boot.configure(spec=from_mapping({"node_name": "node-a", **given}, "node-a"))
+
+    node.data = {"boot": {"hugepages": True}}
+    command = node.deploy(with_pages, {**ROCKY_9, **GRUBBY}).commands["Boot | Kernel arguments"][0]
+    assert command == str(script(boot._GRUBBY, boot.GRUBBY_STATE, "hugepagesz=1G hugepages=8", "pci=realloc"))
+    command = node.deploy(with_pages, {**DEBIAN, **GRUB}).commands["Boot | Kernel arguments"][0]
+    assert " 'hugepagesz=2M hugepages=512 hugepagesz=1G hugepages=8' " in command
 
 
 def test_a_host_whose_kernel_comes_from_elsewhere(node: Node) -> None:

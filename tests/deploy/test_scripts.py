@@ -264,6 +264,9 @@ def test_kernel_arguments_by_grubby(tmp_path: Path) -> None:
     ]
     made = arguments(tmp_path, path)
     assert made == boot.Arguments("grubby", "root=/dev/sda1 ro", "ro quiet iommu=pt", "iommu=pt")
+    # As one that takes a name's end for the name.
+    with pytest.raises(AssertionError, match="grubby was told mmu=on, and the next boot has ro quiet iommu=pt;"):
+        sh(boot._GRUBBY, tmp_path / "state", "iommu=pt mmu=on", "", PATH=path)
 
 
 def initramfs(root: Path) -> tuple[str, str] | None:
