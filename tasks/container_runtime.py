@@ -30,10 +30,10 @@ REFRESH = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 _HOME = "https://nvidia.github.io/libnvidia-container"
 _KEY = f"{_HOME}/gpgkey"
 _FINGERPRINT = "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
-# apt and dnf fill in the machine's type.
+# apt and dnf fill in the machine's type. NVIDIA's own .repo file has gpgcheck=0 and repo_gpgcheck=1.
 REPOSITORIES: dict[Family, Repository] = {
     "debian": Repository(f"{_HOME}/stable/deb/$(ARCH)", _KEY, _FINGERPRINT, suite="/"),
-    "rhel": Repository(f"{_HOME}/stable/rpm/$basearch", _KEY, _FINGERPRINT),
+    "rhel": Repository(f"{_HOME}/stable/rpm/$basearch", _KEY, _FINGERPRINT, repo_gpgcheck=True),
 }
 
 

@@ -25,6 +25,11 @@ from tasks.packages import Family, System
 from tasks.vendor_repository import HEADER, Package, Repository
 
 NVIDIA = "https://linux.mellanox.com/public/repo/doca"
+# What signs the RPMs, by NVIDIA's guide for DGX on RHEL.
+KEYS: dict[Family, str] = {
+    "debian": f"{NVIDIA}/GPG-KEY-Mellanox.pub",
+    "rhel": "https://www.mellanox.com/downloads/ofed/RPM-GPG-KEY-Mellanox-SHA256",
+}
 PREFERENCES = "/etc/apt/preferences.d/trackbed-doca"
 RELEASE = re.compile(r"\d+\.\d+\.\d+")
 VERSION = re.compile(RELEASE.pattern + r"[a-zA-Z0-9.+:~^_-]*")
@@ -43,11 +48,11 @@ class Doca:
     fingerprint: str
     profile: Profile = "doca-ofed"
     repository: str | None = None
-    key: str = f"{NVIDIA}/GPG-KEY-Mellanox.pub"
+    key: str | None = None
 
     def __attrs_post_init__(self) -> None:
         # For its checks of the fingerprint and the URLs.
-        Repository(self.repository or NVIDIA, self.key, self.fingerprint)
+        Repository(self.repository or NVIDIA, self.key or NVIDIA, self.fingerprint)
 
 
 def repository(wanted: Doca, system: System, arch: str) -> Repository:
@@ -59,15 +64,15 @@ def repository(wanted: Doca, system: System, arch: str) -> Repository:
     if uri is None:
         [number] = RELEASE.findall(wanted.version)[:1]
         uri = f"{NVIDIA}/{number}/{_folder(number, system)}/{'arm64-sbsa' if arch == 'aarch64' else arch}/"
-    return Repository(uri, wanted.key, wanted.fingerprint)
+    return Repository(uri, wanted.key or KEYS[system.family], wanted.fingerprint)
 
 
 def _folder(number: str, system: System) -> str:
-    if system.family == "debian":
+    # Of minor releases until 3.1, which Debian's os-release does not tell (debian12.5).
+    before = tuple(map(int, number.split(".")[:2])) < (3, 2)
+    if system.identity == "ubuntu" or (system.identity == "debian" and not before):
         return f"{system.identity}{system.version}"
     if system.identity in ("rhel", "rocky", "almalinux"):
-        # Of minor releases until 3.1.
-        before = tuple(map(int, number.split(".")[:2])) < (3, 2)
         return f"rhel{system.version if before else system.major}"
     raise DeployError(
         f"{host.name}.ofed: doca.repository: it is not known what NVIDIA calls its folder for {system}; look for it below "

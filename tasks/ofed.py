@@ -62,7 +62,7 @@ Releases = Mapping[str, tuple[str, ...]]
 _RHEL = ("rhel", "centos", "rocky", "almalinux", "ol")
 DOCA_ON: Releases = {
     "ubuntu": ("22.04", "24.04"),
-    "debian": ("12",),
+    "debian": ("12", "13"),
     **dict.fromkeys(_RHEL, ("8", "9", "10")),
     "anolis": ("8",),
     "alinux": ("3",),

@@ -63,7 +63,8 @@ class Repository:
 
     ``key`` is the URL of the key that signs it; it may come over plain HTTP, for only the key of this ``fingerprint`` is
     installed. For apt, ``suite`` and ``components`` are as in sources.list (a flat repository: ``./`` and none); dnf has no
-    such thing, and takes ``uri`` as its baseurl.
+    such thing, and takes ``uri`` as its baseurl. ``repo_gpgcheck`` as in dnf.conf: the key signs the repository's metadata,
+    which has the packages' checksums, and not each package.
     """
 
     uri: str = field(validator=_URL)
@@ -74,6 +75,7 @@ class Repository:
     )
     suite: str = field(default="./", validator=Matches(re.compile(r"[a-zA-Z0-9./_-]+"), "give it as in sources.list"))
     components: tuple[str, ...] = ()
+    repo_gpgcheck: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.suite.endswith("/") and self.components:
@@ -185,7 +187,8 @@ def source(name: str, repository: Repository, family: Family) -> tuple[str, str]
         lines.append(f"Signed-By: {ring}")
     else:
         lines = [f"[trackbed-{name}]", f"name={name}, by Trackbed", f"baseurl={repository.uri}"]
-        lines += ["enabled=1", "gpgcheck=1", f"gpgkey=file://{ring}"]
+        checked = ["gpgcheck=0", "repo_gpgcheck=1"] if repository.repo_gpgcheck else ["gpgcheck=1"]
+        lines += ["enabled=1", *checked, f"gpgkey=file://{ring}"]
     return _source_path(name, family), HEADER + "\n".join(lines) + "\n"
 
 
@@ -270,6 +273,9 @@ _FAILED = (
 failed() {
   status=$?
   cause "$module" "$(uname -r)"
+  if [ -n "$module" ] && command -v dnf >/dev/null && ! command -v dkms >/dev/null; then
+    echo "there is no dkms, which the RHEL family has in EPEL: add that repository (epel-release) and CRB, or mirrors" >&2
+  fi
   if [ -n "$remedy" ]; then echo "$remedy" >&2; fi
   exit "$status"
 }

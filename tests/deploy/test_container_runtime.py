@@ -62,6 +62,7 @@ def test_fresh_rocky(node: Node) -> None:
     result = node.deploy(container_runtime.configure, ROCKY_9, {**ROCKY_9, REHEARSAL: ["rehearsed", "change x"]})
     source = result.uploads["/etc/yum.repos.d/trackbed-nvidia-container-toolkit.repo"].decode()
     assert "baseurl=https://nvidia.github.io/libnvidia-container/stable/rpm/$basearch\n" in source
+    assert "gpgcheck=0\nrepo_gpgcheck=1\n" in source
     [dnf] = result.commands["Container runtime | Packages"]
     assert dnf.endswith(" nvidia-container-toolkit")
     assert result.commands["Container runtime | NVIDIA's runtime in crio"][0].endswith(" sh apply crio yes no")

@@ -218,6 +218,8 @@ def test_doca_on_rocky_9(node: Node) -> None:
     result = node.deploy(ofed.install, answers)
     source = result.uploads["/etc/yum.repos.d/trackbed-doca.repo"].decode()
     assert "baseurl=https://linux.mellanox.com/public/repo/doca/3.2.1/rhel9/arm64-sbsa/\n" in source
+    [key] = result.commands[f"{OPS}doca: key of its repository"]
+    assert f" sh https://www.mellanox.com/downloads/ofed/RPM-GPG-KEY-Mellanox-SHA256 {FINGERPRINT} " in key
     install, *hold = result.commands[f"{OPS}DOCA-OFED"]
     assert " sh mlnx-ofa_kernel " in install
     assert install.endswith(" doca-roce-3.2.1-044501")
@@ -232,12 +234,18 @@ def test_doca_without_kernel_headers_installs_nothing(node: Node) -> None:
     assert result.commands[f"{OPS}DOCA-OFED"] == []
 
 
+def test_an_older_doca_has_debian_s_minor_release_in_its_folder_s_name(node: Node) -> None:
+    node.data = {"ofed": {"doca": {**DOCA, "version": "3.1.0-091000"}}}
+    with pytest.raises(DeployError, match="not known what NVIDIA calls its folder for Debian 12"):
+        node.deploy(ofed.install, {**DEBIAN, "uname -m": "x86_64"})
+
+
 @pytest.mark.parametrize(
     ("release", "said"),
     [
         (
             {"ID": "ubuntu", "VERSION_ID": "23.10"},
-            "doca does not support Ubuntu 23.10; it supports Ubuntu 22.04, 24.04; Debian 12",
+            "doca does not support Ubuntu 23.10; it supports Ubuntu 22.04, 24.04; Debian 12, 13",
         ),
         ({"ID": "fedora", "VERSION_ID": "41"}, "doca does not support Fedora 41"),
         (

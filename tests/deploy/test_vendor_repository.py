@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,26 @@ def test_the_rhel_family(node: Node) -> None:
     [key] = result.commands["doca: key of its repository"]
     assert key.endswith(f" {FINGERPRINT} /etc/pki/rpm-gpg/RPM-GPG-KEY-trackbed-doca --armor")
     assert result.uploads == {"/etc/yum.repos.d/trackbed-doca.repo": DNF.encode()}
+
+
+def test_metadata_that_is_signed_in_the_packages_place(node: Node) -> None:
+    repository = Repository(**GIVEN, repo_gpgcheck=True)
+    result = node.deploy(lambda: vendor_repository.add("doca", repository, "rhel"), rpm("gnupg2=2.3"))
+    text = DNF.replace("gpgcheck=1", "gpgcheck=0\nrepo_gpgcheck=1")
+    assert result.uploads == {"/etc/yum.repos.d/trackbed-doca.repo": text.encode()}
+
+
+def test_without_dkms_the_rhel_family_is_told_where_it_is(tmp_path: Path) -> None:
+    (tmp_path / "dnf").write_text("#!/bin/sh\necho 'nothing provides dkms needed by erdma-dkms' >&2\nexit 1\n")
+    (tmp_path / "dnf").chmod(0o755)
+    for name in ("uname", "sh"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    done = subprocess.run(
+        ["sh", "-ec", vendor_repository._DNF, "sh", "erdma", "", "erdma-dkms-1.1"],
+        capture_output=True, text=True, check=False, env={"PATH": str(tmp_path), "DKMS": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "there is no dkms, which the RHEL family has in EPEL" in done.stderr
 
 
 def test_a_package_is_installed_at_its_version_and_held(node: Node) -> None:
