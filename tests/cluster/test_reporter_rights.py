@@ -185,6 +185,16 @@ ATTACKS = [
         strategic={"status": {"conditions": [{"$patch": "delete", "type": "Ready"}]}},
     ),
     Attack(
+        "a condition twice in another's place",
+        status(conditions=[STATUS["conditions"][1], STATUS["conditions"][1]]),
+        [
+            {"op": "copy", "from": "/status/conditions/1", "path": "/status/conditions/-"},
+            *remove("/status/conditions/0"),
+        ],
+        status=True,
+        strategic=status(conditions=[{"$patch": "replace"}, STATUS["conditions"][1], STATUS["conditions"][1]]),
+    ),
+    Attack(
         "conditions replaced",
         status(conditions=[READY, {"type": "Ready", "status": "Unknown"}]),
         add("/status/conditions", [READY]),
