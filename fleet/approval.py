@@ -37,6 +37,12 @@ YEAR = 365 * 86400
 # A Node's name: a DNS subdomain (RFC 1123).
 _NODE_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
+# What cryptography raises of a request that somebody has made up; no base class has them all.
+_UNREADABLE = (
+    *(ValueError, TypeError, binascii.Error, UnsupportedAlgorithm),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+
 Action = Literal["approve", "deny", "leave"]
 
 
@@ -170,7 +176,7 @@ def _read(request: CertificateSigningRequest) -> _Asked:
         valid = asked.is_signature_valid
         subject = [(attribute.oid, str(attribute.value)) for attribute in asked.subject]
         extensions = [extension.oid._name for extension in asked.extensions]
-    except (ValueError, binascii.Error, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+    except _UNREADABLE as error:
         return _Asked("", "", (f"the request cannot be read: {error}",))
     given = [value for oid, value in subject if oid == NameOID.COMMON_NAME]
     name = given[0] if len(given) == 1 else ""

@@ -26,6 +26,7 @@ KEY = ec.generate_private_key(ec.SECP256R1())
 OTHER_KEY = ec.generate_private_key(ec.SECP256R1())
 A = f"{names.NODE_USER}a"
 ENROLMENT = names.ENROLMENT
+SAN = x509.SubjectAlternativeName.oid
 KNOWN = Known(expected={"new"}, enrolled={"a"}, joined={"a"})
 
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
@@ -109,6 +110,11 @@ DENIED: dict[str, tuple[CertificateSigningRequest, str]] = {
         "its key is too weak",
     ),
     "no request": (asked(b"not PEM"), "the request cannot be read"),
+    # GeneralName's ediPartyName, which no library reads.
+    "a name of a kind that nobody knows": (
+        asked(common_name(A, extensions=[x509.UnrecognizedExtension(SAN, b"\x30\x02\xa5\x00")])),
+        "the request cannot be read",
+    ),
     "a node's name, by somebody": (asked(common_name(A), requester="mallory"), f"mallory may not ask for {A}"),
     "an administrator's name, by the enrolment": (
         asked(common_name("kubernetes-admin"), requester=ENROLMENT),
