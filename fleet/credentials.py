@@ -79,7 +79,9 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
         for verdict in verdicts([found], Known(expected={node}, again={node})):
             if verdict.action != "approve" or verdict.node != node:
                 raise NotGiven(verdict.reason)
-            admit(client, node)
+            if verdict.requester == names.ENROLMENT:
+                # A renewal brings back no right that was taken away.
+                admit(client, node)
             _decide(client, found)
     except ApiError as error:
         raise _refused(error) from None

@@ -40,6 +40,7 @@ SETTINGS = "/etc/trackbed/reporter.json"
 AUTHORITY = "/etc/trackbed/cluster-ca.pem"
 SECRET = "/etc/trackbed/kubernetes-secret"  # noqa: S105  the name of a file
 STATE_FOLDER = "/var/lib/trackbed-reporter"
+PUBLISHED = "/run/trackbed-reporter/published.json"
 UNIT = "trackbed-reporter.service"
 
 ENROLMENT_LIFE = 3600
@@ -129,7 +130,8 @@ class Credentials:
     """What the node has. ``certificate``: until when it is good, as seconds since the epoch; 0: there is none.
 
     ``start``, ``end``: of the token in the secret's file; 0: there is none. ``secret``: the file is there. ``uid``: of the Node
-    that the token is bound to. ``request``, ``csr``: a request for a certificate that waits to be approved.
+    that the token is bound to; empty: it can ask for a certificate, and nothing else. ``refused``: the API server does not know
+    what it has. ``request``, ``csr``: a request for a certificate that waits to be approved.
     """
 
     certificate: bool = False
@@ -137,6 +139,7 @@ class Credentials:
     start: float = 0.0
     end: float = 0.0
     uid: str = ""
+    refused: bool = False
     request: str = ""
     csr: str = ""
 
@@ -145,6 +148,7 @@ class Credentials:
 _CREDENTIALS = """
 if openssl x509 -noout -checkend 0 -in "$2/reporter.pem" >/dev/null 2>&1; then echo certificate yes; fi
 if [ -f "$1" ]; then echo "secret $(cut -d. -f2 "$1")"; fi
+if grep -qs "answers 401" "$3"; then echo refused yes; fi
 if [ -s "$2/requested.name" ]; then
   echo "request $(cat "$2/requested.name")"
   echo "csr $(base64 -w0 "$2/requested.csr")"
@@ -159,7 +163,7 @@ class NodeCredentials(FactBase[Credentials]):
 
     def command(self) -> StringCommand:
         """One script; it prints nothing that is secret."""
-        return script(_CREDENTIALS, SECRET, STATE_FOLDER)
+        return script(_CREDENTIALS, SECRET, STATE_FOLDER, PUBLISHED)
 
     def process(self, output: list[str]) -> Credentials:
         """Lines of a word and a value."""
@@ -172,6 +176,7 @@ class NodeCredentials(FactBase[Credentials]):
             float(claims.get("iat", 0)),
             float(claims.get("exp", 0)),
             bound.get("uid", ""),
+            "refused" in found,
             found.get("request", ""),
             found.get("csr", ""),
         )
@@ -234,9 +239,13 @@ def deliver(want: Wanted | None) -> Commands:
 def _needs_secret(want: Wanted, have: Credentials, moved: bool) -> bool:
     if not have.secret or moved:
         return True
+    # What is bound to a Node asks for no certificate, and what asks for one publishes nothing.
+    fits = bool(have.uid) == (want.key.identity == "token")
     if want.key.identity == "certificate":
-        return not have.certificate and time.time() > have.end - ENROLMENT_LIFE * (1 - RENEW_AT)
-    return time.time() > have.start + (have.end - have.start) * RENEW_AT
+        old = time.time() > have.end - ENROLMENT_LIFE * (1 - RENEW_AT)
+        return not have.certificate and (not fits or have.refused or old)
+    # A Node that was created anew is another one, and its token is refused from then on.
+    return not fits or have.refused or time.time() > have.start + (have.end - have.start) * RENEW_AT
 
 
 def _keep_secret(token: str) -> StringCommand:
@@ -277,10 +286,10 @@ def enrol(spec: NodeSpec) -> None:
         approve(name="Certificate", want=want)
 
 
-# The reporter asks once it runs, and looks at its request every 5 s at first.
+# The reporter asks once it runs, and looks at its request every 5 s at first. A certificate that has expired is none.
 _ASKED = """
 for turn in $(seq 60); do
-  if [ -s "$1/requested.name" ] || [ -s "$1/reporter.pem" ]; then exit 0; fi
+  if [ -s "$1/requested.name" ] || openssl x509 -noout -checkend 0 -in "$1/reporter.pem" >/dev/null 2>&1; then exit 0; fi
   sleep 1
 done
 echo "the node has not asked for a certificate; see: trackbed status" >&2
@@ -289,7 +298,7 @@ exit 1
 _GIVEN = """
 systemctl restart "$2"
 for turn in $(seq 60); do
-  if [ -s "$1/reporter.pem" ]; then exit 0; fi
+  if [ ! -e "$1/requested.name" ] && openssl x509 -noout -checkend 0 -in "$1/reporter.pem" >/dev/null 2>&1; then exit 0; fi
   sleep 1
 done
 echo "the cluster has given no certificate; see: trackbed status" >&2
@@ -299,9 +308,10 @@ exit 1
 
 @operation()
 def approve(want: Wanted) -> Commands:
-    """Approve the request that the node shows over SSH, and no other."""
-    if host.get_fact(NodeCredentials).certificate:
-        host.noop("the node has its certificate")
+    """Approve the request that the node shows over SSH, and no other: for its first certificate, and for each after that."""
+    shown = host.get_fact(NodeCredentials)
+    if shown.certificate and not shown.request:
+        host.noop("the node has its certificate, and asks for no other")
         return
     yield script(_ASKED, STATE_FOLDER)
     yield FunctionCommand(_approve, (want, host.get_fact(NodeCredentials)), {})

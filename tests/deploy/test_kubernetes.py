@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pyinfra.api.exceptions import DeployError
 
+from agent import published
+from agent.published import Published
+from agent.reporter.api import Refused
 from agent.reporter.settings import read_settings
 from agent.spec import from_mapping
 from tasks import kubernetes
@@ -28,14 +32,18 @@ TEXTS = 'echo "file $path"'
 RESTART = str(script('systemctl try-restart "$1" 2>/dev/null || true', UNIT))
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def certificate(start: datetime.datetime) -> bytes:
+    """One that signs itself, good for a day."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cluster")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, start, start + datetime.timedelta(days=1))
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("pki") / "ca.pem"
-    file.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    file.write_bytes(certificate(datetime.datetime.now(datetime.timezone.utc)))
     return file
 
 
@@ -55,7 +63,8 @@ def configure() -> None:
 
 def texts(key: dict[str, Any], node: Node, tmp_path: Path) -> Answers:
     """What the fact of both files answers once they are there."""
-    credentials = ["certificate yes", f"secret {token(time.time(), time.time() + 3600)}"]
+    bound = key.get("identity") == "token"
+    credentials = ["certificate yes", f"secret {token(time.time(), time.time() + 3600, bound)}"]
     first = evolve(node, data={"kubernetes": key}).deploy(configure, {**HAS_OPENSSL, CREDENTIALS: credentials})
     lines = []
     for path in (SETTINGS, AUTHORITY):
@@ -65,9 +74,11 @@ def texts(key: dict[str, Any], node: Node, tmp_path: Path) -> Answers:
     return {TEXTS: lines}
 
 
-def token(start: float, end: float) -> str:
-    """The part of a token that a node tells."""
-    claims = {"iat": start, "exp": end, "kubernetes.io": {"node": {"name": "node-a", "uid": "u1"}}}
+def token(start: float, end: float, bound: bool = False) -> str:
+    """The part of a token that a node tells; one that is ``bound`` publishes, another one asks for a certificate."""
+    account: dict[str, Any] = {"serviceaccount": {"name": "reporter" if bound else "enrolment"}}
+    node = {"node": {"name": "node-a", "uid": "u1"}} if bound else {}
+    claims = {"iat": start, "exp": end, "kubernetes.io": {**account, **node}}
     return base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
 
 
@@ -79,12 +90,23 @@ def test_settings_are_what_the_reporter_reads(node: Node, key: dict[str, Any], t
     assert settings.taint_lifted_by == "node-readiness-controller"
 
 
+FRESH, BOUND = (f"secret {token(time.time(), time.time() + 3600, bound)}" for bound in (False, True))
+REFUSED = "refused yes"
+
+
 @pytest.mark.parametrize(
-    "credentials", [["certificate yes", "secret "], [f"secret {token(time.time(), time.time() + 3600)}"]]
+    ("identity", "credentials"),
+    [
+        ("certificate", ["certificate yes", "secret "]),
+        ("certificate", ["certificate yes", "secret ", REFUSED]),
+        ("certificate", [FRESH]),
+        ("token", [BOUND]),
+    ],
 )
-def test_a_node_with_a_certificate_or_a_fresh_enrolment_token_needs_none(
-    node: Node, key: dict[str, Any], credentials: list[str], tmp_path: Path
+def test_a_node_that_can_identify_itself_or_ask_for_a_certificate_gets_nothing(
+    node: Node, key: dict[str, Any], identity: str, credentials: list[str], tmp_path: Path
 ) -> None:
+    key = {**key, "identity": identity}
     answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: credentials}
     result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
     assert result.flat == []
@@ -96,8 +118,14 @@ def test_a_node_with_a_certificate_or_a_fresh_enrolment_token_needs_none(
     [
         ("certificate", ["secret "]),
         ("certificate", ["certificate yes"]),
-        ("token", [f"secret {token(time.time() - 900, time.time() + 300)}"]),
+        ("token", [f"secret {token(time.time() - 900, time.time() + 300, bound=True)}"]),
         ("token", ["secret not-a-token"]),
+        # The Node, or the account, was created anew.
+        ("token", [BOUND, REFUSED]),
+        ("certificate", [FRESH, REFUSED]),
+        # The inventory says otherwise now: the one is not good for the other.
+        ("token", [FRESH]),
+        ("certificate", [BOUND]),
     ],
 )
 def test_what_has_run_out_is_made_anew_and_where_it_cannot_the_node_keeps_what_it_has(
@@ -121,6 +149,41 @@ def test_without_the_key_nothing_stays(node: Node, key: dict[str, Any], tmp_path
     answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["secret "]}
     assert node.deploy(configure, answers).flat == [str(script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET))]
     assert node.deploy(configure, HAS_OPENSSL).flat == []
+
+
+def test_what_is_refused_is_told_by_what_the_reporter_says(tmp_path: Path) -> None:
+    for error, told in ((str(Refused(401, "Unauthorized")), True), (str(Refused(403, "forbidden")), False)):
+        published.write(tmp_path / "published.json", Published(error=error))
+        done = subprocess.run(
+            ["sh", "-ec", kubernetes._CREDENTIALS, "sh", "/nowhere", "/nowhere", tmp_path / "published.json"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert (REFUSED in done.stdout.splitlines()) is told
+
+
+def test_a_renewal_is_approved_as_the_first_certificate_is(node: Node, key: dict[str, Any]) -> None:
+    renews = ["certificate yes", "secret ", "request trackbed-node-a-2", "csr eA=="]
+    result = evolve(node, data={"kubernetes": key}).deploy(
+        lambda: kubernetes.enrol(spec=SPEC), {**HAS_OPENSSL, CREDENTIALS: renews}
+    )
+    assert result.failed and "trackbed-node-a-2 cannot be approved" in "".join(result.log)
+
+
+@pytest.mark.parametrize("waiting", [kubernetes._ASKED, kubernetes._GIVEN])
+def test_a_certificate_that_has_expired_is_waited_for_as_if_there_were_none(
+    waiting: str, authority: Path, tmp_path: Path
+) -> None:
+    # Two turns that take no time.
+    (tmp_path / "bin").mkdir()
+    for name in ("sleep", "systemctl"):
+        (tmp_path / "bin" / name).symlink_to("/bin/true")
+    text = waiting.replace("seq 60", "seq 2")
+    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    old = certificate(datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc))
+    for pem, code in ((old, 1), (authority.read_bytes(), 0)):
+        (tmp_path / "reporter.pem").write_bytes(pem)
+        command = ["sh", "-ec", text, "sh", str(tmp_path), UNIT]
+        assert subprocess.run(command, env=environment, capture_output=True, check=False).returncode == code
 
 
 def test_only_a_node_without_a_certificate_is_enrolled(node: Node, key: dict[str, Any]) -> None:
