@@ -398,6 +398,7 @@ def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Chan
     try:
         kind.apply(work.machine, change)
     except OSError as error:
+        work.originals.not_made()
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
         message = error.strerror or str(error)
         outcome = Outcome(change, "unsupported" if unsupported else "failed", message, _remedy(error, change))

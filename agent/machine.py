@@ -117,6 +117,10 @@ class Netlink(Protocol):
         """Give a netdev one more alternative name; EEXIST if any netdev of the namespace has it."""
         ...
 
+    def remove_altname(self, ifindex: int, name: str) -> None:
+        """Take one of its alternative names from a netdev; ENOENT or EINVAL if it has none such."""
+        ...
+
     def rename(self, ifindex: int, name: str) -> None:
         """Give a netdev another name, its own alternative one if need be; before Linux 6.2 EBUSY while it is up."""
         ...

@@ -329,7 +329,7 @@ class Nic:
     """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's.
 
     ``max_read_request`` is the PCIe one (MRRS), in bytes.
-    ``altnames`` are added to the alternative names of the PF's netdev; none is taken away. ``txqueuelen`` in packets.
+    ``altnames`` are added to the alternative names of the PF's netdev; those of others stay. ``txqueuelen`` in packets.
     """
 
     name: str = field(validator=Matches(NIC_NAME, "use letters, digits, '-', '_' and '.'"))

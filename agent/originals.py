@@ -41,6 +41,7 @@ class Originals:
     _path: Path | None = None
     _found: dict[Key, _Original] = field(factory=dict)
     _returning: set[Key] = field(factory=set)
+    _replaced: tuple[Key, _Original] | None = None
     _file: TextIO | None = None
 
     @classmethod
@@ -65,12 +66,23 @@ class Originals:
         return originals
 
     def keep(self, kind: Kind, change: Change) -> None:
-        """Remember what a change replaces; called before it is made."""
-        if change.before is None or not (hasattr(kind, "readings") or hasattr(kind, "reading")):
+        """Remember what a change replaces; called before it is made.
+
+        One that gives a value back replaces nothing: it is forgotten once the value is read as it was.
+        """
+        self._replaced = None
+        if change.original or change.before is None or not (hasattr(kind, "readings") or hasattr(kind, "reading")):
             return
         key = (change.kind, change.target, change.field)
-        first = self._found[key].value if key in self._found else change.before
-        self._remember(key, _Original(first, change.after))
+        known = self._found.get(key)
+        if known is not None:
+            self._replaced = key, known
+        self._remember(key, _Original(change.before if known is None else known.value, change.after))
+
+    def not_made(self) -> None:
+        """The change that was kept last was refused: what we wrote before it is still ours."""
+        if self._replaced is not None:
+            self._remember(*self._replaced)
 
     def returning(
         self, machine: Machine, kind: Kind, want: Wanted, have: Snapshot, left: bool = False, whole: bool = True

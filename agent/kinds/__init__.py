@@ -5,7 +5,7 @@ pending changes it cannot be planned in full, because what it plans for does not
 changes may touch: the function alone, or the whole device.
 
 A kind of plain values may also have ``readings(want, have) -> Iterable[Reading]``: then a value that leaves the spec gets
-its original back (agent/originals.py). One that observes only what the spec gives has instead
+its original back (agent/originals.py). Of values that are observed only as far as the spec gives them it has
 ``reading(machine, want, kept) -> Reading | None``: a value that was changed (from ``kept.before`` to ``kept.after``) as it is
 now, read only if the spec does not give it any more; None while it cannot be told.
 """

@@ -15,7 +15,7 @@ from agent.change import Change, Disruption
 from agent.kinds import Reading, pfs_in_scope
 from agent.machine import Files, Link, Machine, read_or
 from agent.nic_spec import LinkState, Nic, VfAttributes
-from agent.nics import Wanted, WantedNic, driver, ifindex_of, link_of, netdev
+from agent.nics import Wanted, WantedNic, driver, ifindex_of, link_of, netdev, pci_of
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
@@ -23,6 +23,10 @@ NAME = "links"
 AFTER: tuple[str, ...] = ()
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
+
+# Each alternative name is a value of its own: `altname NAME`, there or not.
+ALTNAME = "altname "
+PRESENT, ABSENT = "present", "absent"
 
 
 @frozen
@@ -81,7 +85,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         changes += plan_link(NAME, address, found, nic.nic.mtu, nic.nic.state, nic.nic.txqueuelen)
         if found is not None and found.link is not None and found.ready:
             missing = (name for name in nic.nic.altnames if name not in (found.link.name, *found.link.altnames))
-            changes += [Change(NAME, address, "altname", None, name) for name in missing]
+            changes += [Change(NAME, address, f"{ALTNAME}{name}", ABSENT, PRESENT) for name in missing]
     return changes
 
 
@@ -123,7 +127,7 @@ def _absent(kind: str, target: str, found: LinkStatus | None) -> Change:
         remedy = (
             "load the driver that makes its netdev" if bound is None else "see the kernel's log for the driver's error"
         )
-    return Change(kind, target, "netdev", "absent", "present", obstacle=obstacle, remedy=remedy)
+    return Change(kind, target, "netdev", ABSENT, PRESENT, obstacle=obstacle, remedy=remedy)
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
@@ -150,6 +154,19 @@ def link_readings(
     yield Reading(target, "state", "up" if link.up else "down", wanted.state is not None, down, yields)
 
 
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """An alternative name that was given to a netdev; those that others gave it are none of ours to tell."""
+    nic = want.nics.get(kept.target)
+    if nic is None or not kept.field.startswith(ALTNAME):
+        return None
+    name = kept.field.removeprefix(ALTNAME)
+    found = status(machine, pci_of(machine.files, kept.target))
+    if found.link is None or not found.ready:
+        return None
+    now = PRESENT if name in found.link.altnames else ABSENT
+    return Reading(kept.target, kept.field, now, name in nic.nic.altnames)
+
+
 def apply(machine: Machine, change: Change) -> None:
     """Set one thing of a netdev, after finding it again by its PCI address: names and indexes do not last."""
     ifindex = ifindex_of(machine.files, change.target)
@@ -157,8 +174,10 @@ def apply(machine: Machine, change: Change) -> None:
         machine.netlink.set_link(ifindex, mtu=int(change.after or 0))
     elif change.field == "txqueuelen":
         machine.netlink.set_link(ifindex, txqueuelen=int(change.after or 0))
-    elif change.field == "altname":
-        _add_altname(machine, change.target, str(change.after))
+    elif change.field.startswith(ALTNAME) and change.after == PRESENT:
+        _add_altname(machine, change.target, change.field.removeprefix(ALTNAME))
+    elif change.field.startswith(ALTNAME):
+        machine.netlink.remove_altname(ifindex, change.field.removeprefix(ALTNAME))
     else:
         machine.netlink.set_link(ifindex, up=change.after == "up")
 

@@ -100,6 +100,11 @@ class LinuxNetlink:
         with _asked(f"add the alternative name {name}"):
             self._ip.link("property_add", index=ifindex, altname=name)
 
+    def remove_altname(self, ifindex: int, name: str) -> None:
+        """Take one property away (RTM_DELLINKPROP)."""
+        with _asked(f"remove the alternative name {name}"):
+            self._ip.link("property_del", index=ifindex, altname=name)
+
     def rename(self, ifindex: int, name: str) -> None:
         """Set the name; the kernel takes one that is the netdev's own alternative one for taken, so that goes first."""
         with _asked(f"rename to {name}"):

@@ -404,6 +404,19 @@ class Kernel:
             raise error(errno.EEXIST, name)
         netdev.link = evolve(netdev.link, altnames=(*netdev.link.altnames, name))
 
+    def remove_altname(self, ifindex: int, name: str) -> None:
+        netdev = self._by_ifindex(ifindex)
+        self.writes.append((netdev.link.name, f"altname={name} away"))
+        if (refused := self.fault("altname", netdev.link.name, name)) is not None:
+            raise refused
+        netdev = self._by_ifindex(ifindex)  # as above
+        if not self._named(name):
+            raise error(errno.ENOENT, name)
+        if name not in netdev.link.altnames:
+            raise error(errno.EINVAL, name)
+        left = tuple(altname for altname in netdev.link.altnames if altname != name)
+        netdev.link = evolve(netdev.link, altnames=left)
+
     def rename(self, ifindex: int, name: str) -> None:
         netdev = self._by_ifindex(ifindex)
         old = netdev.link.name

@@ -1,5 +1,6 @@
 """What leaves the spec gets the value back that it had before, through whole passes on the simulated kernel."""
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from agent.nics import vf_addresses
 from agent.originals import ORIGINALS, Originals
 from agent.preview import preview
 from agent.spec import NodeSpec, from_mapping
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, no_fault
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
 
@@ -215,3 +216,66 @@ def test_a_setting_that_someone_else_changed_since_is_theirs(rich: Kernel, origi
     settle(rich, one({}), originals)
     assert rich.machine().ethtool.coalescing(rich.netdev(PF0).ifindex)["rx_usecs"] == 70
     assert rich.read(IO_TIMEOUT) == "60"
+
+
+def test_altnames_of_ours_go_with_the_spec_and_those_of_others_stay(kernel: Kernel, originals: Originals) -> None:
+    kernel.add_altname(kernel.netdev(PF0).ifindex, "somebody-s")
+    settle(kernel, one({"altnames": ["somebody-s", "rail0", "storage"]}), originals)
+    assert kernel.netdev(PF0).altnames == ("somebody-s", "rail0", "storage")
+    settle(kernel, one({"altnames": ["storage"]}), originals)
+    assert kernel.netdev(PF0).altnames == ("somebody-s", "storage")
+    kernel.writes.clear()
+    assert settle(kernel, one({"altnames": ["storage"]}), originals).outcomes == ()
+    assert kernel.writes == []
+    settle(kernel, from_mapping({"node_name": "n1"}), originals)
+    assert kernel.netdev(PF0).altnames == ("somebody-s",)
+
+
+def test_an_altname_that_went_and_was_given_by_another_since_is_theirs(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, one({"altnames": ["rail0"]}), originals)
+    kernel.reload_driver(PF0)
+    settle(kernel, one({}), originals)
+    kernel.add_altname(kernel.netdev(PF0).ifindex, "rail0")
+    settle(kernel, one({}), originals)
+    assert kernel.netdev(PF0).altnames == ("rail0",)
+
+
+def test_an_altname_moves_from_one_nic_to_another(kernel: Kernel, originals: Originals) -> None:
+    def on(*altnames: list[str]) -> NodeSpec:
+        pfs = zip((PF0, PF1), altnames, strict=True)
+        nics = [{"name": pf[5:7], "select": {"pci": pf}, "altnames": names} for pf, names in pfs]
+        return from_mapping({"node_name": "n1", "nics": nics})
+
+    settle(kernel, on(["storage"], []), originals)
+    failures, time = Failures(), iter(range(1000))
+    for _ in range(2):
+        converge(
+            kernel.machine(), on([], ["storage"]), None, None, failures, lambda: float(next(time)), originals=originals
+        )
+    assert (kernel.netdev(PF0).altnames, kernel.netdev(PF1).altnames) == ((), ("storage",))
+
+
+def refuse(kernel: Kernel, mtu: int) -> None:
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.EBUSY, "busy") if operation == "set_link" and f"mtu={mtu}" in value else None
+
+    kernel.fault = fault
+
+
+def test_a_value_that_could_not_be_given_back_is_tried_again(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, one({"mtu": 9000}), originals)
+    refuse(kernel, 1500)
+    found = settle(kernel, one({}), originals)
+    assert [outcome.result for outcome in found.outcomes] == ["failed"]
+    kernel.fault = no_fault
+    settle(kernel, one({}), originals)
+    assert kernel.netdev(PF0).mtu == 1500
+
+
+def test_a_value_that_was_refused_leaves_the_one_before_it_ours(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, one({"mtu": 9000}), originals)
+    refuse(kernel, 4000)
+    converge(kernel.machine(), one({"mtu": 4000}), None, None, Failures(), lambda: 0.0, originals=originals)
+    assert kernel.netdev(PF0).mtu == 9000
+    settle(kernel, one({}), originals)
+    assert kernel.netdev(PF0).mtu == 1500

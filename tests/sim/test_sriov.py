@@ -303,7 +303,7 @@ def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
     assert netdev(kernel, vf) == "net1"
 
 
-def test_altnames_are_added_and_none_is_taken_away(kernel: Kernel) -> None:
+def test_altnames_are_added_to_those_of_others(kernel: Kernel) -> None:
     kernel.add_altname(kernel.netdev(PF).ifindex, "somebody-s")
     found = settle(kernel, spec(altnames=["rail0", "storage"], txqueuelen=5000))
     assert is_ready(found.conditions)

@@ -88,6 +88,10 @@ def a_txqueuelen_and_an_altname_are_told(machine: Machine, pf: str) -> None:
     assert found.ifindex == index
     other = _link(machine, vf_addresses(machine.files, pf)[0]).ifindex
     assert errno_of(lambda: machine.netlink.add_altname(other, "contract0")) == errno.EEXIST
+    assert errno_of(lambda: machine.netlink.remove_altname(other, "contract0")) == errno.EINVAL
+    machine.netlink.remove_altname(index, "contract0")
+    assert "contract0" not in _link(machine, pf).altnames
+    assert errno_of(lambda: machine.netlink.remove_altname(index, "contract0")) == errno.ENOENT
 
 
 def a_pf_s_mtu_is_lowered_below_its_vfs(machine: Machine, pf: str) -> None:
