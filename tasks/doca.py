@@ -26,7 +26,7 @@ from tasks.vendor_repository import HEADER, Package, Repository
 
 NVIDIA = "https://linux.mellanox.com/public/repo/doca"
 # What signs the RPMs, by NVIDIA's guide for DGX on RHEL.
-KEYS: dict[Family, str] = {
+SIGNED_BY: dict[Family, str] = {
     "debian": f"{NVIDIA}/GPG-KEY-Mellanox.pub",
     "rhel": "https://www.mellanox.com/downloads/ofed/RPM-GPG-KEY-Mellanox-SHA256",
 }
@@ -64,7 +64,7 @@ def repository(wanted: Doca, system: System, arch: str) -> Repository:
     if uri is None:
         [number] = RELEASE.findall(wanted.version)[:1]
         uri = f"{NVIDIA}/{number}/{_folder(number, system)}/{'arm64-sbsa' if arch == 'aarch64' else arch}/"
-    return Repository(uri, wanted.key or KEYS[system.family], wanted.fingerprint)
+    return Repository(uri, wanted.key or SIGNED_BY[system.family], wanted.fingerprint)
 
 
 def _folder(number: str, system: System) -> str:
