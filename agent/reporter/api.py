@@ -97,15 +97,20 @@ def trust(ca_file: Path) -> ssl.SSLContext:
 
 @define
 class Backoff:
-    """How long to wait after a failure: doubled each time, and drawn from the whole of it, so that a fleet spreads."""
+    """How long to wait after a failure: drawn from a range that is doubled each time, so that a fleet spreads.
+
+    At last the whole range each time: who draws anew again and again waits a short time more often than not, and once the API
+    server is there again twice as many would come in the first second as when all keep the moment that they have drawn.
+    """
 
     failures: int = 0
 
     def failed(self, at_least: float = 0.0) -> float:
         """Seconds until the next try."""
-        longest = min(FIRST_WAIT * 2**self.failures, LAST_WAIT)
+        longest = FIRST_WAIT * 2**self.failures
         self.failures = min(self.failures + 1, 16)
-        return at_least + random.uniform(0.1, longest)  # noqa: S311  no secret
+        drawn = random.uniform(0.1, min(longest, LAST_WAIT))  # noqa: S311  no secret
+        return at_least + (LAST_WAIT if longest >= 2 * LAST_WAIT else drawn)
 
     def succeeded(self) -> None:
         """All is well again."""

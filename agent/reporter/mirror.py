@@ -14,6 +14,9 @@ from agent.reporter.node import Node, read_node
 NODES = "/api/v1/nodes"
 GONE = 410
 
+SPREAD = 10.0
+"""Seconds within which a watch that the server has ended is begun anew: one that is stopped ends those of all nodes at once."""
+
 
 @define
 class Mirror:
@@ -56,8 +59,7 @@ class Mirror:
                 version = self._list()
                 backoff.succeeded()
                 self._listen(version)
-                # The server ends each watch after a while, those of many nodes at the same time if it is stopped.
-                wait = random.uniform(0.1, 2.0)  # noqa: S311  no secret
+                wait = random.uniform(0.1, SPREAD)  # noqa: S311  no secret
             except TROUBLE as error:
                 self._troubled(explain(error))
                 wait = backoff.failed(error.retry_after if isinstance(error, Refused) else 0.0)

@@ -1,6 +1,7 @@
 """A thousand reporters against one API server: what they write when nothing happens, after an outage, and what they cost it."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -30,6 +31,10 @@ BATCH = 50
 STEADY = 300.0
 OUTAGE = 60.0
 USER = "trackbed:node:"
+# Requests in a second after an outage. Each reporter makes four within a minute (list, watch, Node and status), now and then a
+# fifth (Lease): 0.07 of the fleet a second, somewhat more at first. They come two by two, at moments that are drawn, so the
+# busiest second is above that by as many standard deviations (the root of twice the rate) as make one in a million.
+AT_MOST = FLEET / 10 + 5 * math.sqrt(2 * FLEET / 10)
 
 pytestmark = pytest.mark.campaign
 
@@ -154,10 +159,10 @@ def test_a_thousand_reporters_are_quiet_come_back_spread_and_cost_little_more_th
         print(  # noqa: T201
             f"\n{FLEET} reporters, {memory / FLEET:.0f} KiB each; steady: {len(written)} writes in {STEADY:.0f} s, at most "
             f"{most} of a node; after {OUTAGE:.0f} s without API server: at most {max(rates.values())} requests in a "
-            f"second, over {max(rates) - min(rates) + 1} s; API server: {idle:.4f} CPU s/s idle, {ours:.4f} with the "
-            f"reporters, {bare:.4f} with bare renewals"
+            f"second, {AT_MOST:.0f} allowed, over {max(rates) - min(rates) + 1} s; API server: {idle:.4f} CPU s/s idle, "
+            f"{ours:.4f} with the reporters, {bare:.4f} with bare renewals"
         )
     assert resources == {"leases"}
     assert most == 1
-    assert max(rates.values()) <= FLEET / 5
+    assert max(rates.values()) <= AT_MOST
     assert ours <= bare * 1.05

@@ -1,0 +1,35 @@
+"""What an API server gets to do once it is there again: each reporter tries by itself, and none knows of the others."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from agent.reporter.api import FIRST_WAIT, LAST_WAIT, Backoff
+
+FLEET = 2000
+
+
+def comes_back(outage: float) -> float:
+    """Seconds from the end of an outage that all have noticed at once until one of them tries again."""
+    backoff, at = Backoff(), 0.0
+    while at < outage:
+        at += backoff.failed()
+    return at - outage
+
+
+@pytest.mark.parametrize("outage", [60.0, 180.0, 600.0])
+def test_a_fleet_comes_back_spread_over_a_minute(outage: float) -> None:
+    random.seed(1)
+    found = [comes_back(outage) for _ in range(FLEET)]
+    assert max(found) <= LAST_WAIT
+    assert max(Counter(map(int, found)).values()) <= 2 * FLEET / LAST_WAIT
+
+
+def test_it_waits_as_long_as_it_is_told_to_and_begins_anew_once_all_is_well() -> None:
+    backoff = Backoff()
+    assert backoff.failed(30.0) >= 30.0
+    for _ in range(20):
+        assert backoff.failed() <= LAST_WAIT
+    backoff.succeeded()
+    assert backoff.failed() <= FIRST_WAIT
