@@ -138,13 +138,16 @@ def _place(want: Wanted, have: Snapshot) -> dict[Key, int]:
     roomy = {address: _without(pool, full) for address, pool in local.items()}
     keys: dict[Key, Pool] = {}
     previous: dict[Key, int] = {}
+    affinities: dict[Key, set[tuple[int, ...]]] = {}
     for address, target, irq in _each(have):
         if irq.role != MANAGEMENT and address in local:
             key = (target, str(irq.queue))
             if len(irq.affinity) == 1:
                 previous.setdefault(key, irq.affinity[0])
-            # Who has a vector on a full CPU keeps it.
-            keys[key] = (local if previous.get(key) in full else roomy)[address]
+            affinities.setdefault(key, set()).add(irq.affinity)
+            # Who has its vectors on a full CPU keeps them; a queue of which one found none there goes elsewhere, whole.
+            stays = previous.get(key) in full and len(affinities[key]) == 1
+            keys[key] = (local if stays else roomy)[address]
     return place(have.topology, keys, previous)
 
 

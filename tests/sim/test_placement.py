@@ -117,3 +117,23 @@ def test_who_is_on_a_cpu_before_it_is_full_stays_there(kernel: Kernel) -> None:
     there = {key for key, cpus in before.items() if cpus == home}
     after = affinities(kernel)
     assert {key for key in there if after[key] != home} == {(PF0, kernel.read(f"/sys/kernel/irq/{irq}/actions"))}
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_a_queue_whose_second_interrupt_finds_no_room_goes_elsewhere_with_both(kernel: Kernel, room: int) -> None:
+    """A VF's queue has two: the last vector of its CPU may be taken by the first of them."""
+
+    def full(operation: str, where: str, value: str) -> OSError | None:
+        if not where.endswith("smp_affinity_list") or value != "2":
+            return None
+        there = [path for path, cpus in kernel.tree.files.items() if path.endswith("smp_affinity_list") and cpus == "2"]
+        return OSError(errno.ENOSPC, "no space") if len(there) >= room else None
+
+    kernel.fault = full
+    failures, time = Failures(), iter(range(1000))
+    machine = kernel.machine()
+    for _ in range(4):
+        last = converge(machine, spec(), None, None, failures, lambda: float(next(time)))
+    assert not last.outcomes
+    assert list(affinities(kernel).values()).count("2") <= room
+    assert not preview(machine, spec()).changes
