@@ -14,7 +14,7 @@ from agent.activity import Mode
 from agent.change import HOST, SETTLING, Change, Condition, Disruption, Outcome, Value
 from agent.contention import Contention, Write
 from agent.disruption import Allowed, allowed
-from agent.kinds import Kind, by_name, links, ordered, vf_links
+from agent.kinds import Kind, by_name, irqbalance, links, ordered, rdma, vf_links
 from agent.machine import Machine, Remembered
 from agent.nics import Wanted, asks_serials, rediscover, resolve
 from agent.originals import Originals
@@ -38,6 +38,9 @@ LAST_COSTLY_RETRY = 3600.0
 # looking takes long, as many times that.
 FRESH = 0.2
 FRESH_LOOKS = 5
+
+# What probes judge of them is read only as far as a spec asks for it.
+ASKED_FOR = (irqbalance, rdma)
 
 Identity = tuple[str, str, str, Value]
 
@@ -116,7 +119,8 @@ class Pass:
     """What one pass found and did. ``outcomes``: first what was applied, then all that still differs.
 
     ``waiting``: those of them that the node was not asked for before and that nothing was done about: it is as ready as it was.
-    ``standard``: what the probes judge the node by: the spec before, as long as something waits.
+    ``standard``: what the probes judge the node by: the spec before, as long as something waits; ``seen``: what they judge,
+    ``have`` with what only that spec asks for.
     """
 
     want: Wanted
@@ -126,6 +130,7 @@ class Pass:
     applied: int
     waiting: tuple[Outcome, ...]
     standard: Wanted
+    seen: Snapshot
 
 
 def converge(
@@ -206,8 +211,12 @@ def converge(
     doing("probes", "read")
     judged = [outcome for outcome in remaining if outcome not in waiting]
     required = [_write(have, outcome.change) for outcome in judged if is_required(want, outcome.change)]
-    standard = resolve(verified, have.functions) if waiting and verified is not None else want
-    found = Pass(want, have, (*applied, *remaining), (), len(applied), waiting, standard)
+    standard, seen = want, have
+    if waiting and verified is not None:
+        standard = resolve(verified, have.functions)
+        for kind in ASKED_FOR:
+            seen = seen.merged(kind.NAME, None, kind.observe(machine, standard, None))
+    found = Pass(want, have, (*applied, *remaining), (), len(applied), waiting, standard, seen)
     own = (_converged(want, judged), failures.contention.condition(required))
     return _judged(found, own, judge or at_once(machine))
 
@@ -219,7 +228,7 @@ def judged_again(found: Pass, judge: Judge) -> Pass:
 
 def _judged(found: Pass, own: tuple[Condition, ...], judge: Judge) -> Pass:
     """A pass with its conditions: the engine's two first."""
-    conditions = (*own, *judge(found.standard, found.have))
+    conditions = (*own, *judge(found.standard, found.seen))
     if found.want.spec.mode == "observe":
         # Nothing was in our hands, so nothing is held against the node: whoever put it into service answers for it.
         conditions = tuple(evolve(condition, severity="warn") for condition in conditions)

@@ -146,6 +146,30 @@ def test_the_devices_of_vfs_that_a_new_spec_waits_for_are_not_missed_yet(kernel:
     assert len(kernel.vfs(PF)) == 6
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"rdma": {"pf": True, "gid_type": "RoCE v2"}}, {}),
+        ({"rdma": {"pf": True, "gid_type": "RoCE v2"}}, {"rdma": {"pf": True}}),
+        ({"irqs": {"irqbalance": "banned"}}, {}),
+    ],
+    ids=["rdma", "gids", "irqbalance"],
+)
+def test_what_a_new_spec_does_not_ask_for_is_judged_by_the_one_before_all_the_same(
+    kernel: Kernel, before: dict[str, object], after: dict[str, object]
+) -> None:
+    def wanting(count: int, irqs: object = None, **more: object) -> NodeSpec:
+        nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}, **more}
+        return from_mapping({"node_name": "n1", "nics": [nic], "irqs": irqs or {}})
+
+    kernel.rdma.add(PF, "rocep33s0", "enp33s0")
+    assert is_ready(settle(kernel, wanting(4, **before)).conditions)
+    hand_to_pod(kernel, 2)
+    found = settle(kernel, wanting(6, **after), verified=wanting(4, **before))
+    assert found.waiting
+    assert is_ready(found.conditions), found.conditions
+
+
 def test_what_drifts_and_cannot_be_put_back_is_not_ready_though_it_is_deferred(kernel: Kernel) -> None:
     wanted = spec(disruption={"allow": "none"})
     settle(kernel, wanted, allow=Disruption.VF_RESET)
