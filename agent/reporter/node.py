@@ -54,7 +54,10 @@ class Said:
 
 @frozen
 class Node:
-    """What is of interest of a Node. ``ours``: keys of the labels that this reporter has written."""
+    """What is of interest of a Node. ``ours``: keys of the labels that this reporter has written.
+
+    ``boot_id``: of the boot in which the kubelet has told what is allocatable; empty: it does not say.
+    """
 
     uid: str
     version: str
@@ -64,6 +67,7 @@ class Node:
     conditions: Mapping[str, Mapping[str, Any]] = field(factory=dict)
     allocatable: Mapping[str, str] = field(factory=dict)
     has_labels: bool = True
+    boot_id: str = ""
 
     def can_give(self, resource: str) -> bool:
         """Whether an extended resource is allocatable."""
@@ -93,6 +97,7 @@ def read_node(document: Mapping[str, Any]) -> Node:
         # Only what is extended has a slash; cpu and memory change by themselves.
         {name: amount for name, amount in status.get("allocatable", {}).items() if "/" in name},
         "labels" in metadata,
+        status.get("nodeInfo", {}).get("bootID", ""),
     )
 
 
@@ -124,10 +129,12 @@ def wish(verdict: Verdict, settings: Settings, labels: Sequence[Label], node: No
         return Wish(conditions, {}, dropped, _taint(settings, True))
     wanted = {label.key: label.value for label in labels if not (away and label.key in plugins)}
     wanted[READY_LABEL] = "true"
+    # After a boot the Node says what its kubelet said before, until that has started and speaks again.
+    booted = verdict.report is not None and node.boot_id not in ("", verdict.report.boot_id)
     # What is allocatable while the plugins are away was told by those that go: a pod would be refused by the kubelet.
-    lifted = not away and all(node.can_give(resource) for resource in settings.required_resources)
+    lifted = not (booted or away) and all(node.can_give(resource) for resource in settings.required_resources)
     # A resource that is lost later on speaks for itself: the scheduler finds none of it.
-    keep = True if READY_LABEL not in node.labels else None
+    keep = True if booted or READY_LABEL not in node.labels else None
     return Wish(conditions, wanted, node.ours - wanted.keys(), _taint(settings, False if lifted else keep))
 
 

@@ -116,6 +116,20 @@ def test_a_node_that_registered_without_the_taint_gets_it_while_the_resource_is_
     ]
 
 
+@pytest.mark.parametrize("taints", [[OURS], None])
+def test_what_the_kubelet_said_before_the_boot_lifts_no_taint(taints: list[Any] | None) -> None:
+    def patched(boot: str) -> list[Any]:
+        was = labelled({READY_LABEL: "true"}, taints, allocatable={RESOURCE: "4"}, nodeInfo={"bootID": boot})
+        wanted = wish(READY_NOW, SETTINGS, (), read_node(was), away=False)
+        after = apply(node_patch(wanted, read_node(was)), was)
+        assert after is not None
+        found: list[Any] = after["spec"].get("taints", [])
+        return found
+
+    assert patched("the boot before") == [OURS]
+    assert patched(REPORT.boot_id) == patched("") == []
+
+
 def test_a_resource_that_is_lost_on_a_ready_node_brings_no_taint() -> None:
     there = read_node(labelled({READY_LABEL: "true"}, allocatable={RESOURCE: "0"}))
     assert wish(READY_NOW, SETTINGS, LABELS, there, away=False).taint is None
