@@ -14,7 +14,7 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks import irqbalance, kubelet, labels
+from tasks import irqbalance, kubelet, labels, vendor_repository
 from tasks.commands import Commands, script
 
 PATH = "/var/lib/trackbed/before"
@@ -48,7 +48,7 @@ class Before:
     folders: frozenset[str] = frozenset()
 
 
-STATE = """
+_STATE = """
 state() {
   for folder in FOLDERS; do if [ -d "$2$folder" ]; then echo "folder $folder"; fi; done
   for device in "$2"/sys/bus/pci/devices/*; do
@@ -59,9 +59,10 @@ state() {
   enabled=$(systemctl is-enabled "$1" 2>/dev/null || true)
   if [ -n "$enabled" ]; then echo "irqbalance $enabled $(systemctl is-active "$1" || true)"; fi
   if command -v apt-mark >/dev/null; then apt-mark showhold | sed 's/^/held /'; fi
-  if command -v dnf >/dev/null; then dnf --quiet versionlock list 2>/dev/null | sed 's/^/held /' || true; fi
+  locks "$2" | sed 's/^/held /'
 }
 """.replace("FOLDERS", " ".join(FOLDERS))
+STATE = vendor_repository.LOCKS + _STATE
 """A shell function: the state, a line for each thing; its arguments are irqbalance's unit and the root folder."""
 
 _REMEMBER = (

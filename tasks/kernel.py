@@ -109,7 +109,7 @@ def have(release: str | None, headers: bool, system: System) -> Commands:
 
 def _kernel(release: str, system: System) -> tuple[Package, ...]:
     if system.family == "rhel":
-        return (Package("kernel", _without_architecture(release)),)
+        return (Package(*_rpm(release)),)
     image = Package(f"linux-image-{release}")
     # Ubuntu has most drivers of NICs there, not in what the image depends on.
     extra = (Package(f"linux-modules-extra-{release}"),) if system.identity == "ubuntu" else ()
@@ -118,12 +118,18 @@ def _kernel(release: str, system: System) -> tuple[Package, ...]:
 
 def _headers(release: str, system: System) -> Package:
     if system.family == "rhel":
-        return Package("kernel-devel", _without_architecture(release))
+        name, version = _rpm(release)
+        return Package(f"{name}-devel", version)
     return Package(f"linux-headers-{release}")
 
 
-def _without_architecture(release: str) -> str:
-    return re.sub(r"\.(x86_64|aarch64)$", "", release)
+def _rpm(release: str) -> tuple[str, str]:
+    """Name and version of the package: 5.14.0-427.el9.aarch64+64k is of kernel-64k, 5.15.0-3.el9uek.x86_64 of kernel-uek."""
+    named, _, variant = release.partition("+")
+    version = re.sub(r"\.(x86_64|aarch64)$", "", named)
+    if version.endswith("uek"):
+        variant = "uek"
+    return f"kernel-{variant}" if variant else "kernel", version
 
 
 @operation()

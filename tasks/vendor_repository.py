@@ -42,6 +42,14 @@ fetch() {
 """
 """A shell function: ``fetch URL FILE``, or the script ends with an error that names the URL."""
 
+LOCKS = """
+locks() {  # of dnf's versionlock, below a root folder
+  list=$(sed -n 's/^locklist *= *//p' "$1/etc/dnf/plugins/versionlock.conf" 2>/dev/null || true)
+  sed '/^#/d; /^[[:space:]]*$/d' "$1${list:-/etc/dnf/plugins/versionlock.list}" 2>/dev/null || true
+}
+"""
+"""A shell function: the locks, a line each. `dnf versionlock list` prints these lines, after it has loaded every repository."""
+
 _FINGERPRINTS = """
 fingerprints() {
   gpg --homedir "$2" --batch --quiet --with-colons --show-keys "$1" 2>/dev/null |
@@ -130,7 +138,7 @@ class HeldPackages(FactBase[dict[str, str | None]]):
         """Without dnf's plug-in there are no locks."""
         if family == "debian":
             return script("apt-mark showhold")
-        return script("dnf --quiet versionlock list 2>/dev/null || true")
+        return script(f"{LOCKS}locks ''")
 
     def process(self, output: list[str]) -> dict[str, str | None]:
         """``name``, or ``name-epoch:version-release.*``."""
@@ -240,6 +248,7 @@ def packages(
     """Have packages installed, those with a version at exactly that one (also if it is older), and held there.
 
     :param module: the DKMS module that they bring: if they cannot be installed, the cause is looked for in its build log.
+    :param hold: without it, a version that dnf has locked does not keep another one from being installed.
     :param remedy: said after the package manager's own words if they cannot be installed.
     """
     have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
@@ -252,7 +261,7 @@ def packages(
     if missing:
         if family == "rhel" and (locked := [p.name for p in missing if p.name in held]):
             yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, locked))
-        yield from _install(family, missing, module, remedy)
+        yield from _install(family, missing, module, remedy, locked=hold)
     # apt takes a hold off what it upgrades.
     again = tuple(p for p in wanted if hold and p.version and (p in loose or p in missing))
     if again and family == "debian":
@@ -294,13 +303,18 @@ DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg:
 _DNF = (
     _FAILED
     + """
-module=$1 remedy=$2; shift 2
-dnf install -y --refresh -- "$@" || failed
+module=$1 remedy=$2 options=$3; shift 3
+dnf install -y --refresh $options -- "$@" || failed
 """
 )
 
 
-def _install(family: Family, wanted: tuple[Package, ...], module: str = "", remedy: str = "") -> Commands:
+def _install(
+    family: Family, wanted: tuple[Package, ...], module: str = "", remedy: str = "", locked: bool = True
+) -> Commands:
     joint = "=" if family == "debian" else "-"
     names = [f"{p.name}{joint}{p.version}" if p.version else p.name for p in wanted]
-    yield script(_APT if family == "debian" else _DNF, module, remedy, *names)
+    if family == "debian":
+        yield script(_APT, module, remedy, *names)
+    else:
+        yield script(_DNF, module, remedy, "" if locked else "--disableplugin=versionlock", *names)

@@ -28,9 +28,10 @@ def test_the_script(tmp_path: Path) -> None:
     for name, text in (
         ("systemctl", 'case "$1" in is-enabled) echo enabled ;; *) echo inactive; exit 3 ;; esac'),
         ("apt-mark", "echo linux-image-amd64; echo foo"),
-        ("dnf", "exit 1"),
     ):
         program(tmp_path / "bin" / name, text)
+    (tmp_path / "etc/dnf/plugins").mkdir(parents=True)
+    (tmp_path / "etc/dnf/plugins/versionlock.list").write_text("\n# Added lock on Sun\nkernel-0:5.14.0-427.el9.*\n")
     file, path = tmp_path / "var/before", f"{tmp_path}/bin:/usr/bin:/bin"
     sh(before._REMEMBER, "irqbalance.service", tmp_path, file, PATH=path)
     (device / "sriov_numvfs").write_text("7\n")
@@ -38,7 +39,7 @@ def test_the_script(tmp_path: Path) -> None:
     assert before.parse(file.read_text().splitlines()) == before.Before(
         {"0000:21:00.0": before.Vfs(3, True)},
         (True, False),
-        frozenset({"linux-image-amd64", "foo"}),
+        frozenset({"linux-image-amd64", "foo", "kernel-0:5.14.0-427.el9.*"}),
         frozenset({"/etc/kubernetes"}),
     )
     now = sh(before.STATE + 'state "$1" "$2"', "irqbalance.service", tmp_path, PATH=path)

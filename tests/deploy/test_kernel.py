@@ -75,13 +75,28 @@ def test_rhel(node: Node) -> None:
         **rpm("kernel 5.14.0-427.el9", "kernel-core 5.14.0-427.el9", "kernel-headers 5"),
     }
     result = node.deploy(kernel.pin, {**there, NEXT: "/boot/vmlinuz-5.14.0-427.el9.x86_64"})
-    assert result.flat[0].endswith(" kernel-5.14.0-503.el9 kernel-devel-5.14.0-503.el9")
+    # What an earlier deploy has locked keeps no other release out.
+    assert result.flat[0].endswith(" --disableplugin=versionlock kernel-5.14.0-503.el9 kernel-devel-5.14.0-503.el9")
     assert result.flat[1:4] == [
         "dnf install -y python3-dnf-plugin-versionlock",
         "dnf versionlock add kernel kernel-core",
         "grubby --set-default /boot/vmlinuz-5.14.0-503.el9.x86_64",
     ]
     assert "5.14.0-427.el9.x86_64 runs" in result.flat[4]
+
+
+@pytest.mark.parametrize(
+    ("release", "wanted"),
+    [
+        ("5.14.0-427.el9.aarch64+64k", "kernel-64k-5.14.0-427.el9 kernel-64k-devel-5.14.0-427.el9"),
+        ("5.15.0-300.1.el9uek.x86_64", "kernel-uek-5.15.0-300.1.el9uek kernel-uek-devel-5.15.0-300.1.el9uek"),
+        ("4.18.0-553.el8_10.x86_64", "kernel-4.18.0-553.el8_10 kernel-devel-4.18.0-553.el8_10"),
+    ],
+)
+def test_rhel_s_kernels_of_other_names(node: Node, release: str, wanted: str) -> None:
+    node.data = {"kernel": {"release": release}}
+    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm()})
+    assert result.flat[0].endswith(f" --disableplugin=versionlock {wanted}")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from tasks.data import Key, record
 from tasks.packages import Family
 from tasks.vendor_repository import Package, Repository
 from tests.deploy.conftest import Answers, Node, file_answers
+from tests.deploy.test_scripts import sh
 
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 OTHER = "0" * 40
@@ -106,7 +107,7 @@ def test_without_dkms_the_rhel_family_is_told_where_it_is(tmp_path: Path) -> Non
     for name in ("uname", "sh"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
     done = subprocess.run(
-        ["sh", "-ec", vendor_repository._DNF, "sh", "erdma", "", "erdma-dkms-1.1"],
+        ["sh", "-ec", vendor_repository._DNF, "sh", "erdma", "", "", "erdma-dkms-1.1"],
         capture_output=True, text=True, check=False, env={"PATH": str(tmp_path), "DKMS": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1
@@ -140,18 +141,34 @@ def test_packages_that_are_there(node: Node) -> None:
 
 
 def test_an_upgrade_by_dnf_takes_the_lock_off_first(node: Node) -> None:
-    locked = {"versionlock list": "erdma-dkms-0:1.0.*"}
+    locked = {"versionlock.list": "erdma-dkms-0:1.0.*"}
     result = node.deploy(lambda: have("rhel"), {**rpm("erdma-dkms=1.0", "dkms=3.0"), **locked})
     assert result.flat[0] == "dnf versionlock delete erdma-dkms"
-    assert result.flat[1].endswith(" sh erdma '' erdma-dkms-1.1")
+    assert result.flat[1].endswith(" sh erdma '' '' erdma-dkms-1.1")
     assert result.flat[2:] == [
         "dnf install -y python3-dnf-plugin-versionlock",
         "dnf versionlock add erdma-dkms-1.1",
     ]
 
 
+def test_dnf_s_locks_are_read_where_its_configuration_has_them(tmp_path: Path) -> None:
+    plugins = tmp_path / "etc/dnf/plugins"
+    plugins.mkdir(parents=True)
+
+    def locks() -> dict[str, str | None]:
+        said = sh(f'{vendor_repository.LOCKS}locks "$1"', tmp_path)
+        return vendor_repository.HeldPackages().process(said)
+
+    assert locks() == {}
+    (plugins / "versionlock.list").write_text("\n# Added lock on Sun Nov 22\nkernel-0:5.14.0-427.el9.*\n")
+    assert locks() == {"kernel": "5.14.0-427.el9"}
+    (plugins / "versionlock.conf").write_text("[main]\nenabled = 1\nlocklist = /etc/dnf/other.list\n")
+    (tmp_path / "etc/dnf/other.list").write_text("dkms-0:3.1.*\n")
+    assert locks() == {"dkms": "3.1"}
+
+
 def test_locked_by_dnf_at_its_version(node: Node) -> None:
-    there = {**rpm("erdma-dkms=1.1", "dkms=3.0"), "versionlock list": "erdma-dkms-0:1.1.*"}
+    there = {**rpm("erdma-dkms=1.1", "dkms=3.0"), "versionlock.list": "erdma-dkms-0:1.1.*"}
     assert node.deploy(lambda: have("rhel"), there).flat == []
 
 
