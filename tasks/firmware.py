@@ -109,8 +109,8 @@ done
 """
 
 # *       NUM_OF_VFS          0         0         4
-#         SRIOV_EN            False(0)  False(0)  True(1)
-_LINE = re.compile(r"line \*?\s*([A-Z0-9_]+)\s+\S+\s+(\S+)\s+(\S+)\s*")
+#  RO     SRIOV_EN            False(0)  False(0)  False(0)     (read-only: somebody has locked it)
+_LINE = re.compile(r"line \*?\s*(?:RO\s+)?([A-Z0-9_]+)\s+\S+\s+(\S+)\s+(\S+)\s*")
 
 
 class Settings(FactBase[dict[str, Card]]):

@@ -72,6 +72,13 @@ def test_settings_that_are_in_effect(node: Node) -> None:
     assert commands(node, answers(ON, "firmware boot-0 else "), vfs=16) == ["rm -f /var/lib/trackbed/reboots/firmware"]
 
 
+def test_a_setting_that_is_read_only_may_be_as_it_is(node: Node) -> None:
+    locked = [line.replace("*        SRIOV_EN", "*RO      SRIOV_EN") for line in ON]
+    assert locked != ON
+    assert commands(node, answers(locked), sriov=True) == []
+    assert commands(node, answers(locked), sriov=False)[0] == f"mstconfig -y -d {PCI} set SRIOV_EN=0"
+
+
 def test_sriov_off_and_another_link_type(node: Node) -> None:
     made, _ = commands(node, answers(ON), sriov=False, link_types=["IB"])
     assert made == f"mstconfig -y -d {PCI} set SRIOV_EN=0 LINK_TYPE_P1=1"
