@@ -274,6 +274,11 @@ class Reader:
                     found.setdefault(device, []).append(name)
         return found
 
+    def char_devices_of(self, address: str, device: str) -> list[str]:
+        """The character devices of an RDMA device that serves a PCI function, of :meth:`of`."""
+        # One without a parent, or with another function as its parent, has them elsewhere.
+        return self.char_devices(device_path(address)).get(device) or self.char_devices().get(device, [])
+
     def _text(self, path: str) -> str:
         try:
             return self._files.read(path).strip()

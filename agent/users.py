@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 from agent.change import Change, Disruption
 from agent.machine import Machine, names_or_none, read_or
 from agent.nics import NET, PCI, VFIO, Wanted, driver, ifindex, netdev, targets
+from agent.rdma import CHAR_DEVICES, Reader
 from agent.vendors import vendor
 
 # nfs and ceph name their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).
@@ -119,43 +120,52 @@ def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found
         for target in functions.pci:
             yield target, User(f"unknown pods, since the kubelet does not say: {error.strerror or error}")
         return
+    reader = Reader(machine.files)
     for target, pci in functions.pci.items():
         for pod in allocated.get(pci, ()):
             yield target, User(f"pod {pod}", takes=True)
         # What stands on it was given, not itself: a share of its RDMA device, a subfunction.
-        parts = {
-            *names_or_none(machine.files, f"{PCI}/{pci}/infiniband"),
-            *names_or_none(machine.files, f"{PCI}/{pci}"),
-        }
+        parts = {*reader.of(pci), *names_or_none(machine.files, f"{PCI}/{pci}")}
         for part in sorted(parts & allocated.keys()):
             for pod in allocated[part]:
                 yield target, User(f"pod {pod} by {part}")
 
 
 def _vfio(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """Processes that hold its VFIO group open: a virtual machine."""
-    groups = {
-        f"/dev/vfio/{machine.files.target(f'{PCI}/{pci}/iommu_group')}": target
+    """Processes that hold it open through its VFIO group, which it may share with others, or by itself: a virtual machine."""
+    nodes = [
+        (f"/dev/vfio/{node}", target)
         for target, pci in functions.pci.items()
         if driver(machine.files, pci) == VFIO
-    }
-    return _held(machine, groups, takes=True)
+        for node in _vfio_nodes(machine, pci)
+    ]
+    return _held(machine, nodes, takes=True)
+
+
+def _vfio_nodes(machine: Machine, pci: str) -> Iterator[str]:
+    group = machine.files.target(f"{PCI}/{pci}/iommu_group")
+    # The second where there is no IOMMU (vfio_noiommu_group_alloc), the third for who uses iommufd (Linux 6.6).
+    yield from (group, f"noiommu-{group}")
+    yield from (f"devices/{name}" for name in names_or_none(machine.files, f"{PCI}/{pci}/vfio-dev"))
 
 
 def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """Processes that hold its RDMA devices open."""
-    devices = {
-        f"/dev/infiniband/{name}": target
+    """Processes that hold RDMA devices open that serve it: its own, its bond's, those that stand on its netdev."""
+    reader = Reader(machine.files)
+    nodes = [
+        (f"{CHAR_DEVICES}/{name}", target)
         for target, pci in functions.pci.items()
-        for name in names_or_none(machine.files, f"{PCI}/{pci}/infiniband_verbs")
-    }
-    return _held(machine, devices, takes=False)
+        for device in reader.of(pci)
+        for name in reader.char_devices_of(pci, device)
+        if name.startswith("uverbs")
+    ]
+    return _held(machine, nodes, takes=False)
 
 
-def _held(machine: Machine, nodes: Mapping[str, str], takes: bool) -> Found:
-    """Who has these device nodes open, which are those of a target each: asked only if there are any, it reads all of /proc."""
-    holders = machine.processes.holders(frozenset(nodes)) if nodes else {}
-    for node, target in nodes.items():
+def _held(machine: Machine, nodes: Sequence[tuple[str, str]], takes: bool) -> Found:
+    """Who has these device nodes open, each with its target: asked only if there are any, it reads all of /proc."""
+    holders = machine.processes.holders(frozenset(node for node, _ in nodes)) if nodes else {}
+    for node, target in nodes:
         for holder in holders.get(node, ()):
             yield target, User(holder, takes)
 

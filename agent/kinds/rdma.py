@@ -11,7 +11,7 @@ from agent.change import HOST, Change
 from agent.kinds import functions_in_scope
 from agent.machine import Machine
 from agent.nic_spec import RdmaDevices
-from agent.nics import Wanted, device_path
+from agent.nics import Wanted
 from agent.rdma import Gid, RdmaDevice, Reader, gid_fits
 from agent.snapshot import Scope, Snapshot
 
@@ -43,9 +43,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 
 def _device(reader: Reader, pci: str, name: str, expected: RdmaDevices) -> RdmaDevice:
-    # A device without a parent, or with another function as its parent, has its character devices elsewhere.
-    own = reader.char_devices(device_path(pci)).get(name) or reader.char_devices().get(name, [])
-    device = reader.device(name, own)
+    device = reader.device(name, reader.char_devices_of(pci, name))
     if expected.gid_type is None:
         return device
     ports = (evolve(port, gids=_gids(reader, device, port.number, expected)) for port in device.ports)

@@ -71,9 +71,34 @@ def test_a_pod_with_a_part_of_a_nic_is_in_the_way_and_owns_no_attributes(kernel:
 
 def test_a_process_with_an_rdma_device_open_is_in_the_way(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.add_rdma(vf_addresses(kernel, PF)[1], "uverbs3")
-    kernel.host.open["/dev/infiniband/uverbs3"] = ("ib_write_bw (pid 4711)",)
+    kernel.rdma.add(vf_addresses(kernel, PF)[1], "rocep33s0v1", None)
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+    kernel.host.open["/dev/infiniband/umad0"] = ("opensm (pid 4712)",)
     assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
+
+
+@pytest.mark.parametrize("node_type", ["1: CA", "4: RNIC"])
+def test_an_rdma_device_that_stands_on_a_netdev_is_in_the_way_of_that(kernel: Kernel, node_type: str) -> None:
+    """rxe and siw have no PCI function, and eRDMA's is another one than its netdev's."""
+    settle(kernel, spec())
+    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name, node_type=node_type)
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+    assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
+
+
+def test_an_rdma_device_of_two_ports_is_in_the_way_of_both(kernel: Kernel) -> None:
+    """RoCE LAG: the device is the first port's, the second has none."""
+    second = PF[:-1] + "1"
+    kernel.add_nic(second, "enp33s0f1", "02:00:00:00:01:01")
+    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "b", "select": {"pci": second}, "vfs": {"count": 4}}]})
+    settle(kernel, wanted)
+    kernel.rdma.add(PF, "mlx5_bond_0", "bond0")
+    for name in ("enp33s0", "enp33s0f1"):
+        kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
+    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", "enp33s0 enp33s0f1")
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("nccl (pid 4711)",)
+    more = from_mapping({"node_name": "n1", "nics": [{"name": "b", "select": {"pci": second}, "vfs": {"count": 6}}]})
+    assert deferred(settle(kernel, more)) == (f"nccl (pid 4711) ({second})",)
 
 
 def test_a_kubelet_that_does_not_answer_stops_what_disturbs(kernel: Kernel) -> None:

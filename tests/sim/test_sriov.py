@@ -206,13 +206,27 @@ def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
     assert not preview(kernel.machine(), spec(group(driver="netdevice"))).changes
 
 
-def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel) -> None:
+@pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
+def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel, node: str) -> None:
     settle(kernel, spec(group(driver="vfio-pci")))
     number = kernel.target(f"{PCI}/{address(kernel, 1)}/iommu_group")
-    kernel.host.open[f"/dev/vfio/{number}"] = ("qemu-system-x86 (pid 77)",)
+    kernel.tree.folder(f"{PCI}/{address(kernel, 1)}/vfio-dev/vfio3")
+    kernel.host.open[f"/dev/vfio/{node.format(group=number)}"] = ("qemu-system-x86 (pid 77)",)
     (deferred,) = [o for o in settle(kernel, spec(group(driver="netdevice"))).outcomes if o.result == "deferred"]
     assert deferred.change.victims == (f"qemu-system-x86 (pid 77) ({PF}#1)",)
     assert driver(kernel, address(kernel, 1)) == "vfio-pci"
+
+
+def test_a_group_that_vfs_share_is_open_for_all_of_them(kernel: Kernel) -> None:
+    """Behind a bridge that does not isolate its devices (no ACS) they have one group."""
+    two = {"count": 4, "groups": [{"index": "1-2", "driver": "vfio-pci"}]}
+    settle(kernel, spec(two))
+    for index in (1, 2):
+        kernel.tree.link(f"{PCI}/{address(kernel, index)}/iommu_group", "../../../../kernel/iommu_groups/7")
+    kernel.host.open["/dev/vfio/7"] = ("qemu-system-x86 (pid 77)",)
+    back = {"count": 4, "groups": [{"index": "1-2", "driver": "netdevice"}]}
+    held = [o.change.victims for o in settle(kernel, spec(back)).outcomes if o.result == "deferred"]
+    assert held == [(f"qemu-system-x86 (pid 77) ({PF}#{index})",) for index in (1, 2)]
 
 
 def test_without_vfio_pci_the_remedy_is_said_beforehand_and_nothing_else_suffers() -> None:
