@@ -14,7 +14,7 @@ from typing import Any
 from attrs import evolve, fields, frozen
 
 from agent.machine import Machine, VfInfo, names_or_none
-from agent.nic_spec import Nic, Selector, VfAttributes, VfGroup, Vfs
+from agent.nic_spec import NIC_NAME, OF_ONE_VF, Nic, Selector, VfAttributes, VfGroup, Vfs
 from agent.nics import Function, derived_mac, device_path, discover, netdev, vf_addresses
 from agent.preview import preview
 from agent.spec import Irqs, NodeSpec, Rps, Xps
@@ -84,10 +84,12 @@ def _is_fabric(machine: Machine, function: Function, routed: frozenset[int]) -> 
 
 def _nic(machine: Machine, function: Function) -> Nic:
     link = machine.netlink.link(function.link.name) if function.link else None
-    name = link.name if link else function.address.replace(":", "-")
+    # A netdev may be called by nearly any character: `fab@0`.
+    name = link.name if link and NIC_NAME.fullmatch(link.name) else function.address.replace(":", "-")
     values = _shared(Nic, link) if link else {}
-    # Those of the same name that mean something else.
+    # Those of the same name that mean something else, and a netdev without a queue, which no spec asks for.
     values |= {"name": name, "state": "down" if link and not link.up else "up", "vfs": None}
+    values |= {"txqueuelen": link.txqueuelen or None} if link else {}
     nic = Nic(select=Selector(pci=function.address), **values)
     if not function.total_vfs:
         return nic
@@ -104,7 +106,7 @@ def _vfs(machine: Machine, nic: Nic, function: Function, told: Mapping[int, VfIn
     derive = bool(permanent) and all(i in keep for i in found)
     each = {
         index: {
-            **(_shared(VfAttributes, told[index]) if index in told else {}),
+            **(_granted(told[index]) if index in told else {}),
             **_unlike(links[index], {name: getattr(nic, name) for name in INHERITED}),
             "mac": None if index not in keep or (derive and given[index] == derived_mac(permanent, index)) else mac,
         }
@@ -119,13 +121,20 @@ def _vfs(machine: Machine, nic: Nic, function: Function, told: Mapping[int, VfIn
     return Vfs(len(found), VfAttributes(**common), groups, derive_macs=derive or not found)
 
 
+def _granted(told: VfInfo) -> Values:
+    """What a PF tells of a VF; GUIDs of zeros were never given (its driver takes one of its own)."""
+    values = _shared(VfAttributes, told)
+    return {name: value for name, value in values.items() if name not in OF_ONE_VF or value.strip("0:")}
+
+
 def _vf_link(machine: Machine, address: str) -> Values:
     """What a VF's netdev has that the PF does not tell; nothing while another network namespace has it."""
     name = netdev(machine.files, address)
     link = machine.netlink.link(name) if name else None
     if link is None:
         return {}
-    return {"mtu": link.mtu, "state": "up" if link.up else "down", "txqueuelen": link.txqueuelen, "mac": link.mac}
+    state = "up" if link.up else "down"
+    return {"mtu": link.mtu, "state": state, "txqueuelen": link.txqueuelen or None, "mac": link.mac}
 
 
 def _shared(record: type, observed: object) -> dict[str, Any]:
@@ -139,6 +148,6 @@ def _unlike(values: Values, others: Values) -> dict[str, Any]:
 
 def _most_common(each: Mapping[int, Values]) -> dict[str, Any]:
     """The value that most VFs have of each attribute, if all have one; never an address."""
-    names = sorted({name for values in each.values() for name in values} - {"mac"})
+    names = sorted({name for values in each.values() for name in values} - set(OF_ONE_VF))
     columns = {name: [values.get(name) for values in each.values()] for name in names}
     return {name: Counter(column).most_common(1)[0][0] for name, column in columns.items() if None not in column}

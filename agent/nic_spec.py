@@ -17,6 +17,8 @@ VlanProtocol = Literal["802.1Q", "802.1ad"]
 VfLinkState = Literal["auto", "enable", "disable"]
 VfDriver = Literal["netdevice", "vfio-pci"]
 Owner = Literal["taker", "trackbed"]
+# Addresses: no two VFs share one.
+OF_ONE_VF = ("mac", "node_guid", "port_guid")
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 LinkLayer = Literal["Ethernet", "InfiniBand"]
@@ -177,7 +179,7 @@ class VfGroup(VfAttributes):
     index: str = field(kw_only=True, validator=cpu_list)
 
     def __attrs_post_init__(self) -> None:
-        for name in _OF_ONE:
+        for name in OF_ONE_VF:
             value = getattr(self, name)
             if value is not None and len(parse_ranges(self.index)) != 1:
                 raise ValueError(
@@ -186,8 +188,6 @@ class VfGroup(VfAttributes):
 
 
 _VF = fields(VfAttributes)
-# Addresses: no two VFs share one.
-_OF_ONE = ("mac", "node_guid", "port_guid")
 
 
 def _first(value: Any, fallback: Any) -> Any:
@@ -207,7 +207,7 @@ class Vfs:
     derive_macs: bool = True
 
     def __attrs_post_init__(self) -> None:
-        for name in _OF_ONE:
+        for name in OF_ONE_VF:
             if getattr(self.defaults, name) is not None:
                 raise ValueError(
                     f"defaults.{name}: one address cannot serve all VFs; give it in a group with one index"

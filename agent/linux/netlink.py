@@ -31,8 +31,8 @@ IFF_UP = 1
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_TXQLEN, IFLA_VFINFO_LIST = 1, 3, 4, 13, 22
 IFLA_EXT_MASK, IFLA_CARRIER, IFLA_PROP_LIST, IFLA_ALT_IFNAME, IFLA_PERM_ADDRESS = 29, 33, 52, 53, 54
 RTEXT_FILTER_VF = 1
-# Not the VFs' counters, as far as the kernel leaves them out: mlx5 asks its firmware for each of them, and with them an attribute's 64 kB are full
-# at some 200 VFs.
+# Not the VFs' counters, as far as the kernel leaves them out: mlx5 asks its firmware for each of them, and with them an
+# attribute's 64 kB are full at some 200 VFs.
 RTEXT_FILTER_SKIP_STATS = 8
 
 # struct ifaddrmsg: family, prefix length, flags, scope, the netdev's index.

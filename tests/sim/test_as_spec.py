@@ -158,3 +158,29 @@ def test_vfs_whose_queue_is_of_another_length_than_their_pf_s_keep_theirs(kernel
     vfs = adopted(kernel).nics[0].vfs
     assert vfs is not None
     assert vfs.defaults.txqueuelen == 1000
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_guids_are_each_vf_s_own_and_those_that_nobody_gave_are_left_out(kernel: Kernel, count: int) -> None:
+    settle(kernel, from_mapping({"node_name": "n1", "nics": [nic_with(count)]}))
+    kernel.able.add(PF0)
+    for index in range(count):
+        given = f"00:11:22:33:44:55:66:0{index}"
+        kernel.set_vf(kernel.netdev(PF0).ifindex, index, node_guid=given, port_guid="00:00:00:00:00:00:00:00")
+    vfs = adopted(kernel, PF0).nics[0].vfs
+    assert vfs is not None
+    assert [vfs.attributes(index).node_guid for index in range(count)] == [
+        f"00:11:22:33:44:55:66:0{index}" for index in range(count)
+    ]
+    assert {vfs.attributes(index).port_guid for index in range(count)} == {None}
+
+
+def nic_with(count: int) -> dict[str, object]:
+    return {"name": "rail0", "select": {"pci": PF0}, "vfs": {"count": count}}
+
+
+def test_a_netdev_of_an_odd_name_without_a_queue_is_written_down_too(kernel: Kernel) -> None:
+    kernel.add_nic("0000:61:00.0", "fab@0", "02:00:00:00:01:02")
+    kernel.set_link(kernel.netdev("0000:61:00.0").ifindex, txqueuelen=0)
+    nic = adopted(kernel, "fab@0").nics[0]
+    assert (nic.name, nic.txqueuelen) == ("0000-61-00.0", None)
