@@ -162,8 +162,9 @@ def _describe(error: BaseException, kind: type | None) -> str:
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
         known = [f.name for f in fields(error.cl)]
         lines = []
-        for key in sorted(error.extra_fields):
-            near = difflib.get_close_matches(key, known, n=1)
+        # An inventory's mappings are Python's: a key may be a number, or None.
+        for key in sorted(error.extra_fields, key=str):
+            near = difflib.get_close_matches(str(key), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
             lines.append(f"unknown key {key!r}; {hint}")
         return "; ".join(lines)

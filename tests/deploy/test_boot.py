@@ -167,6 +167,7 @@ def test_options_of_a_module_in_the_initramfs(node: Node) -> None:
         ({"sysctls": {"net.core.somaxconn": "1"}}, "net.core.somaxconn is in sysctls, too"),
         ({"sysctls": {"net/core/somaxconn": "1"}}, "net.core.somaxconn is in sysctls, too"),
         ({"argument": []}, "unknown key 'argument'; did you mean 'arguments'?"),
+        ({1: [], "argument": []}, "unknown key 1; known keys: arguments, hugepages, sysctls; unknown key 'argument'"),
     ],
 )
 def test_bad_data(node: Node, given: Any, said: str) -> None:
