@@ -69,6 +69,9 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
     files = machine.files
     name = netdev(files, vf)
     mac = read_or(files, f"{NET}/{name}/address", "") if name else ""
+    if mac and wanted.mac not in (None, mac):
+        # A bond gives all that it is made of one address, and keeps theirs.
+        mac = read_or(files, f"{NET}/{name}/bonding_slave/perm_hwaddr", mac)
     return Binding(
         driver(files, vf),
         mac or None,

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from attrs import evolve, frozen
 
 from agent.change import Change, Disruption, Value
-from agent.kinds import Reading, functions_in_scope, in_scope, links
-from agent.machine import Machine
+from agent.kinds import Reading, functions_in_scope, in_scope, links, vf_attributes
+from agent.machine import Machine, VfInfo
 from agent.nics import VFIO, Wanted, WantedNic, ifindex, ifindex_of, netdev, pci_of
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import Vendor, vendor
@@ -39,13 +39,16 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes: list[Change] = []
     for address, nic in links.usable(want, have):
         found: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
+        told: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
         for index in range(nic.vf_count() or 0):
             target, wanted = f"{address}#{index}", nic.vf(index)
             status = found.get(target)
             if wanted.driver == VFIO:
                 continue  # it makes no netdev
             differing = links.plan_link(NAME, target, status, wanted.mtu, wanted.state, wanted.txqueuelen)
-            if status and not differing and _is_stuck(status, have[links.NAME][address][address]):
+            # One whose link the PF holds down has none for that reason.
+            held = index in told and told[index].link_state == "disable"
+            if status and not differing and not held and _is_stuck(status, have[links.NAME][address][address]):
                 flap = Change(NAME, target, "carrier", "lost", "up", Disruption.LINK_FLAP, patience=SETTLING)
                 differing.append(flap)
             changes += [evolve(change, yields=wanted.owner != "trackbed") for change in differing]

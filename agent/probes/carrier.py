@@ -1,8 +1,8 @@
-"""Each netdev that should be up has carrier."""
+"""Each netdev that should be up has carrier; but for VFs whose link the PF is to hold down."""
 
 from agent.change import Condition, Severity, Stage
 from agent.kinds import links, vf_links
-from agent.nics import Wanted
+from agent.nics import Wanted, WantedNic
 from agent.snapshot import Snapshot
 
 TYPE = "Carrier"
@@ -18,9 +18,14 @@ def check(want: Wanted, have: Snapshot) -> list[Condition]:
         if nic.nic.required
         for kind in (links.NAME, vf_links.NAME)
         for target, status in have[kind].get(address, {}).items()
-        if status.link is not None and status.link.up and not status.link.carrier
+        if status.link is not None and status.link.up and not status.link.carrier and not _held_down(nic, target)
     ]
     if not dark:
         return [Condition(TYPE, "True", "AllConnected")]
     message = f"no carrier on {', '.join(dark)}; check the cable, the switch port and, for a VF, its PF"
     return [Condition(TYPE, "False", "NoCarrier", message)]
+
+
+def _held_down(nic: WantedNic, target: str) -> bool:
+    _, _, index = target.partition("#")
+    return bool(index) and nic.vf_wanted(int(index)).link_state == "disable"

@@ -518,7 +518,12 @@ class Kernel:
             return False
         if physical is None:
             return netdev.link.up
-        return netdev.link.up and self.netdev(physical.rpartition("/")[2]).up
+        address = physical.rpartition("/")[2]
+        shown = next(
+            vf.link_state for i, vf in self._vfs[address].items() if self._vf_address(address, i) == netdev.function
+        )
+        above = {"auto": self.netdev(address).up, "enable": True, "disable": False}
+        return netdev.link.up and above[shown]
 
     def _vf_address(self, address: str, index: int) -> str:
         bus = address.rpartition(":")[0]

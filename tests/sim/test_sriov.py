@@ -337,6 +337,35 @@ def test_vfs_take_the_nic_s_txqueuelen_unless_they_have_their_own(kernel: Kernel
     assert [kernel.netdev(address(kernel, index)).txqueuelen for index in range(3)] == [5000, 300, 5000]
 
 
+def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> None:
+    kernel.able.add(PF)
+    wanted = spec(group(link_state="disable"))
+    failures, time = Failures(), iter(range(1000))
+    for _ in range(3):
+        found = converge(kernel.machine(), wanted, None, None, failures, lambda: 10.0 * next(time))
+    assert found.outcomes == ()
+    assert is_ready(found.conditions)
+    link = kernel.link(kernel.netdev(address(kernel, 1)).name)
+    assert link is not None
+    assert (link.up, link.carrier) == (True, False)
+    # Somebody holds down another one, of which the spec says nothing: it is dark, and taking it down and up would not help.
+    kernel.set_vf(kernel.netdev(PF).ifindex, 2, link_state="disable")
+    kernel.writes.clear()
+    for _ in range(3):
+        found = converge(kernel.machine(), wanted, None, None, failures, lambda: 10.0 * next(time))
+    assert not is_ready(found.conditions)
+    assert kernel.writes == []
+
+
+def test_a_vf_in_a_bond_keeps_its_own_address_behind_the_bond_s(kernel: Kernel) -> None:
+    settle(kernel, spec(group()))
+    vf = kernel.netdev(address(kernel, 1))
+    kernel.tree.put(f"/sys/class/net/{vf.name}/address", kernel.netdev(address(kernel, 0)).mac)
+    kernel.tree.put(f"/sys/class/net/{vf.name}/bonding_slave/perm_hwaddr", vf.mac)
+    kernel.tree.put(f"/sys/class/net/{vf.name}/upper_bond0/ifindex", "99")
+    assert settle(kernel, spec(group())).outcomes == ()
+
+
 @pytest.mark.parametrize("mtus", [(1500, 9000), (9000, 1500)])
 def test_the_mtu_is_raised_and_lowered_on_all(kernel: Kernel, mtus: tuple[int, int]) -> None:
     for mtu in mtus:
