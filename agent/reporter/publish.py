@@ -206,7 +206,10 @@ class Publication:
         fresh = verdict.report if verdict.fresh else None
         devices = (fresh.devices if fresh else "") or self.said.devices
         keys = {label.key for label in labels if label.role == "plugin"}
-        if not self.said.devices or (not keys & node.labels.keys() and self._away_since is None):
+        remains = any(node.can_give(resource) for resource in plugin_resources(labels))
+        # A label that is away while its plugin is still there was taken away by the reporter that ran before this one.
+        fresh_start = self._away_since is None and not keys & node.labels.keys() and not remains
+        if not self.said.devices or fresh_start:
             # Nothing was started yet: whatever starts finds the devices of now.
             self.said = evolve(self.said, devices=devices)
             return False, LONGEST_SLEEP
@@ -215,7 +218,6 @@ class Publication:
         if self._away_since is None:
             self._away_since = now
         left, longest = (self._away_since + seconds - now for seconds in (PLUGIN_PAUSE, PLUGIN_LONGEST))
-        remains = any(node.can_give(resource) for resource in plugin_resources(labels))
         if left <= 0 and (longest <= 0 or not remains):
             self._away_since = None
             self.said = evolve(self.said, devices=devices)

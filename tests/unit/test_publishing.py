@@ -2,15 +2,18 @@
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
+from attrs import evolve, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.boot import boot_id
 from agent.change import Condition, Report
+from agent.reporter.api import NoCredentials, Session
 from agent.reporter.node import (
     LONGEST_MESSAGE,
     MANAGER,
@@ -25,6 +28,7 @@ from agent.reporter.node import (
     turns,
     wish,
 )
+from agent.reporter.publish import PLUGIN_PAUSE, Publication
 from agent.reporter.settings import READY_LABEL, Label, Settings
 from agent.reporter.verdict import Verdict
 
@@ -257,3 +261,68 @@ def test_whatever_others_write_meanwhile_survives_or_the_patch_fails(
     assert {k: v for k, v in after["metadata"].get("labels", {}).items() if k not in mine} == kept
     theirs = [taint for taint in taints_then or () if taint["key"] != TAINT]
     assert [taint for taint in after["spec"].get("taints") or () if taint["key"] != TAINT] == theirs
+
+
+# --- a plugin does not follow a change of its devices ------------------------------------------------------------
+
+
+@frozen
+class Nobody:
+    """An identity that is never asked."""
+
+    def session(self) -> Session:
+        raise NoCredentials("nobody asks")
+
+    def keep(self, now: float) -> float:
+        return float("inf")
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Callable[[], Publication]:
+    """Start the reporter, after what an earlier one of this boot has left."""
+
+    def make() -> Publication:
+        report, labels, out, memory = (tmp_path / f"{name}.json" for name in ("report", "labels", "out", "memory"))
+        return Publication(SETTINGS, Nobody(), report, labels, out, memory)
+
+    return make
+
+
+def away(publication: Publication, devices: str, there: dict[str, Any], now: float) -> bool:
+    """Whether the plugin's label is to be away by a report of these devices."""
+    report = Report("n1", "h1", boot_id(), "v", True, True, devices=devices)
+    found, _ = publication._plugins_away(Verdict(report, (), 1.0, True), LABELS, read_node(there), now)
+    # As it is once the rest is written.
+    publication.said = evolve(publication.said, boot_id=report.boot_id)
+    publication._say()
+    return found
+
+
+WITH, WITHOUT = {PLUGIN.key: "hca", READY_LABEL: "true"}, {READY_LABEL: "true"}
+
+
+def test_a_plugin_that_has_gone_gets_its_label_back(begin: Callable[[], Publication]) -> None:
+    reporter = begin()
+    assert not away(reporter, "four", labelled({}), 0.0)
+    assert not away(reporter, "four", labelled(WITH, allocatable={RESOURCE: "4"}), 10.0)
+    assert away(reporter, "eight", labelled(WITH, allocatable={RESOURCE: "4"}), 20.0)
+    assert away(reporter, "eight", labelled(WITHOUT, allocatable={RESOURCE: "4"}), 20.0 + PLUGIN_PAUSE)
+    assert not away(reporter, "eight", labelled(WITHOUT, allocatable={RESOURCE: "0"}), 21.0 + PLUGIN_PAUSE)
+    assert not away(reporter, "eight", labelled(WITHOUT), 22.0 + PLUGIN_PAUSE)
+
+
+def test_a_reporter_that_is_restarted_meanwhile_does_not_bring_it_back_too_early(
+    begin: Callable[[], Publication],
+) -> None:
+    first = begin()
+    assert not away(first, "four", labelled(WITH, allocatable={RESOURCE: "4"}), 0.0)
+    assert away(first, "eight", labelled(WITH, allocatable={RESOURCE: "4"}), 10.0)
+    second = begin()
+    assert away(second, "eight", labelled(WITHOUT, allocatable={RESOURCE: "4"}), 12.0)
+    assert not away(begin(), "eight", labelled(WITHOUT, allocatable={RESOURCE: "0"}), 14.0)
+
+
+def test_devices_that_change_before_the_first_plugin_came_keep_none_away(begin: Callable[[], Publication]) -> None:
+    reporter = begin()
+    for devices in ("none", "four"):
+        assert not away(reporter, devices, labelled({}), 0.0)
