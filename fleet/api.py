@@ -110,7 +110,7 @@ def errors() -> Iterator[None]:
     except httpx2.TransportError as error:
         at = error.request.url.copy_with(path=None, query=None) if _has_request(error) else "the API server"
         raise Failed(
-            f"{at} cannot be reached: {error or type(error).__name__}; is it up, and the kubeconfig's?"
+            f"{at} cannot be reached: {str(error) or type(error).__name__}; is it up, and the kubeconfig's?"
         ) from None
     except httpx2.HTTPStatusError as error:
         raise Failed(f"{error.request.url} answered {error.response.status_code}; is this an API server?") from None

@@ -44,6 +44,9 @@ TRIES = 5
 REFUSED = 429
 """HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
 
+PASSING = (429, 503, 504)
+"""HTTP status codes of an API server that is overloaded or is being restarted: asked again, it may answer."""
+
 T = TypeVar("T")
 
 Step = Literal["drain", "apply", "wait"]
@@ -142,7 +145,7 @@ class Maintenance:
         if began.step == "drain":
             try:
                 self._drain(name)
-            except (CannotDrain, Interrupted) as error:
+            except (CannotDrain, Interrupted, ApiError) as error:
                 self.undo(name)
                 return "undone", str(error) or "interrupted before anything was changed"
             self._note(name, "apply")
@@ -180,19 +183,25 @@ class Maintenance:
         deadline = monotonic() + self.drain_timeout
         asked: set[str] = set()
         while True:
-            todo = drain(self.api.client.list(Pod, namespace=ALL_NS, fields={"spec.nodeName": name}), self.rules)
             if self.stop.is_set():
                 raise Interrupted
-            if todo.obstacles:
-                raise CannotDrain("; ".join(todo.obstacles))
-            if not todo.evict:
+            try:
+                left, why = self._evict_all(name, asked)
+            except (ApiError, httpx2.TransportError) as error:
+                left, why = "its pods", _passing(error)
+            if not left:
                 return
-            refused = [self._evict(name, pod, asked) for pod in todo.evict if not is_terminating(pod)]
             if monotonic() >= deadline:
-                left = ", ".join(say(pod) for pod in todo.evict)
-                why = "; ".join(dict.fromkeys(filter(None, refused))) or "they do not end"
                 raise CannotDrain(f"after {self.drain_timeout:.0f} s there are still {left}: {why}")
             self._pause()
+
+    def _evict_all(self, name: str, asked: set[str]) -> tuple[str, str]:
+        """Ask for the eviction of what is left on a node: which pods those are, and why they do not go."""
+        todo = drain(self.api.client.list(Pod, namespace=ALL_NS, fields={"spec.nodeName": name}), self.rules)
+        if todo.obstacles:
+            raise CannotDrain("; ".join(todo.obstacles))
+        refused = [self._evict(name, pod, asked) for pod in todo.evict if not is_terminating(pod)]
+        return ", ".join(map(say, todo.evict)), "; ".join(dict.fromkeys(filter(None, refused))) or "they do not end"
 
     def _evict(self, node: str, pod: Pod, asked: set[str]) -> str:
         """Ask for a pod's eviction; why it is refused, or an empty text."""
@@ -203,9 +212,11 @@ class Maintenance:
         except ApiError as error:
             if code(error) == ABSENT:
                 return ""
-            if code(error) != REFUSED:
-                raise CannotDrain(f"{say(pod)}: {error.status.message}") from None
-            return f"{say(pod)}: {_budget(error)}"
+            if code(error) == REFUSED:
+                return f"{say(pod)}: {_budget(error)}"
+            if code(error) in PASSING:
+                raise
+            raise CannotDrain(f"{say(pod)}: {error.status.message}") from None
         if say(pod) not in asked:
             asked.add(say(pod))
             self.tell(f"{node}: evicting {say(pod)}")
@@ -229,9 +240,9 @@ class Maintenance:
     def _unready(self, name: str) -> list[str]:
         try:
             return unready(self.api.client.get(Node, name))
-        except httpx2.TransportError as error:
+        except (ApiError, httpx2.TransportError) as error:
             # The change may have cut us off; it is what we wait for.
-            return [f"the API server cannot be reached: {error}"]
+            return [_passing(error)]
 
     def _pause(self) -> None:
         if self.stop.wait(LOOK):
@@ -247,6 +258,15 @@ def unready(node: Node) -> list[str]:
             said = f"{found.status} ({found.reason}): {found.message}" if found else "not there"
             reasons.append(f"{type} is {said}")
     return [*reasons, f"it has the taint {names.TAINT}"] if is_tainted(node) else reasons
+
+
+def _passing(error: ApiError | httpx2.TransportError) -> str:
+    """What is the matter with the API server, if it may be over in a moment; else the error is raised again."""
+    if isinstance(error, ApiError):
+        if code(error) not in PASSING:
+            raise error
+        return f"the API server answers {code(error)}: {error.status.message}"
+    return f"the API server cannot be reached: {str(error) or type(error).__name__}"
 
 
 def _budget(error: ApiError) -> str:

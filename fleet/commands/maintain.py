@@ -41,7 +41,8 @@ INTERRUPTED = 130
 @click.option("--delete-emptydir-data", is_flag=True, help="Evict pods that have local data on the node's disk.")
 @click.option("--drain-timeout", default=600.0, show_default=True, help="Seconds for the pods to be evicted.")
 @click.option("--apply-timeout", default=300.0, show_default=True, help="Seconds for the change on the node.")
-@click.option("--ready-timeout", default=600.0, show_default=True, help="Seconds until the Node is ready again.")
+# Longer than the reporter waits for a device plugin to go that is not ours to end (PLUGIN_LONGEST).
+@click.option("--ready-timeout", default=900.0, show_default=True, help="Seconds until the Node is ready again.")
 @click.option("--resume", "earlier", flag_value="resume", help="Go on where an earlier run was interrupted.")
 @click.option(
     "--undo", "earlier", flag_value="undo", help="Give the nodes back as they were before an interrupted run."

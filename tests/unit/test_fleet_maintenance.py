@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import define, field
+from lightkube import Client, KubeConfig
+from lightkube.config.models import Cluster, User
 from lightkube.models.core_v1 import (
     Container,
     EmptyDirVolumeSource,
@@ -18,11 +26,12 @@ from lightkube.models.core_v1 import (
 from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
 from lightkube.resources.core_v1 import Node, Pod
 
+from agent.change import Disruption
 from fleet import names
-from fleet.api import Failed
+from fleet.api import Api, Failed
 from fleet.eviction import MIRROR, Rules, drain, say
-from fleet.inventory import Inventory
-from fleet.maintenance import Record, record_of, unready
+from fleet.inventory import Host, Inventory
+from fleet.maintenance import Maintenance, Record, record_of, unready
 from tests.unit.test_fleet import node, trackbed
 
 NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
@@ -145,3 +154,96 @@ def test_a_level_that_there_is_not_is_named_before_anything_is_asked(tmp_path: P
     done = trackbed("maintain", "a", "--inventory", str(file), "--allow", "explode")
     assert done.returncode == 1
     assert "'explode' is not one of 'none', 'rebind', 'link-flap'" in done.stderr
+
+
+# --- an API server that does not always answer -----------------------------------------------------------------
+
+
+PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
+BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
+FORBIDDEN = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
+NO_PODS: tuple[int, dict[str, Any]] = (200, {"items": []})
+HEALTHY = {
+    "status": {"conditions": [{"type": each, "status": "True"} for each in ("Ready", names.READY, names.UP_TO_DATE)]}
+}
+ONE_POD = (200, {"items": [pod("job").to_dict()]})
+
+Answers = dict[str, list[tuple[int, dict[str, Any]]]]
+
+
+@define
+class Scripted:
+    """An API server that gives each request the next of its answers; the last one holds. ``asked``: what it was."""
+
+    answers: Answers
+    asked: list[str] = field(factory=list)
+
+    def answer(self, what: str) -> tuple[int, dict[str, Any]]:
+        self.asked.append(what)
+        left = self.answers[what]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+
+Serve = Callable[[Answers], tuple[Scripted, Maintenance]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Start such a server, and what maintains a node there."""
+    monkeypatch.setattr("fleet.maintenance.LOOK", 0.01)
+    running: list[HTTPServer] = []
+
+    def begin(answers: Answers) -> tuple[Scripted, Maintenance]:
+        script = Scripted(answers)
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                code, document = script.answer(f"{self.command} {self.path.partition('?')[0]}")
+                text = json.dumps(document).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = do_PATCH = answer
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        running.append(HTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{running[-1].server_address[1]}"
+        config = KubeConfig.from_one(cluster=Cluster(server=url), user=User(), context_name="a")
+        api = Api(Client(config), "me", NOW)
+        inventory = Inventory(tmp_path, {"a": Host("a", "a")})
+        return script, Maintenance(api, inventory, Disruption.VF_RESET, Rules(), 5.0, 5.0, 5.0, lambda line: None)
+
+    yield begin
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_api_server_that_is_being_restarted_is_asked_again(serve: Serve) -> None:
+    script, maintenance = serve(
+        {
+            PODS: [BUSY, ONE_POD, ONE_POD, BUSY, NO_PODS],
+            EVICTION: [BUSY, (201, {})],
+            f"GET {NODE}": [BUSY, (200, HEALTHY)],
+        }
+    )
+    maintenance._drain("a")
+    assert script.asked == [PODS, PODS, EVICTION, PODS, EVICTION, PODS, PODS]
+    maintenance._wait("a")
+
+
+def test_a_drain_that_is_forbidden_is_undone(serve: Serve) -> None:
+    begun = {names.MAINTENANCE: '{"by": "me", "since": "2026", "step": "drain", "cordoned": true, "allow": "rebind"}'}
+    answers = [
+        (200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}}) for notes in ({}, begun)
+    ]
+    script, maintenance = serve({PODS: [FORBIDDEN], f"GET {NODE}": answers, f"PATCH {NODE}": [(200, {})]})
+    assert maintenance.run(["a"], 1) == {"a": ("undone", "nobody may do this")}
+    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]
