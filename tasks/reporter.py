@@ -7,8 +7,10 @@ import re
 from urllib.parse import urlsplit
 
 from attrs import frozen
+from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
+from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -21,6 +23,9 @@ from tasks.status import COMMAND
 UNIT = "trackbed-reporter.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
+
+CREDENTIALS_SINCE = 247
+"""The systemd that came with LoadCredential=. RHEL 8 and what is made of it have 239."""
 
 # Of a file on the node; it becomes a part of the unit's text, where white space, ':' and '%' mean something.
 _PATH = re.compile(r"/[\w./@+-]+")
@@ -62,14 +67,29 @@ _CREDENTIALS = (
 class Settings:
     """How the reporter serves. ``credentials``: systemd's NAME:PATH; ``options``: what the command is given of them.
 
-    ``allowed``: addresses that it talks to, as systemd's filter has them; None: any. ``publishes``: to Kubernetes, too.
+    ``copied``: its systemd knows no credentials, so the unit has copies made for its user. ``allowed``: addresses that it
+    talks to, as systemd's filter has them; None: any. ``publishes``: to Kubernetes, too.
     """
 
     listen: str
     allowed: str | None
     publishes: bool
     credentials: tuple[str, ...]
+    copied: bool
     options: str
+
+
+class SystemdVersion(FactBase[int | None]):
+    """The version of the node's systemd; None: unknown."""
+
+    def command(self) -> StringCommand:
+        """Ask systemctl."""
+        return StringCommand("systemctl", "--version")
+
+    def process(self, output: list[str]) -> int | None:
+        """A first line such as `systemd 239 (239-82.el8_10.2)`."""
+        found = re.match(r"systemd (\d+)", output[0])
+        return int(found[1]) if found else None
 
 
 def _peers() -> str | None:
@@ -102,11 +122,14 @@ def settings() -> Settings:
     publishes = kubernetes.KUBERNETES.here() is not None
     given += [(kubernetes.SECRET, "kubernetes", "--kubernetes-secret")] if publishes else []
     peers = _peers()
+    credentials = tuple(f"{name}:{path}" for path, name, _ in given if path)
+    version = host.get_fact(SystemdVersion) if credentials else None
     return Settings(
         listen,
         f"localhost{peers}" if loopback and peers is not None else None,
         publishes,
-        tuple(f"{name}:{path}" for path, name, _ in given if path),
+        credentials,
+        version is not None and version < CREDENTIALS_SINCE,
         (f" --kubernetes {kubernetes.SETTINGS}" if publishes else "")
         + "".join(f" {option} ${{CREDENTIALS_DIRECTORY}}/{name}" for path, name, option in given if path),
     )
@@ -126,6 +149,7 @@ def serve(version: str) -> None:
         allowed=wanted.allowed,
         publishes=wanted.publishes,
         credentials=wanted.credentials,
+        copied=wanted.copied,
         options=wanted.options,
     )
     run(name="Service", version=version, unit=unit)

@@ -25,7 +25,13 @@ RUNS = {
     ],
 }
 LOOPBACK = Template(reporter.UNIT_TEMPLATE.read_text(), keep_trailing_newline=True).render(
-    command=COMMAND, listen="127.0.0.1:9809", allowed="localhost", publishes=False, credentials=(), options=""
+    command=COMMAND,
+    listen="127.0.0.1:9809",
+    allowed="localhost",
+    publishes=False,
+    credentials=(),
+    copied=False,
+    options="",
 )
 """The unit that a node has of which nothing is said."""
 ELSEWHERE = {
@@ -85,6 +91,24 @@ def test_elsewhere_it_has_tls_and_a_token_that_no_command_line_shows(node: Node)
     assert "IPAddress" not in text
 
 
+def test_where_systemd_has_no_credentials_the_unit_makes_copies(node: Node) -> None:
+    def settings(*version: str) -> str:
+        answers = {**ABSENT, "systemctl --version": list(version)}
+        return evolve(node, data=ELSEWHERE).deploy(serve, answers).uploads[reporter.UNIT_FILE].decode()
+
+    old = settings("systemd 239 (239-82.el8_10.2)", "+PAM +AUDIT")
+    assert "LoadCredential" not in old
+    assert (
+        "Environment=CREDENTIALS_DIRECTORY=/run/trackbed-reporter/credentials\n"
+        "ExecStartPre=+/usr/bin/install -d -m 500 -o trackbed-reporter /run/trackbed-reporter/credentials\n"
+        "ExecStartPre=+/usr/bin/install -m 400 -o trackbed-reporter /etc/ssl/certs/node.pem "
+        "/run/trackbed-reporter/credentials/tls.crt\n"
+    ) in old
+    assert old.count("\nExecStartPre=") == 4
+    assert "\nRestart=always\n" in old
+    assert settings("systemd 252 (252.39-1~deb12u1)") == settings() == unit(node, **ELSEWHERE)
+
+
 @pytest.mark.parametrize(
     ("data", "why"),
     [
@@ -102,12 +126,15 @@ def test_what_would_be_unsafe_stops_the_run(node: Node, data: dict[str, object],
         unit(node, **data)
 
 
+@pytest.mark.parametrize("version", ["systemd 239", "systemd 252"])
 @pytest.mark.parametrize("data", [{}, ELSEWHERE])
-def test_systemd_reads_the_unit_as_meant(node: Node, data: dict[str, object], tmp_path: Path) -> None:
+def test_systemd_reads_the_unit_as_meant(node: Node, data: dict[str, object], version: str, tmp_path: Path) -> None:
     if not Path("/usr/bin/systemd-analyze").exists():
         pytest.skip("no systemd-analyze here")
     file = tmp_path / reporter.UNIT
-    file.write_text(unit(node, **data).replace("/usr/local/bin/trackbed", "/bin/true"))
+    made = evolve(node, data=data).deploy(serve, {**ABSENT, "systemctl --version": version})
+    text = made.uploads[reporter.UNIT_FILE].decode()
+    file.write_text(text.replace("/usr/local/bin/trackbed", "/bin/true"))
     checked = subprocess.run(["systemd-analyze", "verify", str(file)], capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
 
