@@ -7,8 +7,8 @@ not one wheel for every Python. The key never leaves the node.
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
-import secrets
 import ssl
 import subprocess
 import time
@@ -177,25 +177,41 @@ class Certificate:
 
     def _ask(self, api: Api) -> None:
         node = self.settings.node_name
-        _openssl(
-            "req", "-new", "-config", os.devnull, "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-            "-subj", f"/CN={USER}{node}", "-keyout", str(self._key), "-out", str(self._request),
-        )  # fmt: skip
-        name = f"trackbed-{node}-{secrets.token_hex(4)}"
+        if not (self._key.exists() and self._request.exists()):
+            _openssl(
+                "req", "-new", "-config", os.devnull, "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                "-subj", f"/CN={USER}{node}", "-keyout", str(self._key), "-out", str(self._request),
+            )  # fmt: skip
+        request = self._request.read_bytes()
+        # Named by what is in it: if the answer is lost, it is the same one that is asked for again. Two with different keys
+        # would both claim to be this node, and nobody could tell which of them is.
+        name = f"trackbed-{node}-{hashlib.sha256(request).hexdigest()[:16]}"
         body = {
             "apiVersion": "certificates.k8s.io/v1",
             "kind": "CertificateSigningRequest",
             "metadata": {"name": name},
             "spec": {
-                "request": base64.b64encode(self._request.read_bytes()).decode(),
+                "request": base64.b64encode(request).decode(),
                 "signerName": SIGNER,
                 "usages": ["client auth"],
                 "expirationSeconds": self.settings.certificate_days * DAY,
             },
         }
-        api.ask("POST", REQUESTS, body=body)
+        try:
+            api.ask("POST", REQUESTS, body=body)
+        except Refused as error:
+            if error.status in (400, 422):
+                # What is in it is no good.
+                self._forget()
+            if error.status != 409:
+                raise
         self._name.write_text(name + "\n")
         self._wait = LOOK
+
+    def _forget(self) -> None:
+        """The next request is another one."""
+        for used in (self._name, self._request, self._key):
+            used.unlink(missing_ok=True)
 
     def _look(self, api: Api, now: float) -> float:
         try:
@@ -204,7 +220,7 @@ class Certificate:
             if error.status != 404:
                 raise
             # Those that nobody approves are removed after a day.
-            self._name.unlink()
+            self._forget()
             return 0.0
         status: dict[str, Any] = found.get("status", {})
         given = status.get("certificate")
@@ -215,7 +231,7 @@ class Certificate:
         for condition in status.get("conditions", []):
             if condition["type"] in ("Denied", "Failed"):
                 self._denied = f"{found['metadata']['name']} was {condition['type']}: {condition.get('message', '')}"
-                self._name.unlink()
+                self._forget()
                 return ANEW
         wait, self._wait = self._wait, min(self._wait * 2, LAST_LOOK)
         return wait
@@ -226,8 +242,7 @@ class Certificate:
         beside.touch(0o600)
         beside.write_bytes(self._key.read_bytes() + certificate)
         beside.replace(self._current)
-        for used in (self._name, self._request, self._key):
-            used.unlink(missing_ok=True)
+        self._forget()
         self._loaded = None
 
 
