@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,26 +30,24 @@ class LinuxProcesses:
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
         """prlimit(2) of each process of these names."""
         found: dict[str, int] = {}
-        for process in psutil.process_iter(["name"]):
-            name = process.info["name"]
-            if name in names:
-                with suppress(psutil.NoSuchProcess):  # ended meanwhile
-                    soft, _ = process.rlimit(psutil.RLIMIT_MEMLOCK)
-                    limits = [limit for limit in (soft, found.get(name, -1)) if limit != psutil.RLIM_INFINITY]
-                    found[name] = min(limits, default=-1)
+        for name, process in _named(names):
+            with suppress(psutil.NoSuchProcess):  # ended meanwhile
+                soft, _ = process.rlimit(psutil.RLIMIT_MEMLOCK)
+                limits = [limit for limit in (soft, found.get(name, -1)) if limit != psutil.RLIM_INFINITY]
+                found[name] = min(limits, default=-1)
         return found
 
     def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
         """Ask those of the name."""
         found = []
-        for process in _named(name):
+        for _, process in _named({name}):
             with suppress(psutil.NoSuchProcess):
                 found.append(tuple(process.cmdline()))
         return tuple(found)
 
     def hang_up(self, name: str) -> None:
         """Signal those of the name."""
-        for process in _named(name):
+        for _, process in _named({name}):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGHUP)
 
@@ -81,5 +79,12 @@ def _open_files(pid: int) -> Iterator[str]:
             yield os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115  as above
 
 
-def _named(name: str) -> Iterator[psutil.Process]:
-    return (process for process in psutil.process_iter(["name"]) if process.info["name"] == name)
+def _named(names: Collection[str]) -> Iterator[tuple[str, psutil.Process]]:
+    """The processes whose `comm`, of at most 15 characters, is one of these names."""
+    for pid, command in _commands():
+        if command in names:
+            try:
+                process = psutil.Process(pid)
+            except psutil.NoSuchProcess:
+                continue
+            yield command, process
