@@ -44,8 +44,8 @@ class Adopted:
             self.verified = parse((self.state / VERIFIED).read_text(), str(self.state / VERIFIED))
         except FileNotFoundError:
             pass
-        except (OSError, SpecError) as error:
-            # An agent of another version has written it.
+        except (OSError, SpecError, UnicodeDecodeError) as error:
+            # An agent of another version has written it, or a disk has lost it.
             _log(f"the last verified spec cannot be used: {error}")
         try:
             self._failed = {str(key): str(value) for key, value in json.loads((self.run / FAILED).read_text()).items()}
@@ -65,6 +65,9 @@ class Adopted:
         except FileNotFoundError:
             self._refuse(f"{path} does not exist; run the deploy, or write it")
             return
+        except UnicodeDecodeError as error:
+            self._refuse(f"{path}: not UTF-8 text: {error}; run the deploy again")
+            return
         except (SpecError, OSError) as error:
             self._refuse(str(error))
             return
@@ -73,7 +76,7 @@ class Adopted:
             return
         self._remember_failed({})
         fallback = self.spec or self.verified
-        if fallback not in (None, candidate) and (impossible := preview(machine, candidate).errors):
+        if fallback not in (None, candidate) and (impossible := _impossible(machine, candidate)):
             self._refuse("\n".join(impossible))
             return
         if candidate != self.spec:
@@ -125,6 +128,14 @@ class Adopted:
         if failed != self._failed:
             self._failed = failed
             _write(self.run / FAILED, json.dumps(failed) + "\n")
+
+
+def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
+    """Why the node cannot have a spec; also if that cannot be told for the moment."""
+    try:
+        return preview(machine, candidate).errors
+    except OSError as error:
+        return (f"while looking whether the node can have the new spec: {error}; it is looked at again",)
 
 
 def _write(path: Path, text: str) -> None:

@@ -34,7 +34,10 @@ RESYNC = 60.0
 """Seconds after which everything is read again: sysfs and interrupt writes by others emit no event."""
 
 AGAIN = 0.2
-"""Seconds to wait when a device went away while it was read; its own event usually comes first."""
+"""Seconds to wait when a device went away while it was read; its own event usually comes first.
+
+Each time in a row doubles it, up to :data:`RESYNC`.
+"""
 
 
 UP_TO_DATE = "UpToDate"
@@ -91,6 +94,7 @@ class _Loop:
     scope: Scope = None
     known: Known = field(factory=lambda: Known({}, {}))
     postponed: int = 0
+    lost: int = 0
     reload: bool = True
     asked: bool = False
     knocked: bool = False
@@ -194,9 +198,12 @@ class _Loop:
         except OSError as error:
             # A device vanished under our hands: nothing that was read can be trusted.
             self.last = None
+            due = min(AGAIN * 2 ** min(self.lost, 16), RESYNC)
+            self.lost += 1
             message = f"while reading the devices: {error}; reading again"
             lost = Condition("Converged", "Unknown", "DeviceLost", message)
-            return _body(spec, (), (lost,), self.adopted), AGAIN
+            return _body(spec, (), (lost,), self.adopted), due
+        self.lost = 0
         self.known = _known(self.last)
         if gap := self.history.record(self.last.outcomes, spec_hash(spec), self.trigger):
             print(gap, file=sys.stderr)  # noqa: T201  the journal

@@ -131,6 +131,30 @@ def test_one_that_only_waits_is_kept(agent: Agent) -> None:
     assert (agent.adopted.spec, agent.adopted.refusal) == (spec(5), "")
 
 
+def test_a_device_that_cannot_be_read_while_a_new_spec_is_looked_at_leaves_the_old_one_in_force(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF}/numa_node")
+    agent.give(spec(5))
+    assert agent.adopted.spec == spec(3)
+    assert "Input/output error" in agent.adopted.refusal
+    agent.kernel.unreadable.clear()
+    agent.read()
+    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(5), "")
+
+
+def test_files_that_a_disk_has_spoilt_are_refused(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.file.write_bytes(b"\xff\xfe\x00")
+    agent.start()
+    assert agent.adopted.spec == spec(3)
+    assert f"{agent.file}: not UTF-8 text" in agent.adopted.refusal
+    (agent.folder / "state" / "verified.json").write_bytes(b"\xff\xfe\x00")
+    agent.start()
+    assert agent.adopted.spec is None
+
+
 @pytest.mark.parametrize("text", ["{", to_json(spec(8)), None], ids=["unparsable", "impossible", "absent"])
 def test_after_a_restart_a_refused_file_leaves_the_last_verified_spec_in_force(agent: Agent, text: str | None) -> None:
     agent.give(spec(3))

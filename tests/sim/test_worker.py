@@ -19,7 +19,7 @@ from agent.history import History
 from agent.originals import Originals
 from agent.requests import Requests
 from agent.worker import work
-from tests.sim.readiness import Node, writer
+from tests.sim.readiness import PF0, Node, writer
 
 STUCK = "/sys/module/ib_core/srcversion"
 
@@ -100,6 +100,16 @@ def condition(report: Report, type: str) -> Condition:
 def test_the_node_is_ready_as_soon_as_the_probes_have_spoken(worker: Callable[[str], Out]) -> None:
     out = worker('{"node_name": "n1", "readiness": {"probes": {"pcie_link": {"severity": "required"}}}}')
     assert condition(out.until(lambda report: report.ready), "PcieLink").status == "True"
+
+
+def test_a_device_that_cannot_be_read_is_said_and_read_again(node: Node, worker: Callable[[str], Out]) -> None:
+    unreadable = f"/sys/bus/pci/devices/{PF0}/numa_node"
+    node.kernel.unreadable.add(unreadable)
+    out = worker('{"node_name": "n1"}')
+    said = out.until(lambda report: condition(report, "Converged").reason == "DeviceLost")
+    assert not said.ready
+    node.kernel.unreadable.discard(unreadable)
+    assert out.until(lambda report: report.ready)
 
 
 def test_what_other_probes_say_is_said_while_one_hangs_and_then_that_it_does(
