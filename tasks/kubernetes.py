@@ -218,14 +218,14 @@ def deliver(want: Wanted | None) -> Commands:
         else:
             host.noop("it publishes nothing to Kubernetes")
         return
-    moved = bool(have) and have.get(AUTHORITY) != want.authority
+    moved = bool(have) and (have.get(AUTHORITY) != want.authority or _name(have.get(SETTINGS, "")) != want.node)
     texts = {SETTINGS: want.settings, AUTHORITY: want.authority}
     mint = _needs_secret(want, credentials, moved)
     if have == texts and not mint:
         host.noop("settings and credentials are as they should be")
         return
     if moved:
-        # Another cluster: what the old one has given is of no use there.
+        # Another cluster, or another name: what was given to the node is of no use there.
         yield script('rm -f "$1"/reporter.pem "$1"/requested.*', STATE_FOLDER)
     if mint:
         minted = Minted()
@@ -234,6 +234,14 @@ def deliver(want: Wanted | None) -> Commands:
     for path, text in texts.items():
         yield from place(path, have.get(path, ""), text)
     yield script('systemctl try-restart "$1" 2>/dev/null || true', UNIT)
+
+
+def _name(settings: str) -> str:
+    """The Node's name in the settings that a node has."""
+    try:
+        return str(json.loads(settings)["node_name"])
+    except (ValueError, KeyError, TypeError):
+        return ""
 
 
 def _needs_secret(want: Wanted, have: Credentials, moved: bool) -> bool:

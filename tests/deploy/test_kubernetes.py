@@ -139,6 +139,18 @@ def test_what_has_run_out_is_made_anew_and_where_it_cannot_the_node_keeps_what_i
     assert result.inputs == [] and RESTART not in result.flat
 
 
+@pytest.mark.parametrize("path", [SETTINGS, AUTHORITY])
+def test_what_was_given_by_another_cluster_or_to_another_name_goes(
+    node: Node, key: dict[str, Any], path: str, tmp_path: Path
+) -> None:
+    other = {SETTINGS: ("node-a", "node-b"), AUTHORITY: ("BEGIN CERTIFICATE", "BEGIN OTHER CERTIFICATE")}[path]
+    lines = [line.replace(*other) for line in texts(key, node, tmp_path)[TEXTS]]
+    answers = {**HAS_OPENSSL, TEXTS: lines, CREDENTIALS: ["certificate yes", FRESH]}
+    result = evolve(node, data={"kubernetes": key}).deploy(configure, answers)
+    assert str(script('rm -f "$1"/reporter.pem "$1"/requested.*', kubernetes.STATE_FOLDER)) in result.flat
+    assert "no token for node-a" in "".join(result.log)
+
+
 def test_a_secret_is_in_no_argument(node: Node) -> None:
     command = kubernetes._keep_secret("s3cret")
     assert "s3cret" not in str(command)
