@@ -15,16 +15,12 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.facts.deb import DebPackages
-from pyinfra.facts.rpm import RpmPackages
-from pyinfra.operations import apt, dnf
 
 from agent.nic_spec import PCI_ADDRESS
 from agent.validators import Matches, Within
 from tasks import packages, reboot
 from tasks.commands import Commands, refuse, script
 from tasks.data import Key, record
-from tasks.packages import Family
 
 TASK = "firmware"
 PACKAGE = "mstflint"
@@ -146,20 +142,9 @@ def configure() -> None:
     """Set what the inventory gives and wish for a boot; without the key a wish of ours is withdrawn."""
     nics = FIRMWARE.here().nics
     if nics:
-        install(name=PACKAGE, family=packages.system().family)
+        packages.present(name=PACKAGE, names=(PACKAGE,), family=packages.system().family)
     write(name="Settings", nics=nics)
     wish(name="Settings of this boot", nics=nics)
-
-
-@operation()
-def install(family: Family) -> Commands:
-    """Install mstflint if it is missing."""
-    if PACKAGE in host.get_fact(DebPackages if family == "debian" else RpmPackages):
-        host.noop(f"{PACKAGE} is installed")
-    elif family == "debian":
-        yield from apt.packages._inner(packages=[PACKAGE], update=True, no_recommends=True)
-    else:
-        yield from dnf.packages._inner(packages=[PACKAGE])
 
 
 @operation()

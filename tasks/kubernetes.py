@@ -27,7 +27,6 @@ from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import host
-from pyinfra.operations import apt, dnf
 
 from agent.reporter.settings import Settings, to_json
 from agent.spec import NodeSpec
@@ -195,8 +194,7 @@ def configure(spec: NodeSpec) -> None:
     """Bring the settings, and what the reporter needs to identify itself; where the inventory has none, take them away."""
     want = wanted(spec)
     if want is not None and want.key.identity == "certificate":
-        install = apt.packages if packages.system().family == "debian" else dnf.packages
-        install(name="OpenSSL", packages=["openssl"])
+        packages.present(name="OpenSSL", names=("openssl",), family=packages.system().family)
     deliver(name="Settings and credentials", want=want)
 
 

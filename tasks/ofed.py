@@ -21,7 +21,6 @@ from pyinfra.context import host
 from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.rpm import RpmPackages
 from pyinfra.facts.server import Arch
-from pyinfra.operations import apt, dnf
 
 from tasks import doca, mlnx_ofed, ofed_modules, packages
 from tasks.commands import Commands, refuse, script
@@ -140,7 +139,7 @@ def inbox(family: Family, modules_package: str | None) -> Commands:
         )
         return
     have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
-    missing = [package for package in INBOX[family] if package not in have]
+    wanted = list(INBOX[family])
     if host.get_fact(RdmaModules) is False:
         kernel = stack.kernel if stack is not None else "that runs"
         if modules_package is None:
@@ -149,10 +148,5 @@ def inbox(family: Family, modules_package: str | None) -> Commands:
                 "(on Debian linux-image-amd64, and not the cloud one) and reboot"
             )
             return
-        missing.append(f"{modules_package}{kernel}")
-    if not missing:
-        host.noop("the distribution's RDMA packages are installed")
-    elif family == "debian":
-        yield from apt.packages._inner(packages=missing, update=True, no_recommends=True)
-    else:
-        yield from dnf.packages._inner(packages=missing)
+        wanted.append(f"{modules_package}{kernel}")
+    yield from packages.lacking(wanted, have, family)

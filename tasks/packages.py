@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from attrs import frozen
@@ -23,6 +24,9 @@ BASE: dict[Family, tuple[str, ...]] = {
     "debian": ("python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"),
     "rhel": ("python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"),
 }
+
+OTHER_NAMES = {"python3": "python36"}
+"""What RHEL 8 calls a package that is known by what it provides."""
 
 RHEL_PYTHON = "python3.11"
 """What RHEL 8 and 9 offer beside their own Python (3.6, 3.9), which is too old."""
@@ -133,9 +137,24 @@ def install(family: Family, new_python: bool) -> Commands:
     too_old = "python3" in have or not new_python
     if family == "rhel" and too_old and host.get_fact(NodePython) is None:
         wanted.append(RHEL_PYTHON)
-    missing = [package for package in wanted if package not in have]
+    yield from lacking(wanted, have, family)
+
+
+@operation()
+def present(names: tuple[str, ...], family: Family) -> Commands:
+    """Install those that are missing."""
+    yield from lacking(names, host.get_fact(DebPackages if family == "debian" else RpmPackages), family)
+
+
+def lacking(wanted: Iterable[str], have: Mapping[str, object], family: Family) -> Commands:
+    """For an operation: install what is not among those that the node has.
+
+    pyinfra's dnf.packages asks the repositories about each package that it is given, and installs another version of one that
+    they do not have in the installed one any more: it is given the missing ones alone.
+    """
+    missing = [package for package in wanted if package not in have and OTHER_NAMES.get(package) not in have]
     if not missing:
-        host.noop("all base packages are installed")
+        host.noop("all packages are installed")
     elif family == "debian":
         yield from apt.packages._inner(packages=missing, update=True, no_recommends=True)
     else:

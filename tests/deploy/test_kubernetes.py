@@ -23,7 +23,7 @@ from agent.spec import from_mapping
 from tasks import kubernetes
 from tasks.commands import script
 from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS, UNIT
-from tests.deploy.conftest import DEBIAN, Answers, Node
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
 
 SPEC = from_mapping({"node_name": "node-a"}, "node-a")
 CREDENTIALS = "checkend"
@@ -230,4 +230,10 @@ def test_bad_data_stops_the_run(node: Node, key: dict[str, Any], change: dict[st
 
 def test_openssl_is_there_before_a_certificate_is_asked_for(node: Node, key: dict[str, Any]) -> None:
     result = evolve(node, data={"kubernetes": key}).deploy(configure, {**DEBIAN, CREDENTIALS: ["certificate yes"]})
-    assert any(command.endswith("install openssl") for command in result.flat)
+    assert any(command.endswith("install --no-install-recommends openssl") for command in result.flat)
+
+
+def test_no_repository_is_asked_for_an_openssl_that_is_there(node: Node, key: dict[str, Any]) -> None:
+    there = {**ROCKY_9, "rpm --queryformat": ["openssl 3.0.7-1"], CREDENTIALS: ["certificate yes"]}
+    result = evolve(node, data={"kubernetes": key}).deploy(configure, there)
+    assert not any("dnf" in command for command in result.ran)

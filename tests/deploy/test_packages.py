@@ -47,6 +47,14 @@ def test_rocky_9_with_a_newer_python(node: Node) -> None:
     assert node.deploy(packages.base, answers).flat == []
 
 
+def test_rhel_8_has_its_python_under_another_name(node: Node) -> None:
+    rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="8.10"', "---"]}
+    names = ["python36", *(name for name in RPM if name != "python3"), "python3.11"]
+    result = node.deploy(packages.base, {**rhel, **rpm(*names), PYTHON: "/usr/bin/python3.11"})
+    assert result.flat == []
+    assert not any("dnf" in command for command in result.ran)
+
+
 def test_rhel_10_has_a_newer_python_of_its_own(node: Node) -> None:
     rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="10.0"', "---"]}
     result = node.deploy(packages.base, {**rhel, **rpm("kmod")})
