@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.change import Change, Disruption
 from agent.kinds import Reading, pfs_in_scope
-from agent.machine import Files, Link, Machine, read_or
+from agent.machine import Files, Link, Machine, names_or_none, read_or
 from agent.nic_spec import LinkState, Nic, VfAttributes
-from agent.nics import Wanted, WantedNic, driver, ifindex_of, link_of, netdev, pci_of
+from agent.nics import Wanted, WantedNic, device_path, driver, ifindex_of, link_of, netdev, pci_of
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
@@ -31,17 +31,31 @@ PRESENT, ABSENT = "present", "absent"
 
 @frozen
 class LinkStatus:
-    """The netdev of the function at ``pci``. ``ready``: udev has initialised it; until then its name is not settled."""
+    """The netdev of the function at ``pci``. ``ready``: udev has initialised it; until then its name is not settled.
+
+    ``missing``: the driver of a PF is bound, and no network namespace has its netdev.
+    """
 
     pci: str
     driver: str | None
     link: Link | None
     ready: bool
+    missing: bool = False
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, LinkStatus]]:
     """The netdev of each PF, by target."""
-    return {address: {address: status(machine, address)} for address in pfs_in_scope(want, scope)}
+    return {address: {address: _status_of_pf(machine, address)} for address in pfs_in_scope(want, scope)}
+
+
+def _status_of_pf(machine: Machine, pci: str) -> LinkStatus:
+    found = status(machine, pci)
+    if found.link is not None or found.driver is None or not vendor(found.driver).has_netdev:
+        return found
+    # InfiniBand does without, unless it is to carry IP (ib_ipoib).
+    if names_or_none(machine.files, f"{device_path(pci)}/infiniband"):
+        return found
+    return evolve(found, missing=pci not in machine.namespaces.holding([pci]))
 
 
 def status(machine: Machine, pci: str) -> LinkStatus:
@@ -100,7 +114,7 @@ def plan_link(
     """What one netdev needs; nothing while another network namespace has it, or if its family makes none."""
     if found is not None and not vendor(found.driver).has_netdev:
         return []
-    if found is not None and found.link is None and found.driver is not None:
+    if found is not None and found.link is None and found.driver is not None and not found.missing:
         return []  # another network namespace has it
     if found is None or found.link is None or not found.ready:
         return [_absent(kind, target, found)]

@@ -41,10 +41,14 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCoun
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """A count that differs; from one count to another all VFs are lost on the way."""
     changes = []
-    for address, nic in links.usable(want, have):
-        state: VfCount = have[NAME][address]
+    usable = dict(links.usable(want, have))
+    for address, nic in sorted(want.nics.items()):
+        state: VfCount | None = have[NAME].get(address)
         count = nic.vf_count()
-        if count is None or count == state.count:
+        if state is None or count is None or count == state.count:
+            continue
+        if address not in usable:
+            changes += _unseen(Change(NAME, address, "count", state.count, count), have)
             continue
         if count > state.total:
             obstacle = f"NIC {nic.nic.name} has {state.total} VFs at most, the spec wants {count}"
@@ -61,6 +65,16 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             change = Change(NAME, address, "count", state.count, count)
         changes.append(change)
     return changes
+
+
+def _unseen(change: Change, have: Snapshot) -> list[Change]:
+    """A change of a PF whose netdev is not here, unless that is said already: nobody could see to its VFs."""
+    found: links.LinkStatus | None = have[links.NAME].get(change.device, {}).get(change.device)
+    if found is None or found.link is not None or found.driver is None or found.missing:
+        return []
+    obstacle = f"the PF has no netdev here, by which its VFs are seen to (driver: {found.driver})"
+    remedy = "load ib_ipoib if it is InfiniBand, else take the netdev back from the network namespace that has it"
+    return [evolve(change, obstacle=obstacle, remedy=remedy)]
 
 
 def absent(change: Change) -> Change:

@@ -280,6 +280,12 @@ class Kernel:
         self.tree.remove(f"{PCI}/{function}/net/{link.name}")
         self.tree.remove(f"/run/udev/data/n{link.ifindex}")
 
+    def lose_netdev(self, function: str) -> None:
+        """Its driver gives the netdev up and stays bound, as mlx5's does when the firmware dies."""
+        bound = self.tree.links[f"{PCI}/{function}/driver"]
+        self._unbind(function)
+        self.tree.link(f"{PCI}/{function}/driver", bound)
+
     def come_back(self, function: str, name: str) -> None:
         """That namespace dies: the netdev is down, and called as it was there, or dev<ifindex> if another is called so."""
         netdev = self._away.pop(function)

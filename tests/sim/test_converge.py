@@ -130,6 +130,41 @@ def test_a_netdev_that_comes_after_its_function_still_gives_the_vfs_their_addres
     assert [vf.mac for vf in told.vfs] == [derived_mac(MAC1, index) for index in range(2)]
 
 
+def only(vfs: object = None) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF0}, **({"vfs": vfs} if vfs else {})}
+    return from_mapping({"node_name": "n1", "nics": [nic]})
+
+
+def test_a_pf_whose_driver_made_no_netdev_is_not_ready(kernel: Kernel) -> None:
+    """A firmware that died, a driver that gave up: it stays bound, and no network namespace has the netdev."""
+    settle(kernel.machine(), only())
+    kernel.lose_netdev(PF0)
+    found = settle(kernel.machine(), only())
+    assert not is_ready(found.conditions)
+    (blocked,) = found.outcomes
+    assert (blocked.change.kind, blocked.change.target, blocked.result) == ("links", PF0, "blocked")
+    assert "its netdev is not there (driver: igb)" in blocked.error
+
+
+def test_a_pf_that_a_container_has_is_as_it_should_be_unless_vfs_are_lacking(kernel: Kernel) -> None:
+    settle(kernel.machine(), only())
+    kernel.move_away(PF0)
+    assert is_ready(settle(kernel.machine(), only()).conditions)
+    found = settle(kernel.machine(), only({"count": 3}))
+    assert not is_ready(found.conditions)
+    (blocked,) = found.outcomes
+    assert "the PF has no netdev here" in blocked.error
+
+
+def test_infiniband_needs_a_netdev_for_its_vfs_alone(kernel: Kernel) -> None:
+    kernel.lose_netdev(PF0)
+    kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
+    assert is_ready(settle(kernel.machine(), only()).conditions)
+    found = settle(kernel.machine(), only({"count": 4}))
+    assert not is_ready(found.conditions)
+    assert "load ib_ipoib" in found.conditions[0].message
+
+
 def test_more_vfs_than_the_device_has_is_refused_with_the_remedy_and_nothing_is_written(kernel: Kernel) -> None:
     planned = preview(kernel.machine(), spec(8))
     assert len(planned.errors) == 1

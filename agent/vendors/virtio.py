@@ -1,0 +1,10 @@
+"""virtio-net (drivers/net/virtio_net.c): its netdev belongs to a device of the virtio bus below the PCI function."""
+
+from agent.vendors import UNKNOWN, Vendor
+
+VENDOR = Vendor(
+    name="virtio",
+    drivers=("virtio-pci",),
+    queue_irqs=UNKNOWN.queue_irqs,
+    has_netdev=False,
+)
