@@ -16,7 +16,7 @@ from typing import Any
 from attrs import define, evolve, field
 
 from agent import published
-from agent.boot import boot_id
+from agent.boot import boot_id, uptime
 from agent.change import STALE
 from agent.published import Published
 from agent.reporter.api import (
@@ -60,7 +60,9 @@ LONGEST_SLEEP = 3600.0
 class Publication:
     """One node's. ``report``, ``labels``: files to read; ``out``: where to leave word of what was published.
 
-    ``memory``: a file of the reporter's own, with what it must know of this boot after a restart.
+    ``memory``: a file of the reporter's own, with what it must know of this boot after a restart. ``now``: the time of day, for
+    what is written. ``clock``: seconds since the boot, for what is due: a machine that keeps local time is put back by hours
+    once it asks a time server, and must neither wait so long for its next try nor let its Lease expire.
     """
 
     settings: Settings
@@ -70,6 +72,7 @@ class Publication:
     out: Path
     memory: Path
     now: Callable[[], float] = time.time
+    clock: Callable[[], float] = uptime
     api: Api = field(init=False)
     mirror: Mirror = field(init=False)
     _backoffs: dict[str, Backoff] = field(factory=dict, init=False)
@@ -80,7 +83,7 @@ class Publication:
     _not_before: dict[str, float] = field(factory=dict, init=False)
     _identity_at: float = field(default=0.0, init=False)
     _renew_at: float = field(default=0.0, init=False)
-    _wrote_status: float = field(default=0.0, init=False)
+    _wrote_status: float = field(default=-MESSAGE_EVERY, init=False)
     _lease_of: str = field(default="", init=False)
     _away_since: float | None = field(default=None, init=False)
 
@@ -124,7 +127,7 @@ class Publication:
 
     def _try(self, what: str, step: Callable[[float], float]) -> float:
         """Take a step unless it has failed lately; the seconds until it is due again."""
-        now = self.now()
+        now = self.clock()
         if (left := self._not_before.get(what, 0.0) - now) > 0:
             return left
         backoff = self._backoffs.setdefault(what, Backoff())
@@ -144,14 +147,15 @@ class Publication:
             backoff.succeeded()
             self._trouble.pop(what, None)
             return wait
-        self._not_before[what] = now + wait
+        self._not_before[what] = self.clock() + wait
         return wait
 
     def _keep_identity(self, now: float) -> float:
         """Ask for what is needed to identify oneself; the seconds until it is due again."""
         if now >= self._identity_at:
             had = self._is_known()
-            self._identity_at = now + self.identity.keep(now)
+            # An hour at most: when a certificate ends is told by the time of day.
+            self._identity_at = now + min(self.identity.keep(self.now()), LONGEST_SLEEP)
             if self._is_known() and not had:
                 self.at_once()
         return self._identity_at - now
@@ -176,7 +180,7 @@ class Publication:
         if not verdict.ready:
             # What keeps pods away comes first.
             node = self._patch_node(node_patch(wanted, node), node)
-        body = status_patch(wanted, node, now)
+        body = status_patch(wanted, node, self.now())
         if body is not None and (turns(wanted, node) or now >= self._wrote_status + MESSAGE_EVERY):
             node = self._patched(f"{NODES}/{self.settings.node_name}/status", body, STRATEGIC_PATCH)
             self._wrote_status = now
@@ -231,7 +235,7 @@ class Publication:
             self._renew_at = 0.0
             return LONGEST_SLEEP
         if now >= self._renew_at or self._lease_of != node.uid:
-            body = lease(self.settings, node, verdict.report, NAMESPACE, now)
+            body = lease(self.settings, node, verdict.report, NAMESPACE, self.now())
             try:
                 self._ask("PATCH", f"{LEASES}/{self.settings.node_name}", body, MERGE_PATCH)
             except Refused as error:

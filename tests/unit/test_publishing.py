@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.boot import boot_id
-from agent.change import Condition, Report
-from agent.reporter.api import NoCredentials, Session
+from agent.boot import boot_id, uptime
+from agent.change import Condition, Report, report_to_json
+from agent.reporter.api import LAST_WAIT, NoCredentials, Session, trust
 from agent.reporter.node import (
     LONGEST_MESSAGE,
     MANAGER,
@@ -28,9 +28,10 @@ from agent.reporter.node import (
     turns,
     wish,
 )
-from agent.reporter.publish import PLUGIN_PAUSE, Publication
+from agent.reporter.publish import LEASE_EVERY, PLUGIN_PAUSE, Publication
 from agent.reporter.settings import READY_LABEL, Label, Settings
 from agent.reporter.verdict import Verdict
+from tests.unit.scripted import api_server
 
 RESOURCE = "rdma/hca_shared_devices_b"
 SETTINGS = Settings("n1", "https://127.0.0.1:6443", "/ca.pem", required_resources=(RESOURCE,))
@@ -45,6 +46,21 @@ NOT_READY = Verdict(
     evolve(REPORT, ready=False, conditions=(NO_CARRIER,)), ("Carrier is False (NoCarrier): ...",), 1.0, True
 )
 SILENT = Verdict(REPORT, ("the agent's last heartbeat is 61 s old",), 61.0, False)
+
+
+@frozen
+class Fixed:
+    """An identity that never changes; None: there is none."""
+
+    known: Session | None = None
+
+    def session(self) -> Session:
+        if self.known is None:
+            raise NoCredentials("there is none")
+        return self.known
+
+    def keep(self, now: float) -> float:
+        return float("inf")
 
 
 def document(**more: Any) -> dict[str, Any]:
@@ -263,18 +279,63 @@ def test_whatever_others_write_meanwhile_survives_or_the_patch_fails(
     assert [taint for taint in after["spec"].get("taints") or () if taint["key"] != TAINT] == theirs
 
 
+# --- what is due -------------------------------------------------------------------------------------------------
+
+
+HOURS = 8 * 3600.0
+
+
+@define
+class Cluster:
+    """A Node and its Lease at an API server. ``busy``: it answers 503; ``renewals``: of the Lease, by what the node said."""
+
+    node: dict[str, Any] = field(factory=document)
+    busy: bool = False
+    renewals: list[str] = field(factory=list)
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if self.busy:
+            return 503, {}
+        if "leases" in path:
+            self.renewals.append(body["spec"]["renewTime"])
+        return 200, self.node
+
+
+@define
+class Clocks:
+    """The time of day, and the seconds since the boot."""
+
+    day: float = 1e9
+    boot: float = 100.0
+
+    def goes_on(self, seconds: float) -> None:
+        self.day, self.boot = self.day + seconds, self.boot + seconds
+
+
+def test_a_time_of_day_that_is_put_back_keeps_nothing_waiting(tmp_path: Path) -> None:
+    cluster, clocks = Cluster(), Clocks()
+    (tmp_path / "report").write_text(report_to_json(evolve(REPORT, boot_id=boot_id(), uptime=uptime())))
+    with api_server(tmp_path, cluster.answer) as (url, authority):
+        report, labels, out, memory = (tmp_path / name for name in ("report", "labels", "out", "memory"))
+        settings = evolve(SETTINGS, server=url, ca_file=str(authority))
+        who = Fixed(Session(trust(authority)))
+        reporter = Publication(settings, who, report, labels, out, memory, lambda: clocks.day, lambda: clocks.boot)
+        reporter.mirror.known, reporter.mirror.node = True, node()
+        cluster.busy = True
+        reporter.turn()
+        assert "503" in reporter.said.error
+        cluster.busy = False
+        clocks.day -= HOURS
+        clocks.goes_on(LAST_WAIT)
+        reporter.turn()
+        assert (reporter.said.error, len(cluster.renewals)) == ("", 1)
+        clocks.day -= HOURS
+        clocks.goes_on(LEASE_EVERY[1])
+        reporter.turn()
+        assert len(cluster.renewals) == 2
+
+
 # --- a plugin does not follow a change of its devices ------------------------------------------------------------
-
-
-@frozen
-class Nobody:
-    """An identity that is never asked."""
-
-    def session(self) -> Session:
-        raise NoCredentials("nobody asks")
-
-    def keep(self, now: float) -> float:
-        return float("inf")
 
 
 @pytest.fixture
@@ -283,7 +344,7 @@ def begin(tmp_path: Path) -> Callable[[], Publication]:
 
     def make() -> Publication:
         report, labels, out, memory = (tmp_path / f"{name}.json" for name in ("report", "labels", "out", "memory"))
-        return Publication(SETTINGS, Nobody(), report, labels, out, memory)
+        return Publication(SETTINGS, Fixed(), report, labels, out, memory)
 
     return make
 
