@@ -15,13 +15,16 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.commands import Commands, refuse
+from tasks.commands import Commands, refuse, script
 from tasks.data import Key, host_data, record
 from tasks.hardware import UNKNOWN, Hardware, NodeHardware
 from tasks.templates import render
 from tasks.texts import Texts, place
 
 PATH = "/etc/nccl.conf"
+PREVIOUS = f"{PATH}.previous"
+"""What was there before ours, as images of vendors have it."""
+
 TEMPLATE = "nccl.conf.j2"
 HEADER = "# Written by Trackbed;"
 
@@ -185,8 +188,9 @@ def configure() -> None:
 
 @operation()
 def write(wanted: Nccl | None) -> Commands:
-    """Write the file if it differs."""
-    have = host.get_fact(Texts, paths=(PATH,)).get(PATH, "")
+    """Write the file if it differs; one that is not ours is kept beside it, and comes back when ours goes."""
+    there = host.get_fact(Texts, paths=(PATH, PREVIOUS))
+    have = there.get(PATH, "")
     want = ""
     if wanted is not None:
         found = host.get_fact(NodeHardware)
@@ -204,4 +208,9 @@ def write(wanted: Nccl | None) -> Commands:
     if have == want:
         host.noop(f"{PATH} is as it should be")
         return
+    if not want and PREVIOUS in there:
+        yield script('mv -T "$1" "$2"', PREVIOUS, PATH)
+        return
+    if have and not have.startswith(HEADER):
+        yield script('cp -p "$1" "$2"', PATH, PREVIOUS)
     yield from place(PATH, have, want)

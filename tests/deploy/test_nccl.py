@@ -6,6 +6,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks import nccl
+from tasks.commands import script
 from tests.deploy.conftest import Answers, Node, Result
 from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, SECOND, VF, VIRTIO, function, has, rdma
 from tests.deploy.test_labels import FILES, files
@@ -80,6 +81,15 @@ def test_without_the_key_only_a_file_of_ours_goes(node: Node) -> None:
     assert deploy(node, None, files(**{nccl.PATH: "NCCL_DEBUG=WARN"})).flat == []
     assert deploy(node, None, files(**{nccl.PATH: ROCE})).flat[0].endswith(f"sh {nccl.PATH}")
     assert deploy(node, None, {FILES: []}).flat == []
+
+
+def test_a_file_of_somebody_else_s_is_kept_and_comes_back(node: Node) -> None:
+    result = deploy(node, {"network_type": 1}, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: "NCCL_TOPO_FILE=/x"})})
+    assert result.flat[0] == str(script('cp -p "$1" "$2"', nccl.PATH, "/etc/nccl.conf.previous"))
+    assert result.uploads[NEW].decode() == ROCE
+    other = {**has(CONNECTX), **files(**{nccl.PATH: ROCE, nccl.PREVIOUS: "NCCL_TOPO_FILE=/x"})}
+    assert not any("cp -p" in command for command in deploy(node, {"network_type": 1}, other).flat)
+    assert deploy(node, None, other).flat == [str(script('mv -T "$1" "$2"', nccl.PREVIOUS, nccl.PATH))]
 
 
 @pytest.mark.parametrize(
