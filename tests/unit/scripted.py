@@ -1,5 +1,7 @@
 """An API server that says what a test wants: HTTPS on the loopback address, and a function that answers."""
 
+import datetime
+import ipaddress
 import json
 import ssl
 import threading
@@ -9,20 +11,44 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-from agent.reporter.identity import _openssl
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 Answer = Callable[[str, str, Any], tuple[int, dict[str, Any]] | None]
 """Of method, path without query, and body: status and document; None: the connection ends without an answer."""
 
 
+DAY = datetime.timedelta(days=1)
+
+
+def _certificates(folder: Path) -> tuple[Path, Path]:
+    """An authority's, and the server's with its key: with no more in them than those of a managed cluster may have."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, each)]) for each in ("cluster", "server")]
+    extensions: list[x509.ExtensionType] = [
+        x509.BasicConstraints(ca=True, path_length=None),
+        x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+    ]
+    made = [
+        x509.CertificateBuilder(names[0], name, key.public_key(), number, now - DAY, now + DAY)
+        .add_extension(extension, critical=False)
+        .sign(keys[0], hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+        for number, (name, key, extension) in enumerate(zip(names, keys, extensions, strict=True), 1)
+    ]
+    pkcs8, bare = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    authority, server = folder / "ca.pem", folder / "server.pem"
+    authority.write_bytes(made[0])
+    server.write_bytes(keys[1].private_bytes(serialization.Encoding.PEM, pkcs8, bare) + made[1])
+    return authority, server
+
+
 @contextmanager
 def api_server(folder: Path, answer: Answer) -> Iterator[tuple[str, Path]]:
-    """Serve until it is left; its URL, and the certificate that it is known by."""
-    pem, key = folder / "ca.pem", folder / "ca.key"
-    _openssl(
-        "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-        "-subj", "/CN=cluster", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(pem),
-    )  # fmt: skip
+    """Serve until it is left; its URL, and the authority that it is known by."""
+    authority, certificate = _certificates(folder)
 
     class Handler(BaseHTTPRequestHandler):
         def handle_request(self) -> None:
@@ -44,9 +70,9 @@ def api_server(folder: Path, answer: Answer) -> Iterator[tuple[str, Path]]:
 
     server = HTTPServer(("127.0.0.1", 0), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(pem, key)
+    context.load_cert_chain(certificate)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"https://127.0.0.1:{server.server_address[1]}", pem
+    yield f"https://127.0.0.1:{server.server_address[1]}", authority
     server.shutdown()
     server.server_close()
