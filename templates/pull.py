@@ -1,6 +1,7 @@
 """Fetch the deploy as a signed archive, verify it, unpack it, and run it on this node. Started by trackbed-pull.timer."""
 
 import fcntl
+import http.client
 import json
 import os
 import shutil
@@ -47,10 +48,11 @@ def fetch(url: str, file: Path) -> None:
     try:
         # The deploy has checked the URL's scheme.
         with urllib.request.urlopen(url, timeout=60) as source, file.open("wb") as target:  # noqa: S310
-            shutil.copyfileobj(source, target)
-            if target.tell() > LIMIT:
-                sys.exit(f"{url}: more than {LIMIT} bytes; is it the archive?")
-    except OSError as error:
+            while block := source.read(1 << 16):
+                if target.tell() + len(block) > LIMIT:
+                    sys.exit(f"{url}: more than {LIMIT} bytes; is it the archive?")
+                target.write(block)
+    except (OSError, http.client.HTTPException) as error:
         sys.exit(f"{url} cannot be fetched: {error}")
 
 

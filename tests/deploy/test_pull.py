@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 import os
+import runpy
+import socket
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +207,32 @@ def test_an_archive_that_cannot_be_fetched(puller: Puller) -> None:
     code, said = puller.run()
     assert code == 1
     assert f"file://{puller.folder}/t.tar.gz.sig cannot be fetched: " in said
+
+
+def test_what_is_too_large_is_not_kept(tmp_path: Path) -> None:
+    (tmp_path / "endless").write_bytes(b"x" * 300_000)
+    program = runpy.run_path(str(PROGRAM))
+    program["fetch"].__globals__["LIMIT"] = 100_000
+    with pytest.raises(SystemExit, match="more than 100000 bytes; is it the archive"):
+        program["fetch"](f"file://{tmp_path}/endless", tmp_path / "archive")
+    assert (tmp_path / "archive").stat().st_size <= 100_000
+
+
+def test_what_is_no_http_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"220 mail.example.net\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        with pytest.raises(SystemExit, match="cannot be fetched: 220 mail"):
+            runpy.run_path(str(PROGRAM))["fetch"](f"http://127.0.0.1:{server.getsockname()[1]}/", tmp_path / "archive")
+        answering.join()
 
 
 def test_an_archive_for_other_machines(puller: Puller) -> None:
