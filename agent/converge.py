@@ -34,6 +34,9 @@ LAST_RETRY = 300.0
 FIRST_COSTLY_RETRY = 60.0
 LAST_COSTLY_RETRY = 3600.0
 
+# What a driver answers that does not take a value at all.
+FOR_GOOD = frozenset({errno.EINVAL, errno.ERANGE, errno.EOPNOTSUPP, errno.ENOSYS})
+
 # How long (seconds) it may be since users were looked for when a device is disturbed: many VFs are seen to in a row. Where
 # looking takes long, as many times that.
 FRESH = 0.2
@@ -201,6 +204,8 @@ def converge(
         scope = frozenset(name for outcome in done for name in _touched(outcome.change))
         meanwhile = heard()
         have, scope = (read_basis(machine, serials), None) if meanwhile is None else (have, scope | meanwhile)
+    else:
+        remaining += [_unverified(work, outcome) for outcome in done]
     given_back = _give_back(work, work.originals.left(want, have.functions), have) if whole else []
     applied += [outcome for outcome in given_back if outcome.result == "applied"]
     remaining += [outcome for outcome in given_back if outcome.result != "applied"]
@@ -219,6 +224,14 @@ def converge(
     found = Pass(want, have, (*applied, *remaining), (), len(applied), waiting, standard, seen)
     own = (_converged(want, judged), failures.contention.condition(required))
     return _judged(found, own, judge or at_once(machine))
+
+
+def _unverified(work: _Work, outcome: Outcome) -> Outcome:
+    """What was written in the last round was not read again: it is looked at in another pass, and soon."""
+    error = f"it was still being changed after {ROUNDS} rounds, and has not been read again"
+    found = evolve(outcome, result="failed", error=error, remedy="see who else sets it: trackbed history")
+    work.failures.add(found, work.clock())
+    return found
 
 
 def judged_again(found: Pass, judge: Judge) -> Pass:
@@ -400,6 +413,7 @@ def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Chan
         remedy = change.remedy or "see who else sets it, and the kernel's log for the driver's reason"
         outcome = Outcome(change, "failed", error, remedy)
         work.failures.add(outcome, work.clock())
+        work.originals.give_up(change)
         return outcome
     work.reading.forget()
     work.originals.keep(kind, change)
@@ -408,6 +422,8 @@ def _attempt(work: _Work, want: Wanted, have: Snapshot, kind: Kind, change: Chan
         kind.apply(work.machine, change)
     except OSError as error:
         work.originals.not_made()
+        if error.errno in FOR_GOOD:
+            work.originals.give_up(change)
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
         message = error.strerror or str(error)
         outcome = Outcome(change, "unsupported" if unsupported else "failed", message, _remedy(error, change))

@@ -80,9 +80,14 @@ class Originals:
         self._remember(key, _Original(change.before if known is None else known.value, change.after))
 
     def not_made(self) -> None:
-        """The change that was kept last was refused: what we wrote before it is still ours."""
+        """The change that was kept last failed: what we wrote before it is still ours."""
         if self._replaced is not None:
             self._remember(*self._replaced)
+
+    def give_up(self, change: Change) -> None:
+        """A value that the device cannot have any more (channels that its VFs have now) is not given back."""
+        if change.original:
+            self._remember((change.kind, change.target, change.field), _Original(change.after, change.after))
 
     def returning(
         self, machine: Machine, kind: Kind, want: Wanted, have: Snapshot, left: bool = False, whole: bool = True

@@ -11,7 +11,7 @@ from agent.machine import Machine
 from agent.nics import derived_mac, vf_addresses
 from agent.preview import preview
 from agent.spec import NodeSpec, from_mapping
-from tests.sim.kernel import Kernel
+from tests.sim.kernel import Kernel, no_fault
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
 MAC0, MAC1 = "02:00:00:00:01:00", "02:00:00:00:01:01"
@@ -59,6 +59,33 @@ def test_a_second_pass_writes_nothing(kernel: Kernel) -> None:
     again = settle(kernel.machine(), spec(), found)
     assert kernel.writes == []
     assert again.outcomes == ()
+
+
+def test_what_is_not_read_again_is_not_called_true(kernel: Kernel) -> None:
+    """Whatever is put right, somebody breaks the next one: a pass is bounded, and its last write is unverified."""
+    wanted = from_mapping(
+        {
+            "node_name": "n1",
+            "nics": [{"name": "a", "select": {"pci": PF0}, "vfs": {"count": 7, "defaults": {"vlan": 9}}}],
+        }
+    )
+    settle(kernel.machine(), wanted)
+    pf = kernel.netdev(PF0).ifindex
+    kernel.set_vf(pf, 0, vlan=77)
+
+    def meddle(operation: str, where: str, value: str) -> OSError | None:
+        if operation == "set_vf":
+            kernel.fault = no_fault
+            kernel.set_vf(pf, (int(value.split()[0]) + 1) % 7, vlan=77)
+            kernel.fault = meddle
+        return None
+
+    kernel.fault = meddle
+    found = settle(kernel.machine(), wanted)
+    assert [vf.vlan for vf in kernel.vfs(PF0)].count(77) == 1
+    assert not is_ready(found.conditions)
+    kernel.fault = no_fault
+    assert is_ready(settle(kernel.machine(), wanted).conditions)
 
 
 def test_queues_are_pinned_to_the_nic_s_node_and_spread(kernel: Kernel) -> None:

@@ -272,6 +272,15 @@ def test_a_value_that_could_not_be_given_back_is_tried_again(kernel: Kernel, ori
     assert kernel.netdev(PF0).mtu == 1500
 
 
+def test_a_value_that_the_device_cannot_have_any_more_is_not_given_back(kernel: Kernel, originals: Originals) -> None:
+    """igb has more channels without VFs."""
+    settle(kernel, one({"channels": {"combined": 2}}), originals)
+    settle(kernel, one({"vfs": {"count": 2}}), originals)
+    assert ("enp33s0", "channels {'combined': 4}") in kernel.writes
+    assert settle(kernel, one({"vfs": {"count": 2}}), originals).outcomes == ()
+    assert not preview(kernel.machine(), one({"vfs": {"count": 2}}), originals).changes
+
+
 def test_a_value_that_was_refused_leaves_the_one_before_it_ours(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, one({"mtu": 9000}), originals)
     refuse(kernel, 4000)
