@@ -63,6 +63,10 @@ class Mirror:
             except TROUBLE as error:
                 self._troubled(explain(error))
                 wait = backoff.failed(error.retry_after if isinstance(error, Refused) else 0.0)
+            except (KeyError, TypeError, AttributeError) as error:
+                # Of whoever is in between. A thread that ended by it would leave a reporter that hears of nothing any more.
+                self._troubled(f"what the API server says of the Node is not understood: {error!r}")
+                wait = backoff.failed()
             self._again.wait(wait)
             self._again.clear()
 
