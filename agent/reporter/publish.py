@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from threading import Event
@@ -118,8 +119,10 @@ class Publication:
         # A certificate that cannot be renewed is no reason to say nothing with the one there is.
         due = [self._try("identity", self._keep_identity)]
         if self.mirror.known and self.mirror.node is not None:
-            due.append(self._try("node", lambda now: self._publish(verdict, now)))
-            due.append(self._try("lease", lambda now: self._renew(verdict, now)))
+            steps = [("node", self._publish), ("lease", self._renew)]
+            # What keeps pods away comes first; who is said to be ready has a heartbeat, or a sweep would take that back.
+            for what, step in reversed(steps) if verdict.ready else steps:
+                due.append(self._try(what, partial(step, verdict)))
         elif self.mirror.known:
             self._trouble["node"] = f"the cluster has no Node {self.settings.node_name} yet"
         self._say()

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -287,17 +287,16 @@ HOURS = 8 * 3600.0
 
 @define
 class Cluster:
-    """A Node and its Lease at an API server. ``busy``: it answers 503; ``renewals``: of the Lease, by what the node said."""
+    """A Node and its Lease at an API server. ``busy``: it answers 503; ``writes``: whereto, by the last part of the path."""
 
     node: dict[str, Any] = field(factory=document)
     busy: bool = False
-    renewals: list[str] = field(factory=list)
+    writes: list[str] = field(factory=list)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         if self.busy:
             return 503, {}
-        if "leases" in path:
-            self.renewals.append(body["spec"]["renewTime"])
+        self.writes.append("lease" if "leases" in path else path.rpartition("/")[2])
         return 200, self.node
 
 
@@ -312,27 +311,54 @@ class Clocks:
         self.day, self.boot = self.day + seconds, self.boot + seconds
 
 
-def test_a_time_of_day_that_is_put_back_keeps_nothing_waiting(tmp_path: Path) -> None:
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
+    """A reporter that has seen its Node as the kubelet has registered it."""
     cluster, clocks = Cluster(), Clocks()
-    (tmp_path / "report").write_text(report_to_json(evolve(REPORT, boot_id=boot_id(), uptime=uptime())))
+    report, labels, out, memory = (tmp_path / name for name in ("report", "labels", "out", "memory"))
     with api_server(tmp_path, cluster.answer) as (url, authority):
-        report, labels, out, memory = (tmp_path / name for name in ("report", "labels", "out", "memory"))
         settings = evolve(SETTINGS, server=url, ca_file=str(authority))
         who = Fixed(Session(trust(authority)))
-        reporter = Publication(settings, who, report, labels, out, memory, lambda: clocks.day, lambda: clocks.boot)
-        reporter.mirror.known, reporter.mirror.node = True, node()
-        cluster.busy = True
-        reporter.turn()
-        assert "503" in reporter.said.error
-        cluster.busy = False
-        clocks.day -= HOURS
-        clocks.goes_on(LAST_WAIT)
-        reporter.turn()
-        assert (reporter.said.error, len(cluster.renewals)) == ("", 1)
-        clocks.day -= HOURS
-        clocks.goes_on(LEASE_EVERY[1])
-        reporter.turn()
-        assert len(cluster.renewals) == 2
+        found = Publication(settings, who, report, labels, out, memory, lambda: clocks.day, lambda: clocks.boot)
+        found.mirror.known, found.mirror.node = True, node()
+        yield found, cluster, clocks
+
+
+def say(publication: Publication, found: Report) -> None:
+    publication.report.write_text(report_to_json(evolve(found, boot_id=boot_id(), uptime=uptime())))
+
+
+def test_a_time_of_day_that_is_put_back_keeps_nothing_waiting(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, REPORT)
+    cluster.busy = True
+    reporter.turn()
+    assert "503" in reporter.said.error
+    cluster.busy = False
+    clocks.day -= HOURS
+    clocks.goes_on(LAST_WAIT)
+    reporter.turn()
+    assert (reporter.said.error, cluster.writes.count("lease")) == ("", 1)
+    clocks.day -= HOURS
+    clocks.goes_on(LEASE_EVERY[1])
+    reporter.turn()
+    assert cluster.writes.count("lease") == 2
+
+
+def test_a_node_has_a_heartbeat_before_it_is_ready_and_a_taint_before_all_else(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    reporter.turn()
+    assert cluster.writes == ["lease", "status", "n1"]
+    cluster.writes.clear()
+    # Another Node, which has neither.
+    cluster.node = {"metadata": {"uid": "u2", "resourceVersion": "9"}}
+    reporter.mirror.node = read_node(cluster.node)
+    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    reporter.turn()
+    assert cluster.writes == ["n1", "status", "lease"]
 
 
 # --- a plugin does not follow a change of its devices ------------------------------------------------------------
