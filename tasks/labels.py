@@ -28,7 +28,8 @@ from tasks.texts import Texts, place
 
 LABELS = "/etc/trackbed/labels.json"
 NFD = "/etc/kubernetes/node-feature-discovery/features.d/trackbed"
-DROP_IN = "/etc/systemd/system/kubelet.service.d/30-trackbed-registration.conf"
+UNIT = "kubelet.service"
+DROP_IN = f"/etc/systemd/system/{UNIT}.d/30-trackbed-registration.conf"
 ENVIRONMENT = "/etc/trackbed/kubelet-registration.env"
 
 # NFD: source/local, MaxFeatureFileSize.
@@ -141,11 +142,11 @@ class Labels:
         if faults:
             raise ValueError("; ".join(faults))
 
-    def taints(self, publishes: bool, distribution: str) -> bool:
-        """Whether the kubelet is to register the Node with our taint."""
+    def taints(self, publishes: bool, kind: str) -> bool:
+        """Whether the kubelet, whose it is says ``kind``, is to register the Node with our taint."""
         if self.register_tainted is not None:
             return self.register_tainted
-        return publishes and distribution == KUBEADM
+        return publishes and kind == KUBEADM
 
     def writer(self, key: str) -> Writer:
         """Who writes a key."""
@@ -301,15 +302,25 @@ def publish() -> None:
     :raises DeployError: the kubelet is one that takes no arguments of ours.
     """
     wanted = LABELS_KEY.here()
-    kubelet = host_data().get("kubelet")
-    distribution = kubelet.get("distribution", KUBEADM) if isinstance(kubelet, dict) else KUBEADM
-    tainted = (wanted or Labels()).taints(host_data().get(PUBLISHER) is not None, distribution)
-    if wanted and distribution != KUBEADM and (tainted or "kubelet" in wanted.writers.values()):
+    kind, where = _kubelet_kind(host_data().get("kubelet"))
+    tainted = (wanted or Labels()).taints(host_data().get(PUBLISHER) is not None, kind)
+    if wanted and kind != KUBEADM and (tainted or "kubelet" in wanted.writers.values()):
         raise DeployError(
-            f"{host.name}.{LABELS_KEY.name}: the kubelet of {distribution} takes its first labels and taints from its own "
-            "config.yaml (node-label, node-taint); give them there, and neither register_tainted nor the writer 'kubelet' here"
+            f"{host.name}.{LABELS_KEY.name}: the kubelet of {kind} takes its first labels and taints from its own "
+            f"{where}; give them there, and neither register_tainted nor the writer 'kubelet' here"
         )
     write(name="Files", wanted=wanted, tainted=tainted)
+
+
+def _kubelet_kind(given: object) -> tuple[str, str]:
+    """Whose kubelet it is by the inventory's key `kubelet`, and where it is told of its first labels and taints."""
+    kubelet = given if isinstance(given, dict) else {}
+    distribution, unit = str(kubelet.get("distribution", KUBEADM)), kubelet.get("unit")
+    if distribution != KUBEADM:
+        return distribution, "config.yaml (node-label, node-taint)"
+    if unit not in (None, UNIT):
+        return str(unit), "arguments and configuration (--node-labels, registerWithTaints)"
+    return KUBEADM, DROP_IN
 
 
 _TAINTS = re.compile(r"(?:^|\s)--register-with-taints(?:=|\s+)(\S*)")

@@ -221,8 +221,9 @@ def test_where_a_reporter_publishes_a_node_is_tainted_from_its_first_second(
         {"kubernetes": PUBLISHES, "labels": {"register_tainted": False}},
         {"labels": {}},
         {"kubernetes": PUBLISHES, "kubelet": {"policy": "hold", "distribution": "k3s"}},
+        {"kubernetes": PUBLISHES, "kubelet": {"policy": "hold", "unit": "own-kubelet.service"}},
     ],
-    ids=["told not to", "nobody to lift it", "it cannot be told"],
+    ids=["told not to", "nobody to lift it", "it cannot be told", "another unit"],
 )
 def test_otherwise_it_is_not(node: Node, data: dict[str, Any]) -> None:
     node.data = data
@@ -239,14 +240,23 @@ def test_a_kubelet_that_has_the_taint_from_its_operator_is_left_alone(node: Node
     assert result.flat == []
 
 
-@pytest.mark.parametrize("distribution", ["k3s", "rke2"])
-def test_a_kubelet_that_reads_its_own_configuration_is_not_ours_to_tell(node: Node, distribution: str) -> None:
-    node.data = {"labels": {"register_tainted": True}, "kubelet": {"policy": "hold", "distribution": distribution}}
-    with pytest.raises(DeployError) as caught:
+@pytest.mark.parametrize(
+    ("kubelet", "said"),
+    [
+        ({"distribution": "k3s"}, "the kubelet of k3s takes its first labels and taints from its own config.yaml"),
+        ({"distribution": "rke2"}, "the kubelet of rke2 takes its first labels and taints from its own config.yaml"),
+        (
+            {"unit": "own.service"},
+            "the kubelet of own.service takes its first labels and taints from its own arguments",
+        ),
+    ],
+)
+def test_a_kubelet_that_reads_its_own_configuration_is_not_ours_to_tell(
+    node: Node, kubelet: dict[str, Any], said: str
+) -> None:
+    node.data = {"labels": {"register_tainted": True}, "kubelet": {"policy": "hold", **kubelet}}
+    with pytest.raises(DeployError, match=said):
         node.deploy(labels.publish, has(CONNECTX))
-    assert f"the kubelet of {distribution} takes its first labels and taints from its own config.yaml" in str(
-        caught.value
-    )
     node.data["labels"] = {}
     assert not node.deploy(labels.publish, has(CONNECTX)).failed
 
