@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from attrs import define, field, frozen
 
 from agent.machine import Files, names_or_none, read_or
-from agent.nics import NET, PCI
+from agent.nics import NET, PCI, bonded, rdma_devices
 from agent.rdma import RDMA
 
 FIELDS = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
@@ -96,7 +96,7 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
         found_rdma, found_netdevs = [name for name in rdma if device in _beside(files, name)], [device]
     elif names_or_none(files, f"{PCI}/{device}"):
         path = f"{PCI}/{device}"
-        found_rdma, found_netdevs = names_or_none(files, f"{path}/infiniband"), names_or_none(files, f"{path}/net")
+        found_rdma, found_netdevs = rdma_devices(files, device), names_or_none(files, f"{path}/net")
     else:
         raise NoDevice(f"{device} is no RDMA device, netdev or PCI address here; see: trackbed inspect")
     ports = [
@@ -111,11 +111,12 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
 
 
 def _beside(files: Files, rdma: str) -> frozenset[str]:
-    """The netdevs of an RDMA device: of its PCI function, of its GIDs, and what rxe and siw say."""
+    """The netdevs of an RDMA device: of its PCI function, of its GIDs, of its bond (RoCE LAG), and what rxe and siw say."""
     ports = [f"{RDMA}/{rdma}/ports/{port}" for port in names_or_none(files, f"{RDMA}/{rdma}/ports")]
     told = [read_or(files, f"{port}/gid_attrs/ndevs/0", "") for port in ports]
     told.append(read_or(files, f"{RDMA}/{rdma}/parent", ""))
-    return frozenset(filter(None, (*names_or_none(files, f"{RDMA}/{rdma}/device/net"), *told)))
+    slaves = [slave for name in filter(None, told) for slave in bonded(files, name)]
+    return frozenset(filter(None, (*names_or_none(files, f"{RDMA}/{rdma}/device/net"), *told, *slaves)))
 
 
 def read(files: Files, source: Source) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent import traffic
 from agent.change import Condition, is_ready
 from agent.converge import Failures, Pass, converge
 from agent.machine import CmDefaults, DcbState
@@ -217,6 +218,9 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
     found = settled()
     assert [d.name for d in found.have["rdma"][second][second]] == ["mlx5_bond_0"]
     assert is_ready(found.conditions), found.conditions
+    for device in ("enp33s0f1", second):
+        counting = [source.name for source in traffic.sources(kernel, device)]
+        assert counting == ["mlx5_bond_0", "enp33s0f1"]
     kernel.rdma.delete("mlx5_bond_0")
     lacking = told(settled(), "RdmaDevices")
     assert f"{PF0}: no RDMA device" in lacking.message
