@@ -508,6 +508,18 @@ def read_or(files: Attributes, path: str, default: str) -> str:
         raise
 
 
+def number_or(files: Attributes, path: str, default: int) -> int:
+    """The number in a file, or ``default`` where :func:`read_or` has one, and where the file is empty.
+
+    :raises OSError: there is something else in it: what was read of the device is worth nothing.
+    """
+    text = read_or(files, path, "")
+    try:
+        return int(text) if text else default
+    except ValueError:
+        raise OSError(errno.EPROTO, f"{text!r} is no number", path) from None
+
+
 def names_or_none(files: Attributes, path: str) -> list[str]:
     """The names in a directory, none if it is not there."""
     try:

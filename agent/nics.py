@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 
 from agent.change import Condition, Status
-from agent.machine import Attributes, Files, Link, Machine, names_or_none, read_or
+from agent.machine import Attributes, Files, Link, Machine, names_or_none, number_or, read_or
 from agent.nic_spec import Nic, Selector, VfAttributes
 from agent.ranges import parse_ranges
 from agent.serial import device_serial_number, vpd_serial_number
@@ -240,7 +240,7 @@ def netdev_of(files: Files, target: str) -> str:
 
 def ifindex(files: Files, name: str) -> int:
     """The index of a netdev in the host's network namespace; 0 if it is gone."""
-    return int(read_or(files, f"{NET}/{name}/ifindex", "0"))
+    return number_or(files, f"{NET}/{name}/ifindex", 0)
 
 
 def ifindex_of(files: Files, target: str) -> int:
@@ -292,8 +292,8 @@ def _function(machine: Machine, address: str, serials: bool) -> Function | None:
         vendor=read_or(files, f"{path}/vendor", "").removeprefix("0x"),
         device=read_or(files, f"{path}/device", "").removeprefix("0x"),
         driver=driver(files, address),
-        numa_node=int(read_or(files, f"{path}/numa_node", "-1")),
-        total_vfs=int(read_or(files, f"{path}/sriov_totalvfs", "0")),
+        numa_node=number_or(files, f"{path}/numa_node", -1),
+        total_vfs=number_or(files, f"{path}/sriov_totalvfs", 0),
         link=_link(machine, address, name) if name else None,
         hung=address in machine.hung,
         serials=serial_numbers(files, address) if serials and address not in machine.hung else (),

@@ -86,7 +86,7 @@ def read_topology(machine: Machine) -> Topology:
     for id in parse_ranges(files.read(f"{CPU}/online")):
         # A shared cache never spans sockets; the last index is the last level.
         caches = [name for name in names_or_none(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
-        core = parse_ranges(read_or(files, f"{CPU}/cpu{id}/topology/core_cpus_list", str(id)))
+        core = parse_ranges(read_or(files, f"{CPU}/cpu{id}/topology/core_cpus_list", "") or str(id))
         llc = parse_ranges(read_or(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list", "")) if caches else ()
         cpus[id] = Cpu(id, node_of.get(id, 0), core[0], llc[0] if llc else node_of.get(id, 0))
     return Topology(cpus, isolated, distances)

@@ -15,7 +15,7 @@ from attrs import frozen
 from agent.change import Change
 from agent.cpus import from_mask, mask
 from agent.kinds import Reading, functions_in_scope
-from agent.machine import Attributes, Files, Machine, names_or_none, read_or
+from agent.machine import Attributes, Files, Machine, names_or_none, number_or, read_or
 from agent.nics import NET, Wanted, driver, netdev, pci_of
 from agent.ranges import format_ranges, parse_ranges
 from agent.snapshot import Scope, Snapshot
@@ -88,7 +88,7 @@ def _read(files: Attributes, folder: str, flows: bool) -> Queues:
     several = transmit if len(transmit) > 1 else {}
     return Queues(
         rps={q: from_mask(read_or(files, f"{p}/rps_cpus", "0")) for q, p in receive.items()},
-        flows={q: int(read_or(files, f"{p}/rps_flow_cnt", "0")) for q, p in receive.items()} if flows else {},
+        flows={q: number_or(files, f"{p}/rps_flow_cnt", 0) for q, p in receive.items()} if flows else {},
         xps={q: from_mask(read_or(files, f"{p}/xps_cpus", "0")) for q, p in several.items()},
     )
 

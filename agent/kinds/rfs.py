@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from agent.change import HOST, Change
 from agent.kinds import Reading, host_in_scope, queues
-from agent.machine import Machine, read_or
+from agent.machine import Machine, number_or
 from agent.nics import Wanted
 from agent.ranges import format_ranges
 from agent.snapshot import Scope, Snapshot
@@ -25,7 +25,7 @@ ENTRIES = "net.core.rps_sock_flow_entries"
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, int]:
     """The size of the node's table; :mod:`agent.kinds.queues` reads those of the queues."""
-    return {HOST: int(read_or(machine.files, queues.ENTRIES, "0"))} if host_in_scope(scope) else {}
+    return {HOST: number_or(machine.files, queues.ENTRIES, 0)} if host_in_scope(scope) else {}
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:

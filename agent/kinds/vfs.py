@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 
 from agent.change import Change, Disruption
 from agent.kinds import links, pfs_in_scope
-from agent.machine import Machine, read_or
+from agent.machine import Machine, number_or
 from agent.nics import Wanted, device_path
 from agent.snapshot import Scope, Snapshot
 from agent.vendors import vendor
@@ -33,8 +33,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCoun
     found = {}
     for address in pfs_in_scope(want, scope):
         path = device_path(address)
-        total = int(read_or(machine.files, f"{path}/sriov_totalvfs", "0"))
-        found[address] = VfCount(int(read_or(machine.files, f"{path}/sriov_numvfs", "0")), total)
+        total = number_or(machine.files, f"{path}/sriov_totalvfs", 0)
+        found[address] = VfCount(number_or(machine.files, f"{path}/sriov_numvfs", 0), total)
     return found
 
 

@@ -192,6 +192,27 @@ def test_infiniband_needs_a_netdev_for_its_vfs_alone(kernel: Kernel) -> None:
     assert "load ib_ipoib" in found.conditions[0].message
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/sys/bus/pci/devices/{PF0}/numa_node",
+        f"/sys/bus/pci/devices/{PF0}/sriov_totalvfs",
+        "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
+        "/sys/devices/system/cpu/cpu0/topology/core_cpus_list",
+        "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
+    ],
+)
+def test_a_file_with_nothing_in_it_is_as_good_as_none(kernel: Kernel, path: str) -> None:
+    kernel.tree.put(path, "")
+    assert is_ready(settle(kernel.machine(), only()).conditions)
+
+
+def test_a_file_with_something_else_than_a_number_is_an_error_that_names_it(kernel: Kernel) -> None:
+    kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "N/A")
+    with pytest.raises(OSError, match="'N/A' is no number"):
+        settle(kernel.machine(), only())
+
+
 def test_more_vfs_than_the_device_has_is_refused_with_the_remedy_and_nothing_is_written(kernel: Kernel) -> None:
     planned = preview(kernel.machine(), spec(8))
     assert len(planned.errors) == 1
