@@ -19,7 +19,7 @@ from pyinfra.facts.deb import DebPackages
 from pyinfra.operations import files
 
 from agent.validators import Matches
-from tasks import dkms, ofed_modules, vendor_repository
+from tasks import dkms, kernel, ofed_modules, vendor_repository
 from tasks.commands import Commands, refuse, script
 from tasks.packages import Family, System
 from tasks.vendor_repository import HEADER, Package, Repository
@@ -95,12 +95,7 @@ def install(wanted: Doca, family: Family, repository: Repository) -> None:
     if family == "debian":
         files.put(name="The vendor's rdma-core is preferred", src=StringIO(PREFERRED), dest=PREFERENCES, mode="644")
     headers(name="Kernel headers")
-    vendor_repository.packages(
-        name="DOCA-OFED",
-        wanted=(Package(wanted.profile, wanted.version),),
-        family=family,
-        module=ofed_modules.NAMES[0 if family == "debian" else 1],
-    )
+    profile(name="DOCA-OFED", wanted=Package(wanted.profile, wanted.version), family=family)
     if family == "debian":
         libraries(name="The vendor's rdma-core")
 
@@ -122,14 +117,27 @@ class KernelHeaders(FactBase[bool]):
 @operation()
 def headers() -> Commands:
     """Refused without the running kernel's headers: the packages would be installed, and no modules."""
+    if release := kernel.awaited():
+        host.noop(f"the drivers are built when {release} runs")
+        return
     if host.get_fact(KernelHeaders):
         host.noop("the headers of the running kernel are there")
         return
-    kernel = host.get_fact(dkms.RunningKernel)
+    running = host.get_fact(dkms.RunningKernel)
     yield refuse(
-        f"ofed: the headers of the running kernel {kernel} are missing, with which the drivers are built: the key 'kernel' "
-        f"installs them; if the distribution has none for {kernel} any more, boot its present kernel"
+        f"ofed: the headers of the running kernel {running} are missing, with which the drivers are built: the key 'kernel' "
+        f"installs them; if the distribution has none for {running} any more, boot its present kernel"
     )
+
+
+@operation()
+def profile(wanted: Package, family: Family) -> Commands:
+    """Install the profile at its version and hold it, once the kernel runs that its modules are for."""
+    if release := kernel.awaited():
+        host.noop(f"{wanted.name} is installed when {release} runs")
+        return
+    module = ofed_modules.NAMES[0 if family == "debian" else 1]
+    yield from vendor_repository.packages._inner(wanted=(wanted,), family=family, module=module)
 
 
 _LIBRARIES = """
@@ -142,6 +150,9 @@ DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg:
 @operation()
 def libraries() -> Commands:
     """Put the vendor's rdma-core back where the distribution's has taken its place."""
+    if release := kernel.awaited():
+        host.noop(f"rdma-core is the vendor's when {release} runs")
+        return
     others = [
         name for name, versions in host.get_fact(DebPackages).items() if name in LIBRARIES and not _vendor(versions)
     ]

@@ -193,9 +193,9 @@ def install() -> None:
             module=MODULE,
         )
     if wanted.installer is not None and wanted.source == "installer":
-        run_installer(name="Installer", installer=wanted.installer, release=release)
+        run_installer(name="Installer", installer=wanted.installer)
     if wanted.source != "in-tree":
-        build(name="Driver built", release=release)
+        build(name="Driver built", release=release, package=wanted.source == "dkms")
     files.put(name="Driver at boot", src=StringIO(f"{HEADER}ib_core\nib_uverbs\nerdma\n"), dest=AT_BOOT, mode="644")
     load(name="Driver loaded", wanted=wanted, release=release)
 
@@ -252,18 +252,27 @@ echo "$want" > "$note"
 
 
 @operation()
-def run_installer(installer: Installer, release: str | None) -> Commands:
+def run_installer(installer: Installer) -> Commands:
     """Run the vendor's installer, unless it ran already, and is not older than OFED; its checksum is verified first."""
-    target = release or host.get_fact(dkms.RunningKernel)
-    if host.get_fact(InstallerRun) == installer.sha256 and not host.get_fact(BehindOfed, kernel=target):
+    if release := kernel.awaited():
+        host.noop(f"the installer builds for the kernel that runs: it runs when {release} does")
+        return
+    running = host.get_fact(dkms.RunningKernel)
+    if host.get_fact(InstallerRun) == installer.sha256 and not host.get_fact(BehindOfed, kernel=running):
         host.noop("the installer has run")
         return
     yield script(_INSTALL, installer.url, installer.sha256, INSTALLED)
 
 
 @operation()
-def build(release: str | None) -> Commands:
-    """Have DKMS build the driver for the kernel that is to run, and anew when OFED has changed since."""
+def build(release: str | None, package: bool) -> Commands:
+    """Have DKMS build the driver for the kernel that is to run, and anew when OFED has changed since.
+
+    :param package: its source comes by a package, and not by the installer, which waits for that kernel.
+    """
+    if not package and kernel.awaited():
+        host.noop(f"the installer runs when {release} does")
+        return
     target = release or host.get_fact(dkms.RunningKernel)
     builds = [found for found in host.get_fact(dkms.Builds) if found.module == MODULE]
     if not builds:

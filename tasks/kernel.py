@@ -54,6 +54,19 @@ class Kernel:
 KERNEL = Key[Kernel | None]("kernel", None, record(Kernel))
 KEYS = (KERNEL,)
 
+
+def awaited() -> str | None:
+    """For an operation: the release that shall run, while another one runs.
+
+    What is built for a kernel by itself, or loaded, waits for it: the running one may have no headers any more, and never needs
+    them. After the reboot the operation runs again.
+    """
+    wanted = KERNEL.here()
+    if wanted is None or wanted.release is None or host.get_fact(RunningKernel) == wanted.release:
+        return None
+    return wanted.release
+
+
 # Rescue images and those that dracut keeps for itself are no kernels to boot.
 _NEXT = """
 if command -v grubby >/dev/null; then

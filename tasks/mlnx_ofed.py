@@ -20,7 +20,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.validators import Matches
-from tasks import ofed_modules
+from tasks import kernel, ofed_modules
 from tasks.commands import Commands, script
 from tasks.packages import System
 
@@ -164,6 +164,9 @@ mv "$folder/installed.new" "$folder/installed"
 @operation()
 def bundle(wanted: MlnxOfed) -> Commands:
     """Install the bundle, unless it is there, with modules for the running kernel, or such that DKMS can build for it."""
+    if release := kernel.awaited():
+        host.noop(f"MLNX_OFED is installed when {release} runs")
+        return
     have = host.get_fact(InstalledBundle)
     stack = host.get_fact(ofed_modules.OfedStack)
     same = have is not None and have.sha256 == wanted.sha256 and have.told == have.tells

@@ -14,7 +14,7 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks import dkms, reboot
+from tasks import dkms, kernel, reboot
 from tasks.commands import Commands, refuse, script
 
 NAMES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
@@ -133,12 +133,15 @@ def _by_build_id(module: Module) -> Module:
 @operation()
 def built() -> Commands:
     """Have DKMS build what it knows of the vendor's for the running kernel, in the order in which they need each other."""
-    kernel = host.get_fact(dkms.RunningKernel)
+    if release := kernel.awaited():
+        host.noop(f"the modules are built when {release} runs")
+        return
+    running = host.get_fact(dkms.RunningKernel)
     builds = host.get_fact(dkms.Builds)
     for name in NAMES:
         mine = [found for found in builds if found.module == name]
-        if mine and not any((found.kernel, found.state) == (kernel, "installed") for found in mine):
-            yield dkms.build(name, mine[-1].version, kernel)
+        if mine and not any((found.kernel, found.state) == (running, "installed") for found in mine):
+            yield dkms.build(name, mine[-1].version, running)
 
 
 # Each line is a user. The arguments are the modules that would be unloaded.
@@ -331,6 +334,9 @@ def in_force(task: str) -> Commands:
 
     :param task: under whose name the wish is kept.
     """
+    if release := kernel.awaited():
+        host.noop(f"the modules are loaded when {release} runs")
+        return
     stack = read_stack()
     if stack is None or not stack.built:
         yield refuse(

@@ -18,6 +18,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
+from tasks import kernel
 from tasks.commands import Commands, refuse, script
 from tasks.data import Key, record
 from tasks.kernel_modules import HEADER
@@ -105,6 +106,9 @@ NOT_LOADED = (
 @operation()
 def load() -> Commands:
     """Load the module; refused with the remedy where it is not installed, or cannot do its work."""
+    if release := kernel.awaited():
+        host.noop(f"{MODULE} is loaded when {release} runs")
+        return
     have = host.get_fact(PeerMemorySupport)
     if have.loaded:
         host.noop(f"{MODULE} is loaded")
@@ -120,6 +124,9 @@ def load() -> Commands:
 @operation()
 def dma_buf() -> Commands:
     """Nothing is to be set; refused with the remedy where the kernel or the GPU driver cannot do it."""
+    if release := kernel.awaited():
+        host.noop(f"it is looked for when {release} runs")
+        return
     have = host.get_fact(PeerMemorySupport)
     if have.gpu_driver is None:
         yield refuse(

@@ -149,6 +149,14 @@ def test_the_kernel_that_is_to_run_counts_and_loading_waits_for_it(node: Node) -
     assert result.commands["eRDMA | Driver loaded"] == []
 
 
+def test_the_installer_waits_for_the_kernel_that_is_to_run(node: Node) -> None:
+    node.data = {"erdma": INSTALLER, "kernel": {"release": "6.1.0-10-amd64"}}
+    result = node.deploy(erdma.install, {**there(), **ROCKY_8, erdma.INSTALLED: [], STATUS: []})
+    assert not result.failed
+    for name in ("Installer", "Driver built", "Driver loaded"):
+        assert result.commands[f"eRDMA | {name}"] == []
+
+
 def test_the_installer(node: Node) -> None:
     node.data = {"erdma": INSTALLER}
     answers = {**there(), **ROCKY_8, erdma.INSTALLED: []}

@@ -234,6 +234,18 @@ def test_doca_without_kernel_headers_installs_nothing(node: Node) -> None:
     assert result.commands[f"{OPS}DOCA-OFED"] == []
 
 
+@pytest.mark.parametrize("source", ["doca", "mlnx_ofed"])
+def test_the_kernel_that_is_to_run_is_waited_for(node: Node, given: dict[str, Any], source: str) -> None:
+    """The running one has no headers, and the reboot comes after this."""
+    node.data = {"ofed": {source: {"doca": DOCA, "mlnx_ofed": given}[source]}, "kernel": {"release": "6.1.0-99-amd64"}}
+    answers = {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, BUILDS: [], **NO_WISH, **UNAME}
+    result = node.deploy(ofed.install, answers)
+    assert not result.failed
+    waiting = ("Kernel headers", "DOCA-OFED", "The vendor's rdma-core", "MLNX_OFED", "Modules for the running kernel")
+    for name in (*waiting, "Loaded modules"):
+        assert result.commands.get(f"{OPS}{name}", []) == []
+
+
 def test_an_older_doca_has_debian_s_minor_release_in_its_folder_s_name(node: Node) -> None:
     node.data = {"ofed": {"doca": {**DOCA, "version": "3.1.0-091000"}}}
     with pytest.raises(DeployError, match="not known what NVIDIA calls its folder for Debian 12"):

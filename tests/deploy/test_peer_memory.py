@@ -42,6 +42,15 @@ def test_dma_buf_needs_no_module(node: Node) -> None:
     assert node.deploy(peer_memory.configure, there).flat == [f"rm -f {peer_memory.AT_BOOT}"]
 
 
+@pytest.mark.parametrize("method", ["nvidia_peermem", "dma-buf"])
+def test_the_kernel_that_is_to_run_is_waited_for(node: Node, method: str) -> None:
+    node.data = {"peer_memory": {"method": method}, "kernel": {"release": "6.1.0-10-amd64"}}
+    result = node.deploy(peer_memory.configure, {SUPPORT: [], "uname -r": "6.1.0-9-amd64"})
+    assert not result.failed
+    assert not any("modprobe" in command for command in result.flat)
+    assert node.deploy(peer_memory.configure, {SUPPORT: [], "uname -r": "6.1.0-10-amd64"}).failed
+
+
 @pytest.mark.parametrize(
     ("method", "said", "refused"),
     [
