@@ -320,17 +320,31 @@ def approve(want: Wanted) -> Commands:
         host.noop("the node has its certificate, and asks for no other")
         return
     yield script(_ASKED, STATE_FOLDER)
-    yield FunctionCommand(_approve, (want, host.get_fact(NodeCredentials)), {})
-    yield script(_GIVEN, STATE_FOLDER, UNIT)
+    approval = Approval()
+    yield FunctionCommand(_approve, (want, host.get_fact(NodeCredentials), approval), {})
+    if approval.given:
+        yield script(_GIVEN, STATE_FOLDER, UNIT)
 
 
-def _approve(state: State, host: Host, want: Wanted, shown: Credentials) -> bool:
+@define
+class Approval:
+    """Whether there is something to wait for."""
+
+    given: bool = False
+
+
+def _approve(state: State, host: Host, want: Wanted, shown: Credentials, approval: Approval) -> bool:
     from fleet import credentials
 
-    if not shown.request:
-        return True  # it was given one meanwhile
     try:
-        credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
+        if shown.request:  # else it was given one meanwhile
+            credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
     except credentials.NotGiven as error:
-        return _fail(host, f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {error}")
+        said = f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {error}"
+        if not shown.certificate:
+            return _fail(host, said)
+        # What it has is good still: no reason to fail a deploy that may be run where there is no kubeconfig.
+        host.log_styled(said, fg="yellow", log_func=logger.warning)
+        return True
+    approval.given = True
     return True

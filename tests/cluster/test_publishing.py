@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from attrs import define, field
 
+from agent.boot import boot_id
 from agent.reporter import identity as identities
 from agent.reporter.settings import READY_LABEL, Settings
 from lab.cluster.control_plane import ControlPlane
@@ -76,6 +77,22 @@ def test_a_nodes_first_day(plane: ControlPlane, start: Start) -> None:
         "",
         "",
     ]
+
+
+def test_after_a_boot_the_taint_stays_until_the_kubelet_has_spoken(plane: ControlPlane, start: Start) -> None:
+    reporter = start("booted", required_resources=(RESOURCE,))
+
+    def kubelet_says(boot: str) -> None:
+        body = json.dumps({"status": {"nodeInfo": {"bootID": boot}}})
+        plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=merge", "-p", body)
+
+    give(plane, reporter.name, **{RESOURCE: "4"})
+    kubelet_says("the boot before")
+    reporter.acknowledged(reporter.say(True))
+    assert reporter.node()["metadata"]["labels"][READY_LABEL] == "true"
+    assert reporter.is_tainted()
+    kubelet_says(boot_id())
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
 
 
 def test_losing_readiness_keeps_the_plugins_pod_and_taints(plane: ControlPlane, start: Start) -> None:

@@ -173,12 +173,15 @@ def test_what_is_refused_is_told_by_what_the_reporter_says(tmp_path: Path) -> No
         assert (REFUSED in done.stdout.splitlines()) is told
 
 
-def test_a_renewal_is_approved_as_the_first_certificate_is(node: Node, key: dict[str, Any]) -> None:
+def test_a_renewal_is_approved_too_and_where_it_cannot_be_the_deploy_goes_on(node: Node, key: dict[str, Any]) -> None:
     renews = ["certificate yes", "secret ", "request trackbed-node-a-2", "csr eA=="]
     result = evolve(node, data={"kubernetes": key}).deploy(
         lambda: kubernetes.enrol(spec=SPEC), {**HAS_OPENSSL, CREDENTIALS: renews}
     )
-    assert result.failed and "trackbed-node-a-2 cannot be approved" in "".join(result.log)
+    assert not result.failed
+    assert "trackbed-node-a-2 cannot be approved" in "".join(result.log)
+    # Nobody waits for what was not approved.
+    assert str(script(kubernetes._GIVEN, kubernetes.STATE_FOLDER, UNIT)) not in result.flat
 
 
 @pytest.mark.parametrize("waiting", [kubernetes._ASKED, kubernetes._GIVEN])
