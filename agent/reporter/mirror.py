@@ -71,10 +71,12 @@ class Mirror:
             self._again.clear()
 
     def _list(self) -> str:
+        before = self.node
         selector = {"fieldSelector": f"metadata.name={self.name}", "resourceVersion": "0"}
         found = self.api.ask("GET", NODES, selector)
         items = found.get("items") or []
-        self._saw(read_node(items[0]) if items else None)
+        # What was there before may be the newer one by its version, and is not: an etcd that was restored counts from less.
+        self._saw(read_node(items[0]) if items else None, before)
         return str(found["metadata"]["resourceVersion"])
 
     def _listen(self, version: str) -> None:
@@ -92,9 +94,9 @@ class Mirror:
             if not self.known:
                 return
 
-    def _saw(self, node: Node | None) -> None:
+    def _saw(self, node: Node | None, instead_of: Node | None = None) -> None:
         with self._lock:
-            if node is None or not self.known or node.newer_than(self.node):
+            if node is None or not self.known or self.node is instead_of or node.newer_than(self.node):
                 self.node = node
             self.known, self.trouble = True, ""
         self.changed()

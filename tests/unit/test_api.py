@@ -43,3 +43,19 @@ def test_what_is_no_node_is_said_and_asked_for_again(tmp_path: Path) -> None:
         assert heard.get(timeout=10) == (True, "")
         # What it gets for a watch is no event.
         assert "is not understood: KeyError('type')" in heard.get(timeout=10)[1]
+
+
+def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None:
+    versions = iter(["900", "900", "7"])
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        version = {"resourceVersion": next(versions, "7")}
+        return 200, {"metadata": version, "items": [{"metadata": {"name": "a", "uid": "u1", **version}}]}
+
+    seen: queue.Queue[str] = queue.Queue()
+    with api_server(tmp_path, answer) as (url, authority):
+        session = Session(trust(authority))
+        mirror = Mirror(Api(url, lambda: session), "a", lambda: seen.put(mirror.node.version if mirror.node else ""))
+        mirror.start()
+        # Of the list, of the watch that is none, and of the next list.
+        assert [seen.get(timeout=10) for _ in range(3)] == ["900", "900", "7"]
