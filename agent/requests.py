@@ -22,8 +22,11 @@ NAME = "apply.sock"
 PATIENCE = 2.0
 """Seconds that a client may take to say what it wants: the worker waits for it."""
 
-LONGEST = 1 << 20
-"""Bytes of what waits unsent for a client that does not read; more, and it is given up."""
+SO_SNDBUFFORCE = 32
+LONGEST = 16 << 20
+"""Bytes of what waits unsent for a client that does not read; more, and it is given up. A thousand VFs that were just made are
+told in four million.
+"""
 
 
 @frozen
@@ -68,7 +71,10 @@ class Requests:
         if self.asked():
             return self._refuse(client, "another `trackbed apply` is at work; wait for it")
         self._client, self._allow = client, allow
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)
+        try:
+            client.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, LONGEST)
+        except PermissionError:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST)  # at most net.core.wmem_max
         client.setblocking(False)
         return True
 

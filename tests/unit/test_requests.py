@@ -101,6 +101,17 @@ def test_the_client_sees_each_pass(path: Path, requests: Requests) -> None:
     assert seen[1].outcomes == (OUTCOME,)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's buffers may be larger than net.core.wmem_max")
+def test_a_client_is_told_of_a_thousand_vfs_that_were_just_made(knock: socket.socket, requests: Requests) -> None:
+    many = {**BODY, "outcomes": to_plain((OUTCOME,)) * 15_000}
+    knock.sendall(b'{"allow": null}\n')
+    assert requests.accept()
+    requests.tell(many)
+    with knock.makefile("rb") as lines:
+        assert len(json.loads(lines.readline())["outcomes"]) == 15_000
+    assert requests.asked()
+
+
 def test_a_client_hears_why_nobody_answers(tmp_path: Path, path: Path, requests: Requests) -> None:
     with pytest.raises(Refused, match="No such file"):
         list(ask(tmp_path / "absent", None, 1.0))
