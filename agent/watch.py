@@ -62,10 +62,14 @@ RATE = 100.0
 
 @frozen
 class Known:
-    """Where the last snapshot saw which device: what a scope calls each netdev's function, and the PF of each function."""
+    """Where the last snapshot saw which device: what a scope calls each netdev's function, and the PF of each function.
+
+    ``incomplete``: a NIC of the spec was not found. Another function may turn out to be it, once it has its driver or its name.
+    """
 
     by_ifindex: Mapping[int, str]
     by_address: Mapping[str, str]
+    incomplete: bool = False
 
 
 @frozen
@@ -281,7 +285,7 @@ def _uevent_scope(message: bytes, elsewhere: bool, known: Known) -> set[str] | N
         # A new VF names its PF; the link is there before the event is sent.
         return {os.readlink(f"{PCI}/{last}/physfn").rpartition("/")[2]}  # noqa: PTH115
     except OSError:
-        return None if subsystem == b"pci" else set()
+        return None if subsystem == b"pci" or known.incomplete else set()
 
 
 def _value(message: bytes, key: bytes) -> bytes:

@@ -261,7 +261,7 @@ def _known(found: Pass) -> Known:
                 for target, status in statuses.items()
                 if status.link
             }
-    return Known(by_ifindex, by_address)
+    return Known(by_ifindex, by_address, incomplete=bool(found.want.missing))
 
 
 def _devices(found: Pass) -> str:

@@ -5,6 +5,8 @@ import socket
 import struct
 import time
 
+from attrs import evolve
+
 from agent.watch import (
     BURST,
     IFINFOMSG,
@@ -97,6 +99,12 @@ def test_a_channel_change_names_its_device() -> None:
 
 def test_a_new_function_concerns_everything() -> None:
     assert _uevent_scope(uevent("add", "/devices/pci0000:20/0000:99:00.0", "pci"), False, KNOWN) is None
+
+
+def test_a_netdev_that_gets_its_name_may_be_that_of_a_nic_that_was_not_found() -> None:
+    event = uevent("move", "/devices/pci0000:20/0000:99:00.0/net/ens1f0", "net", udev=True)
+    assert _uevent_scope(event, False, KNOWN) == set()
+    assert _uevent_scope(event, False, evolve(KNOWN, incomplete=True)) is None
 
 
 def test_a_cpu_that_comes_or_goes_concerns_everything() -> None:
