@@ -11,6 +11,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
+from tasks import kernel
 from tasks.commands import Commands, script
 from tasks.data import Key
 
@@ -100,10 +101,14 @@ def _file(name: str, path: str, lines: list[str]) -> None:
 
 @operation()
 def load(modules: tuple[str, ...]) -> Commands:
-    """Load what is not loaded."""
+    """Load what is not loaded; what the running kernel does not have may wait for the one that is to run."""
     pending = host.get_fact(PendingModules, modules=modules) if modules else []
     if not pending:
         host.noop("all kernel modules are loaded")
         return
+    release = kernel.awaited()
     for module in pending:
-        yield StringCommand("modprobe", "--", QuoteString(module))
+        if release:
+            yield script('modprobe -- "$1" || echo "$1 is loaded when $2 runs"', module, release)
+        else:
+            yield StringCommand("modprobe", "--", QuoteString(module))

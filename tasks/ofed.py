@@ -22,7 +22,7 @@ from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.rpm import RpmPackages
 from pyinfra.facts.server import Arch
 
-from tasks import doca, mlnx_ofed, ofed_modules, packages
+from tasks import doca, kernel, mlnx_ofed, ofed_modules, packages
 from tasks.commands import Commands, refuse, script
 from tasks.data import Key, record
 from tasks.doca import Doca
@@ -140,13 +140,13 @@ def inbox(family: Family, modules_package: str | None) -> Commands:
         return
     have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
     wanted = list(INBOX[family])
-    if host.get_fact(RdmaModules) is False:
-        kernel = stack.kernel if stack is not None else "that runs"
+    if kernel.awaited() is None and host.get_fact(RdmaModules) is False:
+        running = stack.kernel if stack is not None else "that runs"
         if modules_package is None:
             yield refuse(
-                f"ofed: the kernel {kernel} has no RDMA modules; install the distribution's full kernel "
+                f"ofed: the kernel {running} has no RDMA modules; install the distribution's full kernel "
                 "(on Debian linux-image-amd64, and not the cloud one) and reboot"
             )
             return
-        wanted.append(f"{modules_package}{kernel}")
+        wanted.append(f"{modules_package}{running}")
     yield from packages.lacking(wanted, have, family)

@@ -106,12 +106,11 @@ NOT_LOADED = (
 @operation()
 def load() -> Commands:
     """Load the module; refused with the remedy where it is not installed, or cannot do its work."""
-    if release := kernel.awaited():
-        host.noop(f"{MODULE} is loaded when {release} runs")
-        return
     have = host.get_fact(PeerMemorySupport)
     if have.loaded:
         host.noop(f"{MODULE} is loaded")
+    elif not have.installed and (release := kernel.awaited()):
+        host.noop(f"{MODULE} is loaded when {release} runs")
     elif not have.installed:
         yield refuse(
             f"peer_memory: there is no module {MODULE} for the running kernel; it comes with NVIDIA's driver (470 or later): "

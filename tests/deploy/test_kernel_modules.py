@@ -41,6 +41,17 @@ def test_one_is_missing(node: Node) -> None:
     assert result.flat == ["modprobe -- rdma_ucm"]
 
 
+def test_what_the_running_kernel_has_not_waits_for_the_one_that_is_to_run(node: Node) -> None:
+    node.data = {"kernel_modules": ["ib_umad"], "kernel": {"release": "6.1.0-10-amd64"}}
+    [load] = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-cloud-amd64"}).commands[
+        "Kernel modules now"
+    ]
+    assert load.endswith(" sh ib_umad 6.1.0-10-amd64")
+    assert "|| echo" in load
+    result = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-amd64"})
+    assert result.commands["Kernel modules now"] == ["modprobe -- ib_umad"]
+
+
 def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
     there = file_answers(kernel_modules.AT_BOOT, BOOT)
     result = node.deploy(kernel_modules.configure, there)

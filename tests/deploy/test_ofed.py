@@ -163,6 +163,13 @@ def test_inbox_of_a_small_kernel(node: Node) -> None:
     assert result.failed
 
 
+def test_inbox_waits_for_the_kernel_that_has_the_modules(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}, "kernel": {"release": "6.1.0-99-amd64"}}
+    result = node.deploy(ofed.install, {**DEBIAN, **NO_STACK, RDMA: "no", DPKG: DEBS, **UNAME})
+    assert not result.failed
+    assert result.flat == []
+
+
 def test_inbox_beside_a_vendor_s_is_refused(node: Node) -> None:
     node.data = {"ofed": {"inbox": {}}}
     result = node.deploy(ofed.install, {**DEBIAN, **stack(), DPKG: DEBS, RDMA: "yes"})
