@@ -2,14 +2,22 @@
 
 import queue
 import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from agent.reporter.api import Api, Session, trust
 from agent.reporter.mirror import Mirror
-from tests.unit.scripted import api_server
+from tests.unit.scripted import Answer, api_server
+
+T = TypeVar("T")
+
+# What ends a mirror's thread, below.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,6 +34,29 @@ def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, mon
         assert Api(url, lambda: session).ask("GET", "/api/v1/nodes") == {"kind": "List"}
 
 
+@contextmanager
+def followed(folder: Path, answer: Answer, look: Callable[[Mirror], T]) -> Iterator[Callable[[], T]]:
+    """A mirror of the Node `a`; what is given waits for its next change, and is what the mirror looks like then."""
+    seen: queue.Queue[T] = queue.Queue()
+    over = threading.Event()
+    with api_server(folder, answer) as (url, authority):
+        known = Session(trust(authority))
+
+        def session() -> Session:
+            if over.is_set():
+                raise SystemExit  # the mirror's thread ends by that
+            return known
+
+        mirror = Mirror(Api(url, session), "a", lambda: seen.put(look(mirror)))
+        mirror.start()
+        yield lambda: seen.get(timeout=10)
+        over.set()
+        mirror.at_once()
+        for thread in threading.enumerate():
+            if thread.name == "watch a":
+                thread.join(10)
+
+
 def test_what_is_no_node_is_said_and_asked_for_again(tmp_path: Path) -> None:
     node = {"metadata": {"name": "a", "uid": "u1", "resourceVersion": "7"}}
     lists = iter([[{}], [node]])
@@ -33,16 +64,12 @@ def test_what_is_no_node_is_said_and_asked_for_again(tmp_path: Path) -> None:
     def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         return 200, {"metadata": {"resourceVersion": "7"}, "items": next(lists, [node])}
 
-    heard: queue.Queue[tuple[bool, str]] = queue.Queue()
-    with api_server(tmp_path, answer) as (url, authority):
-        session = Session(trust(authority))
-        mirror = Mirror(Api(url, lambda: session), "a", lambda: heard.put((mirror.known, mirror.trouble)))
-        mirror.start()
-        known, trouble = heard.get(timeout=10)
+    with followed(tmp_path, answer, lambda mirror: (mirror.known, mirror.trouble)) as change:
+        known, trouble = change()
         assert not known and "is not understood: KeyError('metadata')" in trouble
-        assert heard.get(timeout=10) == (True, "")
+        assert change() == (True, "")
         # What it gets for a watch is no event.
-        assert "is not understood: KeyError('type')" in heard.get(timeout=10)[1]
+        assert "is not understood: KeyError('type')" in change()[1]
 
 
 def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None:
@@ -52,10 +79,6 @@ def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None
         version = {"resourceVersion": next(versions, "7")}
         return 200, {"metadata": version, "items": [{"metadata": {"name": "a", "uid": "u1", **version}}]}
 
-    seen: queue.Queue[str] = queue.Queue()
-    with api_server(tmp_path, answer) as (url, authority):
-        session = Session(trust(authority))
-        mirror = Mirror(Api(url, lambda: session), "a", lambda: seen.put(mirror.node.version if mirror.node else ""))
-        mirror.start()
+    with followed(tmp_path, answer, lambda mirror: mirror.node.version if mirror.node else "") as change:
         # Of the list, of the watch that is none, and of the next list.
-        assert [seen.get(timeout=10) for _ in range(3)] == ["900", "900", "7"]
+        assert [change() for _ in range(3)] == ["900", "900", "7"]
