@@ -55,6 +55,21 @@ def test_rhel_8_has_its_python_under_another_name(node: Node) -> None:
     assert not any("dnf" in command for command in result.ran)
 
 
+def test_a_host_is_asked_once_what_it_runs(node: Node) -> None:
+    def code() -> None:
+        packages.base()
+        assert packages.system() is packages.system()
+
+    result = node.deploy(code, {**ROCKY_9, **rpm(*RPM, "python3.11"), PYTHON: "/usr/bin/python3.11"})
+    assert len([command for command in result.ran if "-release" in command]) == 1
+    assert node.deploy(packages.base, {**DEBIAN, **dpkg(*DEB)}).flat == []
+
+
+def test_no_repository_is_asked_about_what_is_missing(node: Node) -> None:
+    result = node.deploy(packages.base, {**ROCKY_9, **rpm("python3", "kmod")})
+    assert not any("repoquery" in command for command in result.ran)
+
+
 def test_rhel_10_has_a_newer_python_of_its_own(node: Node) -> None:
     rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="10.0"', "---"]}
     result = node.deploy(packages.base, {**rhel, **rpm("kmod")})
