@@ -121,7 +121,7 @@ def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found
             yield target, User(f"unknown pods, since the kubelet does not say: {error.strerror or error}")
         return
     reader = Reader(machine.files)
-    for target, pci in functions.pci.items():
+    for target, pci in functions.pci.items() if allocated else ():
         for pod in allocated.get(pci, ()):
             yield target, User(f"pod {pod}", takes=True)
         # What stands on it was given, not itself: a share of its RDMA device, a subfunction.

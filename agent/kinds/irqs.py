@@ -11,7 +11,6 @@ import errno
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from attrs import define, evolve, field, frozen
 
@@ -49,9 +48,9 @@ class Irq:
         return f"{self.role}-{self.queue}"
 
 
-# No file tells how many vectors a CPU has left; a refused write does. It is believed for good: a CPU that is asked again now
-# and then would take the node's readiness each time.
-_full: WeakKeyDictionary[Files, set[int]] = WeakKeyDictionary()
+# No file of the kernel's tells how many vectors a CPU has left; a refused write does. It is believed until the next boot: a CPU
+# that is asked again now and then would take the node's readiness each time. Kept where `trackbed plan` finds it, too.
+FULL = "/run/trackbed/full-cpus"
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
@@ -63,9 +62,13 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
         address: {target: _placeable(machine.files, pci) for target, pci in functions.items()}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
-    if full := _full.get(machine.files):
-        found[HOST] = frozenset(full)
+    if full := _full(machine.files):
+        found[HOST] = full
     return found
+
+
+def _full(files: Files) -> frozenset[int]:
+    return frozenset(parse_ranges(read_or(files, FULL, "")))
 
 
 def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
@@ -196,7 +199,7 @@ def apply(machine: Machine, change: Change) -> None:
             raise OSError(errno.EOPNOTSUPP, "the kernel manages this interrupt's affinity") from error
         if error.errno == errno.ENOSPC:
             if len(asked := parse_ranges(str(change.after))) == 1:
-                _full.setdefault(machine.files, set()).update(asked)
+                machine.files.replace(FULL, format_ranges({*_full(machine.files), *asked}))
             raise OSError(
                 errno.ENOSPC, f"ENOSPC: CPU {change.after} has no interrupt vector left; another one is next"
             ) from error

@@ -2,16 +2,29 @@
 
 import errno
 import os
+from typing import Any, cast
 
 import pytest
+from attrs import evolve
 
 from agent.converge import Failures, Pass, converge
+from agent.machine import Files
 from agent.nics import targets
 from agent.preview import preview
 from agent.spec import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+
+
+class Through:
+    """The same files, in other hands."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
 
 
 @pytest.fixture
@@ -95,6 +108,8 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
     assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
     assert "2" not in affinities(kernel).values()
     assert not preview(machine, spec()).changes
+    another_process = evolve(machine, files=cast(Files, Through(kernel)))
+    assert not preview(another_process, spec()).changes
 
 
 def test_who_is_on_a_cpu_before_it_is_full_stays_there(kernel: Kernel) -> None:
