@@ -19,7 +19,7 @@ from pyinfra.facts.deb import DebPackages
 from pyinfra.operations import files
 
 from agent.validators import Matches
-from tasks import dkms, kernel, ofed_modules, vendor_repository
+from tasks import dkms, kernel, ofed_modules, packages, vendor_repository
 from tasks.commands import Commands, refuse, script
 from tasks.packages import Family, System
 from tasks.vendor_repository import HEADER, Package, Repository
@@ -140,11 +140,13 @@ def profile(wanted: Package, family: Family) -> Commands:
     yield from vendor_repository.packages._inner(wanted=(wanted,), family=family, module=module)
 
 
-_LIBRARIES = """
-apt-get -q update
-DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confdef \
-  -o Dpkg::Options::=--force-confold --no-install-recommends --allow-downgrades --allow-change-held-packages install -- "$@"
+_LIBRARIES = (
+    packages.APT
+    + """
+apt_update
+apt_install --allow-downgrades --allow-change-held-packages install -- "$@"
 """
+)
 
 
 @operation()

@@ -16,7 +16,6 @@ from pyinfra.context import host
 from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.rpm import RpmPackages
 from pyinfra.facts.server import LinuxDistribution
-from pyinfra.operations import apt
 
 from tasks.commands import Commands, script
 
@@ -59,6 +58,24 @@ DISTRIBUTIONS = {
     "alinux": Distribution("Alibaba Cloud Linux", "rhel", 3, 4),
     "fedora": Distribution("Fedora", "rhel", 36, 36),
 }
+
+APT = """
+apt_update() {
+  left=60
+  until said=$(LC_ALL=C apt-get -q update 2>&1); do
+    left=$((left - 1))
+    case $said in *"Could not get lock"*) ;; *) left=0 ;; esac
+    if [ "$left" -le 0 ]; then printf '%s\\n' "$said" >&2; return 1; fi
+    sleep 5
+  done
+}
+apt_install() {
+  DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confdef \\
+    -o Dpkg::Options::=--force-confold --no-install-recommends "$@"
+}
+"""
+"""Two shell functions, that wait five minutes for another apt, as a server's first boot runs one: `apt_update` (apt-get's
+DPkg::Lock::Timeout does not count for its lists) and `apt_install OPTIONS install -- PACKAGES`."""
 
 _FIND_PYTHON = """
 for python; do
@@ -167,6 +184,6 @@ def lacking(wanted: Iterable[str], have: Mapping[str, object], family: Family) -
     if not missing:
         host.noop("all packages are installed")
     elif family == "debian":
-        yield from apt.packages._inner(packages=missing, update=True, no_recommends=True)
+        yield script(f'{APT}apt_update\napt_install install -- "$@"', *missing)
     else:
         yield StringCommand("dnf", "install", "-y", *map(QuoteString, missing))

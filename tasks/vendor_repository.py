@@ -21,7 +21,7 @@ from pyinfra.operations import files
 from agent.validators import Matches
 from tasks import dkms
 from tasks.commands import Commands, script
-from tasks.packages import Family
+from tasks.packages import APT, Family
 
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 URL = re.compile(r"https?://[!-~]+")
@@ -291,13 +291,12 @@ failed() {
 """
 )
 _APT = (
-    _FAILED
+    APT
+    + _FAILED
     + """
 module=$1 remedy=$2; shift 2
-apt-get -q update
-DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confdef \
-  -o Dpkg::Options::=--force-confold --no-install-recommends --allow-downgrades --allow-change-held-packages \
-  install -- "$@" || failed
+apt_update
+apt_install --allow-downgrades --allow-change-held-packages install -- "$@" || failed
 """
 )
 _DNF = (

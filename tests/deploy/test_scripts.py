@@ -225,6 +225,29 @@ def arguments(root: Path, path: str) -> boot.Arguments:
     return boot.KernelArguments().process(said)
 
 
+def test_another_apt_is_waited_for(tmp_path: Path) -> None:
+    text = f'{packages.APT}apt_update\napt_install install -- "$@"'
+    held, log = "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 612 (apt-get)", tmp_path / "log"
+    program(tmp_path / "bin/sleep", f"echo slept >> {log}")
+    program(
+        tmp_path / "bin/apt-get",
+        f'echo "$*" >> {log}; if [ $(grep -c update {log}) -lt 3 ] && [ "$2" = update ]; then echo "{held}" >&2; exit 100; fi',
+    )
+    sh(text, "jq", "kmod", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    *before, last = log.read_text().splitlines()
+    assert before == ["-q update", "slept", "-q update", "slept", "-q update"]
+    assert last.startswith("-q -y -o DPkg::Lock::Timeout=300 ")
+    assert last.endswith(" --no-install-recommends install -- jq kmod")
+
+
+def test_what_no_waiting_helps_ends_apt_at_once(tmp_path: Path) -> None:
+    program(tmp_path / "bin/sleep", f"touch {tmp_path}/slept")
+    program(tmp_path / "bin/apt-get", "echo 'E: The repository is not signed.' >&2; exit 100")
+    with pytest.raises(AssertionError, match=r"E: The repository is not signed\."):
+        sh(f"{packages.APT}apt_update", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    assert not (tmp_path / "slept").exists()
+
+
 def test_kernel_arguments_by_grub(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cmdline").write_text("BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet\n")
