@@ -159,7 +159,8 @@ class VfAttributes:
     channels: Channels | None = None
     rings: Rings | None = None
     coalescing: Coalescing | None = None
-    offloads: Offloads | None = None
+    # A mapping has no hash, and is compared all the same.
+    offloads: Offloads | None = field(default=None, hash=False)
     qos: int | None = field(default=None, validator=Within(0, 7, "(VLAN priority)"))
     vlan_protocol: VlanProtocol | None = None
     link_state: VfLinkState | None = None

@@ -250,7 +250,7 @@ def parse(text: str, where: str = "spec") -> NodeSpec:
     """
     try:
         document = json.loads(text, object_pairs_hook=unique_keys)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SpecError([f"{where}: not valid JSON: {error}"]) from None
     return from_mapping(document, where)
 

@@ -249,6 +249,21 @@ def test_a_netdev_that_is_down_has_no_link_to_lose(kernel: Kernel) -> None:
     assert {outcome.result for outcome in found.outcomes} == {"applied"}
 
 
+def test_vfs_have_features_of_their_own(kernel: Kernel) -> None:
+    vfs = {
+        "count": 3,
+        "defaults": {"offloads": {"rx-gro": False}},
+        "groups": [{"index": "1", "offloads": {"tx-scatter-gather": False, "tx-tcp-segmentation": False}}],
+    }
+    assert is_ready(settle(kernel, spec(vfs)).conditions)
+    features = [
+        kernel.ethtool.features(kernel.netdev(vf).ifindex) for _, vf in sorted(vf_addresses(kernel, PF).items())
+    ]
+    assert [found["rx-gro"].on for found in features] == [False, True, False]
+    assert [found["tx-scatter-gather"].on for found in features] == [True, False, True]
+    assert settle(kernel, spec(vfs)).outcomes == ()
+
+
 def test_a_feature_that_needs_another_comes_with_it(kernel: Kernel) -> None:
     off = {"tx-scatter-gather": False, "tx-tcp-segmentation": False}
     assert is_ready(settle(kernel, spec(offloads=off)).conditions)

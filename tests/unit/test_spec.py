@@ -61,6 +61,7 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
     ("text", "fault"),
     [
         ("{", "spec: not valid JSON: Expecting property name"),
+        pytest.param("[" * 100_000, "spec: not valid JSON: ", id="nested"),
         ("[]", "spec: [] is not an object with keys"),
         ("{}", "spec.node_name: the key 'node_name' is missing; add it"),
         ('{"node_name": "n1", "node_name": "n2"}', "the key 'node_name' is given twice"),
