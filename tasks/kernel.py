@@ -122,7 +122,7 @@ def have(release: str | None, headers: bool, system: System) -> Commands:
 
 def _kernel(release: str, system: System) -> tuple[Package, ...]:
     if system.family == "rhel":
-        return (Package(*_rpm(release)),)
+        return (Package(*rpm(release)),)
     image = Package(f"linux-image-{release}")
     # Ubuntu has most drivers of NICs there, not in what the image depends on.
     extra = (Package(f"linux-modules-extra-{release}"),) if system.identity == "ubuntu" else ()
@@ -131,12 +131,12 @@ def _kernel(release: str, system: System) -> tuple[Package, ...]:
 
 def _headers(release: str, system: System) -> Package:
     if system.family == "rhel":
-        name, version = _rpm(release)
+        name, version = rpm(release)
         return Package(f"{name}-devel", version)
     return Package(f"linux-headers-{release}")
 
 
-def _rpm(release: str) -> tuple[str, str]:
+def rpm(release: str) -> tuple[str, str]:
     """Name and version of the package: 5.14.0-427.el9.aarch64+64k is of kernel-64k, 5.15.0-3.el9uek.x86_64 of kernel-uek."""
     named, _, variant = release.partition("+")
     version = re.sub(r"\.(x86_64|aarch64)$", "", named)

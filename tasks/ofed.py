@@ -22,7 +22,7 @@ from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.rpm import RpmPackages
 from pyinfra.facts.server import Arch
 
-from tasks import doca, kernel, mlnx_ofed, ofed_modules, packages
+from tasks import dkms, doca, kernel, mlnx_ofed, ofed_modules, packages
 from tasks.commands import Commands, refuse, script
 from tasks.data import Key, record
 from tasks.doca import Doca
@@ -78,8 +78,8 @@ INBOX: dict[Family, tuple[str, ...]] = {
     "debian": ("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags", "perftest"),
     "rhel": ("rdma-core", "libibverbs", "libibverbs-utils", "librdmacm-utils", "infiniband-diags", "perftest"),
 }
-MODULES_PACKAGE = {"ubuntu": "linux-modules-extra-", **dict.fromkeys(_RHEL, "kernel-modules-")}
-"""What brings the RDMA modules where a small kernel was installed without them; the kernel's release follows."""
+SMALL_KERNELS = ("ubuntu", *_RHEL)
+"""Where a package of its own brings the RDMA modules that a small kernel was installed without."""
 
 
 @deploy("OFED")
@@ -100,7 +100,7 @@ def install() -> None:
         mlnx_ofed.check(wanted.mlnx_ofed, system, host.get_fact(Arch))
         mlnx_ofed.bundle(name="MLNX_OFED", wanted=wanted.mlnx_ofed)
     else:
-        inbox(name="Inbox", family=system.family, modules_package=MODULES_PACKAGE.get(system.identity))
+        inbox(name="Inbox", family=system.family, of_its_own=system.identity in SMALL_KERNELS)
         return
     ofed_modules.built(name="Modules for the running kernel")
     ofed_modules.in_force(name="Loaded modules", task=TASK)
@@ -116,6 +116,13 @@ def _supported(source: str, table: Releases, system: System) -> None:
         )
 
 
+def _modules_package(release: str, family: Family) -> str:
+    if family == "debian":
+        return f"linux-modules-extra-{release}"
+    name, version = kernel.rpm(release)
+    return f"{name}-modules-{version}"
+
+
 class RdmaModules(FactBase[bool | None]):
     """Whether the running kernel has the RDMA subsystem's modules; None: unknown."""
 
@@ -129,8 +136,11 @@ class RdmaModules(FactBase[bool | None]):
 
 
 @operation()
-def inbox(family: Family, modules_package: str | None) -> Commands:
-    """Install what is missing of the distribution's packages; refused where a vendor's OFED is in their place."""
+def inbox(family: Family, of_its_own: bool) -> Commands:
+    """Install what is missing of the distribution's packages; refused where a vendor's OFED is in their place.
+
+    :param of_its_own: the distribution has RDMA modules in a package beside the kernel's.
+    """
     stack = host.get_fact(ofed_modules.OfedStack)
     if stack is not None and stack.built:
         yield refuse(
@@ -141,12 +151,12 @@ def inbox(family: Family, modules_package: str | None) -> Commands:
     have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
     wanted = list(INBOX[family])
     if kernel.awaited() is None and host.get_fact(RdmaModules) is False:
-        running = stack.kernel if stack is not None else "that runs"
-        if modules_package is None:
+        running = host.get_fact(dkms.RunningKernel)
+        if not of_its_own:
             yield refuse(
                 f"ofed: the kernel {running} has no RDMA modules; install the distribution's full kernel "
                 "(on Debian linux-image-amd64, and not the cloud one) and reboot"
             )
             return
-        wanted.append(f"{modules_package}{running}")
+        wanted.append(_modules_package(running, family))
     yield from packages.lacking(wanted, have, family)

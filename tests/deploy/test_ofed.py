@@ -154,9 +154,12 @@ def test_inbox_of_a_small_kernel(node: Node) -> None:
     node.data = {"ofed": {"inbox": {}}}
     answers = {**NO_STACK, RDMA: "no"}
     rpms = [f"{name} 1.0-1" for name in ofed.INBOX["rhel"]]
+    answers |= {"uname -r": KERNEL}
     assert node.deploy(ofed.install, {**ROCKY_9, **answers, RPM: rpms}).flat == [
         f"dnf install -y kernel-modules-{KERNEL}"
     ]
+    grace = {**ROCKY_9, **NO_STACK, RDMA: "no", RPM: rpms, "uname -r": "5.14.0-427.el9.aarch64+64k"}
+    assert node.deploy(ofed.install, grace).flat == ["dnf install -y kernel-64k-modules-5.14.0-427.el9"]
     result = node.deploy(ofed.install, {**DEBIAN, **answers, DPKG: DEBS})
     assert f"the kernel {KERNEL} has no RDMA modules" in result.flat[0]
     assert result.failed
