@@ -219,11 +219,16 @@ def converge(
     standard, seen = want, have
     if waiting and verified is not None:
         standard = resolve(verified, have.functions)
-        for kind in ASKED_FOR:
+        for kind in ASKED_FOR if _asks(standard) != _asks(want) else ():
             seen = seen.merged(kind.NAME, None, kind.observe(machine, standard, None))
     found = Pass(want, have, (*applied, *remaining), (), len(applied), waiting, standard, seen)
     own = (_converged(want, judged), failures.contention.condition(required))
     return _judged(found, own, judge or at_once(machine))
+
+
+def _asks(want: Wanted) -> tuple[object, ...]:
+    """What of a spec :data:`ASKED_FOR` goes by."""
+    return want.spec.irqs.irqbalance, {address: nic.nic.rdma for address, nic in want.nics.items()}
 
 
 def _unverified(work: _Work, outcome: Outcome) -> Outcome:

@@ -528,7 +528,7 @@ class Kernel:
         shown = next(
             vf.link_state for i, vf in self._vfs[address].items() if self._vf_address(address, i) == netdev.function
         )
-        above = {"auto": self.netdev(address).up, "enable": True, "disable": False}
+        above = {"auto": self.has_netdev(address) and self.netdev(address).up, "enable": True, "disable": False}
         return netdev.link.up and above[shown]
 
     def _vf_address(self, address: str, index: int) -> str:
