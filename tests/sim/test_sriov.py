@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from agent.change import Disruption, is_ready
 from agent.converge import Failures, Pass, converge
 from agent.nics import PCI, driver, netdev, vf_addresses
+from agent.originals import Originals
 from agent.preview import preview
 from agent.spec import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
@@ -46,8 +47,10 @@ def group(**attributes: object) -> dict[str, object]:
     return {"count": 4, "groups": [{"index": "1", **attributes}]}
 
 
-def settle(kernel: Kernel, wanted: NodeSpec, failures: Failures | None = None) -> Pass:
-    return converge(kernel.machine(), wanted, None, None, failures or Failures(), lambda: 0.0)
+def settle(
+    kernel: Kernel, wanted: NodeSpec, failures: Failures | None = None, originals: Originals | None = None
+) -> Pass:
+    return converge(kernel.machine(), wanted, None, None, failures or Failures(), lambda: 0.0, originals=originals)
 
 
 def told(kernel: Kernel, index: int) -> dict[str, Any]:
@@ -503,19 +506,19 @@ def specs(draw: st.DrawFn) -> NodeSpec:
 @settings(max_examples=60, deadline=None)
 @given(specs(), specs())
 def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second: NodeSpec) -> None:
-    kernel = made()
+    kernel, originals = made(), Originals()
     kernel.able.add(PF)
     for wanted in (first, second):
-        found = settle(kernel, wanted)
+        found = settle(kernel, wanted, originals=originals)
         # A rate that only the other spec gave may stand in the way of one that is left alone now: said, not hidden.
         stuck = [o for o in found.outcomes if o.result != "applied"]
         assert all(o.change.field == "max_tx_rate" and "give that, too" in o.error for o in stuck), stuck
         assert is_ready(found.conditions) is not bool(stuck)
-        left = preview(kernel.machine(), wanted).changes
+        left = preview(kernel.machine(), wanted, originals).changes
         assert [(c.target, c.field) for c in left] == [(o.change.target, o.change.field) for o in stuck]
         kernel.writes.clear()
         if not stuck:
-            assert settle(kernel, wanted).outcomes == ()
+            assert settle(kernel, wanted, originals=originals).outcomes == ()
             assert kernel.writes == []
 
 
