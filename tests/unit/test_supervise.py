@@ -13,6 +13,7 @@ import pytest
 from attrs import frozen
 
 from agent.change import Report, report_from_json
+from tests.contract.asking import soon
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -92,7 +93,9 @@ def test_ready_is_told_to_systemd_and_to_the_world(start: Start) -> None:
     assert supervised.notified.recv(100) == b"READY=1"
     report = supervised.wait_for(lambda report: report.ready)
     assert (report.node_name, report.spec_hash, report.boot_id) == ("n1", "h1", "boot-1")
-    assert (supervised.folder / "first-pass").read_text().strip() == "boot-1"
+    marker = supervised.folder / "first-pass"
+    soon(lambda: marker.exists() or None, "marker, which comes after the report")
+    assert marker.read_text().strip() == "boot-1"
 
 
 def test_before_the_first_finding_the_node_is_not_ready(start: Start) -> None:
