@@ -2,6 +2,9 @@
 
 import signal
 
-# A shell's background job starts with Ctrl-C ignored, and so would everything that tests start and end by it.
+# A shell's background job starts with Ctrl-C ignored, one under nohup with the hangup, and so would everything that tests start
+# and end by these signals. What has a handler has none, but is not ignored either, in the programs that are started.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
