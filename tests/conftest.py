@@ -3,7 +3,7 @@
 import signal
 
 # A shell's background job starts with Ctrl-C ignored, one under nohup with the hangup, and so would everything that tests start
-# and end by these signals. What has a handler has none, but is not ignored either, in the programs that are started.
+# and end by these signals. One that is handled here has its default effect there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
