@@ -59,6 +59,8 @@ def test_a_node_whose_vf_is_in_use_is_not_given_back(node: Node) -> None:
     refused = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploys/remove.py", "--data", "ready_timeout=60")
     text = refused.stdout + refused.stderr
     assert refused.returncode != 0
-    assert re.search(r"vfs 0000:21:00\.0 count: 7 -> 0 .*pod", text), text
+    assert re.search(
+        r"vfs 0000:21:00\.0 count: 7 -> 0 .* disturbs another network namespace \(0000:21:00\.0#3\)", text
+    ), text
     assert "not given back after 60 s" in text
     assert node.sh(f"cat /sys/class/net/{PFS[0]}/device/sriov_numvfs").strip() == "7"
