@@ -155,7 +155,8 @@ if command -v grubby >/dev/null; then
   echo "ours $(cat "$2" 2>/dev/null || true)"
 elif command -v update-grub >/dev/null; then
   echo loader grub
-  next=$(sed -n 's/^[[:space:]]*linux[[:space:]]\\{1,\\}[^[:space:]]*[[:space:]]*//p' "$3/boot/grub/grub.cfg" 2>/dev/null)
+  menu=$3/boot/grub/grub.cfg
+  next=$(sed -n 's/^[[:space:]]*linux[[:space:]]\\{1,\\}[^[:space:]]*[[:space:]]*//p' "$menu" 2>/dev/null || true)
   echo "next $(printf '%s\\n' "$next" | head -n 1)"
   echo "ours $(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)"
 fi

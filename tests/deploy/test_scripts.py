@@ -256,6 +256,8 @@ def test_kernel_arguments_by_grub(tmp_path: Path) -> None:
         assert arguments(tmp_path, path) == boot.Arguments(running="BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet")
     program(tmp_path / "bin" / "update-grub", "echo made")
     path = f"{tmp_path}/bin:{path}"
+    # No menu was ever written.
+    assert (arguments(tmp_path, path).loader, arguments(tmp_path, path).next) == ("grub", "")
     (tmp_path / "boot/grub").mkdir(parents=True)
     (tmp_path / "boot/grub/grub.cfg").write_text(
         "menuentry {\n\tlinux\t/boot/vmlinuz root=/dev/sda1 ro quiet iommu=pt pci=realloc\n}\n\tlinux /boot/vmlinuz single\n"
