@@ -197,11 +197,11 @@ class Maintenance:
 
     def _evict_all(self, name: str, asked: set[str]) -> tuple[str, str]:
         """Ask for the eviction of what is left on a node: which pods those are, and why they do not go."""
-        todo = drain(self.api.client.list(Pod, namespace=ALL_NS, fields={"spec.nodeName": name}), self.rules)
-        if todo.obstacles:
-            raise CannotDrain("; ".join(todo.obstacles))
-        refused = [self._evict(name, pod, asked) for pod in todo.evict if not is_terminating(pod)]
-        return ", ".join(map(say, todo.evict)), "; ".join(dict.fromkeys(filter(None, refused))) or "they do not end"
+        plan = drain(self.api.client.list(Pod, namespace=ALL_NS, fields={"spec.nodeName": name}), self.rules)
+        if plan.obstacles:
+            raise CannotDrain("; ".join(plan.obstacles))
+        refused = [self._evict(name, pod, asked) for pod in plan.evict if not is_terminating(pod)]
+        return ", ".join(map(say, plan.evict)), "; ".join(dict.fromkeys(filter(None, refused))) or "they do not end"
 
     def _evict(self, node: str, pod: Pod, asked: set[str]) -> str:
         """Ask for a pod's eviction; why it is refused, or an empty text."""
