@@ -55,8 +55,8 @@ def plan(found: Sequence[Standing], share: float) -> Plan:
     joined = [one for one in found if one.joined]
     expired = [one for one in joined if one.expired]
     allowed = max(1, math.floor(share * len(joined)))
-    todo = [one.name for one in expired if not one.swept] if len(expired) <= allowed else []
-    return Plan(len(joined), allowed, tuple(one.name for one in expired), tuple(todo))
+    doomed = [one.name for one in expired if not one.swept] if len(expired) <= allowed else []
+    return Plan(len(joined), allowed, tuple(one.name for one in expired), tuple(doomed))
 
 
 @frozen

@@ -146,12 +146,20 @@ class Arguments:
     ours: str = ""
 
 
+_GIVEN_BY_GRUBBY = """
+given_by_grubby() {  # to the next boot
+  grubby --info=DEFAULT | sed -n 's/^args="\\(.*\\)"$/\\1/p' | head -n 1
+}
+"""
+
 # The first entry of grub's menu is the default one, which savedefault may change, to an entry with the same arguments.
-_ARGUMENTS = """
+_ARGUMENTS = (
+    _GIVEN_BY_GRUBBY
+    + """
 echo "running $(cat "$3/proc/cmdline")"
 if command -v grubby >/dev/null; then
   echo loader grubby
-  echo "next $(grubby --info=DEFAULT | sed -n 's/^args="\\(.*\\)"$/\\1/p' | head -n 1)"
+  echo "next $(given_by_grubby)"
   echo "ours $(cat "$2" 2>/dev/null || true)"
 elif command -v update-grub >/dev/null; then
   echo loader grub
@@ -161,6 +169,7 @@ elif command -v update-grub >/dev/null; then
   echo "ours $(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)"
 fi
 """
+)
 
 
 class KernelArguments(FactBase[Arguments]):
@@ -194,18 +203,21 @@ said=$(update-grub 2>&1) || { printf '%s\\n' "$said" >&2; exit 1; }
 """
 
 # From Red Hat's documents: not run on RHEL.
-_GRUBBY = """
+_GRUBBY = (
+    _GIVEN_BY_GRUBBY
+    + """
 if [ -n "$3" ]; then grubby --update-kernel=ALL --remove-args="$3"; fi
 if [ -n "$2" ]; then grubby --update-kernel=ALL --args="$2"; fi
 mkdir -p "$(dirname "$1")"
 printf '%s\\n' "$2" > "$1"
-next=$(grubby --info=DEFAULT | sed -n 's/^args="\\(.*\\)"$/\\1/p' | head -n 1)
+next=$(given_by_grubby)
 for argument in $2; do
   case " $next " in *" $argument "*) continue ;; esac
   echo "grubby was told $argument, and the next boot has $next; give it by hand, as grubby(8) says, or leave it out" >&2
   exit 1
 done
 """
+)
 
 
 @operation()

@@ -117,8 +117,7 @@ class KernelHeaders(FactBase[bool]):
 @operation()
 def headers() -> Commands:
     """Refused without the running kernel's headers: the packages would be installed, and no modules."""
-    if release := kernel.awaited():
-        host.noop(f"the drivers are built when {release} runs")
+    if kernel.waits("the drivers are built"):
         return
     if host.get_fact(KernelHeaders):
         host.noop("the headers of the running kernel are there")
@@ -133,8 +132,7 @@ def headers() -> Commands:
 @operation()
 def profile(wanted: Package, family: Family) -> Commands:
     """Install the profile at its version and hold it, once the kernel runs that its modules are for."""
-    if release := kernel.awaited():
-        host.noop(f"{wanted.name} is installed when {release} runs")
+    if kernel.waits(f"{wanted.name} is installed"):
         return
     module = ofed_modules.NAMES[0 if family == "debian" else 1]
     yield from vendor_repository.packages._inner(wanted=(wanted,), family=family, module=module)
@@ -152,8 +150,7 @@ apt_install --allow-downgrades --allow-change-held-packages install -- "$@"
 @operation()
 def libraries() -> Commands:
     """Put the vendor's rdma-core back where the distribution's has taken its place."""
-    if release := kernel.awaited():
-        host.noop(f"rdma-core is the vendor's when {release} runs")
+    if kernel.waits("rdma-core is the vendor's"):
         return
     others = [
         name for name, versions in host.get_fact(DebPackages).items() if name in LIBRARIES and not _vendor(versions)

@@ -13,8 +13,6 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.facts.deb import DebPackages
-from pyinfra.facts.rpm import RpmPackages
 
 from agent.validators import Matches
 from tasks import packages, reboot, vendor_repository
@@ -65,6 +63,14 @@ def awaited() -> str | None:
     if wanted is None or wanted.release is None or host.get_fact(RunningKernel) == wanted.release:
         return None
     return wanted.release
+
+
+def waits(what: str) -> bool:
+    """For an operation: whether ``what`` is done once another kernel runs; then that is said, and there is nothing to do."""
+    release = awaited()
+    if release is not None:
+        host.noop(f"{what} when {release} runs")
+    return release is not None
 
 
 # Rescue images and those that dracut keeps for itself are no kernels to boot.
@@ -148,7 +154,7 @@ def rpm(release: str) -> tuple[str, str]:
 @operation()
 def hold(held: bool, family: Family) -> Commands:
     """Hold the packages that bring the newest kernel, or let them go."""
-    have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
+    have = packages.installed(family)
     pattern = META if family == "debian" else RHEL
     found = sorted(name for name in have if pattern.fullmatch(name))
     on_hold = host.get_fact(HeldPackages, family=family)

@@ -164,8 +164,7 @@ mv "$folder/installed.new" "$folder/installed"
 @operation()
 def bundle(wanted: MlnxOfed) -> Commands:
     """Install the bundle, unless it is there, with modules for the running kernel, or such that DKMS can build for it."""
-    if release := kernel.awaited():
-        host.noop(f"MLNX_OFED is installed when {release} runs")
+    if kernel.waits("MLNX_OFED is installed"):
         return
     have = host.get_fact(InstalledBundle)
     stack = host.get_fact(ofed_modules.OfedStack)

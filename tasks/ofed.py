@@ -18,8 +18,6 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.facts.deb import DebPackages
-from pyinfra.facts.rpm import RpmPackages
 from pyinfra.facts.server import Arch
 
 from tasks import dkms, doca, kernel, mlnx_ofed, ofed_modules, packages
@@ -148,7 +146,7 @@ def inbox(family: Family, of_its_own: bool) -> Commands:
             "remove it (`/usr/sbin/ofed_uninstall.sh --force`) and reboot, or give its source"
         )
         return
-    have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
+    have = packages.installed(family)
     wanted = list(INBOX[family])
     if kernel.awaited() is None and host.get_fact(RdmaModules) is False:
         running = host.get_fact(dkms.RunningKernel)

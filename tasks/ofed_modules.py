@@ -133,8 +133,7 @@ def _by_build_id(module: Module) -> Module:
 @operation()
 def built() -> Commands:
     """Have DKMS build what it knows of the vendor's for the running kernel, in the order in which they need each other."""
-    if release := kernel.awaited():
-        host.noop(f"the modules are built when {release} runs")
+    if kernel.waits("the modules are built"):
         return
     running = host.get_fact(dkms.RunningKernel)
     builds = host.get_fact(dkms.Builds)
@@ -334,8 +333,7 @@ def in_force(task: str) -> Commands:
 
     :param task: under whose name the wish is kept.
     """
-    if release := kernel.awaited():
-        host.noop(f"the modules are loaded when {release} runs")
+    if kernel.waits("the modules are loaded"):
         return
     stack = read_stack()
     if stack is None or not stack.built:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -161,7 +161,7 @@ def install(family: Family, new_python: bool) -> Commands:
 
     :param new_python: the distribution's python3 is new enough.
     """
-    have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
+    have = installed(family)
     wanted = list(BASE[family])
     too_old = "python3" in have or not new_python
     if family == "rhel" and too_old and host.get_fact(NodePython) is None:
@@ -169,10 +169,16 @@ def install(family: Family, new_python: bool) -> Commands:
     yield from lacking(wanted, have, family)
 
 
+def installed(family: Family) -> Mapping[str, Collection[str]]:
+    """For an operation: the packages that the node has, each with its versions."""
+    found: Mapping[str, Collection[str]] = host.get_fact(DebPackages if family == "debian" else RpmPackages)
+    return found
+
+
 @operation()
 def present(names: tuple[str, ...], family: Family) -> Commands:
     """Install those that are missing."""
-    yield from lacking(names, host.get_fact(DebPackages if family == "debian" else RpmPackages), family)
+    yield from lacking(names, installed(family), family)
 
 
 def lacking(wanted: Iterable[str], have: Mapping[str, object], family: Family) -> Commands:

@@ -109,13 +109,12 @@ def load() -> Commands:
     have = host.get_fact(PeerMemorySupport)
     if have.loaded:
         host.noop(f"{MODULE} is loaded")
-    elif not have.installed and (release := kernel.awaited()):
-        host.noop(f"{MODULE} is loaded when {release} runs")
     elif not have.installed:
-        yield refuse(
-            f"peer_memory: there is no module {MODULE} for the running kernel; it comes with NVIDIA's driver (470 or later): "
-            "install that after OFED, or give the method 'dma-buf'"
-        )
+        if not kernel.waits(f"{MODULE} is loaded"):
+            yield refuse(
+                f"peer_memory: there is no module {MODULE} for the running kernel; it comes with NVIDIA's driver (470 or "
+                "later): install that after OFED, or give the method 'dma-buf'"
+            )
     else:
         yield script(_LOAD, MODULE, NOT_LOADED)
 
@@ -123,8 +122,7 @@ def load() -> Commands:
 @operation()
 def dma_buf() -> Commands:
     """Nothing is to be set; refused with the remedy where the kernel or the GPU driver cannot do it."""
-    if release := kernel.awaited():
-        host.noop(f"it is looked for when {release} runs")
+    if kernel.waits("it is looked for"):
         return
     have = host.get_fact(PeerMemorySupport)
     if have.gpu_driver is None:

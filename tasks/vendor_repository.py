@@ -14,14 +14,12 @@ from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.facts.deb import DebPackages
-from pyinfra.facts.rpm import RpmPackages
 from pyinfra.operations import files
 
 from agent.validators import Matches
 from tasks import dkms
 from tasks.commands import Commands, script
-from tasks.packages import APT, Family
+from tasks.packages import APT, Family, installed
 
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 URL = re.compile(r"https?://[!-~]+")
@@ -233,7 +231,7 @@ install -D -m 644 "$home/out" "$ring"
 def key(url: str, fingerprint: str, family: Family, ring: str) -> Commands:
     """Install the key of this fingerprint, and no other; gpg first, where it is missing."""
     gpg = "gpg" if family == "debian" else "gnupg2"
-    if gpg not in host.get_fact(DebPackages if family == "debian" else RpmPackages):
+    if gpg not in installed(family):
         yield from _install(family, (Package(gpg),))
     if host.get_fact(KeyFingerprints, keyring=ring) == [fingerprint]:
         host.noop(f"{ring} has the key {fingerprint}")
@@ -251,7 +249,7 @@ def packages(
     :param hold: without it, a version that dnf has locked does not keep another one from being installed.
     :param remedy: said after the package manager's own words if they cannot be installed.
     """
-    have = host.get_fact(DebPackages if family == "debian" else RpmPackages)
+    have = installed(family)
     missing = tuple(p for p in wanted if p.name not in have or (p.version and p.version not in have[p.name]))
     held = host.get_fact(HeldPackages, family=family) if hold else {}
     loose = tuple(p for p in wanted if hold and p.version and not _is_held(p, held, family))

@@ -8,7 +8,7 @@ import pytest
 
 from lab import Node, boot_loader, repository
 from lab.packages import toolchain
-from tests.lab.conftest import pyinfra, ready, wait_ready
+from tests.lab.conftest import boot_id, pyinfra, ready, wait_ready
 
 pytestmark = pytest.mark.campaign
 
@@ -49,10 +49,6 @@ def deploy(**data: object) -> str:
 
 def arguments(node: Node) -> list[str]:
     return node.sh("cat /proc/cmdline").split()
-
-
-def boot_id(node: Node) -> str:
-    return node.sh("cat /proc/sys/kernel/random/boot_id")
 
 
 def test_what_a_boot_gives_is_there_after_one_reboot_and_goes_by_another(loaded: Node) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from lab import Node, repository
 from lab.packages import ofed
-from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, settled
+from tests.lab.conftest import DEPLOYED, boot_id, eventually, kept, pyinfra, settled
 from tests.lab.test_peer_memory import install_modules
 
 FIRST, SECOND = list(ofed.DOCA)[:2]
@@ -234,12 +234,11 @@ def test_peer_memory_with_users_stays_and_goes_out_and_in_again_without(node_tha
 
 @pytest.mark.campaign
 def test_modules_in_use_are_loaded_by_a_reboot_that_the_policy_allows(node_that_builds: Node, doca: Any) -> None:
-    node, boot_id = node_that_builds, "cat /proc/sys/kernel/random/boot_id"
-    before = node.sh(boot_id)
+    node, before = node_that_builds, boot_id(node_that_builds)
     with used(node):
         done = deploy(doca(FIRST), reboot={"policy": "allow"})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert node.sh(boot_id) != before
+    assert boot_id(node) != before
     runs, installed, path = loaded(node)
     assert runs == installed
     assert "/updates/dkms/" in path

@@ -5,18 +5,13 @@ import json
 import pytest
 
 from lab import Node
-from tests.lab.conftest import pyinfra, ready
+from tests.lab.conftest import boot_id, pyinfra, ready
 
 pytestmark = pytest.mark.campaign
 
 WISHES = "/var/lib/trackbed/reboots"
 # A node that boots is slow.
 REBOOT = ("--data", f"reboot={json.dumps({'policy': 'allow', 'timeout': 900})}", "--data", "ready_timeout=900")
-BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
-
-
-def boot_id(node: Node) -> str:
-    return node.sh(BOOT_ID).strip()
 
 
 def booted(node: Node) -> float:
@@ -26,7 +21,7 @@ def booted(node: Node) -> float:
 
 
 def wish(node: Node, task: str, text: str) -> None:
-    node.sh(f"mkdir -p {WISHES}; ({BOOT_ID}; echo {text!r}) > {WISHES}/{task}")
+    node.sh(f"mkdir -p {WISHES}; (echo {boot_id(node)}; echo {text!r}) > {WISHES}/{task}")
 
 
 def test_what_wants_a_reboot_is_told_and_nothing_is_rebooted_by_default(node: Node) -> None:

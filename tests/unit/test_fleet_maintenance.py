@@ -64,9 +64,9 @@ def test_daemons_static_and_finished_pods_stay() -> None:
         pod("failed", phase="Failed"),
         pod("pending", phase="Pending"),
     ]
-    todo = drain(pods, Rules())
-    assert [say(one) for one in todo.evict] == ["ml/job", "ml/pending"]
-    assert todo.obstacles == ()
+    planned = drain(pods, Rules())
+    assert [say(one) for one in planned.evict] == ["ml/job", "ml/pending"]
+    assert planned.obstacles == ()
 
 
 def test_a_pod_that_nothing_starts_again_is_evicted_by_force_only() -> None:
@@ -82,8 +82,8 @@ def test_local_data_is_lost_only_if_asked_for_and_shared_memory_is_none() -> Non
 
 
 def test_a_pod_on_its_way_out_is_waited_for_and_is_no_obstacle() -> None:
-    todo = drain([pod("bare", owner=None, ending=True)], Rules())
-    assert (len(todo.evict), todo.obstacles) == (1, ())
+    planned = drain([pod("bare", owner=None, ending=True)], Rules())
+    assert (len(planned.evict), planned.obstacles) == (1, ())
 
 
 def noted(text: str) -> Node:

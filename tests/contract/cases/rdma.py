@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 
+from agent.kinds import links
 from agent.machine import Machine
 from agent.nics import PCI, device_path, netdev, vf_addresses
 from agent.rdma import RdmaDevice, Reader, gid_index
@@ -24,7 +25,7 @@ def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
     def active() -> RdmaDevice | None:
         name = netdev(machine.files, vf)
         link = machine.netlink.link(name) if name else None
-        if link is None or f"n{link.ifindex}" not in machine.files.names("/run/udev/data"):
+        if link is None or not links.initialised(machine.files, link.ifindex):
             return None
         if not link.up:
             machine.netlink.set_link(link.ifindex, up=True)

@@ -2,9 +2,10 @@
 
 import errno
 
+from agent.kinds import links
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine
-from agent.nics import PCI, derived_mac, driver, netdev, targets, vf_addresses
+from agent.nics import PCI, derived_mac, driver, ifindex, netdev, targets, vf_addresses
 from tests.contract.asking import errno_of, soon
 
 
@@ -13,10 +14,8 @@ def _link(machine: Machine, function: str) -> Link:
 
     def initialised() -> Link | None:
         name = netdev(machine.files, function)
-        link = machine.netlink.link(name) if name else None
-        if name is None or link is None or f"n{link.ifindex}" not in machine.files.names("/run/udev/data"):
-            return None
-        return machine.netlink.link(name)
+        index = ifindex(machine.files, name) if name else 0
+        return machine.netlink.link(name) if name and index and links.initialised(machine.files, index) else None
 
     return soon(initialised, f"a netdev of {function}")
 
