@@ -40,7 +40,7 @@ FOR_GOOD = frozenset({errno.EINVAL, errno.ERANGE, errno.EOPNOTSUPP, errno.ENOSYS
 # How long (seconds) it may be since users were looked for when a device is disturbed: many VFs are seen to in a row. Where
 # looking takes long, as many times that.
 FRESH = 0.2
-FRESH_LOOKS = 5
+FRESH_LOOKS = 10
 
 # What probes judge of them is read only as far as a spec asks for it.
 ASKED_FOR = (irqbalance, rdma)

@@ -29,3 +29,6 @@ nics = [
 
 # CPUs of the system services, two a socket: interrupts stay away from them.
 irqs = {"exclude_cpus": "0-1,56-57"}
+
+# An address is told by its own rail alone (ARP): the others' RDMA devices do not have it. docs/inventory.md says more.
+sysctls = {"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}

@@ -8,6 +8,11 @@ import lab
 from lab.hardware import VFS_PER_NIC
 
 
+# A node answers ARP for an address on each of its netdevs (ip-sysctl.rst of the kernel, arp_ignore). Where several are on one
+# network, a peer may then send to one whose RDMA device does not have the address, and RoCE's packets are dropped there.
+SYSCTLS = {"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}
+
+
 def _nics(machine: lab.Machine) -> list[dict[str, Any]]:
     first, second = machine.nics
     return [
@@ -48,6 +53,7 @@ def _host(node: lab.Node) -> tuple[str, dict[str, Any]]:
         "ssh_known_hosts_file": str(node.known_hosts),
         "ssh_strict_host_key_checking": "yes",
         "nics": _nics(node.machine),
+        "sysctls": SYSCTLS,
     }
     # A Node that is called otherwise than its host, as a managed Kubernetes has them.
     if node.machine is lab.MACHINES[-1]:
