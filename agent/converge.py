@@ -15,10 +15,11 @@ from agent.change import HOST, SETTLING, Change, Condition, Disruption, Outcome,
 from agent.contention import Contention, Write
 from agent.disruption import Allowed, allowed
 from agent.kinds import Kind, by_name, irqbalance, links, ordered, rdma, vf_links
-from agent.machine import Machine, Remembered
+from agent.machine import Machine
 from agent.nics import Wanted, asks_serials, rediscover, resolve
 from agent.originals import Originals
 from agent.readiness import Judge, at_once
+from agent.remembered import Remembered
 from agent.snapshot import Scope, Snapshot, devices, own, read_basis
 from agent.spec import NodeSpec
 from agent.users import User, reaches, taken, takers, users, with_victims
@@ -170,9 +171,8 @@ def converge(
     :raises OSError: a device went away while it was read; the caller starts again.
     """
     doing("devices", "read")
-    reading = Remembered(machine.netlink)
+    reading = Remembered(machine)
     work = _Work(
-        evolve(machine, netlink=reading),
         machine,
         reading,
         allow,
@@ -184,7 +184,7 @@ def converge(
         doing,
         originals or Originals(),
     )
-    machine = work.reader
+    machine = reading.machine
     serials = asks_serials(spec)
     have, scope = (read_basis(machine, serials), None) if last is None or scope is None else (last, scope)
     whole = scope is None
@@ -203,6 +203,7 @@ def converge(
         # Everything else was read in this pass already; what was written is what must be read again.
         scope = frozenset(name for outcome in done for name in _touched(outcome.change))
         meanwhile = heard()
+        reading.forget()
         have, scope = (read_basis(machine, serials), None) if meanwhile is None else (have, scope | meanwhile)
     else:
         remaining += [_unverified(work, outcome) for outcome in done]
@@ -303,9 +304,8 @@ class _Seen:
 
 @define
 class _Work:
-    """What stays the same through a pass, and what was written in it. ``reader``: the machine, through ``reading``."""
+    """What stays the same through a pass, and what was written in it. ``reading``: the machine as it is observed."""
 
-    reader: Machine
     machine: Machine
     reading: Remembered
     allow: Disruption | None
@@ -354,10 +354,11 @@ class _Work:
 
 def _round(work: _Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Snapshot, list[Outcome]]:
     outcomes: list[Outcome] = []
+    machine = work.reading.machine
     for kind in ordered():
         work.doing(kind.NAME, "read")
-        have = have.merged(kind.NAME, scope, kind.observe(work.reader, want, scope))
-        changes = kind.plan(want, have) + work.originals.returning(work.reader, kind, want, have, whole=scope is None)
+        have = have.merged(kind.NAME, scope, kind.observe(machine, want, scope))
+        changes = kind.plan(want, have) + work.originals.returning(machine, kind, want, have, whole=scope is None)
         outcomes += _attempts(work, want, have, kind, changes)
     return have, outcomes
 
@@ -365,10 +366,11 @@ def _round(work: _Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Sna
 def _give_back(work: _Work, left: Wanted, have: Snapshot) -> list[Outcome]:
     """What was set on devices that are no longer in the spec gets its original value back."""
     outcomes: list[Outcome] = []
+    machine = work.reading.machine
     for kind in ordered() if left.nics else ():
         work.doing(kind.NAME, "read")
-        have = have.merged(kind.NAME, frozenset(left.nics), kind.observe(work.reader, left, None))
-        changes = work.originals.returning(work.reader, kind, left, have, left=True)
+        have = have.merged(kind.NAME, frozenset(left.nics), kind.observe(machine, left, None))
+        changes = work.originals.returning(machine, kind, left, have, left=True)
         outcomes += _attempts(work, left, have, kind, changes)
     return outcomes
 

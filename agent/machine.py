@@ -6,7 +6,7 @@ import errno
 import os
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from attrs import field, frozen
 
@@ -472,27 +472,6 @@ class Machine:
     rdma: Rdma = LACKING
     hung: frozenset[str] = frozenset()
     namespaces: Namespaces = HOST_ONLY
-
-
-class Remembered:
-    """rtnetlink whose answers about single links are kept until they are forgotten: several kinds look at the same one."""
-
-    def __init__(self, netlink: Netlink) -> None:
-        self._netlink = netlink
-        self._found: dict[str, Link | None] = {}
-
-    def forget(self) -> None:
-        """Something was changed: ask again."""
-        self._found.clear()
-
-    def link(self, name: str) -> Link | None:
-        """One netdev by its name, as it was when first asked for."""
-        if name not in self._found:
-            self._found[name] = self._netlink.link(name)
-        return self._found[name]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._netlink, name)
 
 
 def read_or(files: Attributes, path: str, default: str) -> str:

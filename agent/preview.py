@@ -8,9 +8,10 @@ from attrs import evolve, frozen
 
 from agent.change import Change, Disruption
 from agent.kinds import bindings, ordered
-from agent.machine import Machine, Remembered
+from agent.machine import Machine
 from agent.nics import Wanted, asks_serials, resolve
 from agent.originals import Originals
+from agent.remembered import Remembered
 from agent.snapshot import read_basis
 from agent.spec import NodeSpec
 from agent.users import User, taken, users, with_victims
@@ -35,7 +36,7 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
     What cannot be known yet, because the devices come with another change, is one change whose ``after`` says after which kind.
     """
     # Nothing is written, so that what one kind has asked for the next need not ask for again.
-    machine = evolve(machine, netlink=Remembered(machine.netlink))
+    machine = Remembered(machine).machine
     have = read_basis(machine, asks_serials(spec))
     want = resolve(spec, have.functions)
     planned: list[Change] = []

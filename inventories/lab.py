@@ -7,7 +7,6 @@ from pyinfra.api.exceptions import InventoryError
 import lab
 from lab.hardware import VFS_PER_NIC
 
-
 # A node answers ARP for an address on each of its netdevs (ip-sysctl.rst of the kernel, arp_ignore). Where several are on one
 # network, a peer may then send to one whose RDMA device does not have the address, and RoCE's packets are dropped there.
 SYSCTLS = {"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}

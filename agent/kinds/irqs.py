@@ -56,8 +56,10 @@ FULL = "/run/trackbed/full-cpus"
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     """Each PF's interrupts and its VFs', by target; those of a VF in a process's hands (vfio) are its own business.
 
-    Under HOST the CPUs that have no interrupt vector left, if any.
+    None if nothing is placed by them. Under HOST the CPUs that have no interrupt vector left, if any.
     """
+    if not (want.spec.irqs.pin or want.spec.rps.enable or want.spec.xps.enable):
+        return {}
     found: dict[str, Any] = {
         address: {target: _placeable(machine.files, pci) for target, pci in functions.items()}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
@@ -183,6 +185,15 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
         for address, target, irq in _each(have)
         if address in want.nics
     ]
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """One interrupt's affinity, where they are not observed."""
+    if kept.device not in want.nics:
+        return None
+    irqs = function_irqs(machine.files, pci_of(machine.files, kept.target))
+    affinity = next((format_ranges(irq.affinity) for irq in irqs if irq.name == kept.field), None)
+    return None if affinity is None else Reading(kept.target, kept.field, affinity, want.spec.irqs.pin)
 
 
 def apply(machine: Machine, change: Change) -> None:

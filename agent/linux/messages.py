@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
 
 HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
@@ -31,14 +30,19 @@ def attribute(kind: int, payload: bytes) -> bytes:
     return packed + bytes(-len(packed) % 4)
 
 
-def attributes(data: bytes, offset: int = 0) -> Iterator[tuple[int, bytes]]:
+def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
     """The attributes in ``data`` from ``offset`` on: type without its flags, payload."""
-    while offset + ATTRIBUTE.size <= len(data):
-        length, kind = ATTRIBUTE.unpack_from(data, offset)
-        if length < ATTRIBUTE.size:
-            return
-        yield kind & NLA_TYPE_MASK, data[offset + ATTRIBUTE.size : offset + length]
+    # A netdev has fifty, and is asked for again and again: no generator, no look-up of what does not change.
+    found = []
+    unpack, size, mask = ATTRIBUTE.unpack_from, ATTRIBUTE.size, NLA_TYPE_MASK
+    last = len(data) - size
+    while offset <= last:
+        length, kind = unpack(data, offset)
+        if length < size:
+            break
+        found.append((kind & mask, data[offset + size : offset + length]))
         offset += (length + 3) & ~3
+    return found
 
 
 def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:

@@ -349,3 +349,20 @@ def test_a_function_without_a_netdev_has_its_interrupts_placed(kernel: Kernel) -
     assert is_ready(settle(kernel.machine(), wanted).conditions)
     assert kernel.read("/proc/irq/90/smp_affinity_list") == "2-3"
     assert kernel.read("/proc/irq/91/smp_affinity_list") == "2"
+
+
+def test_what_happens_between_two_rounds_is_read_in_the_second(kernel: Kernel) -> None:
+    """An event that is taken in the middle of a pass comes once: what was read before it does not answer for it."""
+    settled = settle(kernel.machine(), spec())
+    vf = vf_addresses(kernel, PF0)[3]
+    kernel.set_vf(kernel.netdev(PF0).ifindex, 3, trust=False)
+    events = [frozenset({f"{PF0}#3"}), frozenset[str]()]
+
+    def heard() -> frozenset[str]:
+        if len(events) == 2:
+            kernel.set_link(kernel.netdev(vf).ifindex, mtu=1500)
+        return events.pop(0) if events else frozenset()
+
+    found = converge(kernel.machine(), spec(), settled.have, frozenset({PF0}), Failures(), lambda: 0.0, heard=heard)
+    assert is_ready(found.conditions)
+    assert kernel.netdev(vf).mtu == 9000
