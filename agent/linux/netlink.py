@@ -17,7 +17,7 @@ from typing import Any
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from agent.linux.messages import ask, attribute, attributes, dump
+from agent.linux.messages import ATTRIBUTE, ask, attribute, attributes, dump
 from agent.linux.vf_config import decode, encode
 from agent.machine import Link
 
@@ -30,9 +30,11 @@ IFINFOMSG = struct.Struct("=BxHiII")
 IFF_UP = 1
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_TXQLEN, IFLA_VFINFO_LIST = 1, 3, 4, 13, 22
 IFLA_EXT_MASK, IFLA_CARRIER, IFLA_PROP_LIST, IFLA_ALT_IFNAME, IFLA_PERM_ADDRESS = 29, 33, 52, 53, 54
+# How many VFs there are; told before their list.
+IFLA_NUM_VF = 21
 RTEXT_FILTER_VF = 1
 # Not the VFs' counters, as far as the kernel leaves them out: mlx5 asks its firmware for each of them, and with them an
-# attribute's 64 kB are full at some 200 VFs.
+# attribute's 64 kB are full at 220 VFs (seen on 6.1 with netdevsim), as without them at 334.
 RTEXT_FILTER_SKIP_STATS = 8
 
 # struct ifaddrmsg: family, prefix length, flags, scope, the netdev's index.
@@ -69,7 +71,9 @@ class LinuxNetlink:
     def links(self) -> list[Link]:
         """Dump every link."""
         with _asked("dump of links"):
-            return [_link(body) for body in dump(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(0, 0, 0, 0, 0))]
+            return [
+                decode_link(body) for body in dump(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(0, 0, 0, 0, 0))
+            ]
 
     def link(self, name: str) -> Link | None:
         """Ask for one link."""
@@ -78,7 +82,7 @@ class LinuxNetlink:
         try:
             with _asked(f"link {name}"):
                 (told,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, body)
-                return _link(told)
+                return decode_link(told)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -181,9 +185,10 @@ def _several(content: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
         offset += (length + 3) & ~3
 
 
-def _link(body: bytes) -> Link:
+def decode_link(body: bytes) -> Link:
+    """A netdev from the body of the kernel's answer (RTM_NEWLINK)."""
     _, _, ifindex, flags, _ = IFINFOMSG.unpack_from(body)
-    told = dict(attributes(body, IFINFOMSG.size))
+    told = _told(body)
     properties = attributes(told.get(IFLA_PROP_LIST, b""))
     return Link(
         ifindex=ifindex,
@@ -197,6 +202,27 @@ def _link(body: bytes) -> Link:
         vfs=tuple(decode(entry) for _, entry in attributes(told.get(IFLA_VFINFO_LIST, b""))),
         txqueuelen=U32.unpack(told.get(IFLA_TXQLEN, bytes(4)))[0],
     )
+
+
+def _told(body: bytes) -> dict[int, bytes]:
+    told = attributes(body, IFINFOMSG.size)
+    count = next((U32.unpack(value)[0] for kind, value in told if kind == IFLA_NUM_VF), 0)
+    if not count:
+        return dict(told)
+    # The length of the list of VFs has 16 bits: of more than 64 kB it tells the rest (seen on 6.1, from 335 VFs on), and what
+    # follows would be sought in its midst. Its entries have lengths of their own.
+    end = IFINFOMSG.size
+    found: dict[int, bytes] = {}
+    for kind, value in told:
+        start = end + ATTRIBUTE.size
+        end = start + (len(value) + 3 & ~3)
+        if kind == IFLA_VFINFO_LIST:
+            end = start
+            for _ in range(count):
+                end += ATTRIBUTE.unpack_from(body, end)[0] + 3 & ~3
+            return {**found, kind: body[start:end], **dict(attributes(body, end))}
+        found[kind] = value
+    return found
 
 
 def _text(value: bytes) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from agent.linux.netlink import LinuxNetlink
+from agent.linux.messages import attribute
+from agent.linux.netlink import LinuxNetlink, decode_link
 from bench.namespace import enter
 
 MADE = """
@@ -131,3 +132,21 @@ def test_netdevs_of_gateways_are_found(inside: Callable[..., Any], more: str, th
         return {names[ifindex] for ifindex in netlink.gateway_ifindexes()}
 
     assert inside(look, more) == through
+
+
+@pytest.mark.parametrize("count", [0, 7, 334, 335, 1024])
+def test_a_list_of_vfs_that_is_longer_than_its_own_length_can_say_is_read_whole(count: int) -> None:
+    # As the kernel puts it together: 196 octets for each VF, then what follows the list.
+    numbers = [index.to_bytes(4, "little") for index in range(count)]
+    vfs = [
+        attribute(1, number + bytes(32)) + attribute(2, number + bytes(8)) + attribute(99, bytes(132))
+        for number in numbers
+    ]
+    entries = b"".join(attribute(1, vf) for vf in vfs)
+    assert len(entries) == 196 * count
+    long = (len(entries) + 4 & 0xFFFF).to_bytes(2, "little") + (22).to_bytes(2, "little") + entries
+    names = [(3, b"fab0\0"), (4, (9000).to_bytes(4, "little")), (21, count.to_bytes(4, "little"))]
+    head = bytes(16) + b"".join(attribute(kind, value) for kind, value in names)
+    link = decode_link(head + (long if count else b"") + attribute(54, bytes.fromhex("020000000001")))
+    assert (link.name, link.mtu, link.permanent_mac) == ("fab0", 9000, "02:00:00:00:00:01")
+    assert [vf.index for vf in link.vfs] == list(range(count))
