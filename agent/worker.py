@@ -42,6 +42,9 @@ Each time in a row doubles it, up to :data:`RESYNC`.
 
 UP_TO_DATE = "UpToDate"
 
+BRIEFLY = 0.05
+"""Seconds that a round of the probes' readings takes at most as a rule: what a pass found is said together with theirs."""
+
 POSTPONED = 5
 """Passes in a row whose Ready is not said because more has happened meanwhile; then it is: events may never end."""
 
@@ -115,7 +118,8 @@ class _Loop:
         self.scope, said = frozenset(), False
         while self.scope == frozenset() and not self.reload and not self.knocked:
             left = min(deadline - time.monotonic(), self.readiness.timeout() if self.last else math.inf)
-            scope = self._listen(left if said else 0.0)
+            first = min(left, BRIEFLY) if self.readiness.waiting() else 0.0
+            scope = self._listen(left if said else first)
             if self.last and not self.readiness.timeout():
                 self.last = judged_again(self.last, self.readiness.judge)
                 body = self._found(self.last)
