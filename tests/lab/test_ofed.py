@@ -81,16 +81,9 @@ def linked(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 def between(nodes: tuple[Node, ...], server: str, client: str) -> str:
     """Run a pair of programs; what the client says."""
     nodes[0].sh(f"systemd-run --quiet --collect --unit=peer {server}")
-    said = ""
-
-    def done() -> bool:
-        nonlocal said
-        ran = nodes[1].run(["sh", "-c", client], timeout=120)
-        said = ran.stdout + ran.stderr
-        return ran.returncode == 0
-
-    # The server may not listen yet.
-    eventually(client, done)
+    # One that was refused once, and comes again, may leave perftest's server waiting for the first for ever.
+    eventually("the server listens", lambda: "LISTEN" in nodes[0].sh("rdma resource show cm_id"))
+    said = nodes[1].run(["sh", "-c", client], timeout=300, check=True).stdout
     nodes[0].run(["systemctl", "stop", "peer"])
     return said
 
