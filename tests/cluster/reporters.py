@@ -149,11 +149,19 @@ class Reporter:
         conditions = () if ready else (NO_CARRIER,)
         told = {"ready": ready, "generation": generation, "uptime": uptime(), "conditions": conditions, **more}
         self.report = evolve(self.report, **told)
+        self._write()
+        self.publication.wake()
+        return generation
+
+    def beat(self) -> None:
+        """The agent lives, and has nothing new to say."""
+        self.report = evolve(self.report, uptime=uptime())
+        self._write()
+
+    def _write(self) -> None:
         beside = self.publication.report.with_suffix(".new")
         beside.write_text(report_to_json(self.report))
         beside.rename(self.publication.report)
-        self.publication.wake()
-        return generation
 
     def published(self) -> Published:
         return published.read(self.publication.out) or Published()
