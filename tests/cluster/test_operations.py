@@ -161,6 +161,8 @@ def test_a_change_waits_for_the_pod_in_its_way_and_maintenance_makes_it(member: 
     reasons = [pod["status"].get("reason") for pod in plane.get("pods", "--selector=app=busy")["items"]]
     assert "UnexpectedAdmissionError" not in reasons
     plane.kubectl("delete", "replicaset", "busy", "--wait=false")
+    # Its network ends by the configuration that it began with, so that must still be there.
+    eventually("the pod is gone", lambda: not plane.get("pods", "--selector=app=busy")["items"], LONG)
 
 
 def published(plane: ControlPlane, name: str, since: int) -> list[str]:
@@ -247,7 +249,7 @@ def test_pods_on_two_nodes_talk_by_vfs_of_their_own_which_come_back(fresh_cluste
     pods = ("vf-server", "vf-client")
     try:
         for pod, program, name in zip(pods, (SERVE, SEND), cluster.names, strict=True):
-            words = ["/usr/bin/python3", "-c", program + "import time; time.sleep(3600)"]
+            words = ["/usr/bin/python3", "-u", "-c", program + "import time; time.sleep(3600)"]
             plane.apply(manifests.pod(pod, words, selector={"kubernetes.io/hostname": name}))
             eventually(f"{pod} has said something", lambda pod=pod: logs(plane, pod) != "", LONG)  # type: ignore[misc]
         eventually("all is received", lambda: str(MEBIBYTES << 20) in logs(plane, "vf-server"), LONG)
