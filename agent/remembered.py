@@ -40,18 +40,22 @@ class _Netlink:
 class _Files:
     def __init__(self, files: Files) -> None:
         self._files = files
+        # Thousands of times a pass: not by way of __getattr__.
+        self.read = files.read
         self.listed: dict[str, list[str]] = {}
         self.led: dict[str, str] = {}
 
     def names(self, path: str) -> list[str]:
-        if path not in self.listed:
-            self.listed[path] = self._files.names(path)
-        return list(self.listed[path])
+        found = self.listed.get(path)
+        if found is None:
+            found = self.listed[path] = self._files.names(path)
+        return found.copy()
 
     def target(self, path: str) -> str:
-        if path not in self.led:
-            self.led[path] = self._files.target(path)
-        return self.led[path]
+        found = self.led.get(path)
+        if found is None:
+            found = self.led[path] = self._files.target(path)
+        return found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)
