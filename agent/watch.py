@@ -20,6 +20,7 @@ from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME
 
 from agent.nics import PCI
 from agent.readiness import Readiness
+from agent.receive_buffer import widen
 from agent.snapshot import Scope
 
 RTMGRP_LINK = 1
@@ -48,7 +49,6 @@ NSID_ROOM = socket.CMSG_SPACE(4)
 # The header of IFLA_PARENT_DEV_NAME (Linux 5.14) with a PCI address in it: 12 characters and a NUL.
 PARENT = struct.pack("=HH", 4 + 13, 56)
 
-SO_RCVBUFFORCE = 33
 BUFFER = 16 << 20
 """Bytes of events that may wait, as the kernel counts them: some 14,000 link events; an overrun costs a full reading."""
 
@@ -171,10 +171,7 @@ class Watch:
 
 def _subscribe(protocol: int, groups: int) -> socket.socket:
     made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
-    except PermissionError:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER)
+    widen(made, BUFFER)
     made.bind((0, groups))
     return made
 

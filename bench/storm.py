@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from agent import worker
-from agent.watch import BUFFER, RTMGRP_LINK, SO_RCVBUFFORCE
+from agent.receive_buffer import widen
+from agent.watch import BUFFER, RTMGRP_LINK
 from bench.agent import keep
 from bench.namespace import enter
 
@@ -48,7 +49,7 @@ def _agent(told: Connection) -> None:
 
 def _bare(told: Connection) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as events:
-        events.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, BUFFER)
+        widen(events, BUFFER)
         events.bind((0, RTMGRP_LINK))
         told.send(None)
         while True:

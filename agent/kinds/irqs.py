@@ -58,7 +58,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
 
     None if nothing is placed by them. Under HOST the CPUs that have no interrupt vector left, if any.
     """
-    if not (want.spec.irqs.pin or want.spec.rps.enable or want.spec.xps.enable):
+    if not _places(want):
         return {}
     found: dict[str, Any] = {
         address: {target: _placeable(machine.files, pci) for target, pci in functions.items()}
@@ -67,6 +67,11 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     if full := _full(machine.files):
         found[HOST] = full
     return found
+
+
+def _places(want: Wanted) -> bool:
+    """Whether anything goes by where interrupts are."""
+    return want.spec.irqs.pin or want.spec.rps.enable or want.spec.xps.enable
 
 
 def _full(files: Files) -> frozenset[int]:
@@ -188,12 +193,12 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """One interrupt's affinity, where they are not observed."""
-    if kept.device not in want.nics:
+    """One interrupt's affinity, where they are not observed; one that was and was not found is not sought again."""
+    if _places(want) or kept.device not in want.nics:
         return None
     irqs = function_irqs(machine.files, pci_of(machine.files, kept.target))
     affinity = next((format_ranges(irq.affinity) for irq in irqs if irq.name == kept.field), None)
-    return None if affinity is None else Reading(kept.target, kept.field, affinity, want.spec.irqs.pin)
+    return None if affinity is None else Reading(kept.target, kept.field, affinity, wanted=False)
 
 
 def apply(machine: Machine, change: Change) -> None:

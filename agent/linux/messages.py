@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from contextlib import suppress
+
+from agent.receive_buffer import widen
 
 HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
@@ -21,7 +22,6 @@ NLA_TYPE_MASK = 0x3FFF
 
 # A PF's answer tells all of its VFs in one message: 128 of them take 25 kB, 1,024 of them 200 kB.
 ROOM = 1 << 18
-SO_RCVBUFFORCE = 33  # socket.h; the module has no name for it
 # A table that changes while it is told may be told again this often.
 TELLINGS = 5
 
@@ -74,9 +74,8 @@ def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[b
     interrupted = False
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as channel:
         channel.bind((0, 0))
-        # An answer of ROOM does not fit into the usual buffer. Whoever may not have a larger one may not be told as much.
-        with suppress(PermissionError):
-            channel.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 2 * ROOM)
+        # An answer of ROOM does not fit into the usual buffer.
+        widen(channel, 2 * ROOM)
         channel.send(message)
         while True:
             data = channel.recv(ROOM)
