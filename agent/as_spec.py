@@ -13,7 +13,8 @@ from typing import Any
 
 from attrs import evolve, fields, frozen
 
-from agent.machine import Machine, VfInfo, names_or_none
+from agent.attributes import names_or_none
+from agent.machine import Machine, VfInfo
 from agent.nic_spec import NIC_NAME, OF_ONE_VF, Nic, Selector, VfAttributes, VfGroup, Vfs
 from agent.nics import Function, derived_mac, device_path, discover, netdev, vf_addresses
 from agent.preview import preview

@@ -10,8 +10,6 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO})
-
 
 @frozen
 class VfInfo:
@@ -472,36 +470,3 @@ class Machine:
     rdma: Rdma = LACKING
     hung: frozenset[str] = frozenset()
     namespaces: Namespaces = HOST_ONLY
-
-
-def read_or(files: Attributes, path: str, default: str) -> str:
-    """The file's text, or ``default`` if the kernel does not have the attribute or the device is gone."""
-    try:
-        return files.read(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return default
-    except OSError as error:
-        # sysfs answers these for an attribute that the device does not implement, or has just lost.
-        if error.errno in ABSENT:
-            return default
-        raise
-
-
-def number_or(files: Attributes, path: str, default: int) -> int:
-    """The number in a file, or ``default`` where :func:`read_or` has one, and where the file is empty.
-
-    :raises OSError: there is something else in it: what was read of the device is worth nothing.
-    """
-    text = read_or(files, path, "")
-    try:
-        return int(text) if text else default
-    except ValueError:
-        raise OSError(errno.EPROTO, f"{text!r} is no number", path) from None
-
-
-def names_or_none(files: Attributes, path: str) -> list[str]:
-    """The names in a directory, none if it is not there."""
-    try:
-        return files.names(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

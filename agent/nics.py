@@ -10,8 +10,9 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
+from agent.attributes import names_or_none, number_or, read_or
 from agent.change import Condition, Status
-from agent.machine import Attributes, Files, Link, Machine, names_or_none, number_or, read_or
+from agent.machine import Attributes, Files, Link, Machine
 from agent.nic_spec import Nic, Selector, VfAttributes
 from agent.ranges import parse_ranges
 from agent.serial import device_serial_number, vpd_serial_number

@@ -239,13 +239,13 @@ class Reader:
             empty = empty + 1 if text.strip("0:") == "" else 0
             if empty == GAP:
                 return
-            if empty:
+            if empty or (address := _address(text)) is None:
                 continue
             kind = self._text(f"{path}/gid_attrs/types/{index}")
             yield Gid(
                 index,
                 _gid_type(kind, device.transport),
-                _address(text),
+                address,
                 self._text(f"{path}/gid_attrs/ndevs/{index}") or None,
             )
 
@@ -299,6 +299,9 @@ def _gid_type(told: str, transport: str | None) -> str:
     return "" if transport == "iWARP" else "IB"
 
 
-def _address(text: str) -> str:
-    address = ipaddress.IPv6Address(text)
+def _address(text: str) -> str | None:
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return None
     return str(address.ipv4_mapped or address)

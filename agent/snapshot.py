@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import evolve, field, frozen
 
+from agent.attributes import names_or_none, parsed, ranges, read_or
 from agent.cpus import Cpu, Topology
-from agent.machine import Machine, names_or_none, read_or
+from agent.machine import Machine
 from agent.nics import Function, discover
 from agent.ranges import parse_ranges
 
@@ -73,20 +74,29 @@ def read_basis(machine: Machine, serials: bool = False) -> Snapshot:
 def read_topology(machine: Machine) -> Topology:
     """The online CPUs and their NUMA nodes, cores and last-level caches, from sysfs."""
     files = machine.files
+
+    def told(path: str, parse: Callable[[str], tuple[int, ...]] = parse_ranges) -> tuple[int, ...]:
+        return parsed(parse, files.read(path), path)
+
     nodes = [name for name in names_or_none(files, NODE) if name.startswith("node") and name[4:].isdigit()]
-    node_of = {id: int(name[4:]) for name in nodes for id in parse_ranges(files.read(f"{NODE}/{name}/cpulist"))}
+    node_of = {id: int(name[4:]) for name in nodes for id in told(f"{NODE}/{name}/cpulist")}
     ids = sorted(int(name[4:]) for name in nodes)
     distances = {
-        int(name[4:]): dict(zip(ids, map(int, files.read(f"{NODE}/{name}/distance").split()), strict=False))
-        for name in nodes
+        int(name[4:]): dict(zip(ids, told(f"{NODE}/{name}/distance", _numbers), strict=False)) for name in nodes
     }
-    kept_free = (read_or(files, f"{CPU}/{name}", "") for name in ("isolated", "nohz_full"))
-    isolated = frozenset(id for text in kept_free if "(null)" not in text for id in parse_ranges(text))
+    kept_free = ((f"{CPU}/{name}", read_or(files, f"{CPU}/{name}", "")) for name in ("isolated", "nohz_full"))
+    # A mask that was never allocated is printed so.
+    isolated = [parsed(parse_ranges, text, path) for path, text in kept_free if "(null)" not in text]
     cpus = {}
-    for id in parse_ranges(files.read(f"{CPU}/online")):
+    for id in told(f"{CPU}/online"):
         # A shared cache never spans sockets; the last index is the last level.
         caches = [name for name in names_or_none(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
-        core = parse_ranges(read_or(files, f"{CPU}/cpu{id}/topology/core_cpus_list", "") or str(id))
-        llc = parse_ranges(read_or(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list", "")) if caches else ()
-        cpus[id] = Cpu(id, node_of.get(id, 0), core[0], llc[0] if llc else node_of.get(id, 0))
-    return Topology(cpus, isolated, distances)
+        core = ranges(files, f"{CPU}/cpu{id}/topology/core_cpus_list")
+        llc = ranges(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list") if caches else ()
+        node = node_of.get(id, 0)
+        cpus[id] = Cpu(id, node, core[0] if core else id, llc[0] if llc else node)
+    return Topology(cpus, frozenset().union(*isolated), distances)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split())

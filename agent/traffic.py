@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 
 from attrs import define, field, frozen
 
-from agent.machine import Files, names_or_none, read_or
+from agent.attributes import names_or_none, read_or
+from agent.machine import Files
 from agent.nics import NET, PCI, bonded, rdma_devices
 from agent.rdma import RDMA
 

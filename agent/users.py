@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import evolve, frozen
 
+from agent.attributes import names_or_none, read_or
 from agent.change import Change, Disruption
-from agent.machine import Machine, names_or_none, read_or
+from agent.machine import Machine
 from agent.nics import NET, PCI, VFIO, Wanted, driver, ifindex, netdev, targets
 from agent.rdma import CHAR_DEVICES, Reader
 from agent.vendors import vendor

@@ -25,6 +25,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 from pyroute2.iproute.linux import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
 from agent.converge import Failures, converge
 from agent.linux import machine as this_machine
@@ -81,12 +82,17 @@ class Case:
 
 
 def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
-    """Milliseconds of each round by the agent and by the bare loop, and how many writes that is."""
+    """Milliseconds of each round by the agent and by the bare loop, and how many writes that is.
+
+    A pass in which a VF had to be bound again, since its driver had not found the PF ready, cannot be made again write by
+    write: the next VFs need it elsewhere, or not at all. Such a round is none.
+    """
     log: list[Write] = []
     recorded = evolve(
         case.machine, files=Recorder(case.machine.files, log), netlink=Recorder(case.machine.netlink, log)
     )
-    ours, bare = [], []
+    ours: list[float] = []
+    bare: list[float] = []
     spec, ip = case.spec(), IPRoute()
     last = converge(recorded, spec, None, None, Failures(), time.monotonic)
 
@@ -95,10 +101,12 @@ def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
         scope = frozenset({case.address})
         last = converge(recorded, spec, last.have, scope, Failures(), time.monotonic, judge=lambda want, have: [])
 
-    for _ in range(rounds):
+    for _ in range(rounds * 3):
+        if len(bare) == rounds:
+            break
         case.clear()
         log.clear()
-        ours.append(_timed(caused_by_deletion))
+        took = _timed(caused_by_deletion)
         told = case.machine.netlink.link(_netdev(case))
         wrong = [vf for vf in (told.vfs if told else ()) if (vf.trust, vf.spoofchk) != (True, False)]
         if told is None or len(told.vfs) != case.count or wrong:
@@ -106,7 +114,14 @@ def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
         vfs = dict(_netdevs(case.machine, case.address))
         case.clear()
         again = [_bare(ip, write, case, vfs) for write in log]
-        bare.append(_timed(partial(_all, again)))
+        try:
+            bare.append(_timed(partial(_all, again)))
+        except (OSError, NetlinkError) as error:
+            print(f"{case.name}: a round is left out, its writes cannot be made again: {error}", file=sys.stderr)  # noqa: T201
+        else:
+            ours.append(took)
+    if len(bare) < rounds:
+        raise SystemExit(f"{case.name}: only {len(bare)} of {rounds} rounds could be made again; is the node at rest?")
     return ours, bare, len(log)
 
 
@@ -237,11 +252,12 @@ def main() -> None:
         try:
             node.unpack(packed.getvalue(), FOLDER)
             pf = lab.MACHINES[0].nics[0].pci
-            told = node.run(["python3", "-I", "-c", RUNNER, FOLDER, pf, str(rounds)], timeout=600, check=True).stdout
+            done = node.run(["python3", "-I", "-c", RUNNER, FOLDER, pf, str(rounds)], timeout=600, check=True)
         finally:
             node.sh(f"systemctl start trackbed; modprobe -r netdevsim; rm -rf {FOLDER}")
+        print(done.stderr, end="", file=sys.stderr)  # noqa: T201  rounds that were left out
         table = Table("VFs", "writes", "agent: median", "bare: median", "ratio", title="milliseconds")
-        for name, row in json.loads(told).items():
+        for name, row in json.loads(done.stdout).items():
             ours, bare = statistics.median(row["agent"]), statistics.median(row["bare"])
             table.add_row(
                 f"{row['count']} of {name}", str(row["writes"]), f"{ours:.0f}", f"{bare:.0f}", f"{ours / bare:.2f}"

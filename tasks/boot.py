@@ -1,7 +1,7 @@
 """What only a boot can give: kernel arguments, options of modules in the initramfs, sysctls that hold before the agent runs.
 
 The spec's sysctls and hugepages are not written down for the boot: the agent sets them at each boot before the kubelet starts,
-looks whether they hold, and knows what they were (docs/decisions/0027-which-half-persists.md).
+looks whether they hold, and knows what they were (docs/decisions/0023-which-half-persists.md).
 """
 
 from __future__ import annotations

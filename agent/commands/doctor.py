@@ -116,7 +116,7 @@ def _nics(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:
 
 
 def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
-    from agent.machine import read_or
+    from agent.attributes import read_or
     from agent.nics import device_path
 
     found = []
@@ -128,7 +128,7 @@ def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
 
 
 def _has_iommu(machine: Machine) -> bool:
-    from agent.machine import names_or_none
+    from agent.attributes import names_or_none
 
     return bool(names_or_none(machine.files, "/sys/kernel/iommu_groups"))
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from agent.attributes import names_or_none, parsed
 from agent.change import HOST, Change
 from agent.kinds import Reading, host_in_scope
-from agent.machine import Files, Machine, names_or_none
+from agent.machine import Files, Machine
 from agent.nics import Wanted
 from agent.snapshot import NODE, Scope, Snapshot
 from agent.spec import HugepagePool
@@ -60,9 +61,8 @@ def path(pool: HugepagePool) -> str:
 def read(files: Files, pool: HugepagePool) -> Pool:
     """A pool as it is now."""
     try:
-        total, free, surplus = (
-            int(files.read(f"{path(pool)}/{name}")) for name in ("nr_hugepages", "free_hugepages", "surplus_hugepages")
-        )
+        paths = [f"{path(pool)}/{name}" for name in ("nr_hugepages", "free_hugepages", "surplus_hugepages")]
+        total, free, surplus = (parsed(int, files.read(each), each) for each in paths)
     except FileNotFoundError:
         sizes = ", ".join(name.removeprefix("hugepages-") for name in names_or_none(files, _folder(pool)))
         if not sizes and pool.numa_node is not None:

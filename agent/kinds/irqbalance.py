@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from agent.attributes import read_or
 from agent.change import HOST, Change
 from agent.kinds import host_in_scope
-from agent.machine import Machine, read_or
+from agent.machine import Machine
 from agent.nics import Wanted
 from agent.snapshot import Scope, Snapshot
 

@@ -14,10 +14,11 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
+from agent.attributes import names_or_none, ranges, read_or
 from agent.change import HOST, Change
 from agent.cpus import Key, Pool, Topology, place, pool
 from agent.kinds import Reading, functions_in_scope
-from agent.machine import Files, Machine, names_or_none, read_or
+from agent.machine import Files, Machine
 from agent.nics import PCI, Wanted, driver, pci_of
 from agent.ranges import format_ranges, parse_ranges
 from agent.snapshot import Scope, Snapshot
@@ -75,7 +76,7 @@ def _places(want: Wanted) -> bool:
 
 
 def _full(files: Files) -> frozenset[int]:
-    return frozenset(parse_ranges(read_or(files, FULL, "")))
+    return frozenset(ranges(files, FULL))
 
 
 def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
@@ -89,7 +90,7 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     found = []
     for number in sorted(map(int, names_or_none(files, f"{PCI}/{pci}/msi_irqs"))):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
-        affinity = read_or(files, f"/proc/irq/{number}/smp_affinity_list", "")
+        affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
         if not action or not affinity:
             continue
         if match := pattern.search(action):
@@ -97,7 +98,7 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
         else:
             role, queue = MANAGEMENT, management[MANAGEMENT]
             management[MANAGEMENT] += 1
-        found.append(Irq(number, role, queue, parse_ranges(affinity)))
+        found.append(Irq(number, role, queue, affinity))
     return tuple(found)
 
 
@@ -134,10 +135,15 @@ _placed = _Placed()
 
 
 def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
-    """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it."""
+    """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it.
+
+    The same object as before while spec, interrupts and CPUs are the same.
+    """
     last = _placed
-    if (last.want, last.irqs, last.topology) != (want, have[NAME], have.topology):
-        last.want, last.irqs, last.topology = want, have[NAME], have.topology
+    new = (last.want, last.irqs, last.topology) != (want, have[NAME], have.topology)
+    # Kept if they are equal, too: the next kind of this pass then asks about the same objects, which takes no comparing.
+    last.want, last.irqs, last.topology = want, have[NAME], have.topology
+    if new:
         last.result = _place(want, have)
     return last.result
 

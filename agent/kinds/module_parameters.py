@@ -11,9 +11,10 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from agent.attributes import names_or_none
 from agent.change import HOST, Change, Disruption
 from agent.kinds import Reading, host_in_scope
-from agent.machine import Machine, names_or_none
+from agent.machine import Machine
 from agent.nics import Wanted
 from agent.snapshot import Scope, Snapshot
 

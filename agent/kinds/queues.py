@@ -12,10 +12,11 @@ from typing import Literal
 
 from attrs import frozen
 
+from agent.attributes import names_or_none, number_or, parsed, read_or
 from agent.change import Change
 from agent.cpus import from_mask, mask
 from agent.kinds import Reading, functions_in_scope
-from agent.machine import Attributes, Files, Machine, names_or_none, number_or, read_or
+from agent.machine import Attributes, Files, Machine
 from agent.nics import NET, Wanted, driver, netdev, pci_of
 from agent.ranges import format_ranges, parse_ranges
 from agent.snapshot import Scope, Snapshot
@@ -87,10 +88,14 @@ def _read(files: Attributes, folder: str, flows: bool) -> Queues:
     # The attribute of a single transmit queue is there and gives ENOENT (net-sysfs.c, xps_cpus_show).
     several = transmit if len(transmit) > 1 else {}
     return Queues(
-        rps={q: from_mask(read_or(files, f"{p}/rps_cpus", "0")) for q, p in receive.items()},
+        rps={q: _mask(files, f"{p}/rps_cpus") for q, p in receive.items()},
         flows={q: number_or(files, f"{p}/rps_flow_cnt", 0) for q, p in receive.items()} if flows else {},
-        xps={q: from_mask(read_or(files, f"{p}/xps_cpus", "0")) for q, p in several.items()},
+        xps={q: _mask(files, f"{p}/xps_cpus") for q, p in several.items()},
     )
+
+
+def _mask(files: Attributes, path: str) -> frozenset[int]:
+    return parsed(from_mask, read_or(files, path, "0"), path)
 
 
 def each(have: Snapshot) -> Iterator[tuple[str, str, Queues]]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from agent.attributes import number_or
 from agent.change import HOST, Change
 from agent.kinds import Reading, host_in_scope, queues
-from agent.machine import Machine, number_or
+from agent.machine import Machine
 from agent.nics import Wanted
 from agent.ranges import format_ranges
 from agent.snapshot import Scope, Snapshot

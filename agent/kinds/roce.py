@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, field, frozen
 
+from agent.attributes import names_or_none, read_or
 from agent.change import Change, Disruption, Value
 from agent.kinds import Reading, functions_in_scope, links
-from agent.machine import Files, Machine, names_or_none, read_or
+from agent.machine import Files, Machine
 from agent.nic_spec import Roce
 from agent.nics import NET, Wanted, netdev, netdev_of, pci_of
 from agent.ranges import format_ranges, parse_ranges

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from attrs import define, field
+
 from agent.change import Change
-from agent.cpus import steering
+from agent.cpus import Key, steering
 from agent.kinds import Reading, irqs, queues
 from agent.machine import Machine
 from agent.nics import Wanted
@@ -24,6 +26,17 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     return {}
 
 
+@define
+class _Steered:
+    """The masks by PF, number of queues and CPU of the interrupt, for as long as a placement holds."""
+
+    placed: Mapping[Key, int] | None = None
+    masks: dict[tuple[str, int, int], frozenset[int]] = field(factory=dict)
+
+
+_steered = _Steered()
+
+
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The masks that differ from what the placement of the queues' interrupts asks for."""
     if not want.spec.rps.enable:
@@ -31,16 +44,18 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     placed = irqs.placement(want, have)
     local = irqs.pools(want, have)
     changes = []
-    steered: dict[tuple[str, int, int], frozenset[int]] = {}
+    if _steered.placed is not placed:
+        _steered.placed, _steered.masks = placed, {}
+    masks = _steered.masks
     for address, target, found in queues.each(have):
-        for queue, before in sorted(found.rps.items()):
-            cpu = placed.get((target, str(queue)))
-            if address not in local or cpu is None:
+        if address not in local:
+            continue
+        for queue, before in found.rps.items():
+            if (cpu := placed.get((target, str(queue)))) is None:
                 continue  # a netdev that is down has requested no interrupts
             question = address, len(found.rps), cpu
-            if question not in steered:
-                steered[question] = steering(have.topology, local[address], len(found.rps), cpu)
-            after = steered[question]
+            if (after := masks.get(question)) is None:
+                after = masks[question] = steering(have.topology, local[address], len(found.rps), cpu)
             if before != after:
                 changes.append(Change(NAME, target, f"rx-{queue}", format_ranges(before), format_ranges(after)))
     return changes

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from agent.attributes import read_or
 from agent.change import Change, Disruption
 from agent.kinds import functions_in_scope, links
-from agent.machine import Files, Link, Machine, read_or
+from agent.machine import Files, Link, Machine
 from agent.nics import Wanted, link_of, netdev
 from agent.snapshot import Scope, Snapshot
 

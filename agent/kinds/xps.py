@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from attrs import define
+
 from agent.change import Change
-from agent.cpus import Senders, pool
+from agent.cpus import Key, Senders, Topology, pool
 from agent.kinds import Reading, irqs, queues
 from agent.machine import Machine
 from agent.nics import Wanted
@@ -24,19 +26,36 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     return {}
 
 
+@define
+class _Asked:
+    """What has been answered about who sends where, for as long as a placement holds."""
+
+    placed: Mapping[Key, int] | None = None
+    senders: Senders | None = None
+
+
+_asked = _Asked()
+
+
+def _senders(placed: Mapping[Key, int], topology: Topology, exclude: str) -> Senders:
+    if _asked.senders is None or _asked.placed is not placed:
+        ids = pool(topology, -1, frozenset(parse_ranges(exclude))).cpus
+        _asked.placed, _asked.senders = placed, Senders(topology, ids)
+    return _asked.senders
+
+
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The masks that differ, of netdevs with several transmit queues; those without an interrupt are left alone."""
     if not want.spec.xps.enable:
         return []
     placed = irqs.placement(want, have)
-    exclude = frozenset(parse_ranges(want.spec.irqs.exclude_cpus))
-    senders = Senders(have.topology, pool(have.topology, -1, exclude).cpus)
+    senders = _senders(placed, have.topology, want.spec.irqs.exclude_cpus)
     changes = []
     for address, target, found in queues.each(have):
-        served = {queue: placed[target, str(queue)] for queue in found.xps if (target, str(queue)) in placed}
-        if address not in want.nics or not served:
+        if address not in want.nics:
             continue
-        for queue, after in sorted(senders.transmitting(served).items()):
+        served = {queue: cpu for queue in found.xps if (cpu := placed.get((target, str(queue)))) is not None}
+        for queue, after in senders.transmitting(served).items() if served else ():
             before = found.xps[queue]
             if before != after:
                 changes.append(Change(NAME, target, f"tx-{queue}", format_ranges(before), format_ranges(after)))

@@ -12,8 +12,9 @@ from itertools import pairwise
 
 from attrs import frozen
 
+from agent.attributes import names_or_none, read_or
 from agent.change import Condition, Severity, Stage
-from agent.machine import Files, Machine, names_or_none, read_or
+from agent.machine import Files, Machine
 from agent.nics import NET, Wanted, device_path, netdev
 from agent.rdma import RDMA
 from agent.snapshot import Snapshot

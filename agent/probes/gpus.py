@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from agent.attributes import names_or_none
 from agent.change import Condition, Severity, Stage
-from agent.machine import Machine, names_or_none
+from agent.machine import Machine
 from agent.nics import Wanted
 from agent.snapshot import Snapshot
 

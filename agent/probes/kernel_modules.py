@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from agent.attributes import read_or
 from agent.change import Condition, Severity, Stage
-from agent.machine import Machine, read_or
+from agent.machine import Machine
 from agent.nics import Wanted
 from agent.snapshot import Snapshot
 

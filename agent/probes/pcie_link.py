@@ -11,8 +11,9 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
+from agent.attributes import read_or
 from agent.change import Condition, Severity, Stage
-from agent.machine import Machine, read_or
+from agent.machine import Machine
 from agent.nics import Wanted, device_path
 from agent.snapshot import Snapshot
 

@@ -180,7 +180,7 @@ class Kernel:
     def granted(self, function: str) -> VfInfo:
         """What its PF grants a VF."""
         physical = self.tree.links[f"{PCI}/{function}/physfn"].rpartition("/")[2]
-        return next(vf for vf in self.vfs(physical) if self._vf_address(physical, vf.index) == function)
+        return next(vf for vf in self.vfs(physical) if vf.index == self._vf_index(function))
 
     def remove_nic(self, address: str) -> None:
         """PCI hot removal, its VFs included."""
@@ -525,15 +525,17 @@ class Kernel:
         if physical is None:
             return netdev.link.up
         address = physical.rpartition("/")[2]
-        shown = next(
-            vf.link_state for i, vf in self._vfs[address].items() if self._vf_address(address, i) == netdev.function
-        )
+        shown = self._vfs[address][self._vf_index(netdev.function)].link_state
         above = {"auto": self.has_netdev(address) and self.netdev(address).up, "enable": True, "disable": False}
         return netdev.link.up and above[shown]
 
     def _vf_address(self, address: str, index: int) -> str:
         bus = address.rpartition(":")[0]
         return f"{bus}:{0x10 + index // 4:02x}.{index % 4 * 2}"
+
+    def _vf_index(self, function: str) -> int:
+        device, _, number = function.rpartition(":")[2].partition(".")
+        return (int(device, 16) - 0x10) * 4 + int(number) // 2
 
     def _set_vfs(self, address: str, count: int) -> None:
         path = f"{PCI}/{address}"
@@ -579,7 +581,7 @@ class Kernel:
             return
         if self.tree.files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
             return
-        index = next(i for i in self._vfs[physical] if self._vf_address(physical, i) == vf)
+        index = self._vf_index(vf)
         given = self._vfs[physical][index].mac
         # igbvf that finds its PF down hears nothing from it, and makes an address up.
         heard = given != _Vf().mac and self.netdev(physical).up
@@ -621,8 +623,7 @@ class Kernel:
         if physical is None:
             return self._pf_names.get(function)
         address = physical.rpartition("/")[2]
-        index = next(i for i in self._vfs[address] if self._vf_address(address, i) == function)
-        return f"{self._pf_names[address]}v{index}"
+        return f"{self._pf_names[address]}v{self._vf_index(function)}"
 
     def _named(self, name: str) -> bool:
         return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self._netdevs.values())
@@ -653,8 +654,9 @@ class Kernel:
     def _give_address_back(self, netdev: _Netdev) -> None:
         """igbvf sets its own address anew when its link goes down, and igb takes it from a VF that it trusts."""
         physical = self.tree.links.get(f"{PCI}/{netdev.function}/physfn", "").rpartition("/")[2]
-        for index, vf in self._vfs.get(physical, {}).items():
-            if self._vf_address(physical, index) == netdev.function and vf.trust and netdev.link.up:
+        if physical in self._vfs and netdev.link.up:
+            vf = self._vfs[physical][self._vf_index(netdev.function)]
+            if vf.trust:
                 vf.mac = netdev.link.mac
 
     def _request_irqs(self, netdev: _Netdev) -> None:

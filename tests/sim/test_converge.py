@@ -207,10 +207,23 @@ def test_a_file_with_nothing_in_it_is_as_good_as_none(kernel: Kernel, path: str)
     assert is_ready(settle(kernel.machine(), only()).conditions)
 
 
-def test_a_file_with_something_else_than_a_number_is_an_error_that_names_it(kernel: Kernel) -> None:
-    kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "N/A")
-    with pytest.raises(OSError, match="'N/A' is no number"):
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/sys/bus/pci/devices/{PF0}/sriov_numvfs",
+        "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
+        "/sys/devices/system/cpu/online",
+        "/sys/devices/system/cpu/isolated",
+        "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
+        "/sys/devices/system/node/node0/cpulist",
+        "/sys/devices/system/node/node0/distance",
+    ],
+)
+def test_a_file_with_something_else_than_belongs_there_is_an_error_that_names_it(kernel: Kernel, path: str) -> None:
+    kernel.tree.put(path, "N/A")
+    with pytest.raises(OSError, match=r"'N/A' is nothing that belongs there") as refused:
         settle(kernel.machine(), only())
+    assert refused.value.filename == path
 
 
 def test_more_vfs_than_the_device_has_is_refused_with_the_remedy_and_nothing_is_written(kernel: Kernel) -> None:

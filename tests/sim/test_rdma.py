@@ -130,6 +130,13 @@ def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
     ]
 
 
+def test_a_gid_that_is_none_is_no_gid_of_the_wanted_type(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    kernel.rdma.set_gid("rocep33s0", 2, "N/A", "RoCE v2", NAME0)
+    found = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}})
+    assert told(found, "RdmaPorts").status == "False"
+
+
 def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     for index in range(1, 200):
