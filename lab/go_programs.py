@@ -1,5 +1,6 @@
 """Programs written in Go, built from the Go module proxy and kept in the cache by what decides their content."""
 
+import json
 import os
 import re
 import shutil
@@ -72,6 +73,12 @@ def ensure(build: Build) -> Path:
         if not build.target.exists():
             _build(build)
     return build.target
+
+
+def source(build: Build, module: str) -> Path:
+    """The files of a module that a build asks for: what comes with a program and is none."""
+    told = run([go(), "mod", "download", "-C", str(build.folder), "-json", module])
+    return Path(json.loads(told)["Dir"])
 
 
 def go() -> Path:

@@ -252,7 +252,10 @@ class Publication:
         """Leave word of what was published, and of what is in the way."""
         troubles = [*self._trouble.values(), self.mirror.trouble]
         self.said = evolve(self.said, error="; ".join(dict.fromkeys(filter(None, troubles))))
-        if self._written is None or evolve(self.said, since=0.0) != evolve(self._written, since=0.0):
+        before = self._written
+        if before is None or evolve(self.said, since=0.0) != evolve(before, since=0.0):
             self.said = self._written = evolve(self.said, since=self.now())
-            for file in (self.out, self.memory):
-                published.write(file, self.said)
+            published.write(self.out, self.said)
+            # It is on a disk, and an outage tells something else with each try.
+            if before is None or evolve(self.said, since=0.0, error="") != evolve(before, since=0.0, error=""):
+                published.write(self.memory, self.said)

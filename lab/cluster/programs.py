@@ -76,6 +76,13 @@ DEVICE_PLUGIN = Build(
     packages=("github.com/Mellanox/k8s-rdma-shared-dev-plugin/cmd/k8s-rdma-shared-dp",),
     usual_s=20,
 )
+READINESS_CONTROLLER_MODULE = "sigs.k8s.io/node-readiness-controller"
+READINESS_CONTROLLER = Build(
+    name="node-readiness-controller-v0.5.0",
+    folder=HERE / "node-readiness-controller",
+    packages=(f"{READINESS_CONTROLLER_MODULE}/cmd",),
+    usual_s=60,
+)
 PAUSE = Build(name="pause", folder=HERE / "pause", packages=(".",), usual_s=10)
 
 ON_THE_NODES = (CONTAINERD, RUNC, CNI, DEVICE_PLUGIN, PAUSE)

@@ -34,6 +34,19 @@ def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, mon
         assert Api(url, lambda: session).ask("GET", "/api/v1/nodes") == {"kind": "List"}
 
 
+def test_a_new_connection_resumes_the_session_of_the_one_before(tmp_path: Path) -> None:
+    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
+        known = [Session(trust(authority)), Session(trust(authority))]
+        api = Api(url, lambda: known[0])
+        for _ in range(3):
+            api.ask("GET", "/api/v1/nodes")
+            api.close()
+        assert known[0].tls.session_stats()["hits"] == 2
+        renewed = known.pop(0).tls
+        api.ask("GET", "/api/v1/nodes")
+        assert (renewed.session_stats()["hits"], known[0].tls.session_stats()["hits"]) == (2, 0)
+
+
 @contextmanager
 def followed(folder: Path, answer: Answer, look: Callable[[Mirror], T]) -> Iterator[Callable[[], T]]:
     """A mirror of the Node `a`; what is given waits for its next change, and is what the mirror looks like then."""
