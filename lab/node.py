@@ -193,10 +193,11 @@ class Node:
         """Run a shell script on the node and return its standard output; a failure is a LabError."""
         return self.run(["sh", "-euc", script], timeout, check=True).stdout
 
-    def unpack(self, tar: bytes, folder: str) -> None:
+    def unpack(self, tar: bytes, folder: str, timeout: float = 60.0) -> None:
         """Unpack a tar file into a folder on the node that is there."""
         # Standard input is text here, and so is base64.
-        self.run(["sh", "-euc", 'base64 -d | tar -x -C "$1"', "sh", folder], check=True, stdin=b64encode(tar).decode())
+        words = ["sh", "-euc", 'base64 -d | tar -x -C "$1"', "sh", folder]
+        self.run(words, timeout, check=True, stdin=b64encode(tar).decode())
 
     def snapshot(self, name: str) -> None:
         """Save memory, devices and disk under a name, over an older one of that name."""

@@ -76,6 +76,12 @@ DEVICE_PLUGIN = Build(
     packages=("github.com/Mellanox/k8s-rdma-shared-dev-plugin/cmd/k8s-rdma-shared-dp",),
     usual_s=20,
 )
+SRIOV_PLUGIN = Build(
+    name="sriov-network-device-plugin-v3.9.0",
+    folder=HERE / "sriov-dp",
+    packages=("github.com/k8snetworkplumbingwg/sriov-network-device-plugin/cmd/sriovdp",),
+    usual_s=60,
+)
 READINESS_CONTROLLER_MODULE = "sigs.k8s.io/node-readiness-controller"
 READINESS_CONTROLLER = Build(
     name="node-readiness-controller-v0.5.0",

@@ -1,0 +1,99 @@
+"""A VF that the kubelet has given to a pod, by the real sriov-network-device-plugin, told by its PodResources API."""
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import yaml
+
+from lab import LabError, Node, go_programs
+from lab.cluster import manifests as pods
+from lab.cluster import programs
+from tasks.device_plugins import DevicePlugins, Sriov, discover, manifests
+from tasks.hardware import NodeHardware
+from tests.cluster.conftest import LONG, Member
+from tests.cluster.test_operations import logs
+from tests.lab.conftest import eventually
+
+PLUGIN = "sriov-plugin-of-a-test"
+FOLDER = "/run/sriov-plugin"
+RESOURCE = "sriov/vf_rdma"
+
+pytestmark = pytest.mark.campaign
+
+
+def configuration(node: Node) -> str:
+    """What our manifest gives the plugin, of what this node has: the first VF of each PF."""
+    hardware = NodeHardware().process(["inspection", *node.sh("trackbed inspect --json").splitlines()])
+    assert hardware is not None
+    made = manifests(DevicePlugins("unused", sriov=Sriov(vfs="0")), {node.name: discover(hardware)})
+    documents = yaml.safe_load_all(made["sriov-device-plugin.yaml"])
+    (found,) = [each for each in documents if each and each["kind"] == "ConfigMap"]
+    return str(found["data"]["config.json"])
+
+
+@pytest.fixture
+def plugin(member: Member) -> Iterator[Member]:
+    """The plugin as a service of the node: a pod of its own would show no more here."""
+    plane, node, _ = member
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.add(go_programs.ensure(programs.SRIOV_PLUGIN) / "sriovdp", "sriovdp")
+        tar.add(programs.pci_ids(), "pci.ids")
+    node.sh(f"mkdir -p {FOLDER}")
+    node.unpack(packed.getvalue(), FOLDER, LONG)
+    node.run(["sh", "-c", f"cat > {FOLDER}/config.json"], check=True, stdin=configuration(node))
+    node.sh(
+        f"systemd-run --unit={PLUGIN} --setenv=PCIDB_PATH={FOLDER}/pci.ids {FOLDER}/sriovdp "
+        f"--config-file={FOLDER}/config.json --resource-prefix=sriov --logtostderr"
+    )
+    yield member
+    plane.kubectl("delete", "pod", "given", "--ignore-not-found", timeout=LONG)
+    node.sh(f"systemctl stop {PLUGIN}; rm -r {FOLDER}")
+
+
+def spec(node: Node) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(node.sh("cat /etc/trackbed/node.json"))
+    return found
+
+
+def give(node: Node, wanted: dict[str, Any]) -> None:
+    node.run(["sh", "-c", "cat > /etc/trackbed/node.json"], check=True, stdin=json.dumps(wanted))
+    node.sh("systemctl reload trackbed")
+
+
+def plan(node: Node) -> str:
+    return node.run(["trackbed", "plan"], timeout=LONG).stdout
+
+
+def test_a_vf_that_the_kubelet_gave_to_a_pod_is_in_use_by_its_name(plugin: Member) -> None:
+    plane, node, name = plugin
+    eventually("two VFs are allocatable", lambda: _allocatable(plugin) == "2", LONG)
+    pod = pods.pod("given", ["sh", "-c", "echo $PCIDEVICE_SRIOV_VF_RDMA; exec sleep 3600"])
+    pod["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: "1"}}
+    pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": name}
+    plane.apply(pod)
+    eventually("the pod says what it has", lambda: logs(plane, "given") != "", LONG)
+    vf = logs(plane, "given").strip()
+    (nic,) = [nic for nic in node.machine.nics if vf == nic.vf_pcis[0]]
+    before, wanted = spec(node), spec(node)
+    (entry,) = [each for each in wanted["nics"] if each["name"] == nic.name]
+    entry["vfs"]["count"] -= 1
+    try:
+        give(node, wanted)
+        # No descriptor is open, no netdev was moved: nobody but the kubelet knows.
+        eventually("deferred, and the pod is named", lambda: f"pod default/given ({nic.pci}#0)" in plan(node), LONG)
+        assert node.sh(f"cat /sys/bus/pci/devices/{nic.pci}/sriov_numvfs").strip() == str(entry["vfs"]["count"] + 1)
+    finally:
+        give(node, before)
+
+
+def _allocatable(member: Member) -> str:
+    plane, _, name = member
+    with suppress(LabError):
+        return str(plane.get("node", name)["status"]["allocatable"].get(RESOURCE, ""))
+    return ""
