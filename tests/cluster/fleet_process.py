@@ -33,7 +33,8 @@ def main() -> None:
     def beat() -> None:
         while not over.wait(BEAT):
             for reporter in fleet:
-                reporter.say(reporter.report.ready, generation=reporter.report.generation)
+                # None is woken: a thousand at once would take the API server's CPU from it, as on nodes they do not.
+                reporter.beat()
 
     threading.Thread(target=beat, daemon=True).start()
     for line in sys.stdin:
