@@ -345,6 +345,18 @@ def test_a_time_of_day_that_is_put_back_keeps_nothing_waiting(running: tuple[Pub
     assert cluster.writes.count("lease") == 2
 
 
+def test_an_outage_is_told_and_nothing_is_written_to_the_disk(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    reporter.turn()
+    before = reporter.memory.stat().st_ino
+    cluster.busy = True
+    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    reporter.turn()
+    assert "503" in reporter.out.read_text()
+    assert reporter.memory.stat().st_ino == before
+
+
 def test_a_node_has_a_heartbeat_before_it_is_ready_and_a_taint_before_all_else(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
