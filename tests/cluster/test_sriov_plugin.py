@@ -20,7 +20,7 @@ from tests.cluster.test_operations import logs
 from tests.lab.conftest import eventually
 
 PLUGIN = "sriov-plugin-of-a-test"
-FOLDER = "/run/sriov-plugin"
+FOLDER = "/opt/sriov-plugin"  # /run is noexec
 RESOURCE = "sriov/vf_rdma"
 
 pytestmark = pytest.mark.campaign
