@@ -8,8 +8,9 @@ fails then is dropped, and smp_affinity_list shows the old CPUs again (kernel/ir
 from __future__ import annotations
 
 import errno
-from collections import Counter
+import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -86,20 +87,26 @@ def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:
 def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     """The interrupts that a function's driver has requested, by number."""
     pattern = vendor(driver(files, pci)).queue_irqs
-    management: Counter[str] = Counter()
+    management = 0
     found = []
     for number in sorted(map(int, names_or_none(files, f"{PCI}/{pci}/msi_irqs"))):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
         if not action or not affinity:
             continue
-        if match := pattern.search(action):
-            role, queue = match["role"].lower(), int(match["queue"])
-        else:
-            role, queue = MANAGEMENT, management[MANAGEMENT]
-            management[MANAGEMENT] += 1
+        role, queue = _serves(pattern, action)
+        if role == MANAGEMENT:
+            queue = management
+            management += 1
         found.append(Irq(number, role, queue, affinity))
     return tuple(found)
+
+
+@lru_cache(maxsize=32768)
+def _serves(pattern: re.Pattern[str], action: str) -> tuple[str, int]:
+    """The role and queue of an interrupt by its name; the same in every pass, and there may be thousands."""
+    match = pattern.search(action)
+    return (match["role"].lower(), int(match["queue"])) if match else (MANAGEMENT, 0)
 
 
 def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:

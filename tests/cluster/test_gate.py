@@ -60,8 +60,7 @@ def test_a_pod_that_goes_round_the_scheduler_runs_without_a_device(fresh_cluster
 
 def test_after_a_power_cut_the_kubelet_waits_until_the_node_is_verified(fresh_cluster: Cluster) -> None:
     node = fresh_cluster.nodes[0]
-    # The obstacle of before is still there.
-    node.sh("sync")
+    node.sh(f"echo 'install igbvf /bin/false' > {OBSTACLE}; sync")
     node.power_cut()
     node.boot()
     eventually("the gate", lambda: unit(node, "kubelet", "SubState") == ["start-pre"], LONG)

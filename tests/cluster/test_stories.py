@@ -93,6 +93,7 @@ def test_after_a_power_cut_no_container_starts_before_the_node_is_verified(membe
     plane.apply(manifests.pod("bound-before", ["sleep", "infinity"], rdma=1, selector={"kubernetes.io/hostname": name}))
     eventually("the pod", lambda: phase(plane, "bound-before") == "Running", LONG)
     node.sh("sync")
+    cut = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     node.power_cut()
     node.boot()
     eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"], LONG)
@@ -100,6 +101,10 @@ def test_after_a_power_cut_no_container_starts_before_the_node_is_verified(membe
     assert started(node, "kubelet") > verified
     eventually("ready again", lambda: condition(plane, name) == "True" and not tainted(plane, name), LONG)
     assert moment(node, "containerd", "StartContainer|RunPodSandbox") > verified
+    # What was allocatable before the boot lifts no taint: the kubelet has told the Node of this boot first.
+    boot = node.sh("cat /proc/sys/kernel/random/boot_id").strip()
+    told = first_write(plane, name, cut, lambda e: boot in body(e))
+    assert told < first_write(plane, name, cut, lambda e: "/spec/taints" in body(e) and '"remove"' in body(e))
     plane.apply(manifests.pod("after", ["ibv_devices"], rdma=1, selector={"kubernetes.io/hostname": name}))
     run_to_end(plane, "after")
     plane.kubectl("delete", "pod", "after", "bound-before", "--wait=false")
