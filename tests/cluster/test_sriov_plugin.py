@@ -4,20 +4,20 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
-import yaml
 
-from lab import LabError, Node, go_programs
+from lab import Node, go_programs
 from lab.cluster import manifests as pods
 from lab.cluster import programs
 from tasks.device_plugins import DevicePlugins, Sriov, discover, manifests
 from tasks.hardware import NodeHardware
 from tests.cluster.conftest import LONG, Member
 from tests.cluster.test_operations import logs
+from tests.cluster.test_stories import allocatable
 from tests.lab.conftest import eventually
+from tests.lab.test_manifests import config
 
 PLUGIN = "sriov-plugin-of-a-test"
 FOLDER = "/opt/sriov-plugin"  # /run is noexec
@@ -31,9 +31,7 @@ def configuration(node: Node) -> str:
     hardware = NodeHardware().process(["inspection", *node.sh("trackbed inspect --json").splitlines()])
     assert hardware is not None
     made = manifests(DevicePlugins("unused", sriov=Sriov(vfs="0")), {node.name: discover(hardware)})
-    documents = yaml.safe_load_all(made["sriov-device-plugin.yaml"])
-    (found,) = [each for each in documents if each and each["kind"] == "ConfigMap"]
-    return str(found["data"]["config.json"])
+    return config(made["sriov-device-plugin.yaml"])
 
 
 @pytest.fixture
@@ -72,7 +70,7 @@ def plan(node: Node) -> str:
 
 def test_a_vf_that_the_kubelet_gave_to_a_pod_is_in_use_by_its_name(plugin: Member) -> None:
     plane, node, name = plugin
-    eventually("two VFs are allocatable", lambda: _allocatable(plugin) == "2", LONG)
+    eventually("two VFs are allocatable", lambda: allocatable(plane, name, RESOURCE) == "2", LONG)
     pod = pods.pod("given", ["sh", "-c", "echo $PCIDEVICE_SRIOV_VF_RDMA; exec sleep 3600"])
     pod["spec"]["containers"][0]["resources"] = {"limits": {RESOURCE: "1"}}
     pod["spec"]["nodeSelector"] = {"kubernetes.io/hostname": name}
@@ -90,10 +88,3 @@ def test_a_vf_that_the_kubelet_gave_to_a_pod_is_in_use_by_its_name(plugin: Membe
         assert node.sh(f"cat /sys/bus/pci/devices/{nic.pci}/sriov_numvfs").strip() == str(entry["vfs"]["count"] + 1)
     finally:
         give(node, before)
-
-
-def _allocatable(member: Member) -> str:
-    plane, _, name = member
-    with suppress(LabError):
-        return str(plane.get("node", name)["status"]["allocatable"].get(RESOURCE, ""))
-    return ""

@@ -16,8 +16,8 @@ from tests.lab.test_gate import VERIFIED, moment, started, unit
 SIZE = 4096
 
 
-def allocatable(plane: ControlPlane, name: str) -> str:
-    return str(plane.get("node", name)["status"].get("allocatable", {}).get(manifests.RESOURCE, "0"))
+def allocatable(plane: ControlPlane, name: str, resource: str = manifests.RESOURCE) -> str:
+    return str(plane.get("node", name)["status"].get("allocatable", {}).get(resource, "0"))
 
 
 def first_write(plane: ControlPlane, name: str, since: str, holds: Callable[[dict[str, Any]], bool]) -> str:
