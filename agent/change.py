@@ -184,7 +184,7 @@ def report_from_json(text: str) -> Report:
 
 
 STALE = 60.0
-"""Seconds after which a heartbeat is too old: three of the supervisor's were missed."""
+"""Seconds after which a heartbeat is too old: one of the supervisor's was missed, and the next is late."""
 
 
 def why_not(report: Report, boot_id: str, uptime: float, wanted_hash: str | None = None) -> list[str]:

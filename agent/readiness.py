@@ -29,7 +29,7 @@ SLACK = 5.0
 AGAIN = 10.0
 """Seconds after which a reading that failed is tried again."""
 
-HANDOVER = 0.25
+HANDOVER = 1.0
 """Seconds after which the readings that wait behind one that does not return go on in another thread."""
 
 CHECKS = 100
@@ -131,8 +131,10 @@ class _Record:
 class Readiness:
     """The probes of one machine, over time.
 
-    :meth:`judge` never waits: a reading goes on in a thread, and until its answer is there its condition is Unknown. The
-    descriptor :meth:`fileno` becomes readable when there is more to judge; :meth:`drain` makes it wait for the next time.
+    :meth:`judge` never waits: a reading goes on in a thread, and until its answer is there its condition is Unknown. Who is
+    about to wait calls :meth:`go_on`; while he works he and that thread would take the interpreter from each other at each
+    call. The descriptor :meth:`fileno` becomes readable when there is more to judge; :meth:`drain` makes it wait for the next
+    time.
     """
 
     _machine: Machine
@@ -174,7 +176,7 @@ class Readiness:
         return max(0.0, min(times) - self._clock())
 
     def judge(self, want: Wanted, have: Snapshot) -> list[Condition]:
-        """What the probes say of the snapshot and of their last readings; starts the readings that are due."""
+        """What the probes say of the snapshot and of their last readings; those that are due go on with :meth:`go_on`."""
         now = self._looked = self._clock()
         is_new = have is not self._judged
         self._judged, self._ended = have, False
@@ -188,8 +190,15 @@ class Readiness:
             if probe.read and record.under_way is None and now >= _due(record, probe.period) - SLACK:
                 record.under_way = _Reading(probe, want, rule.deadline)
                 self._queue.append(record.under_way)
-        self._go_on(now)
         return said
+
+    def go_on(self) -> None:
+        """Have a thread take up what waits, unless one is about to."""
+        now = self._clock()
+        readings = [record.under_way for record in self._records.values() if record.under_way is not None]
+        busy = any(now - HANDOVER < reading.started < math.inf and not reading.finished for reading in readings)
+        if self._queue and not busy:
+            threading.Thread(target=self._read, name="probes", daemon=True).start()
 
     def _forget_all_but(self, names: set[str]) -> None:
         for name in self._records.keys() - names:
@@ -215,13 +224,6 @@ class Readiness:
                 record.memory = probe.remember(record.memory, now, have, facts)
             facts = record.memory
         return _damped(record, rule, probe.judge(want, have, facts), is_new)
-
-    def _go_on(self, now: float) -> None:
-        """Have a thread take up what waits, unless one is about to."""
-        readings = [record.under_way for record in self._records.values() if record.under_way is not None]
-        busy = any(now - HANDOVER < reading.started < math.inf and not reading.finished for reading in readings)
-        if self._queue and not busy:
-            threading.Thread(target=self._read, name="probes", daemon=True).start()
 
     def _read(self) -> None:
         """In a thread: read what waits, one after the other, and wake the loop when none is left."""

@@ -25,8 +25,8 @@ from agent.change import Condition, Report, passes_first, report_from_json, repo
 from agent.notify import notify
 from agent.store import write_atomically
 
-HEARTBEAT = 20.0
-"""Seconds between two heartbeats; a third of the unit's WatchdogSec."""
+HEARTBEAT = 30.0
+"""Seconds between two heartbeats: half of the unit's WatchdogSec, as sd_watchdog_enabled(3) recommends."""
 
 FIRST_RESPAWN = 0.5
 LAST_RESPAWN = 30.0

@@ -141,6 +141,8 @@ class Watch:
         """Sleep until something happens that concerns a wanted device, or ``timeout`` seconds are over (scope: none)."""
         scope: set[str] = set()
         everything = reload = stop = asked = False
+        if self._readiness and timeout > 0.0:
+            self._readiness.go_on()
         for descriptor, _ in self._poll.poll(max(0, int(timeout * 1000))):
             if descriptor == self._control:
                 text = os.read(descriptor, 4096)

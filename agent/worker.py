@@ -72,7 +72,7 @@ def work(
     loop = _Loop(
         seen, path, watch, readiness, out, adopted, originals, activity, requests, history, failures, acknowledged
     )
-    _say(out, {"serving": True})
+    loop.say({"serving": True})
     while loop.turn():
         pass
 
@@ -103,6 +103,14 @@ class _Loop:
     knocked: bool = False
     stop: bool = False
     trigger: str = "start"
+    told: Mapping[str, Any] = field(factory=dict)
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Tell the parent, unless that is what it was told last: nobody is woken for nothing new."""
+        if message != self.told:
+            self.out.write(json.dumps(message) + "\n")
+            self.out.flush()
+            self.told = message
 
     def turn(self) -> bool:
         """One pass, then wait for the next reason for one; False: no more of them."""
@@ -115,7 +123,7 @@ class _Loop:
         self.requests.tell(body)
         due = min(due, self.adopted.trial_left(time.monotonic()))
         deadline = time.monotonic() + due
-        self.scope, said = frozenset(), False
+        self.scope, said = frozenset(), body == self.told
         while self.scope == frozenset() and not self.reload and not self.knocked:
             left = min(deadline - time.monotonic(), self.readiness.timeout() if self.last else math.inf)
             first = min(left, BRIEFLY) if self.readiness.waiting() else 0.0
@@ -125,13 +133,13 @@ class _Loop:
                 body = self._found(self.last)
                 self.requests.tell(body)
                 if said and scope == frozenset():
-                    _say(self.out, body)
+                    self.say(body)
             if not said:
                 # Ready is not said of devices to which something has happened since they were read.
                 said = scope == frozenset() or not body["ready"] or self.postponed == POSTPONED
                 self.postponed = 0 if said else self.postponed + 1
                 if said:
-                    _say(self.out, body)
+                    self.say(body)
             if self.stop:
                 return False
             self.scope = None if time.monotonic() >= deadline else scope
@@ -191,7 +199,7 @@ class _Loop:
                 self.failures,
                 time.monotonic,
                 self.requests.allowed(),
-                announce=lambda change: _say(self.out, _body(spec, (), _converging(change, self.last), self.adopted)),
+                announce=lambda change: self.say(_body(spec, (), _converging(change, self.last), self.adopted)),
                 acknowledged=self._acknowledged,
                 verified=self.adopted.verified,
                 heard=lambda: self._listen(0.0),
@@ -291,11 +299,6 @@ def _body(
         "outcomes": to_plain(outcomes),
         "conditions": to_plain(conditions),
     }
-
-
-def _say(out: TextIO, message: Mapping[str, Any]) -> None:
-    out.write(json.dumps(message) + "\n")
-    out.flush()
 
 
 def main(

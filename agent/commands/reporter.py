@@ -74,7 +74,8 @@ def _publish(file: Path, secret: Path | None) -> None:
     publication = Publication(
         settings, who, cli.RUN / supervise.REPORT, LABELS, published.PATH, folder / "published.json"
     )
-    for work in (publication.run, lambda: eyes.listen((cli.RUN, LABELS.parent), publication.wake)):
+    folders = (eyes.Folder(cli.RUN, publication.hear), eyes.Folder(LABELS.parent, publication.wake, written=True))
+    for work in (publication.run, lambda: eyes.listen(*folders)):
         threading.Thread(target=_or_end, args=(work,), daemon=True).start()
 
 

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Collection
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import sleep
+
+from attrs import frozen
 
 # linux/inotify.h
 _IN_CLOSE_WRITE = 0x8
 _IN_MOVED_TO = 0x80
 _IN_DELETE = 0x200
 _IN_IGNORED = 0x8000
+_EVENT = struct.Struct("=iIII")
 
 MISSING = 5.0
 """Seconds until it is looked again whether a folder is there: the agent's is made when that starts."""
 
 
-def listen(folders: Collection[Path], changed: Callable[[], None]) -> None:
-    """Call ``changed`` whenever a file of the folders was replaced, written or removed; never returns.
+@frozen
+class Folder:
+    """A folder, and what to call when a file in it is another. ``written``: files are also written in place there.
+
+    Where all are replaced as a whole, the file that is to take another's place is no news yet.
+    """
+
+    path: Path
+    changed: Callable[[], None]
+    written: bool = False
+
+    @property
+    def mask(self) -> int:
+        """The kernel's events that tell of it."""
+        return _IN_MOVED_TO | _IN_DELETE | (_IN_CLOSE_WRITE if self.written else 0)
+
+
+def listen(*folders: Folder) -> None:
+    """Call a folder's ``changed`` whenever a file of it was replaced or removed; never returns.
 
     :raises OSError: the kernel has no more inotify instances for this user.
     """
@@ -29,23 +50,25 @@ def listen(folders: Collection[Path], changed: Callable[[], None]) -> None:
         if descriptor < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         try:
-            mask = _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_DELETE
-            watches = [libc.inotify_add_watch(descriptor, os.fsencode(folder), mask) for folder in folders]
-            changed()
+            watches = {libc.inotify_add_watch(descriptor, os.fsencode(each.path), each.mask): each for each in folders}
+            for each in folders:
+                each.changed()
             # A folder that is gone, or not yet there, has no watch: begin anew.
-            while all(watch >= 0 for watch in watches) and not _ignored(os.read(descriptor, 4096)):
-                changed()
+            while min(watches) >= 0:
+                events = list(_events(os.read(descriptor, 4096)))
+                for watch in {watch for watch, _ in events if watch in watches}:
+                    watches[watch].changed()
+                if any(mask & _IN_IGNORED for _, mask in events):
+                    break
         finally:
             os.close(descriptor)
         sleep(MISSING)
 
 
-def _ignored(events: bytes) -> bool:
-    """Whether one of the events says that its watch has ended; each is a struct inotify_event and a name."""
+def _events(read: bytes) -> Iterator[tuple[int, int]]:
+    """Watch and mask of each event; an event is a struct inotify_event and a name."""
     position = 0
-    while position < len(events):
-        mask = int.from_bytes(events[position + 4 : position + 8], "little")
-        if mask & _IN_IGNORED:
-            return True
-        position += 16 + int.from_bytes(events[position + 12 : position + 16], "little")
-    return False
+    while position < len(read):
+        watch, mask, _, length = _EVENT.unpack_from(read, position)
+        yield watch, mask
+        position += _EVENT.size + length

@@ -80,6 +80,7 @@ class Publication:
     said: Published = field(factory=Published, init=False)
     _written: Published | None = field(default=None, init=False)
     _awake: Event = field(factory=Event, init=False)
+    _seen: Verdict | None = field(default=None, init=False)
     _trouble: dict[str, str] = field(factory=dict, init=False)
     _not_before: dict[str, float] = field(factory=dict, init=False)
     _identity_at: float = field(default=0.0, init=False)
@@ -96,8 +97,13 @@ class Publication:
             self.said = evolve(kept, error="")
 
     def wake(self) -> None:
-        """Something has changed: the report, or the Node."""
+        """Something has changed: the labels, or the Node."""
         self._awake.set()
+
+    def hear(self) -> None:
+        """The report was replaced: wake up, unless only its heartbeat is new; before that is stale, the turn is due."""
+        if look(self.report).beyond_heartbeat() != self._seen:
+            self.wake()
 
     def at_once(self) -> None:
         """What has failed, or is waited for, may be tried again now."""
@@ -116,6 +122,7 @@ class Publication:
     def turn(self) -> float:
         """Write what differs; the seconds until there may be something to do although nothing has changed."""
         verdict = look(self.report)
+        self._seen = verdict.beyond_heartbeat()
         # A certificate that cannot be renewed is no reason to say nothing with the one there is.
         due = [self._try("identity", self._keep_identity)]
         if self.mirror.known and self.mirror.node is not None:

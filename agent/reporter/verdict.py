@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.boot import boot_id, uptime
 from agent.change import STALE, Report, report_from_json, why_not
@@ -26,6 +26,11 @@ class Verdict:
     def ready(self) -> bool:
         """Whether the node is ready by a fresh report of this boot."""
         return not self.reasons
+
+    def beyond_heartbeat(self) -> Verdict:
+        """What it says, and not how old that is."""
+        report = self.report
+        return evolve(self, age=0.0, report=report and evolve(report, heartbeat=0.0, uptime=0.0))
 
 
 def look(path: Path) -> Verdict:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.reporter.settings import Settings
+from agent.supervise import HEARTBEAT
 from lab.cluster.certificates import Pair
 from tests.cluster.reporters import Fixed, Reporter, session
-
-BEAT = 20.0
 
 
 def start(each: dict[str, Any]) -> Reporter:
@@ -31,7 +30,7 @@ def main() -> None:
     over = threading.Event()
 
     def beat() -> None:
-        while not over.wait(BEAT):
+        while not over.wait(HEARTBEAT):
             for reporter in fleet:
                 # None is woken: a thousand at once would take the API server's CPU from it, as on nodes they do not.
                 reporter.beat()

@@ -51,12 +51,14 @@ class Node:
         have = self.last.have if self.last else None
         machine = self.kernel.machine()
         self.last = converge(machine, spec, have, None, Failures(), lambda: self.now, judge=self.probes.judge)
+        self.probes.go_on()
         return self.said()
 
     def again(self) -> dict[str, Condition]:
         """The probes judged again, without a pass."""
         assert self.last is not None
         self.last = judged_again(self.last, self.probes.judge)
+        self.probes.go_on()
         return self.said()
 
     def woken(self) -> dict[str, Condition]:

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.change import is_ready
+from agent.probes import DEADLINE
+from agent.readiness import HANDOVER
 from tests.sim.readiness import PF0, PF1, Node, writer
 
 WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"
@@ -66,14 +68,14 @@ def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(
     node.kernel.pipes[stuck] = str(pipe)
     node.begin()
     with writer(pipe):  # those before it are through
-        assert 0 < node.probes.timeout() <= 0.25
-        node.now += 0.25
+        assert 0 < node.probes.timeout() <= HANDOVER
+        node.now += HANDOVER
         assert node.probes.timeout() == 0
         said = node.again()
         assert (said["ClockSynchronised"].status, said["PcieLink"].reason) == ("True", "NotYetRead")
         said = node.until("PcieLink", "FullWidthAndSpeed")
         assert said["KernelModules"].reason == "NotYetRead"
-        assert 9 < node.probes.timeout() < 10
+        assert node.probes.timeout() == DEADLINE - HANDOVER
         node.now += node.probes.timeout()
         assert node.probes.timeout() == 0
         assert node.again()["KernelModules"].reason == "ProbeTimedOut"

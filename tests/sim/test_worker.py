@@ -119,7 +119,7 @@ def test_what_other_probes_say_is_said_while_one_hangs_and_then_that_it_does(
     os.mkfifo(pipe)
     node.kernel.pipes[STUCK] = str(pipe)
     out = worker(
-        '{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required", "deadline": 1}}}}'
+        '{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required", "deadline": 2}}}}'
     )
     with writer(pipe):
         said = out.until(lambda report: condition(report, "PcieLink").status == "True")

@@ -16,7 +16,8 @@ def test_a_replaced_file_is_heard_of_also_in_a_folder_that_was_made_anew(
     run, etc = tmp_path / "run", tmp_path / "etc"
     etc.mkdir()
     heard = threading.Semaphore(0)
-    threading.Thread(target=eyes.listen, args=((run, etc), heard.release), daemon=True).start()
+    folders = [eyes.Folder(folder, heard.release) for folder in (run, etc)]
+    threading.Thread(target=eyes.listen, args=folders, daemon=True).start()
 
     def hears() -> None:
         assert heard.acquire(timeout=10)
@@ -36,3 +37,13 @@ def test_a_replaced_file_is_heard_of_also_in_a_folder_that_was_made_anew(
         pass
     write_atomically(run / "report.json", "{}")
     hears()
+
+
+def test_a_file_that_is_written_in_place_is_heard_of_once_it_is_closed(tmp_path: Path) -> None:
+    heard = threading.Semaphore(0)
+    threading.Thread(
+        target=eyes.listen, args=(eyes.Folder(tmp_path, heard.release, written=True),), daemon=True
+    ).start()
+    assert heard.acquire(timeout=10)  # it looks once by itself
+    (tmp_path / "labels.json").write_text("[]")
+    assert heard.acquire(timeout=10)

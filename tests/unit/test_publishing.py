@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.boot import boot_id, uptime
-from agent.change import Condition, Report, report_to_json
+from agent.change import STALE, Condition, Report, report_to_json
 from agent.reporter.api import LAST_WAIT, NoCredentials, Session, trust
 from agent.reporter.node import (
     LONGEST_MESSAGE,
@@ -30,7 +30,7 @@ from agent.reporter.node import (
 )
 from agent.reporter.publish import LEASE_EVERY, PLUGIN_PAUSE, Publication
 from agent.reporter.settings import READY_LABEL, Label, Settings
-from agent.reporter.verdict import Verdict
+from agent.reporter.verdict import Verdict, look
 from tests.unit.scripted import api_server
 
 RESOURCE = "rdma/hca_shared_devices_b"
@@ -371,6 +371,19 @@ def test_a_node_has_a_heartbeat_before_it_is_ready_and_a_taint_before_all_else(
     say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
     reporter.turn()
     assert cluster.writes == ["n1", "status", "lease"]
+
+
+def test_a_heartbeat_is_nothing_new_unless_it_ends_a_silence(tmp_path: Path) -> None:
+    path = tmp_path / "report"
+
+    def heard(age: float, **more: Any) -> Verdict:
+        beaten = evolve(REPORT, boot_id=boot_id(), uptime=uptime() - age, heartbeat=age, **more)
+        path.write_text(report_to_json(beaten))
+        return look(path).beyond_heartbeat()
+
+    assert heard(20.0) == heard(0.0)
+    assert heard(2 * STALE) != heard(0.0)
+    assert heard(0.0, generation=2) != heard(0.0, generation=1)
 
 
 # --- a plugin does not follow a change of its devices ------------------------------------------------------------
