@@ -238,12 +238,13 @@ def main() -> None:
     from rich.table import Table
 
     import lab
+    from bench.nodes import nodes
 
     @click.command()
     @click.option("--rounds", default=5, show_default=True, help="How often all VFs are made.")
     def command(rounds: int) -> None:
         """Print the milliseconds from no VFs to all of them, by the agent and by the same writes alone."""
-        (node, *_) = lab.nodes()
+        (node, *_) = nodes()
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as tar:
             for name in ("creation.py", "namespace.py"):

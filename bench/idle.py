@@ -1,7 +1,8 @@
 """What the agent costs while nothing happens: `python -m bench.idle` (as root).
 
-Supervisor and worker run as the service runs them, on this host's kernel in a network namespace of their own. The bare
-counterpart of their memory is a Python that has imported pyroute2 and does nothing.
+Supervisor, worker and reporter run as their services run them, on this host's kernel in a network namespace of their own.
+With `--node` those of a node of the lab are looked at instead, with its drivers and, of `make lab-cluster`, with Kubernetes.
+The bare counterpart of their memory is a Python that has imported pyroute2 and does nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,29 +23,49 @@ from attrs import frozen
 
 NICS = 8
 BARE = "import pyroute2, sys; print(flush=True); sys.stdin.read()"
+READ = """
+for pid in {pids}; do
+    echo process
+    grep -h ^voluntary_ctxt_switches: /proc/$pid/task/*/status
+    grep ^Pss: /proc/$pid/smaps_rollup
+    echo ticks: $(sed 's/.*) //' /proc/$pid/stat | cut -d ' ' -f 12,13)
+done
+"""
+ON_NODE = "cat /sys/fs/cgroup/system.slice/{unit}.service/cgroup.procs"
+TICKS = os.sysconf("SC_CLK_TCK")
+
+Shell = Callable[[str], str]
 
 
 @frozen
 class Usage:
-    """A process's CPU seconds, its wake-ups (voluntary context switches), and its proportional set size in MB."""
+    """A process's CPU seconds, its wake-ups (voluntary context switches of all threads), and its proportional set size in MB.
+
+    The thread in which the worker reads its probes ends each time and is not counted: one more wake-up a minute.
+    """
 
     cpu: float
     wakeups: int
     pss: float
 
 
-def usage(pid: int) -> Usage:
-    """Read one process's usage from /proc."""
-    import psutil
-
-    times = psutil.Process(pid).cpu_times()
-    switches = _number(f"/proc/{pid}/status", "voluntary_ctxt_switches")
-    return Usage(times.user + times.system, switches, _number(f"/proc/{pid}/smaps_rollup", "Pss") / 1024)
+def usages(shell: Shell, pids: list[int]) -> list[Usage]:
+    """Read some processes' usage from /proc."""
+    return [
+        _usage(text.splitlines()) for text in shell(READ.format(pids=" ".join(map(str, pids)))).split("process\n")[1:]
+    ]
 
 
-def _number(path: str, key: str) -> int:
-    lines = (line.split() for line in Path(path).read_text().splitlines())
-    return next(int(words[1]) for words in lines if words[0] == f"{key}:")
+def _usage(lines: list[str]) -> Usage:
+    def values(key: str) -> list[int]:
+        return [int(word) for line in lines if line.startswith(key) for word in line.split()[1:] if word.isdigit()]
+
+    return Usage(sum(values("ticks:")) / TICKS, sum(values("voluntary_ctxt_switches:")), sum(values("Pss:")) / 1024)
+
+
+def here(script: str) -> str:
+    """Run a script on this host."""
+    return subprocess.run(["sh", "-c", script], check=True, capture_output=True, text=True).stdout
 
 
 def serve(folder: Path) -> None:
@@ -60,7 +82,10 @@ def work(folder: Path, activity: int) -> None:
     """The worker of :func:`serve`."""
     from agent import worker
     from agent.spec import from_mapping, to_json
-    from bench.namespace import devices, machine
+    from bench.namespace import devices, enter, machine
+
+    enter()
+    _network()
 
     nics = [{"name": f"rail{n}", "select": {"pci": f"0000:{n + 1:02x}:00.0"}, "mtu": 1500} for n in range(NICS)]
     (folder / "node.json").write_text(to_json(from_mapping({"node_name": "bench", "nics": nics})))
@@ -80,62 +105,97 @@ def _network() -> None:
 
 @click.group(invoke_without_command=True)
 @click.option("--seconds", default=600, show_default=True, help="How long to look.")
+@click.option("--node", "name", help="Look at this node of the running lab.")
 @click.pass_context
-def main(context: click.Context, seconds: int) -> None:
+def main(context: click.Context, seconds: int, name: str | None) -> None:
     """Print CPU, wake-ups and memory of the idle agent, all processes together."""
     if context.invoked_subcommand:
         return
-    from rich.console import Console
-    from rich.table import Table
+    if name is None:
+        _host(seconds)
+    else:
+        _node(name, seconds)
 
+
+def _host(seconds: int) -> None:
     with TemporaryDirectory(dir="/dev/shm") as folder:
-        serving = subprocess.Popen([sys.executable, "-m", "bench.idle", "serve", folder], stdout=subprocess.DEVNULL)
+        commands = [[sys.executable, "-m", "bench.idle", what, folder] for what in ("serve", "reporter")]
+        started = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
         try:
-            found = _look(serving.pid, Path(folder), seconds)
+            _until_ready(Path(folder))
+            (supervisor, reporter) = (process.pid for process in started)
+            children = [int(pid) for pid in here(f"cat /proc/{supervisor}/task/{supervisor}/children").split()]
+            _print("on this host", here, [supervisor, *children], [reporter], seconds)
         finally:
-            serving.terminate()
-            serving.wait()
+            for process in started:
+                process.terminate()
+                process.wait()
     bare = subprocess.Popen([sys.executable, "-c", BARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert bare.stdout is not None  # noqa: S101  PIPE was asked for
     bare.stdout.readline()
-    table = Table("", "figure", title=f"supervisor and worker, {NICS} NICs, {seconds} s of nothing")
-    table.add_row("CPU, % of one core", f"{100 * found.cpu / seconds:.3f}")
-    table.add_row("wake-ups a second", f"{found.wakeups / seconds:.3f}")
-    table.add_row("PSS, MB", f"{found.pss:.1f}")
-    table.add_row("PSS of a bare Python with pyroute2, MB", f"{usage(bare.pid).pss:.1f}")
+    click.echo(f"a bare Python with pyroute2: {usages(here, [bare.pid])[0].pss:.1f} MB")
     bare.send_signal(signal.SIGKILL)
+
+
+def _node(name: str, seconds: int) -> None:
+    from bench.nodes import nodes
+
+    known = {node.name: node for node in nodes()}
+    if name not in known:
+        raise click.ClickException(f"the lab has no running node {name}; see `python -m lab status`")
+    shell = known[name].sh
+    agent, reporter = (
+        [int(pid) for pid in shell(ON_NODE.format(unit=unit)).split()] for unit in ("trackbed", "trackbed-reporter")
+    )
+    _print(f"on {name}", shell, agent, reporter, seconds)
+
+
+def _print(where: str, shell: Shell, agent: list[int], reporter: list[int], seconds: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    pids = [*agent, *reporter]
+    before = usages(shell, pids)
+    time.sleep(seconds)
+    after = usages(shell, pids)
+    table = Table(
+        "process", "CPU, % of a core", "wake-ups a second", "PSS, MB", title=f"{seconds} s of nothing {where}"
+    )
+    rows = [
+        (100 * (now.cpu - then.cpu) / seconds, (now.wakeups - then.wakeups) / seconds, now.pss)
+        for then, now in zip(before, after, strict=True)
+    ]
+    names = ["supervisor", *["worker"] * (len(agent) - 1), *["reporter"] * len(reporter)]
+    total = tuple(map(sum, zip(*rows, strict=True)))
+    for name, (cpu, wakeups, pss) in [*zip(names, rows, strict=True), ("together", total)]:
+        table.add_row(name, f"{cpu:.3f}", f"{wakeups:.3f}", f"{pss:.1f}")
     Console(width=100).print(table)
 
 
-def _look(pid: int, folder: Path, seconds: int) -> Usage:
-    import psutil
-
+def _until_ready(folder: Path) -> None:
     report = folder / "report.json"
     deadline = time.monotonic() + 30
     while not (report.exists() and '"ready": true' in report.read_text()):
         if time.monotonic() > deadline:
             raise click.ClickException(f"the agent was not ready after 30 s: {report.read_text()}")
         time.sleep(0.1)
-    pids = [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    before = [usage(pid) for pid in pids]
-    time.sleep(seconds)
-    after = [usage(pid) for pid in pids]
-    return Usage(
-        sum(a.cpu - b.cpu for a, b in zip(after, before, strict=True)),
-        sum(a.wakeups - b.wakeups for a, b in zip(after, before, strict=True)),
-        sum(a.pss for a in after),
-    )
 
 
 @main.command(name="serve", hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
 def _serve(folder: Path) -> None:
-    from bench.namespace import enter
-
-    enter()
-    _network()
     os.environ.pop("NOTIFY_SOCKET", None)
     serve(folder)
+
+
+@main.command(name="reporter", hidden=True)
+@click.argument("folder", type=click.Path(path_type=Path))
+def _reporter(folder: Path) -> None:
+    from agent.reporter.server import Address, Guard, serve
+    from agent.supervise import REPORT
+
+    address = Address.parse("127.0.0.1:0")
+    serve(folder / REPORT, address, Guard.load(address, None, None, None), None, lambda port: None)
 
 
 @main.command(name="worker", hidden=True)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import lab
+from bench.nodes import nodes
 
 NIC = lab.MACHINES[0].nics[0]
 SYSFS = f"/sys/bus/pci/devices/{NIC.pci}"
@@ -86,7 +87,7 @@ def _once(node: lab.Node, text: str) -> int:
 @click.option("--rounds", default=10, show_default=True, help="Measurements of each kind.")
 def main(rounds: int) -> None:
     """Print the milliseconds from drift to repair, by the agent and by hand."""
-    (node, *_) = lab.nodes()
+    (node, *_) = nodes()
     table = Table("drift", "agent: median", "agent: max", "bare: median", "bare: max", title="milliseconds")
     rows = {drift.name: _measure(node, AGENT, drift, rounds) for drift in DRIFTS}
     node.sh("systemctl stop trackbed")

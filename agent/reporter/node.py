@@ -278,6 +278,21 @@ def lease(settings: Settings, node: Node, report: Report, namespace: str, now: f
     }
 
 
+def difference(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON merge patch (RFC 7396) that makes ``there`` have all that is wanted."""
+    found = {}
+    for key, value in wanted.items():
+        beside = there.get(key)
+        if isinstance(value, Mapping) and isinstance(beside, Mapping):
+            value = difference(value, beside)
+            if not value:
+                continue
+        elif value == beside:
+            continue
+        found[key] = value
+    return found
+
+
 def plugin_resources(labels: Collection[Label]) -> tuple[str, ...]:
     """What the device plugins make allocatable."""
     return tuple(label.resource for label in labels if label.role == "plugin" and label.resource)

@@ -35,7 +35,18 @@ from agent.reporter.api import (
 )
 from agent.reporter.identity import Identity
 from agent.reporter.mirror import NODES, Mirror
-from agent.reporter.node import MANAGER, Node, lease, node_patch, plugin_resources, read_node, status_patch, turns, wish
+from agent.reporter.node import (
+    MANAGER,
+    Node,
+    difference,
+    lease,
+    node_patch,
+    plugin_resources,
+    read_node,
+    status_patch,
+    turns,
+    wish,
+)
 from agent.reporter.settings import Label, Settings, read_labels
 from agent.reporter.verdict import Verdict, look
 
@@ -87,6 +98,7 @@ class Publication:
     _renew_at: float = field(default=0.0, init=False)
     _wrote_status: float = field(default=-MESSAGE_EVERY, init=False)
     _lease_of: str = field(default="", init=False)
+    _lease: dict[str, Any] = field(factory=dict, init=False)
     _away_since: float | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -245,15 +257,23 @@ class Publication:
             self._renew_at = 0.0
             return LONGEST_SLEEP
         if now >= self._renew_at or self._lease_of != node.uid:
-            body = lease(self.settings, node, verdict.report, NAMESPACE, self.now())
-            try:
-                self._ask("PATCH", f"{LEASES}/{self.settings.node_name}", body, MERGE_PATCH)
-            except Refused as error:
-                if error.status != HTTPStatus.NOT_FOUND:
-                    raise
-                self._ask("POST", LEASES, body, JSON)
+            self._put_lease(lease(self.settings, node, verdict.report, NAMESPACE, self.now()))
             self._renew_at, self._lease_of = now + random.uniform(*LEASE_EVERY), node.uid  # noqa: S311  no secret
         return self._renew_at - now
+
+    def _put_lease(self, wanted: dict[str, Any]) -> None:
+        """Write what differs from the Lease that the API server told last: the time alone, as a rule."""
+        path = f"{LEASES}/{self.settings.node_name}"
+        try:
+            # Once more if somebody has changed the rest since; who keeps another Lease than we ask for is not fought.
+            for _ in range(2):
+                if patch := difference(wanted, self._lease):
+                    self._lease = self._ask("PATCH", path, patch, MERGE_PATCH)
+        except Refused as error:
+            self._lease = {}
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            self._lease = self._ask("POST", LEASES, wanted, JSON)
 
     def _say(self) -> None:
         """Leave word of what was published, and of what is in the way."""

@@ -285,19 +285,37 @@ def test_whatever_others_write_meanwhile_survives_or_the_patch_fails(
 HOURS = 8 * 3600.0
 
 
+def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """A JSON merge patch without removals."""
+    both = {key: merged(document.get(key, {}), value) for key, value in patch.items() if isinstance(value, dict)}
+    return {**document, **patch, **both}
+
+
 @define
 class Cluster:
     """A Node and its Lease at an API server. ``busy``: it answers 503; ``writes``: whereto, by the last part of the path."""
 
     node: dict[str, Any] = field(factory=document)
+    lease: dict[str, Any] | None = None
+    renewals: list[Any] = field(factory=list)
     busy: bool = False
     writes: list[str] = field(factory=list)
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         if self.busy:
             return 503, {}
-        self.writes.append("lease" if "leases" in path else path.rpartition("/")[2])
+        if "leases" in path:
+            return self.renewed(method, body)
+        self.writes.append(path.rpartition("/")[2])
         return 200, self.node
+
+    def renewed(self, method: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if method == "PATCH" and self.lease is None:
+            return 404, {}
+        self.writes.append("lease")
+        self.renewals.append(body)
+        self.lease = merged(self.lease or {}, body)
+        return 200, self.lease
 
 
 @define
@@ -343,6 +361,34 @@ def test_a_time_of_day_that_is_put_back_keeps_nothing_waiting(running: tuple[Pub
     clocks.goes_on(LEASE_EVERY[1])
     reporter.turn()
     assert cluster.writes.count("lease") == 2
+
+
+def test_a_renewal_sends_the_time_alone_and_puts_back_what_somebody_has_changed(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, REPORT)
+    reporter.turn()
+    first = copy.deepcopy(cluster.lease)
+    assert first is not None
+    assert cluster.renewals == [first]
+
+    def renew() -> list[Any]:
+        cluster.renewals.clear()
+        clocks.goes_on(LEASE_EVERY[1])
+        reporter.turn()
+        return cluster.renewals
+
+    (patch,) = renew()
+    assert [*patch, *patch["spec"]] == ["spec", "renewTime"]
+    assert cluster.lease is not None
+    cluster.lease["metadata"]["annotations"] = {}
+    cluster.lease["spec"]["leaseDurationSeconds"] = 1
+    assert len(renew()) == 2
+    assert cluster.lease["metadata"] == first["metadata"]
+    assert cluster.lease["spec"]["leaseDurationSeconds"] == first["spec"]["leaseDurationSeconds"]
+    cluster.lease = None
+    assert [made["metadata"] for made in renew()] == [first["metadata"]]
 
 
 def test_an_outage_is_told_and_nothing_is_written_to_the_disk(running: tuple[Publication, Cluster, Clocks]) -> None:
