@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, timezone
@@ -198,7 +198,8 @@ class Readiness:
         readings = [record.under_way for record in self._records.values() if record.under_way is not None]
         busy = any(now - HANDOVER < reading.started < math.inf and not reading.finished for reading in readings)
         if self._queue and not busy:
-            threading.Thread(target=self._read, name="probes", daemon=True).start()
+            # Thread.start() would wait until the thread runs.
+            start_new_thread(self._read, ())
 
     def _forget_all_but(self, names: set[str]) -> None:
         for name in self._records.keys() - names:
