@@ -286,9 +286,10 @@ def build(release: str | None, package: bool) -> Commands:
     yield dkms.build(MODULE, builds[-1].version, target, force=bool(behind))
 
 
+# Not `modprobe -r`: it fails, though erdma is gone, if what our options name as its soft dependency is in use by others.
 _LOAD = """
 want=$1 reload=$2
-if [ "$reload" = yes ]; then modprobe -r erdma; fi
+if [ "$reload" = yes ]; then rmmod erdma; fi
 modprobe erdma || { dmesg | tail -n 5 >&2; echo "erdma does not load; the kernel's last lines are above" >&2; exit 1; }
 [ -n "$want" ] || exit 0
 found=$(cat /sys/module/erdma/parameters/compat_mode 2>/dev/null || echo missing)

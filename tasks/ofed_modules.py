@@ -230,13 +230,16 @@ class OfedUsers(FactBase[list[str] | None]):
 
 # What the vendor documents: storage and mlx5_vdpa out, nvidia_peermem just before, openibd restart, and what was out in again.
 # openibd's exit code proves nothing either way; what is loaded afterwards is read anew. The script comes first: systemd would
-# only start a unit that it does not know to be running, and that unloads nothing.
+# only start a unit that it does not know to be running, and that unloads nothing. `modprobe -r` also fails if a module that was
+# to go with the one that is gone is in use by others.
 _RELOAD = """
 storage=$1 peers=$2
 out=
 unload() {
   for module in "$@"; do
-    if [ -d "/sys/module/$module" ] && modprobe -r "$module"; then out="$module $out"; fi
+    [ -d "/sys/module/$module" ] || continue
+    modprobe -r "$module" || true
+    [ -d "/sys/module/$module" ] || out="$module $out"
   done
 }
 unload $storage mlx5_vdpa

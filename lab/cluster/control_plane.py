@@ -52,7 +52,7 @@ SERVED_AS = (
     "kubernetes.default",
     "kubernetes.default.svc",
 )
-# Smaller, for a little more CPU time: the nodes need the memory.
+# Smaller, for a little more CPU time: the lab's nodes need the memory.
 FRUGAL = {"GOGC": "50"}
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -155,7 +155,7 @@ class ControlPlane:
                 f"--cluster-signing-cert-file={self.authority.pair.certificate}",
                 f"--cluster-signing-key-file={self.authority.pair.key}",
             ],
-            FRUGAL,
+            self._thrift,
         )
         self._scheduler.start(
             [
@@ -163,7 +163,7 @@ class ControlPlane:
                 *common,
                 f"--kubeconfig={self.folder / 'scheduler.kubeconfig'}",
             ],
-            FRUGAL,
+            self._thrift,
         )
         # Its controllers make this; until then a pod is refused.
         wait(lambda: self._answers("get", "serviceaccount", "default"), READY_S, "the default service account")
@@ -195,7 +195,7 @@ class ControlPlane:
                 *("--profiling=false", "--v=1"),
                 *self._egress_arguments(),
             ],
-            FRUGAL,
+            self._thrift,
         )
         wait(self._ready, READY_S, f"the API server (its log is {self.api_server.log})")
 
@@ -286,6 +286,10 @@ class ControlPlane:
         lines = self.audit_log.read_text().split("\n")
         # The last one may be half written: what follows the last newline.
         return [json.loads(line) for line in lines[:-1]]
+
+    @property
+    def _thrift(self) -> Mapping[str, str]:
+        return FRUGAL if self.lab else {}
 
     @property
     def _etcd(self) -> Daemon:

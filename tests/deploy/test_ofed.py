@@ -525,3 +525,12 @@ def test_an_initramfs_older_than_a_module_that_it_has(tmp_path: Path) -> None:
     assert sh(ofed_modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == ["mlx5_core"]
     os.utime(image, (2_100_000_000, 2_100_000_000))
     assert sh(ofed_modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == []
+
+
+def test_a_module_that_went_comes_back_though_others_that_were_to_go_with_it_are_in_use(tmp_path: Path) -> None:
+    loaded = module(tmp_path, "nvme_rdma")
+    program(tmp_path / "bin/modprobe", f'[ "$1" = -r ] || {{ echo "loads $1"; exit; }}; rm -r {loaded}; exit 1')
+    program(tmp_path / "bin/systemctl", "exit 1")
+    program(tmp_path / "bin/udevadm", "")
+    text = ofed_modules._RELOAD.replace("/sys/module", str(tmp_path / "sys/module"))
+    assert "loads nvme_rdma" in sh(text, "nvme_rdma", "", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
