@@ -15,6 +15,7 @@ from attrs import frozen
 _IN_CLOSE_WRITE = 0x8
 _IN_MOVED_TO = 0x80
 _IN_DELETE = 0x200
+_IN_Q_OVERFLOW = 0x4000
 _IN_IGNORED = 0x8000
 _EVENT = struct.Struct("=iIII")
 
@@ -53,12 +54,12 @@ def listen(*folders: Folder) -> None:
             watches = {libc.inotify_add_watch(descriptor, os.fsencode(each.path), each.mask): each for each in folders}
             for each in folders:
                 each.changed()
-            # A folder that is gone, or not yet there, has no watch: begin anew.
+            # A folder that is gone, or not yet there, has no watch, and of what was too much nothing is told: begin anew.
             while min(watches) >= 0:
                 events = list(_events(os.read(descriptor, 4096)))
                 for watch in {watch for watch, _ in events if watch in watches}:
                     watches[watch].changed()
-                if any(mask & _IN_IGNORED for _, mask in events):
+                if any(mask & (_IN_IGNORED | _IN_Q_OVERFLOW) for _, mask in events):
                     break
         finally:
             os.close(descriptor)
