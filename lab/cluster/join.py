@@ -28,7 +28,7 @@ def install(node: Node) -> None:
         return
     with step(f"{node.name}: containerd, kubelet and images ({archive.stat().st_size >> 20} MiB)", usual_s=40):
         _unpack(node, archive)
-        _put(node, "/etc/cni/net.d/10-lab.conflist", json.dumps(_network(node), indent=2))
+        put(node, "/etc/cni/net.d/10-lab.conflist", json.dumps(_network(node), indent=2))
         node.sh(
             f"""
             systemctl daemon-reload
@@ -44,17 +44,19 @@ def install(node: Node) -> None:
 def join(plane: ControlPlane, node: Node) -> str:
     """Let a node's kubelet ask for its certificate with a bootstrap token, as `kubeadm join` does; the Node's name."""
     name = node_name(node)
-    token = _token(plane)
-    authority = plane.authority.pair.certificate
-    bootstrap = plane.bearer(f"bootstrap-{node.name}", token, plane.node_url)
     node.sh("install -d -m 755 /etc/kubernetes/pki")
-    _put(node, "/etc/kubernetes/pki/ca.crt", authority.read_text())
-    _put(node, "/etc/kubernetes/bootstrap-kubelet.conf", bootstrap.read_text(), mode="600")
-    _put(node, "/var/lib/kubelet/kubeadm-flags.env", FLAGS.format(name))
+    put(node, "/etc/kubernetes/pki/ca.crt", plane.authority.pair.certificate.read_text())
+    put(node, "/etc/kubernetes/bootstrap-kubelet.conf", invitation(plane, node), mode="600")
+    put(node, "/var/lib/kubelet/kubeadm-flags.env", FLAGS.format(name))
     # An earlier cluster's, of the same name.
     node.sh("rm -rf /etc/kubernetes/kubelet.conf /var/lib/kubelet/pki; systemctl enable --quiet kubelet")
     node.sh("systemctl restart kubelet", timeout=READY_S)
     return name
+
+
+def invitation(plane: ControlPlane, node: Node) -> str:
+    """A kubeconfig with a new bootstrap token, by which a node's kubelet may ask for its certificate."""
+    return plane.bearer(f"bootstrap-{node.name}", _token(plane), plane.node_url).read_text()
 
 
 def ready(plane: ControlPlane, name: str) -> bool:
@@ -125,7 +127,7 @@ def _binding(name: str, role: str, group: str) -> dict[str, Any]:
     }
 
 
-def _put(node: Node, path: str, content: str, mode: str = "644") -> None:
+def put(node: Node, path: str, content: str, mode: str = "644") -> None:
     """Write a small file; its content is no argument, which all could see."""
     script = 'install -D -m "$2" /dev/null "$1"; cat > "$1"'
     node.run(["sh", "-euc", script, "sh", path, mode], check=True, stdin=content)

@@ -30,7 +30,7 @@ KUBERNETES = Build(
     folder=HERE / "kubernetes",
     packages=tuple(
         f"k8s.io/kubernetes/cmd/{name}"
-        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
+        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubeadm", "kubectl", "kubelet")
     ),
     # Built from the module alone it would call itself v0.0.0, which clients compare with theirs.
     ldflags=" ".join(

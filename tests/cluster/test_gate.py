@@ -4,6 +4,7 @@ from typing import Any
 
 from lab.cluster import join, manifests
 from lab.cluster.control_plane import ControlPlane
+from lab.node import Node
 from tests.cluster.conftest import LONG, Cluster, restore
 from tests.lab.conftest import eventually, wait_ready
 from tests.lab.test_gate import OBSTACLE, VERIFIED, moment, started, unit
@@ -26,19 +27,30 @@ def plugin_pods(plane: ControlPlane, node: str) -> list[dict[str, Any]]:
     return items
 
 
+def hinder(node: Node) -> None:
+    """Make a node one that cannot be verified.
+
+    The agent comes with the kubelet (Wants=) even if it was stopped; so it is given what it cannot repair.
+    """
+    node.sh(
+        f"echo 'install igbvf /bin/false' > {OBSTACLE}; rmmod igbvf; systemctl stop trackbed; rm /run/trackbed/first-pass"
+    )
+
+
+def has_our_taint(plane: ControlPlane, name: str) -> bool:
+    taints = plane.get("node", name)["spec"].get("taints", [])
+    return TAINT in [{key: taint.get(key) for key in TAINT} for taint in taints]
+
+
 def test_a_fresh_node_registers_tainted_and_gets_nothing_to_run(fresh_cluster: Cluster) -> None:
     plane, (node, _) = fresh_cluster.plane, fresh_cluster.nodes
     restore(plane, node)
     # A node that is not verified joins nevertheless: `kubeadm join` waits for the kubelet's restart.
-    # The agent comes with the kubelet (Wants=) even if it was stopped; so it is given what it cannot repair.
-    node.sh(
-        f"echo 'install igbvf /bin/false' > {OBSTACLE}; rmmod igbvf; systemctl stop trackbed; rm /run/trackbed/first-pass"
-    )
+    hinder(node)
     name = join.join(plane, node)
     join.wait_ready(plane, name)
-    found = plane.get("node", name)
-    assert TAINT in [{key: taint.get(key) for key in TAINT} for taint in found["spec"]["taints"]]
-    assert not {"rdma", "trackbed.internal/ready"} & found["metadata"]["labels"].keys()
+    assert has_our_taint(plane, name)
+    assert not {"rdma", "trackbed.internal/ready"} & plane.get("node", name)["metadata"]["labels"].keys()
     selector = {"kubernetes.io/hostname": name}
     plane.apply(manifests.pod("wants-rdma", ["sleep", "infinity"], rdma=1, selector=selector))
     eventually("the scheduler's refusal", lambda: unschedulable(plane, "wants-rdma"))
