@@ -14,7 +14,7 @@ from agent.activity import Mode
 from agent.change import HOST, SETTLING, Change, Condition, Disruption, Outcome, Value
 from agent.contention import Contention, Write
 from agent.disruption import Allowed, allowed
-from agent.kinds import Kind, by_name, irqbalance, links, ordered, rdma, vf_links
+from agent.kinds import Kind, bindings, by_name, irqbalance, links, ordered, rdma, vf_attributes, vf_links
 from agent.machine import Machine
 from agent.nics import Wanted, asks_serials, rediscover, resolve
 from agent.originals import Originals
@@ -456,6 +456,9 @@ def _disturbing(work: _Work, want: Wanted, change: Change) -> tuple[Change, Outc
 
 def _write(have: Snapshot, change: Change) -> Write:
     """A change, and which netdev it would be made to, or was."""
+    if change.field == "mac" and change.kind in (vf_attributes.NAME, bindings.NAME):
+        # To have the driver take it, its netdev is made anew each time.
+        return change, 0
     statuses = have[vf_links.NAME if "#" in change.target else links.NAME].get(change.device, {})
     status: links.LinkStatus | None = statuses.get(change.target)
     return change, status.link.ifindex if status is not None and status.link is not None else 0

@@ -193,8 +193,10 @@ def test_the_driver_follows_another_kernel(node: Node, vendor: repository.Reposi
         assert f"erdma/1.0, {release}, x86_64: installed" in node.sh("dkms status")
         try:
             other = boot_into(node, release, tmp_path)
-            # The lab's RDMA devices are built for its own kernel alone.
-            booted = deploy(url, vendor.fingerprint, "1.0", kernel={"release": release}, nccl={"network_type": 2})
+            # The lab's RDMA devices are built for its own kernel alone, and under emulation a real-time kernel's PF answers its
+            # VFs too late.
+            others = {"nccl": {"network_type": 2}, "nics": []}
+            booted = deploy(url, vendor.fingerprint, "1.0", kernel={"release": release}, **others)
             assert booted.returncode == 0, said(booted)
             assert other.sh("cat /sys/module/erdma/version").strip() == "1.0"
             assert f"/{release}/updates/dkms/erdma.ko" in other.sh("modinfo -n erdma")

@@ -160,6 +160,22 @@ def test_interrupts_that_follow_from_a_link_do_not_count(node: Node) -> None:
     assert is_ready(node.look().conditions)
 
 
+def test_a_vf_that_never_keeps_its_mac_is_bound_anew_so_often_and_no_more(node: Node) -> None:
+    """As a driver does that cannot hear its PF: with each netdev that is made comes another address."""
+    vf = node.kernel.target(f"/sys/bus/pci/devices/{PF}/virtfn0").rpartition("/")[2]
+    found, rebound = node.last, 0
+    for number in range(LIMIT * 4):
+        node.now += 10
+        node.kernel.unbind(vf)
+        node.kernel.set_vf(node.kernel.netdev(PF).ifindex, 0, mac=f"02:aa:00:00:00:{number:02x}")
+        node.kernel.write("/sys/bus/pci/drivers_probe", vf)
+        found = node.look()
+        rebound += sum(o.result == "applied" and o.change.kind == "bindings" for o in found.outcomes)
+    assert rebound <= LIMIT * 2
+    assert contended(found).status == "False"
+    assert not is_ready(found.conditions)
+
+
 def test_a_limit_of_none_never_stops(node: Node) -> None:
     node.failures = Failures(contention=Contention(limit=0))
     assert is_ready(fight(node, LIMIT * 4).conditions)
