@@ -2,7 +2,7 @@
 
 A pass that has to make a device anew (its VFs, its driver, its link) writes what hangs on that as well; that is nobody's
 doing. So only the first kind, in the order of kinds, that had to be put right on a device in a pass is counted, and a netdev
-that came back under another index begins anew.
+that came back under another index begins anew, unless that was done to give it the value (a VF's MAC).
 """
 
 from __future__ import annotations
