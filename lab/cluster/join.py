@@ -102,13 +102,13 @@ def _token(plane: ControlPlane) -> str:
                 "auth-extra-groups": BOOTSTRAPPERS,
             },
         },
-        _binding("kubelet-bootstrap", "system:node-bootstrapper", BOOTSTRAPPERS),
-        _binding(
+        binding("kubelet-bootstrap", "system:node-bootstrapper", BOOTSTRAPPERS),
+        binding(
             "node-autoapprove-bootstrap",
             "system:certificates.k8s.io:certificatesigningrequests:nodeclient",
             BOOTSTRAPPERS,
         ),
-        _binding(
+        binding(
             "node-autoapprove-certificate-rotation",
             "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient",
             "system:nodes",
@@ -117,7 +117,8 @@ def _token(plane: ControlPlane) -> str:
     return f"{number}.{secret}"
 
 
-def _binding(name: str, role: str, group: str) -> dict[str, Any]:
+def binding(name: str, role: str, group: str) -> dict[str, Any]:
+    """Gives a group a ClusterRole."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",

@@ -20,9 +20,9 @@ INVITATION = "/root/invitation.conf"
 pytestmark = pytest.mark.campaign
 
 
-def config_map(name: str, key: str, text: str) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "kube-system"}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {key: text}}
+def config_map(namespace: str, name: str, data: dict[str, str]) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
 
 
 def initialised(plane: ControlPlane, node: Node) -> None:
@@ -34,29 +34,17 @@ def initialised(plane: ControlPlane, node: Node) -> None:
         "controlPlaneEndpoint": plane.node_url.removeprefix("https://"),
         "networking": {"dnsDomain": "cluster.local"},
     }
-    group = {"kind": "Group", "name": join.BOOTSTRAPPERS, "apiGroup": "rbac.authorization.k8s.io"}
     plane.apply(
-        config_map("kubeadm-config", "ClusterConfiguration", json.dumps(cluster)),
-        config_map("kubelet-config", "kubelet", node.sh(f"cat {CONFIG}")),
+        config_map("kube-system", "kubeadm-config", {"ClusterConfiguration": json.dumps(cluster)}),
+        config_map("kube-system", "kubelet-config", {"kubelet": node.sh(f"cat {CONFIG}")}),
         {
             "apiVersion": "rbac.authorization.k8s.io/v1",
             "kind": "ClusterRole",
             "metadata": {"name": "lab:kubeadm"},
             "rules": [{"apiGroups": [""], "resources": ["configmaps", "nodes"], "verbs": ["get"]}],
         },
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "ClusterRoleBinding",
-            "metadata": {"name": "lab:kubeadm"},
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "lab:kubeadm"},
-            "subjects": [group],
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": {"name": "cluster-info", "namespace": "kube-public"},
-            "data": {},
-        },
+        join.binding("kubeadm", "lab:kubeadm", join.BOOTSTRAPPERS),
+        config_map("kube-public", "cluster-info", {}),
     )
 
 
