@@ -2,7 +2,7 @@
 
 from pyinfra import config, state
 
-from tasks import shard
+from tasks.common import shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at once. pyinfra's own default is 20 for each CPU of the control host, which says nothing of the network.

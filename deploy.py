@@ -1,6 +1,6 @@
 """The order of things, and nothing else."""
 
-from agent.spec import spec_hash
+from agent.spec.node import spec_hash
 from tasks import (
     agent,
     before,

@@ -9,7 +9,7 @@ import traceback
 import click
 
 from agent.commands import Commands
-from agent.version import version
+from agent.runtime import version
 
 SERVICES = ("run", "worker", "reporter")
 """What the unit runs: the journal gets all that there is to know of a fault."""

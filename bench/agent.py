@@ -7,15 +7,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
 
-from agent.activity import Activity
-from agent.adoption import Adopted
-from agent.contention import Contention
-from agent.converge import Failures
-from agent.history import History
-from agent.originals import ORIGINALS, Originals
-from agent.requests import Requests
-from agent.spec import from_mapping, to_json
-from agent.worker import work
+from agent.engine.contention import Contention
+from agent.engine.converge import Failures
+from agent.engine.originals import ORIGINALS, Originals
+from agent.report.activity import Activity
+from agent.report.history import History
+from agent.service.apply_socket import Requests
+from agent.service.spec_in_force import Adopted
+from agent.service.worker import work
+from agent.spec.node import from_mapping, to_json
 from bench.namespace import ADDRESS, devices, machine
 
 MTU = 1500

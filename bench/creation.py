@@ -27,11 +27,11 @@ from attrs import evolve, frozen
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from agent.converge import Failures, converge
+from agent.engine.converge import Failures, converge
+from agent.hardware.functions import device_path, ifindex, netdev, vf_addresses
 from agent.linux import machine as this_machine
 from agent.machine import Machine
-from agent.nics import device_path, ifindex, netdev, vf_addresses
-from agent.spec import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec, from_mapping
 from bench import namespace
 
 ATTRIBUTES = {"trust": True, "spoofchk": False}

@@ -25,7 +25,7 @@ from bench.simulated_fleet import Fleet, fleet
 from lab.command import run
 from lab.instance import free_port
 from lab.repository import cached
-from tasks import archive
+from tasks.common import archive
 from tasks.packages import BASE
 
 ANSIBLE = "ansible-core==2.19.14"

@@ -70,9 +70,8 @@ def here(script: str) -> str:
 
 def serve(folder: Path) -> None:
     """Supervisor and worker, with a spec of some NICs that are there."""
-    from agent.boot import boot_id
-    from agent.supervise import Publisher, supervise
-    from agent.version import version
+    from agent.runtime import boot_id, version
+    from agent.service.supervisor import Publisher, supervise
 
     command = [sys.executable, "-m", "bench.idle", "worker", str(folder)]
     supervise(command, Publisher(folder, boot_id(), version()))
@@ -80,8 +79,8 @@ def serve(folder: Path) -> None:
 
 def work(folder: Path, activity: int) -> None:
     """The worker of :func:`serve`."""
-    from agent import worker
-    from agent.spec import from_mapping, to_json
+    from agent.service import worker
+    from agent.spec.node import from_mapping, to_json
     from bench.namespace import devices, enter, machine
 
     enter()
@@ -191,8 +190,8 @@ def _serve(folder: Path) -> None:
 @main.command(name="reporter", hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
 def _reporter(folder: Path) -> None:
-    from agent.reporter.server import Address, Guard, serve
-    from agent.supervise import REPORT
+    from agent.reporter.http.server import Address, Guard, serve
+    from agent.service.supervisor import REPORT
 
     address = Address.parse("127.0.0.1:0")
     serve(folder / REPORT, address, Guard.load(address, None, None, None), None, lambda port: None)

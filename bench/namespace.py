@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.hardware.functions import PCI
 from agent.linux.ethtool import LinuxEthtool
 from agent.linux.files import LinuxFiles
 from agent.linux.netlink import LinuxNetlink
 from agent.linux.processes import LinuxProcesses
 from agent.machine import Machine
-from agent.nics import PCI
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWNET = 0x40000000

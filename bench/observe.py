@@ -12,8 +12,8 @@ from pyroute2.iproute.linux import IPRoute
 from rich.console import Console
 from rich.table import Table
 
-from agent.preview import preview
-from agent.spec import from_mapping
+from agent.engine.dry_run import preview
+from agent.spec.node import from_mapping
 from bench.namespace import devices, enter, machine
 
 NICS = 8

@@ -10,10 +10,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agent.converge import Failures, converge
+from agent.engine.converge import Failures, converge
+from agent.engine.dry_run import preview
 from agent.machine import Machine
-from agent.preview import preview
-from agent.spec import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
 VFS_PER_NIC = 128

@@ -17,9 +17,9 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from agent import worker
 from agent.receive_buffer import widen
-from agent.watch import BUFFER, RTMGRP_LINK
+from agent.service import worker
+from agent.service.wake import BUFFER, RTMGRP_LINK
 from bench.agent import keep
 from bench.namespace import enter
 

@@ -1,6 +1,6 @@
 """Give a node back as it was before Trackbed."""
 
-from agent.spec import NodeSpec
+from agent.spec.node import NodeSpec
 from tasks import (
     boot,
     irqbalance,

@@ -20,7 +20,7 @@ from lightkube.resources.authentication_v1 import SelfSubjectReview
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
-from fleet import names
+from agent.report import names
 from fleet.objects import name_of
 
 CONFLICTS = (409, 422)

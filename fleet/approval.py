@@ -25,7 +25,7 @@ from cryptography.x509.oid import NameOID
 from lightkube.models.certificates_v1 import CertificateSigningRequestCondition
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
-from fleet import names
+from agent.report import names
 from fleet.objects import name_of
 
 SIGNER = "kubernetes.io/kube-apiserver-client"

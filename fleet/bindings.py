@@ -10,7 +10,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.models.rbac_v1 import RoleRef, Subject
 from lightkube.resources.rbac_authorization_v1 import ClusterRoleBinding, RoleBinding
 
-from fleet import names
+from agent.report import names
 
 GROUP = "rbac.authorization.k8s.io"
 CLUSTER_ROLE = "trackbed:node"

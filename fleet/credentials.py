@@ -16,7 +16,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.core_v1 import Node, ServiceAccountToken
 
-from fleet import names
+from agent.report import names
 from fleet.approval import Known, verdicts
 from fleet.bindings import admit
 from fleet.objects import name_of

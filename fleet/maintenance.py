@@ -22,8 +22,8 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import PatchType
 
-from agent.change import Disruption
-from fleet import names
+from agent.report import names
+from agent.report.records import Disruption
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, code, errors
 from fleet.eviction import Rules, drain, is_terminating, say
 from fleet.inventory import Inventory

@@ -8,7 +8,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node, Pod
 
-from fleet import names
+from agent.report import names
 
 Object = Node | Lease | Pod | CertificateSigningRequest
 

@@ -9,7 +9,7 @@ from attrs import frozen
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
-from fleet import names
+from agent.report import names
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of
 
 

@@ -19,7 +19,7 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node, NodeStatus
 from lightkube.types import PatchType
 
-from fleet import names
+from agent.report import names
 from fleet.api import ABSENT, CONFLICTS, Api, code
 from fleet.objects import condition_of, is_tainted, labels_of, taints_of, version_of
 from fleet.standing import Standing, standing, standings

@@ -19,10 +19,11 @@ from pyinfra.context import host
 from pyinfra.facts.server import Arch
 from pyinfra.operations import files
 
-from tasks import archive, gate
-from tasks.commands import Commands, refuse, script
+from tasks import gate
+from tasks.common import archive
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.status import COMMAND, SPEC, VERIFIED, NodeStatus
 from tasks.packages import INTERPRETERS, NodePython
-from tasks.status import COMMAND, SPEC, VERIFIED, NodeStatus
 
 BASE = "/opt/trackbed"
 UNIT = "trackbed.service"

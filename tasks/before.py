@@ -14,8 +14,9 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks import irqbalance, kubelet, labels, vendor_repository
-from tasks.commands import Commands, script
+from tasks import irqbalance, kubelet, labels
+from tasks.common.commands import Commands, script
+from tasks.packages import vendor_repository
 
 PATH = "/var/lib/trackbed/before"
 

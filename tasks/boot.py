@@ -21,10 +21,10 @@ from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from agent.spec import SYSCTL, HugepagePool, NodeSpec
+from agent.spec.node import SYSCTL, HugepagePool, NodeSpec
 from tasks import kernel_modules, packages, reboot
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key, record
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
 GRUBBY_STATE = "/var/lib/trackbed/kernel-arguments"

@@ -15,12 +15,12 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks import engine_configuration, packages, vendor_repository
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key, record
+from tasks import engine_configuration, packages
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
 from tasks.engine_configuration import Engine
-from tasks.packages import Family
-from tasks.vendor_repository import PACKAGE_VERSION, Package, Repository
+from tasks.packages import Family, vendor_repository
+from tasks.packages.vendor_repository import PACKAGE_VERSION, Package, Repository
 
 PACKAGE = "nvidia-container-toolkit"
 # Their versions go together: the guide pins all four.

@@ -25,8 +25,8 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.archive import ROOT
-from tasks.commands import Commands, refuse, script
+from tasks.common.archive import ROOT
+from tasks.common.commands import Commands, refuse, script
 
 Engine = Literal["docker", "containerd", "crio"]
 

@@ -19,13 +19,13 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from agent.validators import Matches
-from tasks import dkms, kernel, packages, reboot, vendor_repository
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key, record
+from agent.spec.validators import Matches
+from tasks import kernel, packages, reboot
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
 from tasks.kernel_modules import HEADER, MODULE_OPTIONS
-from tasks.packages import System
-from tasks.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, URL, Package, Repository
+from tasks.packages import System, dkms, vendor_repository
+from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, URL, Package, Repository
 
 MODULE = "erdma"
 AT_BOOT = "/etc/modules-load.d/trackbed-erdma.conf"

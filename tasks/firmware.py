@@ -16,11 +16,11 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from agent.nic_spec import PCI_ADDRESS
-from agent.validators import Matches, Within
+from agent.spec.nic import PCI_ADDRESS
+from agent.spec.validators import Matches, Within
 from tasks import packages, reboot
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key, record
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
 
 TASK = "firmware"
 PACKAGE = "mstflint"

@@ -6,9 +6,9 @@ from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.commands import Commands
-from tasks.data import Key, whole_number
-from tasks.status import COMMAND, NodeStatus
+from tasks.common.commands import Commands
+from tasks.common.data import Key, whole_number
+from tasks.common.status import COMMAND, NodeStatus
 
 TIMEOUT = Key("ready_timeout", 120, whole_number(1, 3600, "seconds"))
 KEYS = (TIMEOUT,)

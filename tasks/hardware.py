@@ -15,10 +15,10 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.commands import Commands, script
-from tasks.data import host_data
+from tasks.common.commands import Commands, script
+from tasks.common.data import host_data
+from tasks.common.status import COMMAND, NodeStatus
 from tasks.gate import MARGIN, TIMEOUT
-from tasks.status import COMMAND, NodeStatus
 
 UNKNOWN = "the node did not tell its hardware (`trackbed inspect --json`); see what failed before this"
 

@@ -8,9 +8,9 @@ from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files, systemd
 
-from agent.spec import IrqbalancePolicy, Mode
-from tasks import archive
-from tasks.commands import Commands, script
+from agent.spec.node import IrqbalancePolicy, Mode
+from tasks.common import archive
+from tasks.common.commands import Commands, script
 
 UNIT = "irqbalance.service"
 SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"

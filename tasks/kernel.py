@@ -14,13 +14,13 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from agent.validators import Matches
-from tasks import packages, reboot, vendor_repository
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key, record
-from tasks.dkms import RunningKernel
-from tasks.packages import Family, System
-from tasks.vendor_repository import HeldPackages, Package
+from agent.spec.validators import Matches
+from tasks import packages, reboot
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
+from tasks.packages import Family, System, vendor_repository
+from tasks.packages.dkms import RunningKernel
+from tasks.packages.vendor_repository import HeldPackages, Package
 
 TASK = "kernel"
 

@@ -12,8 +12,8 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from tasks import kernel
-from tasks.commands import Commands, script
-from tasks.data import Key
+from tasks.common.commands import Commands, script
+from tasks.common.data import Key
 
 AT_BOOT = "/etc/modules-load.d/trackbed.conf"
 OPTIONS = "/etc/modprobe.d/trackbed.conf"

@@ -20,10 +20,10 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from tasks import archive
-from tasks.commands import Commands, script
-from tasks.data import Key, host_data, record
-from tasks.status import COMMAND
+from tasks.common import archive
+from tasks.common.commands import Commands, script
+from tasks.common.data import Key, host_data, record
+from tasks.common.status import COMMAND
 
 Policy = Literal["hold", "start-tainted"]
 Distribution = Literal["kubeadm", "k3s", "rke2"]

@@ -29,11 +29,11 @@ from pyinfra.api.state import State
 from pyinfra.context import host
 
 from agent.reporter.settings import Settings, to_json
-from agent.spec import NodeSpec
+from agent.spec.node import NodeSpec
 from tasks import packages
-from tasks.commands import Commands, script
-from tasks.data import Key, record
-from tasks.texts import Texts, place
+from tasks.common.commands import Commands, script
+from tasks.common.data import Key, record
+from tasks.common.texts import Texts, place
 
 SETTINGS = "/etc/trackbed/reporter.json"
 AUTHORITY = "/etc/trackbed/cluster-ca.pem"

@@ -20,11 +20,11 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.reporter.settings import Label, Role
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key, host_data, record
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, host_data, record
+from tasks.common.label_keys import Writer, fault
+from tasks.common.texts import Texts, place
 from tasks.hardware import MELLANOX, UNKNOWN, Hardware, NodeHardware
-from tasks.label_keys import Writer, fault
-from tasks.texts import Texts, place
 
 LABELS = "/etc/trackbed/labels.json"
 NFD = "/etc/kubernetes/node-feature-discovery/features.d/trackbed"

@@ -17,8 +17,8 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.commands import Commands, script
-from tasks.data import Key, record
+from tasks.common.commands import Commands, script
+from tasks.common.data import Key, record
 from tasks.kernel_modules import HEADER
 
 DROP_IN = "trackbed-limits.conf"

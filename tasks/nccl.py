@@ -15,11 +15,11 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key, host_data, record
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, host_data, record
+from tasks.common.templates import render
+from tasks.common.texts import Texts, place
 from tasks.hardware import UNKNOWN, Hardware, NodeHardware
-from tasks.templates import render
-from tasks.texts import Texts, place
 
 PATH = "/etc/nccl.conf"
 PREVIOUS = f"{PATH}.previous"

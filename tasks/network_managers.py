@@ -17,8 +17,8 @@ from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from agent.spec import NodeSpec
-from tasks.commands import Commands, script
+from agent.spec.node import NodeSpec
+from tasks.common.commands import Commands, script
 
 RULE = "/etc/udev/rules.d/70-trackbed-vfs.rules"
 NETWORK = "/etc/systemd/network/10-trackbed-vfs.network"

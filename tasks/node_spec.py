@@ -17,13 +17,13 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.files import FileContents
 
-from agent.change import Change, Disruption, changes_from_plain
-from agent.spec import NodeSpec, SpecError, from_mapping, to_json
+from agent.report.records import Change, Disruption, changes_from_plain
+from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from tasks.agent import BASE, folder
-from tasks.commands import Commands, refuse, script
-from tasks.data import SPEC_KEYS, host_data, unknown_keys
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import SPEC_KEYS, host_data, unknown_keys
+from tasks.common.status import SPEC
 from tasks.packages import INTERPRETERS, NodePython
-from tasks.status import SPEC
 
 
 def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:

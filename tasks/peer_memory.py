@@ -19,8 +19,8 @@ from pyinfra.context import host
 from pyinfra.operations import files
 
 from tasks import kernel
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key, record
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
 from tasks.kernel_modules import HEADER
 
 MODULE = "nvidia_peermem"

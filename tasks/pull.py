@@ -21,10 +21,10 @@ from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from agent.validators import Matches, Within
-from tasks import archive
-from tasks.commands import Commands, script
-from tasks.data import Key, record
+from agent.spec.validators import Matches, Within
+from tasks.common import archive
+from tasks.common.commands import Commands, script
+from tasks.common.data import Key, record
 from tasks.packages import INTERPRETERS
 
 PROGRAM = "/usr/local/libexec/trackbed-pull"

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pyinfra.api.exceptions import DeployError
 
-from tasks import archive
+from tasks.common import archive
 
 CONTENT = (
     "agent",

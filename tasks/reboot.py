@@ -27,12 +27,12 @@ from pyinfra.api.state import State
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import host
 
-from agent.validators import Within
-from tasks.commands import Commands, refuse, script
-from tasks.data import Key
-from tasks.data import record as parsed
+from agent.spec.validators import Within
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key
+from tasks.common.data import record as parsed
+from tasks.common.status import COMMAND, NodeStatus
 from tasks.gate import MARGIN, TIMEOUT
-from tasks.status import COMMAND, NodeStatus
 
 FOLDER = "/var/lib/trackbed/reboots"
 

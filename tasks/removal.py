@@ -17,26 +17,16 @@ from pyinfra.context import host
 from pyinfra.facts.files import FileContents
 
 import tasks
-from agent.nic_spec import DisruptionPolicy, Nic, Selector, Vfs
-from agent.spec import Irqs, NodeSpec, Rps, SpecError, Xps, parse, spec_hash, to_json
-from tasks import (
-    before,
-    container_runtime,
-    doca,
-    erdma,
-    irqbalance,
-    kubernetes,
-    peer_memory,
-    reboot,
-    reporter,
-    vendor_repository,
-)
+from agent.spec.nic import DisruptionPolicy, Nic, Selector, Vfs
+from agent.spec.node import Irqs, NodeSpec, Rps, SpecError, Xps, parse, spec_hash, to_json
+from tasks import before, container_runtime, erdma, irqbalance, kubernetes, peer_memory, reboot, reporter
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
-from tasks.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.status import COMMAND, SPEC
 from tasks.gate import MARGIN, TIMEOUT
 from tasks.node_spec import NodePlan
-from tasks.packages import INTERPRETERS, NodePython
-from tasks.status import COMMAND, SPEC
+from tasks.ofed import doca
+from tasks.packages import INTERPRETERS, NodePython, vendor_repository
 
 STATE = "/var/lib/trackbed"
 REPOSITORIES = ("doca", "erdma", container_runtime.PACKAGE)

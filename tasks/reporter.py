@@ -15,10 +15,11 @@ from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from tasks import agent, archive, kubernetes
-from tasks.commands import Commands
-from tasks.data import Key
-from tasks.status import COMMAND
+from tasks import agent, kubernetes
+from tasks.common import archive
+from tasks.common.commands import Commands
+from tasks.common.data import Key
+from tasks.common.status import COMMAND
 
 UNIT = "trackbed-reporter.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"

@@ -1,5 +1,7 @@
 """The commands of `trackbed`: one module each, found by being in this folder and imported when it is called.
 
+A file whose name begins with an underscore is no command.
+
 A module's command has the module's name. What reads the kernel is imported inside the commands that do: the supervisor
 stays small, and `status` answers at once.
 """
@@ -24,7 +26,7 @@ class Commands(click.Group):
         """Every command, by name."""
         # By its place, not by its name: what else is called so on a node is none of ours.
         beside = [FLEET] if (Path(__file__).parents[2] / FLEET / "commands").is_dir() else []
-        return sorted([*(module.name for module in pkgutil.iter_modules(__path__)), *beside])
+        return sorted([*(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")), *beside])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command; None if there is none of this name."""

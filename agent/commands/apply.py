@@ -10,20 +10,21 @@ from typing import IO
 
 import click
 
-from agent import cli, lock
-from agent.change import Disruption, Outcome, to_plain
-from agent.requests import NAME, Progress, Refused, ask
-from agent.spec import NodeSpec, spec_hash
+from agent.commands import _common
+from agent.report.records import Disruption, Outcome, to_plain
+from agent.service import lock
+from agent.service.apply_socket import NAME, Progress, Refused, ask
+from agent.spec.node import NodeSpec, spec_hash
 
 AGAIN = 0.5
 """Seconds after which everything is looked at again, if no event comes before."""
 
 
 @click.command()
-@cli.spec_option
+@_common.spec_option
 @click.option("--allow", default=None, help="The most disruptive level: none, rebind, link-flap, vf-reset, reboot.")
 @click.option("--timeout", default=60.0, show_default=True, help="Seconds for devices to come up after a change.")
-@cli.as_json
+@_common.as_json
 def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json: bool) -> None:
     """Make the node what the spec says, once, and verify it.
 
@@ -38,17 +39,19 @@ def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json:
         limit = Disruption.parse(allow) if allow else None
     except ValueError as error:
         raise click.UsageError(f"--allow: {error}") from None
-    spec = cli.read_spec(spec_file)
+    spec = _common.read_spec(spec_file)
     if spec.mode == "observe":
-        raise cli.Failed("the spec says mode: observe, so nothing is written; set it to enforce, or see: trackbed plan")
+        raise _common.Failed(
+            "the spec says mode: observe, so nothing is written; set it to enforce, or see: trackbed plan"
+        )
     deadline = time.monotonic() + timeout
-    if not lock.held(cli.RUN):
+    if not lock.held(_common.RUN):
         passes = _by_ourselves(spec, limit, deadline)
     elif spec_file is None:
         passes = _by_the_service(limit, timeout)
     else:
-        raise cli.Failed(
-            f"the service is running, and keeps {cli.SPEC} true; write the spec there and `systemctl reload trackbed`, "
+        raise _common.Failed(
+            f"the service is running, and keeps {_common.SPEC} true; write the spec there and `systemctl reload trackbed`, "
             "or stop the service first: systemctl stop trackbed"
         )
 
@@ -71,31 +74,31 @@ def _is_done(found: Progress) -> bool:
 
 def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> Iterator[Progress]:
     from agent import linux
-    from agent.change import is_ready
-    from agent.converge import Failures, converge
-    from agent.history import History
-    from agent.originals import ORIGINALS, Originals
-    from agent.preview import preview
-    from agent.readiness import Readiness
-    from agent.watch import Known, Watch
+    from agent.engine.converge import Failures, converge
+    from agent.engine.dry_run import preview
+    from agent.engine.originals import ORIGINALS, Originals
+    from agent.engine.readiness import Readiness
+    from agent.report.history import History
+    from agent.report.records import is_ready
+    from agent.service.wake import Known, Watch
 
     machine = linux.machine()
     if impossible := preview(machine, spec).errors:
-        raise cli.Failed("\n".join(impossible))
+        raise _common.Failed("\n".join(impossible))
     try:
-        lock.take(cli.RUN)
+        lock.take(_common.RUN)
     except lock.Held:
-        raise cli.Failed("another `trackbed apply`, or the service, has just begun; run it again") from None
+        raise _common.Failed("another `trackbed apply`, or the service, has just begun; run it again") from None
     readiness = Readiness(machine)
     watch = Watch(None, readiness)
     failures = Failures()
-    originals = Originals.load(cli.RUN / ORIGINALS)
-    history = History(cli.STATE)
+    originals = Originals.load(_common.RUN / ORIGINALS)
+    history = History(_common.STATE)
     while True:
         found = converge(
             machine, spec, None, None, failures, time.monotonic, limit, judge=readiness.judge, originals=originals
         )
-        if cli.STATE.is_dir() and (gap := history.record(found.outcomes, spec_hash(spec), "apply")):
+        if _common.STATE.is_dir() and (gap := history.record(found.outcomes, spec_hash(spec), "apply")):
             click.echo(f"trackbed: {gap}", err=True)
         yield Progress(is_ready(found.conditions), found.outcomes, found.conditions, readiness.waiting())
         watch.wait(Known({}, {}), min(max(0.0, deadline - time.monotonic()), AGAIN))
@@ -103,9 +106,9 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
 
 def _by_the_service(limit: Disruption | None, timeout: float) -> Iterator[Progress]:
     try:
-        yield from ask(cli.RUN / NAME, limit, timeout)
+        yield from ask(_common.RUN / NAME, limit, timeout)
     except Refused as error:
-        raise cli.Failed(
+        raise _common.Failed(
             f"the service is running and does not take this: {error}; see why with `trackbed doctor`, "
             "or do it without the service: systemctl stop trackbed"
         ) from None
@@ -123,7 +126,7 @@ def _say(found: Progress, applied: list[Outcome], as_json: bool) -> None:
         click.echo(json.dumps(document))
         return
     for outcome in [*applied, *remaining]:
-        click.echo(cli.say_outcome(outcome))
+        click.echo(_common.say_outcome(outcome))
     for condition in found.conditions:
         if condition.status != "True":
             click.echo(f"{condition.type} {condition.status} {condition.reason}: {condition.message}")

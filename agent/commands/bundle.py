@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from agent import cli
+from agent.commands import _common
 
 
 @click.command()
@@ -21,7 +21,7 @@ from agent import cli
     default=None,
     help="The archive to write; it must not be there yet.  [default: /var/tmp/trackbed-HOST-TIME.tar.gz]",
 )
-@cli.as_json
+@_common.as_json
 def bundle(output: Path | None, as_json: bool) -> None:
     """Collect all that support needs to see in one archive, and print its path.
 
@@ -33,16 +33,16 @@ def bundle(output: Path | None, as_json: bool) -> None:
 
     Example: trackbed bundle
     """
-    from agent.bundle import collectors, write
+    from agent.tools.support_bundle import collectors, write
 
     if os.geteuid() != 0:
-        raise cli.Failed("most of this is for root only; run as root")
+        raise _common.Failed("most of this is for root only; run as root")
     made = output or Path(f"/var/tmp/trackbed-{socket.gethostname()}-{time.strftime('%Y%m%dT%H%M%S')}.tar.gz")  # noqa: S108
     own = (sys.executable, "-I", str(Path(sys.argv[0]).resolve()))
     try:
-        failed = write(made, collectors(own, (cli.SPEC.parent, cli.RUN, cli.STATE)))
+        failed = write(made, collectors(own, (_common.SPEC.parent, _common.RUN, _common.STATE)))
     except FileExistsError:
-        raise cli.Failed(f"{made} is there already; give another with --output") from None
+        raise _common.Failed(f"{made} is there already; give another with --output") from None
     if as_json:
         click.echo(json.dumps({"path": str(made), "not_collected": failed}))
         return

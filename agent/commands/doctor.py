@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent import cli, verdict
-from agent.change import Report, Severity, to_plain
-from agent.doctor import Evidence, Service, SriovFact, diagnose
-from agent.programs import run
-from agent.spec import NodeSpec, spec_hash
+from agent.commands import _common
+from agent.report import verdict
+from agent.report.records import Report, Severity, to_plain
+from agent.spec.node import NodeSpec, spec_hash
+from agent.tools.diagnosis import Evidence, Service, SriovFact, diagnose
+from agent.tools.programs import run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.hardware.functions import WantedNic
     from agent.machine import Machine
-    from agent.nics import WantedNic
 
 DEADLINE = 5.0
 """Seconds for each other program that is asked."""
@@ -27,7 +28,7 @@ UNIT = "trackbed.service"
 
 
 @click.command()
-@cli.as_json
+@_common.as_json
 def doctor(as_json: bool) -> None:
     """Say what is wrong with this node and what to do, in the order in which to do it.
 
@@ -80,18 +81,18 @@ def _evidence() -> Evidence:
 
 def _read_report() -> tuple[Report | None, str, list[str]]:
     try:
-        report = verdict.read_report(cli.RUN)
+        report = verdict.read_report(_common.RUN)
     except verdict.NoReport as error:
         return None, str(error), []
     return report, "", verdict.unbelievable(report)
 
 
 def _read_spec() -> tuple[NodeSpec | None, str]:
-    if not cli.SPEC.exists():
-        return None, f"{cli.SPEC} does not exist; run the deploy, or write it"
+    if not _common.SPEC.exists():
+        return None, f"{_common.SPEC} does not exist; run the deploy, or write it"
     try:
-        return cli.read_spec(None), ""
-    except cli.Failed as error:
+        return _common.read_spec(None), ""
+    except _common.Failed as error:
         return None, error.message
 
 
@@ -110,14 +111,14 @@ def _service() -> Service | None:
 
 
 def _nics(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:
-    from agent.nics import asks_serials, discover, resolve
+    from agent.hardware.functions import asks_serials, discover, resolve
 
     return resolve(spec, discover(machine, asks_serials(spec))).nics
 
 
 def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
-    from agent.attributes import read_or
-    from agent.nics import device_path
+    from agent.hardware.functions import device_path
+    from agent.hardware.sysfs import read_or
 
     found = []
     for address, wanted in nics.items():
@@ -128,14 +129,14 @@ def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
 
 
 def _has_iommu(machine: Machine) -> bool:
-    from agent.attributes import names_or_none
+    from agent.hardware.sysfs import names_or_none
 
     return bool(names_or_none(machine.files, "/sys/kernel/iommu_groups"))
 
 
 def _managed(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:
     """The wanted netdevs, VFs' included, that NetworkManager calls its own."""
-    from agent.nics import netdev, targets
+    from agent.hardware.functions import netdev, targets
 
     try:
         ran = run(["nmcli", "--terse", "--fields", "DEVICE,STATE", "device"], DEADLINE)

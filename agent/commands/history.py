@@ -7,16 +7,16 @@ import time
 
 import click
 
-from agent import cli
-from agent.change import to_plain
-from agent.history import Entry, read
+from agent.commands import _common
+from agent.report.history import Entry, read
+from agent.report.records import to_plain
 
 
 @click.command()
 @click.option("--last", type=click.IntRange(1), default=None, help="Only so many of the newest entries.")
 @click.option("--since", type=click.FloatRange(0), default=None, help="Only those of the last so many hours.")
 @click.option("--device", default=None, help="Only those about this PCI address, or `host`.")
-@cli.as_json
+@_common.as_json
 def history(last: int | None, since: float | None, device: str | None, as_json: bool) -> None:
     """Show what was changed on this node, when, why, and what somebody else kept putting back.
 
@@ -28,9 +28,9 @@ def history(last: int | None, since: float | None, device: str | None, as_json: 
     Example: trackbed history --last 20
     """
     try:
-        entries = list(read(cli.STATE))
+        entries = list(read(_common.STATE))
     except OSError as error:
-        raise cli.Failed(f"{error.filename}: {error.strerror}; run as root") from None
+        raise _common.Failed(f"{error.filename}: {error.strerror}; run as root") from None
     if since is not None:
         entries = [entry for entry in entries if entry.time >= time.time() - since * 3600]
     if device is not None:
@@ -50,4 +50,4 @@ def history(last: int | None, since: float | None, device: str | None, as_json: 
 
 def _line(entry: Entry) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
-    return f"{when}  {cli.say_outcome(entry.outcome)}  ({entry.trigger}; spec {entry.spec_hash})"
+    return f"{when}  {_common.say_outcome(entry.outcome)}  ({entry.trigger}; spec {entry.spec_hash})"

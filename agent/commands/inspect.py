@@ -8,15 +8,15 @@ import sys
 
 import click
 
-from agent import cli
-from agent.change import to_plain
+from agent.commands import _common
+from agent.report.records import to_plain
 
 
 @click.command()
 @click.option("--as-spec", is_flag=True, help="Write what the node has now as a spec whose plan is empty.")
 @click.option("--nic", "nics", multiple=True, help="With --as-spec: this NIC (netdev or PCI address); repeatable.")
 @click.option("--node-name", default=None, help="With --as-spec: the Node's name; else the spec's, or the host's.")
-@cli.as_json
+@_common.as_json
 def inspect(as_spec: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool) -> None:
     """Show every network function: addresses, driver, firmware, netdev, RDMA device, VFs, NUMA node, interrupts.
 
@@ -33,7 +33,7 @@ def inspect(as_spec: bool, nics: tuple[str, ...], node_name: str | None, as_json
     if nics or node_name:
         raise click.UsageError("--nic and --node-name belong to --as-spec")
     from agent import linux
-    from agent.inspect import inspect, render
+    from agent.tools.inspection import inspect, render
 
     found = inspect(linux.machine())
     click.echo(json.dumps(to_plain(found)) if as_json else render(found))
@@ -41,15 +41,15 @@ def inspect(as_spec: bool, nics: tuple[str, ...], node_name: str | None, as_json
 
 def _write_spec(nics: tuple[str, ...], node_name: str | None) -> None:
     from agent import linux
-    from agent.as_spec import NotFound, adopt
-    from agent.spec import to_json
+    from agent.spec.node import to_json
+    from agent.tools.as_spec import NotFound, adopt
 
     try:
         found = adopt(linux.machine(), node_name or _name(), nics)
     except NotFound as error:
-        raise cli.Failed(str(error)) from None
+        raise _common.Failed(str(error)) from None
     except ValueError as error:
-        raise cli.Failed(f"{error}; give another with --node-name") from None
+        raise _common.Failed(f"{error}; give another with --node-name") from None
     click.echo(to_json(found.spec), nl=False)
     for line in found.remaining:
         click.echo(f"trackbed: the plan of this spec is not empty: {line}", err=True)
@@ -59,6 +59,6 @@ def _write_spec(nics: tuple[str, ...], node_name: str | None) -> None:
 
 def _name() -> str:
     try:
-        return cli.read_spec(None).node_name
-    except cli.Failed:
+        return _common.read_spec(None).node_name
+    except _common.Failed:
         return socket.gethostname().lower()

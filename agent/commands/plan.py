@@ -8,14 +8,14 @@ from typing import IO
 
 import click
 
-from agent import cli
-from agent.change import to_plain
-from agent.spec import spec_hash
+from agent.commands import _common
+from agent.report.records import to_plain
+from agent.spec.node import spec_hash
 
 
 @click.command()
-@cli.spec_option
-@cli.as_json
+@_common.spec_option
+@_common.as_json
 def plan(spec_file: IO[str] | None, as_json: bool) -> None:
     """Show what would be changed, each change with its disruption; touch nothing.
 
@@ -24,23 +24,23 @@ def plan(spec_file: IO[str] | None, as_json: bool) -> None:
     Example: trackbed plan --spec candidate.json
     """
     from agent import linux
-    from agent.originals import ORIGINALS, Originals
-    from agent.preview import preview
+    from agent.engine.dry_run import preview
+    from agent.engine.originals import ORIGINALS, Originals
 
     try:
-        spec = cli.read_spec(spec_file)
-    except cli.Failed as error:
+        spec = _common.read_spec(spec_file)
+    except _common.Failed as error:
         if as_json:
             click.echo(json.dumps({"spec_hash": "", "changes": [], "errors": error.message.splitlines()}))
             sys.exit(1)
         raise
-    found = preview(linux.machine(), spec, Originals.load(cli.RUN / ORIGINALS, keep=False))
+    found = preview(linux.machine(), spec, Originals.load(_common.RUN / ORIGINALS, keep=False))
     if as_json:
         document = {"spec_hash": spec_hash(spec), "changes": to_plain(found.changes), "errors": list(found.errors)}
         click.echo(json.dumps(document))
     else:
         for change in found.changes:
-            click.echo(cli.say_change(change))
+            click.echo(_common.say_change(change))
         for error_text in found.errors:
             click.echo(f"trackbed: {error_text}", err=True)
         if not found.changes and not found.errors:

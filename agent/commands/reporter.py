@@ -10,8 +10,10 @@ from pathlib import Path
 
 import click
 
-from agent import cli, published, supervise
-from agent.notify import notify
+from agent.commands import _common
+from agent.report import published
+from agent.runtime import notify
+from agent.service import supervisor
 
 FILE = click.Path(path_type=Path)
 
@@ -42,27 +44,27 @@ def reporter(
 
     Example: trackbed reporter --listen 127.0.0.1:9809
     """
-    from agent.reporter.server import Address, Guard, Refused, serve
+    from agent.reporter.http.server import Address, Guard, Refused, serve
 
     def started(port: int) -> None:
-        click.echo(f"serving {cli.RUN / supervise.REPORT} on port {port}", err=True)
+        click.echo(f"serving {_common.RUN / supervisor.REPORT} on port {port}", err=True)
         notify("READY=1")
 
     try:
         if settings is not None:
             _publish(settings, secret)
         address = Address.parse(listen)
-        serve(cli.RUN / supervise.REPORT, address, Guard.load(address, certificate, key, token), unix, started)
+        serve(_common.RUN / supervisor.REPORT, address, Guard.load(address, certificate, key, token), unix, started)
     except Refused as error:
-        raise cli.Failed(str(error)) from None
+        raise _common.Failed(str(error)) from None
 
 
 def _publish(file: Path, secret: Path | None) -> None:
     """Publish from a thread of its own, and have another one listen for changes of the report and the labels."""
-    from agent.reporter import eyes
-    from agent.reporter.api import NoCredentials
-    from agent.reporter.identity import identity
-    from agent.reporter.publish import Publication
+    from agent.reporter import inotify
+    from agent.reporter.kubernetes.api import NoCredentials
+    from agent.reporter.kubernetes.identity import identity
+    from agent.reporter.kubernetes.publish import Publication
     from agent.reporter.settings import LABELS, read_settings
 
     try:
@@ -70,12 +72,15 @@ def _publish(file: Path, secret: Path | None) -> None:
         folder = Path(os.environ.get("STATE_DIRECTORY", "."))  # systemd's name for StateDirectory=
         who = identity(settings, folder, secret)
     except (ValueError, NoCredentials) as error:
-        raise cli.Failed(str(error)) from None
+        raise _common.Failed(str(error)) from None
     publication = Publication(
-        settings, who, cli.RUN / supervise.REPORT, LABELS, published.PATH, folder / "published.json"
+        settings, who, _common.RUN / supervisor.REPORT, LABELS, published.PATH, folder / "published.json"
     )
-    folders = (eyes.Folder(cli.RUN, publication.hear), eyes.Folder(LABELS.parent, publication.wake, written=True))
-    for work in (publication.run, lambda: eyes.listen(*folders)):
+    folders = (
+        inotify.Folder(_common.RUN, publication.hear),
+        inotify.Folder(LABELS.parent, publication.wake, written=True),
+    )
+    for work in (publication.run, lambda: inotify.listen(*folders)):
         threading.Thread(target=_or_end, args=(work,), daemon=True).start()
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
-from agent import boot, cli, lock, supervise
-from agent.version import version
+from agent import runtime
+from agent.commands import _common
+from agent.runtime import version
+from agent.service import lock, supervisor
 
 
 @click.command()
@@ -20,10 +22,10 @@ def run() -> None:
     Example: systemctl start trackbed
     """
     try:
-        lock.take(cli.RUN)
+        lock.take(_common.RUN)
     except lock.Held:
         click.echo("`trackbed apply` is at work; this starts as soon as it ends", err=True)
-        lock.take(cli.RUN, wait=True)
-    cli.STATE.mkdir(exist_ok=True)
+        lock.take(_common.RUN, wait=True)
+    _common.STATE.mkdir(exist_ok=True)
     command = [sys.executable, "-I", str(Path(sys.argv[0]).resolve()), "worker"]
-    supervise.supervise(command, supervise.Publisher(cli.RUN, boot.boot_id(), version()))
+    supervisor.supervise(command, supervisor.Publisher(_common.RUN, runtime.boot_id(), version()))

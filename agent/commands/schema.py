@@ -6,11 +6,11 @@ import json
 
 import click
 
-from agent import cli
+from agent.commands import _common
 
 
 @click.command()
-@cli.as_json
+@_common.as_json
 def schema(as_json: bool) -> None:
     """Print the JSON Schema (draft 2020-12) of a node's spec, for editors and checks; --json prints it in one line.
 
@@ -18,6 +18,6 @@ def schema(as_json: bool) -> None:
 
     Example: trackbed schema > node.schema.json
     """
-    from agent.schema import schema
+    from agent.spec.schema import schema
 
     click.echo(json.dumps(schema(), indent=None if as_json else 2))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import click
 
-from agent import cli
-from agent.traffic import Meter, NoDevice, Source, counters, read, sources
+from agent.commands import _common
+from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total':>12}"
@@ -28,7 +28,7 @@ HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total'
     help="With -l: seconds between two looks.",
 )
 @click.option("--count", type=click.IntRange(1), default=None, help="With -l: end after so many intervals.")
-@cli.as_json
+@_common.as_json
 def stat(device: str | None, live: bool, interval: float, count: int | None, as_json: bool) -> None:
     """Show the traffic of an RDMA device and its netdev, of any vendor.
 
@@ -46,12 +46,12 @@ def stat(device: str | None, live: bool, interval: float, count: int | None, as_
     try:
         found = sources(files, device)
     except NoDevice as error:
-        raise cli.Failed(str(error)) from None
+        raise _common.Failed(str(error)) from None
     if not live:
         _totals({source: counters(files, source) for source in found}, as_json)
         return
     meters = [Meter(source) for source in found]
-    screen = cli.Screen() if cli.live() and not as_json else None
+    screen = _common.Screen() if _common.live() and not as_json else None
     try:
         for number in range((count or 0) + 1) if count else _forever():
             due = time.monotonic() + interval
@@ -84,7 +84,7 @@ def _totals(found: dict[Source, dict[str, int]], as_json: bool) -> None:
             click.echo(f"  {name:<32} {value:>22}")
 
 
-def _show(meters: list[Meter], screen: cli.Screen | None, as_json: bool) -> None:
+def _show(meters: list[Meter], screen: _common.Screen | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"time": time.time(), "devices": [_plain(meter) for meter in meters]}))
     elif screen is not None:
@@ -114,7 +114,7 @@ def _table(meters: list[Meter]) -> Iterator[str]:
             yield f"{name:<12} " + " ".join(f"{value:>12}" for value in (*speeds, total))
 
 
-def _sum_up(meters: list[Meter], screen: cli.Screen | None) -> None:
+def _sum_up(meters: list[Meter], screen: _common.Screen | None) -> None:
     table = [*_table(meters), f"elapsed {meters[0].elapsed:.1f} s"]
     if screen is not None:
         screen.show(table)

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 import click
 
-from agent import cli, published, verdict
-from agent.change import Report, to_plain
-from agent.published import Published
+from agent.commands import _common
+from agent.report import published, verdict
+from agent.report.published import Published
+from agent.report.records import Report, to_plain
 
 LOOK = 0.2
 """Seconds between two looks at the report file under --watch."""
@@ -19,7 +20,7 @@ LOOK = 0.2
 
 @click.command()
 @click.option("--watch", is_flag=True, help="Show every change of the report, until Ctrl-C.")
-@cli.as_json
+@_common.as_json
 def status(watch: bool, as_json: bool) -> None:
     """Say whether the node is ready, and why not.
 
@@ -32,9 +33,9 @@ def status(watch: bool, as_json: bool) -> None:
     if watch:
         sys.exit(_watch(as_json))
     try:
-        report = verdict.read_report(cli.RUN)
+        report = verdict.read_report(_common.RUN)
     except verdict.NoReport as error:
-        raise cli.Failed(str(error)) from None
+        raise _common.Failed(str(error)) from None
     reasons = verdict.why_not(report, None)
     told = published.read(published.PATH) if published.SETTINGS.exists() else None
     if as_json:
@@ -75,7 +76,7 @@ def _lines(report: Report, ready: bool) -> Iterator[str]:
 
 
 def _watch(as_json: bool) -> int:
-    screen = cli.Screen() if cli.live() and not as_json else None
+    screen = _common.Screen() if _common.live() and not as_json else None
     said: tuple[Report | None, list[str]] | None = None
     code = 1
     try:
@@ -94,7 +95,7 @@ def _watch(as_json: bool) -> int:
 
 def _look() -> tuple[Report | None, list[str]]:
     try:
-        report = verdict.read_report(cli.RUN)
+        report = verdict.read_report(_common.RUN)
     except verdict.NoReport as error:
         return None, [str(error)]
     return report, verdict.why_not(report, None)
@@ -116,7 +117,7 @@ def _view(report: Report | None, reasons: list[str]) -> Iterator[str]:
     yield f"heartbeat  {age:.0f} s ago; Ctrl-C ends this view"
     for outcome in report.outcomes:
         if outcome.result != "applied":
-            yield f"  {cli.say_outcome(outcome)}"
+            yield f"  {_common.say_outcome(outcome)}"
 
 
 def _say(report: Report | None, reasons: list[str], as_json: bool) -> None:

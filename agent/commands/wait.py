@@ -9,7 +9,10 @@ from pathlib import Path
 
 import click
 
-from agent import boot, cli, published, supervise, verdict
+from agent import runtime
+from agent.commands import _common
+from agent.report import published, verdict
+from agent.service import supervisor
 
 
 @click.command()
@@ -29,7 +32,7 @@ from agent import boot, cli, published, supervise, verdict
     help="With --first-pass: after so long, also once Kubernetes has been told in this boot that the node is not ready.",
 )
 @click.option("--timeout", default=0.0, help="Give up after so many seconds; 0 never does.")
-@cli.as_json
+@_common.as_json
 def wait(
     wanted_hash: str | None,
     first_pass: bool,
@@ -61,14 +64,14 @@ def wait(
             click.echo("\n".join(["let go unverified: the node is published as not ready", *reasons]), err=True)
             return
         if over:
-            raise cli.Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))
+            raise _common.Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))
         # The report is a file that is replaced: looking at it costs less than a watch that must survive restarts.
         time.sleep(0.1)
 
 
 def _first_pass_missing() -> list[str]:
     try:
-        if (cli.RUN / supervise.FIRST_PASS).read_text().strip() == boot.boot_id():
+        if (_common.RUN / supervisor.FIRST_PASS).read_text().strip() == runtime.boot_id():
             return []
     except FileNotFoundError:
         pass
@@ -77,11 +80,11 @@ def _first_pass_missing() -> list[str]:
 
 def _published() -> bool:
     told = published.read(published.PATH)
-    return told is not None and told.not_ready(boot.boot_id(), 0)
+    return told is not None and told.not_ready(runtime.boot_id(), 0)
 
 
 def _not_ready(wanted_hash: str | None) -> list[str]:
     try:
-        return verdict.why_not(verdict.read_report(cli.RUN), wanted_hash)
+        return verdict.why_not(verdict.read_report(_common.RUN), wanted_hash)
     except verdict.NoReport as error:
         return [str(error)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from agent import cli
-from agent.change import Change
+from agent.commands import _common
+from agent.report.records import Change
 
 
 @click.command(hidden=True)
@@ -13,10 +13,12 @@ from agent.change import Change
 @click.option("--avoid", "hung", multiple=True)
 def worker(activity_fd: int | None, hung: tuple[str, ...]) -> None:
     """Do the kernel I/O for `run`."""
-    from agent import linux, published, supervise
-    from agent import worker as process
+    from agent import linux
+    from agent.report import published
+    from agent.service import supervisor
+    from agent.service import worker as process
 
     def acknowledged(change: Change) -> str:
-        return published.wait_until_not_ready(cli.RUN / supervise.REPORT, change)
+        return published.wait_until_not_ready(_common.RUN / supervisor.REPORT, change)
 
-    process.main(linux.machine(), cli.SPEC, cli.RUN, cli.STATE, hung, activity_fd, acknowledged)
+    process.main(linux.machine(), _common.SPEC, _common.RUN, _common.STATE, hung, activity_fd, acknowledged)

@@ -5,7 +5,7 @@ pending changes it cannot be planned in full, because what it plans for does not
 changes may touch: the function alone, or the whole device.
 
 A kind of plain values may also have ``readings(want, have) -> Iterable[Reading]``: then a value that leaves the spec gets
-its original back (agent/originals.py). Of values that are observed only as far as the spec gives them it has
+its original back (agent/engine/originals.py). Of values that are observed only as far as the spec gives them it has
 ``reading(machine, want, kept) -> Reading | None``: a value that was changed (from ``kept.before`` to ``kept.after``) as it is
 now, read only if the spec does not give it any more; None while it cannot be told.
 """
@@ -22,10 +22,10 @@ from typing import Any, Literal, Protocol, cast
 
 from attrs import frozen
 
-from agent.change import HOST, Change, Disruption, Value
+from agent.hardware.functions import Wanted, pci_of, targets
 from agent.machine import Files, Machine
-from agent.nics import Wanted, pci_of, targets
-from agent.snapshot import Scope, Snapshot, devices, own
+from agent.report.records import HOST, Change, Disruption, Value
+from agent.state.snapshot import Scope, Snapshot, devices, own
 
 
 class Kind(Protocol):

@@ -7,13 +7,24 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.attributes import names_or_none, read_or
-from agent.change import Change, Disruption
+from agent.hardware.functions import (
+    NET,
+    PCI,
+    VFIO,
+    Wanted,
+    device_path,
+    driver,
+    ifindex_of,
+    netdev,
+    pci_of,
+    vf_addresses,
+)
+from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import in_scope, links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo
-from agent.nic_spec import VfAttributes
-from agent.nics import NET, PCI, VFIO, Wanted, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change, Disruption
+from agent.spec.nic import VfAttributes
+from agent.state.snapshot import Scope, Snapshot
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "bindings"

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.attributes import names_or_none, parsed
-from agent.change import HOST, Change
+from agent.hardware.functions import Wanted
+from agent.hardware.sysfs import names_or_none, parsed
 from agent.kinds import Reading, host_in_scope
 from agent.machine import Files, Machine
-from agent.nics import Wanted
-from agent.snapshot import NODE, Scope, Snapshot
-from agent.spec import HugepagePool
+from agent.report.records import HOST, Change
+from agent.spec.node import HugepagePool
+from agent.state.snapshot import NODE, Scope, Snapshot
 
 NAME = "hugepages"
 AFTER: tuple[str, ...] = ()

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.attributes import read_or
-from agent.change import HOST, Change
+from agent.hardware.functions import Wanted
+from agent.hardware.sysfs import read_or
 from agent.kinds import host_in_scope
 from agent.machine import Machine
-from agent.nics import Wanted
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import HOST, Change
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "irqbalance"
 AFTER: tuple[str, ...] = ()

@@ -15,14 +15,14 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from agent.attributes import names_or_none, ranges, read_or
-from agent.change import HOST, Change
-from agent.cpus import Key, Pool, Topology, place, pool
+from agent.hardware.functions import PCI, Wanted, driver, pci_of
+from agent.hardware.placement import Key, Pool, Topology, place, pool
+from agent.hardware.sysfs import names_or_none, ranges, read_or
 from agent.kinds import Reading, functions_in_scope
 from agent.machine import Files, Machine
-from agent.nics import PCI, Wanted, driver, pci_of
-from agent.ranges import format_ranges, parse_ranges
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import HOST, Change
+from agent.spec.ranges import format_ranges, parse_ranges
+from agent.state.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 

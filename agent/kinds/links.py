@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from agent.attributes import names_or_none, read_or
-from agent.change import Change, Disruption
+from agent.hardware.functions import Wanted, WantedNic, device_path, driver, ifindex_of, link_of, netdev, pci_of
+from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import Reading, pfs_in_scope
 from agent.machine import Files, Link, Machine
-from agent.nic_spec import LinkState, Nic, VfAttributes
-from agent.nics import Wanted, WantedNic, device_path, driver, ifindex_of, link_of, netdev, pci_of
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change, Disruption
+from agent.spec.nic import LinkState, Nic, VfAttributes
+from agent.state.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
 NAME = "links"

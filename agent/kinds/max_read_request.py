@@ -10,12 +10,12 @@ import errno
 from collections.abc import Mapping
 from contextlib import suppress
 
-from agent.change import Change
-from agent.config_space import device_control, max_read_request, with_max_read_request
+from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
+from agent.hardware.functions import Wanted, device_path
 from agent.kinds import Reading, pfs_in_scope
 from agent.machine import Machine
-from agent.nics import Wanted, device_path
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "max_read_request"
 AFTER = ("vfs",)

@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.attributes import names_or_none
-from agent.change import HOST, Change, Disruption
+from agent.hardware.functions import Wanted
+from agent.hardware.sysfs import names_or_none
 from agent.kinds import Reading, host_in_scope
 from agent.machine import Machine
-from agent.nics import Wanted
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import HOST, Change, Disruption
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "module_parameters"
 AFTER: tuple[str, ...] = ()

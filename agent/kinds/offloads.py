@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from agent.change import Change
+from agent.hardware.functions import Wanted, ifindex_of
 from agent.kinds import Reading, vf_links
 from agent.machine import Feature, Machine
-from agent.nics import Wanted, ifindex_of
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change
+from agent.state.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
 NAME = "offloads"

@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import evolve
 
-from agent.change import HOST, Change
+from agent.hardware.functions import Wanted
+from agent.hardware.rdma import Gid, RdmaDevice, Reader, gid_fits
 from agent.kinds import functions_in_scope
 from agent.machine import Machine
-from agent.nic_spec import RdmaDevices
-from agent.nics import Wanted
-from agent.rdma import Gid, RdmaDevice, Reader, gid_fits
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import HOST, Change
+from agent.spec.nic import RdmaDevices
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "rdma"
 AFTER = ("vf_links",)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 
-from agent.change import HOST, Change
+from agent.hardware.functions import Wanted
 from agent.kinds import Reading, host_in_scope
 from agent.machine import Machine
-from agent.nics import Wanted
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import HOST, Change
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "rdma_netns"
 AFTER: tuple[str, ...] = ()

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.attributes import number_or
-from agent.change import HOST, Change
+from agent.hardware.functions import Wanted
+from agent.hardware.sysfs import number_or
 from agent.kinds import Reading, host_in_scope, queues
 from agent.machine import Machine
-from agent.nics import Wanted
-from agent.ranges import format_ranges
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import HOST, Change
+from agent.spec.ranges import format_ranges
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "rfs"
 AFTER = ("queues", "rps")

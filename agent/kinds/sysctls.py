@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.change import HOST, Change
+from agent.hardware.functions import Wanted
 from agent.kinds import Reading, host_in_scope
 from agent.machine import Machine
-from agent.nics import Wanted
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import HOST, Change
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "sysctls"
 AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is

@@ -9,12 +9,12 @@ import errno
 from collections.abc import Mapping
 from typing import Any
 
-from agent.change import Change, Value
+from agent.hardware.functions import Wanted, ifindex_of, link_of, netdev, netdev_of
 from agent.kinds import Reading, links, pfs_in_scope, vfs
 from agent.machine import Machine, VfInfo
-from agent.nic_spec import VfAttributes
-from agent.nics import Wanted, ifindex_of, link_of, netdev, netdev_of
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change, Value
+from agent.spec.nic import VfAttributes
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "vf_attributes"
 AFTER = ("vfs",)

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
-from agent.change import Change, Disruption, Value
+from agent.hardware.functions import VFIO, Wanted, WantedNic, ifindex, ifindex_of, netdev, pci_of
 from agent.kinds import Reading, functions_in_scope, in_scope, links, vf_attributes
 from agent.machine import Machine, VfInfo
-from agent.nics import VFIO, Wanted, WantedNic, ifindex, ifindex_of, netdev, pci_of
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change, Disruption, Value
+from agent.state.snapshot import Scope, Snapshot
 from agent.vendors import Vendor, vendor
 
 NAME = "vf_links"

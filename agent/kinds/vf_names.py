@@ -13,12 +13,12 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.attributes import read_or
-from agent.change import Change, Disruption
+from agent.hardware.functions import Wanted, link_of, netdev
+from agent.hardware.sysfs import read_or
 from agent.kinds import functions_in_scope, links
 from agent.machine import Files, Link, Machine
-from agent.nics import Wanted, link_of, netdev
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change, Disruption
+from agent.state.snapshot import Scope, Snapshot
 
 NAME = "vf_names"
 AFTER = ("bindings",)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.attributes import number_or
-from agent.change import Change, Disruption
+from agent.hardware.functions import Wanted, device_path
+from agent.hardware.sysfs import number_or
 from agent.kinds import links, pfs_in_scope
 from agent.machine import Machine
-from agent.nics import Wanted, device_path
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change, Disruption
+from agent.state.snapshot import Scope, Snapshot
 from agent.vendors import vendor
 
 NAME = "vfs"

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from attrs import define
 
-from agent.change import Change
-from agent.cpus import Key, Senders, Topology, pool
+from agent.hardware.functions import Wanted
+from agent.hardware.placement import Key, Senders, Topology, pool
 from agent.kinds import Reading, irqs, queues
 from agent.machine import Machine
-from agent.nics import Wanted
-from agent.ranges import format_ranges, parse_ranges
-from agent.snapshot import Scope, Snapshot
+from agent.report.records import Change
+from agent.spec.ranges import format_ranges, parse_ranges
+from agent.state.snapshot import Scope, Snapshot
 
 NAME: Final = "xps"
 AFTER = ("queues",)

@@ -27,10 +27,10 @@ from typing import Any
 
 from attrs import frozen
 
-from agent.change import Condition, Severity, Stage
+from agent.hardware.functions import Wanted
 from agent.machine import Machine
-from agent.nics import Wanted
-from agent.snapshot import Snapshot
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
 
 PERIOD = 60.0
 """Seconds between two readings: the worker's resync, which reads everything else again."""

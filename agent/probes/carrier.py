@@ -1,9 +1,9 @@
 """Each netdev that should be up has carrier; but for VFs whose link the PF is to hold down."""
 
-from agent.change import Condition, Severity, Stage
+from agent.hardware.functions import Wanted, WantedNic
 from agent.kinds import links, vf_links
-from agent.nics import Wanted, WantedNic
-from agent.snapshot import Snapshot
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
 
 TYPE = "Carrier"
 STAGE: Stage = "network"

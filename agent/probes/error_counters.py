@@ -12,12 +12,12 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from agent.attributes import names_or_none, read_or
-from agent.change import Condition, Severity, Stage
+from agent.hardware.functions import NET, Wanted, device_path, netdev
+from agent.hardware.rdma import RDMA
+from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Files, Machine
-from agent.nics import NET, Wanted, device_path, netdev
-from agent.rdma import RDMA
-from agent.snapshot import Snapshot
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
 
 TYPE = "ErrorCounters"
 STAGE: Stage = "network"

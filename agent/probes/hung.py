@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from agent.change import Condition, Severity, Stage
-from agent.nics import Wanted
-from agent.snapshot import Snapshot
+from agent.hardware.functions import Wanted
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
 
 TYPE = "DevicesAnswer"
 STAGE: Stage = "device"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from agent.attributes import read_or
-from agent.change import Condition, Severity, Stage
+from agent.hardware.functions import Wanted
+from agent.hardware.sysfs import read_or
 from agent.machine import Machine
-from agent.nics import Wanted
-from agent.snapshot import Snapshot
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
 
 TYPE = "KernelModules"
 STAGE: Stage = "device"

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.change import Condition, Severity, Stage
+from agent.hardware.functions import Wanted
 from agent.kinds import links
-from agent.nics import Wanted
-from agent.snapshot import Snapshot
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
 
 TYPE = "LinkFlaps"
 STAGE: Stage = "network"

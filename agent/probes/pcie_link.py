@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.attributes import read_or
-from agent.change import Condition, Severity, Stage
+from agent.hardware.functions import Wanted, device_path
+from agent.hardware.sysfs import read_or
 from agent.machine import Machine
-from agent.nics import Wanted, device_path
-from agent.snapshot import Snapshot
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
 
 TYPE = "PcieLink"
 STAGE: Stage = "device"

@@ -8,7 +8,7 @@ from typing import Literal, TypeVar
 
 from attrs import asdict, field, frozen
 
-from agent.change import from_plain
+from agent.report.records import from_plain
 
 Record = TypeVar("Record")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
-from agent.boot import boot_id, uptime
-from agent.change import STALE, Report, report_from_json, why_not
+from agent.report.records import STALE, Report, report_from_json, why_not
+from agent.runtime import boot_id, uptime
 
 
 @frozen

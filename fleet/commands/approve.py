@@ -13,7 +13,7 @@ from lightkube import ApiError
 from lightkube.models.certificates_v1 import CertificateSigningRequestCondition, CertificateSigningRequestStatus
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
-from fleet import names
+from agent.report import names
 from fleet.api import ABSENT, CONFLICTS, PAGE, Api, code, options
 from fleet.approval import Known, Verdict, verdicts
 from fleet.bindings import admit, admitted

@@ -10,8 +10,8 @@ import click
 from lightkube import ApiError
 from lightkube.resources.core_v1 import Node
 
-from agent.change import Disruption
-from fleet import names
+from agent.report import names
+from agent.report.records import Disruption
 from fleet.api import ABSENT, Api, Failed, code, options
 from fleet.eviction import Rules
 from fleet.inventory import Inventory

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.reporter.settings import Settings
-from agent.supervise import HEARTBEAT
+from agent.service.supervisor import HEARTBEAT
 from lab.cluster.certificates import Pair
 from tests.cluster.reporters import Fixed, Reporter, session
 

@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 from attrs import define, evolve, field, frozen
 
-from agent import published
-from agent.boot import boot_id, uptime
-from agent.change import Condition, Report, report_to_json
-from agent.published import Published
-from agent.reporter.api import MERGE_PATCH, Api, Refused, Session, trust
-from agent.reporter.identity import Identity
-from agent.reporter.node import is_ours
-from agent.reporter.publish import Publication
+from agent.report import published
+from agent.report.published import Published
+from agent.report.records import Condition, Report, report_to_json
+from agent.reporter.kubernetes.api import MERGE_PATCH, Api, Refused, Session, trust
+from agent.reporter.kubernetes.identity import Identity
+from agent.reporter.kubernetes.node import is_ours
+from agent.reporter.kubernetes.publish import Publication
 from agent.reporter.settings import Settings
+from agent.runtime import boot_id, uptime
 from fleet.bindings import bindings
 from lab.cluster.certificates import Pair
 from lab.cluster.control_plane import ControlPlane

@@ -26,7 +26,7 @@ from lightkube import ALL_NS, ApiError, Client, KubeConfig
 from lightkube.resources.core_v1 import NodeStatus, Pod
 from lightkube.types import PatchType
 
-from fleet import names
+from agent.report import names
 from lab.cluster import control_plane as planes
 from lab.cluster.control_plane import ControlPlane
 

@@ -190,7 +190,7 @@ def test_an_agent_that_fails_its_first_pass_is_taken_back_and_the_node_not_ready
     current = node.sh("readlink /opt/trackbed/current")
     checkout = tmp_path / "trackbed"
     shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__"))
-    worker = checkout / "agent" / "worker.py"
+    worker = checkout / "agent" / "service" / "worker.py"
     whole = worker.read_text()
     assert whole.count(BEGINNING) == 1
     worker.write_text(whole.replace(BEGINNING, f'        raise RuntimeError("broken on purpose")\n{BEGINNING}'))

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from agent.boot import boot_id
-from agent.reporter import identity as identities
+from agent.reporter.kubernetes import identity as identities
 from agent.reporter.settings import READY_LABEL, Settings
+from agent.runtime import boot_id
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporters import Reporter, admit, by_certificate, by_token, holder, node, prepare, until
 
@@ -110,7 +110,7 @@ def test_losing_readiness_keeps_the_plugins_pod_and_taints(plane: ControlPlane, 
 def test_the_plugin_starts_anew_when_its_devices_are_others(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.reporter.publish.PLUGIN_PAUSE", 1.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.publish.PLUGIN_PAUSE", 1.0)
     reporter = start("devices", [PLUGIN], required_resources=(RESOURCE,))
     give(plane, reporter.name, **{RESOURCE: "4"})
     reporter.acknowledged(reporter.say(True, devices="four"))
@@ -134,8 +134,8 @@ def test_the_plugin_starts_anew_when_its_devices_are_others(
 def test_a_label_whose_plugin_stays_comes_back(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.reporter.publish.PLUGIN_PAUSE", 1.0)
-    monkeypatch.setattr("agent.reporter.publish.PLUGIN_LONGEST", 3.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.publish.PLUGIN_PAUSE", 1.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.publish.PLUGIN_LONGEST", 3.0)
     reporter = start("stays", [PLUGIN])
     give(plane, reporter.name, **{RESOURCE: "4"})
     reporter.acknowledged(reporter.say(True, devices="four"))
@@ -251,7 +251,7 @@ class Relay:
 def test_a_watch_whose_path_swallows_everything_is_begun_anew(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.reporter.api.SILENCE", 3.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.api.SILENCE", 3.0)
     relay = Relay(plane.ports.api)
     reporter = start("path", server=relay.start())
     reporter.acknowledged(reporter.say(True))
@@ -265,8 +265,8 @@ def test_a_watch_whose_path_swallows_everything_is_begun_anew(
 def test_an_api_server_that_hangs_is_said_and_asked_again(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.reporter.api.SILENCE", 3.0)
-    monkeypatch.setattr("agent.reporter.api.TIMEOUT", 3.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.api.SILENCE", 3.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.api.TIMEOUT", 3.0)
     reporter = start("hangs")
     reporter.acknowledged(reporter.say(True))
     pid = plane.api_server.pid()

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.report.names import TAINT
 from agent.reporter.settings import Settings
-from fleet.names import TAINT
 from lab import go_programs
 from lab.cluster import programs
 from lab.cluster.control_plane import ControlPlane

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 from attrs import field, frozen
 
-from agent.reporter.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
-from agent.reporter.identity import _openssl
+from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
+from agent.reporter.kubernetes.identity import _openssl
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporters import STATUS, Fixed, admit, by_certificate, by_token, holder, node, prepare
 

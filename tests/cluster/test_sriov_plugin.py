@@ -11,8 +11,8 @@ import pytest
 from lab import Node, go_programs
 from lab.cluster import manifests as pods
 from lab.cluster import programs
-from tasks.device_plugins import DevicePlugins, Sriov, discover, manifests
 from tasks.hardware import NodeHardware
+from tasks.manifests.device_plugins import DevicePlugins, Sriov, discover, manifests
 from tests.cluster.conftest import LONG, Member
 from tests.cluster.test_operations import logs
 from tests.cluster.test_stories import allocatable

@@ -21,7 +21,7 @@ from pyinfra.api.state import State, StateStage
 from pyinfra.connectors.fake import FakeConnector
 from pyinfra.context import ctx_host, ctx_state
 
-from agent.change import Report, report_to_json
+from agent.report.records import Report, report_to_json
 
 Answers = dict[str, Any]
 

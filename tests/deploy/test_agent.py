@@ -4,10 +4,11 @@ import json
 
 from attrs import evolve
 
-from agent.change import Report
-from tasks import agent, archive, gate
-from tasks.commands import script
-from tasks.status import COMMAND
+from agent.report.records import Report
+from tasks import agent, gate
+from tasks.common import archive
+from tasks.common.commands import script
+from tasks.common.status import COMMAND
 from tests.deploy.conftest import DEBIAN, PYTHON, SERVICE, STATUS, VERSIONS, Answers, Node, file_answers, status
 
 OLD = "0.0.9-000000000000"

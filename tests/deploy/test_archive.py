@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from tasks import archive
+from tasks.common import archive
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,9 @@ def test_a_machine_without_an_agent() -> None:
 
 def test_it_holds_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
     assert (unpacked / "VERSION").read_text() == archive.version("x86_64") + "\n"
-    assert (unpacked / "agent" / "spec.py").read_bytes() == (archive.ROOT / "agent" / "spec.py").read_bytes()
+    assert (unpacked / "agent" / "spec" / "node.py").read_bytes() == (
+        archive.ROOT / "agent" / "spec" / "node.py"
+    ).read_bytes()
     # Asked for by a marker that is false on the Python that runs the tests.
     assert (unpacked / "exceptiongroup").is_dir()
     # Imported only where there is a kubelet: nothing else would miss it.

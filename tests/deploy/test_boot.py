@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from agent.spec import HugepagePool, from_mapping
+from agent.spec.node import HugepagePool, from_mapping
 from tasks import boot, reboot
-from tasks.commands import script
+from tasks.common.commands import script
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
 
 ARGUMENTS = "/proc/cmdline"

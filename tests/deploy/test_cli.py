@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from agent.change import Report
-from agent.spec import spec_hash, to_json
-from tasks import archive, kernel_modules, node_spec, reporter
-from tasks import status as tasks_status
+from agent.report.records import Report
+from agent.spec.node import spec_hash, to_json
+from tasks import kernel_modules, node_spec, reporter
+from tasks.common import archive
+from tasks.common import status as tasks_status
 from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers, status
 from tests.deploy.test_agent import BASE, FILES, NEW, service, versions
 from tests.deploy.test_node_spec import ABSENT, COUNT, STUCK, plan

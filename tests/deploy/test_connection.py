@@ -6,8 +6,8 @@ import runpy
 import socket
 from typing import Any
 
-from tasks import archive
-from tasks.connection import NoDelay
+from tasks.common import archive
+from tasks.common.connection import NoDelay
 
 
 def test_a_connection_waits_for_no_acknowledgement() -> None:

@@ -13,9 +13,9 @@ import yaml
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
-from tasks import archive
 from tasks import manifests as task
-from tasks.device_plugins import (
+from tasks.common import archive
+from tasks.manifests.device_plugins import (
     DevicePlugins,
     Discovered,
     Networks,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks import dkms
+from tasks.packages import dkms
 from tests.deploy.conftest import Node
 
 KERNEL = {"uname -r": "6.1.0-9-amd64"}

@@ -8,7 +8,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks import firmware, reboot
-from tasks.commands import script
+from tasks.common.commands import script
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
 from tests.deploy.test_packages import install
 from tests.deploy.test_scripts import program, sh

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
-from agent.change import STALE, Report, report_to_json
+from agent.report.records import STALE, Report, report_to_json
 from tasks import gate
 from tests.deploy.conftest import STATUS, Answers, Node, status
 

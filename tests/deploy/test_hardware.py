@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.change import Report
-from tasks import hardware, labels, texts
+from agent.report.records import Report
+from tasks import hardware, labels
+from tasks.common import texts
 from tasks.hardware import Gpu, NodeHardware
 from tests.deploy.conftest import Node, status
 from tests.deploy.hardware import CONNECTX, ERDMA, VF, printed

@@ -8,8 +8,8 @@ from pyinfra.api.state import State
 from pyinfra.context import ctx_state
 from pyinfra_cli.inventory import make_inventory  # type: ignore[import-untyped]
 
-from agent.spec import NodeSpec
-from tasks import archive
+from agent.spec.node import NodeSpec
+from tasks.common import archive
 from tasks.node_spec import node_spec
 
 

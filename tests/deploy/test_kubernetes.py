@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pyinfra.api.exceptions import DeployError
 
-from agent import published
-from agent.published import Published
-from agent.reporter.api import Refused
+from agent.report import published
+from agent.report.published import Published
+from agent.reporter.kubernetes.api import Refused
 from agent.reporter.settings import read_settings
-from agent.spec import from_mapping
+from agent.spec.node import from_mapping
 from tasks import kubernetes
-from tasks.commands import script
+from tasks.common.commands import script
 from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS, UNIT
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
 from tests.deploy.test_packages import install

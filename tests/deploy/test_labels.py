@@ -7,7 +7,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks import labels
-from tasks.label_keys import fault
+from tasks.common.label_keys import fault
 from tasks.labels import DROP_IN, DROP_IN_TEXT, ENVIRONMENT, HEADER, LABELS, NFD
 from tests.deploy.conftest import Answers, Node, Result
 from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, UMAD, UVERBS, VIRTIO, function, has, rdma

@@ -6,7 +6,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks import nccl
-from tasks.commands import script
+from tasks.common.commands import script
 from tests.deploy.conftest import Answers, Node, Result
 from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, SECOND, VF, VIRTIO, function, has, rdma
 from tests.deploy.test_labels import FILES, files

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.spec import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec, from_mapping
 from tasks import network_managers
 from tasks.network_managers import NETWORK, NETWORK_TEXT, RULE, RULE_TEXT
 from tests.deploy.conftest import Answers, Node, Result, file_answers

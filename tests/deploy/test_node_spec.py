@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from agent.change import Change, Disruption, to_plain
-from agent.spec import Irqs, NodeSpec, Rps, parse, to_json
+from agent.report.records import Change, Disruption, to_plain
+from agent.spec.node import Irqs, NodeSpec, Rps, parse, to_json
 from tasks import node_spec
-from tasks.status import SPEC
+from tasks.common.status import SPEC
 from tests.deploy.conftest import PLAN, PYTHON, Answers, Node, file_answers
 
 NIC = {"name": "fabric0", "select": {"pci": "0000:01:00.0"}, "vfs": {"count": 4}}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from tasks import doca, mlnx_ofed, ofed, ofed_modules, reboot
+from tasks import ofed, reboot
+from tasks.ofed import doca, mlnx_ofed, modules
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
 from tests.deploy.test_packages import install
 from tests.deploy.test_scripts import program, sh
@@ -36,7 +37,7 @@ NO_STACK = {STACK: [f"kernel {KERNEL}"]}
 
 
 def in_force() -> None:
-    ofed_modules.in_force(name="Loaded modules", task="ofed")
+    modules.in_force(name="Loaded modules", task="ofed")
 
 
 # What runs, and what is installed
@@ -107,10 +108,10 @@ def test_refused_with_the_remedy(node: Node, answers: Answers, said: str) -> Non
 
 def test_modules_that_are_gone_after_openibd_fail_the_host(node: Node) -> None:
     # The same answers in both phases: what the second reading says is told by a stack without the module.
-    before = ofed_modules.Stack(KERNEL, True, 1, (ofed_modules.Module("rdma_rxe", "CD", "AB", "/updates/x.ko"),))
-    after = ofed_modules.Stack(KERNEL, True, 1, ())
-    assert ofed_modules.gone(before, after) == ["rdma_rxe"]
-    assert ofed_modules.gone(before, before) == []
+    before = modules.Stack(KERNEL, True, 1, (modules.Module("rdma_rxe", "CD", "AB", "/updates/x.ko"),))
+    after = modules.Stack(KERNEL, True, 1, ())
+    assert modules.gone(before, after) == ["rdma_rxe"]
+    assert modules.gone(before, before) == []
 
 
 def test_modules_without_a_srcversion_are_told_apart_by_build_id(node: Node) -> None:
@@ -131,7 +132,7 @@ def test_modules_without_a_srcversion_are_told_apart_by_build_id(node: Node) -> 
 
 def test_what_dkms_has_not_built_for_the_running_kernel_is_built_in_order(node: Node) -> None:
     known = ["iser/25.10, 6.1.0-8-amd64, x86_64: installed", "mlnx-ofed-kernel/25.10: added", "erdma/1.0: added"]
-    result = node.deploy(lambda: ofed_modules.built(name="built"), {BUILDS: known, **UNAME})
+    result = node.deploy(lambda: modules.built(name="built"), {BUILDS: known, **UNAME})
     assert [command[-34:].rsplit(" sh ", 1)[-1] for command in result.flat] == [
         f"mlnx-ofed-kernel 25.10 {KERNEL}"[-34:],
         f"iser 25.10 {KERNEL}",
@@ -406,12 +407,12 @@ def module(root: Path, name: str, refcnt: int = 0, holders: tuple[str, ...] = ()
 def test_the_modules_that_an_ofed_brought(root: Path) -> None:
     program(root / "bin/modinfo", '[ "$1" = -F ] && echo CD || echo /lib/modules/K/updates/dkms/"$2".ko')
     path = f"{root / 'bin'}:{os.environ['PATH']}"
-    found = ofed_modules.OfedStack().process(sh(ofed_modules._STACK, root, *ofed_modules.NAMES, PATH=path))
-    rxe = ofed_modules.Module("rdma_rxe", "AB", "CD", "/lib/modules/K/updates/dkms/rdma_rxe.ko")
-    assert found == ofed_modules.Stack(os.uname().release, True, 2, (rxe,))
+    found = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, PATH=path))
+    rxe = modules.Module("rdma_rxe", "AB", "CD", "/lib/modules/K/updates/dkms/rdma_rxe.ko")
+    assert found == modules.Stack(os.uname().release, True, 2, (rxe,))
     assert rxe.stale and rxe.outside
-    nothing = ofed_modules.OfedStack().process(sh(ofed_modules._STACK, root / "absent", *ofed_modules.NAMES))
-    assert nothing == ofed_modules.Stack(os.uname().release, False, 0, ())
+    nothing = modules.OfedStack().process(sh(modules._STACK, root / "absent", *modules.NAMES))
+    assert nothing == modules.Stack(os.uname().release, False, 0, ())
 
 
 def test_modules_of_packages_without_dkms_count(tmp_path: Path) -> None:
@@ -427,13 +428,13 @@ def test_modules_of_packages_without_dkms_count(tmp_path: Path) -> None:
     listing = tmp_path / "var/lib/dpkg/info/mlnx-ofed-kernel-modules.list"
     listing.parent.mkdir(parents=True)
     listing.write_text(f"/lib/modules/{kernel}/updates/mlx5_ib.ko\n/lib/modules/1.2.3/updates/old.ko\n/usr/share/doc\n")
-    said = sh(ofed_modules._STACK, tmp_path, *ofed_modules.NAMES)
+    said = sh(modules._STACK, tmp_path, *modules.NAMES)
     assert [line for line in said if line.startswith("built")] == ["built ib_iser", "built mlx5_core", "built mlx5_ib"]
 
 
-def users(root: Path, *modules: str) -> list[str]:
-    arguments = ("storage_rdma ib_iser", "nvidia_peermem", *modules)
-    return ofed_modules.OfedUsers().process(sh(ofed_modules._USERS + "echo end\n", root, *arguments))
+def users(root: Path, *loaded: str) -> list[str]:
+    arguments = ("storage_rdma ib_iser", "nvidia_peermem", *loaded)
+    return modules.OfedUsers().process(sh(modules._USERS + "echo end\n", root, *arguments))
 
 
 def test_nobody_uses_the_modules(root: Path) -> None:
@@ -522,9 +523,9 @@ def test_an_initramfs_older_than_a_module_that_it_has(tmp_path: Path) -> None:
     program(tmp_path / "bin/lsinitramfs", "echo usr/lib/modules/K/kernel/drivers/mlx5_core.ko")
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     files = (tmp_path / "mlx5_core.ko", tmp_path / "rdma_rxe.ko")
-    assert sh(ofed_modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == ["mlx5_core"]
+    assert sh(modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == ["mlx5_core"]
     os.utime(image, (2_100_000_000, 2_100_000_000))
-    assert sh(ofed_modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == []
+    assert sh(modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == []
 
 
 def test_a_module_that_went_comes_back_though_others_that_were_to_go_with_it_are_in_use(tmp_path: Path) -> None:
@@ -532,5 +533,5 @@ def test_a_module_that_went_comes_back_though_others_that_were_to_go_with_it_are
     program(tmp_path / "bin/modprobe", f'[ "$1" = -r ] || {{ echo "loads $1"; exit; }}; rm -r {loaded}; exit 1')
     program(tmp_path / "bin/systemctl", "exit 1")
     program(tmp_path / "bin/udevadm", "")
-    text = ofed_modules._RELOAD.replace("/sys/module", str(tmp_path / "sys/module"))
+    text = modules._RELOAD.replace("/sys/module", str(tmp_path / "sys/module"))
     assert "loads nvme_rdma" in sh(text, "nvme_rdma", "", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")

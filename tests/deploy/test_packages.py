@@ -4,7 +4,7 @@ import pytest
 from pyinfra.api.exceptions import DeployError
 
 from tasks import packages
-from tasks.commands import script
+from tasks.common.commands import script
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
 
 DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]

@@ -13,7 +13,7 @@ from pyinfra.api.operation import operation
 from pyinfra.operations import server
 
 from tasks import reboot
-from tasks.commands import Commands, script
+from tasks.common.commands import Commands, script
 from tests.deploy.conftest import Node
 
 WISHES = "for task in *"

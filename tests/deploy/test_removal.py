@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 import tasks
-from agent.spec import parse, spec_hash
-from tasks import before, doca, kubernetes, labels, nccl, pull, reboot, removal
+from agent.spec.node import parse, spec_hash
+from tasks import before, kubernetes, labels, nccl, pull, reboot, removal
 from tasks.agent import BASE
-from tasks.archive import ROOT
-from tasks.data import host_data
+from tasks.common.archive import ROOT
+from tasks.common.data import host_data
+from tasks.common.status import SPEC
+from tasks.ofed import doca
 from tasks.removal import STATE
-from tasks.status import SPEC
 from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers
 from tests.deploy.test_scripts import program, sh
 

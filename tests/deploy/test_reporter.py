@@ -9,8 +9,8 @@ from jinja2 import Template
 from pyinfra.api.exceptions import DeployError
 
 from tasks import agent, reporter
-from tasks.commands import script
-from tasks.status import COMMAND
+from tasks.common.commands import script
+from tasks.common.status import COMMAND
 from tests.deploy.conftest import DEBIAN, SERVICE, Answers, Node, file_answers
 
 VERSION = "0.1.0-0123456789ab"

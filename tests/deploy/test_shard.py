@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.archive import ROOT
-from tasks.shard import Shard
+from tasks.common.archive import ROOT
+from tasks.common.shard import Shard
 
 HOSTS = 'hosts = [f"@fake/h{n:02}" for n in range(5)]\n'
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(commands=["true"])\n'

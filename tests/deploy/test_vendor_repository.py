@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from tasks import removal, vendor_repository
-from tasks.data import Key, record
-from tasks.packages import Family
-from tasks.vendor_repository import Package, Repository
+from tasks import removal
+from tasks.common.data import Key, record
+from tasks.packages import Family, vendor_repository
+from tasks.packages.vendor_repository import Package, Repository
 from tests.deploy.conftest import Answers, Node, file_answers
 from tests.deploy.test_scripts import sh
 

@@ -11,7 +11,7 @@ from attrs import evolve
 
 from lab import Node, go_programs
 from lab.go_programs import Build
-from tasks.device_plugins import DevicePlugins, SharedRdma, discover, manifests
+from tasks.manifests.device_plugins import DevicePlugins, SharedRdma, discover, manifests
 from tests.deploy.hardware import CONNECTX, hardware
 from tests.lab.conftest import ROOT, pyinfra
 

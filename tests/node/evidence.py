@@ -12,12 +12,12 @@ import pytest
 from attrs import evolve, field, frozen
 from testinfra.host import Host
 
-from agent.nic_spec import Nic as WantedNic
-from agent.nic_spec import Selector, VfAttributes
-from agent.nics import derived_mac
-from agent.ranges import format_ranges, parse_ranges
-from agent.spec import NodeSpec, parse
-from agent.validators import MAC
+from agent.hardware.functions import derived_mac
+from agent.spec.nic import Nic as WantedNic
+from agent.spec.nic import Selector, VfAttributes
+from agent.spec.node import NodeSpec, parse
+from agent.spec.ranges import format_ranges, parse_ranges
+from agent.spec.validators import MAC
 
 __all__ = ["Cpus", "Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "read_node"]
 

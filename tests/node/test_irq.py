@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.ranges import format_ranges, parse_ranges
+from agent.spec.ranges import format_ranges, parse_ranges
 from tests.node.evidence import Finding, Interrupt, Nic, Node, judge, one_of
 
 pytestmark = pytest.mark.irq

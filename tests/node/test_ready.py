@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from agent.spec import spec_hash
+from agent.spec.node import spec_hash
 from tests.node.evidence import Finding, Node, equal, judge
 
 pytestmark = pytest.mark.ready

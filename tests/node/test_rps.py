@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.ranges import format_ranges, parse_ranges
+from agent.spec.ranges import format_ranges, parse_ranges
 from tests.node.evidence import Cpus, Finding, Nic, Node, equal, judge
 
 pytestmark = pytest.mark.rps

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from attrs import define, evolve, field, fields
 
-from agent.cpus import from_mask, mask
+from agent.hardware.placement import from_mask, mask
 from agent.machine import Link, Machine, VfInfo
-from agent.ranges import format_ranges, parse_ranges
+from agent.spec.ranges import format_ranges, parse_ranges
 from tests.sim import config_space, hugepages
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost

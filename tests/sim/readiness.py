@@ -12,10 +12,10 @@ from typing import TextIO
 
 from attrs import define, field
 
-from agent.change import Condition
-from agent.converge import Failures, Pass, converge, judged_again
-from agent.readiness import Readiness
-from agent.spec import from_mapping
+from agent.engine.converge import Failures, Pass, converge, judged_again
+from agent.engine.readiness import Readiness
+from agent.report.records import Condition
+from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from agent.as_spec import NotFound, adopt
-from agent.change import is_ready
-from agent.converge import Failures, Pass, converge
-from agent.nics import derived_mac, vf_addresses
-from agent.preview import preview
-from agent.spec import NodeSpec, from_mapping, parse, to_json
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.hardware.functions import derived_mac, vf_addresses
+from agent.report.records import is_ready
+from agent.spec.node import NodeSpec, from_mapping, parse, to_json
+from agent.tools.as_spec import NotFound, adopt
 from tests.sim.kernel import Kernel
 
 PF0, PF1, MANAGEMENT = "0000:21:00.0", "0000:41:00.0", "0000:01:00.0"

@@ -2,10 +2,10 @@
 
 import pytest
 
-from agent.change import Condition, Outcome, is_ready
-from agent.contention import LIMIT, PAUSE, WINDOW, Contention, suspect
-from agent.converge import Failures, Pass, converge
-from agent.spec import NodeSpec, from_mapping
+from agent.engine.contention import LIMIT, PAUSE, WINDOW, Contention, suspect
+from agent.engine.converge import Failures, Pass, converge
+from agent.report.records import Condition, Outcome, is_ready
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
 PF = "0000:21:00.0"

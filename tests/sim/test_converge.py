@@ -5,12 +5,12 @@ import os
 
 import pytest
 
-from agent.change import Disruption, is_ready
-from agent.converge import Failures, Pass, converge
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.hardware.functions import derived_mac, vf_addresses
 from agent.machine import Machine
-from agent.nics import derived_mac, vf_addresses
-from agent.preview import preview
-from agent.spec import NodeSpec, from_mapping
+from agent.report.records import Disruption, is_ready
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel, no_fault
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"

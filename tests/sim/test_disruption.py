@@ -5,10 +5,10 @@ from datetime import datetime, timezone
 
 import pytest
 
-from agent.change import Change, Disruption, is_ready
-from agent.converge import Failures, Pass, converge
-from agent.nics import vf_addresses
-from agent.spec import NodeSpec, from_mapping
+from agent.engine.converge import Failures, Pass, converge
+from agent.hardware.functions import vf_addresses
+from agent.report.records import Change, Disruption, is_ready
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
 PF = "0000:21:00.0"

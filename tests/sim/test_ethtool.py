@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 import pytest
 from attrs import evolve
 
-from agent.change import Disruption, Outcome, is_ready
-from agent.converge import Failures, Pass, converge
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.hardware.functions import resolve, vf_addresses
 from agent.kinds import coalescing, links
 from agent.machine import Link, Quantity
-from agent.nics import resolve, vf_addresses
-from agent.preview import preview
-from agent.snapshot import read_basis
-from agent.spec import NodeSpec, from_mapping
+from agent.report.records import Disruption, Outcome, is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from agent.state.snapshot import read_basis
 from agent.vendors import vendor
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel

@@ -8,13 +8,13 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent.change import is_ready
-from agent.converge import FRESH, Failures, Pass, converge
-from agent.nics import vf_addresses
-from agent.originals import Originals
-from agent.preview import preview
-from agent.snapshot import Scope
-from agent.spec import NodeSpec, from_mapping
+from agent.engine.converge import FRESH, Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.engine.originals import Originals
+from agent.hardware.functions import vf_addresses
+from agent.report.records import is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from agent.state.snapshot import Scope
 from tests.sim.kernel import Kernel
 
 PFS = {"0000:21:00.0": "02:00:00:00:01:00", "0000:41:00.0": "02:00:00:00:01:01"}

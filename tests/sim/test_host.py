@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from agent.change import Disruption, Outcome, is_ready
-from agent.converge import Failures, Pass, converge
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
 from agent.kinds import sysctls
-from agent.preview import preview
-from agent.spec import from_mapping
+from agent.report.records import Disruption, Outcome, is_ready
+from agent.spec.node import from_mapping
 from tests.sim import config_space, hugepages
 from tests.sim.kernel import Kernel
 

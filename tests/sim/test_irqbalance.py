@@ -2,11 +2,11 @@
 
 import pytest
 
-from agent.change import is_ready
-from agent.converge import Failures, Pass, converge
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
 from agent.kinds.irqbalance import LIST, SCRIPT
-from agent.preview import preview
-from agent.spec import NodeSpec, from_mapping
+from agent.report.records import is_ready
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
 PF = "0000:21:00.0"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from agent.change import is_ready
-from agent.config_space import device_control, max_read_request
-from agent.converge import Failures, Pass, converge
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.engine.originals import ORIGINALS, Originals
+from agent.hardware.config_space import device_control, max_read_request
+from agent.hardware.functions import vf_addresses
 from agent.machine import DcbState
-from agent.nics import vf_addresses
-from agent.originals import ORIGINALS, Originals
-from agent.preview import preview
-from agent.spec import NodeSpec, from_mapping
+from agent.report.records import is_ready
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel, no_fault
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"

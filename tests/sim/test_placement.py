@@ -7,11 +7,11 @@ from typing import Any, cast
 import pytest
 from attrs import evolve
 
-from agent.converge import Failures, Pass, converge
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.hardware.functions import targets
 from agent.machine import Files
-from agent.nics import targets
-from agent.preview import preview
-from agent.spec import NodeSpec, from_mapping
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"

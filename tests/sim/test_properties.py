@@ -5,10 +5,10 @@ import json
 from attrs import evolve
 from hypothesis import given, settings
 
-from agent.change import is_ready, to_plain
-from agent.converge import Failures, converge
-from agent.preview import preview
-from agent.spec import NodeSpec
+from agent.engine.converge import Failures, converge
+from agent.engine.dry_run import preview
+from agent.report.records import is_ready, to_plain
+from agent.spec.node import NodeSpec
 from tests.sim.test_faults import node, specs
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from agent import traffic
-from agent.change import Condition, is_ready
-from agent.converge import Failures, Pass, converge
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.hardware import counters
+from agent.hardware.functions import vf_addresses
+from agent.hardware.rdma import Reader
 from agent.machine import CmDefaults, DcbState
-from agent.nics import vf_addresses
-from agent.preview import preview
-from agent.rdma import Reader
-from agent.spec import from_mapping
+from agent.report.records import Condition, is_ready
+from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
@@ -226,7 +226,7 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
     assert [d.name for d in found.have["rdma"][second][second]] == ["mlx5_bond_0"]
     assert is_ready(found.conditions), found.conditions
     for device in ("enp33s0f1", second):
-        counting = [source.name for source in traffic.sources(kernel, device)]
+        counting = [source.name for source in counters.sources(kernel, device)]
         assert counting == ["mlx5_bond_0", "enp33s0f1"]
     kernel.rdma.delete("mlx5_bond_0")
     lacking = told(settled(), "RdmaDevices")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.change import is_ready
+from agent.engine.readiness import HANDOVER
 from agent.probes import DEADLINE
-from agent.readiness import HANDOVER
+from agent.report.records import is_ready
 from tests.sim.readiness import PF0, PF1, Node, writer
 
 WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"

@@ -12,12 +12,12 @@ from attrs import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.change import Disruption, is_ready
-from agent.converge import Failures, Pass, converge
-from agent.nics import PCI, driver, netdev, vf_addresses
-from agent.originals import Originals
-from agent.preview import preview
-from agent.spec import NodeSpec, from_mapping
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.engine.originals import Originals
+from agent.hardware.functions import PCI, driver, netdev, vf_addresses
+from agent.report.records import Disruption, is_ready
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
 PF, OTHER = "0000:21:00.0", "0000:41:00.0"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.change import HOST, Outcome, is_ready
-from agent.converge import Failures, Pass, converge
-from agent.nics import vf_addresses
-from agent.originals import ORIGINALS, Originals
-from agent.preview import preview
-from agent.spec import NodeSpec, from_mapping
+from agent.engine.converge import Failures, Pass, converge
+from agent.engine.dry_run import preview
+from agent.engine.originals import ORIGINALS, Originals
+from agent.hardware.functions import vf_addresses
+from agent.report.records import HOST, Outcome, is_ready
+from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
 PF = "0000:21:00.0"

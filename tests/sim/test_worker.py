@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from agent.activity import Activity, View
-from agent.adoption import Adopted
-from agent.change import Condition, Report, report_from_json
-from agent.converge import Failures
-from agent.history import History
-from agent.originals import Originals
-from agent.requests import Requests
-from agent.worker import work
+from agent.engine.converge import Failures
+from agent.engine.originals import Originals
+from agent.report.activity import Activity, View
+from agent.report.history import History
+from agent.report.records import Condition, Report, report_from_json
+from agent.service.apply_socket import Requests
+from agent.service.spec_in_force import Adopted
+from agent.service.worker import work
 from tests.sim.readiness import PF0, Node, writer
 
 STUCK = "/sys/module/ib_core/srcversion"

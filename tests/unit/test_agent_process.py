@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from agent.change import Report, report_from_json
+from agent.report.records import Report, report_from_json
 
 ROOT = Path(__file__).parent.parent.parent
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
@@ -20,10 +20,10 @@ PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
 SUPERVISOR = """
 import sys
 from pathlib import Path
-from agent import supervise
+from agent.service import supervisor
 folder = Path(sys.argv[1])
-publisher = supervise.Publisher(folder, "boot-1", "v1")
-supervise.supervise([sys.executable, "-c", *sys.argv[2:]], publisher, supervise.Limits(read=0.5, write=0.5, retry=1.0))
+publisher = supervisor.Publisher(folder, "boot-1", "v1")
+supervisor.supervise([sys.executable, "-c", *sys.argv[2:]], publisher, supervisor.Limits(read=0.5, write=0.5, retry=1.0))
 """
 
 # PF0's sriov_numvfs is read from a file of this machine, too; all else is simulated. No device has room for five VFs.
@@ -32,11 +32,11 @@ import errno, sys
 from pathlib import Path
 import click
 from attrs import evolve
-from agent import adoption, worker
+from agent.service import spec_in_force, worker
 from agent.linux.files import LinuxFiles
 from tests.sim.kernel import Kernel
 
-adoption.TRIAL = 1.0
+spec_in_force.TRIAL = 1.0
 
 class Files:
     def __init__(self, kernel, real): self.kernel, self.real = kernel, real

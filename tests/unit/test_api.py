@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent.reporter.api import Api, Session, trust
-from agent.reporter.mirror import Mirror
+from agent.reporter.kubernetes.api import Api, Session, trust
+from agent.reporter.kubernetes.node_watch import Mirror
 from tests.unit.scripted import Answer, api_server
 
 T = TypeVar("T")

@@ -18,12 +18,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from agent import boot, lock, published, store, supervise
-from agent.change import Change, Condition, Disruption, Outcome, Report, report_to_json, to_plain
+from agent import runtime
 from agent.commands import Commands
-from agent.history import History
-from agent.published import Published
-from agent.requests import NAME, Requests
+from agent.report import published
+from agent.report.history import History
+from agent.report.published import Published
+from agent.report.records import Change, Condition, Disruption, Outcome, Report, report_to_json, to_plain
+from agent.service import lock, supervisor
+from agent.service.apply_socket import NAME, Requests
 
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks at no context
@@ -32,11 +34,12 @@ COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks 
 PROGRAM = """
 import sys
 from pathlib import Path
-from agent import cli, published
-cli.RUN = cli.STATE = Path(sys.argv.pop(1))
-cli.SPEC = cli.RUN / "node.json"
-published.PATH = cli.RUN / "published.json"
-published.SETTINGS = cli.RUN / "reporter.json"
+from agent.commands import _common
+from agent.report import published
+_common.RUN = _common.STATE = Path(sys.argv.pop(1))
+_common.SPEC = _common.RUN / "node.json"
+published.PATH = _common.RUN / "published.json"
+published.SETTINGS = _common.RUN / "reporter.json"
 from agent.__main__ import main
 main()
 """
@@ -58,10 +61,10 @@ def trackbed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def report(folder: Path, **different: object) -> Report:
-    made = Report("n1", "h1", boot.boot_id(), "0.1", ready=True, up_to_date=True, conditions=CONDITIONS)
-    stamps = {"uptime": boot.uptime(), "heartbeat": time.time()}
+    made = Report("n1", "h1", runtime.boot_id(), "0.1", ready=True, up_to_date=True, conditions=CONDITIONS)
+    stamps = {"uptime": runtime.uptime(), "heartbeat": time.time()}
     made = evolve(made, **{**stamps, **different})  # type: ignore[arg-type]
-    store.write_atomically(folder / supervise.REPORT, report_to_json(made))
+    runtime.write_atomically(folder / supervisor.REPORT, report_to_json(made))
     return made
 
 
@@ -82,7 +85,7 @@ def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> Non
     assert trackbed(tmp_path, "status").returncode == 0
     for different, reason in (
         ({"boot_id": "another"}, "of an earlier boot"),
-        ({"uptime": boot.uptime() - 100}, "heartbeat is 10"),
+        ({"uptime": runtime.uptime() - 100}, "heartbeat is 10"),
     ):
         report(tmp_path, **different)
         said = trackbed(tmp_path, "status")
@@ -91,7 +94,7 @@ def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> Non
 
 
 def test_a_report_of_another_format_is_one_message(tmp_path: Path) -> None:
-    (tmp_path / supervise.REPORT).write_text('{"ready": 3}')
+    (tmp_path / supervisor.REPORT).write_text('{"ready": 3}')
     said = trackbed(tmp_path, "status")
     assert said.returncode == 1
     assert "not a report of this agent" in said.stderr
@@ -359,7 +362,7 @@ def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) 
     joined.touch()
     held = trackbed(tmp_path, *gate)
     assert (held.returncode, "no pass of this boot has verified the node yet" in held.stderr) == (1, True)
-    (tmp_path / "first-pass").write_text(f"{boot.boot_id()}\n")
+    (tmp_path / "first-pass").write_text(f"{runtime.boot_id()}\n")
     assert trackbed(tmp_path, *gate).returncode == 0
 
 
@@ -367,10 +370,10 @@ def test_an_unverified_node_is_let_go_once_that_is_published_for_this_boot(tmp_p
     gate = ("wait", "--first-pass", "--let-go", "0", "--timeout", "0.1")
     told = tmp_path / "published.json"
     assert trackbed(tmp_path, *gate).returncode == 1
-    for untrue in (Published("another-boot", 3), Published(boot.boot_id(), 3, ready=True)):
+    for untrue in (Published("another-boot", 3), Published(runtime.boot_id(), 3, ready=True)):
         published.write(told, untrue)
         assert trackbed(tmp_path, *gate).returncode == 1
-    published.write(told, Published(boot.boot_id(), 3))
+    published.write(told, Published(runtime.boot_id(), 3))
     gone = trackbed(tmp_path, *gate)
     assert (gone.returncode, "let go unverified" in gone.stderr) == (0, True)
     assert trackbed(tmp_path, "wait", "--first-pass", "--let-go", "60", "--timeout", "0.1").returncode == 1
@@ -378,11 +381,13 @@ def test_an_unverified_node_is_let_go_once_that_is_published_for_this_boot(tmp_p
 
 
 def test_status_says_what_kubernetes_was_told_and_why_not_more(tmp_path: Path) -> None:
-    report(tmp_path, uptime=boot.uptime())
+    report(tmp_path, uptime=runtime.uptime())
     assert "kubernetes" not in trackbed(tmp_path, "status").stdout
     (tmp_path / "reporter.json").write_text("{}")
     assert "kubernetes nothing is published yet" in trackbed(tmp_path, "status").stdout
-    published.write(tmp_path / "published.json", Published(boot.boot_id(), 7, True, "the API server cannot be reached"))
+    published.write(
+        tmp_path / "published.json", Published(runtime.boot_id(), 7, True, "the API server cannot be reached")
+    )
     said = trackbed(tmp_path, "status").stdout
     assert "kubernetes ready, generation 7; the API server cannot be reached" in said
     assert json.loads(trackbed(tmp_path, "status", "--json").stdout)["kubernetes"]["generation"] == 7

@@ -14,11 +14,12 @@ from lightkube.models.meta_v1 import ManagedFieldsEntry, ObjectMeta
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
-from agent.reporter import node as reporter
-from agent.reporter.identity import USER
-from agent.reporter.publish import NAMESPACE
+from agent.report import names
+from agent.reporter.kubernetes import node as reporter
+from agent.reporter.kubernetes.identity import USER
+from agent.reporter.kubernetes.publish import NAMESPACE
 from agent.reporter.settings import READY_LABEL
-from fleet import names, sweeping
+from fleet import sweeping
 from fleet.standing import Standing, say_age, standing, standings
 
 ROOT = Path(__file__).parent.parent.parent

@@ -19,7 +19,7 @@ from lightkube.models.certificates_v1 import (
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
-from fleet import names
+from agent.report import names
 from fleet.approval import SIGNER, YEAR, Known, Verdict, verdicts
 
 KEY = ec.generate_private_key(ec.SECP256R1())

@@ -26,8 +26,8 @@ from lightkube.models.core_v1 import (
 from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
 from lightkube.resources.core_v1 import Node, Pod
 
-from agent.change import Disruption
-from fleet import names
+from agent.report import names
+from agent.report.records import Disruption
 from fleet.api import Api, Failed
 from fleet.eviction import MIRROR, Rules, drain, say
 from fleet.inventory import Host, Inventory

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from agent import history
-from agent.change import Change, Outcome
-from agent.history import History, read
+from agent.report import history
+from agent.report.history import History, read
+from agent.report.records import Change, Outcome
 
 CHANGE = Change("links", "0000:21:00.0", "mtu", 1500, 9000)
 APPLIED = Outcome(CHANGE, "applied")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from agent.reporter.api import TROUBLE
-from agent.reporter.identity import ANEW, REQUESTS, Certificate
+from agent.reporter.kubernetes.api import TROUBLE
+from agent.reporter.kubernetes.identity import ANEW, REQUESTS, Certificate
 from agent.reporter.settings import Settings
 from tests.unit.scripted import api_server
 

@@ -6,8 +6,8 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.cpus import Cpu, Key, Pool, Senders, Topology, place, pool
-from agent.ranges import parse_ranges
+from agent.hardware.placement import Cpu, Key, Pool, Senders, Topology, place, pool
+from agent.spec.ranges import parse_ranges
 
 Pools = dict[Key, Pool]
 # A machine that is busy with other things is no finding.

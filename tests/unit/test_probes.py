@@ -1,7 +1,7 @@
 """The probes there are, and what the spec knows of them."""
 
 from agent.probes import probes
-from agent.spec import PROBES
+from agent.spec.node import PROBES
 
 
 def test_the_spec_knows_every_probe_by_its_module_s_name() -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import published
-from agent.boot import boot_id
-from agent.change import Change, Condition, Report, report_to_json
-from agent.published import Published, wait_until_not_ready
+from agent.report import published
+from agent.report.published import Published, wait_until_not_ready
+from agent.report.records import Change, Condition, Report, report_to_json
+from agent.runtime import boot_id
 
 CHANGE = Change("vfs", "0000:21:00.0", "count", 4, 5)
 

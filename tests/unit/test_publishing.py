@@ -11,10 +11,9 @@ from attrs import define, evolve, field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.boot import boot_id, uptime
-from agent.change import STALE, Condition, Report, report_to_json
-from agent.reporter.api import LAST_WAIT, NoCredentials, Session, trust
-from agent.reporter.node import (
+from agent.report.records import STALE, Condition, Report, report_to_json
+from agent.reporter.kubernetes.api import LAST_WAIT, NoCredentials, Session, trust
+from agent.reporter.kubernetes.node import (
     LONGEST_MESSAGE,
     MANAGER,
     READY,
@@ -28,9 +27,10 @@ from agent.reporter.node import (
     turns,
     wish,
 )
-from agent.reporter.publish import LEASE_EVERY, PLUGIN_PAUSE, Publication
+from agent.reporter.kubernetes.publish import LEASE_EVERY, PLUGIN_PAUSE, Publication
 from agent.reporter.settings import READY_LABEL, Label, Settings
 from agent.reporter.verdict import Verdict, look
+from agent.runtime import boot_id, uptime
 from tests.unit.scripted import api_server
 
 RESOURCE = "rdma/hca_shared_devices_b"

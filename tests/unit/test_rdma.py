@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.rdma import Gid, RdmaPort, gid_index, transport
-from agent.spec import SpecError, from_mapping
+from agent.hardware.rdma import Gid, RdmaPort, gid_index, transport
+from agent.spec.node import SpecError, from_mapping
 
 
 @pytest.mark.parametrize(

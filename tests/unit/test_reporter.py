@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.__main__ import cli
-from agent.boot import boot_id, uptime
-from agent.change import STALE, Change, Condition, Outcome, Report, report_to_json
-from agent.reporter import server
-from agent.reporter.server import Address, Guard, serve
+from agent.report.records import STALE, Change, Condition, Outcome, Report, report_to_json
+from agent.reporter.http import server
+from agent.reporter.http.server import Address, Guard, serve
+from agent.runtime import boot_id, uptime
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
 OPEN = Guard()

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from agent.schema import DIALECT, schema
-from agent.spec import SpecError, parse, to_json
+from agent.spec.node import SpecError, parse, to_json
+from agent.spec.schema import DIALECT, schema
 from tests.unit.test_spec import FULL, NIC
 
 jsonschema = pytest.importorskip("jsonschema")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.ranges import format_ranges, parse_ranges
-from agent.spec import SpecError, parse, spec_hash, to_json
+from agent.spec.node import SpecError, parse, spec_hash, to_json
+from agent.spec.ranges import format_ranges, parse_ranges
 
 FULL = """{
   "node_name": "10.0.0.7",

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from agent.watch import BURST, RATE
+from agent.service.wake import BURST, RATE
 
 EVENTS = 10_000
 
 LISTEN = f"""
 import json, resource, socket, subprocess, sys, time
-from agent.watch import Known, Watch
+from agent.service.wake import Known, Watch
 
 def flap(name, events):
     lines = "".join(f"link set dev {{name}} mtu {{1400 + i % 2}}\\n" for i in range(events))

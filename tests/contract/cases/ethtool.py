@@ -2,9 +2,9 @@
 
 import errno
 
+from agent.hardware.functions import vf_addresses
 from agent.kinds.irqs import function_irqs
 from agent.machine import Machine, Quantity
-from agent.nics import vf_addresses
 from tests.contract.asking import errno_of
 from tests.contract.cases.sriov import _fresh, _link, _numvfs
 

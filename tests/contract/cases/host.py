@@ -2,11 +2,11 @@
 
 import errno
 
-from agent.config_space import device_control, max_read_request, with_max_read_request
+from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
+from agent.hardware.functions import PCI
 from agent.kinds import hugepages, sysctls
 from agent.machine import Machine
-from agent.nics import PCI
-from agent.spec import HugepagePool
+from agent.spec.node import HugepagePool
 from tests.contract.asking import errno_of
 
 NETNS_MODE = "/sys/module/ib_core/parameters/netns_mode"

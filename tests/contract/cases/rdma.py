@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 
+from agent.hardware.functions import PCI, device_path, netdev, vf_addresses
+from agent.hardware.rdma import RdmaDevice, Reader, gid_index
 from agent.kinds import links
 from agent.machine import Machine
-from agent.nics import PCI, device_path, netdev, vf_addresses
-from agent.rdma import RdmaDevice, Reader, gid_index
 from tests.contract.asking import errno_of, soon
 
 

@@ -2,9 +2,9 @@
 
 import errno
 
-from agent.cpus import from_mask
+from agent.hardware.functions import netdev, vf_addresses
+from agent.hardware.placement import from_mask
 from agent.machine import Machine
-from agent.nics import netdev, vf_addresses
 from tests.contract.asking import errno_of
 from tests.contract.cases.sriov import _fresh, _link, _numvfs
 

@@ -3,8 +3,8 @@
 import errno
 from typing import Any
 
+from agent.hardware.functions import PCI, driver, netdev, vf_addresses
 from agent.machine import Machine, VfInfo
-from agent.nics import PCI, driver, netdev, vf_addresses
 from tests.contract.asking import errno_of, soon
 from tests.contract.cases.sriov import _fresh, _link, _numvfs
 

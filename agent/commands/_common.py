@@ -1,0 +1,92 @@
+"""What the commands share: files, options, the spec they read, and errors that are one message."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+import click
+
+from agent.report.records import Change, Disruption, Outcome
+from agent.spec.node import NodeSpec, SpecError, parse
+
+SPEC = Path("/etc/trackbed/node.json")
+RUN = Path("/run/trackbed")
+STATE = Path("/var/lib/trackbed")
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+spec_option = click.option(
+    "--spec",
+    "spec_file",
+    type=click.File("r"),
+    default=None,
+    help=f"A spec to use instead of {SPEC}; - is standard input.",
+)
+
+
+class Failed(click.ClickException):
+    """An error the user can do something about; exit code 1."""
+
+    def show(self, file: object = None) -> None:
+        """Print it as one message."""
+        click.echo(f"trackbed: {self.message}", err=True)
+
+
+def read_spec(spec_file: IO[str] | None) -> NodeSpec:
+    """The given spec, or the node's.
+
+    :raises Failed: it is not there, or is wrong.
+    """
+    try:
+        if spec_file is not None:
+            return parse(spec_file.read(), spec_file.name.strip("<>"))
+        return parse(SPEC.read_text(), str(SPEC))
+    except FileNotFoundError:
+        raise Failed(f"{SPEC} does not exist; run the deploy, or give --spec FILE") from None
+    except SpecError as error:
+        raise Failed(str(error)) from None
+    except UnicodeDecodeError as error:
+        raise Failed(f"{spec_file.name if spec_file else SPEC}: not UTF-8 text: {error}") from None
+    except OSError as error:
+        raise Failed(f"{SPEC}: {error.strerror}; run as root") from None
+
+
+def say_change(change: Change) -> str:
+    """A change in one line, with what it costs and what is in its way."""
+    notes = [] if change.disruption is Disruption.NONE else [f"[{change.disruption}]"]
+    notes += [f"disturbs {', '.join(change.victims)}"] if change.victims else []
+    notes += [f"cannot: {change.obstacle}; {change.remedy}"] if change.obstacle else []
+    return "  ".join([str(change), *notes])
+
+
+_COLOURS = {"applied": "green", "failed": "red", "unsupported": "yellow", "deferred": "yellow", "blocked": "red"}
+
+
+def say_outcome(outcome: Outcome) -> str:
+    """An outcome in one line, with its reason and remedy."""
+    reason = f": {outcome.error}; {outcome.remedy}" if outcome.error else ""
+    return f"{click.style(f'{outcome.result:<11}', fg=_COLOURS[outcome.result])} {outcome.change}{reason}"
+
+
+class Screen:
+    """A live view: each text takes the place of the one before. Only on a terminal."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+
+    def show(self, lines: Iterable[str]) -> None:
+        """Draw, in as many rows as the terminal has; longer lines are cut by it, so that the rows can be counted."""
+        rows = list(lines)[: shutil.get_terminal_size().lines - 1]
+        back = f"\x1b[{self._lines}F" if self._lines else ""
+        # Wrapping off and on again around the text; each line cleared to its end, and all below it.
+        click.echo(back + "\x1b[?7l" + "".join(f"{row}\x1b[K\n" for row in rows) + "\x1b[J\x1b[?7h", nl=False)
+        self._lines = len(rows)
+
+
+def live() -> bool:
+    """Whether standard output is a terminal that understands cursor movements."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"

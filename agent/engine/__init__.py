@@ -1,0 +1,1 @@
+"""The pass: observe, plan, apply, observe again; what it remembers between passes, and what it may disturb."""

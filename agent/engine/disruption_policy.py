@@ -1,0 +1,44 @@
+"""What may be disturbed now: the node's policy, a NIC's own, and their maintenance windows."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from attrs import frozen
+
+from agent.report.records import Disruption
+from agent.spec.nic import DAYS, DisruptionPolicy, Window
+
+
+@frozen
+class Allowed:
+    """The most disruptive level, whether those in the way count, and what else there is to say of it (for messages)."""
+
+    level: Disruption
+    force: bool = False
+    until: str = ""
+
+
+def allowed(node: DisruptionPolicy, nic: DisruptionPolicy | None, asked: Disruption | None, now: datetime) -> Allowed:
+    """What a device's policy allows at ``now`` (UTC). ``asked``: a person's level stands above the policy's."""
+    policy = nic or node
+    if asked is not None:
+        return Allowed(asked, policy.force)
+    windows = [Disruption.parse(window.allow) for window in policy.windows if _open(window, now)]
+    level = max([Disruption.parse(policy.allow), *windows])
+    closed = ", ".join(str(window) for window in policy.windows if not _open(window, now))
+    return Allowed(level, policy.force, f"; more in the window {closed}" if closed else "")
+
+
+def _open(window: Window, now: datetime) -> bool:
+    """Whether ``now`` is in a window. One that goes past midnight belongs to the day it starts on."""
+    clock = now.strftime("%H:%M")
+    if window.start < window.end:
+        return window.start <= clock < window.end and _on(window, now)
+    if clock >= window.start:
+        return _on(window, now)
+    return clock < window.end and _on(window, now - timedelta(days=1))
+
+
+def _on(window: Window, day: datetime) -> bool:
+    return not window.days or DAYS[day.weekday()] in window.days

@@ -1,0 +1,311 @@
+"""Asks the probes, and says what their answers mean: severity, hysteresis, silence, and a reading that does not come back."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from _thread import start_new_thread
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, timezone
+from typing import Any
+
+from attrs import define, evolve, field, frozen
+
+from agent.hardware.functions import Wanted
+from agent.machine import Machine
+from agent.probes import Probe, probes
+from agent.report.records import Condition, Status
+from agent.spec.node import ProbePolicy, ProbeSeverity, Silence
+from agent.state.snapshot import Snapshot
+
+Judge = Callable[[Wanted, Snapshot], list[Condition]]
+"""The conditions of all probes, given what one pass wanted and read."""
+
+SLACK = 5.0
+"""Seconds by which a reading may come early or late, so that it goes with a pass that is made anyway."""
+
+AGAIN = 10.0
+"""Seconds after which a reading that failed is tried again."""
+
+HANDOVER = 1.0
+"""Seconds after which the readings that wait behind one that does not return go on in another thread."""
+
+CHECKS = 100
+"""How many checks of a probe are remembered; the spec asks for no more."""
+
+
+def at_once(machine: Machine) -> Judge:
+    """Ask every probe here and now: without hysteresis or memory, and waiting for a reading for as long as it takes."""
+
+    def judge(want: Wanted, have: Snapshot) -> list[Condition]:
+        said = []
+        for probe, rule in _asked(want):
+            facts = probe.read(machine, want) if probe.read else None
+            if probe.remember:
+                facts = probe.remember(None, 0.0, have, facts)
+            said += [rule.applied(condition, _today()) for condition in probe.judge(want, have, facts)]
+        return said
+
+    return judge
+
+
+def _today() -> date:
+    return datetime.now(timezone.utc).date()
+
+
+@frozen
+class _Rule:
+    """How the answers of one probe are taken: its own defaults, and what the spec says instead."""
+
+    probe: Probe
+    severity: ProbeSeverity
+    fail_after: int
+    of: int
+    deadline: float
+    silence: Silence | None
+
+    def applied(self, condition: Condition, today: date) -> Condition:
+        """With its stage and severity. What the probe itself only warns of is never raised to required."""
+        severity = condition.severity if self.severity == "required" else "warn"
+        message = condition.message
+        if self.silence is not None and condition.status != "True":
+            until = self.silence.until
+            if today <= date.fromisoformat(until):
+                severity, message = "warn", f"{message} (silenced until {until}: {self.silence.reason})"
+            else:
+                message = f"{message} (its silence ended on {until}; take that out of the spec)"
+        return evolve(condition, stage=self.probe.stage, severity=severity, message=message)
+
+
+def _asked(want: Wanted) -> Iterable[tuple[Probe, _Rule]]:
+    """The probes that are not off."""
+    readiness = want.spec.readiness
+    for probe in probes():
+        policy = readiness.probes.get(probe.name, ProbePolicy())
+        fail_after = policy.fail_after or probe.fail_after
+        rule = _Rule(
+            probe,
+            severity=policy.severity or probe.severity,
+            fail_after=fail_after,
+            of=max(policy.of or probe.of, fail_after),
+            deadline=policy.deadline or probe.deadline,
+            silence=readiness.silenced.get(probe.name),
+        )
+        if rule.severity != "off":
+            yield probe, rule
+
+
+@define(eq=False)
+class _Reading:
+    """One run of a probe's ``read``, which a thread fills in; ``finished`` is set last. ``started`` is inf while it waits."""
+
+    probe: Probe
+    want: Wanted
+    deadline: float
+    started: float = math.inf
+    facts: Any = None
+    error: str = ""
+    finished: bool = False
+
+    def is_of(self, want: Wanted) -> bool:
+        """Whether it was made for the same devices: facts of others are no facts."""
+        return self.want.nics.keys() == want.nics.keys()
+
+
+@define
+class _Record:
+    """What one probe has answered so far."""
+
+    under_way: _Reading | None = None
+    late: bool = False
+    taken: _Reading | None = None
+    memory: Any = None
+    checks: deque[bool] = field(factory=lambda: deque(maxlen=CHECKS))
+    failed: list[Condition] = field(factory=list)
+    passed: bool = False
+
+
+@define(eq=False)
+class Readiness:
+    """The probes of one machine, over time.
+
+    :meth:`judge` never waits: a reading goes on in a thread, and until its answer is there its condition is Unknown. Who is
+    about to wait calls :meth:`go_on`; while he works he and that thread would take the interpreter from each other at each
+    call. The descriptor :meth:`fileno` becomes readable when there is more to judge; :meth:`drain` makes it wait for the next
+    time.
+    """
+
+    _machine: Machine
+    _clock: Callable[[], float] = time.monotonic
+    _today: Callable[[], date] = _today
+    _records: dict[str, _Record] = field(factory=dict, init=False)
+    _queue: deque[_Reading] = field(factory=deque, init=False)
+    _judged: Snapshot | None = field(default=None, init=False)
+    _looked: float = field(default=-math.inf, init=False)
+    _ended: bool = field(default=False, init=False)
+    _woken: int = field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), init=False)
+
+    def fileno(self) -> int:
+        """What to poll."""
+        return self._woken
+
+    def drain(self) -> None:
+        """Take notice of the readings that ended so far."""
+        os.eventfd_read(self._woken)
+        self._ended = True
+
+    def waiting(self) -> bool:
+        """Whether a reading that may still come in time is under way."""
+        return any(record.under_way is not None and not record.late for record in self._records.values())
+
+    def timeout(self) -> float:
+        """Seconds after which :meth:`judge` is due again: 0 if readings have ended, inf if it need not be."""
+        if self._ended:
+            return 0.0
+        times = [math.inf]
+        for name, record in self._records.items():
+            reading = record.under_way
+            if reading is None:
+                times.append(_due(record, _period(name)) + SLACK)
+            elif not record.late and not reading.finished:
+                # Begun since, or not yet: looking once more tells.
+                soon = min(reading.started, self._looked) + HANDOVER
+                times.append(soon if self._looked < soon else reading.started + reading.deadline)
+        return max(0.0, min(times) - self._clock())
+
+    def judge(self, want: Wanted, have: Snapshot) -> list[Condition]:
+        """What the probes say of the snapshot and of their last readings; those that are due go on with :meth:`go_on`."""
+        now = self._looked = self._clock()
+        is_new = have is not self._judged
+        self._judged, self._ended = have, False
+        said: list[Condition] = []
+        asked = list(_asked(want))
+        self._forget_all_but({probe.name for probe, _ in asked})
+        for probe, rule in asked:
+            record = self._records.setdefault(probe.name, _Record())
+            answer = self._answer(probe, rule, record, want, have, now, is_new)
+            said += [rule.applied(condition, self._today()) for condition in answer]
+            if probe.read and record.under_way is None and now >= _due(record, probe.period) - SLACK:
+                record.under_way = _Reading(probe, want, rule.deadline)
+                self._queue.append(record.under_way)
+        return said
+
+    def go_on(self) -> None:
+        """Have a thread take up what waits, unless one is about to."""
+        now = self._clock()
+        readings = [record.under_way for record in self._records.values() if record.under_way is not None]
+        busy = any(now - HANDOVER < reading.started < math.inf and not reading.finished for reading in readings)
+        if self._queue and not busy:
+            # Thread.start() would wait until the thread runs.
+            start_new_thread(self._read, ())
+
+    def _forget_all_but(self, names: set[str]) -> None:
+        for name in self._records.keys() - names:
+            record = self._records[name]
+            # One that hangs is remembered: it must not be started a second time when it is wanted again.
+            record.late = record.under_way is not None and not record.under_way.finished
+            if not record.late:
+                del self._records[name]
+
+    def _answer(
+        self, probe: Probe, rule: _Rule, record: _Record, want: Wanted, have: Snapshot, now: float, is_new: bool
+    ) -> list[Condition]:
+        facts = None
+        if probe.read is not None:
+            is_new = _collect(record, want, now)
+            unknown = _unknown(probe, record)
+            if unknown is not None:
+                return [unknown]
+            assert record.taken is not None  # noqa: S101  _unknown has seen to that
+            facts = record.taken.facts
+        if probe.remember is not None:
+            if is_new or record.memory is None:
+                record.memory = probe.remember(record.memory, now, have, facts)
+            facts = record.memory
+        return _damped(record, rule, probe.judge(want, have, facts), is_new)
+
+    def _read(self) -> None:
+        """In a thread: read what waits, one after the other, and wake the loop when none is left."""
+        while self._queue:
+            try:
+                reading = self._queue.popleft()
+            except IndexError:
+                break  # another thread was faster
+            reading.started = self._clock()
+            try:
+                assert reading.probe.read is not None  # noqa: S101  only those are queued
+                reading.facts = reading.probe.read(self._machine, reading.want)
+            except Exception as error:
+                reading.error = f"{type(error).__name__}: {error}"
+            reading.finished = True
+        os.eventfd_write(self._woken, 1)
+
+
+def _period(name: str) -> float:
+    """Seconds between two readings of a probe; inf if it reads nothing."""
+    return next(probe.period if probe.read else math.inf for probe in probes() if probe.name == name)
+
+
+def _due(record: _Record, period: float) -> float:
+    """When the next reading should begin."""
+    if record.taken is None:
+        return -math.inf if period < math.inf else math.inf
+    return record.taken.started + (min(AGAIN, period) if record.taken.error else period)
+
+
+def _collect(record: _Record, want: Wanted, now: float) -> bool:
+    """See how far the reading has come; True if it brought a new answer."""
+    if record.taken is not None and not record.taken.is_of(want):
+        record.taken = None
+    reading = record.under_way
+    if reading is None:
+        return False
+    if not reading.finished:
+        if now >= reading.started + reading.deadline:
+            record.late, record.taken = True, None
+        return False
+    late, record.late, record.under_way = record.late, False, None
+    if late or not reading.is_of(want):
+        return False
+    record.taken = reading
+    return not reading.error
+
+
+def _unknown(probe: Probe, record: _Record) -> Condition | None:
+    """Why the probe has no answer; None if it has one."""
+    if record.late and record.under_way is not None:
+        message = (
+            f"its reading has not come back after {record.under_way.deadline:.0f} s; see what hangs: "
+            "dmesg, and /proc/*/task/*/stack of the agent's worker"
+        )
+        return Condition(probe.type, "Unknown", "ProbeTimedOut", message)
+    if record.taken is None:
+        return Condition(probe.type, "Unknown", "NotYetRead", "its first reading is under way")
+    if record.taken.error:
+        return Condition(probe.type, "Unknown", "ProbeFailed", f"it could not be read: {record.taken.error}")
+    return None
+
+
+def _damped(record: _Record, rule: _Rule, answer: list[Condition], is_new: bool) -> list[Condition]:
+    """The answer after the hysteresis: False while ``fail_after`` of the last ``of`` checks failed, and not before."""
+    fails = any(condition.status == "False" for condition in answer)
+    if is_new or not record.checks:
+        record.checks.append(fails)
+    else:
+        record.checks[-1] = fails  # the same check, seen again beside a newer snapshot
+    failures = sum(list(record.checks)[-rule.of :])
+    count = f"failed {failures} of the last {rule.of} checks, False from {rule.fail_after} on"
+    if fails:
+        record.failed = [condition for condition in answer if condition.status == "False"]
+        if failures >= rule.fail_after:
+            return answer
+        status: Status = "True" if record.passed else "Unknown"
+        return [
+            evolve(c, status=status, message=f"{c.message} ({count})") if c.status == "False" else c for c in answer
+        ]
+    if failures >= rule.fail_after:
+        return [evolve(c, message=f"{c.message} ({count}; the last one passed)") for c in record.failed]
+    record.passed = record.passed or all(condition.status == "True" for condition in answer)
+    return answer

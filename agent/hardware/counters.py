@@ -1,0 +1,218 @@
+"""How much goes through an RDMA device or a netdev: the counters of any vendor under four names, and their rates.
+
+From vendor documents and the drivers' sources: not run on mlx5, eRDMA, EFA, bnxt_re or irdma, only on rxe and netdevs. What
+goes by RDMA past the kernel is in no netdev's counters (mlx5 counts it in ethtool's `*_rdma_*`), so both are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from attrs import define, field, frozen
+
+from agent.hardware.functions import NET, PCI, bonded, rdma_devices
+from agent.hardware.rdma import RDMA
+from agent.hardware.sysfs import names_or_none, read_or
+from agent.machine import Files
+
+FIELDS = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
+
+IB_UNIT = 4
+"""Octets in one unit of port_{rcv,xmit}_data (Documentation/ABI/stable/sysfs-class-infiniband)."""
+
+# Below ports/N, the first that is there; several files in one are added up.
+# counters: InfiniBand's own (mlx5 and others that answer the PMA). hw_counters: bnxt_re and EFA; erdma, as Alibaba's driver and
+# as Linux (drivers/infiniband/hw/erdma/erdma_verbs.c) call them; irdma, by IP version; rxe, which counts packets only.
+RDMA_COUNTERS: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
+    "rx_bytes": (
+        (IB_UNIT, ("counters/port_rcv_data",)),
+        (1, ("hw_counters/rx_bytes",)),
+        (1, ("hw_counters/hw_rx_bytes_cnt",)),
+        (1, ("hw_counters/rx_bytes_cnt",)),
+        (1, ("hw_counters/ip4InOctets", "hw_counters/ip6InOctets")),
+    ),
+    "rx_packets": (
+        (1, ("counters/port_rcv_packets",)),
+        (1, ("hw_counters/rx_pkts",)),
+        (1, ("hw_counters/hw_rx_packets_cnt",)),
+        (1, ("hw_counters/rx_packets_cnt",)),
+        (1, ("hw_counters/ip4InPkts", "hw_counters/ip6InPkts")),
+        (1, ("hw_counters/rcvd_pkts",)),
+    ),
+    "tx_bytes": (
+        (IB_UNIT, ("counters/port_xmit_data",)),
+        (1, ("hw_counters/tx_bytes",)),
+        (1, ("hw_counters/hw_tx_bytes_cnt",)),
+        (1, ("hw_counters/tx_bytes_cnt",)),
+        (1, ("hw_counters/ip4OutOctets", "hw_counters/ip6OutOctets")),
+    ),
+    "tx_packets": (
+        (1, ("counters/port_xmit_packets",)),
+        (1, ("hw_counters/tx_pkts",)),
+        (1, ("hw_counters/hw_tx_packets_cnt",)),
+        (1, ("hw_counters/tx_packets_cnt",)),
+        (1, ("hw_counters/ip4OutPkts", "hw_counters/ip6OutPkts")),
+        (1, ("hw_counters/sent_pkts",)),
+    ),
+}
+
+
+class NoDevice(ValueError):
+    """There is no such device, or not just one; says which there are."""
+
+
+@frozen
+class Source:
+    """Something that counts: a netdev, or a port of an RDMA device (``port`` is None for a netdev)."""
+
+    name: str
+    port: int | None = None
+
+    @property
+    def folder(self) -> str:
+        """Where its counters are."""
+        return f"{NET}/{self.name}/statistics" if self.port is None else f"{RDMA}/{self.name}/ports/{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.name} (netdev)" if self.port is None else f"{self.name} port {self.port} (RDMA)"
+
+
+def sources(files: Files, device: str | None) -> tuple[Source, ...]:
+    """What counts for a device: the RDMA devices' ports first, then the netdevs beside them.
+
+    :param device: an RDMA device, a netdev or a PCI address; None is the only RDMA device.
+    :raises NoDevice: as it says.
+    """
+    rdma = names_or_none(files, RDMA)
+    netdevs = names_or_none(files, NET)
+    if device is None:
+        if len(rdma) != 1:
+            have = f"one of {', '.join(rdma)}" if rdma else "a netdev: this node has no RDMA device"
+            raise NoDevice(f"which device? give -d {have}")
+        device = rdma[0]
+    if device in rdma:
+        beside = _beside(files, device)
+        found_rdma, found_netdevs = [device], [name for name in netdevs if name in beside]
+    elif device in netdevs:
+        found_rdma, found_netdevs = [name for name in rdma if device in _beside(files, name)], [device]
+    elif names_or_none(files, f"{PCI}/{device}"):
+        path = f"{PCI}/{device}"
+        found_rdma, found_netdevs = rdma_devices(files, device), names_or_none(files, f"{path}/net")
+    else:
+        raise NoDevice(f"{device} is no RDMA device, netdev or PCI address here; see: trackbed inspect")
+    ports = [
+        Source(name, number)
+        for name in found_rdma
+        for number in sorted(int(port) for port in names_or_none(files, f"{RDMA}/{name}/ports") if port.isdigit())
+    ]
+    found = (*ports, *(Source(name) for name in found_netdevs))
+    if not found:
+        raise NoDevice(f"{device} has neither an RDMA device nor a netdev here; another network namespace may have it")
+    return found
+
+
+def _beside(files: Files, rdma: str) -> frozenset[str]:
+    """The netdevs of an RDMA device: of its PCI function, of its GIDs, of its bond (RoCE LAG), and what rxe and siw say."""
+    ports = [f"{RDMA}/{rdma}/ports/{port}" for port in names_or_none(files, f"{RDMA}/{rdma}/ports")]
+    told = [read_or(files, f"{port}/gid_attrs/ndevs/0", "") for port in ports]
+    told.append(read_or(files, f"{RDMA}/{rdma}/parent", ""))
+    slaves = [slave for name in filter(None, told) for slave in bonded(files, name)]
+    return frozenset(filter(None, (*names_or_none(files, f"{RDMA}/{rdma}/device/net"), *told, *slaves)))
+
+
+def read(files: Files, source: Source) -> dict[str, int]:
+    """The totals that a source counts now, of :data:`FIELDS`; those that its driver does not count are left out."""
+    if source.port is None:
+        found = {name: _number(files, f"{source.folder}/{name}") for name in FIELDS}
+    else:
+        found = {name: _first(files, source.folder, RDMA_COUNTERS[name]) for name in FIELDS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def counters(files: Files, source: Source) -> dict[str, int]:
+    """Every counter of a source, by the name that its driver gives it."""
+    folders = ("",) if source.port is None else ("counters/", "hw_counters/")
+    found = {
+        name: _number(files, f"{source.folder}/{folder}{name}")
+        for folder in folders
+        for name in names_or_none(files, f"{source.folder}/{folder}".rstrip("/"))
+        if name != "lifespan"
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _first(files: Files, folder: str, choices: tuple[tuple[int, tuple[str, ...]], ...]) -> int | None:
+    for unit, names in choices:
+        values = [_number(files, f"{folder}/{name}") for name in names]
+        if all(value is not None for value in values):
+            return unit * sum(value for value in values if value is not None)
+    return None
+
+
+def _number(files: Files, path: str) -> int | None:
+    """A counter's value; None for what is not there or is no number ("N/A (no PMA)")."""
+    text = read_or(files, path, "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+@frozen
+class Rate:
+    """One counter over the intervals so far: per second, and in all."""
+
+    now: float
+    maximum: float
+    average: float
+    minimum: float
+    total: int
+
+
+@define
+class _Series:
+    last: int
+    total: int = 0
+    now: float = 0.0
+    maximum: float = 0.0
+    minimum: float = float("inf")
+
+
+@define
+class Meter:
+    """The rates of one source."""
+
+    source: Source
+    _series: dict[str, _Series] = field(factory=dict)
+    _began: float | None = None
+    _read: float = 0.0
+
+    def take(self, totals: Mapping[str, int], now: float) -> None:
+        """Take what was read at ``now`` (seconds of a monotonic clock)."""
+        elapsed = now - self._read
+        if self._began is None:
+            self._began = now
+        for name in self._series.keys() - totals.keys():
+            self._series[name].now = 0.0
+        for name, value in totals.items():
+            series = self._series.get(name)
+            # A counter that went back begins anew: its device was reset, or made again.
+            if series is None or value < series.last:
+                self._series.setdefault(name, _Series(value)).last = value
+                continue
+            grown, series.last = value - series.last, value
+            series.total += grown
+            series.now = grown / elapsed
+            series.maximum = max(series.maximum, series.now)
+            series.minimum = min(series.minimum, series.now)
+        self._read = now
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the first reading."""
+        return self._read - (self._read if self._began is None else self._began)
+
+    def rates(self) -> Iterator[tuple[str, Rate]]:
+        """The counters there are, in the order of :data:`FIELDS`; none before the second reading."""
+        for name in FIELDS:
+            series = self._series.get(name)
+            if series is not None and series.minimum != float("inf"):
+                average = series.total / self.elapsed
+                yield name, Rate(series.now, series.maximum, average, series.minimum, series.total)

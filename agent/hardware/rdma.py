@@ -1,0 +1,307 @@
+"""RDMA devices as sysfs tells them: whose they are, their ports, and their GIDs.
+
+Everything is found again from the PCI function or the class folder at each reading: udev renames an RDMA device a moment
+after it appears, and GIDs come and go with IP addresses. A device may go at any time: what cannot be read is None or empty.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+from attrs import frozen
+
+from agent.hardware.functions import NET, device_path, rdma_devices
+from agent.machine import Files
+
+RDMA = "/sys/class/infiniband"
+CHAR_DEVICES = "/dev/infiniband"
+GAP = 64
+CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")
+
+Family = Literal["IPv4", "IPv6"]
+
+
+@frozen
+class Gid:
+    """An entry of a port's GID table (ports/N/gids, gid_attrs/types, gid_attrs/ndevs).
+
+    ``type`` is ``RoCE v2`` or ``RoCE v1`` on a RoCE port, ``IB`` on InfiniBand, and empty on iWARP, where GIDs say nothing.
+    ``address`` is the address in it as text, IPv4 for a mapped one. ``netdev`` is the one that it was made for.
+    """
+
+    index: int
+    type: str
+    address: str
+    netdev: str | None
+
+    @property
+    def family(self) -> Family:
+        """``IPv4`` if it was made from an IPv4 address."""
+        return "IPv6" if ":" in self.address else "IPv4"
+
+
+@frozen
+class RdmaPort:
+    """A port of an RDMA device, by /sys/class/infiniband/D/ports/N (drivers/infiniband/core/sysfs.c).
+
+    ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the
+    kernel's words. ``netdev`` is that of its first GID (gid_attrs/ndevs). The MTUs in bytes are libibverbs' (ibv_query_port),
+    asked for by `inspect` alone. ``bonded``: the netdevs that ``netdev`` is made of, if it is a bond (RoCE LAG).
+    """
+
+    number: int
+    netdev: str | None
+    link_layer: str | None
+    state: str | None
+    physical_state: str | None
+    rate: str | None
+    max_mtu: int | None = None
+    active_mtu: int | None = None
+    bonded: tuple[str, ...] = ()
+    gids: tuple[Gid, ...] = ()
+
+    @property
+    def gigabits(self) -> float | None:
+        """The rate as a number, of `100 Gb/sec (4X EDR)`."""
+        found = re.match(r"([\d.]+) Gb/sec", self.rate or "")
+        return float(found[1]) if found else None
+
+
+@frozen
+class CharDevice:
+    """A character device of an RDMA device: uverbsN, umadN, issmN.
+
+    The kernel has it (/sys/class/infiniband_{verbs,mad}/*/ibdev); ``present``: so has /dev/infiniband.
+    """
+
+    name: str
+    present: bool
+
+
+@frozen
+class RdmaDevice:
+    """An RDMA device, by /sys/class/infiniband.
+
+    ``transport`` (InfiniBand, RoCE, iWARP) follows from node_type and link layer; it is the kernel's word for a node
+    of another type.
+    """
+
+    name: str
+    transport: str | None
+    node_guid: str | None
+    firmware: str | None
+    ports: tuple[RdmaPort, ...]
+    char_devices: tuple[CharDevice, ...]
+
+
+def gid_index(
+    port: RdmaPort, type: str | None = None, *, netdev: str | None = None, family: Family | None = None
+) -> int | None:
+    """The lowest index of a GID of the given type, netdev and address family; None if the port has none.
+
+    What applications are to be given (NCCL_IB_GID_INDEX, `-x` of perftest) is never a constant: the kernel fills the
+    table in the order in which addresses come.
+    """
+    fits = (gid.index for gid in port.gids if gid_fits(gid, type, netdev=netdev, family=family))
+    return next(fits, None)
+
+
+def gid_fits(gid: Gid, type: str | None, *, netdev: str | None = None, family: Family | None = None) -> bool:
+    """Whether a GID is of the given type, netdev and address family, as far as they are given."""
+    given = ((type, gid.type), (netdev, gid.netdev), (family, gid.family))
+    return all(wanted is None or wanted == told for wanted, told in given)
+
+
+def transport(node_type: str, link_layer: str | None) -> str | None:
+    """How RDMA travels: enum rdma_node_type's words (node_type_show, drivers/infiniband/core/sysfs.c) and link layer."""
+    if node_type == "RNIC":
+        return "iWARP"
+    if node_type == "CA" and link_layer is not None:
+        return "RoCE" if link_layer == "Ethernet" else link_layer
+    return node_type or None
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """The RDMA devices of a machine as they are now; made anew for each reading."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._present = frozenset(self._names(CHAR_DEVICES))
+        self._serving: list[tuple[str, str]] | None = None
+
+    @property
+    def rdma_cm(self) -> bool:
+        """Whether /dev/infiniband/rdma_cm is there, one for the whole node."""
+        return "rdma_cm" in self._present
+
+    def all(self) -> list[str]:
+        """The names of all RDMA devices."""
+        return self._names(RDMA)
+
+    def below(self, address: str) -> list[str]:
+        """The RDMA devices of a PCI function; virtio's lie below a child of it."""
+        path = device_path(address)
+        if found := self._names(f"{path}/infiniband"):
+            return found
+        children = (name for name in self._names(path) if re.fullmatch(r"virtio\d+", name))
+        return [name for child in children for name in self._names(f"{path}/{child}/infiniband")]
+
+    def of(self, address: str) -> list[str]:
+        """The RDMA devices that serve a PCI function: those below it, that of its card's bond (RoCE LAG), else its netdev's.
+
+        siw and rxe have no parent, and eRDMA's is not the function that the netdev belongs to.
+        """
+        if found := self.below(address) or self._in_lag(address):
+            return found
+        names = set(self._names(f"{device_path(address)}/net"))
+        names |= {self._text(f"{NET}/{netdev}/address") for netdev in names}
+        return sorted({device for device, owner in self._owners() if owner in names})
+
+    def _in_lag(self, address: str) -> list[str]:
+        try:
+            return rdma_devices(self._files, address)
+        except OSError:
+            return []
+
+    def _owners(self) -> list[tuple[str, str]]:
+        """Each device with the netdev of its port, or with that netdev's address where the kernel does not tell the name."""
+        if self._serving is None:
+            self._serving = [
+                (name, owner)
+                for name in self.all()
+                for number in self.port_numbers(name)
+                if (owner := self._netdev(name, number) or self.mac_in_gid(name, number))
+            ]
+        return self._serving
+
+    def roce_ports(self, address: str) -> list[tuple[str, int]]:
+        """The RoCE ports (device, number) that serve a PCI function."""
+        return [
+            (name, number)
+            for name in self.of(address)
+            for number in self.port_numbers(name)
+            if transport(self._node_type(name), self._text(f"{RDMA}/{name}/ports/{number}/link_layer")) == "RoCE"
+        ]
+
+    def device(self, name: str, char_devices: Iterable[str], beside: str | None = None) -> RdmaDevice:
+        """An RDMA device, without its GIDs.
+
+        :param char_devices: the names of its character devices, of :meth:`char_devices`.
+        :param beside: the only netdev of its function, for a port whose own no file tells.
+        """
+        path = f"{RDMA}/{name}"
+        ports = tuple(self._port(name, number, beside) for number in self.port_numbers(name))
+        return RdmaDevice(
+            name=name,
+            transport=transport(self._node_type(name), ports[0].link_layer if ports else None),
+            node_guid=self._text(f"{path}/node_guid") or None,
+            firmware=self._text(f"{path}/fw_ver") or None,
+            ports=ports,
+            char_devices=tuple(CharDevice(found, found in self._present) for found in char_devices),
+        )
+
+    def _node_type(self, device: str) -> str:
+        return self._text(f"{RDMA}/{device}/node_type").partition(": ")[2]
+
+    def _port(self, device: str, number: int, beside: str | None) -> RdmaPort:
+        path = f"{RDMA}/{device}/ports/{number}"
+        return RdmaPort(
+            number=number,
+            netdev=self._netdev(device, number) or beside,
+            link_layer=self._text(f"{path}/link_layer") or None,
+            state=self._text(f"{path}/state").partition(": ")[2] or None,
+            physical_state=self._text(f"{path}/phys_state").partition(": ")[2] or None,
+            rate=self._text(f"{path}/rate") or None,
+        )
+
+    def _netdev(self, device: str, number: int) -> str | None:
+        # Only rxe tells its netdev in `parent` (rxe_verbs.c, parent_show); without a GID nothing else would.
+        path = f"{RDMA}/{device}"
+        return self._text(f"{path}/ports/{number}/gid_attrs/ndevs/0") or self._text(f"{path}/parent") or None
+
+    def gids(self, device: RdmaDevice, number: int) -> Iterator[Gid]:
+        """The GIDs of a port by index, each read when it is asked for: a table of 256 (rxe: 1,024) is mostly empty.
+
+        The kernel takes the first free entry (find_gid, drivers/infiniband/core/cache.c): behind :data:`GAP` empty ones is
+        another only if so many were taken away at once.
+        """
+        path = f"{RDMA}/{device.name}/ports/{number}"
+        empty = 0
+        for index in sorted(int(name) for name in self._names(f"{path}/gids") if name.isdigit()):
+            text = self._text(f"{path}/gids/{index}")
+            empty = empty + 1 if text.strip("0:") == "" else 0
+            if empty == GAP:
+                return
+            if empty or (address := _address(text)) is None:
+                continue
+            kind = self._text(f"{path}/gid_attrs/types/{index}")
+            yield Gid(
+                index,
+                _gid_type(kind, device.transport),
+                address,
+                self._text(f"{path}/gid_attrs/ndevs/{index}") or None,
+            )
+
+    def mac_in_gid(self, device: str, number: int) -> str | None:
+        """The address of the netdev of an iWARP port: its GID begins with it, and has nothing else.
+
+        So says query_gid of erdma, siw, irdma and cxgb4. Linux 6.1 leaves their `ndevs` empty, and eRDMA's netdev belongs
+        to another PCI function.
+        """
+        gid = self._text(f"{RDMA}/{device}/ports/{number}/gids/0").replace(":", "")
+        return ":".join(textwrap.wrap(gid[:12], 2)) if gid[12:] == "0" * 20 and gid.strip("0") else None
+
+    def port_numbers(self, device: str) -> list[int]:
+        """The numbers of a device's ports."""
+        return sorted(int(name) for name in self._names(f"{RDMA}/{device}/ports") if name.isdigit())
+
+    def char_devices(self, parent: str = "/sys/class") -> dict[str, list[str]]:
+        """The character devices below a PCI function's folder, or all, by RDMA device.
+
+        uverbs_main.c and user_mad.c give each an attribute `ibdev`.
+        """
+        found: dict[str, list[str]] = {}
+        for folder in CHAR_DEVICE_CLASSES:
+            for name in self._names(f"{parent}/{folder}"):
+                if device := self._text(f"{parent}/{folder}/{name}/ibdev"):
+                    found.setdefault(device, []).append(name)
+        return found
+
+    def char_devices_of(self, address: str, device: str) -> list[str]:
+        """The character devices of an RDMA device that serves a PCI function, of :meth:`of`."""
+        # One without a parent, or with another function as its parent, has them elsewhere.
+        return self.char_devices(device_path(address)).get(device) or self.char_devices().get(device, [])
+
+    def _text(self, path: str) -> str:
+        try:
+            return self._files.read(path).strip()
+        except OSError:
+            return ""
+
+    def _names(self, path: str) -> list[str]:
+        try:
+            return self._files.names(path)
+        except OSError:
+            return []
+
+
+def _gid_type(told: str, transport: str | None) -> str:
+    """The kernel has one word for two types (`IB/RoCE v1`, drivers/infiniband/core/cache.c), and uses it for iWARP as well."""
+    if transport == "RoCE":
+        return "RoCE v1" if told == "IB/RoCE v1" else told
+    return "" if transport == "iWARP" else "IB"
+
+
+def _address(text: str) -> str | None:
+    try:
+        address = ipaddress.IPv6Address(text)
+    except ValueError:
+        return None
+    return str(address.ipv4_mapped or address)

@@ -1,0 +1,1 @@
+"""Readiness and metrics over HTTP."""

@@ -1,0 +1,249 @@
+"""The report over HTTP: on the loopback address, elsewhere only with TLS and a token, and on a unix socket."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import selectors
+import socket
+import socketserver
+import ssl
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from threading import BoundedSemaphore, Timer
+from typing import Any
+
+from attrs import frozen
+
+from agent.report.records import to_plain
+from agent.reporter.http.metrics import render
+from agent.reporter.verdict import Verdict, look
+
+AT_ONCE = 16
+"""Requests that are answered at the same time; more wait to be accepted."""
+
+PATIENCE = 10.0
+"""Seconds that a client may take to send its request and to take the answer."""
+
+TEXT = "text/plain; charset=utf-8"
+
+
+class Refused(Exception):
+    """The reporter must not serve so; the message says why, and the remedy."""
+
+
+@frozen
+class Address:
+    """Where to listen: an IP address and a port."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``127.0.0.1:9809`` or ``[::1]:9809``.
+
+        :raises Refused: it is neither.
+        """
+        host, _, port = text.rpartition(":")
+        try:
+            return cls(str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))), int(port))
+        except ValueError:
+            raise Refused(f"{text!r} is no address; give an IP address and a port, as 127.0.0.1:9809") from None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can get there."""
+        return ipaddress.ip_address(self.host).is_loopback
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """AF_INET or AF_INET6."""
+        return socket.AF_INET6 if ":" in self.host else socket.AF_INET
+
+
+@frozen
+class Guard:
+    """What protects an address: TLS, and the token that every request must carry; ``None`` where there is none."""
+
+    tls: ssl.SSLContext | None = None
+    token: bytes | None = None
+
+    @classmethod
+    def load(cls, address: Address, certificate: Path | None, key: Path | None, token: Path | None) -> Guard:
+        """Read the files.
+
+        :raises Refused: the address can be reached from elsewhere and one of them is not given, or one is no good.
+        """
+        given = {"--tls-cert": certificate, "--tls-key": key, "--token-file": token}
+        lacking = [option for option, path in given.items() if path is None]
+        if lacking and not address.is_loopback:
+            raise Refused(
+                f"{address.host} can be reached from elsewhere: give {', '.join(lacking)}, or listen on 127.0.0.1"
+            )
+        if (certificate is None) != (key is None):
+            raise Refused("a certificate needs its key: give both --tls-cert and --tls-key")
+        secret = None
+        if token is not None:
+            secret = _read(token).strip()
+            if len(secret) < 16:
+                raise Refused(f"{token}: a token has 16 characters at least; make one: openssl rand -hex 32")
+        return cls(_tls(certificate, key) if certificate and key else None, secret)
+
+    def admits(self, authorization: str) -> bool:
+        """Whether a request with this ``Authorization`` header is answered."""
+        if self.token is None:
+            return True
+        scheme, _, said = authorization.partition(" ")
+        # In a time that tells nothing of the token.
+        return hmac.compare_digest(said.strip().encode(), self.token) and scheme.lower() == "bearer"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise Refused(f"{path}: {error.strerror}") from None
+
+
+def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise Refused(
+            f"{certificate} and {key}: {error}; give a PEM certificate and the key that belongs to it"
+        ) from None
+    return context
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request. Every answer ends its connection."""
+
+    server: _Server
+    server_version = "trackbed"
+    sys_version = ""
+    timeout = PATIENCE
+
+    def do_GET(self) -> None:
+        """Answer."""
+        if not self.server.guard.admits(self.headers.get("Authorization", "")):
+            self._send(HTTPStatus.UNAUTHORIZED, b"a token is needed\n", TEXT, {"WWW-Authenticate": "Bearer"})
+            return
+        verdict = look(self.server.report)
+        match self.path.partition("?")[0]:
+            case "/livez":
+                self._send(HTTPStatus.OK, b"alive\n", TEXT)
+            case "/readyz" if verdict.ready:
+                self._send(HTTPStatus.OK, b"ready\n", TEXT)
+            case "/readyz":
+                self._send(HTTPStatus.SERVICE_UNAVAILABLE, "".join(f"{r}\n" for r in verdict.reasons).encode(), TEXT)
+            case "/status":
+                self._status(verdict)
+            case "/metrics":
+                self._send(HTTPStatus.OK, *render(verdict, self.headers.get("Accept", "")))
+            case _:
+                self._send(HTTPStatus.NOT_FOUND, b"there are /readyz, /livez, /status and /metrics\n", TEXT)
+
+    do_HEAD = do_GET
+
+    def _status(self, verdict: Verdict) -> None:
+        found = verdict.report is not None
+        document = to_plain(verdict.report) if found else {"errors": list(verdict.reasons)}
+        status = HTTPStatus.OK if found else HTTPStatus.SERVICE_UNAVAILABLE
+        self._send(status, json.dumps(document).encode() + b"\n", "application/json")
+
+    def _send(self, status: HTTPStatus, body: bytes, content_type: str, more: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **(more or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Log nothing: a probe asks every few seconds."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log a request that could not be understood."""
+        print(format % args, file=sys.stderr)  # noqa: T201  the journal
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+    timeout = 0.0
+
+    def __init__(self, family: int, address: Any, guard: Guard, report: Path) -> None:
+        self.address_family = family
+        self.guard = guard
+        self.report = report
+        self._room = BoundedSemaphore(AT_ONCE)
+        super().__init__(address, _Handler)
+        # A client may have gone between its coming and our accepting it: that must not stop us for the next ones.
+        self.socket.setblocking(False)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept; the handshake is made by the request's own thread, since a client may not finish it."""
+        connection, client = super().get_request()
+        if self.guard.tls is not None:
+            connection = self.guard.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        return connection, client
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a request, once there is room for one."""
+        self._room.acquire()
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer in a bounded time, and make room again."""
+        # The handler's own time-out is one for each piece: a client that dribbles would stay.
+        over = Timer(PATIENCE, _cut_off, (request,))
+        over.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            over.cancel()
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away, or that speaks no TLS, is worth a line."""
+        print(f"a request failed: {sys.exc_info()[1]!r}", file=sys.stderr)  # noqa: T201  the journal
+
+
+def _cut_off(request: socket.socket) -> None:
+    with suppress(OSError):  # it has just ended by itself
+        socket.socket.shutdown(request, socket.SHUT_RDWR)
+
+
+def serve(report: Path, address: Address, guard: Guard, unix: Path | None, started: Callable[[int], None]) -> None:
+    """Answer requests until the process ends; without one, sleep.
+
+    :param report: the report's file.
+    :param unix: a socket's path, for those who may reach that; a file that is there is replaced.
+    :param started: called with the port once all is listened on.
+    :raises Refused: it cannot be listened there.
+    """
+    servers = []
+    try:
+        servers.append(_Server(address.family, (address.host, address.port), guard, report))
+        if unix is not None:
+            unix.unlink(missing_ok=True)
+            servers.append(_Server(socket.AF_UNIX, str(unix), Guard(), report))
+            unix.chmod(0o666)
+    except OSError as error:
+        raise Refused(f"cannot listen on {address.host}:{address.port} or {unix}: {error.strerror}") from None
+    started(servers[0].server_address[1])
+    selector = selectors.DefaultSelector()
+    for server in servers:
+        selector.register(server, selectors.EVENT_READ, server)
+    while True:
+        for key, _ in selector.select():
+            key.data.handle_request()

@@ -1,0 +1,1 @@
+"""The node's condition, labels, taint and Lease in Kubernetes."""

@@ -1,0 +1,279 @@
+"""Who the reporter is to the API server: a client certificate that the node asks for itself, or a token that it was given.
+
+Key and request are made by OpenSSL's command: Python has nothing for that, and a library for it (cryptography, with cffi) is
+not one wheel for every Python. The key never leaves the node.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import ssl
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import define, field, frozen
+
+from agent.reporter.kubernetes.api import Api, NoCredentials, Refused, Session, trust
+from agent.reporter.settings import Settings
+
+USER = "trackbed:node:"
+"""With the Node's name after it: who the certificate is for."""
+
+SIGNER = "kubernetes.io/kube-apiserver-client"
+REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+
+DAY = 86400
+RENEW_AT = 2 / 3
+"""The share of its life after which a certificate is asked for anew."""
+
+LOOK = 5.0
+LAST_LOOK = 600.0
+"""Seconds between two looks at whether a request was approved: at first, and at last."""
+
+ANEW = 3600.0
+"""Seconds after which a request that was denied is made anew."""
+
+
+class Identity(Protocol):
+    """Who the reporter is."""
+
+    def session(self) -> Session:
+        """How to identify oneself now.
+
+        :raises NoCredentials: there is nothing yet.
+        """
+
+    def keep(self, now: float) -> float:
+        """Do what is due to keep the identity; the seconds (``now`` is since the epoch) until something is again.
+
+        Raises as :meth:`Api.ask` does.
+        """
+
+
+@define
+class Token:
+    """A token in a file, which the deploy renews."""
+
+    ca_file: Path
+    file: Path
+    _context: ssl.SSLContext | None = field(default=None, init=False)
+
+    def session(self) -> Session:
+        """The token of now."""
+        self._context = self._context or trust(self.ca_file)
+        return Session(self._context, _token(self.file))
+
+    def keep(self, now: float) -> float:
+        """Nothing: a node may mint none."""
+        return float("inf")
+
+
+def _token(file: Path) -> str:
+    try:
+        token = file.read_text().strip()
+    except OSError as error:
+        raise NoCredentials(f"{file.name}: {error.strerror}; the deploy delivers it") from None
+    if not token:
+        raise NoCredentials("the deploy has brought no token yet; once the node has joined, run it again")
+    return token
+
+
+@frozen
+class Life:
+    """From when until when a certificate is good; seconds since the epoch."""
+
+    start: float
+    end: float
+
+    def renewal(self) -> float:
+        """When the next one is asked for."""
+        return self.start + (self.end - self.start) * RENEW_AT
+
+
+@define
+class Certificate:
+    """A certificate in ``folder``, which is the reporter's own; the first is asked for with the ``enrolment`` token."""
+
+    settings: Settings
+    folder: Path
+    enrolment: Path | None
+    _wait: float = field(default=LOOK, init=False)
+    _loaded: tuple[Life, ssl.SSLContext] | None = field(default=None, init=False)
+    _denied: str = field(default="", init=False)
+
+    @property
+    def _current(self) -> Path:
+        return self.folder / "reporter.pem"
+
+    @property
+    def _key(self) -> Path:
+        return self.folder / "requested.key"
+
+    @property
+    def _request(self) -> Path:
+        return self.folder / "requested.csr"
+
+    @property
+    def _name(self) -> Path:
+        return self.folder / "requested.name"
+
+    def session(self) -> Session:
+        """The certificate of now."""
+        loaded = self._read()
+        if loaded is None or time.time() >= loaded[0].end:
+            raise NoCredentials(self._why_none(loaded is not None))
+        return Session(loaded[1])
+
+    def _why_none(self, expired: bool) -> str:
+        what = "this node's certificate has expired" if expired else "this node has no certificate yet"
+        if self._name.exists():
+            name = self._name.read_text().strip()
+            return f"{what}; its request {name} waits to be approved: trackbed fleet approve"
+        if self._denied:
+            return f"{what}; its request {self._denied}; it asks again within the hour"
+        return f"{what}; to ask for one it needs an enrolment token: run the deploy again"
+
+    def _read(self) -> tuple[Life, ssl.SSLContext] | None:
+        """The certificate and its life, read once; None: there is none."""
+        if self._loaded is None and self._current.exists():
+            life = _dates(self._current)
+            context = trust(Path(self.settings.ca_file))
+            try:
+                context.load_cert_chain(self._current)
+            except (OSError, ssl.SSLError) as error:
+                raise NoCredentials(f"{self._current}: {error}; remove it, another one is asked for") from None
+            self._loaded = life, context
+        return self._loaded
+
+    def _life(self) -> Life | None:
+        loaded = self._read()
+        return loaded[0] if loaded else None
+
+    def keep(self, now: float) -> float:
+        """Ask for a certificate if it is time to, and take it once it was given."""
+        life = self._life()
+        if life is not None and now < life.renewal():
+            return life.renewal() - now
+        api = self._asking(life, now)
+        try:
+            if not self._name.exists():
+                self._ask(api)
+            return self._look(api, now)
+        finally:
+            api.close()
+
+    def _asking(self, life: Life | None, now: float) -> Api:
+        """The API server as who may ask for a certificate: the node with the one it has, or whoever enrols nodes."""
+        if life is not None and now < life.end:
+            return Api(self.settings.server, self.session)
+        if self.enrolment is None:
+            raise NoCredentials(self._why_none(life is not None))
+        session = Session(trust(Path(self.settings.ca_file)), _token(self.enrolment))
+        return Api(self.settings.server, lambda: session)
+
+    def _ask(self, api: Api) -> None:
+        node = self.settings.node_name
+        if not (self._key.exists() and self._request.exists()):
+            _openssl(
+                "req", "-new", "-config", os.devnull, "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                "-subj", f"/CN={USER}{node}", "-keyout", str(self._key), "-out", str(self._request),
+            )  # fmt: skip
+        request = self._request.read_bytes()
+        # Named by what is in it: if the answer is lost, it is the same one that is asked for again. Two with different keys
+        # would both claim to be this node, and nobody could tell which of them is.
+        name = f"trackbed-{node}-{hashlib.sha256(request).hexdigest()[:16]}"
+        body = {
+            "apiVersion": "certificates.k8s.io/v1",
+            "kind": "CertificateSigningRequest",
+            "metadata": {"name": name},
+            "spec": {
+                "request": base64.b64encode(request).decode(),
+                "signerName": SIGNER,
+                "usages": ["client auth"],
+                "expirationSeconds": self.settings.certificate_days * DAY,
+            },
+        }
+        try:
+            api.ask("POST", REQUESTS, body=body)
+        except Refused as error:
+            if error.status in (400, 422):
+                # What is in it is no good.
+                self._forget()
+            if error.status != 409:
+                raise
+        self._name.write_text(name + "\n")
+        self._wait = LOOK
+
+    def _forget(self) -> None:
+        """The next request is another one."""
+        for used in (self._name, self._request, self._key):
+            used.unlink(missing_ok=True)
+
+    def _look(self, api: Api, now: float) -> float:
+        try:
+            found = api.ask("GET", f"{REQUESTS}/{self._name.read_text().strip()}")
+        except Refused as error:
+            if error.status != 404:
+                raise
+            # Those that nobody approves are removed after a day.
+            self._forget()
+            return 0.0
+        status: dict[str, Any] = found.get("status", {})
+        given = status.get("certificate")
+        if given:
+            self._take(base64.b64decode(given))
+            life = self._life()
+            return max(0.0, life.renewal() - now) if life else LOOK
+        for condition in status.get("conditions", []):
+            if condition["type"] in ("Denied", "Failed"):
+                self._denied = f"{found['metadata']['name']} was {condition['type']}: {condition.get('message', '')}"
+                self._forget()
+                return ANEW
+        wait, self._wait = self._wait, min(self._wait * 2, LAST_LOOK)
+        return wait
+
+    def _take(self, certificate: bytes) -> None:
+        """Make the certificate and its key the current ones, in one step."""
+        beside = self.folder / ".reporter.pem.new"
+        beside.touch(0o600)
+        beside.write_bytes(self._key.read_bytes() + certificate)
+        beside.replace(self._current)
+        self._forget()
+        self._loaded = None
+
+
+def _dates(certificate: Path) -> Life:
+    said = _openssl("x509", "-noout", "-startdate", "-enddate", "-in", str(certificate))
+    dates = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    return Life(*(float(ssl.cert_time_to_seconds(dates[name])) for name in ("notBefore", "notAfter")))
+
+
+def _openssl(*arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["openssl", *arguments], capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise NoCredentials("there is no openssl command; install the package openssl") from None
+    except subprocess.SubprocessError as error:
+        said = getattr(error, "stderr", "") or str(error)
+        raise NoCredentials(f"openssl {arguments[0]}: {said.strip().splitlines()[-1]}") from None
+    return done.stdout
+
+
+def identity(settings: Settings, folder: Path, secret: Path | None) -> Identity:
+    """The identity that the settings ask for.
+
+    :param folder: the reporter's own, where a certificate is kept.
+    :param secret: the file of the token; with a certificate, of the enrolment token.
+    :raises NoCredentials: a token is asked for, and none given.
+    """
+    if settings.identity == "certificate":
+        return Certificate(settings, folder, secret)
+    if secret is None:
+        raise NoCredentials("identity is token, and no --token is given for Kubernetes; run the deploy again")
+    return Token(Path(settings.ca_file), secret)

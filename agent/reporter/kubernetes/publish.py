@@ -1,0 +1,288 @@
+"""Keeps the Node as the report says: condition, labels, taint and Lease. It waits for changes, and writes only what differs.
+
+Nothing is queued: whenever it can write, it writes what the report says then.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from attrs import define, evolve, field
+
+from agent.report import published
+from agent.report.published import Published
+from agent.report.records import STALE
+from agent.reporter.kubernetes.api import (
+    JSON,
+    JSON_PATCH,
+    LAST_WAIT,
+    MERGE_PATCH,
+    STRATEGIC_PATCH,
+    TROUBLE,
+    Api,
+    Backoff,
+    NoCredentials,
+    Refused,
+    explain,
+)
+from agent.reporter.kubernetes.identity import Identity
+from agent.reporter.kubernetes.node import (
+    MANAGER,
+    Node,
+    difference,
+    lease,
+    node_patch,
+    plugin_resources,
+    read_node,
+    status_patch,
+    turns,
+    wish,
+)
+from agent.reporter.kubernetes.node_watch import NODES, Mirror
+from agent.reporter.settings import Label, Settings, read_labels
+from agent.reporter.verdict import Verdict, look
+from agent.runtime import boot_id, uptime
+
+NAMESPACE = "trackbed-system"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+
+LEASE_EVERY = (300.0, 360.0)
+"""Seconds between two renewals, drawn anew each time; three of them fit into the Lease's life."""
+
+MESSAGE_EVERY = 60.0
+"""Seconds that a condition's message must be old before it is written again for a change of nothing else."""
+
+PLUGIN_PAUSE = 30.0
+"""Seconds for which a plugin's label is away at least: its pod is deleted by somebody else, in his own time."""
+
+PLUGIN_LONGEST = 600.0
+"""Seconds after which a plugin's label comes back although its resource is still allocatable: it is another's plugin."""
+
+LONGEST_SLEEP = 3600.0
+
+
+@define
+class Publication:
+    """One node's. ``report``, ``labels``: files to read; ``out``: where to leave word of what was published.
+
+    ``memory``: a file of the reporter's own, with what it must know of this boot after a restart. ``now``: the time of day, for
+    what is written. ``clock``: seconds since the boot, for what is due: a machine that keeps local time is put back by hours
+    once it asks a time server, and must neither wait so long for its next try nor let its Lease expire.
+    """
+
+    settings: Settings
+    identity: Identity
+    report: Path
+    labels: Path
+    out: Path
+    memory: Path
+    now: Callable[[], float] = time.time
+    clock: Callable[[], float] = uptime
+    api: Api = field(init=False)
+    mirror: Mirror = field(init=False)
+    _backoffs: dict[str, Backoff] = field(factory=dict, init=False)
+    said: Published = field(factory=Published, init=False)
+    _written: Published | None = field(default=None, init=False)
+    _awake: Event = field(factory=Event, init=False)
+    _seen: Verdict | None = field(default=None, init=False)
+    _trouble: dict[str, str] = field(factory=dict, init=False)
+    _not_before: dict[str, float] = field(factory=dict, init=False)
+    _identity_at: float = field(default=0.0, init=False)
+    _renew_at: float = field(default=0.0, init=False)
+    _wrote_status: float = field(default=-MESSAGE_EVERY, init=False)
+    _lease_of: str = field(default="", init=False)
+    _lease: dict[str, Any] = field(factory=dict, init=False)
+    _away_since: float | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.api = Api(self.settings.server, self.identity.session)
+        self.mirror = Mirror(Api(self.settings.server, self.identity.session), self.settings.node_name, self.wake)
+        kept = published.read(self.memory)
+        if kept is not None and kept.boot_id == boot_id():
+            self.said = evolve(kept, error="")
+
+    def wake(self) -> None:
+        """Something has changed: the labels, or the Node."""
+        self._awake.set()
+
+    def hear(self) -> None:
+        """The report was replaced: wake up, unless only its heartbeat is new; before that is stale, the turn is due."""
+        if look(self.report).beyond_heartbeat() != self._seen:
+            self.wake()
+
+    def at_once(self) -> None:
+        """What has failed, or is waited for, may be tried again now."""
+        self._not_before.clear()
+        self._identity_at = 0.0
+        self.mirror.at_once()
+        self.wake()
+
+    def run(self) -> None:
+        """Publish, until the process ends."""
+        self.mirror.start()
+        while True:
+            self._awake.wait(min(self.turn(), LONGEST_SLEEP))
+            self._awake.clear()
+
+    def turn(self) -> float:
+        """Write what differs; the seconds until there may be something to do although nothing has changed."""
+        verdict = look(self.report)
+        self._seen = verdict.beyond_heartbeat()
+        # A certificate that cannot be renewed is no reason to say nothing with the one there is.
+        due = [self._try("identity", self._keep_identity)]
+        if self.mirror.known and self.mirror.node is not None:
+            steps = [("node", self._publish), ("lease", self._renew)]
+            # What keeps pods away comes first; who is said to be ready has a heartbeat, or a sweep would take that back.
+            for what, step in reversed(steps) if verdict.ready else steps:
+                due.append(self._try(what, partial(step, verdict)))
+        elif self.mirror.known:
+            self._trouble["node"] = f"the cluster has no Node {self.settings.node_name} yet"
+        self._say()
+        return max(0.0, min(due))
+
+    def _try(self, what: str, step: Callable[[float], float]) -> float:
+        """Take a step unless it has failed lately; the seconds until it is due again."""
+        now = self.clock()
+        if (left := self._not_before.get(what, 0.0) - now) > 0:
+            return left
+        backoff = self._backoffs.setdefault(what, Backoff())
+        try:
+            wait = step(now)
+        except TROUBLE as error:
+            self._trouble[what] = explain(error)
+            self.api.close()
+            if isinstance(error, Refused) and error.status in (404, 409, 422) and what == "node":
+                # The Node is another than we thought, or somebody else has just written it.
+                self.mirror.doubt()
+            wait = backoff.failed(error.retry_after if isinstance(error, Refused) else 0.0)
+        except ValueError as error:
+            # A file of the deploy's that cannot be read.
+            self._trouble[what], wait = str(error), LAST_WAIT
+        else:
+            backoff.succeeded()
+            self._trouble.pop(what, None)
+            return wait
+        self._not_before[what] = self.clock() + wait
+        return wait
+
+    def _keep_identity(self, now: float) -> float:
+        """Ask for what is needed to identify oneself; the seconds until it is due again."""
+        if now >= self._identity_at:
+            had = self._is_known()
+            # An hour at most: when a certificate ends is told by the time of day.
+            self._identity_at = now + min(self.identity.keep(self.now()), LONGEST_SLEEP)
+            if self._is_known() and not had:
+                self.at_once()
+        return self._identity_at - now
+
+    def _is_known(self) -> bool:
+        try:
+            self.identity.session()
+        except NoCredentials:
+            return False
+        return True
+
+    def _publish(self, verdict: Verdict, now: float) -> float:
+        """Make the Node say what the report does; the seconds until there may be more to do."""
+        node = self.mirror.node
+        if node is None:
+            return LONGEST_SLEEP
+        labels = read_labels(self.labels)
+        away, again = self._plugins_away(verdict, labels, node, now)
+        wanted = wish(verdict, self.settings, labels, node, away)
+        # When the heartbeat would be stale: nothing is written then that would wake us.
+        due = [again, STALE - verdict.age + 1.0 if verdict.fresh else LONGEST_SLEEP]
+        if not verdict.ready:
+            # What keeps pods away comes first.
+            node = self._patch_node(node_patch(wanted, node), node)
+        body = status_patch(wanted, node, self.now())
+        if body is not None and (turns(wanted, node) or now >= self._wrote_status + MESSAGE_EVERY):
+            node = self._patched(f"{NODES}/{self.settings.node_name}/status", body, STRATEGIC_PATCH)
+            self._wrote_status = now
+        elif body is not None:
+            due.append(self._wrote_status + MESSAGE_EVERY - now)
+        if verdict.ready:
+            self._patch_node(node_patch(wanted, node), node)
+        if (report := verdict.report) is not None:
+            self.said = evolve(self.said, boot_id=report.boot_id, generation=report.generation, ready=verdict.ready)
+        return min(due)
+
+    def _patch_node(self, operations: list[dict[str, Any]], node: Node) -> Node:
+        if not operations:
+            return node
+        return self._patched(f"{NODES}/{self.settings.node_name}", operations, JSON_PATCH)
+
+    def _patched(self, path: str, body: Any, content_type: str) -> Node:
+        node = read_node(self._ask("PATCH", path, body, content_type))
+        self.mirror.took(node)
+        return node
+
+    def _ask(self, method: str, path: str, body: Any, content_type: str) -> dict[str, Any]:
+        return self.api.ask(method, path, {"fieldManager": MANAGER}, body, content_type)
+
+    def _plugins_away(self, verdict: Verdict, labels: tuple[Label, ...], node: Node, now: float) -> tuple[bool, float]:
+        """Whether the plugins' labels must be away, since a plugin does not follow a change of its devices; until when."""
+        fresh = verdict.report if verdict.fresh else None
+        devices = (fresh.devices if fresh else "") or self.said.devices
+        keys = {label.key for label in labels if label.role == "plugin"}
+        remains = any(node.can_give(resource) for resource in plugin_resources(labels))
+        # A label that is away while its plugin is still there was taken away by the reporter that ran before this one.
+        fresh_start = self._away_since is None and not keys & node.labels.keys() and not remains
+        if not self.said.devices or fresh_start:
+            # Nothing was started yet: whatever starts finds the devices of now.
+            self.said = evolve(self.said, devices=devices)
+            return False, LONGEST_SLEEP
+        if devices == self.said.devices and self._away_since is None:
+            return False, LONGEST_SLEEP
+        if self._away_since is None:
+            self._away_since = now
+        left, longest = (self._away_since + seconds - now for seconds in (PLUGIN_PAUSE, PLUGIN_LONGEST))
+        if left <= 0 and (longest <= 0 or not remains):
+            self._away_since = None
+            self.said = evolve(self.said, devices=devices)
+            return False, LONGEST_SLEEP
+        return True, max(left if left > 0 else longest, 1.0)
+
+    def _renew(self, verdict: Verdict, now: float) -> float:
+        """Renew the Lease if it is due; the seconds until it is again."""
+        node = self.mirror.node
+        if not verdict.fresh or verdict.report is None or node is None:
+            self._renew_at = 0.0
+            return LONGEST_SLEEP
+        if now >= self._renew_at or self._lease_of != node.uid:
+            self._put_lease(lease(self.settings, node, verdict.report, NAMESPACE, self.now()))
+            self._renew_at, self._lease_of = now + random.uniform(*LEASE_EVERY), node.uid  # noqa: S311  no secret
+        return self._renew_at - now
+
+    def _put_lease(self, wanted: dict[str, Any]) -> None:
+        """Write what differs from the Lease that the API server told last: the time alone, as a rule."""
+        path = f"{LEASES}/{self.settings.node_name}"
+        try:
+            # Once more if somebody has changed the rest since; who keeps another Lease than we ask for is not fought.
+            for _ in range(2):
+                if patch := difference(wanted, self._lease):
+                    self._lease = self._ask("PATCH", path, patch, MERGE_PATCH)
+        except Refused as error:
+            self._lease = {}
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            self._lease = self._ask("POST", LEASES, wanted, JSON)
+
+    def _say(self) -> None:
+        """Leave word of what was published, and of what is in the way."""
+        troubles = [*self._trouble.values(), self.mirror.trouble]
+        self.said = evolve(self.said, error="; ".join(dict.fromkeys(filter(None, troubles))))
+        before = self._written
+        if before is None or evolve(self.said, since=0.0) != evolve(before, since=0.0):
+            self.said = self._written = evolve(self.said, since=self.now())
+            published.write(self.out, self.said)
+            # It is on a disk, and an outage tells something else with each try.
+            if before is None or evolve(self.said, since=0.0, error="") != evolve(before, since=0.0, error=""):
+                published.write(self.memory, self.said)

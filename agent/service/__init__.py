@@ -1,0 +1,1 @@
+"""The service's processes: the supervisor, its worker, and what wakes it."""

@@ -1,0 +1,340 @@
+"""The process that does all kernel I/O: it waits for wake-ups, runs passes, and hands what it found to its parent."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TextIO
+
+from attrs import define, evolve, field
+
+from agent.engine.converge import Failures, Pass, converge, judged_again
+from agent.engine.originals import ORIGINALS, Originals
+from agent.engine.readiness import Readiness
+from agent.hardware.functions import physical_function
+from agent.kinds import links, vf_links, vfs
+from agent.machine import Machine
+from agent.report.activity import Activity
+from agent.report.history import History
+from agent.report.records import Change, Condition, Outcome, is_ready, to_plain
+from agent.service.apply_socket import NAME, Requests
+from agent.service.spec_in_force import Adopted
+from agent.service.traced_machine import witnessed
+from agent.service.wake import Known, WakeUp, Watch
+from agent.spec.node import NodeSpec, spec_hash
+from agent.state.snapshot import Scope, own
+
+RESYNC = 60.0
+"""Seconds after which everything is read again: sysfs and interrupt writes by others emit no event."""
+
+AGAIN = 0.2
+"""Seconds to wait when a device went away while it was read; its own event usually comes first.
+
+Each time in a row doubles it, up to :data:`RESYNC`.
+"""
+
+
+UP_TO_DATE = "UpToDate"
+
+BRIEFLY = 0.05
+"""Seconds that a round of the probes' readings takes at most as a rule: what a pass found is said together with theirs."""
+
+POSTPONED = 5
+"""Passes in a row whose Ready is not said because more has happened meanwhile; then it is: events may never end."""
+
+
+def work(
+    machine: Machine,
+    path: Path,
+    adopted: Adopted,
+    originals: Originals,
+    activity: Activity,
+    control: int,
+    out: TextIO,
+    requests: Requests,
+    history: History,
+    failures: Failures,
+    acknowledged: Callable[[Change], str] = lambda change: "",
+) -> None:
+    """Keep the spec at ``path`` true until ``control`` ends; each finding is one JSON line on ``out``.
+
+    :param acknowledged: returns once the world knows that the node is not ready because of a change, or why it does not.
+    """
+    readiness = Readiness(machine)
+    seen = witnessed(machine, activity)
+    watch = Watch(control, readiness, requests.fileno())
+    loop = _Loop(
+        seen, path, watch, readiness, out, adopted, originals, activity, requests, history, failures, acknowledged
+    )
+    loop.say({"serving": True})
+    while loop.turn():
+        pass
+
+
+@define
+class _Loop:
+    """What lasts from one pass to the next."""
+
+    machine: Machine
+    path: Path
+    watch: Watch
+    readiness: Readiness
+    out: TextIO
+    adopted: Adopted
+    originals: Originals
+    activity: Activity
+    requests: Requests
+    history: History
+    failures: Failures
+    acknowledged: Callable[[Change], str]
+    last: Pass | None = None
+    scope: Scope = None
+    known: Known = field(factory=lambda: Known({}, {}))
+    postponed: int = 0
+    lost: int = 0
+    reload: bool = True
+    asked: bool = False
+    knocked: bool = False
+    stop: bool = False
+    trigger: str = "start"
+    told: Mapping[str, Any] = field(factory=dict)
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Tell the parent, unless that is what it was told last: nobody is woken for nothing new."""
+        if message != self.told:
+            self.out.write(json.dumps(message) + "\n")
+            self.out.flush()
+            self.told = message
+
+    def turn(self) -> bool:
+        """One pass, then wait for the next reason for one; False: no more of them."""
+        if self.reload:
+            self._reload()
+        body, due = self._pass()
+        while self.last and self.adopted.gives_up(self.last, time.monotonic()):
+            self._start_over()
+            body, due = self._pass()
+        self.requests.tell(body)
+        due = min(due, self.adopted.trial_left(time.monotonic()))
+        deadline = time.monotonic() + due
+        self.scope, said = frozenset(), body == self.told
+        while self.scope == frozenset() and not self.reload and not self.knocked:
+            left = min(deadline - time.monotonic(), self.readiness.timeout() if self.last else math.inf)
+            first = min(left, BRIEFLY) if self.readiness.waiting() else 0.0
+            scope = self._listen(left if said else first)
+            if self.last and not self.readiness.timeout():
+                self.last = judged_again(self.last, self.readiness.judge)
+                body = self._found(self.last)
+                self.requests.tell(body)
+                if said and scope == frozenset():
+                    self.say(body)
+            if not said:
+                # Ready is not said of devices to which something has happened since they were read.
+                said = scope == frozenset() or not body["ready"] or self.postponed == POSTPONED
+                self.postponed = 0 if said else self.postponed + 1
+                if said:
+                    self.say(body)
+            if self.stop:
+                return False
+            self.scope = None if time.monotonic() >= deadline else scope
+            self.failures.hasten(scope)
+        if not self.reload and not self.knocked:
+            meanwhile = self._heard(self.watch.gather(self.known))
+            self.failures.hasten(meanwhile)
+            self.scope = None if self.scope is None or meanwhile is None else self.scope | meanwhile
+        self.trigger = _trigger(self.scope, due)
+        if self.knocked:
+            self._take_request()
+        self.reload = self.reload or (self.scope is None and bool(self.adopted.refusal))
+        return not self.stop
+
+    def _listen(self, timeout: float) -> Scope:
+        self.activity.idle()
+        return self._heard(self.watch.wait(self.known, timeout))
+
+    def _heard(self, wake: WakeUp) -> Scope:
+        self.reload = self.reload or wake.reload
+        self.asked = self.asked or wake.reload
+        self.stop = self.stop or wake.stop
+        self.knocked = self.knocked or wake.asked
+        return wake.scope
+
+    def _take_request(self) -> None:
+        self.knocked = False
+        if self.requests.accept():
+            # Somebody says that what was in the way is gone.
+            self.failures.forget()
+            self.scope, self.trigger = None, "apply"
+
+    def _reload(self) -> None:
+        before = self.adopted.spec
+        self.activity.doing("plan", "read")
+        self.adopted.reload(self.machine, self.path, time.monotonic(), self.asked)
+        self.reload = self.asked = False
+        if self.adopted.spec != before:
+            self._start_over()
+
+    def _start_over(self) -> None:
+        """Another spec is in force: nothing of it was looked at, or has failed, yet."""
+        self.last, self.scope, self.trigger = None, None, "spec"
+        self.failures.forget()
+
+    def _pass(self) -> tuple[dict[str, Any], float]:
+        """What to report, and the seconds until the next pass is due whatever happens."""
+        spec = self.adopted.spec
+        if spec is None:
+            return _body(None, (), (_no_spec(self.adopted.refusal),), self.adopted), RESYNC
+        try:
+            self.last = converge(
+                self.machine,
+                spec,
+                self.last.have if self.last else None,
+                self.scope,
+                self.failures,
+                time.monotonic,
+                self.requests.allowed(),
+                announce=lambda change: self.say(_body(spec, (), _converging(change, self.last), self.adopted)),
+                acknowledged=self._acknowledged,
+                verified=self.adopted.verified,
+                heard=lambda: self._listen(0.0),
+                judge=self.readiness.judge,
+                doing=self.activity.doing,
+                originals=self.originals,
+            )
+        except OSError as error:
+            # A device vanished under our hands: nothing that was read can be trusted.
+            self.last = None
+            due = min(AGAIN * 2 ** min(self.lost, 16), RESYNC)
+            self.lost += 1
+            message = f"while reading the devices: {error}; reading again"
+            lost = Condition("Converged", "Unknown", "DeviceLost", message)
+            return _body(spec, (), (lost,), self.adopted), due
+        self.lost = 0
+        self.known = _known(self.last)
+        if gap := self.history.record(self.last.outcomes, spec_hash(spec), self.trigger):
+            print(gap, file=sys.stderr)  # noqa: T201  the journal
+        return self._found(self.last), _due(self.failures)
+
+    def _acknowledged(self, change: Change) -> None:
+        if why := self.acknowledged(change):
+            print(why, file=sys.stderr)  # noqa: T201  the journal
+
+    def _found(self, found: Pass) -> dict[str, Any]:
+        """What to report of a pass."""
+        if is_ready(found.conditions) and found.want.spec.mode == "enforce":
+            self.adopted.ready(found)
+        conditions = (*found.conditions, _up_to_date(found, self.adopted))
+        return {**_body(found.want.spec, found.outcomes, conditions, self.adopted), "devices": _devices(found)}
+
+
+def _converging(change: Change, last: Pass | None) -> tuple[Condition, ...]:
+    """The node differs: whoever reads the report must not find it ready while that is being put right."""
+    differs = Condition("Converged", "False", "Converging", str(change))
+    return (differs, *(c for c in last.conditions if c.type != differs.type)) if last else (differs,)
+
+
+def _up_to_date(found: Pass, adopted: Adopted) -> Condition:
+    """Whether all of the newest spec is done, or some of it waits for others to go away."""
+    if adopted.refusal:
+        return Condition(UP_TO_DATE, "False", "Refused", adopted.refusal, severity="warn")
+    if found.waiting:
+        message = "; ".join(f"{outcome.change}: {outcome.error}" for outcome in found.waiting)
+        return Condition(UP_TO_DATE, "False", "Deferred", message, severity="warn")
+    return Condition(UP_TO_DATE, "True", "SpecDone", severity="warn")
+
+
+def _trigger(scope: Scope, due: float) -> str:
+    """What the next pass is for, as the history says it."""
+    if scope is None:
+        return "resync" if due == RESYNC else "retry"
+    return f"event {' '.join(sorted(scope))}"
+
+
+def _due(failures: Failures) -> float:
+    retry = failures.next_try()
+    return RESYNC if retry is None else min(RESYNC, max(0.05, retry - time.monotonic()))
+
+
+def _known(found: Pass) -> Known:
+    by_ifindex: dict[int, str] = {}
+    by_address = {address: address for address in found.want.nics}
+    for kind in (links.NAME, vf_links.NAME):
+        for address, functions in found.have[kind].items():
+            statuses: Mapping[str, links.LinkStatus] = functions
+            by_address |= {status.pci: address for status in statuses.values()}
+            by_ifindex |= {
+                status.link.ifindex: own(address) if target == address else target
+                for target, status in statuses.items()
+                if status.link
+            }
+    return Known(by_ifindex, by_address, incomplete=bool(found.want.missing))
+
+
+def _devices(found: Pass) -> str:
+    """A name for the set of the spec's functions that there are: device plugins do not follow its changes."""
+    counts: Mapping[str, vfs.VfCount] = found.have[vfs.NAME]
+    there = sorted((address, counts[address].count if address in counts else 0) for address in found.want.nics)
+    return sha256(json.dumps(there).encode()).hexdigest()[:12]
+
+
+def _no_spec(refusal: str) -> Condition:
+    return Condition("Converged", "False", "NoSpec", refusal)
+
+
+def _body(
+    spec: NodeSpec | None, outcomes: tuple[Outcome, ...], conditions: tuple[Condition, ...], adopted: Adopted
+) -> dict[str, Any]:
+    return {
+        "node_name": spec.node_name if spec else "",
+        "spec_hash": spec_hash(spec) if spec else "",
+        "ready": is_ready(conditions),
+        "up_to_date": all(c.status == "True" for c in conditions if c.type == UP_TO_DATE) and not adopted.refusal,
+        "refusal": adopted.refusal,
+        "outcomes": to_plain(outcomes),
+        "conditions": to_plain(conditions),
+    }
+
+
+def main(
+    machine: Machine,
+    path: Path,
+    run: Path,
+    state: Path,
+    hung: Collection[str],
+    activity_fd: int | None,
+    acknowledged: Callable[[Change], str] = lambda change: "",
+) -> None:
+    """Serve the supervisor at the other end of standard input and output.
+
+    :param run: the folder of what ends with the boot; ``state``: of what does not.
+    :param hung: PCI addresses of functions that are left alone, with all of their device.
+    :param activity_fd: the memory that the supervisor has made for :class:`Activity`.
+    :param acknowledged: as :func:`work` takes it.
+    """
+    control = os.dup(sys.stdin.fileno())
+    activity = Activity.at(activity_fd)
+    devices = frozenset(physical_function(machine.files, address) for address in hung)
+    machine = evolve(machine, hung=devices)
+    try:
+        originals = Originals.load(run / ORIGINALS)
+        work(
+            machine,
+            path,
+            Adopted(state, run),
+            originals,
+            activity,
+            control,
+            sys.stdout,
+            Requests(run / NAME),
+            History(state),
+            Failures(),
+            acknowledged,
+        )
+    except BrokenPipeError:
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""The spec of a node: its types, its parser and its JSON schema."""

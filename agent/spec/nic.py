@@ -1,0 +1,351 @@
+"""One NIC of a spec: which function is meant, its VFs, and how it is to be set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from attrs import Attribute, field, fields, frozen
+
+from agent.spec.ranges import parse_ranges
+from agent.spec.validators import Matches, Within, cpu_list, unicast_mac
+
+DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
+LinkState = Literal["up", "down"]
+VlanProtocol = Literal["802.1Q", "802.1ad"]
+VfLinkState = Literal["auto", "enable", "disable"]
+VfDriver = Literal["netdevice", "vfio-pci"]
+Owner = Literal["taker", "trackbed"]
+# Addresses: no two VFs share one.
+OF_ONE_VF = ("mac", "node_guid", "port_guid")
+Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
+DAYS: tuple[Day, ...] = get_args(Day)
+LinkLayer = Literal["Ethernet", "InfiniBand"]
+GidType = Literal["RoCE v2", "RoCE v1", "IB"]
+RoceVersion = Literal["RoCE v2", "RoCE v1"]
+Trust = Literal["pcp", "dscp"]
+
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+PCI_ID = re.compile(r"[0-9a-f]{4}")
+TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
+READ_REQUESTS = (128, 256, 512, 1024, 2048, 4096)
+NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+GUID = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}")
+# What dev_valid_name() takes (net/core/dev.c), in at most ALTIFNAMSIZ - 1 bytes.
+ALTNAME = re.compile(r"[^\s/:.]([^\s/:]{0,126})", re.ASCII)
+
+
+def _priorities(_: object, attribute: Attribute[Any], value: str | None) -> None:
+    if value is None:
+        return
+    cpu_list(_, attribute, value)
+    if any(priority > 7 for priority in parse_ranges(value)):
+        raise ValueError(f"{attribute.name}: {value} is out of range; priorities go from 0 to 7")
+
+
+def _altnames(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
+    for name in value:
+        Matches(ALTNAME, "give up to 127 characters, no white space, '/' or ':', and no dot in front")(
+            _, attribute, name
+        )
+    if len(set(value)) != len(value):
+        raise ValueError(f"{attribute.name}: a name is given twice; names are unique on a node")
+
+
+def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> None:
+    if value is not None and value not in READ_REQUESTS:
+        raise ValueError(f"{attribute.name}: {value} is not one of {', '.join(map(str, READ_REQUESTS))} bytes")
+
+
+_MTU = Within(68, 65535, "bytes")
+_RATE = Within(0, 2**32 - 1, "Mbit/s (0 is none)")
+_TXQUEUELEN = Within(1, 2**31 - 1, "packets")
+_GUID = Matches(GUID, "write it as 00:11:22:33:44:55:66:77, in lower case")
+_TOS = Within(0, 255, "(DSCP << 2, and the ECN bits)")
+_PCI_ID = Matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
+
+
+@frozen
+class Selector:
+    """Which physical function is meant; all the given keys must match, and exactly one function.
+
+    ``mac`` is the permanent address (IFLA_PERM_ADDRESS), not one that was set later. ``serial`` is the PCI device serial
+    number as lspci prints it, or the card's serial number in its Vital Product Data; the ports of one card may share it.
+    """
+
+    pci: str | None = field(default=None, validator=Matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
+    mac: str | None = field(default=None, validator=unicast_mac)
+    netdev: str | None = None
+    vendor: str | None = field(default=None, validator=_PCI_ID)
+    device: str | None = field(default=None, validator=_PCI_ID)
+    driver: str | None = None
+    serial: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not any(getattr(self, f.name) for f in fields(Selector)):
+            raise ValueError("it selects nothing; give one of pci, mac, netdev, vendor, device, driver, serial")
+
+    def __str__(self) -> str:
+        given = ((f.name, getattr(self, f.name)) for f in fields(Selector))
+        return ", ".join(f"{name}={value}" for name, value in given if value)
+
+
+_COUNT = Within(0, 65535, "channels")
+_DESCRIPTORS = Within(1, 65536, "descriptors")
+_USECS = Within(0, 65535, "microseconds")
+_FRAMES = Within(0, 65535, "frames")
+
+
+@frozen
+class Channels:
+    """How many channels (queues with an interrupt) a netdev has, as `ethtool -L` sets them; ``None`` leaves a number alone.
+
+    A driver has either ``combined`` channels or ``rx`` and ``tx`` ones; a few have both.
+    """
+
+    rx: int | None = field(default=None, validator=_COUNT)
+    tx: int | None = field(default=None, validator=_COUNT)
+    combined: int | None = field(default=None, validator=_COUNT)
+
+
+@frozen
+class Rings:
+    """The sizes of a netdev's queues in descriptors, as `ethtool -G` sets them; ``None`` leaves a size alone."""
+
+    rx: int | None = field(default=None, validator=_DESCRIPTORS)
+    tx: int | None = field(default=None, validator=_DESCRIPTORS)
+
+
+@frozen
+class Coalescing:
+    """When a netdev interrupts, as `ethtool -C` sets it; ``None`` leaves a value alone.
+
+    At the latest ``*_usecs`` microseconds after a frame, or after ``*_frames`` of them; adaptive: by the driver's own measure.
+    """
+
+    adaptive_rx: bool | None = None
+    adaptive_tx: bool | None = None
+    rx_usecs: int | None = field(default=None, validator=_USECS)
+    rx_frames: int | None = field(default=None, validator=_FRAMES)
+    tx_usecs: int | None = field(default=None, validator=_USECS)
+    tx_frames: int | None = field(default=None, validator=_FRAMES)
+
+
+Offloads = Mapping[str, bool]
+"""Which features of a netdev are on, by the kernel's names for them: those of `ethtool -k` in full."""
+
+
+@frozen(cache_hash=True)
+class VfAttributes:
+    """What the PF grants its VFs, and the state of their netdevs; ``None`` leaves a value alone.
+
+    ``vlan`` 0 means untagged. ``mac`` left out is derived from the PF's permanent address and the VF's index,
+    so that it is the same after every reload. ``owner``: while a container or a virtual machine has the VF, its attributes,
+    MTU and name are theirs (``taker``, the default), or kept as they are here all the same (``trackbed``).
+
+    Rates are in Mbit/s, 0 is none. ``link_state`` is the link as the PF shows it to the VF (on InfiniBand the link policy):
+    ``auto`` is the PF's own. GUIDs are InfiniBand's, from vendor documents: not run on such a NIC. A VF whose ``driver`` is
+    ``vfio-pci`` has no netdev, hence neither ``mtu``, ``txqueuelen`` nor ``state``.
+    """
+
+    mac: str | None = field(default=None, validator=unicast_mac)
+    vlan: int | None = field(default=None, validator=Within(0, 4094, "(0 is untagged)"))
+    trust: bool | None = None
+    spoofchk: bool | None = None
+    mtu: int | None = field(default=None, validator=_MTU)
+    state: LinkState | None = None
+    owner: Owner | None = None
+    channels: Channels | None = None
+    rings: Rings | None = None
+    coalescing: Coalescing | None = None
+    # A mapping has no hash, and is compared all the same.
+    offloads: Offloads | None = field(default=None, hash=False)
+    qos: int | None = field(default=None, validator=Within(0, 7, "(VLAN priority)"))
+    vlan_protocol: VlanProtocol | None = None
+    link_state: VfLinkState | None = None
+    min_tx_rate: int | None = field(default=None, validator=_RATE)
+    max_tx_rate: int | None = field(default=None, validator=_RATE)
+    rss_query: bool | None = None
+    node_guid: str | None = field(default=None, validator=_GUID)
+    port_guid: str | None = field(default=None, validator=_GUID)
+    txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
+    driver: VfDriver | None = None
+
+
+@frozen
+class VfGroup(VfAttributes):
+    """Attributes of some VFs: ``index`` is a range such as ``0-3,6``; they stand above the NIC's defaults."""
+
+    index: str = field(kw_only=True, validator=cpu_list)
+
+    def __attrs_post_init__(self) -> None:
+        for name in OF_ONE_VF:
+            value = getattr(self, name)
+            if value is not None and len(parse_ranges(self.index)) != 1:
+                raise ValueError(
+                    f"{name}: {value} cannot be given to VFs {self.index}; give one VF an entry of its own"
+                )
+
+
+_VF = fields(VfAttributes)
+
+
+def _first(value: Any, fallback: Any) -> Any:
+    return fallback if value is None else value
+
+
+@frozen
+class Vfs:
+    """How many VFs a PF has, and what they are: ``defaults`` for all, ``groups`` for some.
+
+    ``derive_macs`` false leaves the addresses of VFs that are given none alone.
+    """
+
+    count: int = field(validator=Within(0, 4096, "VFs"))
+    defaults: VfAttributes = VfAttributes()
+    groups: tuple[VfGroup, ...] = ()
+    derive_macs: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        for name in OF_ONE_VF:
+            if getattr(self.defaults, name) is not None:
+                raise ValueError(
+                    f"defaults.{name}: one address cannot serve all VFs; give it in a group with one index"
+                )
+        claimed: dict[int, str] = {}
+        for group in self.groups:
+            for index in parse_ranges(group.index):
+                if index >= self.count:
+                    raise ValueError(f"groups: index {group.index} is beyond count {self.count}; raise count")
+                if index in claimed:
+                    raise ValueError(f"groups: VF {index} is in {claimed[index]} and {group.index}; keep one")
+                claimed[index] = group.index
+            _agree(f"groups: {group.index}", self._merged(group))
+        if len(claimed) < self.count:
+            _agree("defaults", self.defaults)
+
+    def attributes(self, index: int) -> VfAttributes:
+        """What VF ``index`` should have: its group's values above the defaults."""
+        for group in self.groups:
+            if index in parse_ranges(group.index):
+                return self._merged(group)
+        return self.defaults
+
+    def _merged(self, group: VfGroup) -> VfAttributes:
+        merged = {f.name: _first(getattr(group, f.name), getattr(self.defaults, f.name)) for f in _VF}
+        return VfAttributes(**merged)
+
+
+def _agree(where: str, vf: VfAttributes) -> None:
+    """Values that make sense only together: a group may give what the defaults lack, so this is asked of both merged."""
+    for name in ("qos", "vlan_protocol"):
+        if getattr(vf, name) is not None and vf.vlan is None:
+            raise ValueError(f"{where}: {name} needs vlan, which is not given; give it, too")
+    if vf.min_tx_rate and vf.max_tx_rate is None:
+        raise ValueError(f"{where}: min_tx_rate needs max_tx_rate, which is not given; give it, too (0 is none)")
+    if vf.min_tx_rate and vf.max_tx_rate and vf.min_tx_rate > vf.max_tx_rate:
+        raise ValueError(f"{where}: min_tx_rate {vf.min_tx_rate} is above max_tx_rate {vf.max_tx_rate}; lower it")
+
+
+@frozen
+class Window:
+    """A time in which more is allowed: from ``start`` to ``end`` (UTC), on ``days``, or every day if none is given.
+
+    A window that ends before it starts goes past midnight.
+    """
+
+    start: str = field(validator=Matches(TIME, "write it as 22:00"))
+    end: str = field(validator=Matches(TIME, "write it as 04:30"))
+    allow: DisruptionLevel
+    days: tuple[Day, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if self.start == self.end:
+            raise ValueError(f"start and end are both {self.start}; give an end that differs")
+
+    def __str__(self) -> str:
+        days = f"{','.join(self.days)} " if self.days else ""
+        return f"{days}{self.start}-{self.end} UTC ({self.allow})"
+
+
+@frozen
+class DisruptionPolicy:
+    """The most that the agent may do by itself to a device that nobody uses.
+
+    ``force``: also to one that somebody uses. ``windows`` allow more at certain times.
+    """
+
+    allow: DisruptionLevel = "vf-reset"
+    force: bool = False
+    windows: tuple[Window, ...] = ()
+
+
+@frozen
+class RdmaDevices:
+    """Which RDMA devices a NIC must have for the node to be ready, each with an ACTIVE port.
+
+    ``pf``: the physical function has one; ``vfs``: each VF has. ``rate`` is the least, in Gbit/s. ``gid_type``: each port
+    has a GID of it; ``gid_ipv4``: one made from an IPv4 address.
+    """
+
+    pf: bool = True
+    vfs: bool = False
+    link_layer: LinkLayer | None = None
+    rate: int | None = field(default=None, validator=Within(1, 3200, "Gbit/s"))
+    gid_type: GidType | None = None
+    gid_ipv4: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if not (self.pf or self.vfs):
+            raise ValueError("it asks for no device; give pf or vfs, or leave rdma out")
+        if self.gid_ipv4 and self.gid_type in (None, "IB"):
+            raise ValueError('gid_ipv4: only a RoCE GID is made from an IPv4 address; give gid_type "RoCE v2" as well')
+        ethernet = None if self.gid_type is None else self.gid_type != "IB"
+        if self.link_layer and ethernet is not None and ethernet != (self.link_layer == "Ethernet"):
+            raise ValueError(
+                f"gid_type: a port whose link layer is {self.link_layer} has no GID of type {self.gid_type}"
+            )
+
+
+@frozen
+class Roce:
+    """RoCE quality of service of a NIC; what is not given is left alone.
+
+    ``pfc`` and ``ecn`` are the priorities with priority flow control and with congestion notification, as ``3`` or ``3-4``;
+    the empty text is none. ``cm_tos`` and ``cm_mode`` are the rdma_cm's defaults for connections, ``traffic_class`` is
+    what queue pairs get whatever the application asks for. Both numbers are octets of IP's ToS: 106 is DSCP 26 and ECT(0).
+    """
+
+    trust: Trust | None = None
+    pfc: str | None = field(default=None, validator=_priorities)
+    ecn: str | None = field(default=None, validator=_priorities)
+    cm_tos: int | None = field(default=None, validator=_TOS)
+    cm_mode: RoceVersion | None = None
+    traffic_class: int | None = field(default=None, validator=_TOS)
+
+
+@frozen
+class Nic:
+    """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's.
+
+    ``max_read_request`` is the PCIe one (MRRS), in bytes.
+    ``altnames`` are added to the alternative names of the PF's netdev; those of others stay. ``txqueuelen`` in packets.
+    """
+
+    name: str = field(validator=Matches(NIC_NAME, "use letters, digits, '-', '_' and '.'"))
+    select: Selector
+    required: bool = True
+    mtu: int | None = field(default=None, validator=_MTU)
+    state: LinkState = "up"
+    channels: Channels | None = None
+    rings: Rings | None = None
+    coalescing: Coalescing | None = None
+    offloads: Offloads | None = None
+    vfs: Vfs | None = None
+    disruption: DisruptionPolicy | None = None
+    max_read_request: int | None = field(default=None, validator=_read_request)
+    altnames: tuple[str, ...] = field(default=(), validator=_altnames)
+    txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
+    rdma: RdmaDevices | None = None
+    roce: Roce | None = None

@@ -1,0 +1,270 @@
+"""NodeSpec: what one node should be, parsed strictly from JSON and written by one serializer."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from attrs import Attribute, field, frozen
+
+from agent.spec.nic import DisruptionPolicy, Nic
+from agent.spec.strict import Faults, Strict, unique_keys
+from agent.spec.validators import Matches, Within, cpu_list, is_date
+
+IrqbalancePolicy = Literal["disabled", "banned", "untouched"]
+Mode = Literal["enforce", "observe"]
+NetnsMode = Literal["shared", "exclusive"]
+ProbeSeverity = Literal["required", "warn", "off"]
+
+PROBES = frozenset(
+    {
+        *("carrier", "clock", "device_plugins", "error_counters", "gpus", "hung", "irqbalance", "kernel_modules"),
+        *("link_flaps", "memlock", "nics", "pcie_link", "rdma_chardevs", "rdma_devices", "rdma_ports"),
+    }
+)
+"""The names of the readiness checks: the modules of ``agent/probes``, which this module cannot import."""
+
+# RFC 1123 subdomain, what the API server takes as a Node's name; an IPv4 address is one as well.
+NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
+MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+HUGEPAGE_SIZE = re.compile(r"[1-9][0-9]*[KMG]")
+HUGEPAGE_UNITS = {"K": 1, "M": 1024, "G": 1024 * 1024}
+
+SpecError = Faults
+
+
+def _power_of_two(_: object, attribute: Attribute[Any], value: int) -> None:
+    if value & (value - 1) or not 0 < value <= 1 << 29:
+        raise ValueError(f"{attribute.name}: {value} is no power of two up to {1 << 29}; give one, such as 32768")
+
+
+def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, object]) -> None:
+    unknown = [name for name in value if name not in PROBES]
+    for name in unknown:
+        near = difflib.get_close_matches(name, PROBES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known probes: {', '.join(sorted(PROBES))}"
+        raise ValueError(f"{attribute.name}: unknown probe {name!r}; {hint}")
+
+
+@frozen
+class Irqs:
+    """Interrupt placement of the fabric NICs. ``exclude_cpus`` are kept free of them."""
+
+    pin: bool = True
+    exclude_cpus: str = field(default="", validator=cpu_list)
+    irqbalance: IrqbalancePolicy = "disabled"
+
+
+@frozen
+class Rps:
+    """Receive packet steering: on only where a netdev has fewer queues than its CPUs."""
+
+    enable: bool = True
+
+
+@frozen
+class HugepagePool:
+    """Huge pages of one ``size`` (such as 2M or 1G): ``count`` of them on a NUMA node, or over all nodes if that is None."""
+
+    size: str = field(validator=Matches(HUGEPAGE_SIZE, "write it as 2M or 1G"))
+    count: int = field(validator=Within(0, 1 << 30, "pages"))
+    numa_node: int | None = field(default=None, validator=Within(0, 1023, "NUMA nodes"))
+
+    @property
+    def kilobytes(self) -> int:
+        """A page's size in KiB."""
+        return int(self.size[:-1]) * HUGEPAGE_UNITS[self.size[-1]]
+
+    @property
+    def name(self) -> str:
+        """What changes call the pool: ``2M``, ``1G node1``."""
+        return self.size if self.numa_node is None else f"{self.size} node{self.numa_node}"
+
+    @classmethod
+    def named(cls, name: str, count: int) -> HugepagePool:
+        """The pool that :attr:`name` is of."""
+        size, _, node = name.partition(" node")
+        return cls(size, count, int(node) if node else None)
+
+
+@frozen
+class Gpus:
+    """The GPUs that the node must have. ``peer_memory``: RDMA devices must be able to reach their memory."""
+
+    count: int = field(validator=Within(1, 64, "GPUs"))
+    peer_memory: bool = False
+
+
+@frozen
+class ProbePolicy:
+    """How one readiness check is taken; ``None`` leaves it as the check's own default.
+
+    ``fail_after`` failures within the last ``of`` checks make its condition False. A check that has not come back ``deadline``
+    seconds after its beginning is Unknown.
+    """
+
+    severity: ProbeSeverity | None = None
+    fail_after: int | None = field(default=None, validator=Within(1, 100, "failures"))
+    of: int | None = field(default=None, validator=Within(1, 100, "checks"))
+    deadline: int | None = field(default=None, validator=Within(1, 600, "seconds"))
+
+    def __attrs_post_init__(self) -> None:
+        if self.of is not None and self.of < (self.fail_after or 1):
+            raise ValueError(f"of: {self.of} checks cannot hold {self.fail_after} failures; raise of to fail_after")
+
+
+@frozen
+class Silence:
+    """A check that only warns until the end of the day ``until`` (UTC), and why."""
+
+    until: str = field(validator=is_date)
+    reason: str
+
+    def __attrs_post_init__(self) -> None:
+        if not self.reason.strip():
+            raise ValueError("reason: it is empty; say why, for whoever reads the report")
+
+
+@frozen
+class Readiness:
+    """What the node's readiness is judged by, by the name of the check (:data:`PROBES`)."""
+
+    probes: Mapping[str, ProbePolicy] = field(factory=dict, validator=_probe_names)
+    silenced: Mapping[str, Silence] = field(factory=dict, validator=_probe_names)
+
+
+def _one_line(place: str, value: str) -> None:
+    if not value.strip() or len(value.splitlines()) != 1:
+        raise ValueError(f"{place}: {value!r} is no value; give one line of text")
+
+
+def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
+    for name, given in value.items():
+        if not SYSCTL.fullmatch(name) or ".." in name.replace("/", "."):
+            raise ValueError(f"{attribute.name}: {name!r} is no sysctl; write it as sysctl -a prints it")
+        _one_line(f"{attribute.name}.{name}", given)
+
+
+def _module_parameters(_: object, attribute: Attribute[Any], value: Mapping[str, Mapping[str, str]]) -> None:
+    for module, parameters in value.items():
+        for name, given in parameters.items():
+            if not MODULE_NAME.fullmatch(module) or not MODULE_NAME.fullmatch(name):
+                raise ValueError(f"{attribute.name}: {module}.{name} is no module and parameter; see modinfo(8)")
+            _one_line(f"{attribute.name}.{module}.{name}", given)
+        if len({name.replace("-", "_") for name in parameters}) != len(parameters):
+            raise ValueError(f"{attribute.name}.{module}: - and _ are the same in names; keep one")
+    if len({module.replace("-", "_") for module in value}) != len(value):
+        raise ValueError(f"{attribute.name}: - and _ are the same in modules' names; keep one")
+
+
+def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, ...]) -> None:
+    pools = [(pool.kilobytes, pool.numa_node) for pool in value]
+    for pool, (size, node) in zip(value, pools, strict=True):
+        if pools.count((size, node)) > 1:
+            raise ValueError(f"{attribute.name}: {pool.name} is given twice; keep one")
+        if node is not None and (size, None) in pools:
+            raise ValueError(f"{attribute.name}: {pool.size} is given for all nodes and for node {node}; keep either")
+
+
+@frozen
+class Rfs:
+    """Receive flow steering: to the CPU where the application reads. ``entries``: flows of the whole node.
+
+    ``isolated``: also where that may be a CPU that the kernel was told to keep free (isolcpus, nohz_full).
+    """
+
+    enable: bool = False
+    # rps_sock_flow_sysctl() takes up to 1 << 29, and rounds up to a power of two.
+    entries: int = field(default=32768, validator=_power_of_two)
+    isolated: bool = False
+
+
+@frozen
+class Xps:
+    """Transmit packet steering: each CPU sends through one queue, the one whose interrupt is nearest."""
+
+    enable: bool = True
+
+
+@frozen
+class Rdma:
+    """The node's RDMA subsystem.
+
+    ``at_least``: how many of the NICs that have ``rdma`` must be as said there; all that are required if it is not given.
+    """
+
+    netns_mode: NetnsMode | None = None
+    at_least: int | None = field(default=None, validator=Within(1, 64, "NICs"))
+
+
+@frozen
+class NodeSpec:
+    """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address.
+
+    ``mode`` observe reports the plan and never writes; no condition is required of the node then.
+    """
+
+    node_name: str = field(validator=Matches(NODE_NAME, "give the Node's name: lower case, digits, '-' and '.'"))
+    nics: tuple[Nic, ...] = ()
+    irqs: Irqs = Irqs()
+    rps: Rps = Rps()
+    rfs: Rfs = Rfs()
+    xps: Xps = Xps()
+    rdma: Rdma = Rdma()
+    disruption: DisruptionPolicy = field(factory=DisruptionPolicy)
+    readiness: Readiness = field(factory=Readiness)
+    sysctls: Mapping[str, str] = field(factory=dict, validator=_sysctls)
+    module_parameters: Mapping[str, Mapping[str, str]] = field(factory=dict, validator=_module_parameters)
+    hugepages: tuple[HugepagePool, ...] = field(default=(), validator=_hugepages)
+    gpus: Gpus | None = None
+    mode: Mode = "enforce"
+
+    def __attrs_post_init__(self) -> None:
+        names = [nic.name for nic in self.nics]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"nics: the name {name} is given twice; names are unique on a node")
+        altnames = [name for nic in self.nics for name in nic.altnames]
+        for name in altnames:
+            if altnames.count(name) > 1:
+                raise ValueError(f"nics: the altname {name} is given to two NICs; names are unique on a node")
+        expecting = sum(nic.rdma is not None for nic in self.nics)
+        if self.rdma.at_least is not None and self.rdma.at_least > expecting:
+            raise ValueError(f"rdma.at_least: {self.rdma.at_least} is more than the {expecting} NICs that have rdma")
+
+
+_strict = Strict(NodeSpec)
+
+
+def parse(text: str, where: str = "spec") -> NodeSpec:
+    """Parse one node's spec.
+
+    :param text: a JSON object.
+    :param where: what the errors call the document: a file's name or a host.
+    :raises SpecError: with every fault found, each naming its place.
+    """
+    try:
+        document = json.loads(text, object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise SpecError([f"{where}: not valid JSON: {error}"]) from None
+    return from_mapping(document, where)
+
+
+def from_mapping(document: object, where: str = "spec") -> NodeSpec:
+    """Make a NodeSpec of plain data (dicts, lists, scalars), as strictly as :func:`parse`."""
+    return _strict.structure(document, NodeSpec, where)
+
+
+def to_json(spec: NodeSpec) -> str:
+    """The spec's one written form: sorted keys, defaults left out, a newline at the end."""
+    return json.dumps(_strict.plain(spec), indent=2, sort_keys=True) + "\n"
+
+
+def spec_hash(spec: NodeSpec) -> str:
+    """What identifies a spec in reports: the first 16 hexadecimal digits of its written form's SHA-256."""
+    return hashlib.sha256(to_json(spec).encode()).hexdigest()[:16]

@@ -1,0 +1,88 @@
+"""The spec as JSON Schema (draft 2020-12), made of the records that parse it: types, choices, bounds, patterns.
+
+What a record checks as a whole (unique names, an index below the count) is in no schema: `trackbed plan` says it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from attrs import NOTHING, Attribute, fields, has
+
+from agent.spec.node import NodeSpec
+from agent.spec.strict import Strict
+from agent.spec.validators import Matches, Within
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCALARS = {str: "string", int: "integer", bool: "boolean", float: "number", type(None): "null"}
+
+Schema = dict[str, Any]
+
+
+def schema(record: type = NodeSpec) -> Schema:
+    """The schema of a record; the records that it is made of are in ``$defs``."""
+    definitions: dict[str, Schema] = {}
+    plain = Strict(record).plain
+    root = _record(record, definitions, plain)
+    return {"$schema": DIALECT, "title": record.__name__, **root, "$defs": dict(sorted(definitions.items()))}
+
+
+def _record(record: type, definitions: dict[str, Schema], plain: Callable[[object], Any]) -> Schema:
+    hints = get_type_hints(record)
+    properties = {f.name: _field(f, hints[f.name], definitions, plain) for f in fields(record)}
+    required = [f.name for f in fields(record) if f.default is NOTHING]
+    return {
+        "type": "object",
+        "description": inspect.cleandoc(record.__doc__ or ""),
+        "properties": properties,
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
+
+
+def _field(
+    attribute: Attribute[Any], hint: Any, definitions: dict[str, Schema], plain: Callable[[object], Any]
+) -> Schema:
+    made = _type(hint, definitions, plain)
+    for validator in _validators(attribute.validator):
+        for part in made.get("anyOf", [made]):
+            if isinstance(validator, Matches) and part.get("type") == "string":
+                part |= {"pattern": f"^(?:{validator.pattern.pattern})$", "description": validator.remedy}
+            elif isinstance(validator, Within) and part.get("type") == "integer":
+                part |= {"minimum": validator.low, "maximum": validator.high, "description": validator.unit}
+    factory = getattr(attribute.default, "factory", None)
+    default = factory() if factory else attribute.default
+    if default is not NOTHING and default is not None:
+        made["default"] = plain(default)
+    return made
+
+
+def _validators(validator: Any) -> Iterator[Any]:
+    """A validator, and those that attrs' own `and_` and `optional` hold."""
+    if validator is not None:
+        yield validator
+        for inner in (*getattr(validator, "_validators", ()), getattr(validator, "validator", None)):
+            yield from _validators(inner)
+
+
+def _type(hint: Any, definitions: dict[str, Schema], plain: Callable[[object], Any]) -> Schema:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint in SCALARS:
+        return {"type": SCALARS[hint]}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin in (Union, UnionType):
+        return {"anyOf": [_type(each, definitions, plain) for each in arguments]}
+    if origin is tuple:
+        return {"type": "array", "items": _type(arguments[0], definitions, plain)}
+    if origin is Mapping:
+        return {"type": "object", "additionalProperties": _type(arguments[1], definitions, plain)}
+    if has(hint):
+        if hint.__name__ not in definitions:
+            definitions[hint.__name__] = {}
+            definitions[hint.__name__] = _record(hint, definitions, plain)
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    raise TypeError(f"no schema for {hint!r}; teach agent/spec/schema.py this type")

@@ -1,0 +1,76 @@
+"""What a value of a spec may be: validators of attrs' fields, each error with its remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+from attrs import Attribute, frozen
+
+from agent.spec.ranges import parse_ranges
+
+MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+ANY = re.compile(r"[\s\S]*")
+
+
+@frozen
+class Matches:
+    """A text that ``pattern`` describes in full; ``check`` looks closer."""
+
+    pattern: re.Pattern[str]
+    remedy: str
+    check: Callable[[str], None] | None = None
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: str | None) -> None:
+        """Validate a field."""
+        if value is None:
+            return
+        if not self.pattern.fullmatch(value):
+            raise ValueError(f"{attribute.name}: {value!r} is not valid; {self.remedy}")
+        if self.check is not None:
+            try:
+                self.check(value)
+            except ValueError as error:
+                raise ValueError(f"{attribute.name}: {error}") from None
+
+
+@frozen
+class Within:
+    """A number from ``low`` to ``high``."""
+
+    low: int
+    high: int
+    unit: str
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: int | None) -> None:
+        """Validate a field."""
+        if value is not None and not self.low <= value <= self.high:
+            raise ValueError(f"{attribute.name}: {value} is out of range; give {self.low} to {self.high} {self.unit}")
+
+
+def _is_unicast(mac: str) -> None:
+    if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
+        raise ValueError(f"{mac} is no unicast address; give one whose first octet is even")
+
+
+def _is_cpu_list(text: str) -> None:
+    try:
+        parse_ranges(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; write it as 0-3,8") from None
+
+
+unicast_mac = Matches(MAC, "write it as 02:00:5e:10:00:01, in lower case", _is_unicast)
+cpu_list = Matches(ANY, "numbers and ranges: 0-3,8", _is_cpu_list)
+
+
+def is_date(_: object, attribute: Attribute[Any], value: str) -> None:
+    """A validator: a day, as ISO 8601 writes it."""
+    try:
+        written = date.fromisoformat(value).isoformat()
+    except ValueError:
+        written = ""
+    if written != value:
+        raise ValueError(f"{attribute.name}: {value!r} is no date; write it as 2026-12-31")

@@ -1,0 +1,191 @@
+"""What is wrong with a node and what to do, the causes first: pure functions of what was found out.
+
+In the order of stages: the agent itself (without it nothing else is known), then devices, network, cluster; within a stage
+what is required before what is only a warning, and what comes first in the order of kinds before what follows from it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+from attrs import field, frozen
+
+from agent.report.records import Condition, Outcome, Report, Severity
+from agent.spec.node import NodeSpec, to_json
+
+Stage = Literal["agent", "device", "network", "cluster"]
+STAGES: tuple[Stage, ...] = ("agent", "device", "network", "cluster")
+
+SAID_BY_OUTCOMES = ("Converged", "Uncontended", "UpToDate")
+CAUSES = ("WorkerAlive", "NicsPresent")
+"""Conditions that explain others: nobody looks at the devices; a NIC is not there, nor what should be on it."""
+
+FEW = 3
+"""Outcomes that are told one by one when many have the same reason."""
+
+
+@frozen
+class Finding:
+    """One thing that is wrong. ``order`` decides between findings of one stage and severity."""
+
+    stage: Stage
+    severity: Severity
+    what: str
+    remedy: str
+    order: int = 0
+
+
+@frozen
+class Service:
+    """The unit as systemd tells it (`systemctl show`): ActiveState, SubState, UnitFileState, Result, NRestarts."""
+
+    active: str
+    sub: str
+    enabled: str
+    result: str = "success"
+    restarts: int = 0
+
+
+@frozen
+class SriovFact:
+    """A PF from which the spec wants VFs: ``total`` is sriov_totalvfs, None where the function has no SR-IOV at all."""
+
+    address: str
+    nic: str
+    wanted: int
+    total: int | None
+
+
+@frozen
+class Evidence:
+    """All that was found out. ``service`` None: there is no systemd here. ``no_report``: why there is no report.
+
+    ``unbelievable``: why the report says nothing of now. ``spec_fault``: why the spec's file cannot be taken.
+    ``iommu``: the kernel has IOMMU groups. ``managed``: wanted netdevs that NetworkManager manages.
+    """
+
+    service: Service | None = None
+    report: Report | None = None
+    no_report: str = ""
+    unbelievable: Sequence[str] = ()
+    spec: NodeSpec | None = None
+    spec_hash: str = ""
+    spec_fault: str = ""
+    sriov: Sequence[SriovFact] = ()
+    iommu: bool = True
+    processes: frozenset[str] = frozenset()
+    managed: Sequence[str] = ()
+    kinds: Sequence[str] = field(factory=tuple)
+
+
+def diagnose(found: Evidence) -> tuple[Finding, ...]:
+    """What is wrong, in the order in which to put it right."""
+    findings = [*_agent(found), *_hints(found)]
+    if found.report is not None and not found.unbelievable and _runs(found.service) is not False:
+        findings += _report(found.report, found.kinds)
+    return tuple(sorted(findings, key=lambda f: (STAGES.index(f.stage), f.severity != "required", f.order)))
+
+
+def _runs(service: Service | None) -> bool | None:
+    """Whether the service runs; None where there is no systemd to say so."""
+    return None if service is None else service.active in ("active", "reloading", "activating")
+
+
+def _agent(found: Evidence) -> Iterator[Finding]:
+    service = found.service
+    running = _runs(service)
+    if found.spec_fault:
+        # Several faults are several lines, each with its remedy.
+        one = "\n" not in found.spec_fault
+        what, _, remedy = found.spec_fault.partition("; ") if one else (found.spec_fault, "", "")
+        yield Finding("agent", "required", f"the spec cannot be taken: {what}", remedy or "correct it, or deploy again")
+    if service is not None and not running:
+        why = f" ({service.result})" if service.result != "success" else ""
+        remedy = "systemctl start trackbed; if it ends again: journalctl -u trackbed -n 50"
+        yield Finding("agent", "required", f"the service trackbed is {service.active}{why}", remedy, 1)
+        return
+    if service is not None and service.restarts > 2:
+        what = f"systemd has restarted the service {service.restarts} times"
+        yield Finding("agent", "warn", what, "see why: journalctl -u trackbed -n 100", 2)
+    if service is not None and service.enabled not in ("enabled", "enabled-runtime"):
+        yield Finding("agent", "warn", "the service is not started at boot", "systemctl enable trackbed", 3)
+    if found.no_report:
+        what, _, remedy = found.no_report.partition("; ")
+        yield Finding("agent", "required", what, remedy or "systemctl restart trackbed", 2)
+    for reason in found.unbelievable:
+        hung = "it runs, but says nothing; see `dmesg` for blocked tasks: it may hang in a driver. " if running else ""
+        yield Finding("agent", "required", reason, f"{hung}systemctl restart trackbed", 2)
+    report = found.report
+    if report is None or found.unbelievable:
+        return
+    if report.refusal:
+        remedy = "correct the spec and deploy again; the one before is kept true meanwhile"
+        yield Finding("agent", "required", f"the newest spec was refused: {report.refusal}", remedy, 4)
+    elif found.spec is not None and found.spec_hash != report.spec_hash:
+        what = f"the agent follows spec {report.spec_hash or 'none'}, the file has {found.spec_hash}"
+        yield Finding("agent", "required", what, "systemctl reload trackbed", 4)
+
+
+def _hints(found: Evidence) -> Iterator[Finding]:
+    """What the kernel and others say, which explains what the report only notes."""
+    for fact in found.sriov:
+        if fact.total is None:
+            what = f"NIC {fact.nic} ({fact.address}) should have {fact.wanted} VFs, and shows no SR-IOV"
+            remedy = (
+                "turn SR-IOV on in the BIOS and in the NIC's firmware (mlx5: mlxconfig -d ADDRESS set SRIOV_EN=1 "
+                "NUM_OF_VFS=N, then a cold boot); a driver without SR-IOV support shows the same"
+            )
+            yield Finding("device", "required", what, remedy, -3)
+    if found.spec is not None and '"vfio-pci"' in to_json(found.spec) and not found.iommu:
+        what = "functions should be bound to vfio-pci, and the kernel has no IOMMU groups"
+        remedy = "turn VT-d or AMD-Vi on in the BIOS and boot with intel_iommu=on (Intel) iommu=pt"
+        yield Finding("device", "required", what, remedy, -2)
+    if found.managed:
+        what = f"NetworkManager manages {', '.join(found.managed)}: it may set MTU and state again"
+        remedy = "tell it to keep off: [keyfile] unmanaged-devices= in /etc/NetworkManager/conf.d/, then nmcli general reload"
+        yield Finding("network", "warn", what, remedy, -1)
+    pins = found.spec is not None and found.spec.irqs.pin and found.spec.irqs.irqbalance == "untouched"
+    if pins and "irqbalance" in found.processes:
+        what = "irqbalance runs while the agent places interrupts: each undoes the other's work"
+        yield Finding("device", "warn", what, "set irqs.irqbalance to disabled, or irqs.pin to false", -1)
+
+
+def _report(report: Report, kinds: Sequence[str]) -> Iterator[Finding]:
+    differing = [outcome for outcome in report.outcomes if outcome.result != "applied"]
+    yield from _outcomes(differing, kinds)
+    for condition in report.conditions:
+        # The outcomes say the same, all of them and not only the first.
+        said = condition.type in SAID_BY_OUTCOMES and (differing or report.refusal)
+        if condition.status != "True" and not said:
+            yield _finding(condition)
+
+
+def _finding(condition: Condition) -> Finding:
+    message, _, remedy = condition.message.partition("; ")
+    what = f"{condition.type} is {condition.status} ({condition.reason}): {message}"
+    order = CAUSES.index(condition.type) - 100 if condition.type in CAUSES else 1000
+    return Finding(condition.stage, condition.severity, what, remedy or "see: trackbed status", order)
+
+
+def _outcomes(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> Iterator[Finding]:
+    outcomes = list(outcomes)
+    told: Counter[tuple[str, ...]] = Counter()
+    alike = Counter(_reason(outcome) for outcome in outcomes)
+    for outcome in outcomes:
+        reason = _reason(outcome)
+        told[reason] += 1
+        if told[reason] > FEW:
+            continue
+        more = alike[reason] - FEW if told[reason] == FEW else 0
+        what = f"{outcome.change}: {outcome.result}: {outcome.error}" + (
+            f" (and {more} more alike)" if more > 0 else ""
+        )
+        order = kinds.index(outcome.change.kind) if outcome.change.kind in kinds else len(kinds)
+        severity: Severity = "required" if outcome.change.required else "warn"
+        yield Finding("device", severity, what, outcome.remedy or "see: trackbed history", order)
+
+
+def _reason(outcome: Outcome) -> tuple[str, ...]:
+    return outcome.change.kind, outcome.change.field, outcome.result, outcome.error

@@ -1,0 +1,381 @@
+"""Everything there is to know of the node's network functions, in one place.
+
+What `ibdev2netdev`, `lspci -s`, `ip a`, `ibv_devinfo`, `ls /dev/infiniband` and /proc/interrupts tell together. Devices
+come and go while they are read: what cannot be read is None or empty.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import TypeVar
+
+from attrs import evolve, frozen
+
+from agent.hardware.functions import NET, PCI, bonded, device_path, driver, rdma_devices, serial_numbers, vf_addresses
+from agent.hardware.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
+from agent.kinds.irqs import function_irqs
+from agent.machine import Link, Machine, VfInfo
+from agent.spec.ranges import format_ranges
+from agent.vendors import vendor as family
+
+# Debian's folder, then that of the RPM distributions.
+PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
+
+WIDTH = 80
+
+T = TypeVar("T")
+
+
+@frozen
+class Interrupt:
+    """An interrupt that the function's driver has requested.
+
+    ``queue``: its role and queue, as in changes. ``name`` and ``number`` are /proc/interrupts' (the kernel's
+    /sys/kernel/irq/N/actions), ``affinity`` and ``effective`` /proc/irq/N/smp_affinity_list (the CPUs that may serve
+    it) and effective_affinity_list (those that do).
+    """
+
+    queue: str
+    number: int
+    name: str
+    affinity: str
+    effective: str
+
+
+@frozen
+class Netdev:
+    """A netdev in this network namespace, by rtnetlink (RTM_GETLINK, RTM_GETADDR).
+
+    ``addresses`` have their prefix length; ``firmware`` is the driver's (ETHTOOL_GDRVINFO).
+    """
+
+    name: str
+    ifindex: int
+    up: bool
+    carrier: bool
+    mtu: int
+    mac: str
+    permanent_mac: str
+    altnames: tuple[str, ...]
+    addresses: tuple[str, ...]
+    firmware: str | None
+
+
+@frozen
+class NetworkFunction:
+    """A PCI function that is a network controller, or a VF of one.
+
+    ``model``: the product name of its VPD (PCI Local Bus Specification 3.0, appendix I), else what pci.ids calls it.
+    ``vendor`` and ``device`` are hexadecimal ids, ``serials`` what a selector's ``serial`` may be. ``numa_node`` is None where
+    the firmware tells none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
+    ``total_vfs`` is 0 without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
+    """
+
+    address: str
+    model: str
+    vendor: str
+    device: str
+    driver: str | None
+    firmware: str | None
+    numa_node: int | None
+    netdevs: tuple[Netdev, ...]
+    rdma: tuple[RdmaDevice, ...]
+    interrupts: tuple[Interrupt, ...]
+    index: int | None = None
+    granted: VfInfo | None = None
+    total_vfs: int = 0
+    vfs: tuple[NetworkFunction, ...] = ()
+    serials: tuple[str, ...] = ()
+
+
+@frozen
+class Inspection:
+    """The node's network functions by PCI address, and the RDMA devices that belong to none of them.
+
+    ``rdma_cm``: /dev/infiniband/rdma_cm is there, one for the whole node.
+    """
+
+    functions: tuple[NetworkFunction, ...]
+    other_rdma: tuple[RdmaDevice, ...]
+    rdma_cm: bool
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+def inspect(machine: Machine) -> Inspection:
+    """Read it all, once."""
+    reader = _Reader(machine)
+    functions = tuple(reader.functions())
+    claimed = {device.name for function in functions for owner in (function, *function.vfs) for device in owner.rdma}
+    others = tuple(reader.rdma_device(name) for name in reader.rdma.all() if name not in claimed)
+    return Inspection(functions, others, reader.rdma.rdma_cm)
+
+
+class _Reader:
+    """What is read once for all functions, and the reading of one."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._files = machine.files
+        self._links = {link.name: link for link in machine.netlink.links()}
+        self._addresses = _unless_gone(machine.netlink.addresses) or {}
+        self._pci_ids = next((text for path in PCI_IDS if (text := self._text(path))), "")
+        self.rdma = Reader(machine.files)
+        self._char_devices = self.rdma.char_devices()
+        ports = [(name, number) for name in self.rdma.all() for number in self.rdma.port_numbers(name)]
+        self._port_mtus = machine.details.port_mtus(ports)
+
+    def functions(self) -> Iterator[NetworkFunction]:
+        for address in self._names(PCI):
+            entries = self._names(device_path(address))
+            is_network = self._text(f"{device_path(address)}/class").startswith("0x02")
+            # An RDMA function need not call itself a network controller. VFs come with their PF.
+            if "physfn" not in entries and (is_network or not {"net", "infiniband"}.isdisjoint(entries)):
+                yield self._physical(address)
+
+    def _physical(self, address: str) -> NetworkFunction:
+        granted: dict[int, VfInfo] = {}
+        for name in self._net(address):
+            link = _unless_gone(partial(self._machine.netlink.link, name))
+            granted |= {vf.index: vf for vf in link.vfs} if link else {}
+        vfs = sorted((_unless_gone(lambda: vf_addresses(self._files, address)) or {}).items())
+        return self._function(
+            address,
+            granted=None,
+            total_vfs=int(self._text(f"{device_path(address)}/sriov_totalvfs") or 0),
+            vfs=tuple(self._function(vf, index=index, granted=granted.get(index)) for index, vf in vfs),
+        )
+
+    def _function(
+        self,
+        address: str,
+        *,
+        granted: VfInfo | None,
+        index: int | None = None,
+        total_vfs: int = 0,
+        vfs: tuple[NetworkFunction, ...] = (),
+    ) -> NetworkFunction:
+        path = device_path(address)
+        vendor = self._text(f"{path}/vendor").removeprefix("0x")
+        device = self._text(f"{path}/device").removeprefix("0x")
+        netdevs = tuple(self._netdev(self._links[name]) for name in self._net(address) if name in self._links)
+        sole = netdevs[0].name if len(netdevs) == 1 else None
+        shared = () if index is not None else _unless_gone(lambda: rdma_devices(self._files, address)) or ()
+        rdma = tuple(self.rdma_device(name, sole) for name in self.rdma.below(address) or shared)
+        numa_node = int(self._text(f"{path}/numa_node") or -1)
+        told = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
+        return NetworkFunction(
+            address=address,
+            model=product_name(self._machine.details.vpd(address)) or pci_name(self._pci_ids, vendor, device),
+            vendor=vendor,
+            device=device,
+            driver=_unless_gone(lambda: driver(self._files, address)),
+            firmware=next(filter(None, told), None),
+            numa_node=None if numa_node < 0 else numa_node,
+            netdevs=netdevs,
+            rdma=rdma,
+            interrupts=tuple(self._interrupts(address)),
+            index=index,
+            granted=granted,
+            total_vfs=total_vfs,
+            vfs=vfs,
+            serials=serial_numbers(self._files, address) if index is None else (),
+        )
+
+    def _net(self, address: str) -> list[str]:
+        """The netdevs of a function; virtio's lie below a child of it."""
+        path = device_path(address)
+        children = [name for name in self._names(path) if re.fullmatch(r"virtio\d+", name)]
+        return [
+            name
+            for parent in (path, *(f"{path}/{child}" for child in children))
+            for name in self._names(f"{parent}/net")
+        ]
+
+    def _netdev(self, link: Link) -> Netdev:
+        return Netdev(
+            name=link.name,
+            ifindex=link.ifindex,
+            up=link.up,
+            carrier=link.carrier,
+            mtu=link.mtu,
+            mac=link.mac,
+            permanent_mac=link.permanent_mac,
+            altnames=link.altnames,
+            addresses=self._addresses.get(link.ifindex, ()),
+            firmware=self._machine.details.firmware(link.name),
+        )
+
+    def rdma_device(self, name: str, netdev: str | None = None) -> RdmaDevice:
+        """An RDMA device; ``netdev`` is the one beside it, for a port without a GID of its own netdev."""
+        beside = netdev if len(self.rdma.port_numbers(name)) == 1 else None
+        device = self.rdma.device(name, self._char_devices.get(name, ()), beside)
+        return evolve(device, ports=tuple(self._port(device, port) for port in device.ports))
+
+    def _port(self, device: RdmaDevice, port: RdmaPort) -> RdmaPort:
+        max_mtu, active_mtu = self._port_mtus.get((device.name, port.number), (None, None))
+        name = port.netdev or self._netdev_of(self.rdma.mac_in_gid(device.name, port.number))
+        return evolve(
+            port,
+            netdev=name,
+            max_mtu=max_mtu,
+            active_mtu=active_mtu,
+            bonded=(_unless_gone(lambda: bonded(self._files, name)) or ()) if name else (),
+            gids=tuple(self.rdma.gids(device, port.number)),
+        )
+
+    def _netdev_of(self, mac: str | None) -> str | None:
+        # A VLAN or a bond above it has the same address, but no device.
+        found = [name for name, link in self._links.items() if link.mac == mac and self._names(f"{NET}/{name}/device")]
+        return found[0] if mac and len(found) == 1 else None
+
+    def _interrupts(self, address: str) -> Iterator[Interrupt]:
+        for irq in _unless_gone(lambda: function_irqs(self._files, address)) or ():
+            yield Interrupt(
+                queue=irq.name,
+                number=irq.number,
+                name=self._text(f"/sys/kernel/irq/{irq.number}/actions"),
+                affinity=format_ranges(irq.affinity),
+                effective=self._text(f"/proc/irq/{irq.number}/effective_affinity_list"),
+            )
+
+    def _text(self, path: str) -> str:
+        return (_unless_gone(lambda: self._files.read(path)) or "").strip()
+
+    def _names(self, path: str) -> list[str]:
+        return _unless_gone(lambda: self._files.names(path)) or []
+
+
+def _unless_gone(read: Callable[[], T]) -> T | None:
+    """What ``read`` gives; None for whatever the kernel refuses, since a device may go at any time."""
+    try:
+        return read()
+    except OSError:
+        return None
+
+
+def product_name(vpd: bytes) -> str:
+    """The identifier string that Vital Product Data begins with: tag 0x82, its length in two bytes, text."""
+    if vpd[:1] != b"\x82":
+        return ""
+    length = int.from_bytes(vpd[1:3], "little")
+    return vpd[3 : 3 + length].decode("ascii", "replace").strip("\0 ")
+
+
+def pci_name(pci_ids: str, vendor: str, device: str) -> str:
+    """What the text of pci.ids calls a device: vendor and device, as lspci prints them; less if it knows less."""
+    # A megabyte: a search by pattern would take longer than all other reading. The file begins with comments.
+    start = pci_ids.find(f"\n{vendor}  ") + 1 if vendor else 0
+    section = re.compile(r"\w+  (.*)\n((?:[\t#].*\n|\n)*)").match(pci_ids, start) if start else None
+    if section is None:
+        return ""
+    found = re.search(rf"^\t{re.escape(device)}  (.*)$", section[2], re.MULTILINE)
+    return f"{section[1]} {found[1]}" if found else section[1]
+
+
+# --- showing ---------------------------------------------------------------------------------------------
+
+
+def render(found: Inspection, width: int = WIDTH) -> str:
+    """For people: a block a function, its VFs indented below it."""
+    blocks = [_block(function, width) for function in found.functions]
+    if found.other_rdma:
+        lines = [line for device in found.other_rdma for line in _rdma_lines(device, "  ", width)]
+        blocks.append(["RDMA devices without a PCI function", *lines])
+    if not blocks:
+        return "no network function"
+    if found.other_rdma or any(owner.rdma for function in found.functions for owner in (function, *function.vfs)):
+        blocks.append([f"{CHAR_DEVICES}/rdma_cm: {'there' if found.rdma_cm else 'missing (load rdma_ucm)'}"])
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]:
+    vf = "" if function.index is None else f"VF {function.index}  "
+    ids = f"[{function.vendor}:{function.device}]"
+    facts = [f"driver {function.driver or 'none'}"]
+    facts += [f"firmware {function.firmware}"] if function.firmware else []
+    facts += [f"serial {serial}" for serial in function.serials]
+    facts += [] if function.numa_node is None else [f"NUMA node {function.numa_node}"]
+    facts += [f"VFs {len(function.vfs)} of {function.total_vfs}"] if function.total_vfs else []
+    lines = [indent + "  ".join(filter(None, (f"{vf}{function.address}", function.model, ids)))]
+    inner = indent + "  "
+    lines += _wrapped(inner, "", facts, width)
+    if function.granted is not None:
+        lines += _wrapped(inner, "granted", _granted(function.granted), width)
+    for netdev in function.netdevs:
+        lines += _wrapped(inner, "netdev", _netdev_facts(netdev), width)
+    if not function.netdevs and function.driver and not function.rdma and family(function.driver).has_netdev:
+        lines += [f"{inner}{'netdev':<8} none in this network namespace"]
+    for device in function.rdma:
+        lines += _rdma_lines(device, inner, width)
+    if function.interrupts:
+        lines += _wrapped(inner, "irqs", map(_irq_fact, function.interrupts), width)
+    return lines + [line for each in function.vfs for line in _block(each, width, inner)]
+
+
+def _granted(vf: VfInfo) -> list[str]:
+    vlan = f"vlan {vf.vlan}" + (f" qos {vf.qos}" if vf.qos else "")
+    vlan += f" {vf.vlan_protocol}" if vf.vlan_protocol != "802.1Q" else ""
+    switches = (("trust", vf.trust), ("spoofchk", vf.spoofchk), ("rss query", vf.rss_query))
+    return [
+        vf.mac,
+        vlan,
+        *(f"{name} {'on' if value else 'off'}" for name, value in switches if value is not None),
+        *([f"link {vf.link_state}"] if vf.link_state != "auto" else []),
+        *([f"at least {vf.min_tx_rate} Mbit/s"] if vf.min_tx_rate else []),
+        *([f"at most {vf.max_tx_rate} Mbit/s"] if vf.max_tx_rate else []),
+        *(f"{name} GUID {guid}" for name, guid in (("node", vf.node_guid), ("port", vf.port_guid)) if guid),
+    ]
+
+
+def _netdev_facts(netdev: Netdev) -> list[str]:
+    state = ("up" if netdev.carrier else "up (no carrier)") if netdev.up else "down"
+    mac = netdev.mac
+    if netdev.permanent_mac not in ("", netdev.mac):
+        mac += f" (permanent {netdev.permanent_mac})"
+    return [netdev.name, state, f"MTU {netdev.mtu}", mac, *netdev.addresses]
+
+
+def _rdma_lines(device: RdmaDevice, indent: str, width: int) -> list[str]:
+    facts = [device.name, device.transport or "", f"node GUID {device.node_guid}" if device.node_guid else ""]
+    facts += [each.name if each.present else f"{each.name} (not in {CHAR_DEVICES})" for each in device.char_devices]
+    lines = _wrapped(indent, "rdma", filter(None, facts), width)
+    for port in device.ports:
+        state = "/".join(filter(None, (port.state, port.physical_state)))
+        mtu = f"MTU {port.active_mtu} of {port.max_mtu}" if port.active_mtu and port.max_mtu else ""
+        netdev = f"{port.netdev} ({', '.join(port.bonded)})" if port.bonded else port.netdev or "no netdev"
+        facts = [f"port {port.number}", state, port.link_layer or "", mtu, port.rate or "", netdev]
+        lines += _wrapped(indent, "", filter(None, facts), width, column=8)
+        lines += _wrapped(indent, "", _gid_facts(port.gids), width, column=8)
+    return lines
+
+
+def _gid_facts(gids: tuple[Gid, ...]) -> list[str]:
+    """The GIDs that a connection is made with: of the types that are routed, or on InfiniBand the first."""
+    return [f"GID {gid.index} {gid.type} {gid.address}" for gid in gids if gid.type == "RoCE v2"] or [
+        f"GID {gid.index} {gid.type} {gid.address}" for gid in gids[:1] if gid.type
+    ]
+
+
+def _irq_fact(irq: Interrupt) -> str:
+    return f"{irq.queue} {irq.affinity}" + (f" (on {irq.effective})" if irq.effective != irq.affinity else "")
+
+
+def _wrapped(indent: str, label: str, facts: Iterable[str], width: int, column: int | None = None) -> list[str]:
+    """The facts two spaces apart behind their label, continued below the first one; a fact itself is not broken."""
+    first = indent + (f"{label:<8} " if label or column else "")
+    # Non-breaking spaces keep a fact in one piece.
+    text = "  ".join(fact.replace(" ", "\xa0") for fact in facts)
+    wrapped = textwrap.wrap(
+        text,
+        max(width, 40),
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\xa0", " ") for line in wrapped]

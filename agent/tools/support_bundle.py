@@ -1,0 +1,172 @@
+"""What support needs to see of a node, in one archive: secrets left out, and nothing that hangs holds it up.
+
+Everything is read by a program of its own with a deadline, files too: a read of sysfs may never return. What fails or takes
+too long is noted in the archive beside the rest.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import tarfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+from agent.tools.programs import Ran, run
+
+DEADLINE = 20.0
+"""Seconds for each collector."""
+
+REMOVED = "[removed]"
+
+_WORDS = r"token|password|passwd|passphrase|secret|credential|(?:api|private|access)[_-]?key"
+_NAMED_SO = rf"(?:[\w.-]*(?:{_WORDS})[\w.-]*)"
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"-----BEGIN [A-Z ]*(?:PRIVATE KEY|CERTIFICATE)-----.*?(?:-----END [A-Z ]*-----|\Z)", re.DOTALL),
+        REMOVED,
+    ),
+    # `Authorization: Bearer x`, before the general form, which would stop at the first word.
+    (re.compile(r"(?i)\b(authorization\"?\s*[:=]\s*\"?)(?:bearer|basic|token)?\s*[^\s\",;]+"), rf"\1{REMOVED}"),
+    (re.compile(r"(?i)\b(bearer\s+)[\w.~+/=-]{8,}"), rf"\1{REMOVED}"),
+    # name=value, name: value, "name": "value", --name value
+    (re.compile(rf"(?i)({_NAMED_SO}[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&]+)"), rf"\1{REMOVED}"),
+    (re.compile(rf"(?i)(--?{_NAMED_SO}\s+)(?!-)\S+"), rf"\1{REMOVED}"),
+    (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s:@]*:[^/\s@]*@"), rf"\1{REMOVED}@"),
+    # A JSON Web Token; a bootstrap token of kubeadm.
+    (re.compile(r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*"), REMOVED),
+    (re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"), REMOVED),
+)
+
+
+def redact(text: str) -> str:
+    """The text without what looks like a secret: tokens, passwords, keys, whatever is named so."""
+    for pattern, instead in _PATTERNS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+@frozen
+class Collector:
+    """A file of the archive and the program whose output it is. ``fine``: the exit codes that are no failure."""
+
+    name: str
+    command: tuple[str, ...]
+    fine: frozenset[int] = frozenset({0})
+
+
+ANY_ANSWER = frozenset({0, 1, 2})
+"""Of our own commands, whose codes tell of the node; and of grep, which may find nothing, or something that has gone."""
+
+
+def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Collector]:
+    """What is collected of this node.
+
+    :param trackbed: how to run our own command.
+    :param folders: the agent's own: of its spec, its report, its history.
+    """
+    own = tuple(trackbed)
+    for subcommand in ("inspect", "plan", "status", "doctor"):
+        yield Collector(f"trackbed/{subcommand}.json", (*own, subcommand, "--json"), ANY_ANSWER)
+    yield Collector("trackbed/doctor.txt", (*own, "doctor"), ANY_ANSWER)
+    yield Collector("trackbed/version.txt", (*own, "--version"))
+    kept = [path for folder in folders for path in sorted(folder.glob("*.json*"))]
+    for path in (*kept, *(path for path in map(Path, FILES) if path.exists())):
+        yield Collector(f"files{path}", ("cat", str(path)))
+    yield from (Collector(name, tuple(command.split())) for name, command in PROGRAMS)
+    for name, folder, patterns in ATTRIBUTES:
+        paths = sorted(str(path) for pattern in patterns for path in Path(folder).glob(pattern))
+        # Without one, grep would read something else.
+        if paths:
+            yield Collector(name, ("grep", "-Hs", "", *paths), ANY_ANSWER)
+    for device in sorted(path.parent.name for path in Path("/sys/class/net").glob("*/device")):
+        for option in ("-i", "-k", "-l", "-g", "-S"):
+            yield Collector(f"ethtool/{device}{option}.txt", ("ethtool", option, device))
+
+
+# Globbing reads directories only, and that does not hang.
+ATTRIBUTES = (
+    ("sriov.txt", "/sys/bus/pci/devices", ("*/sriov_*",)),
+    ("rdma-ports.txt", "/sys/class/infiniband", ("*/node_guid", "*/fw_ver", "*/ports/*/state", "*/ports/*/phys_state")),
+    ("irq-affinity.txt", "/proc/irq", ("*/smp_affinity_list", "*/effective_affinity_list")),
+    ("steering.txt", "/sys/class/net", ("*/queues/*/rps_cpus", "*/queues/*/rps_flow_cnt", "*/queues/*/xps_cpus")),
+)
+
+FILES = (
+    "/proc/cmdline",
+    "/proc/interrupts",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/modules",
+    "/proc/mounts",
+    "/etc/os-release",
+    "/etc/modules-load.d/trackbed.conf",
+    "/etc/modprobe.d/trackbed.conf",
+)
+
+PROGRAMS = (
+    ("uname.txt", "uname -a"),
+    ("uptime.txt", "uptime"),
+    ("dmesg.txt", "dmesg --ctime"),
+    ("journal.txt", "journalctl --boot --no-pager --output=short-precise --lines=5000 --unit=trackbed*"),
+    (
+        "journal-previous-boot.txt",
+        "journalctl --boot=-1 --no-pager --output=short-precise --lines=2000 --unit=trackbed*",
+    ),
+    (
+        "systemd/show.txt",
+        "systemctl show trackbed.service --property=ActiveState,SubState,Result,NRestarts,ExecMainStatus",
+    ),
+    ("systemd/unit.txt", "systemctl cat trackbed*"),
+    ("systemd/failed.txt", "systemctl --failed --no-pager"),
+    ("lspci.txt", "lspci -Dnnvv"),
+    ("ip-link.txt", "ip -details link"),
+    ("ip-address.txt", "ip address"),
+    ("ip-route.txt", "ip route show table all"),
+    ("ip-netns.txt", "ip netns"),
+    ("rdma-link.txt", "rdma link"),
+    ("rdma-resource.txt", "rdma resource"),
+    ("rdma-statistic.txt", "rdma statistic"),
+    ("rdma-system.txt", "rdma system"),
+    ("dcb.txt", "dcb -s app show"),
+    ("numa.txt", "lscpu --extended"),
+)
+
+
+def write(path: Path, wanted: Iterable[Collector], deadline: float = DEADLINE) -> dict[str, str]:
+    """Run all collectors, one after the other, and put the archive at ``path``, readable by its owner alone.
+
+    :returns: what failed: the file's name and why.
+    """
+    failed: dict[str, str] = {}
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as raw, tarfile.open(fileobj=raw, mode="w:gz") as tar:
+        for collector in wanted:
+            try:
+                ran = run(list(collector.command), deadline)
+            except OSError as error:
+                failed[collector.name] = f"{collector.command[0]}: {error.strerror}"
+                continue
+            if said := _trouble(ran, collector, deadline):
+                failed[collector.name] = f"{' '.join(collector.command[:6])}: {said}"
+            _add(tar, collector.name, redact(ran.output))
+        _add(tar, "not-collected.json", json.dumps(failed, indent=2, sort_keys=True) + "\n")
+    return failed
+
+
+def _trouble(ran: Ran, collector: Collector, deadline: float) -> str:
+    if ran.code is None:
+        return f"no end after {deadline:.0f} s"
+    return "" if ran.code in collector.fine else f"exit code {ran.code}"
+
+
+def _add(tar: tarfile.TarFile, name: str, text: str) -> None:
+    content = text.encode()
+    entry = tarfile.TarInfo(f"trackbed-bundle/{name.lstrip('/')}")
+    entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
+    tar.addfile(entry, io.BytesIO(content))

@@ -1,0 +1,178 @@
+"""Which spec is in force: restarts, refusals and failures, with whole passes on the simulated kernel."""
+
+import errno
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+
+from agent.engine.converge import Failures, Pass, converge
+from agent.report.records import is_ready
+from agent.service.spec_in_force import TRIAL, Adopted
+from agent.spec.node import NodeSpec, from_mapping, to_json
+from tests.sim.kernel import Kernel
+
+PF = "0000:21:00.0"
+
+
+def spec(count: int) -> NodeSpec:
+    return from_mapping(
+        {"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}}]}
+    )
+
+
+@define
+class Agent:
+    """What the worker does with a spec, step by step."""
+
+    folder: Path
+    kernel: Kernel
+    now: float = 100.0
+    failures: Failures = field(factory=Failures)
+    adopted: Adopted = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.start()
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "node.json"
+
+    def start(self) -> None:
+        (self.folder / "state").mkdir(exist_ok=True)
+        (self.folder / "run").mkdir(exist_ok=True)
+        self.adopted = Adopted(self.folder / "state", self.folder / "run")
+        self.read()
+
+    def reboot(self) -> None:
+        for file in (self.folder / "run").iterdir():
+            file.unlink()
+        self.start()
+
+    def read(self, asked: bool = False) -> None:
+        self.failures.forget()
+        self.adopted.reload(self.kernel.machine(), self.file, self.now, asked)
+
+    def give(self, wanted: NodeSpec) -> None:
+        self.file.write_text(to_json(wanted))
+        self.read(asked=True)
+
+    def look(self) -> Pass:
+        assert self.adopted.spec is not None
+        found = converge(self.kernel.machine(), self.adopted.spec, None, None, self.failures, lambda: self.now)
+        if is_ready(found.conditions):
+            self.adopted.ready(found)
+        if self.adopted.gives_up(found, self.now):
+            self.failures.forget()
+            return self.look()
+        return found
+
+    def try_out(self) -> Pass:
+        self.look()
+        self.now += TRIAL
+        return self.look()
+
+    def vfs(self) -> str:
+        return self.kernel.read(f"/sys/bus/pci/devices/{PF}/sriov_numvfs")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Agent:
+    kernel = Kernel()
+    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
+    return Agent(tmp_path, kernel)
+
+
+def refuse_five(operation: str, where: str, value: str) -> OSError | None:
+    return OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") and value == "5" else None
+
+
+def test_a_spec_that_fails_falls_back_to_the_last_verified_one(agent: Agent) -> None:
+    agent.give(spec(3))
+    assert is_ready(agent.look().conditions)
+    agent.kernel.fault = refuse_five
+    agent.give(spec(5))
+    assert not is_ready(agent.look().conditions)
+    assert agent.adopted.spec == spec(5)
+    agent.now += TRIAL
+    assert is_ready(agent.look().conditions)
+    assert agent.adopted.spec == spec(3)
+    assert "out of MSI-X vectors" in agent.adopted.refusal
+    assert agent.vfs() == "3"
+
+
+def test_what_has_failed_is_tried_again_only_if_the_file_changes_or_somebody_asks(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.kernel.fault = refuse_five
+    agent.give(spec(5))
+    agent.try_out()
+    for again in (agent.read, agent.start):
+        again()
+        assert (agent.adopted.spec, bool(agent.adopted.refusal)) == (spec(3), True)
+    agent.give(spec(4))
+    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(4), "")
+    agent.give(spec(5))
+    agent.try_out()
+    assert agent.adopted.spec == spec(3)
+    agent.read(asked=True)
+    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(5), "")
+    agent.try_out()
+    agent.reboot()
+    assert agent.adopted.spec == spec(5)
+
+
+def test_one_that_only_waits_is_kept(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.kernel.routed.add("enp33s0")
+    agent.give(spec(5))
+    agent.try_out()
+    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(5), "")
+
+
+def test_a_device_that_cannot_be_read_while_a_new_spec_is_looked_at_leaves_the_old_one_in_force(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF}/numa_node")
+    agent.give(spec(5))
+    assert agent.adopted.spec == spec(3)
+    assert "Input/output error" in agent.adopted.refusal
+    agent.kernel.unreadable.clear()
+    agent.read()
+    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(5), "")
+
+
+def test_files_that_a_disk_has_spoilt_are_refused(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.file.write_bytes(b"\xff\xfe\x00")
+    agent.start()
+    assert agent.adopted.spec == spec(3)
+    assert f"{agent.file}: not UTF-8 text" in agent.adopted.refusal
+    (agent.folder / "state" / "verified.json").write_bytes(b"\xff\xfe\x00")
+    agent.start()
+    assert agent.adopted.spec is None
+
+
+@pytest.mark.parametrize("text", ["{", to_json(spec(8)), None], ids=["unparsable", "impossible", "absent"])
+def test_after_a_restart_a_refused_file_leaves_the_last_verified_spec_in_force(agent: Agent, text: str | None) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.file.unlink() if text is None else agent.file.write_text(text)
+    agent.reboot()
+    assert agent.adopted.spec == spec(3)
+    assert agent.adopted.refusal
+    assert is_ready(agent.look().conditions)
+
+
+def test_without_a_verified_spec_the_first_is_taken_even_if_the_node_cannot_have_it(agent: Agent) -> None:
+    agent.give(spec(8))
+    assert not is_ready(agent.try_out().conditions)
+    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(8), "")
+
+
+def test_a_state_folder_that_cannot_be_written_keeps_nothing_back(agent: Agent) -> None:
+    (agent.folder / "state").rmdir()
+    agent.give(spec(3))
+    assert is_ready(agent.look().conditions)

@@ -1,0 +1,132 @@
+"""`trackbed apply` beside the service: what goes over the socket, and what ends with it."""
+
+import json
+import os
+import select
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.report.records import Change, Condition, Disruption, Outcome, to_plain
+from agent.service import lock
+from agent.service.apply_socket import Progress, Refused, Requests, ask
+
+OUTCOME = Outcome(Change("vfs", "0000:21:00.0", "count", 4, 5, Disruption.VF_RESET), "applied")
+BODY = {
+    "ready": True,
+    "outcomes": to_plain((OUTCOME,)),
+    "conditions": to_plain((Condition("Converged", "True", "AsWanted"),)),
+    "spec_hash": "h1",
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "apply.sock"
+
+
+@pytest.fixture
+def requests(path: Path) -> Requests:
+    return Requests(path)
+
+
+@pytest.fixture
+def knock(path: Path, requests: Requests) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        yield client
+
+
+def test_what_a_client_allows_holds_until_it_goes(knock: socket.socket, requests: Requests) -> None:
+    assert requests.allowed() is None
+    knock.sendall(b'{"allow": "link-flap"}\n')
+    assert requests.accept()
+    assert requests.allowed() is Disruption.LINK_FLAP
+    requests.tell(BODY)
+    assert json.loads(knock.recv(1 << 16))["ready"] is True
+    assert requests.allowed() is Disruption.LINK_FLAP
+    knock.close()
+    assert requests.allowed() is None
+    requests.tell(BODY)
+
+
+@pytest.mark.parametrize("said", [b"{}\n", b"\xff\n", b"[]\n", b'{"allow": "everything"}\n', b'{"allow": 3}\n'])
+def test_what_is_not_understood_is_refused_and_allows_nothing(
+    knock: socket.socket, requests: Requests, said: bytes
+) -> None:
+    knock.sendall(said)
+    assert not requests.accept()
+    assert "not understood" in json.loads(knock.recv(4096))["refused"]
+    assert requests.allowed() is None
+
+
+def test_a_second_client_is_told_to_wait(knock: socket.socket, requests: Requests, path: Path) -> None:
+    knock.sendall(b'{"allow": null}\n')
+    assert requests.accept()
+    with socket.socket(socket.AF_UNIX) as second:
+        second.connect(str(path))
+        second.sendall(b'{"allow": "reboot"}\n')
+        assert not requests.accept()
+        assert "another `trackbed apply`" in json.loads(second.recv(4096))["refused"]
+    assert requests.allowed() is None
+    assert requests.asked()
+
+
+def test_only_root_may_knock_and_a_socket_left_behind_is_replaced(path: Path) -> None:
+    Requests(path)
+    Requests(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_the_client_sees_each_pass(path: Path, requests: Requests) -> None:
+    def serve() -> None:
+        assert select.select([requests], [], [], 60)[0], "nobody came"
+        assert requests.accept()
+        requests.tell({**BODY, "ready": False})
+        requests.tell(BODY)
+
+    server = threading.Thread(target=serve)
+    server.start()
+    seen: list[Progress] = []
+    for progress in ask(path, Disruption.VF_RESET, 10.0):
+        seen.append(progress)
+        if progress.ready:
+            break
+    server.join()
+    assert [progress.ready for progress in seen] == [False, True]
+    assert seen[1].outcomes == (OUTCOME,)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's buffers may be larger than net.core.wmem_max")
+def test_a_client_is_told_of_a_thousand_vfs_that_were_just_made(knock: socket.socket, requests: Requests) -> None:
+    many = {**BODY, "outcomes": to_plain((OUTCOME,)) * 15_000}
+    knock.sendall(b'{"allow": null}\n')
+    assert requests.accept()
+    requests.tell(many)
+    with knock.makefile("rb") as lines:
+        assert len(json.loads(lines.readline())["outcomes"]) == 15_000
+    assert requests.asked()
+
+
+def test_a_client_hears_why_nobody_answers(tmp_path: Path, path: Path, requests: Requests) -> None:
+    with pytest.raises(Refused, match="No such file"):
+        list(ask(tmp_path / "absent", None, 1.0))
+    assert list(ask(path, None, 0.05)) == []
+
+
+# --- the lock --------------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_writer(tmp_path: Path) -> None:
+    assert not lock.held(tmp_path)
+    descriptor = lock.take(tmp_path)
+    assert lock.held(tmp_path)
+    with pytest.raises(lock.Held):
+        lock.take(tmp_path)
+    os.close(descriptor)
+    assert not lock.held(tmp_path)
+    os.close(lock.take(tmp_path))

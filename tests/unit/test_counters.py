@@ -1,0 +1,150 @@
+"""`trackbed stat`: counters of every vendor under four names, and what is made of them."""
+
+import pytest
+
+from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
+
+PF = "0000:3b:00.0"
+
+
+class Tree:
+    """Files by path; folders follow from them."""
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self.files = files
+
+    def replace(self, path: str, text: str) -> None:
+        raise NotImplementedError
+
+    def read(self, path: str) -> str:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return self.files[path]
+
+    def write(self, path: str, text: str) -> None:
+        raise AssertionError("nothing is written")
+
+    def names(self, path: str) -> list[str]:
+        found = {name[len(path) + 1 :].split("/")[0] for name in self.files if name.startswith(f"{path}/")}
+        if not found:
+            raise FileNotFoundError(path)
+        return sorted(found)
+
+    def target(self, path: str) -> str:
+        raise FileNotFoundError(path)
+
+    def writable(self, path: str) -> bool:
+        raise AssertionError("nothing is written")
+
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        raise FileNotFoundError(path)
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        raise AssertionError("nothing is written")
+
+
+def rdma(name: str, port: int = 1, **values: str) -> dict[str, str]:
+    return {f"/sys/class/infiniband/{name}/ports/{port}/{path.replace('__', '/')}": v for path, v in values.items()}
+
+
+def netdev(name: str) -> dict[str, str]:
+    folder = f"/sys/class/net/{name}/statistics"
+    return {f"{folder}/{field}": "7" for field in ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets", "rx_errors")}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (
+            {
+                "counters__port_rcv_data": "10", "counters__port_rcv_packets": "2",
+                "counters__port_xmit_data": "20", "counters__port_xmit_packets": "3",
+            },
+            {"rx_bytes": 40, "rx_packets": 2, "tx_bytes": 80, "tx_packets": 3},
+        ),
+        (
+            {
+                "hw_counters__hw_rx_bytes_cnt": "10", "hw_counters__hw_rx_packets_cnt": "2",
+                "hw_counters__hw_tx_bytes_cnt": "20", "hw_counters__hw_tx_packets_cnt": "3",
+            },
+            {"rx_bytes": 10, "rx_packets": 2, "tx_bytes": 20, "tx_packets": 3},
+        ),
+        (
+            {"hw_counters__rx_bytes_cnt": "10", "hw_counters__tx_packets_cnt": "3"},
+            {"rx_bytes": 10, "tx_packets": 3},
+        ),
+        (
+            {"hw_counters__ip4InOctets": "10", "hw_counters__ip6InOctets": "5", "hw_counters__ip4OutPkts": "1"},
+            {"rx_bytes": 15},
+        ),
+        ({"hw_counters__sent_pkts": "3", "hw_counters__rcvd_pkts": "4"}, {"rx_packets": 4, "tx_packets": 3}),
+        ({"counters__port_rcv_data": "N/A (no PMA)", "hw_counters__rx_bytes": "9"}, {"rx_bytes": 9}),
+        ({"state": "4: ACTIVE"}, {}),
+    ],
+    ids=["infiniband and mlx5", "erdma, Alibaba's", "erdma, Linux's", "irdma", "rxe", "bnxt_re without a PMA", "siw"],
+)  # fmt: skip
+def test_every_vendors_counters_are_found(files: dict[str, str], expected: dict[str, int]) -> None:
+    assert read(Tree(rdma("dev0", 1, **files)), Source("dev0", 1)) == expected
+
+
+def test_a_device_is_found_by_each_of_its_names() -> None:
+    tree = Tree(
+        {
+            **rdma("mlx5_0", counters__port_rcv_data="1", gid_attrs__ndevs__0="ens1"),
+            **netdev("ens1"),
+            **netdev("lo"),
+            f"/sys/bus/pci/devices/{PF}/infiniband/mlx5_0/x": "",
+            f"/sys/bus/pci/devices/{PF}/net/ens1/x": "",
+        }
+    )
+    both = (Source("mlx5_0", 1), Source("ens1"))
+    assert sources(tree, "mlx5_0") == sources(tree, "ens1") == sources(tree, PF) == sources(tree, None) == both
+    assert sources(tree, "lo") == (Source("lo"),)
+    with pytest.raises(NoDevice, match="mlx5_9 is no RDMA device, netdev or PCI address here"):
+        sources(tree, "mlx5_9")
+
+
+def test_without_a_name_there_must_be_one_rdma_device() -> None:
+    with pytest.raises(NoDevice, match="one of a, b"):
+        sources(Tree({**rdma("a", state="x"), **rdma("b", state="x")}), None)
+    with pytest.raises(NoDevice, match="no RDMA device"):
+        sources(Tree(netdev("lo")), None)
+
+
+def test_all_counters_by_their_own_names() -> None:
+    tree = Tree(rdma("dev0", counters__link_downed="1", hw_counters__lifespan="10", hw_counters__out_of_buffer="2"))
+    assert counters(tree, Source("dev0", 1)) == {"link_downed": 1, "out_of_buffer": 2}
+    assert counters(Tree(netdev("lo")), Source("lo"))["rx_errors"] == 7
+
+
+def test_rates_are_by_the_time_that_really_passed() -> None:
+    meter = Meter(Source("lo"))
+    for now, value in ((10.0, 1000), (12.0, 5000), (13.0, 5000), (15.0, 8000)):
+        meter.take({"rx_bytes": value}, now)
+    ((name, rate),) = meter.rates()
+    assert name == "rx_bytes"
+    assert (rate.now, rate.maximum, rate.average, rate.minimum, rate.total) == (1500, 2000, 1400, 0, 7000)
+    assert meter.elapsed == 5.0
+
+
+def test_a_counter_that_begins_anew_is_no_negative_traffic() -> None:
+    meter = Meter(Source("lo"))
+    for now, value in ((0.0, 5000), (1.0, 100), (2.0, 300)):
+        meter.take({"rx_bytes": value}, now)
+    ((_, rate),) = meter.rates()
+    assert (rate.now, rate.total) == (200, 200)
+
+
+def test_a_device_that_is_gone_moves_nothing() -> None:
+    meter = Meter(Source("lo"))
+    meter.take({"rx_bytes": 0}, 0.0)
+    meter.take({"rx_bytes": 100}, 1.0)
+    meter.take({}, 2.0)
+    ((_, rate),) = meter.rates()
+    assert (rate.now, rate.total) == (0, 100)
+
+
+def test_before_the_second_reading_there_are_no_rates() -> None:
+    meter = Meter(Source("lo"))
+    meter.take({"rx_bytes": 5}, 0.0)
+    assert list(meter.rates()) == []

@@ -1,0 +1,105 @@
+"""`trackbed doctor`: what is wrong, what to do, and in which order."""
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from agent.report.records import Change, Condition, Outcome, Report
+from agent.spec.node import from_mapping
+from agent.tools.diagnosis import Evidence, Finding, Service, SriovFact, diagnose
+
+RUNS = Service("active", "running", "enabled")
+REPORT = Report("n1", "h1", "boot", "0.1", ready=True, up_to_date=True)
+SPEC = from_mapping({"node_name": "n1", "irqs": {"irqbalance": "untouched"}})
+WELL = Evidence(service=RUNS, report=REPORT, spec=SPEC, spec_hash="h1", kinds=("links", "vfs", "irqs"))
+
+
+def text(findings: tuple[Finding, ...]) -> str:
+    return "\n".join(f"{f.stage} {f.severity} {f.what} | {f.remedy}" for f in findings)
+
+
+def test_a_well_node_has_nothing() -> None:
+    assert diagnose(WELL) == ()
+    assert diagnose(evolve(WELL, service=None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("found", "what", "remedy"),
+    [
+        ({"service": Service("failed", "failed", "enabled", "exit-code")}, "trackbed is failed (exit-code)", "systemctl start"),
+        ({"service": Service("not installed", "dead", "")}, "trackbed is not installed", "systemctl start"),
+        ({"service": Service("active", "running", "disabled")}, "not started at boot", "systemctl enable trackbed"),
+        ({"service": Service("active", "running", "enabled", restarts=9)}, "restarted the service 9 times", "journalctl"),
+        ({"report": None, "no_report": "it is not there; start it"}, "it is not there", "start it"),
+        ({"unbelievable": ["the last heartbeat is 90 s old"]}, "90 s old", "it may hang in a driver"),
+        ({"spec": None, "spec_fault": "node.json: mtu: 1 is out of range; give 68"}, "mtu: 1 is out of range", "give 68"),
+        ({"report": evolve(REPORT, up_to_date=False, refusal="no such NIC")}, "refused: no such NIC", "correct the spec"),
+        ({"spec_hash": "h2"}, "follows spec h1, the file has h2", "systemctl reload trackbed"),
+        ({"sriov": [SriovFact("0000:3b:00.0", "rail0", 8, None)]}, "shows no SR-IOV", "SRIOV_EN=1"),
+        ({"managed": ["ens1f0"]}, "NetworkManager manages ens1f0", "unmanaged-devices"),
+        ({"processes": frozenset({"irqbalance"})}, "irqbalance runs while", "irqs.pin"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_comes_with_what_to_do(found: dict[str, Any], what: str, remedy: str) -> None:
+    (finding,) = diagnose(evolve(WELL, **found))
+    assert what in finding.what
+    assert remedy in finding.remedy
+
+
+def test_of_a_dead_agent_nothing_but_that_is_said() -> None:
+    dark = Condition("Carrier", "False", "NoCarrier", "no carrier on x; check the cable", stage="network")
+    found = evolve(
+        WELL,
+        service=Service("inactive", "dead", "enabled"),
+        report=evolve(REPORT, conditions=(dark,)),
+    )
+    assert [finding.stage for finding in diagnose(found)] == ["agent"]
+    assert [finding.stage for finding in diagnose(evolve(found, service=RUNS, unbelievable=["old"]))] == ["agent"]
+    assert [finding.stage for finding in diagnose(evolve(found, service=None))] == ["network"]
+
+
+def test_a_spec_that_waits_is_no_refusal_and_told_once() -> None:
+    waits = Condition("UpToDate", "False", "Deferred", "vfs ...: not allowed now", severity="warn")
+    deferred = Outcome(Change("vfs", "0000:3b:00.0", "count", 7, 5), "deferred", "not allowed now", "allow it")
+    (finding,) = diagnose(
+        evolve(WELL, report=evolve(REPORT, up_to_date=False, conditions=(waits,), outcomes=(deferred,)))
+    )
+    assert "count: 7 -> 5: deferred" in finding.what
+    assert finding.remedy == "allow it"
+
+
+def test_causes_come_before_consequences() -> None:
+    conditions = (
+        Condition("Kubelet", "False", "NoPlugin", "no folder; start it", stage="cluster"),
+        Condition("Carrier", "False", "NoCarrier", "no carrier on ens1; check the cable", stage="network"),
+        Condition("Clock", "False", "NotSynced", "not synchronised; start chrony", stage="device", severity="warn"),
+        Condition("Converged", "False", "Failed", "links ...: said by the outcomes"),
+        Condition("NicsPresent", "False", "NicMissing", "NIC rail1 is not there; look at the slot"),
+    )
+    outcomes = (
+        Outcome(Change("irqs", "0000:3b:00.0", "rx-0", "0-1", "1"), "failed", "EIO", "see dmesg"),
+        Outcome(Change("vfs", "0000:3b:00.0", "count", 0, 8), "failed", "ENOSPC", "lower vfs.count"),
+        Outcome(Change("links", "0000:3b:00.0", "mtu", 1500, 9000), "applied"),
+    )
+    found = evolve(WELL, report=evolve(REPORT, ready=False, conditions=conditions, outcomes=outcomes))
+    said = [finding.what.split()[0] for finding in diagnose(found)]
+    assert said == ["NicsPresent", "vfs", "irqs", "Clock", "Carrier", "Kubelet"]
+    assert "lower vfs.count" in diagnose(found)[1].remedy
+
+
+def test_many_alike_are_told_as_a_few() -> None:
+    outcomes = tuple(
+        Outcome(Change("vfs", f"0000:3b:00.0#{n}", "trust", False, True), "unsupported", "no", "leave it out")
+        for n in range(64)
+    )
+    findings = diagnose(evolve(WELL, report=evolve(REPORT, outcomes=outcomes)))
+    assert len(findings) == 3
+    assert "(and 61 more alike)" in findings[-1].what
+
+
+def test_vfio_without_an_iommu_is_named() -> None:
+    nic = {"name": "rail0", "select": {"driver": "vfio-pci"}}
+    spec = from_mapping({"node_name": "n1", "nics": [nic]})
+    assert "IOMMU" in text(diagnose(evolve(WELL, spec=spec, iommu=False)))
+    assert diagnose(evolve(WELL, iommu=False)) == ()

@@ -1,0 +1,113 @@
+"""`trackbed bundle`: no secret goes out, and nothing that hangs or fails holds it up."""
+
+import json
+import stat
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from agent.tools.support_bundle import REMOVED, Collector, collectors, redact, write
+
+SECRET = "s3cr3t-value"  # noqa: S105  the test's own
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"BOOT_IMAGE=/vmlinuz root=/dev/vda autoinstall.password={SECRET} quiet",
+        f"cloud.token={SECRET},x=1",
+        f"kubelet --bootstrap-token {SECRET} --v=2",
+        f'{{"api_key": "{SECRET}", "a": 1}}',
+        f'"client-secret" : "{SECRET} with spaces"',
+        f"Authorization: Bearer {SECRET}",
+        f"curl -H 'authorization: Basic {SECRET}'",
+        f"proxy http://user:{SECRET}@proxy.example.net:3128/",
+        f"AWS_SECRET_ACCESS_KEY={SECRET}",
+        f"PASSWD='{SECRET}'",
+        f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
+        f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}\ncut off",
+        f"token: eyJhbGciOiJSUzI1NiJ9.{SECRET}",
+        f"joined with eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.{SECRET}",
+    ],
+)
+def test_a_secret_is_removed(text: str) -> None:
+    assert SECRET not in redact(text)
+    assert REMOVED in redact(text)
+
+
+def test_a_bootstrap_token_is_removed() -> None:
+    assert redact("kubeadm join 10.0.0.1:6443 abcdef.0123456789abcdef") == f"kubeadm join 10.0.0.1:6443 {REMOVED}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "intel_iommu=on iommu=pt hugepages=64",
+        "0000:3b:00.0 Ethernet controller [0200]: Mellanox [15b3:101d]",
+        "mlx5_comp0@pci:0000:3b:00.0",
+        "vf 2 trust on, spoofchk off, link/ether 02:00:5e:10:00:01",
+        "http://192.168.0.1:8080/healthz",
+        "spec cc03109e0180a0bd generation 3",
+        "14 Nov 21 15:36:22 node1 trackbed[12]: key: value",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def content(path: Path) -> dict[str, str]:
+    with tarfile.open(path) as tar:
+        found = {}
+        for entry in tar:
+            file = tar.extractfile(entry)
+            assert file is not None
+            found[entry.name.removeprefix("trackbed-bundle/")] = file.read().decode()
+        return found
+
+
+def test_the_archive_has_what_was_said_and_what_was_not(tmp_path: Path) -> None:
+    made = tmp_path / "bundle.tar.gz"
+    began = time.monotonic()
+    failed = write(
+        made,
+        [
+            Collector("good.txt", ("echo", f"fine password={SECRET}")),
+            Collector("bad.txt", ("sh", "-c", "echo half; exit 3")),
+            Collector("slow.txt", ("sh", "-c", "echo so far; exec sleep 60")),
+            Collector("absent.txt", ("no-such-program",)),
+            Collector("code.txt", ("sh", "-c", "exit 2"), frozenset({0, 2})),
+        ],
+        deadline=0.5,
+    )
+    assert time.monotonic() - began < 30
+    found = content(made)
+    assert found["good.txt"] == f"fine password={REMOVED}\n"
+    assert (found["bad.txt"], found["slow.txt"], found["code.txt"]) == ("half\n", "so far\n", "")
+    assert "exit code 3" in failed["bad.txt"]
+    assert "no end after" in failed["slow.txt"]
+    assert "No such file" in failed["absent.txt"]
+    assert failed.keys() == {"bad.txt", "slow.txt", "absent.txt"}
+    assert json.loads(found["not-collected.json"]) == failed
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+
+
+def test_an_archive_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    made = tmp_path / "bundle.tar.gz"
+    made.write_text("somebody's")
+    with pytest.raises(FileExistsError):
+        write(made, [])
+    assert made.read_text() == "somebody's"
+
+
+def test_report_spec_and_history_are_collected_and_nothing_of_kubernetes(tmp_path: Path) -> None:
+    for name in ("report.json", "history.jsonl", "history.jsonl.1", "apply.sock", "lock"):
+        (tmp_path / name).write_text("")
+    wanted = list(collectors(("trackbed",), (tmp_path,)))
+    names = {collector.name for collector in wanted}
+    assert {f"files{tmp_path}/{name}" for name in ("report.json", "history.jsonl", "history.jsonl.1")} <= names
+    assert not any("lock" in name or "sock" in name for name in names if str(tmp_path) in name)
+    assert not any("kubernetes" in word for collector in wanted for word in collector.command)
+    # grep without a file would read whatever it is started in.
+    assert all(len(collector.command) > 3 for collector in wanted if collector.command[0] == "grep")

@@ -1,0 +1,90 @@
+"""What the parent learns of the worker's calls."""
+
+from typing import Any
+
+import pytest
+
+from agent.machine import Machine
+from agent.report.activity import SIZE, Activity, View
+from agent.service.traced_machine import witnessed
+
+PF, VF = "0000:21:00.0", "0000:21:10.2"
+SYS = "/sys/bus/pci/devices"
+
+
+class Anything:
+    """A part of a machine that takes any call."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments, **named: (name, arguments, named)
+
+
+@pytest.fixture
+def view() -> View:
+    return View.new()
+
+
+@pytest.fixture
+def activity(view: View) -> Activity:
+    return Activity.at(view.descriptor)
+
+
+@pytest.fixture
+def machine(activity: Activity) -> Any:
+    part: Any = Anything()
+    return witnessed(Machine(part, part, part, ethtool=part), activity)
+
+
+def test_a_call_is_told_before_it_is_made(machine: Any, activity: Activity, view: View) -> None:
+    assert view.step() is None
+    activity.doing("vfs", "write")
+    assert machine.files.write(f"{SYS}/{PF}/sriov_numvfs", "7") == ("write", (f"{SYS}/{PF}/sriov_numvfs", "7"), {})
+    step = view.step()
+    assert step is not None
+    assert (step.kind, step.mode, step.device) == ("vfs", "write", PF)
+    assert str(step) == f"vfs: write {SYS}/{PF}/sriov_numvfs 7 (device {PF})"
+    activity.idle()
+    assert view.step() is None
+
+
+def test_what_is_found_by_address_belongs_to_the_device_named_last(machine: Any, view: View) -> None:
+    def device() -> str:
+        step = view.step()
+        assert step is not None
+        return step.device
+
+    machine.files.names(f"{SYS}/{VF}/net")
+    assert device() == VF
+    machine.files.read("/sys/class/net/ens1f0v0/mtu")
+    assert device() == VF
+    machine.netlink.link("ens1f0v0")
+    assert device() == VF
+    machine.netlink.set_link(7, mtu=9000)
+    assert device() == VF
+    machine.files.write("/proc/irq/30/smp_affinity_list", "1")
+    assert device() == VF
+    machine.files.write("/sys/bus/pci/drivers_probe", PF)
+    assert device() == PF
+
+
+@pytest.mark.parametrize(
+    "path", [SYS, "/sys/devices/system/cpu/online", "/proc/sys/net/core/rmem_max", "/run/udev/data"]
+)
+def test_what_belongs_to_no_device_blames_none(machine: Any, view: View, path: str) -> None:
+    machine.files.read(f"{SYS}/{PF}/class")
+    machine.files.names(path)
+    step = view.step()
+    assert step is not None
+    assert step.device == ""
+    machine.files.read(f"{SYS}/{PF}/class")
+    machine.netlink.links()
+    step = view.step()
+    assert step is not None
+    assert step.device == ""
+
+
+def test_a_text_that_is_too_long_is_cut(machine: Any, view: View) -> None:
+    machine.files.write(f"{SYS}/{PF}/resource", "x" * 2 * SIZE)
+    step = view.step()
+    assert step is not None
+    assert step.device == PF

@@ -1,0 +1,56 @@
+"""Serial numbers out of a card's bytes."""
+
+import struct
+
+import pytest
+
+from agent.hardware.vpd import device_serial_number, vpd_serial_number
+
+
+def config(*capabilities: tuple[int, int, bytes]) -> bytes:
+    """A configuration space with extended capabilities: id, offset, content; each points to the next."""
+    space = bytearray(4096)
+    for place, (number, offset, content) in enumerate(capabilities):
+        following = capabilities[place + 1][1] if place + 1 < len(capabilities) else 0
+        struct.pack_into("<I", space, offset, following << 20 | 1 << 16 | number)
+        space[offset + 4 : offset + 4 + len(content)] = content
+    return bytes(space)
+
+
+SERIAL = struct.pack("<II", 0xFF123456, 0xB83FD2FF)
+VPD = (
+    b"\x82\x0a\x00ConnectX-7"
+    b"\x90\x1b\x00PN\x05MCX75SN\x0aMT2231X001RV\x03\xab\x00\x00"
+    b"\x91\x04\x00V1\x01x"
+    b"\x78"
+)  # fmt: skip
+
+
+def test_the_device_serial_number_is_written_as_lspci_does() -> None:
+    assert device_serial_number(config((0x0001, 0x100, b""), (0x0003, 0x140, SERIAL))) == "b8-3f-d2-ff-ff-12-34-56"
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        b"",
+        bytes(256),
+        bytes(4096),
+        config((0x0001, 0x100, b""), (0x000E, 0x150, b"")),
+        # A chain that bites its tail, and one that leads out of the space.
+        config((0x0001, 0x100, b""), (0x0002, 0x140, b""), (0x0004, 0x100, b"")),
+        config((0x0001, 0xFF8, SERIAL)),
+        b"\xff" * 4096,
+    ],
+)
+def test_no_device_serial_number(space: bytes) -> None:
+    assert device_serial_number(space) is None
+
+
+def test_the_vpd_s_serial_number() -> None:
+    assert vpd_serial_number(VPD) == "MT2231X001"
+
+
+@pytest.mark.parametrize("vpd", [b"", b"\xff" * 64, VPD[:13], b"\x90\x05\x00PN\x02ab\x78", b"\x90\x03\x00SN\x00"])
+def test_no_serial_number_in_the_vpd(vpd: bytes) -> None:
+    assert vpd_serial_number(vpd) is None
