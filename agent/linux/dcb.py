@@ -12,11 +12,10 @@ import socket
 import struct
 from collections.abc import Iterable, Mapping
 
+from pyroute2.netlink.rtnl import RTM_GETDCB, RTM_SETDCB
+
 from agent.linux.messages import NLA_F_NESTED, ask, attribute, attributes
 from agent.machine import DcbState
-
-RTM_GETDCB = 78
-RTM_SETDCB = 79
 
 # struct dcbmsg: family (AF_UNSPEC), command, padding.
 DCBMSG = struct.Struct("=BBH")

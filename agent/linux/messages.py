@@ -1,29 +1,51 @@
-"""Netlink messages that pyroute2 does not know: put together, sent, and taken apart again (include/uapi/linux/netlink.h)."""
+"""Netlink messages by the struct module, for what each pass reads; the numbers and layouts are those of pyroute2.
+
+pyroute2's own sockets and messages do all writes. Why reads differ: docs/decisions/0022-rtnetlink-reads.md.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 import struct
+from collections.abc import Mapping
+from typing import Any
+
+from pyroute2.netlink import (
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_DUMP_INTR,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    nlmsg,
+    nlmsgerr,
+)
 
 from agent.receive_buffer import widen
 
-HEADER = struct.Struct("=IHHII")
-ATTRIBUTE = struct.Struct("=HH")
-ERROR = struct.Struct("=i")
-NLMSG_ERROR = 2
-NLMSG_DONE = 3
-NLM_F_REQUEST = 1
-NLM_F_ACK = 4
-NLM_F_DUMP_INTR = 0x10
-NLM_F_DUMP = 0x300
 NLA_F_NESTED = 1 << 15
 NLA_TYPE_MASK = 0x3FFF
 
-# A PF's answer tells all of its VFs in one message: 128 of them take 25 kB, 1,024 of them 200 kB.
+
+def layout(fields: tuple[tuple[str, str], ...]) -> struct.Struct:
+    """The struct of a message whose ``fields`` pyroute2 lists (name, format)."""
+    return struct.Struct("=" + "".join(format for _, format in fields))
+
+
+def numbers(message: Any) -> Mapping[str, int]:
+    """The number of each attribute of a pyroute2 message, by the name that the kernel's header gives it."""
+    return {name: number for number, (name, *_) in enumerate(message.nla_map)}
+
+
+HEADER = layout(nlmsg.header)
+ERROR = layout(nlmsgerr.fields)
+ATTRIBUTE = struct.Struct("=HH")
+
+# A PF's answer lists all of its VFs in one message: 128 of them take 25 kB, 1,024 of them 200 kB.
 ROOM = 1 << 18
-# A table that changes while it is told may be told again this often.
-TELLINGS = 5
+# How often a dump is repeated if the table changed while it was read.
+REPEATS = 5
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
@@ -34,7 +56,7 @@ def attribute(kind: int, payload: bytes) -> bytes:
 
 def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
     """The attributes in ``data`` from ``offset`` on: type without its flags, payload."""
-    # A netdev has fifty, and is asked for again and again: no generator, no look-up of what does not change.
+    # A netdev has fifty attributes and each pass reads every netdev: no generator, no repeated look-ups.
     found = []
     unpack, size, mask = ATTRIBUTE.unpack_from, ATTRIBUTE.size, NLA_TYPE_MASK
     last = len(data) - size
@@ -48,7 +70,7 @@ def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
 
 
 def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
-    """Send one request, and give the bodies of what comes before its acknowledgement.
+    """Send one request and return the bodies of the messages that come before its acknowledgement.
 
     :raises OSError: the kernel's refusal.
     """
@@ -57,11 +79,11 @@ def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
 
 
 def dump(protocol: int, kind: int, body: bytes) -> list[bytes]:
-    """Have a whole table told: the bodies of its entries. If it changed meanwhile, entries may be missing: it is told again.
+    """Dump a table and return the bodies of its entries. A table that changed meanwhile may lack entries: it is read again.
 
     :raises OSError: the kernel's refusal.
     """
-    for _ in range(TELLINGS):
+    for _ in range(REPEATS):
         found, interrupted = _exchange(protocol, kind, NLM_F_DUMP, body)
         if not interrupted:
             break

@@ -1,7 +1,7 @@
-"""rtnetlink: what every pass asks in messages of our own, the rest through pyroute2.
+"""rtnetlink in the host's network namespace.
 
-On a node's slow core that costs a tenth, and a pass makes as many requests as there are netdevs (bench/creation.py).
-Types and structs: include/uapi/linux/rtnetlink.h, if_link.h, if_addr.h.
+pyroute2 makes every write and every rare request. What each pass reads (links, routes, addresses) is decoded by the struct
+module, with the numbers and layouts of pyroute2's tables (docs/decisions/0022-rtnetlink-reads.md).
 """
 
 from __future__ import annotations
@@ -14,46 +14,51 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyroute2.iproute.linux import IPRoute
+from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR
 from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import (
+    RTM_DELLINKPROP,
+    RTM_GETADDR,
+    RTM_GETLINK,
+    RTM_GETROUTE,
+    RTM_NEWLINKPROP,
+    RTM_SETLINK,
+    rt_type,
+)
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
+from pyroute2.netlink.rtnl.iprsocket import IPRSocket
+from pyroute2.netlink.rtnl.rtmsg import nh, rtmsg
 
-from agent.linux.messages import ATTRIBUTE, ask, attribute, attributes, dump
-from agent.linux.vf_config import decode, encode
+from agent.linux import vf_config
+from agent.linux.messages import ATTRIBUTE, ask, attribute, attributes, dump, layout, numbers
 from agent.machine import Link
 
-RTM_GETLINK, RTM_SETLINK = 18, 19
-RTM_GETADDR = 22
-RTM_GETROUTE = 26
+IFINFOMSG, IFADDRMSG, RTMSG = layout(ifinfmsg.fields), layout(ifaddrmsg.fields), layout(rtmsg.fields)
+# struct rtnexthop begins with its length; its attributes follow.
+RTNEXTHOP = layout((("length", "H"), *nh.fields))
 
-# struct ifinfomsg: family, type, index, flags, which of the flags are to be changed.
-IFINFOMSG = struct.Struct("=BxHiII")
-IFF_UP = 1
-IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU, IFLA_TXQLEN, IFLA_VFINFO_LIST = 1, 3, 4, 13, 22
-IFLA_EXT_MASK, IFLA_CARRIER, IFLA_PROP_LIST, IFLA_ALT_IFNAME, IFLA_PERM_ADDRESS = 29, 33, 52, 53, 54
-# How many VFs there are; told before their list.
-IFLA_NUM_VF = 21
+_IFLA, _IFA, _RTA = numbers(ifinfmsg), numbers(ifaddrmsg), numbers(rtmsg)
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]
+IFLA_TXQLEN, IFLA_CARRIER, IFLA_PERM_ADDRESS = _IFLA["IFLA_TXQLEN"], _IFLA["IFLA_CARRIER"], _IFLA["IFLA_PERM_ADDRESS"]
+IFLA_PROP_LIST, IFLA_ALT_IFNAME = _IFLA["IFLA_PROP_LIST"], _IFLA["IFLA_ALT_IFNAME"]
+IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"], _IFLA["IFLA_EXT_MASK"]
+IFA_ADDRESS, IFA_LOCAL = _IFA["IFA_ADDRESS"], _IFA["IFA_LOCAL"]
+RTA_OIF, RTA_GATEWAY, RTA_MULTIPATH, RTA_VIA = (_RTA[f"RTA_{name}"] for name in ("OIF", "GATEWAY", "MULTIPATH", "VIA"))
+RTN_UNICAST = rt_type["unicast"]
+
+# include/uapi/linux/rtnetlink.h; pyroute2 has no names for them.
 RTEXT_FILTER_VF = 1
-# Not the VFs' counters, as far as the kernel leaves them out: mlx5 asks its firmware for each of them, and with them an
-# attribute's 64 kB are full at 220 VFs (seen on 6.1 with netdevsim), as without them at 334.
+# Leaves the VFs' counters out: mlx5 asks its firmware for each of them. With them an attribute's 64 kB are full at 220 VFs
+# (seen on 6.1 with netdevsim), without them at 334.
 RTEXT_FILTER_SKIP_STATS = 8
-
-# struct ifaddrmsg: family, prefix length, flags, scope, the netdev's index.
-IFADDRMSG = struct.Struct("=BBBBI")
-IFA_ADDRESS, IFA_LOCAL = 1, 2
-
-# struct rtmsg, of which what is read here: family, length of the destination's prefix, ..., type, flags.
-RTMSG = struct.Struct("=BB5xBI")
-RTN_UNICAST = 1
-RTA_OIF, RTA_GATEWAY, RTA_MULTIPATH, RTA_VIA = 4, 5, 9, 18
-# struct rtnexthop: length, flags, hops, the netdev's index; its attributes follow.
-RTNEXTHOP = struct.Struct("=HBBi")
 
 U32 = struct.Struct("=I")
 
 
 @contextmanager
 def _asked(what: str) -> Iterator[None]:
-    """Say what was refused: an OSError of the kernel's errno, whoever sent the request."""
+    """Turn a refused request into an OSError with the kernel's errno that names the request."""
     try:
         yield
     except NetlinkError as error:
@@ -66,7 +71,9 @@ class LinuxNetlink:
     """rtnetlink in the host's network namespace; belongs to the thread that makes it."""
 
     def __init__(self) -> None:
-        self._ip: Any = IPRoute()
+        # Not IPRoute: it runs an event loop for each request, which costs 1.2 ms where this costs 0.2 ms.
+        self._socket: Any = IPRSocket(groups=0)
+        self._sequence = 0
 
     def links(self) -> list[Link]:
         """Dump every link."""
@@ -81,8 +88,8 @@ class LinuxNetlink:
         body += attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
         try:
             with _asked(f"link {name}"):
-                (told,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, body)
-                return decode_link(told)
+                (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, body)
+                return decode_link(answer)
         except OSError as error:
             if error.errno == errno.ENODEV:
                 return None
@@ -92,52 +99,67 @@ class LinuxNetlink:
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
     ) -> None:
         """Set a link's values in one request."""
-        flags, change = (IFF_UP if up else 0, IFF_UP if up is not None else 0)
-        body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, flags, change)
-        if mtu is not None:
-            body += attribute(IFLA_MTU, U32.pack(mtu))
-        if txqueuelen is not None:
-            body += attribute(IFLA_TXQLEN, U32.pack(txqueuelen))
         given = {"mtu": mtu, "up": up, "txqueuelen": txqueuelen}
+        attrs = [(name, value) for name, value in (("IFLA_MTU", mtu), ("IFLA_TXQLEN", txqueuelen)) if value is not None]
+        flags = {} if up is None else {"flags": IFF_UP if up else 0, "change": IFF_UP}
         with _asked(f"set { {name: value for name, value in given.items() if value is not None} }"):
-            ask(socket.NETLINK_ROUTE, RTM_SETLINK, body)
+            self._request(RTM_SETLINK, _link_message(ifindex, attrs, **flags))
 
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add one property (RTM_NEWLINKPROP)."""
         with _asked(f"add the alternative name {name}"):
-            self._ip.link("property_add", index=ifindex, altname=name)
+            self._request(RTM_NEWLINKPROP, _link_message(ifindex, [_altname(name)]))
 
     def remove_altname(self, ifindex: int, name: str) -> None:
-        """Take one property away (RTM_DELLINKPROP)."""
+        """Remove one property (RTM_DELLINKPROP)."""
         with _asked(f"remove the alternative name {name}"):
-            self._ip.link("property_del", index=ifindex, altname=name)
+            self._request(RTM_DELLINKPROP, _link_message(ifindex, [_altname(name)]))
 
     def rename(self, ifindex: int, name: str) -> None:
-        """Set the name; the kernel takes one that is the netdev's own alternative one for taken, so that goes first."""
+        """Set the name. The kernel refuses a name that is an alternative name of the netdev itself: that is removed first."""
         with _asked(f"rename to {name}"):
-            properties = self._ip.link("get", index=ifindex)[0].get("prop_list")
-            taken = bool(properties) and name in properties.get_attrs("IFLA_ALT_IFNAME")
+            (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0))
+        taken = name in decode_link(answer).altnames
+        if taken:
+            self.remove_altname(ifindex, name)
+        try:
+            with _asked(f"rename to {name}"):
+                self._request(RTM_SETLINK, _link_message(ifindex, [("IFLA_IFNAME", name)]))
+        except OSError:
             if taken:
-                self._ip.link("property_del", index=ifindex, altname=name)
-            try:
-                self._ip.link("set", index=ifindex, ifname=name)
-            except NetlinkError:
-                if taken:
-                    self._ip.link("property_add", index=ifindex, altname=name)
-                raise
+                self.add_altname(ifindex, name)
+            raise
 
     def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
         """Set a VF's values through its PF."""
-        body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0) + attribute(IFLA_VFINFO_LIST, encode(index, given))
         with _asked(f"set VF {index} {given}"):
-            ask(socket.NETLINK_ROUTE, RTM_SETLINK, body)
+            self._request(RTM_SETLINK, vf_config.request(ifindex, index, given))
+
+    def _request(self, kind: int, message: Any) -> list[Any]:
+        """Send a pyroute2 message and return the messages that come before its acknowledgement.
+
+        :raises NetlinkError: the kernel's refusal.
+        """
+        self._sequence += 1
+        self._socket.put(message, msg_type=kind, msg_flags=NLM_F_REQUEST | NLM_F_ACK, msg_seq=self._sequence)
+        answers: list[Any] = []
+        while True:
+            for answer in self._socket.get():
+                header = answer["header"]
+                if header["sequence_number"] != self._sequence:
+                    continue  # the answer to a request that was interrupted
+                if header["error"] is not None:
+                    raise header["error"]
+                if header["type"] == NLMSG_ERROR:
+                    return answers
+                answers.append(answer)
 
     def gateway_ifindexes(self) -> frozenset[int]:
         """Dump the routes of both families."""
         found: set[int] = set()
         with _asked("dump of routes"):
             for family in (socket.AF_INET, socket.AF_INET6):
-                for body in dump(socket.NETLINK_ROUTE, RTM_GETROUTE, RTMSG.pack(family, 0, 0, 0)):
+                for body in dump(socket.NETLINK_ROUTE, RTM_GETROUTE, RTMSG.pack(family, *bytes(8))):
                     found |= _next_hops(body)
         return frozenset(found)
 
@@ -145,7 +167,8 @@ class LinuxNetlink:
         """Ask the kernel for the route."""
         try:
             with _asked(f"route to {address}"):
-                return next((route.get("oif") for route in self._ip.route("get", dst=address)), None)
+                routes = self._request(RTM_GETROUTE, _route_message(address))
+                return next((route.get("oif") for route in routes), None)
         except OSError as error:
             if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
                 return None
@@ -157,21 +180,42 @@ class LinuxNetlink:
         with _asked("dump of addresses"):
             for body in dump(socket.NETLINK_ROUTE, RTM_GETADDR, IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
                 family, prefix, _, _, ifindex = IFADDRMSG.unpack_from(body)
-                told = dict(attributes(body, IFADDRMSG.size))
-                address = told.get(IFA_LOCAL) or told.get(IFA_ADDRESS)
+                values = dict(attributes(body, IFADDRMSG.size))
+                address = values.get(IFA_LOCAL) or values.get(IFA_ADDRESS)
                 if address is not None and family in (socket.AF_INET, socket.AF_INET6):
                     found.setdefault(ifindex, []).append(f"{socket.inet_ntop(family, address)}/{prefix}")
         return {ifindex: tuple(addresses) for ifindex, addresses in found.items()}
 
 
+def _link_message(ifindex: int, attrs: list[tuple[str, Any]], **fields: int) -> Any:
+    message: Any = ifinfmsg()
+    message["index"] = ifindex
+    message["attrs"] = attrs
+    for name, value in fields.items():
+        message[name] = value
+    return message
+
+
+def _altname(name: str) -> tuple[str, Any]:
+    return ("IFLA_PROP_LIST", {"attrs": [("IFLA_ALT_IFNAME", name)]})
+
+
+def _route_message(address: str) -> Any:
+    message: Any = rtmsg()
+    family, bits = (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
+    message["family"], message["dst_len"] = family, bits
+    message["attrs"] = [("RTA_DST", address)]
+    return message
+
+
 def _next_hops(body: bytes) -> set[int]:
     """The netdevs of a route that is a default one or leads through a gateway."""
-    _, length, kind, _ = RTMSG.unpack_from(body)
+    _, length, *_, kind, _ = RTMSG.unpack_from(body)
     default = length == 0 and kind == RTN_UNICAST
-    told = dict(attributes(body, RTMSG.size))
-    paths = list(_several(told[RTA_MULTIPATH])) if RTA_MULTIPATH in told else []
-    if RTA_OIF in told:
-        paths.append((U32.unpack(told[RTA_OIF])[0], told))
+    values = dict(attributes(body, RTMSG.size))
+    paths = list(_several(values[RTA_MULTIPATH])) if RTA_MULTIPATH in values else []
+    if RTA_OIF in values:
+        paths.append((U32.unpack(values[RTA_OIF])[0], values))
     return {ifindex for ifindex, path in paths if default or RTA_GATEWAY in path or RTA_VIA in path}
 
 
@@ -188,32 +232,32 @@ def _several(content: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
 def decode_link(body: bytes) -> Link:
     """A netdev from the body of the kernel's answer (RTM_NEWLINK)."""
     _, _, ifindex, flags, _ = IFINFOMSG.unpack_from(body)
-    told = _told(body)
-    properties = attributes(told.get(IFLA_PROP_LIST, b""))
+    values = _link_attributes(body)
+    properties = attributes(values.get(IFLA_PROP_LIST, b""))
     return Link(
         ifindex=ifindex,
-        name=_text(told[IFLA_IFNAME]),
-        mac=told.get(IFLA_ADDRESS, b"").hex(":"),
-        permanent_mac=told.get(IFLA_PERM_ADDRESS, b"").hex(":"),
-        mtu=U32.unpack(told[IFLA_MTU])[0],
+        name=_text(values[IFLA_IFNAME]),
+        mac=values.get(IFLA_ADDRESS, b"").hex(":"),
+        permanent_mac=values.get(IFLA_PERM_ADDRESS, b"").hex(":"),
+        mtu=U32.unpack(values[IFLA_MTU])[0],
         up=bool(flags & IFF_UP),
-        carrier=told.get(IFLA_CARRIER) == b"\1",
+        carrier=values.get(IFLA_CARRIER) == b"\1",
         altnames=tuple(_text(value) for kind, value in properties if kind == IFLA_ALT_IFNAME),
-        vfs=tuple(decode(entry) for _, entry in attributes(told.get(IFLA_VFINFO_LIST, b""))),
-        txqueuelen=U32.unpack(told.get(IFLA_TXQLEN, bytes(4)))[0],
+        vfs=tuple(vf_config.decode(entry) for _, entry in attributes(values.get(IFLA_VFINFO_LIST, b""))),
+        txqueuelen=U32.unpack(values.get(IFLA_TXQLEN, bytes(4)))[0],
     )
 
 
-def _told(body: bytes) -> dict[int, bytes]:
-    told = attributes(body, IFINFOMSG.size)
-    count = next((U32.unpack(value)[0] for kind, value in told if kind == IFLA_NUM_VF), 0)
+def _link_attributes(body: bytes) -> dict[int, bytes]:
+    values = attributes(body, IFINFOMSG.size)
+    count = next((U32.unpack(value)[0] for kind, value in values if kind == IFLA_NUM_VF), 0)
     if not count:
-        return dict(told)
-    # The length of the list of VFs has 16 bits: of more than 64 kB it tells the rest (seen on 6.1, from 335 VFs on), and what
-    # follows would be sought in its midst. Its entries have lengths of their own.
+        return dict(values)
+    # The length of the list of VFs has 16 bits. A list of more than 64 kB gives its length modulo 64 kB (seen on 6.1, from 335
+    # VFs on), so the end of the list is found by its entries, which have lengths of their own.
     end = IFINFOMSG.size
     found: dict[int, bytes] = {}
-    for kind, value in told:
+    for kind, value in values:
         start = end + ATTRIBUTE.size
         end = start + (len(value) + 3 & ~3)
         if kind == IFLA_VFINFO_LIST:

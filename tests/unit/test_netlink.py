@@ -99,6 +99,41 @@ def test_a_link_is_found_by_any_of_its_names_and_set_in_one_request(inside: Call
     assert refused == errno.EINVAL
 
 
+def test_a_netdev_takes_its_own_alternative_name_and_keeps_it_when_the_new_name_is_refused(
+    inside: Callable[..., Any],
+) -> None:
+    def look(netlink: LinuxNetlink) -> Any:
+        link = netlink.link("fab0")
+        assert link is not None
+        netlink.set_link(link.ifindex, up=False)
+        netlink.rename(link.ifindex, "rail0")
+        renamed = netlink.link("rail0")
+        try:
+            netlink.rename(link.ifindex, "fab2")
+        except OSError as error:
+            return renamed, netlink.link("rail0"), error.errno
+        return renamed, None, 0
+
+    renamed, after, refused = inside(look)
+    assert (renamed.name, renamed.altnames) == ("rail0", ("a-name-of-more-than-15-characters",))
+    assert (after.name, refused) == ("rail0", errno.EEXIST)
+
+
+@pytest.mark.parametrize(
+    ("address", "through"),
+    [("10.1.0.77", "fab0"), ("10.8.1.1", "fab2"), ("fd00::2", "fab0"), ("192.0.2.1", None), ("fd99::1", None)],
+)
+def test_the_netdev_of_a_route_is_the_one_that_the_kernel_would_use(
+    inside: Callable[..., Any], address: str, through: str | None
+) -> None:
+    def look(netlink: LinuxNetlink) -> Any:
+        names = {link.ifindex: link.name for link in netlink.links()}
+        ifindex = netlink.route_ifindex(address)
+        return None if ifindex is None else names[ifindex]
+
+    assert inside(look) == through
+
+
 def test_addresses_are_told_as_ip_tells_them(inside: Callable[..., Any]) -> None:
     found, told = inside(lambda netlink: (netlink.addresses(), _ip("address")))
     expected = {
