@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from attrs import field, frozen
+from attrs import frozen
 
 
 @frozen
@@ -197,21 +195,6 @@ class System(Protocol):
         ...
 
 
-class UnknownSystem:
-    """A machine that tells nothing of it."""
-
-    def installed_srcversion(self, module: str) -> str | None:
-        """None."""
-        return None
-
-    def clock_synchronised(self) -> bool:
-        """It is."""
-        return True
-
-
-UNKNOWN_SYSTEM = UnknownSystem()
-
-
 class Kubelet(Protocol):
     """The node's kubelet, if it has one."""
 
@@ -223,17 +206,6 @@ class Kubelet(Protocol):
         :raises OSError: there is a kubelet, and it does not answer.
         """
         ...
-
-
-class NoKubelet:
-    """A node without one."""
-
-    def allocations(self) -> Mapping[str, tuple[str, ...]]:
-        """None."""
-        return {}
-
-
-NO_KUBELET = NoKubelet()
 
 
 @frozen
@@ -315,13 +287,6 @@ class Namespaces(Protocol):
         ...
 
 
-RdmaPortKey = tuple[str, int]
-"""An RDMA device's name and a port's number."""
-
-PortMtus = Mapping[RdmaPortKey, tuple[int | None, int | None]]
-"""The largest and the active MTU of ports, in bytes."""
-
-
 class Details(Protocol):
     """What nothing is decided by and `inspect` shows; ``None`` and empty where it is not told."""
 
@@ -332,44 +297,6 @@ class Details(Protocol):
     def vpd(self, address: str) -> bytes:
         """A PCI function's Vital Product Data."""
         ...
-
-    def port_mtus(self, ports: Collection[RdmaPortKey]) -> PortMtus:
-        """The MTUs of those of the given ports that can be asked."""
-        ...
-
-
-class Untold:
-    """The details of a machine that tells none."""
-
-    def firmware(self, netdev: str) -> str | None:
-        """None."""
-        return None
-
-    def vpd(self, address: str) -> bytes:
-        """None."""
-        return b""
-
-    def port_mtus(self, ports: Collection[RdmaPortKey]) -> PortMtus:
-        """None."""
-        return {}
-
-
-UNTOLD = Untold()
-
-
-class HostOnly:
-    """The namespaces of a machine that has only the host's."""
-
-    def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
-        """None."""
-        return {}
-
-    def files(self, namespace: Namespace) -> AbstractContextManager[Attributes]:
-        """Never there."""
-        raise FileNotFoundError(errno.ENOENT, "there is no such network namespace", namespace.path)
-
-
-HOST_ONLY = HostOnly()
 
 
 @frozen
@@ -431,42 +358,18 @@ class Rdma(Protocol):
         ...
 
 
-class Lacking:
-    """The DCB and RDMA subsystems of a machine that has neither."""
-
-    def state(self, netdev: str) -> DcbState | None:
-        """None."""
-        return None
-
-    def netns_mode(self) -> str | None:
-        """None."""
-        return None
-
-    def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
-        """None."""
-        return None
-
-    def _refuse(self, *_: object, **__: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
-    set_pfc = add_dscp = remove_dscp = set_netns_mode = set_cm_defaults = _refuse
-
-
-LACKING = Lacking()
-
-
-@frozen
+@frozen(kw_only=True)
 class Machine:
-    """All that the agent touches. ``hung``: the PCI addresses of devices left alone, since a call to one never returned."""
+    """Everything the agent touches. ``hung``: the PCI addresses of devices left alone, since a call to one never returned."""
 
     files: Files
     netlink: Netlink
     processes: Processes
-    ethtool: Ethtool = field(kw_only=True)
-    details: Details = UNTOLD
-    kubelet: Kubelet = NO_KUBELET
-    system: System = UNKNOWN_SYSTEM
-    dcb: Dcb = LACKING
-    rdma: Rdma = LACKING
+    ethtool: Ethtool
+    details: Details
+    kubelet: Kubelet
+    system: System
+    dcb: Dcb
+    rdma: Rdma
+    namespaces: Namespaces
     hung: frozenset[str] = frozenset()
-    namespaces: Namespaces = HOST_ONLY

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from attrs import evolve
+
+from agent import linux
 from agent.hardware.functions import PCI
-from agent.linux.ethtool import LinuxEthtool
 from agent.linux.files import LinuxFiles
-from agent.linux.netlink import LinuxNetlink
-from agent.linux.processes import LinuxProcesses
 from agent.machine import Machine
 
 CLONE_NEWNS = 0x00020000
@@ -83,4 +83,4 @@ def devices(netdevs: dict[str, str]) -> Iterator[Path]:
 
 def machine(root: Path) -> Machine:
     """This kernel, with the PCI devices below ``root``."""
-    return Machine(Overlay(root), LinuxNetlink(), LinuxProcesses(), ethtool=LinuxEthtool())
+    return evolve(linux.machine(), files=Overlay(root))

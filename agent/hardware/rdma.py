@@ -49,8 +49,8 @@ class RdmaPort:
     """A port of an RDMA device, by /sys/class/infiniband/D/ports/N (drivers/infiniband/core/sysfs.c).
 
     ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the
-    kernel's words. ``netdev`` is that of its first GID (gid_attrs/ndevs). The MTUs in bytes are libibverbs' (ibv_query_port),
-    asked for by `inspect` alone. ``bonded``: the netdevs that ``netdev`` is made of, if it is a bond (RoCE LAG).
+    kernel's words. ``netdev`` is that of its first GID (gid_attrs/ndevs).
+    ``bonded``: the netdevs that ``netdev`` is made of, if it is a bond (RoCE LAG).
     """
 
     number: int
@@ -59,8 +59,6 @@ class RdmaPort:
     state: str | None
     physical_state: str | None
     rate: str | None
-    max_mtu: int | None = None
-    active_mtu: int | None = None
     bonded: tuple[str, ...] = ()
     gids: tuple[Gid, ...] = ()
 

@@ -18,9 +18,9 @@ from agent.machine import Machine
 def machine() -> Machine:
     """This machine."""
     return Machine(
-        LinuxFiles(),
-        LinuxNetlink(),
-        LinuxProcesses(),
+        files=LinuxFiles(),
+        netlink=LinuxNetlink(),
+        processes=LinuxProcesses(),
         ethtool=LinuxEthtool(),
         details=LinuxDetails(),
         kubelet=LinuxKubelet(),

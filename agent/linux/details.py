@@ -7,11 +7,7 @@ import socket
 import struct
 import sys
 from array import array
-from collections.abc import Collection
 from pathlib import Path
-
-from agent.linux import verbs
-from agent.machine import PortMtus, RdmaPortKey
 
 # include/uapi/linux/sockios.h and ethtool.h: struct ethtool_drvinfo is cmd, driver[32], version[32], fw_version[32], ...
 SIOCETHTOOL = 0x8946
@@ -44,7 +40,3 @@ class LinuxDetails:
             return Path(f"/sys/bus/pci/devices/{address}/vpd").read_bytes()
         except OSError:
             return b""
-
-    def port_mtus(self, ports: Collection[RdmaPortKey]) -> PortMtus:
-        """Ask libibverbs."""
-        return verbs.port_mtus(ports)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import define
 
-from agent.linux.protobuf import Schema, fields, strings
+from agent.linux.grpc import Schema, fields, strings
 
 # That of kubeadm, k3s, RKE2 and most others, and of the two distributions that start the kubelet with another --root-dir.
 SOCKETS = (

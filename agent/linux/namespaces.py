@@ -7,22 +7,16 @@ Linux 5.2 or later; on an older kernel no other namespace is seen.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
+from agent.linux import mount
 from agent.linux.files import read_all, write_all
 from agent.machine import Attributes, Namespace
 
 CLONE_NEWNET = 0x40000000
-
-# The same on every architecture (include/uapi/asm-generic/unistd.h); glibc has wrappers only from 2.36 on.
-SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT, SYS_FSPICK = 430, 431, 432, 433
-FSOPEN_CLOEXEC = FSMOUNT_CLOEXEC = FSPICK_CLOEXEC = 1
-FSPICK_EMPTY_PATH = 8
-FSCONFIG_SET_FLAG, FSCONFIG_CMD_CREATE, FSCONFIG_CMD_RECONFIGURE = 0, 6, 7
 
 OWN = "/proc/thread-self/ns/net"
 MOUNTS = "/proc/self/mountinfo"
@@ -73,11 +67,11 @@ class LinuxNamespaces:
     @contextmanager
     def files(self, namespace: Namespace) -> Iterator[Attributes]:
         """Mount its sysfs on nothing; only the mount is kept meanwhile, which does not hold up the namespace's devices."""
-        mount = self._mount(namespace)
+        sysfs = self._mount(namespace)
         try:
-            yield _Below(mount)
+            yield _Below(sysfs)
         finally:
-            os.close(mount)
+            os.close(sysfs)
 
     def _mount(self, namespace: Namespace) -> int:
         own = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
@@ -91,19 +85,11 @@ class LinuxNamespaces:
             finally:
                 os.close(there)
             try:
-                return self._mount_here()
+                return mount.detached("sysfs")
             finally:
                 self._return(own)
         finally:
             os.close(own)
-
-    def _mount_here(self) -> int:
-        context = _call(SYS_FSOPEN, b"sysfs", FSOPEN_CLOEXEC)
-        try:
-            _call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
-            return _call(SYS_FSMOUNT, context, FSMOUNT_CLOEXEC, 0)
-        finally:
-            os.close(context)
 
     def _return(self, own: int) -> None:
         try:
@@ -113,24 +99,8 @@ class LinuxNamespaces:
             raise SystemExit(f"cannot come back to the host's network namespace: {error}") from error
 
     def _enter(self, namespace: int) -> None:
-        if LIBC.setns(namespace, CLONE_NEWNET):
-            raise _error("setns")
-
-
-LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _call(number: int, *arguments: int | bytes | None) -> int:
-    widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
-    result: int = LIBC.syscall(ctypes.c_long(number), *widened)
-    if result < 0:
-        raise _error("sysfs of a network namespace")
-    return result
-
-
-def _error(what: str) -> OSError:
-    number = ctypes.get_errno()
-    return OSError(number, f"{what}: {os.strerror(number)}")
+        if mount.LIBC.setns(namespace, CLONE_NEWNET):
+            raise mount.last_error("setns")
 
 
 def mounted(mountinfo: str) -> list[Namespace]:
@@ -155,8 +125,8 @@ def _has_netdev(files: Attributes, function: str) -> bool:
 class _Below:
     """The files of a sysfs that is mounted nowhere, by the paths that they would have below /sys."""
 
-    def __init__(self, mount: int) -> None:
-        self._mount = mount
+    def __init__(self, sysfs: int) -> None:
+        self._sysfs = sysfs
 
     def _path(self, path: str) -> str:
         if not path.startswith(SYSFS):
@@ -165,7 +135,7 @@ class _Below:
 
     def read(self, path: str) -> str:
         """Read a file of unknown size."""
-        return read_all(self._path(path), self._mount)
+        return read_all(self._path(path), self._sysfs)
 
     def write(self, path: str, text: str) -> None:
         """Write in one call.
@@ -174,27 +144,19 @@ class _Below:
         It is made writable for the moment: the runtime's own mounts stay read-only by a flag of their own.
         """
         try:
-            write_all(self._path(path), text, self._mount)
+            write_all(self._path(path), text, self._sysfs)
         except OSError as error:
             if error.errno != errno.EROFS:
                 raise
-            self._reconfigure(b"rw")
+            mount.reconfigure(self._sysfs, "rw")
             try:
-                write_all(self._path(path), text, self._mount)
+                write_all(self._path(path), text, self._sysfs)
             finally:
-                self._reconfigure(b"ro")
-
-    def _reconfigure(self, flag: bytes) -> None:
-        context = _call(SYS_FSPICK, self._mount, b"", FSPICK_CLOEXEC | FSPICK_EMPTY_PATH)
-        try:
-            _call(SYS_FSCONFIG, context, FSCONFIG_SET_FLAG, flag, None, 0)
-            _call(SYS_FSCONFIG, context, FSCONFIG_CMD_RECONFIGURE, None, None, 0)
-        finally:
-            os.close(context)
+                mount.reconfigure(self._sysfs, "ro")
 
     def names(self, path: str) -> list[str]:
         """List a directory."""
-        folder = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._mount)
+        folder = os.open(self._path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._sysfs)
         try:
             return sorted(os.listdir(folder))  # noqa: PTH208
         finally:
@@ -202,4 +164,4 @@ class _Below:
 
     def target(self, path: str) -> str:
         """Read a link."""
-        return os.readlink(self._path(path), dir_fd=self._mount).rpartition("/")[2]
+        return os.readlink(self._path(path), dir_fd=self._sysfs).rpartition("/")[2]

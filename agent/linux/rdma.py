@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agent.linux import mount
 from agent.linux.messages import ask, attribute, attributes
 from agent.machine import CmDefaults
 
@@ -21,11 +20,6 @@ SYS_ATTR_NETNS_MODE = 66
 MODES = ("exclusive", "shared")
 
 CONFIGFS = Path("/sys/kernel/config")
-# The same numbers on every architecture (include/uapi/asm-generic/unistd.h).
-FSOPEN, FSCONFIG, FSMOUNT = 430, 431, 432
-CLOEXEC = 1
-FSCONFIG_CMD_CREATE = 6
-
 # The kernel has one word for two types (gid_type_str, drivers/infiniband/core/cache.c).
 ROCE_V1 = "IB/RoCE v1"
 
@@ -103,20 +97,4 @@ def _configfs() -> Path:
     """
     if (CONFIGFS / "rdma_cm").is_dir():
         return CONFIGFS
-    context = _call(FSOPEN, b"configfs", CLOEXEC)
-    try:
-        _call(FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
-        return Path(f"/proc/self/fd/{_call(FSMOUNT, context, CLOEXEC, 0)}")
-    finally:
-        os.close(context)
-
-
-def _call(number: int, *arguments: object) -> int:
-    result = _LIBC.syscall(number, *arguments)
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return int(result)
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.syscall.restype = ctypes.c_long
+    return Path(f"/proc/self/fd/{mount.detached('configfs')}")

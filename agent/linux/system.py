@@ -1,4 +1,4 @@
-"""What only a library, a system call or a service tells: the index of installed modules, the discipline of the clock."""
+"""What only a library or a service can answer: which modules are installed, and whether the clock is synchronised."""
 
 from __future__ import annotations
 
@@ -15,20 +15,13 @@ from jeepney.low_level import MessageType
 
 LIBKMOD = "libkmod.so.2"
 
-# include/uapi/linux/timex.h: struct timex is modes, offset, freq, maxerror, ... : words of a long, and 208 bytes in all.
-TIMEX_SIZE = 256
-TIMEX_MAXERROR = 3
-# Microseconds: NTP_PHASE_LIMIT of include/linux/timex.h, beyond which the kernel gives up. It lets the error grow by 500 a
-# second, and so comes there nine hours after the last correction.
-TIMEX_LIMIT = 16_000_000
-
 # org.freedesktop.timedate1(5). It may have to be started first.
 TIMEDATED = DBusAddress("/org/freedesktop/timedate1", "org.freedesktop.timedate1", "org.freedesktop.timedate1")
-TIMEDATED_PATIENCE = 60.0
+TIMEDATED_TIMEOUT = 60.0
 
 
 class LinuxSystem:
-    """libkmod and adjtimex(2), both through ctypes, which lets other threads run meanwhile; timedated through D-Bus."""
+    """libkmod through ctypes, which lets other threads run meanwhile, and timedated through D-Bus."""
 
     def installed_srcversion(self, module: str) -> str | None:
         """What modinfo(8) says; it finds and unpacks a module as modprobe(8) does, and starts no process."""
@@ -45,37 +38,16 @@ class LinuxSystem:
                 library.kmod_module_unref(found)
 
     def clock_synchronised(self) -> bool:
-        """As timedatectl(1) judges it: the kernel's own bound of the clock's error is below 16 s.
-
-        The flag STA_UNSYNC is not asked: chrony sets it on a synchronised clock, too, unless it has ``rtcsync``.
-        """
+        """Ask timedated, as timedatectl(1) does: the unit's sandbox (ProtectClock=) refuses adjtimex(2) even for reading."""
         try:
-            return _clock_error() < TIMEX_LIMIT
-        except PermissionError:
-            # The unit's sandbox (ProtectClock=) refuses even to read it: the service that may is asked for its judgement.
-            return _timedated_says_synchronised()
-
-
-def _clock_error() -> int:
-    """How wrong the kernel thinks that the clock may be, at most, in microseconds; nothing is changed (``modes`` is 0)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    timex = (ctypes.c_long * (TIMEX_SIZE // ctypes.sizeof(ctypes.c_long)))()
-    if libc.adjtimex(timex) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"adjtimex: {os.strerror(number)}")
-    return int(timex[TIMEX_MAXERROR])
-
-
-def _timedated_says_synchronised() -> bool:
-    try:
-        with open_dbus_connection(bus="SYSTEM") as bus:
-            asked = bus.send_and_get_reply(Properties(TIMEDATED).get("NTPSynchronized"), timeout=TIMEDATED_PATIENCE)
-    except (EOFError, TimeoutError) as error:
-        raise OSError(errno.EIO, f"timedated does not answer: {error}") from error
-    if asked.header.message_type is not MessageType.method_return:
-        raise OSError(errno.EIO, f"timedated does not tell: {' '.join(map(str, asked.body))}")
-    ((_, synchronised),) = asked.body
-    return bool(synchronised)
+            with open_dbus_connection(bus="SYSTEM") as bus:
+                reply = bus.send_and_get_reply(Properties(TIMEDATED).get("NTPSynchronized"), timeout=TIMEDATED_TIMEOUT)
+        except (EOFError, TimeoutError) as error:
+            raise OSError(errno.EIO, f"timedated does not answer: {error}") from error
+        if reply.header.message_type is not MessageType.method_return:
+            raise OSError(errno.EIO, f"timedated answers with an error: {' '.join(map(str, reply.body))}")
+        ((_, synchronised),) = reply.body
+        return bool(synchronised)
 
 
 @cache

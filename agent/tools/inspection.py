@@ -126,8 +126,6 @@ class _Reader:
         self._pci_ids = next((text for path in PCI_IDS if (text := self._text(path))), "")
         self.rdma = Reader(machine.files)
         self._char_devices = self.rdma.char_devices()
-        ports = [(name, number) for name in self.rdma.all() for number in self.rdma.port_numbers(name)]
-        self._port_mtus = machine.details.port_mtus(ports)
 
     def functions(self) -> Iterator[NetworkFunction]:
         for address in self._names(PCI):
@@ -217,13 +215,10 @@ class _Reader:
         return evolve(device, ports=tuple(self._port(device, port) for port in device.ports))
 
     def _port(self, device: RdmaDevice, port: RdmaPort) -> RdmaPort:
-        max_mtu, active_mtu = self._port_mtus.get((device.name, port.number), (None, None))
         name = port.netdev or self._netdev_of(self.rdma.mac_in_gid(device.name, port.number))
         return evolve(
             port,
             netdev=name,
-            max_mtu=max_mtu,
-            active_mtu=active_mtu,
             bonded=(_unless_gone(lambda: bonded(self._files, name)) or ()) if name else (),
             gids=tuple(self.rdma.gids(device, port.number)),
         )
@@ -346,9 +341,8 @@ def _rdma_lines(device: RdmaDevice, indent: str, width: int) -> list[str]:
     lines = _wrapped(indent, "rdma", filter(None, facts), width)
     for port in device.ports:
         state = "/".join(filter(None, (port.state, port.physical_state)))
-        mtu = f"MTU {port.active_mtu} of {port.max_mtu}" if port.active_mtu and port.max_mtu else ""
         netdev = f"{port.netdev} ({', '.join(port.bonded)})" if port.bonded else port.netdev or "no netdev"
-        facts = [f"port {port.number}", state, port.link_layer or "", mtu, port.rate or "", netdev]
+        facts = [f"port {port.number}", state, port.link_layer or "", port.rate or "", netdev]
         lines += _wrapped(indent, "", filter(None, facts), width, column=8)
         lines += _wrapped(indent, "", _gid_facts(port.gids), width, column=8)
     return lines

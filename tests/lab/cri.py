@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import attrs
 import grpc
 
-from agent.linux.protobuf import fields
+from agent.linux.grpc import fields
 from lab import Node
 from tests.lab.conftest import eventually
 

@@ -38,7 +38,7 @@ def test_both_units_are_sandboxed(node: Node) -> None:
         exposure = re.search(r"([0-9.]+) [A-Z]+", said)
         assert exposure is not None, said
         assert float(exposure[1]) <= most
-    # What the sandbox refuses to tell (adjtimex) is had from systemd-timedated; nothing sets the clock of a lab's node.
+    # The agent asks systemd-timedated, through the sandbox; nothing synchronises the clock of a lab's node.
     eventually("word of the clock", lambda: reasons(node)["ClockSynchronised"] == "NotSynchronised")
 
 

@@ -12,6 +12,7 @@ from agent.hardware.placement import from_mask, mask
 from agent.machine import Link, Machine, VfInfo
 from agent.spec.ranges import format_ranges, parse_ranges
 from tests.sim import config_space, hugepages
+from tests.sim.absent import NO_DETAILS
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
 from tests.sim.namespaces import SimNamespaces, inside
@@ -121,9 +122,10 @@ class Kernel:
 
     def machine(self) -> Machine:
         return Machine(
-            self,
-            self,
-            self.host,
+            files=self,
+            netlink=self,
+            processes=self.host,
+            details=NO_DETAILS,
             ethtool=self.ethtool,
             kubelet=self.host,
             system=self.host,

@@ -7,8 +7,7 @@ import pytest
 
 from agent.hardware.functions import rdma_devices
 from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
-from agent.linux.verbs import mtu_bytes
-from agent.machine import Link, Machine, VfInfo
+from agent.machine import Link, VfInfo
 from agent.report.records import to_plain
 from agent.tools.inspection import (
     Inspection,
@@ -20,6 +19,7 @@ from agent.tools.inspection import (
     product_name,
     render,
 )
+from tests.sim import absent
 
 PCI_IDS = """\
 # a comment
@@ -56,10 +56,6 @@ def test_product_name_is_the_identifier_string() -> None:
     assert product_name(tag + name.encode() + b"\x90\x02\x00PN\x78") == name.strip()
     assert product_name(tag + b"cut sho") == "cut sho"
     assert product_name(b"") == product_name(b"\xff" * 64) == product_name(b"\x90\x02\x00PN") == ""
-
-
-def test_mtu_of_an_unknown_code_is_unknown() -> None:
-    assert [mtu_bytes(code) for code in range(7)] == [None, 256, 512, 1024, 2048, 4096, None]
 
 
 class Refusing:
@@ -119,7 +115,7 @@ def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -
         },
         error,
     )
-    found = inspect(Machine(files, Silent(), Silent(), ethtool=Silent()))  # type: ignore[arg-type]
+    found = inspect(absent.machine(files, Silent(), Silent(), Silent()))  # type: ignore[arg-type]
     assert [function.address for function in found.functions] == ["0000:01:00.0"]
     assert [device.name for device in found.functions[0].rdma] == ["rocep1s0"]
     assert [device.name for device in found.other_rdma] == ["siw0"]
@@ -203,7 +199,7 @@ class Ports(Silent):
 
 
 def test_with_roce_lag_both_ports_show_the_one_rdma_device_and_it_shows_both_netdevs() -> None:
-    found = inspect(Machine(LagTree(), Ports(), Silent(), ethtool=Silent()))  # type: ignore[arg-type]
+    found = inspect(absent.machine(LagTree(), Ports(), Silent(), Silent()))  # type: ignore[arg-type]
     first, second, other = found.functions
     assert first.rdma == second.rdma
     (device,) = first.rdma
@@ -217,7 +213,7 @@ def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> No
     tree = LagTree()
     tree.files["/sys/bus/pci/devices/0000:3b:00.1/infiniband/mlx5_1/x"] = ""
     tree.files["/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0"] = "ens1f1np1"
-    found = inspect(Machine(tree, Ports(), Silent(), ethtool=Silent()))  # type: ignore[arg-type]
+    found = inspect(absent.machine(tree, Ports(), Silent(), Silent()))  # type: ignore[arg-type]
     assert [[device.name for device in function.rdma] for function in found.functions] == [
         ["mlx5_bond_0"],
         ["mlx5_1"],
@@ -226,7 +222,7 @@ def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> No
     assert rdma_devices(tree, "0000:3b:00.1") == ["mlx5_1"]
 
 
-def port(netdev: str, active_mtu: int | None) -> RdmaPort:
+def port(netdev: str) -> RdmaPort:
     return RdmaPort(
         1,
         netdev,
@@ -234,8 +230,6 @@ def port(netdev: str, active_mtu: int | None) -> RdmaPort:
         "ACTIVE",
         "LinkUp",
         "100 Gb/sec (4X EDR)",
-        4096 if active_mtu else None,
-        active_mtu,
         gids=GIDS,
     )
 
@@ -255,7 +249,7 @@ EXAMPLE = Inspection(
                        ("10.0.0.1/24", "fe80::ba59:9fff:fe00:1/64"), "22.39.2048 (MT_0000000359)"),
             ),
             rdma=(
-                RdmaDevice("rocep59s0f0", "RoCE", "b859:9f03:0000:0001", "22.39.2048", (port("ens1f0np0", 4096),),
+                RdmaDevice("rocep59s0f0", "RoCE", "b859:9f03:0000:0001", "22.39.2048", (port("ens1f0np0"),),
                            (CharDevice("uverbs0", True), CharDevice("umad0", False))),
             ),
             interrupts=(
@@ -274,7 +268,7 @@ EXAMPLE = Inspection(
             serials=("b8-59-9f-ff-ff-00-00-01", "MT2231X001"),
         ),
     ),
-    other_rdma=(RdmaDevice("rxe0", "RoCE", None, None, (port("eth0", None),), ()),),
+    other_rdma=(RdmaDevice("rxe0", "RoCE", None, None, (port("eth0"),), ()),),
     rdma_cm=False,
 )  # fmt: skip
 
@@ -286,8 +280,7 @@ SHOWN = """\
            fe80::ba59:9fff:fe00:1/64
   rdma     rocep59s0f0  RoCE  node GUID b859:9f03:0000:0001  uverbs0
            umad0 (not in /dev/infiniband)
-           port 1  ACTIVE/LinkUp  Ethernet  MTU 4096 of 4096
-           100 Gb/sec (4X EDR)  ens1f0np0
+           port 1  ACTIVE/LinkUp  Ethernet  100 Gb/sec (4X EDR)  ens1f0np0
            GID 1 RoCE v2 fe80::ba59:9fff:fe00:1  GID 3 RoCE v2 10.0.0.1
   irqs     management-0 0-15 (on 3)  comp-0 0  comp-1 1  comp-2 2  comp-3 3
            comp-4 4  comp-5 5  comp-6 6  comp-7 7

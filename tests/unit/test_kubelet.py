@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.linux import protobuf
+from agent.linux import grpc as our_grpc
 from agent.linux.grpc import call
 from agent.linux.kubelet import PAUSE, LinuxKubelet
 
@@ -355,20 +355,20 @@ def test_strings_are_read_as_protobuf_wrote_them(pods: list[tuple[str, list[str]
         for (name, ids, _), extra in zip(pods, memory, strict=True)
     ]
     wanted = [found for name, ids, _ in pods for found in [("name", name)] * bool(name) + [("id", i) for i in ids]]
-    schema: protobuf.Schema = {1: {1: "name", 3: {2: {2: "id"}}}}
-    assert list(protobuf.strings(encoded(*described), schema)) == wanted
+    schema: our_grpc.Schema = {1: {1: "name", 3: {2: {2: "id"}}}}
+    assert list(our_grpc.strings(encoded(*described), schema)) == wanted
 
 
 @pytest.mark.parametrize("number", [wrappers_pb2.FloatValue(value=-1.1), wrappers_pb2.DoubleValue(value=-1.1)])
 def test_numbers_of_a_fixed_length_are_skipped(number: Any) -> None:
     message = number.SerializeToString() + wrappers_pb2.StringValue(value="x").SerializeToString()
-    assert list(protobuf.strings(message, {1: "text"})) == [("text", "x")]
+    assert list(our_grpc.strings(message, {1: "text"})) == [("text", "x")]
 
 
 @given(st.binary())
 def test_any_bytes_are_a_message_or_none(message: bytes) -> None:
     try:
-        found = list(protobuf.strings(message, {1: {1: "name"}, 2: "text"}))
+        found = list(our_grpc.strings(message, {1: {1: "name"}, 2: "text"}))
     except ValueError:
         return
     assert sum(len(text.encode()) for _, text in found) < len(message) or not message

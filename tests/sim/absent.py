@@ -1,0 +1,75 @@
+"""Parts of a machine that has nothing of their kind: no kubelet, no details, no other namespaces."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Any
+
+from agent.machine import Attributes, CmDefaults, DcbState, Details, Ethtool, Machine, Namespace
+
+
+class NoDetails:
+    def firmware(self, netdev: str) -> str | None:
+        return None
+
+    def vpd(self, address: str) -> bytes:
+        return b""
+
+
+class NoKubelet:
+    def allocations(self) -> dict[str, tuple[str, ...]]:
+        return {}
+
+
+class NoSystem:
+    def installed_srcversion(self, module: str) -> str | None:
+        return None
+
+    def clock_synchronised(self) -> bool:
+        return True
+
+
+class NoNamespaces:
+    def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
+        return {}
+
+    def files(self, namespace: Namespace) -> AbstractContextManager[Attributes]:
+        raise FileNotFoundError(errno.ENOENT, "there is no such network namespace", namespace.path)
+
+
+class NoDcbOrRdma:
+    def state(self, netdev: str) -> DcbState | None:
+        return None
+
+    def netns_mode(self) -> str | None:
+        return None
+
+    def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
+        return None
+
+    def _refuse(self, *_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    set_pfc = add_dscp = remove_dscp = set_netns_mode = set_cm_defaults = _refuse
+
+
+NO_DETAILS = NoDetails()
+
+
+def machine(files: Any, netlink: Any, processes: Any, ethtool: Ethtool, details: Details = NO_DETAILS) -> Machine:
+    """A machine of the given parts, and nothing else."""
+    return Machine(
+        files=files,
+        netlink=netlink,
+        processes=processes,
+        ethtool=ethtool,
+        details=details,
+        kubelet=NoKubelet(),
+        system=NoSystem(),
+        dcb=NoDcbOrRdma(),
+        rdma=NoDcbOrRdma(),
+        namespaces=NoNamespaces(),
+    )
