@@ -17,9 +17,15 @@ Mode = Literal["read", "write"]
 
 SIZE = 4096
 
+ANSWERED_WITHIN = 0.5
+"""Seconds within which a pass answers an event about a required device; a node that was ready is not, if it takes longer."""
+
 # A sequence number, odd while the rest is being written; since when (seconds of CLOCK_MONOTONIC, 0 is idle); the text's length.
 _HEAD = struct.Struct("=QdI")
 _SEQUENCE = struct.Struct("=Q")
+# Since when an event waits (seconds of CLOCK_MONOTONIC, 0: none does). It is aligned, so one store writes it whole.
+_WAITS = struct.Struct("@d")
+_WAITS_AT = SIZE - _WAITS.size
 
 
 @frozen
@@ -55,11 +61,15 @@ class Activity:
 
     def call(self, device: str, call: str) -> None:
         """A call begins."""
-        self._store(time.monotonic(), f"{self._prefix}{device}\n{call}".encode()[: SIZE - _HEAD.size])
+        self._store(time.monotonic(), f"{self._prefix}{device}\n{call}".encode()[: _WAITS_AT - _HEAD.size])
 
     def idle(self) -> None:
         """The worker waits for a wake-up."""
         self._store(0.0, b"")
+
+    def waits(self, since: float) -> None:
+        """An event about a required device has waited for its reading since then; 0: none waits."""
+        _WAITS.pack_into(self._memory, _WAITS_AT, since)
 
     def _store(self, since: float, text: bytes) -> None:
         memory = self._memory
@@ -91,6 +101,11 @@ class View:
             return None
         kind, mode, device, call = text.decode(errors="replace").split("\n", 3)
         return Step(since, kind, "write" if mode == "write" else "read", device, call)
+
+    def waits(self) -> float:
+        """Since when an event about a required device has waited for its reading; 0: none waits."""
+        (since,) = _WAITS.unpack_from(self._memory, _WAITS_AT)
+        return float(since)
 
     def close(self) -> None:
         """Give the memory back."""

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from attrs import define, evolve, field, frozen
 
-from agent.report.activity import Step, View
+from agent.report.activity import ANSWERED_WITHIN, Step, View
 from agent.report.records import Condition, Report, passes_first, report_from_json, report_to_json
 from agent.runtime import notify, uptime, write_atomically
 
@@ -37,6 +37,9 @@ LAST_RETRY = 3600.0
 
 READABLE = 0o644
 """The mode of what the reporter and operators who are not root read."""
+
+CHECKING = "Checking"
+"""The reason of a Ready that was taken back because an event waits for its reading."""
 
 REPORT = "report.json"
 FIRST_PASS = "first-pass"  # noqa: S105  the name of a file
@@ -75,6 +78,17 @@ class Publisher:
         others = tuple(c for c in self._last.conditions if c.type != "WorkerAlive")
         lost = Condition("WorkerAlive", "False", reason, message)
         self._publish(evolve(self._last, ready=False, conditions=(*others, lost)))
+
+    @property
+    def ready(self) -> bool:
+        """What the report says now."""
+        return self._last.ready
+
+    def checking(self, message: str) -> None:
+        """A required device may have changed, and its reading has not come back: what was true may no longer be."""
+        others = tuple(c for c in self._last.conditions if c.type != "Converged")
+        check = Condition("Converged", "Unknown", CHECKING, message)
+        self._publish(evolve(self._last, ready=False, conditions=(check, *others)))
 
     def vouch(self) -> None:
         """Renew the heartbeat."""
@@ -158,6 +172,7 @@ class _Supervisor:
     respawn_wait: float = FIRST_RESPAWN
     respawn_at: float = 0.0
     hung: dict[str, _Hung] = field(factory=dict)
+    look_at: float = math.inf
 
     def run(self) -> None:
         wake = self._hear_signals()
@@ -171,6 +186,7 @@ class _Supervisor:
                 notify("WATCHDOG=1")
                 next_beat = now + beat
             self._judge_step(now)
+            self._judge_wait(now)
             self._try_again(now)
             if self.worker is None and now >= self.respawn_at:
                 self._spawn()
@@ -204,7 +220,9 @@ class _Supervisor:
             return self.respawn_at
         step = self.worker.view.step()
         retries = (hung.retry_at for hung in self.hung.values() if hung.avoided and not hung.abandoned)
-        return min([*retries, *([self._ends(step)] if step else [])], default=math.inf)
+        since = self.worker.view.waits() if self.publisher.ready else 0.0
+        looks = [self.look_at, *([since + ANSWERED_WITHIN] if since else [])]
+        return min([*retries, *looks, *([self._ends(step)] if step else [])], default=math.inf)
 
     def _ends(self, step: Step) -> float:
         return step.since + (self.limits.write if step.mode == "write" else self.limits.read)
@@ -242,6 +260,8 @@ class _Supervisor:
                 message = json.loads(line)
                 if message.pop("serving", False):
                     notify("READY=1")
+                elif message.pop("checking", False):
+                    self.look_at = time.monotonic() + ANSWERED_WITHIN
                 else:
                     self.publisher.found(message)
             return
@@ -277,6 +297,20 @@ class _Supervisor:
         # killed may just have been slow, on a node that has no CPU left.
         slow = hung.times == 1 and not hung.abandoned
         self.respawn_at = now if step.device or slow else hung.retry_at
+
+    def _judge_wait(self, now: float) -> None:
+        """Take Ready back while an event about a required device waits longer for its reading than a quick pass takes."""
+        if now >= self.look_at:
+            self.look_at = math.inf
+        # The clock was read before this memory is; the worker does it the other way round.
+        view = self.worker.view if self.worker else None
+        since = view.waits() if view else 0.0
+        if view and since and self.publisher.ready and now >= since + ANSWERED_WITHIN:
+            step = view.step()
+            what = f" ({step})" if step else ""
+            self.publisher.checking(
+                f"a required device may have changed, and reading it takes more than {ANSWERED_WITHIN} s{what}"
+            )
 
     def _try_again(self, now: float) -> None:
         """Replace the worker by one that looks at a device again."""

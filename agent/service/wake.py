@@ -10,9 +10,9 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from attrs import define, frozen
+from attrs import define, evolve, field, frozen
 from pyroute2.netlink import genlmsg
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.generic import GenericNetlinkSocket
@@ -21,7 +21,7 @@ from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME
 from agent.engine.readiness import Readiness
 from agent.hardware.functions import PCI
 from agent.receive_buffer import widen
-from agent.state.snapshot import Scope
+from agent.state.snapshot import Scope, devices
 
 RTMGRP_LINK = 1
 RTM_NEWLINK = 16
@@ -65,29 +65,32 @@ class Known:
     """Where the last snapshot saw which device: what a scope calls each netdev's function, and the PF of each function.
 
     ``incomplete``: a NIC of the spec was not found. Another function may turn out to be it, once it has its driver or its name.
+    ``required``: the PFs without which the node is not ready.
     """
 
     by_ifindex: Mapping[int, str]
     by_address: Mapping[str, str]
     incomplete: bool = False
+    required: frozenset[str] = frozenset()
 
 
 @frozen
 class WakeUp:
     """Why to look again. ``scope``: the PFs concerned, None for everything; ``reload``: the spec may have changed;
-    ``asked``: somebody has come to the door.
+    ``asked``: somebody has come to the door. ``doubt``: a required device may have changed, so that Ready is unproven.
     """
 
     scope: Scope
     reload: bool = False
     stop: bool = False
     asked: bool = False
+    doubt: bool = False
 
     def joined(self, other: WakeUp) -> WakeUp:
         """Both in one."""
         scope = None if self.scope is None or other.scope is None else self.scope | other.scope
         flags = (self.reload or other.reload, self.stop or other.stop, self.asked or other.asked)
-        return WakeUp(scope, *flags)
+        return WakeUp(scope, *flags, self.doubt or other.doubt)
 
 
 @define
@@ -105,6 +108,48 @@ class Pace:
 ScopeOf = Callable[[bytes, bool, Known], "set[str] | None"]
 
 
+@define(eq=False)
+class _Source:
+    """A socket by which events come, and those that were taken from it and not judged yet; ``lost``: there were more."""
+
+    socket: socket.socket
+    scope_of: ScopeOf
+    kept: list[tuple[bytes, bool]] = field(factory=list)
+    lost: bool = False
+
+    def receive(self) -> None:
+        """Take what waits in the socket."""
+        for _ in range(AT_ONCE):
+            try:
+                message, ancillary, _, _ = self.socket.recvmsg(1 << 16, NSID_ROOM)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
+                self.lost = True
+                continue
+            self.kept.append((message, bool(ancillary)))
+
+    def judged(self, known: Known, start: int = 0) -> WakeUp:
+        """What the events from ``start`` on mean. Where some were lost, any device may have changed."""
+        named: set[str] = set()
+        everything = self.lost
+        for message, elsewhere in self.kept[start:]:
+            found = self.scope_of(message, elsewhere, known)
+            everything = everything or found is None
+            named |= found or set()
+        doubt = bool(known.required) if self.lost else not known.required.isdisjoint(devices(frozenset(named)))
+        return WakeUp(None if everything else frozenset(named), doubt=doubt)
+
+    def taken(self, known: Known, first: bool) -> WakeUp:
+        """The same, after which they are forgotten. In a ``first`` pass those of unknown devices are judged again after it."""
+        wake = self.judged(known)
+        self.kept = [kept for kept in self.kept if self.scope_of(*kept, known) == set()] if first else []
+        self.lost = False
+        return wake
+
+
 class Watch:
     """Subscribed from its making on: whatever happens after that is seen, so dump afterwards.
 
@@ -120,10 +165,10 @@ class Watch:
         ethtool = _subscribe(NETLINK_GENERIC, 0)
         if group := _ethtool_group():
             ethtool.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
-        self._sources: dict[int, tuple[socket.socket, ScopeOf]] = {
-            links.fileno(): (links, _link_scope),
-            uevents.fileno(): (uevents, _uevent_scope),
-            ethtool.fileno(): (ethtool, _ethtool_scope),
+        self._sources = {
+            links.fileno(): _Source(links, _link_scope),
+            uevents.fileno(): _Source(uevents, _uevent_scope),
+            ethtool.fileno(): _Source(ethtool, _ethtool_scope),
         }
         self._control = control
         self._readiness = readiness
@@ -137,27 +182,46 @@ class Watch:
         if control is not None:
             self._commands.register(control, select.POLLIN | select.POLLHUP)
 
-    def wait(self, known: Known, timeout: float) -> WakeUp:
-        """Sleep until something happens that concerns a wanted device, or ``timeout`` seconds are over (scope: none)."""
-        scope: set[str] = set()
-        everything = reload = stop = asked = False
+    def wait(self, known: Known, timeout: float, first: bool = False) -> WakeUp:
+        """Sleep until something happens that concerns a wanted device, or ``timeout`` seconds are over (scope: none).
+
+        :param first: a pass runs before which nothing was known. What concerns no device yet is judged again after it.
+        """
+        reload = stop = asked = False
+        if any(source.kept or source.lost for source in self._sources.values()):
+            timeout = 0.0
         if self._readiness and timeout > 0.0:
             self._readiness.go_on()
         for descriptor, _ in self._poll.poll(max(0, int(timeout * 1000))):
             if descriptor == self._control:
                 text = os.read(descriptor, 4096)
                 reload, stop = bool(text), not text
-                continue
-            if descriptor == self._door:
+            elif descriptor == self._door:
                 asked = True
-                continue
-            if self._readiness and descriptor == self._readiness.fileno():
+            elif self._readiness and descriptor == self._readiness.fileno():
                 self._readiness.drain()
-                continue
-            named = _drain(*self._sources[descriptor], known)
-            everything = everything or named is None
-            scope |= named or set()
-        return WakeUp(None if everything or reload else frozenset(scope), reload, stop, asked)
+            else:
+                self._sources[descriptor].receive()
+        heard = WakeUp(frozenset())
+        for source in self._sources.values():
+            heard = heard.joined(source.taken(known, first))
+        return evolve(heard, scope=None if reload else heard.scope, reload=reload, stop=stop, asked=asked)
+
+    def sources(self) -> Iterable[int]:
+        """The descriptors by which events come."""
+        return self._sources
+
+    def keep(self, known: Known) -> WakeUp:
+        """Take the events that wait now, and keep them for :meth:`wait`, by when more devices may be known."""
+        heard = WakeUp(frozenset())
+        for source in self._sources.values():
+            judged = len(source.kept)
+            source.receive()
+            heard = heard.joined(source.judged(known, judged))
+            if len(source.kept) > AT_ONCE:
+                source.kept.clear()
+                source.lost = True
+        return heard
 
     def gather(self, known: Known) -> WakeUp:
         """What happens while the pace of passes makes the next one wait: nothing, but in a storm. A command ends it."""
@@ -199,28 +263,6 @@ def _listen_to_all_namespaces(links: socket.socket) -> None:
         links.setsockopt(SOL_NETLINK, NETLINK_LISTEN_ALL_NSID, 1)
     except PermissionError:
         return
-
-
-def _drain(source: socket.socket, scope_of: ScopeOf, known: Known) -> set[str] | None:
-    """The PFs named by what waits in a socket; None if that cannot be told."""
-    named: set[str] = set()
-    everything = False
-    for _ in range(AT_ONCE):
-        try:
-            message, ancillary, _, _ = source.recvmsg(1 << 16, NSID_ROOM)
-        except BlockingIOError:
-            break
-        except OSError as error:
-            if error.errno != errno.ENOBUFS:
-                raise
-            everything = True  # messages were lost: which, nobody knows
-            continue
-        found = scope_of(message, bool(ancillary), known)
-        if found is None:
-            everything = True
-        else:
-            named |= found
-    return None if everything else named
 
 
 def _link_scope(message: bytes, elsewhere: bool, known: Known) -> set[str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import Any, TextIO
 
 from attrs import define, evolve, field
@@ -24,6 +25,7 @@ from agent.report.activity import Activity
 from agent.report.history import History
 from agent.report.records import Change, Condition, Outcome, is_ready, to_plain
 from agent.service.apply_socket import NAME, Requests
+from agent.service.listener import Listener
 from agent.service.spec_in_force import Adopted
 from agent.service.traced_machine import witnessed
 from agent.service.wake import Known, WakeUp, Watch
@@ -68,13 +70,37 @@ def work(
     """
     readiness = Readiness(machine)
     seen = witnessed(machine, activity)
-    watch = Watch(control, readiness, requests.fileno())
+    saying = Lock()
+    listener = Listener(
+        Watch(control, readiness, requests.fileno()), activity, lambda: _write(out, saying, {"checking": True})
+    )
     loop = _Loop(
-        seen, path, watch, readiness, out, adopted, originals, activity, requests, history, failures, acknowledged
+        seen,
+        path,
+        listener,
+        readiness,
+        out,
+        saying,
+        adopted,
+        originals,
+        activity,
+        requests,
+        history,
+        failures,
+        acknowledged,
     )
     loop.say({"serving": True})
-    while loop.turn():
-        pass
+    try:
+        while loop.turn():
+            pass
+    finally:
+        listener.close()
+
+
+def _write(out: TextIO, saying: Lock, message: Mapping[str, Any]) -> None:
+    with saying:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
 
 
 @define
@@ -83,9 +109,10 @@ class _Loop:
 
     machine: Machine
     path: Path
-    watch: Watch
+    listener: Listener
     readiness: Readiness
     out: TextIO
+    saying: Lock
     adopted: Adopted
     originals: Originals
     activity: Activity
@@ -108,18 +135,16 @@ class _Loop:
     def say(self, message: Mapping[str, Any]) -> None:
         """Tell the parent, unless that is what it was told last: nobody is woken for nothing new."""
         if message != self.told:
-            self.out.write(json.dumps(message) + "\n")
-            self.out.flush()
+            _write(self.out, self.saying, message)
             self.told = message
 
     def turn(self) -> bool:
         """One pass, then wait for the next reason for one; False: no more of them."""
-        if self.reload:
-            self._reload()
-        body, due = self._pass()
-        while self.last and self.adopted.gives_up(self.last, time.monotonic()):
-            self._start_over()
-            body, due = self._pass()
+        with self.listener.in_pass(self.known):
+            body, due = self._look()
+        if self.listener.answered():
+            # The supervisor may have taken Ready back.
+            self.told = {}
         self.requests.tell(body)
         due = min(due, self.adopted.trial_left(time.monotonic()))
         deadline = time.monotonic() + due
@@ -136,7 +161,8 @@ class _Loop:
                     self.say(body)
             if not said:
                 # Ready is not said of devices to which something has happened since they were read.
-                said = scope == frozenset() or not body["ready"] or self.postponed == POSTPONED
+                tired = self.postponed >= POSTPONED and not self.listener.overdue()
+                said = scope == frozenset() or not body["ready"] or tired
                 self.postponed = 0 if said else self.postponed + 1
                 if said:
                     self.say(body)
@@ -145,7 +171,7 @@ class _Loop:
             self.scope = None if time.monotonic() >= deadline else scope
             self.failures.hasten(scope)
         if not self.reload and not self.knocked:
-            meanwhile = self._heard(self.watch.gather(self.known))
+            meanwhile = self._heard(self.listener.gather(self.known))
             self.failures.hasten(meanwhile)
             self.scope = None if self.scope is None or meanwhile is None else self.scope | meanwhile
         self.trigger = _trigger(self.scope, due)
@@ -154,9 +180,19 @@ class _Loop:
         self.reload = self.reload or (self.scope is None and bool(self.adopted.refusal))
         return not self.stop
 
-    def _listen(self, timeout: float) -> Scope:
+    def _look(self) -> tuple[dict[str, Any], float]:
+        """What a pass found by the spec that is in force now, and the seconds until the next one is due."""
+        if self.reload:
+            self._reload()
+        body, due = self._pass()
+        while self.last and self.adopted.gives_up(self.last, time.monotonic()):
+            self._start_over()
+            body, due = self._pass()
+        return body, due
+
+    def _listen(self, timeout: float, first: bool = False) -> Scope:
         self.activity.idle()
-        return self._heard(self.watch.wait(self.known, timeout))
+        return self._heard(self.listener.wait(self.known, timeout, first))
 
     def _heard(self, wake: WakeUp) -> Scope:
         self.reload = self.reload or wake.reload
@@ -202,7 +238,7 @@ class _Loop:
                 announce=lambda change: self.say(_body(spec, (), _converging(change, self.last), self.adopted)),
                 acknowledged=self._acknowledged,
                 verified=self.adopted.verified,
-                heard=lambda: self._listen(0.0),
+                heard=lambda: self._listen(0.0, first=self.last is None),
                 judge=self.readiness.judge,
                 doing=self.activity.doing,
                 originals=self.originals,
@@ -273,7 +309,9 @@ def _known(found: Pass) -> Known:
                 for target, status in statuses.items()
                 if status.link
             }
-    return Known(by_ifindex, by_address, incomplete=bool(found.want.missing))
+    nics = found.want.nics.items() if found.want.spec.mode == "enforce" else ()
+    required = frozenset(address for address, nic in nics if nic.nic.required)
+    return Known(by_ifindex, by_address, bool(found.want.missing), required)
 
 
 def _devices(found: Pass) -> str:

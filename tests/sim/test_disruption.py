@@ -226,6 +226,7 @@ def test_unless_the_spec_says_that_it_stays_ours(kernel: Kernel) -> None:
     assert kernel.vfs(PF)[2].vlan == 7
 
 
+NOONISH = {"allow": "none", "windows": [{"start": "11:00", "end": "12:00", "allow": "vf-reset"}]}
 NIGHTLY = {"allow": "none", "windows": [{"start": "22:00", "end": "02:00", "allow": "vf-reset", "days": ["Wed"]}]}
 
 
@@ -247,6 +248,20 @@ def test_a_window_allows_more_while_it_is_open(kernel: Kernel, now: datetime, op
     if not open_:
         (outcome,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
         assert "more in the window Wed 22:00-02:00 UTC (vf-reset)" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("now", "open_"),
+    [
+        (NOON.replace(hour=10, minute=59, second=59), False),
+        (NOON.replace(hour=11), True),
+        (NOON.replace(hour=11, minute=59, second=59), True),
+        (NOON, False),
+    ],
+)
+def test_a_window_is_over_at_its_end(kernel: Kernel, now: datetime, open_: bool) -> None:
+    settle(kernel, spec())
+    assert is_ready(settle(kernel, spec(6, NOONISH), now=now).conditions) is open_
 
 
 def test_a_nic_s_own_policy_stands_in_the_place_of_the_node_s(kernel: Kernel) -> None:

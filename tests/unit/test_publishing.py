@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent.report.records import STALE, Condition, Report, report_to_json
 from agent.reporter.kubernetes.api import LAST_WAIT, NoCredentials, Session, trust
+from agent.reporter.kubernetes.calm import LASTING, LOSSES
 from agent.reporter.kubernetes.node import (
     LONGEST_MESSAGE,
     MANAGER,
@@ -430,6 +431,37 @@ def test_a_heartbeat_is_nothing_new_unless_it_ends_a_silence(tmp_path: Path) -> 
     assert heard(20.0) == heard(0.0)
     assert heard(2 * STALE) != heard(0.0)
     assert heard(0.0, generation=2) != heard(0.0, generation=1)
+
+
+def test_a_ready_that_comes_and_goes_is_published_once_it_lasts(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, clocks = running
+    checking = evolve(REPORT, ready=False, conditions=(Condition("Converged", "Unknown", "Checking", "it waits"),))
+    published: list[bool] = []
+    for generation in range(100):
+        for found in (REPORT, checking):
+            say(reporter, evolve(found, generation=generation))
+            reporter.turn()
+            published.append(reporter.said.ready)
+            assert not (reporter.said.ready and not found.ready)
+            # As the API server would tell it.
+            labels = {READY_LABEL: "true"} if reporter.said.ready else {}
+            ready = ("True", "AsSpecified", "the node is as its spec says")
+            waits = ("False", "Checking", "Converged is Unknown (Checking): it waits")
+            said = [(READY, *(ready if reporter.said.ready else waits)), (UP_TO_DATE, "True", "SpecDone", "")]
+            told = [dict(zip(("type", "status", "reason", "message"), each, strict=True)) for each in said]
+            reporter.mirror.node = read_node(labelled(labels, [OURS], conditions=told))
+            clocks.goes_on(2.0)
+    assert published == [True, False] * LOSSES + [False] * (200 - 2 * LOSSES)
+    assert len([where for where in cluster.writes if where != "lease"]) < 20
+    say(reporter, REPORT)
+    left = reporter.turn()
+    assert (reporter.said.ready, left) == (False, LASTING)
+    assert "Ready was lost 3 times" in reporter.said.error
+    clocks.goes_on(left)
+    reporter.turn()
+    assert (reporter.said.ready, reporter.said.error) == (True, "")
 
 
 # --- a plugin does not follow a change of its devices ------------------------------------------------------------

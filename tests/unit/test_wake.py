@@ -18,9 +18,9 @@ from agent.service.wake import (
     Pace,
     WakeUp,
     Watch,
-    _drain,
     _ethtool_scope,
     _link_scope,
+    _Source,
     _uevent_scope,
 )
 
@@ -129,8 +129,11 @@ def test_a_burst_is_one_wake_up() -> None:
         except BlockingIOError:
             pass
         assert sent > 1
-        assert _drain(ours, _link_scope, KNOWN) == {PF}
-        assert _drain(ours, _link_scope, KNOWN) == set()
+        source = _Source(ours, _link_scope)
+        source.receive()
+        assert source.taken(KNOWN, first=False) == WakeUp(frozenset({PF}))
+        source.receive()
+        assert source.taken(KNOWN, first=False) == WakeUp(frozenset())
 
 
 def test_a_storm_is_a_few_passes_at_once_and_then_a_bounded_rate() -> None:

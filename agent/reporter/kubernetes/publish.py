@@ -32,6 +32,7 @@ from agent.reporter.kubernetes.api import (
     Refused,
     explain,
 )
+from agent.reporter.kubernetes.calm import TO_AND_FRO, Calm
 from agent.reporter.kubernetes.identity import Identity
 from agent.reporter.kubernetes.node import (
     MANAGER,
@@ -100,6 +101,7 @@ class Publication:
     _lease_of: str = field(default="", init=False)
     _lease: dict[str, Any] = field(factory=dict, init=False)
     _away_since: float | None = field(default=None, init=False)
+    _calm: Calm = field(factory=Calm, init=False)
 
     def __attrs_post_init__(self) -> None:
         self.api = Api(self.settings.server, self.identity.session)
@@ -135,10 +137,15 @@ class Publication:
         """Write what differs; the seconds until there may be something to do although nothing has changed."""
         verdict = look(self.report)
         self._seen = verdict.beyond_heartbeat()
+        hold = self._calm.hold(verdict.ready, self.clock())
         # A certificate that cannot be renewed is no reason to say nothing with the one there is.
         due = [self._try("identity", self._keep_identity)]
         if self.mirror.known and self.mirror.node is not None:
             steps = [("node", self._publish), ("lease", self._renew)]
+            self._trouble.pop("calm", None)
+            if hold:
+                steps, due = steps[1:], [*due, hold]
+                self._trouble["calm"] = TO_AND_FRO
             # What keeps pods away comes first; who is said to be ready has a heartbeat, or a sweep would take that back.
             for what, step in reversed(steps) if verdict.ready else steps:
                 due.append(self._try(what, partial(step, verdict)))

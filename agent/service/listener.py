@@ -1,0 +1,122 @@
+"""Hears events while a pass runs, too, and tells the supervisor since when one about a required device waits for its reading.
+
+A pass may wait in the kernel for seconds, for a lock that whoever changes the device holds. Ready would stand all that time.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from attrs import define, field
+
+from agent.report.activity import ANSWERED_WITHIN, Activity
+from agent.service.wake import Known, WakeUp, Watch
+
+
+@define(eq=False)
+class Listener:
+    """The events of ``watch``. While a pass runs, a thread takes them; otherwise that thread sleeps, whatever happens.
+
+    ``poke`` wakes the supervisor, which then looks at ``activity`` after :data:`ANSWERED_WITHIN` seconds.
+    """
+
+    _watch: Watch
+    _activity: Activity
+    _poke: Callable[[], None]
+    _known: Known = field(factory=lambda: Known({}, {}), init=False)
+    _lock: Lock = field(factory=Lock, init=False)
+    _kept_since: float = field(default=0.0, init=False)
+    _since: float = field(default=0.0, init=False)
+    _poked: float = field(default=-ANSWERED_WITHIN, init=False)
+    _in_pass: bool = field(default=False, init=False)
+    _sockets: select.epoll = field(factory=select.epoll, init=False)
+    _gate: select.epoll = field(factory=select.epoll, init=False)
+    _end: int = field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC), init=False)
+
+    def __attrs_post_init__(self) -> None:
+        for descriptor in self._watch.sources():
+            self._sockets.register(descriptor, select.EPOLLIN)
+        self._gate.register(self._sockets.fileno(), 0)
+        self._gate.register(self._end, select.EPOLLIN)
+        start_new_thread(self._listen, ())
+
+    def close(self) -> None:
+        """End the thread."""
+        os.eventfd_write(self._end, 1)
+
+    @contextmanager
+    def in_pass(self, known: Known) -> Iterator[None]:
+        """The caller reads the devices meanwhile, and cannot listen."""
+        with self._lock:
+            self._known, self._in_pass = known, True
+            self._open()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_pass = False
+                self._gate.modify(self._sockets.fileno(), 0)
+
+    def wait(self, known: Known, timeout: float, first: bool = False) -> WakeUp:
+        """As :meth:`Watch.wait`, what the thread has heard included."""
+        with self._lock:
+            wake = self._watch.wait(known, timeout, first)
+            self._kept_since = 0.0
+            self._note(wake)
+        return wake
+
+    def gather(self, known: Known) -> WakeUp:
+        """As :meth:`Watch.gather`."""
+        with self._lock:
+            wake = self._watch.gather(known)
+            self._kept_since = 0.0
+            self._note(wake)
+        return wake
+
+    def overdue(self) -> bool:
+        """Whether an event about a required device has waited for too long to call the node ready."""
+        return 0.0 < self._since <= time.monotonic() - ANSWERED_WITHIN
+
+    def answered(self) -> bool:
+        """A pass has read what was heard before it, or taken during it.
+
+        :returns: whether the supervisor may have taken Ready back meanwhile: what the pass found must be said again.
+        """
+        with self._lock:
+            since, self._since = self._since, self._kept_since
+            self._activity.waits(self._since)
+        # The clock is read after the memory was written; the supervisor does it the other way round.
+        return 0.0 < since <= time.monotonic() - ANSWERED_WITHIN
+
+    def _note(self, wake: WakeUp) -> None:
+        if not wake.doubt or self._since:
+            return
+        self._since = now = time.monotonic()
+        self._activity.waits(now)
+        if now >= self._poked + ANSWERED_WITHIN:
+            # The supervisor looks that long after it was woken, and goes on looking while an event waits.
+            self._poked = now
+            self._poke()
+
+    def _open(self) -> None:
+        """Wake the thread at the next event, once."""
+        self._gate.modify(self._sockets.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _listen(self) -> None:
+        while all(descriptor != self._end for descriptor, _ in self._gate.poll()):
+            with self._lock:
+                if not self._in_pass:
+                    continue
+                wake = self._watch.keep(self._known)
+                if wake.doubt:
+                    # Nothing that is heard later in this pass could say more.
+                    self._kept_since = time.monotonic()
+                else:
+                    self._open()
+                self._note(wake)
