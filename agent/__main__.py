@@ -9,6 +9,7 @@ import traceback
 import click
 
 from agent.commands import Commands
+from agent.report.printable import printable
 from agent.runtime import version
 
 SERVICES = ("run", "worker", "reporter")
@@ -37,17 +38,18 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except PermissionError as error:
-        click.echo(f"trackbed: {error}; run as root", err=True)
+        click.echo(printable(f"trackbed: {error}; run as root"), err=True)
         sys.exit(1)
     except OSError as error:
-        click.echo(f"trackbed: {error}; a device went away meanwhile? run it again", err=True)
+        click.echo(printable(f"trackbed: {error}; a device went away meanwhile? run it again"), err=True)
         sys.exit(1)
     except Exception as error:
         if sys.argv[1:2] and sys.argv[1] in SERVICES:
             raise
         last = traceback.extract_tb(error.__traceback__)[-1]
         fault = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        click.echo(f"trackbed: a fault of trackbed itself: {fault}; please report it, with `trackbed bundle`", err=True)
+        said = printable(f"trackbed: a fault of trackbed itself: {fault}; please report it, with `trackbed bundle`")
+        click.echo(said, err=True)
         sys.exit(1)
 
 

@@ -17,11 +17,14 @@ from attrs import frozen
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
+from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
+from lightkube.types import PatchType
 
 from agent.report import names
-from fleet.objects import name_of
+from agent.report.printable import printable
+from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
 """HTTP status codes of a patch whose precondition does not hold any more: resourceVersion, or a `test`."""
@@ -43,7 +46,8 @@ class Failed(click.ClickException):
 
     def show(self, file: object = None) -> None:
         """Print it as one message."""
-        click.echo(f"trackbed: {self.message}", err=True)
+        for line in f"trackbed: {self.message}".splitlines():
+            click.echo(printable(line), err=True)
 
 
 @frozen
@@ -54,14 +58,46 @@ class Api:
     user: str
     now: datetime
 
-    def nodes(self) -> dict[str, Node]:
-        """Every Node, by name."""
-        return {name_of(node): node for node in self.client.list(Node, chunk_size=PAGE)}
+    def nodes(self) -> Read[Node]:
+        """Every Node."""
+        return read_all(self.client.list(PlainNode, chunk_size=PAGE), Node)
 
-    def leases(self) -> dict[str, Lease]:
+    def leases(self) -> Read[Lease]:
         """Every reporter's Lease, by the Node's name."""
-        found = self.client.list(Lease, namespace=names.NAMESPACE, chunk_size=PAGE)
-        return {name_of(lease): lease for lease in found}
+        return read_all(self.client.list(PlainLease, namespace=names.NAMESPACE, chunk_size=PAGE), Lease)
+
+    def requests(self) -> Read[CertificateSigningRequest]:
+        """Every request for a certificate."""
+        return read_all(self.client.list(PlainRequest, chunk_size=PAGE), CertificateSigningRequest)
+
+    def node(self, name: str) -> tuple[Node, str]:
+        """A Node, and what cannot be read of it.
+
+        :raises Failed: nothing of it can be read.
+        """
+        return _understood(name, *read(self.client.get(PlainNode, name), Node))
+
+    def mend_node(self, name: str) -> None:
+        """Take the times that cannot be read out of a Node's status.
+
+        Where one is after the year 9999, the API server refuses every patch of the Node, for it cannot read it itself.
+        """
+        document = self.client.get(PlainNode, name)
+        self.client.replace(PlainNodeStatus.from_dict(without_bad_times(document)), name)
+
+    def patch_node(self, name: str, body: dict[str, Any] | list[dict[str, Any]], kind: PatchType) -> Node:
+        """Patch a Node; what it is then.
+
+        :raises Failed: nothing of it can be read.
+        """
+        patched = self.client.patch(PlainNode, name, body, patch_type=kind)
+        return _understood(name, *read(patched, Node))[0]
+
+
+def _understood(name: str, node: Node | None, fault: str) -> tuple[Node, str]:
+    if node is None:
+        raise Failed(f"{name}: its Node cannot be read: {fault}; see: kubectl get node {name} -o yaml")
+    return node, fault
 
 
 def options(command: F) -> F:

@@ -7,25 +7,17 @@ know (whether a node is to be enrolled) is left for them, with the reason.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from attrs import evolve, frozen
-from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
-from cryptography.x509.oid import NameOID
 from lightkube.models.certificates_v1 import CertificateSigningRequestCondition
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
+from fleet.certificate_request import Asked, read
 from fleet.objects import name_of
 
 SIGNER = "kubernetes.io/kube-apiserver-client"
@@ -36,12 +28,6 @@ YEAR = 365 * 86400
 
 # A Node's name: a DNS subdomain (RFC 1123).
 _NODE_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-
-# What cryptography raises of a request that somebody has made up; no base class has them all.
-_UNREADABLE = (
-    *(ValueError, TypeError, binascii.Error, UnsupportedAlgorithm),
-    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
-)
 
 Action = Literal["approve", "deny", "leave"]
 
@@ -70,29 +56,28 @@ class Known:
     again: Collection[str] = ()
 
 
-@frozen
-class _Asked:
-    """What the PKCS #10 request in a CSR says; ``faults`` are what a reporter would not ask for."""
+def verdicts(
+    requests: Iterable[CertificateSigningRequest], known: Known, faults: Mapping[str, str] | None = None
+) -> list[Verdict]:
+    """The verdict on each pending request that comes from a reporter, or claims to.
 
-    common_name: str
-    key: str
-    faults: tuple[str, ...]
-
-
-def verdicts(requests: Iterable[CertificateSigningRequest], known: Known) -> list[Verdict]:
-    """The verdict on each pending request that comes from a reporter, or claims to."""
+    :param faults: what cannot be read of the objects around the requests, by name; such a request is denied.
+    """
+    unreadable = faults or {}
     found = []
-    keys: dict[str, set[str]] = defaultdict(set)
+    keys: dict[str, set[bytes]] = defaultdict(set)
     for request in requests:
         if _is_pending(request) and _is_ours(request):
-            asked = _read(request)
+            asked = read(request.spec.request)
+            if name_of(request) in unreadable:
+                asked = evolve(asked, faults=(*asked.faults, f"it cannot be read: {unreadable[name_of(request)]}"))
             found.append(_judge(request, asked, known))
             if found[-1].action == "approve" and found[-1].requester != asked.common_name:
                 keys[found[-1].node].add(asked.key)
     return [_unless_ambiguous(verdict, keys) for verdict in found]
 
 
-def _unless_ambiguous(verdict: Verdict, keys: dict[str, set[str]]) -> Verdict:
+def _unless_ambiguous(verdict: Verdict, keys: dict[str, set[bytes]]) -> Verdict:
     """Two who claim to be one new node cannot be told apart from here."""
     if verdict.action != "approve" or len(keys.get(verdict.node, ())) < 2:
         return verdict
@@ -109,11 +94,10 @@ def _conditions(request: CertificateSigningRequest) -> list[CertificateSigningRe
 
 
 def _is_ours(request: CertificateSigningRequest) -> bool:
-    return (
-        _is_reporter(request)
-        or _is_enrolment(request)
-        or (request.spec.signerName == SIGNER and _read(request).common_name.startswith("trackbed:"))
-    )
+    if _is_reporter(request) or _is_enrolment(request):
+        return True
+    claims = read(request.spec.request).claims if request.spec.signerName == SIGNER else ()
+    return any(name.startswith("trackbed:") for name in claims)
 
 
 def _is_reporter(request: CertificateSigningRequest) -> bool:
@@ -124,10 +108,10 @@ def _is_enrolment(request: CertificateSigningRequest) -> bool:
     return request.spec.username == names.ENROLMENT
 
 
-def _judge(request: CertificateSigningRequest, asked: _Asked, known: Known) -> Verdict:
+def _judge(request: CertificateSigningRequest, asked: Asked, known: Known) -> Verdict:
     requester = request.spec.username or ""
     node = asked.common_name.removeprefix(names.NODE_USER)
-    faults = [*_faults(request), *asked.faults]
+    faults = [*_faults(request), *asked.faults, *_name_faults(asked.common_name)]
     if requester not in (asked.common_name, names.ENROLMENT):
         faults.append(f"{requester or 'nobody'} may not ask for {asked.common_name or 'no name'}")
     if faults:
@@ -153,6 +137,16 @@ def _enrolment(node: str, known: Known) -> tuple[Action, str]:
     return "approve", "enrolment"
 
 
+def _name_faults(name: str) -> list[str]:
+    """What is wrong with the common name; an empty one is named where the request was read."""
+    if not name:
+        return []
+    if not name.startswith(names.NODE_USER):
+        return [f"the subject is CN={name}, not CN={names.NODE_USER}NAME alone"]
+    node = name.removeprefix(names.NODE_USER)
+    return [] if _NODE_NAME.fullmatch(node) else [f"{node!r} is no Node's name"]
+
+
 def _faults(request: CertificateSigningRequest) -> list[str]:
     """What is wrong around the PKCS #10 request."""
     faults = []
@@ -166,38 +160,3 @@ def _faults(request: CertificateSigningRequest) -> list[str]:
     elif spec.expirationSeconds > YEAR:
         faults.append(f"it would hold for {spec.expirationSeconds} s, more than a year ({YEAR} s)")
     return faults
-
-
-def _read(request: CertificateSigningRequest) -> _Asked:
-    try:
-        pem = base64.b64decode(request.spec.request, validate=True)
-        asked = x509.load_pem_x509_csr(pem)
-        key = asked.public_key()
-        valid = asked.is_signature_valid
-        subject = [(attribute.oid, str(attribute.value)) for attribute in asked.subject]
-        extensions = [extension.oid._name for extension in asked.extensions]
-    except _UNREADABLE as error:
-        return _Asked("", "", (f"the request cannot be read: {error}",))
-    given = [value for oid, value in subject if oid == NameOID.COMMON_NAME]
-    name = given[0] if len(given) == 1 else ""
-    faults = [] if valid else ["its signature is not by its own key"]
-    if len(subject) != 1 or not name.startswith(names.NODE_USER):
-        faults.append(f"the subject is {asked.subject.rfc4514_string() or 'empty'}, not CN={names.NODE_USER}NAME alone")
-    elif not _NODE_NAME.fullmatch(name.removeprefix(names.NODE_USER)):
-        faults.append(f"{name.removeprefix(names.NODE_USER)!r} is no Node's name")
-    if extensions:
-        faults.append(f"it asks for extensions ({', '.join(extensions)}); a reporter's has none")
-    if not _is_strong(key):
-        faults.append("its key is too weak; it takes RSA of 2048 bits, EC of 256 bits or Ed25519")
-    return _Asked(name, _fingerprint(key), tuple(faults))
-
-
-def _is_strong(key: object) -> bool:
-    if isinstance(key, rsa.RSAPublicKey | ec.EllipticCurvePublicKey):
-        return key.key_size >= (2048 if isinstance(key, rsa.RSAPublicKey) else 256)
-    return isinstance(key, ed25519.Ed25519PublicKey)
-
-
-def _fingerprint(key: CertificatePublicKeyTypes) -> str:
-    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(encoded).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from http import HTTPStatus
 from pathlib import Path
 
@@ -14,15 +15,20 @@ from lightkube.models.authentication_v1 import BoundObjectReference, TokenReques
 from lightkube.models.certificates_v1 import CertificateSigningRequestCondition, CertificateSigningRequestStatus
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
-from lightkube.resources.core_v1 import Node, ServiceAccountToken
+from lightkube.resources.core_v1 import ServiceAccountToken
 
 from agent.report import names
 from fleet.approval import Known, verdicts
 from fleet.bindings import admit
-from fleet.objects import name_of
+from fleet.issued import decide, wrong
+from fleet.reading import PlainNode, PlainRequest, read
 
 UNUSABLE = (ConfigError, HTTPError, OSError, ValueError, KeyError, yaml.YAMLError)
 """What comes of a kubeconfig that is missing or wrong, or of a server that cannot be reached."""
+
+
+# What a reporter calls its requests; it becomes part of a URL.
+_REQUEST_NAME = re.compile(r"trackbed-[a-z0-9](?:[-a-z0-9.]{0,242}[a-z0-9])?")
 
 
 class NotGiven(Exception):
@@ -54,8 +60,7 @@ def bound_token(kubeconfig: str | None, node: str, seconds: int) -> str:
     """
     try:
         client = _client(kubeconfig)
-        found = client.get(Node, node)
-        uid = found.metadata.uid if found.metadata else None
+        uid = client.get(PlainNode, node)["metadata"]["uid"]
         bound = BoundObjectReference(apiVersion="v1", kind="Node", name=node, uid=uid)
         return _token(client, "reporter", TokenRequestSpec(boundObjectRef=bound, expirationSeconds=seconds))
     except ApiError as error:
@@ -73,9 +78,7 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
     """
     try:
         client = _client(kubeconfig)
-        found = client.get(CertificateSigningRequest, request)
-        if found.spec.request != csr:
-            raise NotGiven("it is not what the node has asked for: somebody else did")
+        found = _request(client, request, csr)
         for verdict in verdicts([found], Known(expected={node}, again={node})):
             if verdict.action != "approve" or verdict.node != node:
                 raise NotGiven(verdict.reason)
@@ -83,10 +86,27 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
                 # A renewal brings back no right that was taken away.
                 admit(client, node)
             _decide(client, found)
+            if faults := wrong(client, {request: csr}):
+                raise NotGiven(faults[request])
     except ApiError as error:
         raise _refused(error) from None
     except UNUSABLE as error:
         raise _unusable(error) from None
+
+
+def _request(client: Client, name: str, csr: str) -> CertificateSigningRequest:
+    """The request of this name, if it is what the node shows.
+
+    :raises NotGiven: it is not, or the name, which comes from the node, is no request's.
+    """
+    if not _REQUEST_NAME.fullmatch(name):
+        raise NotGiven(f"{name[:80]!r} is no name of a reporter's request")
+    found, fault = read(client.get(PlainRequest, name), CertificateSigningRequest)
+    if found is None or fault:
+        raise NotGiven(f"it cannot be read: {fault}")
+    if found.spec.request != csr:
+        raise NotGiven("it is not what the node has asked for: somebody else did")
+    return found
 
 
 def _token(client: Client, account: str, spec: TokenRequestSpec) -> str:
@@ -118,5 +138,4 @@ def _decide(client: Client, request: CertificateSigningRequest) -> None:
         reason="TrackbedDeploy",
     )
     request.status = CertificateSigningRequestStatus(conditions=[condition])
-    approval = CertificateSigningRequest.Approval(metadata=request.metadata, spec=request.spec, status=request.status)
-    client.replace(approval, name_of(request))
+    decide(client, request)

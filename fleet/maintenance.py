@@ -28,6 +28,7 @@ from fleet.api import ABSENT, CONFLICTS, Api, Failed, code, errors
 from fleet.eviction import Rules, drain, is_terminating, say
 from fleet.inventory import Inventory
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of, version_of
+from fleet.reading import PlainPod, read
 
 COMMAND = "/usr/local/bin/trackbed"
 """On the node; by its path: sudo's on RHEL leaves /usr/local/bin out."""
@@ -197,11 +198,20 @@ class Maintenance:
 
     def _evict_all(self, name: str, asked: set[str]) -> tuple[str, str]:
         """Ask for the eviction of what is left on a node: which pods those are, and why they do not go."""
-        plan = drain(self.api.client.list(Pod, namespace=ALL_NS, fields={"spec.nodeName": name}), self.rules)
+        plan = drain(self._pods(name), self.rules)
         if plan.obstacles:
             raise CannotDrain("; ".join(plan.obstacles))
         refused = [self._evict(name, pod, asked) for pod in plan.evict if not is_terminating(pod)]
         return ", ".join(map(say, plan.evict)), "; ".join(dict.fromkeys(filter(None, refused))) or "they do not end"
+
+    def _pods(self, name: str) -> list[Pod]:
+        found = []
+        for document in self.api.client.list(PlainPod, namespace=ALL_NS, fields={"spec.nodeName": name}):
+            pod, fault = read(document, Pod)
+            if pod is None:
+                raise CannotDrain(f"{document['metadata']['name']} cannot be read: {fault}")
+            found.append(pod)
+        return found
 
     def _evict(self, node: str, pod: Pod, asked: set[str]) -> str:
         """Ask for a pod's eviction; why it is refused, or an empty text."""
@@ -239,7 +249,7 @@ class Maintenance:
 
     def _unready(self, name: str) -> list[str]:
         try:
-            return unready(self.api.client.get(Node, name))
+            return unready(self.api.node(name)[0])
         except (ApiError, httpx2.TransportError) as error:
             # The change may have cut us off; it is what we wait for.
             return [_passing(error)]
@@ -291,13 +301,13 @@ def _patch(api: Api, name: str, change: Callable[[Node], tuple[dict[str, Any] | 
     left = TRIES
     while True:
         left -= 1
-        node = api.client.get(Node, name)
+        node, _ = api.node(name)
         body, result = change(node)
         if body is None:
             return result
         body["metadata"] = {**body.get("metadata", {}), "resourceVersion": version_of(node)}
         try:
-            api.client.patch(Node, name, body, patch_type=PatchType.MERGE)
+            api.patch_node(name, body, PatchType.MERGE)
         except ApiError as error:
             if code(error) not in CONFLICTS or not left:
                 raise

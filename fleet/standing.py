@@ -12,6 +12,13 @@ from lightkube.resources.core_v1 import Node
 from agent.report import names
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of
 
+AHEAD = 300.0
+"""Seconds that a renewal may be ahead of the API server's clock: other API servers' clocks, and a list that takes long. A node
+can write any time there."""
+
+UNREADABLE = "Unreadable"
+"""The reason of a node of which something cannot be read."""
+
 
 @frozen
 class Standing:
@@ -41,10 +48,22 @@ class Standing:
     agent_version: str
 
 
-def standings(nodes: Mapping[str, Node], leases: Mapping[str, Lease], now: datetime) -> list[Standing]:
-    """How each node stands that Trackbed has to do with, by name; other Nodes are left out."""
-    ours = {name for name, node in nodes.items() if is_ours(node)} | set(leases)
-    return [standing(name, nodes.get(name), leases.get(name), now) for name in sorted(ours)]
+def standings(
+    nodes: Mapping[str, Node], leases: Mapping[str, Lease], now: datetime, faults: Mapping[str, str] | None = None
+) -> list[Standing]:
+    """How each node stands that Trackbed has to do with, by name; other Nodes are left out.
+
+    :param faults: what cannot be read of a node, by its name.
+    """
+    given = faults or {}
+    ours = {name for name, node in nodes.items() if is_ours(node)} | set(leases) | set(given)
+    return [standing(name, nodes.get(name), leases.get(name), now, given.get(name, "")) for name in sorted(ours)]
+
+
+def unreadable(nodes: Mapping[str, str], leases: Mapping[str, str]) -> dict[str, str]:
+    """What cannot be read of each node: of its Node, and of its Lease."""
+    found = {name: f"its Lease cannot be read: {fault}" for name, fault in leases.items()}
+    return {**found, **{name: f"its Node cannot be read: {fault}" for name, fault in nodes.items()}}
 
 
 def is_ours(node: Node) -> bool:
@@ -52,15 +71,23 @@ def is_ours(node: Node) -> bool:
     return condition_of(node, names.READY) is not None or is_tainted(node)
 
 
-def standing(name: str, node: Node | None, lease: Lease | None, now: datetime) -> Standing:
-    """How one node stands at the API server's time ``now``."""
+def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, fault: str = "") -> Standing:
+    """How one node stands at the API server's time ``now``.
+
+    :param fault: what cannot be read of it. Then it is not ready, and its heartbeat does not count.
+    """
     ready = condition_of(node, names.READY) if node else None
     up_to_date = condition_of(node, names.UP_TO_DATE) if node else None
     at = renewed(lease) if lease else None
     age = (now - at).total_seconds() if at else None
     # A node that is tainted and has published nothing yet is on its first day, and has no heartbeat to lose.
     expired = age > duration(lease) if age is not None and lease else ready is not None
-    if expired and (ready is None or ready.status != "Unknown"):
+    if not fault and age is not None and age < -AHEAD:
+        fault = f"its Lease cannot be read: it says that it is renewed in {say_age(-age)}"
+    if fault:
+        expired = True
+        status, since, reason, message = "Unknown", None, UNREADABLE, fault
+    elif expired and (ready is None or ready.status != "Unknown"):
         status, since, reason = "Unknown", at, names.EXPIRED
         message = f"no heartbeat for {say_age(age)}" if age is not None else "its Lease is gone"
     elif ready is not None:
@@ -110,9 +137,9 @@ def _owns(fields: object, *path: str) -> bool:
 
 
 def duration(lease: Lease) -> float:
-    """Seconds for which a renewal counts."""
+    """Seconds for which a renewal counts: what the Lease says, and never more than a reporter asks for."""
     given = lease.spec.leaseDurationSeconds if lease.spec else None
-    return float(given if given is not None else names.LEASE_DURATION)
+    return float(min(given, names.LEASE_DURATION) if given is not None else names.LEASE_DURATION)
 
 
 def say_age(seconds: float) -> str:

@@ -16,13 +16,14 @@ from typing import Any
 from attrs import field, frozen
 from lightkube import ApiError
 from lightkube.resources.coordination_v1 import Lease
-from lightkube.resources.core_v1 import Node, NodeStatus
+from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
 
 from agent.report import names
-from fleet.api import ABSENT, CONFLICTS, Api, code
+from fleet.api import ABSENT, CONFLICTS, Api, Failed, code
 from fleet.objects import condition_of, is_tainted, labels_of, taints_of, version_of
-from fleet.standing import Standing, standing, standings
+from fleet.reading import PlainLease, PlainNodeStatus, read
+from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 
 TRIES = 3
 """How often a node is read again that somebody writes to at the same time; the next sweep finds it, too."""
@@ -71,7 +72,9 @@ class Result:
 
 def sweep(api: Api, share: float, dry: bool) -> Result:
     """Sweep the fleet once."""
-    decided = plan(standings(api.nodes(), api.leases(), api.now), share)
+    nodes, leases = api.nodes(), api.leases()
+    faults = unreadable(nodes.faults, leases.faults)
+    decided = plan(standings(nodes.objects, leases.objects, api.now, faults), share)
     if dry:
         return Result(decided)
     tainted: list[str] = []
@@ -82,25 +85,34 @@ def sweep(api: Api, share: float, dry: bool) -> Result:
             (tainted if _sweep_node(api, name) else recovered).append(name)
         except ApiError as error:
             failed[name] = error.status.message or str(error)
+        except Failed as error:
+            failed[name] = error.message
     return Result(decided, tuple(tainted), tuple(recovered), failed)
 
 
 def _sweep_node(api: Api, name: str) -> bool:
     """Whether it had expired still, and is swept."""
+    fault = ""
     for left in reversed(range(TRIES)):
         try:
-            node = api.client.get(Node, name)
-            lease = _lease(api, name)
-            one = standing(name, node, lease, api.now)
+            node, found = api.node(name)
+            lease, lease_fault = _lease(api, name)
+            faults = unreadable({name: found} if found else {}, {name: lease_fault} if lease_fault else {})
+            # It counts still once it is mended.
+            fault = fault or faults.get(name, "")
+            one = standing(name, node, lease, api.now, fault)
             if not one.expired:
                 return False
             if one.swept:
                 return True
+            if found:
+                api.mend_node(name)
+                node, _ = api.node(name)
             if patch := taint_patch(node):
-                node = api.client.patch(Node, name, patch, patch_type=PatchType.JSON)
+                node = api.patch_node(name, patch, PatchType.JSON)
             wanted = unknown(node, one, api.now)
             body = {"metadata": {"resourceVersion": version_of(node)}, "status": {"conditions": [wanted]}}
-            api.client.patch(NodeStatus, name, body, patch_type=PatchType.STRATEGIC)
+            api.client.patch(PlainNodeStatus, name, body, patch_type=PatchType.STRATEGIC)
             return True
         except ApiError as error:
             if code(error) == ABSENT:
@@ -110,12 +122,13 @@ def _sweep_node(api: Api, name: str) -> bool:
     return False
 
 
-def _lease(api: Api, name: str) -> Lease | None:
+def _lease(api: Api, name: str) -> tuple[Lease | None, str]:
+    """A node's Lease, and what cannot be read of it."""
     try:
-        return api.client.get(Lease, name, namespace=names.NAMESPACE)
+        return read(api.client.get(PlainLease, name, namespace=names.NAMESPACE), Lease)
     except ApiError as error:
         if code(error) == ABSENT:
-            return None
+            return None, ""
         raise
 
 
@@ -137,7 +150,8 @@ def unknown(node: Node, one: Standing, now: datetime) -> dict[str, str]:
     was = condition_of(node, names.READY)
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     last = f"; it was {was.status} ({was.reason}) before" if was and was.status != "Unknown" else ""
-    message = f"{one.message}: the agent, its reporter, the node or its network is down{last}; "
+    silent = ": the agent, its reporter, the node or its network is down"
+    message = f"{one.message}{'' if one.reason == UNREADABLE else silent}{last}; "
     return {
         "type": names.READY,
         "status": "Unknown",

@@ -28,6 +28,7 @@ from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import host
 
+from agent.report.printable import printable
 from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
 from tasks import packages
@@ -280,7 +281,7 @@ def _mint(state: State, host: Host, want: Wanted, minted: Minted) -> bool:
 
 
 def _fail(host: Host, message: str) -> bool:
-    host.log_styled(message, fg="red", log_func=logger.error)
+    host.log_styled(printable(message), fg="red", log_func=logger.error)
     return False
 
 
@@ -344,7 +345,7 @@ def _approve(state: State, host: Host, want: Wanted, shown: Credentials, approva
         if not shown.certificate:
             return _fail(host, said)
         # What it has is good still: no reason to fail a deploy that may be run where there is no kubeconfig.
-        host.log_styled(said, fg="yellow", log_func=logger.warning)
+        host.log_styled(printable(said), fg="yellow", log_func=logger.warning)
         return True
     approval.given = True
     return True

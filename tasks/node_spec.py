@@ -17,6 +17,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.files import FileContents
 
+from agent.report.printable import printable
 from agent.report.records import Change, Disruption, changes_from_plain
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from tasks.agent import BASE, folder
@@ -117,7 +118,7 @@ class Narrator:
         if self._told != (plan,):
             self._told = (plan,)
             for line in _tell(plan, version):
-                host.log(f"plan: {line}")
+                host.log(printable(f"plan: {line}"))
 
 
 def _tell(plan: Plan | None, version: str) -> list[str]:
@@ -177,7 +178,7 @@ def write(spec: NodeSpec, version: str, narrator: Narrator) -> Commands:
         # No failure yet: an earlier operation of this deploy may remove it, by loading a driver for instance.
         verdict = "cannot" if plan.version == version else "it refuses"
         for obstacle in plan.obstacles():
-            host.log_styled(f"plan: {verdict}: {obstacle}", fg="yellow", log_func=logger.warning)
+            host.log_styled(printable(f"plan: {verdict}: {obstacle}"), fg="yellow", log_func=logger.warning)
             host.state.increment_warning_counter()
     yield script('mkdir -p "$(dirname "$1")"', SPEC)
     yield FileUploadCommand(StringIO(text), f"{SPEC}.new", remote_temp_filename=host.get_temp_filename(f"{SPEC}.new"))

@@ -27,6 +27,7 @@ from pyinfra.api.state import State
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import host
 
+from agent.report.printable import printable
 from agent.spec.validators import Within
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key
@@ -220,7 +221,7 @@ def _what_follows(policy: str, itself: bool = False) -> str:
 
 
 def _warn(line: str) -> None:
-    host.log_styled(line, fg="yellow", log_func=logger.warning)
+    host.log_styled(printable(line), fg="yellow", log_func=logger.warning)
     host.state.increment_warning_counter()
 
 

@@ -11,6 +11,7 @@ from typing import IO
 
 import click
 
+from agent.report.printable import printable
 from agent.report.records import Change, Disruption, Outcome
 from agent.spec.node import NodeSpec, SpecError, parse
 
@@ -33,7 +34,8 @@ class Failed(click.ClickException):
 
     def show(self, file: object = None) -> None:
         """Print it as one message."""
-        click.echo(f"trackbed: {self.message}", err=True)
+        for line in f"trackbed: {self.message}".splitlines():
+            click.echo(printable(line), err=True)
 
 
 def read_spec(spec_file: IO[str] | None) -> NodeSpec:
@@ -60,7 +62,7 @@ def say_change(change: Change) -> str:
     notes = [] if change.disruption is Disruption.NONE else [f"[{change.disruption}]"]
     notes += [f"disturbs {', '.join(change.victims)}"] if change.victims else []
     notes += [f"cannot: {change.obstacle}; {change.remedy}"] if change.obstacle else []
-    return "  ".join([str(change), *notes])
+    return printable("  ".join([str(change), *notes]))
 
 
 _COLOURS = {"applied": "green", "failed": "red", "unsupported": "yellow", "deferred": "yellow", "blocked": "red"}
@@ -69,7 +71,9 @@ _COLOURS = {"applied": "green", "failed": "red", "unsupported": "yellow", "defer
 def say_outcome(outcome: Outcome) -> str:
     """An outcome in one line, with its reason and remedy."""
     reason = f": {outcome.error}; {outcome.remedy}" if outcome.error else ""
-    return f"{click.style(f'{outcome.result:<11}', fg=_COLOURS[outcome.result])} {outcome.change}{reason}"
+    return (
+        f"{click.style(f'{outcome.result:<11}', fg=_COLOURS[outcome.result])} {printable(f'{outcome.change}{reason}')}"
+    )
 
 
 class Screen:

@@ -11,6 +11,7 @@ from typing import IO
 import click
 
 from agent.commands import _common
+from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
 from agent.service import lock
 from agent.service.apply_socket import NAME, Progress, Refused, ask
@@ -99,7 +100,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
             machine, spec, None, None, failures, time.monotonic, limit, judge=readiness.judge, originals=originals
         )
         if _common.STATE.is_dir() and (gap := history.record(found.outcomes, spec_hash(spec), "apply")):
-            click.echo(f"trackbed: {gap}", err=True)
+            click.echo(printable(f"trackbed: {gap}"), err=True)
         yield Progress(is_ready(found.conditions), found.outcomes, found.conditions, readiness.waiting())
         watch.wait(Known({}, {}), min(max(0.0, deadline - time.monotonic()), AGAIN))
 
@@ -129,7 +130,7 @@ def _say(found: Progress, applied: list[Outcome], as_json: bool) -> None:
         click.echo(_common.say_outcome(outcome))
     for condition in found.conditions:
         if condition.status != "True":
-            click.echo(f"{condition.type} {condition.status} {condition.reason}: {condition.message}")
+            click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.message}"))
     if not found.conditions:
         click.echo("the service has not said anything within the time; see: trackbed doctor", err=True)
     click.echo("ready" if _is_done(found) else "ready, but not all of the spec is done" if found.ready else "not ready")

@@ -10,6 +10,7 @@ import click
 
 from agent.commands import _common
 from agent.report import verdict
+from agent.report.printable import printable
 from agent.report.records import Report, Severity, to_plain
 from agent.spec.node import NodeSpec, spec_hash
 from agent.tools.diagnosis import Evidence, Service, SriovFact, diagnose
@@ -41,8 +42,8 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps({"findings": to_plain(findings)}))
     for number, finding in enumerate(() if as_json else findings, start=1):
         label = _LABELS[finding.severity]
-        click.echo(f"{number}. {label} ({finding.stage}): {finding.what}")
-        click.echo(f"   do: {finding.remedy}")
+        click.echo(f"{number}. {label} ({finding.stage}): {printable(finding.what)}")
+        click.echo(f"   do: {printable(finding.remedy)}")
     if not findings and not as_json:
         click.echo("nothing is wrong")
     sys.exit(1 if findings else 0)

@@ -9,6 +9,7 @@ import click
 
 from agent.commands import _common
 from agent.report.history import Entry, read
+from agent.report.printable import printable
 from agent.report.records import to_plain
 
 
@@ -42,7 +43,7 @@ def history(last: int | None, since: float | None, device: str | None, as_json: 
             continue
         if entry.boot_id != boot:
             boot = entry.boot_id
-            click.echo(click.style(f"boot {boot}", bold=True))
+            click.echo(click.style(f"boot {printable(boot)}", bold=True))
         click.echo(_line(entry))
     if not entries and not as_json:
         click.echo("nothing was changed yet")
@@ -50,4 +51,5 @@ def history(last: int | None, since: float | None, device: str | None, as_json: 
 
 def _line(entry: Entry) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
-    return f"{when}  {_common.say_outcome(entry.outcome)}  ({entry.trigger}; spec {entry.spec_hash})"
+    why = printable(f"({entry.trigger}; spec {entry.spec_hash})")
+    return f"{when}  {_common.say_outcome(entry.outcome)}  {why}"

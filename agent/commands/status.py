@@ -11,6 +11,7 @@ import click
 
 from agent.commands import _common
 from agent.report import published, verdict
+from agent.report.printable import printable
 from agent.report.published import Published
 from agent.report.records import Report, to_plain
 
@@ -44,9 +45,9 @@ def status(watch: bool, as_json: bool) -> None:
         for line in _lines(report, not reasons):
             click.echo(line)
         if published.SETTINGS.exists():
-            click.echo(_kubernetes(report, told))
+            click.echo(printable(_kubernetes(report, told)))
         for reason in reasons:
-            click.echo(f"trackbed: {reason}", err=True)
+            click.echo(printable(f"trackbed: {reason}"), err=True)
     sys.exit(1 if reasons else 0)
 
 
@@ -63,16 +64,17 @@ _COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
 
 
 def _lines(report: Report, ready: bool) -> Iterator[str]:
-    yield f"node       {report.node_name or '-'}"
+    yield f"node       {printable(report.node_name or '-')}"
     yield f"ready      {click.style('yes', fg='green') if ready else click.style('no', fg='red')}"
-    yield f"spec       {report.spec_hash or '-'}"
+    yield f"spec       {printable(report.spec_hash or '-')}"
     if report.refusal:
-        yield f"refused    {report.refusal}"
-    yield f"agent      {report.agent_version}, generation {report.generation}"
+        yield f"refused    {printable(report.refusal)}"
+    yield f"agent      {printable(report.agent_version)}, generation {report.generation}"
     for condition in report.conditions:
         colour = _COLOURS[condition.status] if condition.severity == "required" else "cyan"
         state = click.style(f"{condition.status:<8}", fg=colour)
-        yield f"  {condition.type:<18} {state} {condition.reason}  {condition.message}".rstrip()
+        said = printable(f"{condition.reason}  {condition.message}")
+        yield f"  {printable(condition.type):<18} {state} {said}".rstrip()
 
 
 def _watch(as_json: bool) -> int:
@@ -110,7 +112,7 @@ def _lasting(report: Report | None) -> Report | None:
 
 def _view(report: Report | None, reasons: list[str]) -> Iterator[str]:
     if report is None:
-        yield f"trackbed: {reasons[0]}"
+        yield printable(f"trackbed: {reasons[0]}")
         return
     yield from _lines(report, not reasons)
     age = max(0.0, time.time() - report.heartbeat)
@@ -126,4 +128,5 @@ def _say(report: Report | None, reasons: list[str], as_json: bool) -> None:
         return
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     generation = f"generation {report.generation}" if report else "no report"
-    click.echo("  ".join([when, "ready" if not reasons else "not ready", generation, "; ".join(reasons)]).rstrip())
+    said = "  ".join([when, "ready" if not reasons else "not ready", generation, "; ".join(reasons)]).rstrip()
+    click.echo(printable(said))

@@ -12,6 +12,7 @@ import click
 from agent import runtime
 from agent.commands import _common
 from agent.report import published, verdict
+from agent.report.printable import printable
 from agent.service import supervisor
 
 
@@ -61,7 +62,8 @@ def wait(
         if not reasons:
             return
         if first_pass and let_go is not None and time.monotonic() >= began + let_go and _published():
-            click.echo("\n".join(["let go unverified: the node is published as not ready", *reasons]), err=True)
+            lines = ["let go unverified: the node is published as not ready", *reasons]
+            click.echo("\n".join(map(printable, lines)), err=True)
             return
         if over:
             raise _common.Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))

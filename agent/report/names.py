@@ -26,7 +26,7 @@ ENROLMENT = f"system:serviceaccount:{NAMESPACE}:enrolment"
 """Who may ask for a node's first certificate."""
 
 LEASE_DURATION = 900
-"""Seconds after which a Lease has expired that does not say so itself."""
+"""Seconds after which a Lease has expired, whatever more it says itself."""
 
 EXPIRED = "LeaseExpired"
 """The reason of a condition that `sweep` made Unknown."""

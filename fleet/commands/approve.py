@@ -14,11 +14,12 @@ from lightkube.models.certificates_v1 import CertificateSigningRequestCondition,
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
-from fleet.api import ABSENT, CONFLICTS, PAGE, Api, code, options
+from agent.report.printable import printable
+from fleet.api import ABSENT, CONFLICTS, Api, code, options
 from fleet.approval import Known, Verdict, verdicts
 from fleet.bindings import admit, admitted
 from fleet.inventory import Inventory
-from fleet.objects import name_of
+from fleet.issued import decide, wrong
 
 NOT_ALL = 2
 
@@ -46,28 +47,28 @@ def approve(
     Example: trackbed fleet approve --inventory inventories/prod.py --dry
     """
     expected = {*nodes, *(Inventory.read(inventory).hosts if inventory else ())}
-    requests = {name_of(one): one for one in api.client.list(CertificateSigningRequest, chunk_size=PAGE)}
-    known = Known(expected=expected, enrolled=admitted(api.client), joined=api.nodes().keys(), again=again)
-    found = verdicts(requests.values(), known)
-    failed = {} if dry else _carry_out(api, requests, found)
+    requests = api.requests()
+    known = Known(expected=expected, enrolled=admitted(api.client), joined=api.nodes().objects.keys(), again=again)
+    found = verdicts(requests.objects.values(), known, requests.faults)
+    failed = {} if dry else _carry_out(api, requests.objects, found)
     if as_json:
         click.echo(json.dumps({"requests": [asdict(one) for one in found], "done": not dry, "failed": failed}))
     else:
         for one in found:
             done = "would " if dry and one.action != "leave" else ""
-            click.echo(
-                f"{one.request}: {done}{one.action}: {one.node or 'no node'}, asked by {one.requester}: {one.reason}"
-            )
+            said = f"{one.request}: {done}{one.action}: {one.node or 'no node'}, asked by {one.requester}: {one.reason}"
+            click.echo(printable(said))
         click.echo(f"{len(found)} pending requests" if found else "no pending requests of reporters")
     for name, reason in failed.items():
-        click.echo(f"trackbed: {name}: {reason}", err=True)
+        click.echo(printable(f"trackbed: {name}: {reason}"), err=True)
     if failed:
         sys.exit(1)
     sys.exit(0 if all(one.action == "approve" for one in found) else NOT_ALL)
 
 
 def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], found: list[Verdict]) -> dict[str, str]:
-    failed = {}
+    failed: dict[str, str] = {}
+    approved: dict[str, str] = {}
     for one in found:
         if one.action == "leave":
             continue
@@ -84,7 +85,10 @@ def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], found: 
             # Another approver was faster, or the request is gone: there is nothing left to do.
             if code(error) not in (*CONFLICTS, ABSENT):
                 failed[one.request] = error.status.message or str(error)
-    return failed
+            continue
+        if one.action == "approve":
+            approved[one.request] = requests[one.request].spec.request
+    return {**failed, **wrong(api.client, approved)}
 
 
 def _decide(api: Api, request: CertificateSigningRequest, verdict: Verdict, now: datetime) -> None:
@@ -98,7 +102,4 @@ def _decide(api: Api, request: CertificateSigningRequest, verdict: Verdict, now:
     )
     others = (request.status.conditions if request.status else None) or []
     request.status = CertificateSigningRequestStatus(conditions=[*others, condition])
-    api.client.replace(
-        CertificateSigningRequest.Approval(metadata=request.metadata, spec=request.spec, status=request.status),
-        name_of(request),
-    )
+    decide(api.client, request)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 from lightkube import ApiError
-from lightkube.resources.core_v1 import Node
 
 from agent.report import names
+from agent.report.printable import printable
 from agent.report.records import Disruption
 from fleet.api import ABSENT, Api, Failed, code, options
 from fleet.eviction import Rules
@@ -85,7 +85,7 @@ def maintain(
         drain_timeout=drain_timeout,
         apply_timeout=apply_timeout,
         ready_timeout=ready_timeout,
-        tell=lambda line: click.echo(line, err=as_json),
+        tell=lambda line: click.echo(printable(line), err=as_json),
     )
     if undo:
         for name in wanted:
@@ -98,7 +98,7 @@ def maintain(
         click.echo(json.dumps({"done": good, "nodes": {name: _plain(*result) for name, result in results.items()}}))
     for name, (result, reason) in results.items():
         if result != "done" and not undo:
-            click.echo(f"trackbed: {name}: {result}{': ' if reason else ''}{reason}", err=True)
+            click.echo(printable(f"trackbed: {name}: {result}{': ' if reason else ''}{reason}"), err=True)
     sys.exit(0 if good else INTERRUPTED if maintenance.stop.is_set() else 1)
 
 
@@ -113,7 +113,7 @@ def _check(api: Api, inventory: Inventory, nodes: list[str], continuing: bool) -
         if name not in inventory.hosts:
             faults.append(f"{name} is the Node of no host in {inventory.path}; give node names, or another inventory")
         try:
-            node = api.client.get(Node, name)
+            node, _ = api.node(name)
         except ApiError as error:
             if code(error) != ABSENT:
                 raise

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent.report.printable import printable
 from fleet.api import Api, options
-from fleet.standing import Standing, since, standings, unready
+from fleet.standing import Standing, since, standings, unreadable, unready
 
 NOT_READY = 2
 COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
@@ -30,9 +31,9 @@ def status(api: Api, as_json: bool) -> None:
 
     Example: trackbed fleet status --json
     """
-    nodes = api.nodes()
-    found = standings(nodes, api.leases(), api.now)
-    others = len(nodes.keys() - {one.name for one in found})
+    nodes, leases = api.nodes(), api.leases()
+    found = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults))
+    others = len(nodes.objects.keys() - {one.name for one in found})
     missing = unready(found)
     if as_json:
         click.echo(json.dumps({"nodes": [plain(one) for one in found], "ready": not missing, "other_nodes": others}))
@@ -58,13 +59,13 @@ def _print(found: list[Standing], api: Api, others: int) -> None:
         notes = [note for note, holds in (("cordoned", one.cordoned), ("in maintenance", one.maintenance)) if holds]
         notes += ["not tainted"] if one.ready != "True" and one.joined and not one.tainted else []
         table.add_row(
-            Text(one.name),
-            Text(one.ready, style=COLOURS.get(one.ready, "")),
+            _text(one.name),
+            _text(one.ready, style=COLOURS.get(one.ready, "")),
             since(one, api.now),
-            Text(one.up_to_date),
-            Text(one.spec_hash or "-"),
-            Text(one.agent_version or "-"),
-            Text("; ".join([why, *notes])),
+            _text(one.up_to_date),
+            _text(one.spec_hash or "-"),
+            _text(one.agent_version or "-"),
+            _text("; ".join([why, *notes])),
         )
     # Cut by nobody where it is not read on a terminal.
     console = Console() if sys.stdout.isatty() else Console(width=1000)
@@ -73,3 +74,8 @@ def _print(found: list[Standing], api: Api, others: int) -> None:
     ready = len(found) - len(unready(found))
     foreign = f"; {others} other nodes in the cluster are not Trackbed's" if others else ""
     click.echo(f"{ready} of {len(found)} nodes are ready{foreign}")
+
+
+def _text(said: str, style: str = "") -> Text:
+    """What a node has written: neither rich's markup nor the terminal's escape sequences have a meaning in it."""
+    return Text(printable(said), style)

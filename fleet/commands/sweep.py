@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from agent.report.printable import printable
 from fleet import sweeping
 from fleet.api import Api, options
 
@@ -57,7 +58,7 @@ def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
             f"{decided.fleet} nodes, {len(decided.expired)} without a heartbeat, {already} of them tainted before"
         )
     for name, reason in result.failed.items():
-        click.echo(f"trackbed: {name}: {reason}", err=True)
+        click.echo(printable(f"trackbed: {name}: {reason}"), err=True)
     if decided.refused:
         click.echo(
             f"trackbed: {len(decided.expired)} of {decided.fleet} nodes are without a heartbeat, and at most "

@@ -9,6 +9,8 @@ from pyinfra.api.command import FunctionCommand, PyinfraCommand, QuoteString, St
 from pyinfra.api.host import Host
 from pyinfra.api.state import State
 
+from agent.report.printable import printable
+
 Commands = Generator[PyinfraCommand, None, None]
 
 
@@ -25,5 +27,5 @@ def refuse(message: str) -> FunctionCommand:
 # pyinfra calls a function with these two names in place, and takes its result as the command's.
 def _fail(state: State, host: Host, message: str) -> bool:
     for line in message.splitlines():
-        host.log_styled(line, fg="red", log_func=logger.error)
+        host.log_styled(printable(line), fg="red", log_func=logger.error)
     return False

@@ -14,6 +14,7 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from agent.report.printable import printable
 from tasks import kernel, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.packages import dkms
@@ -387,4 +388,4 @@ def _wish(task: str, stack: Stack) -> Commands:
 
 
 def _say(what: str, why: list[str]) -> None:
-    host.log_styled(f"ofed: {what}: {'; '.join(why)}", fg="yellow", log_func=logger.warning)
+    host.log_styled(printable(f"ofed: {what}: {'; '.join(why)}"), fg="yellow", log_func=logger.warning)

@@ -27,6 +27,7 @@ from lightkube.resources.core_v1 import NodeStatus, Pod
 from lightkube.types import PatchType
 
 from agent.report import names
+from fleet import credentials
 from lab.cluster import control_plane as planes
 from lab.cluster.control_plane import ControlPlane
 
@@ -314,6 +315,161 @@ def test_a_request_that_is_no_reporters_is_denied_and_others_are_left(plane: Con
     assert "admin may not ask for trackbed:node:victim" in found["reason"]
     assert decision(plane, "trackbed-stolen") == ["Denied"]
     assert decision(plane, "others") == []
+
+
+STRANGERS = "system:kube-controller-manager"
+
+
+def pem(user: str) -> bytes:
+    """A request for a user, in PEM."""
+    return base64.b64decode(request(user, "none")["spec"]["request"])
+
+
+def two_ways(user: str) -> dict[str, bytes]:
+    """What one parser reads as the user's request, and another one as a stranger's or not at all."""
+    mine, other = pem(user), pem(STRANGERS)
+    return {
+        "first": b"x " + mine + other,
+        "second": mine + other,
+        "between": mine + b"x " + other + mine,
+        "label": b"-----BEGIN X-----\n" + other + mine,
+        "header": mine.replace(b"-----\n", b"-----\nA: b\n\n", 1),
+        "after": mine + b"\n",
+    }
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_what_can_be_read_in_two_ways_is_approved_neither_by_the_command_nor_by_the_deploy(plane: ControlPlane) -> None:
+    user = f"{names.NODE_USER}double"
+    token = enrolment(plane)
+    for way, text in two_ways(user).items():
+        name = f"trackbed-double-{way}"
+        plane.kubectl("delete", "csr", name, "--ignore-not-found")
+        encoded = base64.b64encode(text).decode()
+        document = request(user, name)
+        document["spec"]["request"] = encoded
+        # Some of them the API server itself does not take.
+        made = plane.try_kubectl("create", "--filename=-", stdin=json.dumps(document), kubeconfig=token)
+        if made.returncode:
+            continue
+        with pytest.raises(credentials.NotGiven, match=r"one PEM block|cannot be read"):
+            credentials.approve(str(plane.admin), "double", name, encoded)
+        assert decision(plane, name) == []
+        assert fleet(plane, "approve", "double").code == 2
+        assert decision(plane, name) == ["Denied"]
+        assert "certificate" not in plane.get("csr", name)["status"]
+    assert plane.get("csr", "trackbed-double-first")
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_the_deploy_approves_what_the_node_shows_and_reads_what_was_signed(plane: ControlPlane) -> None:
+    name, document = "trackbed-shown-1", request(f"{names.NODE_USER}shown", "trackbed-shown-1")
+    ask(plane, enrolment(plane), document)
+    with pytest.raises(credentials.NotGiven, match="no name of a reporter's request"):
+        credentials.approve(str(plane.admin), "shown", f"x/../{name}", document["spec"]["request"])
+    credentials.approve(str(plane.admin), "shown", name, document["spec"]["request"])
+    assert plane.get("csr", name)["status"]["certificate"]
+
+
+def forge(plane: ControlPlane, name: str) -> None:
+    """Put another certificate in the place of one that was signed, as somebody may who signs in the cluster."""
+    pair = plane.authority.client(STRANGERS)
+    text = base64.b64encode(pair.certificate.read_bytes()).decode()
+    body = json.dumps({"status": {"certificate": text}})
+    plane.kubectl("patch", "csr", name, "--subresource=status", "--type=merge", "-p", body)
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_certificate_that_is_not_what_was_approved_is_named(plane: ControlPlane) -> None:
+    """The signer is another one, which gives a stranger's certificate for whatever it is asked."""
+    name, document = "trackbed-forged-1", request(f"{names.NODE_USER}forged", "trackbed-forged-1")
+    ask(plane, enrolment(plane), document)
+    forge(plane, name)
+    done = fleet(plane, "approve", "forged")
+    assert done.code == 1
+    assert "trackbed-forged-1: its certificate is not what was approved: it has another key; the subject is" in done.err
+
+
+# --- data that a node has made up ------------------------------------------------------------------------------
+
+ESCAPES = "\x1b[2J\x1b]0;mine\x07[bold red]"
+
+
+@pytest.mark.usefixtures("no_nodes")
+@pytest.mark.parametrize("when", ["0000-01-01T00:00:00Z", "9999-12-31T23:59:59-23:59"])
+@pytest.mark.parametrize("where", ["lastTransitionTime", "lastHeartbeatTime", "renewTime"])
+def test_a_time_that_cannot_be_read_stops_nobody(plane: ControlPlane, when: str, where: str) -> None:
+    for name in ("a", "b", "c", "d", "e"):
+        make_node(plane, name, life=1 if name == "b" else 900)
+    if where == "renewTime":
+        # Whoever may write every Lease; the policy does not let a node write this one.
+        micro = when.replace("00Z", "00.000000Z").replace("59-", "59.000000-")
+        words = ("lease", "a", f"--namespace={names.NAMESPACE}")
+        change: dict[str, Any] = {"spec": {"renewTime": micro}}
+    else:
+        words = ("node", "a", "--subresource=status")
+        change = {"status": {"conditions": [{**conditions("True")[0], where: when}]}}
+    plane.kubectl("patch", *words, "--type=merge", "-p", json.dumps(change))
+    until(lambda: fleet(plane, "status", "--json").document["nodes"][1]["ready"] == "Unknown", "b expires")
+    done = fleet(plane, "status")
+    assert done.code == 2
+    what = "Lease" if where == "renewTime" else "Node"
+    (row,) = [line for line in done.out.splitlines() if line.startswith("a ")]
+    assert f"its {what} cannot be read" in row
+    assert "3 of 5 nodes are ready" in done.out
+    swept = fleet(plane, "sweep", "--max-share", "0.5", "--json")
+    assert (swept.code, swept.document["tainted"]) == (0, ["a", "b"])
+    assert condition(plane, "a")["status"] == "Unknown"
+    ask(plane, enrolment(plane), request(f"{names.NODE_USER}c", "trackbed-c-1"))
+    assert fleet(plane, "approve", "--again", "c").code == 0
+    plane.kubectl("delete", "csr", "trackbed-c-1")
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_request_that_cannot_be_read_is_denied_and_the_others_are_judged(plane: ControlPlane) -> None:
+    for name in ("a", "b"):
+        make_node(plane, name)
+        document = request(f"{names.NODE_USER}{name}", f"trackbed-{name}-1")
+        if name == "a":
+            entry = {"manager": "m", "operation": "Update", "apiVersion": "certificates.k8s.io/v1"}
+            fields = {"time": "0000-01-01T00:00:00Z", "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:uid": {}}}}
+            document["metadata"]["managedFields"] = [{**entry, **fields}]
+        ask(plane, enrolment(plane), document)
+    done = fleet(plane, "approve", "--again", "a", "--again", "b")
+    assert done.code == 2
+    assert "it cannot be read: Invalid RFC3339" in done.out
+    assert (decision(plane, "trackbed-a-1"), decision(plane, "trackbed-b-1")) == (["Denied"], ["Approved"])
+    plane.kubectl("delete", "csr", "--all")
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_heartbeat_from_the_future_does_not_count(plane: ControlPlane) -> None:
+    """A client may write the times of a Lease's field managers, by which its renewal is dated."""
+    make_node(plane, "a")
+    lease = plane.get("lease", "a", f"--namespace={names.NAMESPACE}", "--show-managed-fields")
+    managers = [{**entry, "time": "2099-01-01T00:00:00Z"} for entry in lease["metadata"]["managedFields"]]
+    body = json.dumps({"metadata": {"managedFields": managers, "labels": {"example.net/a": "b"}}})
+    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
+    (found,) = fleet(plane, "status", "--json").document["nodes"]
+    assert (found["ready"], found["reason"]) == ("Unknown", "Unreadable")
+    assert fleet(plane, "sweep", "--json").document["tainted"] == ["a"]
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_what_a_node_writes_is_shown_and_not_sent_to_the_terminal(plane: ControlPlane) -> None:
+    make_node(plane, "a", ready="False")
+    said = [{**one, "reason": "Broken", "message": ESCAPES} for one in conditions("False")]
+    body = json.dumps({"status": {"conditions": said}})
+    plane.kubectl("patch", "node", "a", "--subresource=status", "--type=merge", "-p", body)
+    out = fleet(plane, "status").out
+    assert "Broken: \\x1b[2J\\x1b]0;mine\\x07[bold red]" in out
+    assert "\x1b" not in out
+    document = request(f"{names.NODE_USER}a\x1b[2J", "trackbed-a-1")
+    ask(plane, enrolment(plane), document)
+    out = fleet(plane, "approve").out
+    assert "\\x1b[2J" in out
+    assert "\x1b" not in out
+    plane.kubectl("delete", "csr", "--all")
 
 
 # --- maintain --------------------------------------------------------------------------------------------------

@@ -171,6 +171,22 @@ def test_watch_as_json_is_a_document_a_change(tmp_path: Path) -> None:
     assert process.wait(timeout=20) == 0
 
 
+ESCAPES = "\x1b[2J\x1b]0;mine\x07\u202e\nready"
+SHOWN = "\\x1b[2J\\x1b]0;mine\\x07\\u202e\\nready"
+
+
+def test_what_others_wrote_is_shown_and_not_sent_to_the_terminal(tmp_path: Path) -> None:
+    broken = Condition("Links", "False", "Down", ESCAPES)
+    report(tmp_path, ready=False, node_name=ESCAPES, refusal=ESCAPES, conditions=(broken,))
+    said = trackbed(tmp_path, "status")
+    change = Change("sysctls", "host", "kernel.x", ESCAPES, "1")
+    History(tmp_path, "boot-1").record([Outcome(change, "failed", ESCAPES, "see dmesg")], "h1", ESCAPES)
+    told = trackbed(tmp_path, "history")
+    for text in (said.stdout, said.stderr, told.stdout):
+        assert "\x1b" not in text
+        assert SHOWN in text
+
+
 # --- history and doctor ----------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +22,9 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
+from agent.reporter.kubernetes.identity import make_request
 from fleet.approval import SIGNER, YEAR, Known, Verdict, verdicts
+from tests.unit.made_up_requests import CN, Maker, der
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 OTHER_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -129,6 +133,48 @@ def test_a_request_is_denied_that_asks_for(what: str) -> None:
     verdict = only(request, Known(expected={"a", "b", "new"}, joined={"a", "b"}))
     assert verdict.action == "deny"
     assert reason in verdict.reason
+
+
+ANYBODY = common_name("system:kube-controller-manager", key=OTHER_KEY)
+OURS = common_name(A)
+NOT_OURS_ALONE: dict[str, bytes] = {
+    # Go's PEM decoder skips a block that does not begin a line; Python's takes it.
+    "a block that only Python reads": b"x " + OURS + ANYBODY,
+    "a block that only Go reads": b"-----BEGIN X-----\n" + ANYBODY + OURS,
+    "two blocks": OURS + ANYBODY,
+    "the same block twice": OURS + OURS,
+    "text before it": b"x\n" + OURS,
+    "text after it": OURS + b"x\n",
+    "a line before it": b"\n" + OURS,
+    "a line after it": OURS + b"\n",
+    "no last line end": OURS.removesuffix(b"\n"),
+    "line ends of Windows": OURS.replace(b"\n", b"\r\n"),
+    "another label": OURS.replace(b"CERTIFICATE", b"NEW CERTIFICATE"),
+    "headers": OURS.replace(b"REQUEST-----\n", b"REQUEST-----\nProc-Type: 4\n\n", 1),
+    "one long line": OURS[:36] + OURS[36:-34].replace(b"\n", b"") + OURS[-34:],
+    "a mark of the byte order": b"\xef\xbb\xbf" + OURS,
+}
+
+
+@pytest.mark.parametrize("what", NOT_OURS_ALONE)
+def test_what_may_be_read_in_two_ways_is_denied(what: str) -> None:
+    assert only(asked(NOT_OURS_ALONE[what])).action == "deny"
+
+
+@pytest.mark.parametrize("tag", [0x13, 0x16, 0x14])
+def test_a_name_in_another_type_of_string_is_denied(tag: int) -> None:
+    maker = Maker(random.Random(1))  # noqa: S311  no secret
+    name = der(0x30, der(0x31, der(0x30, bytes.fromhex(CN), der(tag, A.encode()))))
+    content = der(0x30, der(0x02, b"\0"), name, maker.key(KEY), der(0xA0))
+    signed = der(0x03, b"\0", KEY.sign(content, ec.ECDSA(hashes.SHA256())))
+    whole = x509.load_der_x509_csr(der(0x30, content, bytes.fromhex("300a06082a8648ce3d040302"), signed))
+    assert only(asked(whole.public_bytes(serialization.Encoding.PEM))).action == "deny"
+
+
+def test_what_a_nodes_openssl_writes_is_approved(tmp_path: Path) -> None:
+    key, request = tmp_path / "key", tmp_path / "csr"
+    make_request("a", key, request)
+    assert only(asked(request.read_bytes())).action == "approve"
 
 
 def test_a_request_with_anothers_signature_is_denied() -> None:

@@ -1,14 +1,21 @@
 """How a node asks for its certificate, over a connection that loses an answer."""
 
 import base64
+import datetime
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import define, field
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from agent.reporter.kubernetes.api import TROUBLE
+from agent.reporter.kubernetes.api import TROUBLE, NoCredentials
 from agent.reporter.kubernetes.identity import ANEW, REQUESTS, Certificate
 from agent.reporter.settings import Settings
 from tests.unit.scripted import api_server
@@ -90,3 +97,88 @@ def test_what_came_to_nothing_is_asked_for_anew_with_another_key(
         cluster.refusing = None
     identity.keep(0.0)
     assert cluster.requests.keys() - {first}
+
+
+DAY = datetime.timedelta(days=1)
+CLIENT = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+AUTHORITY = x509.BasicConstraints(ca=True, path_length=None)
+NO_AUTHORITY = x509.BasicConstraints(ca=False, path_length=None)
+NAMES = x509.SubjectAlternativeName([x509.DNSName("kubernetes.default")])
+SERVER = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
+SIGNERS_KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def signed(
+    request: bytes,
+    *extensions: x509.ExtensionType,
+    subject: x509.Name | None = None,
+    key: ec.EllipticCurvePublicKey | None = None,
+) -> bytes:
+    """The certificate that a cluster's signer makes of a request, or another one."""
+    asked = x509.load_pem_x509_csr(request)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster")])
+    public = key or asked.public_key()
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    made = x509.CertificateBuilder(issuer, subject or asked.subject, public, 1, now - DAY, now + DAY)
+    for extension in extensions:
+        made = made.add_extension(extension, critical=False)
+    return made.sign(SIGNERS_KEY, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def answered(cluster: Cluster, identity: Certificate, certificate: bytes) -> float:
+    """The seconds that the reporter waits once its request was answered with this."""
+    ((_, made),) = cluster.requests.items()
+    made["status"] = {"certificate": base64.b64encode(certificate).decode()}
+    return identity.keep(0.0)
+
+
+def asked(cluster: Cluster, identity: Certificate) -> bytes:
+    """The request that the reporter has made."""
+    identity.keep(0.0)
+    ((_, made),) = cluster.requests.items()
+    return base64.b64decode(made["spec"]["request"])
+
+
+def test_the_certificate_that_was_asked_for_is_taken(cluster: Cluster, identity: Certificate) -> None:
+    request = asked(cluster, identity)
+    between = signed(request, AUTHORITY)
+    answered(cluster, identity, signed(request, CLIENT, NO_AUTHORITY) + between)
+    assert isinstance(identity.session().tls, ssl.SSLContext)
+
+
+def subject(*values: tuple[x509.ObjectIdentifier, str]) -> x509.Name:
+    return x509.Name([x509.NameAttribute(*value) for value in values])
+
+
+NODE = (NameOID.COMMON_NAME, "trackbed:node:a")
+MASTERS = (NameOID.ORGANIZATION_NAME, "system:masters")
+OTHERS: dict[str, dict[str, Any]] = {
+    "another key": {"key": SIGNERS_KEY.public_key()},
+    "another name": {"subject": subject((NameOID.COMMON_NAME, "trackbed:node:b"))},
+    "a group": {"subject": subject(MASTERS, NODE)},
+    "a group in one part": {"subject": x509.Name([x509.RelativeDistinguishedName(list(subject(MASTERS, NODE)))])},
+    "two names": {"subject": subject(NODE, NODE)},
+}
+MORE: dict[str, tuple[x509.ExtensionType, ...]] = {
+    "no usage": (),
+    "a server's usage": (SERVER,),
+    "alternative names": (CLIENT, NAMES),
+    "an authority": (CLIENT, AUTHORITY),
+}
+
+
+@pytest.mark.parametrize("what", [*OTHERS, *MORE, "a text beside it", "another one before it", "no certificate"])
+def test_another_certificate_than_was_asked_for_is_not_used(cluster: Cluster, identity: Certificate, what: str) -> None:
+    request = asked(cluster, identity)
+    good = signed(request, CLIENT)
+    other = signed(request, *MORE.get(what, (CLIENT,)), **OTHERS.get(what, {}))
+    beside = {
+        "a text beside it": b"x " + good,
+        "another one before it": signed(request, CLIENT, key=SIGNERS_KEY.public_key()) + good,
+        "no certificate": b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+    }
+    assert answered(cluster, identity, beside.get(what, other)) == ANEW
+    with pytest.raises(NoCredentials, match="not what it asked for"):
+        identity.session()
+    assert not list(identity.folder.glob("*.pem.new"))

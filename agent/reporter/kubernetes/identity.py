@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import ssl
 import subprocess
 import time
@@ -36,6 +37,13 @@ LAST_LOOK = 600.0
 
 ANEW = 3600.0
 """Seconds after which a request that was denied is made anew."""
+
+
+# Certificates as a cluster's signer writes them, and nothing beside them: one program must not read another one than the next.
+_CERTIFICATES = re.compile(rb"(-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n)+")
+
+LONGEST_CERTIFICATE = 64 << 10
+"""Bytes of a certificate with those of the authorities between it and the cluster's own."""
 
 
 class Identity(Protocol):
@@ -178,10 +186,7 @@ class Certificate:
     def _ask(self, api: Api) -> None:
         node = self.settings.node_name
         if not (self._key.exists() and self._request.exists()):
-            _openssl(
-                "req", "-new", "-config", os.devnull, "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                "-subj", f"/CN={USER}{node}", "-keyout", str(self._key), "-out", str(self._request),
-            )  # fmt: skip
+            make_request(node, self._key, self._request)
         request = self._request.read_bytes()
         # Named by what is in it: if the answer is lost, it is the same one that is asked for again. Two with different keys
         # would both claim to be this node, and nobody could tell which of them is.
@@ -225,7 +230,13 @@ class Certificate:
         status: dict[str, Any] = found.get("status", {})
         given = status.get("certificate")
         if given:
-            self._take(base64.b64decode(given))
+            if faults := self._take(base64.b64decode(given)):
+                name = self._name.read_text().strip()
+                self._denied = (
+                    f"{name} was answered with a certificate that is not what it asked for: {'; '.join(faults)}"
+                )
+                self._forget()
+                return ANEW
             life = self._life()
             return max(0.0, life.renewal() - now) if life else LOOK
         for condition in status.get("conditions", []):
@@ -236,14 +247,53 @@ class Certificate:
         wait, self._wait = self._wait, min(self._wait * 2, LAST_LOOK)
         return wait
 
-    def _take(self, certificate: bytes) -> None:
-        """Make the certificate and its key the current ones, in one step."""
+    def _take(self, certificate: bytes) -> list[str]:
+        """Make the certificate and its key the current ones, in one step; why they are not taken, if they are not."""
+        if len(certificate) > LONGEST_CERTIFICATE or not _CERTIFICATES.fullmatch(certificate):
+            return ["it is no certificate in PEM, or has something beside it"]
         beside = self.folder / ".reporter.pem.new"
         beside.touch(0o600)
         beside.write_bytes(self._key.read_bytes() + certificate)
+        try:
+            faults = _differences(beside, self._key, f"{USER}{self.settings.node_name}")
+        except NoCredentials as error:
+            faults = [str(error)]
+        if faults:
+            beside.unlink()
+            return faults
         beside.replace(self._current)
         self._forget()
         self._loaded = None
+        return []
+
+
+def make_request(node: str, key: Path, request: Path) -> None:
+    """Write a key and a request for a node's certificate, in the one form that is approved (fleet/certificate_request.py)."""
+    _openssl(
+        "req", "-new", "-config", os.devnull, "-utf8", "-sha256", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+        "-nodes", "-subj", f"/CN={USER}{node}", "-keyout", str(key), "-out", str(request),
+    )  # fmt: skip
+
+
+def _differences(certificate: Path, key: Path, name: str) -> list[str]:
+    """In what a certificate is not a client's, for this key and common name; as fleet/certificate_request.py says it."""
+    faults = []
+    if _openssl("x509", "-noout", "-pubkey", "-in", str(certificate)) != _openssl("pkey", "-pubout", "-in", str(key)):
+        faults.append("it has another key")
+    said = _openssl("x509", "-noout", "-subject", "-nameopt", "RFC2253", "-in", str(certificate))
+    subject = said.strip().removeprefix("subject=").strip()
+    if subject != f"CN={name}":
+        faults.append(f"the subject is {subject or 'empty'}, not CN={name}")
+    wanted = "subjectAltName,extendedKeyUsage,basicConstraints"
+    lines = _openssl("x509", "-noout", "-ext", wanted, "-in", str(certificate)).splitlines()
+    headings = [line.partition(":")[0] for line in lines if line.startswith("X509v3 ")]
+    if "X509v3 Subject Alternative Name" in headings:
+        # What else is printed may be part of these names.
+        return [*faults, "it has alternative names"]
+    values = [line.strip() for line in lines if line.startswith(" ")]
+    if headings.count("X509v3 Extended Key Usage") != 1 or "TLS Web Client Authentication" not in values:
+        faults.append("its usage is not that of a client alone")
+    return [*faults, "it is an authority's"] if any("CA:TRUE" in value for value in values) else faults
 
 
 def _dates(certificate: Path) -> Life:

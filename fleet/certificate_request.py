@@ -1,0 +1,136 @@
+"""The one form of a certificate request that can be approved, and the certificate that must come of it: pure.
+
+We judge a request with Python's parser, and the cluster signs it with Go's. They read the same bytes differently: Go's PEM
+decoder skips blocks that Python's takes, and the other way round. So nothing that was parsed is trusted. A request is written
+anew from the name, key and signature that were read, in the only form that a reporter writes, and must equal that byte for
+byte.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from attrs import frozen
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec, utils
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+LONGEST = 4096
+"""Characters of a request in base64; a reporter's has fewer than 1,300. Longer ones are not parsed."""
+
+# What cryptography raises for made-up input. Its errors have no common base class.
+_UNREADABLE = (
+    *(ValueError, TypeError, binascii.Error, UnsupportedAlgorithm),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+
+_SEQUENCE, _BIT_STRING, _INTEGER, _ATTRIBUTES = 0x30, 0x03, 0x02, 0xA0
+"""Tags of ASN.1; the attributes of a request are tagged [0]."""
+
+_ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
+"""The signature's AlgorithmIdentifier, in DER (RFC 5758)."""
+
+
+@frozen
+class Asked:
+    """What a request asks for. ``key``: its public key, in DER. ``faults``: what a reporter would not ask for.
+
+    ``common_name``: empty, unless it is all of the subject. ``claims``: every common name that there is.
+    """
+
+    common_name: str = ""
+    claims: tuple[str, ...] = ()
+    key: bytes = b""
+    faults: tuple[str, ...] = ()
+
+
+def read(text: str) -> Asked:
+    """Read a request as the API has it: PEM in base64."""
+    if len(text) > LONGEST:
+        return Asked(faults=(f"the request is too large: {len(text)} characters, and at most {LONGEST} are read",))
+    try:
+        asked = x509.load_pem_x509_csr(base64.b64decode(text, validate=True))
+        faults = _faults(asked)
+        name = _common_name(asked.subject)
+        if not faults and text != base64.b64encode(written(name, asked)).decode():
+            faults = ["it is not written as a reporter writes it: one PEM block in DER, and nothing beside it"]
+        return Asked(name, _common_names(asked.subject), _public(asked), tuple(faults))
+    except _UNREADABLE as error:
+        return Asked(faults=(f"the request cannot be read: {error}",))
+
+
+def _faults(asked: x509.CertificateSigningRequest) -> list[str]:
+    """What a reporter would not ask for, as far as it can be named."""
+    key = asked.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        return ["its key is too weak, or of another kind than a reporter's: EC on the curve P-256"]
+    faults = [] if asked.is_signature_valid else ["its signature is not by its own key"]
+    if not _common_name(asked.subject):
+        faults.append(f"the subject is {asked.subject.rfc4514_string() or 'empty'}, not one common name alone")
+    if extensions := [extension.oid._name for extension in asked.extensions]:
+        faults.append(f"it asks for extensions ({', '.join(extensions)}); a reporter's has none")
+    return faults
+
+
+def _common_name(subject: x509.Name) -> str:
+    """The subject's common name, where it has that and nothing else; else empty."""
+    found = _common_names(subject)
+    return found[0] if len(found) == 1 and len(list(subject)) == 1 else ""
+
+
+def _common_names(subject: x509.Name) -> tuple[str, ...]:
+    given = (attribute.value for attribute in subject if attribute.oid == NameOID.COMMON_NAME)
+    return tuple(value for value in given if isinstance(value, str))
+
+
+def _public(asked: x509.CertificateSigningRequest | x509.Certificate) -> bytes:
+    return asked.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def written(name: str, asked: x509.CertificateSigningRequest) -> bytes:
+    """The request for a common name as a reporter writes it: with this one's key and signature, and with nothing else of it."""
+    signature = utils.encode_dss_signature(*utils.decode_dss_signature(asked.signature))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name, _validate=False)]).public_bytes()
+    content = _der(_SEQUENCE, _der(_INTEGER, b"\0"), subject, _public(asked), _der(_ATTRIBUTES))
+    der = _der(_SEQUENCE, content, _ECDSA_WITH_SHA256, _der(_BIT_STRING, b"\0", signature))
+    text = base64.b64encode(der).decode()
+    body = "".join(f"{text[start : start + 64]}\n" for start in range(0, len(text), 64))
+    return f"-----BEGIN CERTIFICATE REQUEST-----\n{body}-----END CERTIFICATE REQUEST-----\n".encode()
+
+
+def _der(tag: int, *parts: bytes) -> bytes:
+    content = b"".join(parts)
+    if len(content) < 0x80:
+        return bytes([tag, len(content)]) + content
+    length = len(content).to_bytes((len(content).bit_length() + 7) // 8, "big")
+    return bytes([tag, 0x80 | len(length)]) + length + content
+
+
+def differences(certificate: str, request: str) -> list[str]:
+    """In what a certificate is not what its request asked for; both as the API has them: PEM in base64.
+
+    A certificate may be followed by those of the authorities between it and the cluster's own.
+    """
+    asked = read(request)
+    try:
+        given, *_ = x509.load_pem_x509_certificates(base64.b64decode(certificate, validate=True))
+        key, extensions = _public(given), {each.oid: each.value for each in given.extensions}
+    except _UNREADABLE as error:
+        return [f"it cannot be read: {error}"]
+    found = []
+    if key != asked.key:
+        found.append("it has another key")
+    if _common_name(given.subject) != asked.common_name or not asked.common_name:
+        found.append(f"the subject is {given.subject.rfc4514_string() or 'empty'}, not CN={asked.common_name}")
+    if x509.SubjectAlternativeName.oid in extensions:
+        found.append("it has alternative names")
+    usage = extensions.get(x509.ExtendedKeyUsage.oid)
+    if not isinstance(usage, x509.ExtendedKeyUsage) or list(usage) != [ExtendedKeyUsageOID.CLIENT_AUTH]:
+        found.append("its usage is not that of a client alone")
+    constraints = extensions.get(x509.BasicConstraints.oid)
+    if isinstance(constraints, x509.BasicConstraints) and constraints.ca:
+        found.append("it is an authority's")
+    return found

@@ -1,0 +1,68 @@
+"""Deciding on requests for certificates, and comparing what the cluster has signed with what was approved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from lightkube import ApiError, Client
+from lightkube.resources.certificates_v1 import CertificateSigningRequest
+
+from fleet.certificate_request import differences
+from fleet.objects import name_of
+from fleet.reading import PlainApproval, PlainRequest
+
+PATIENCE = 15.0
+"""Seconds for the signer. A certificate that comes later is compared by its reporter alone."""
+
+LOOK = 0.2
+ABSENT = 404
+
+
+def decide(client: Client, request: CertificateSigningRequest) -> None:
+    """Write a request's status, with the decision in it; it fails if the request is not the one that was read.
+
+    :raises ApiError: as the client does.
+    """
+    client.replace(PlainApproval.from_dict(request.to_dict()), name_of(request))
+
+
+def wrong(client: Client, approved: Mapping[str, str]) -> dict[str, str]:
+    """What is wrong with the certificates of approved requests, by the request's name.
+
+    :param approved: what was approved, by the request's name: PEM in base64.
+    """
+    end = time.monotonic() + PATIENCE
+    found: dict[str, str] = {}
+    waiting = dict(approved)
+    while waiting:
+        for name, request in list(waiting.items()):
+            try:
+                status = _status(client, name)
+            except ApiError as error:
+                status, found[name] = None, f"its certificate cannot be compared: {error.status.message}"
+            if status is not None and not status.get("certificate"):
+                continue
+            del waiting[name]
+            if faults := differences(status["certificate"], request) if status else []:
+                found[name] = (
+                    f"its certificate is not what was approved: {'; '.join(faults)}; shut the node out, and see who signs "
+                    "in this cluster (docs/fleet.md)"
+                )
+        if waiting and time.monotonic() >= end:
+            break
+        time.sleep(LOOK if waiting else 0)
+    return found
+
+
+def _status(client: Client, name: str) -> dict[str, Any] | None:
+    """The status of a request; None: it is gone, or will never be signed."""
+    try:
+        status: dict[str, Any] = client.get(PlainRequest, name).get("status") or {}
+    except ApiError as error:
+        if error.status.code == ABSENT:
+            return None
+        raise
+    failed = any(condition.get("type") in ("Denied", "Failed") for condition in status.get("conditions", []))
+    return None if failed else status

@@ -1,0 +1,3 @@
+module trackbed.internal/read-request
+
+go 1.24

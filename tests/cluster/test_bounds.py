@@ -1,0 +1,118 @@
+"""What a reporter writes in its Lease and in its requests for certificates is bounded, by every way to write it."""
+
+import base64
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.report import names
+from agent.reporter.kubernetes.api import JSON, MERGE_PATCH
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.reporters import admit, by_certificate, holder, node, prepare
+from tests.cluster.test_reporter_rights import APPLY, LEASES, REQUESTS, Thief, csr
+
+OWN = "bounded"
+PLACE = LEASES.format(names.NAMESPACE)
+GROUP = "coordination.k8s.io/v1"
+MANY: dict[str, Any] = {"f:spec": {f"f:x{number}": {} for number in range(2000)}}
+
+
+def managed(version: str, **more: Any) -> dict[str, Any]:
+    entry = {"manager": "m", "operation": "Update", "apiVersion": version, "time": "2026-01-01T00:00:00Z"}
+    return {"managedFields": [{**entry, "fieldsType": "FieldsV1", "fieldsV1": MANY, **more}]}
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    prepare(control_plane)
+    control_plane.apply(node(OWN))
+    admit(control_plane, OWN)
+    return control_plane
+
+
+@pytest.fixture(scope="module")
+def thief(plane: ControlPlane) -> Thief:
+    return Thief(plane, by_certificate(plane, OWN))
+
+
+def lease(plane: ControlPlane, metadata: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+    """A Lease as a reporter writes it, and what is different in it."""
+    uid = plane.get("node", OWN)["metadata"]["uid"]
+    made = {
+        "name": OWN,
+        "namespace": names.NAMESPACE,
+        "annotations": {names.SPEC_HASH: "a" * 64, names.AGENT_VERSION: "0.1.0"},
+        "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": uid}],
+    }
+    renewal = {"holderIdentity": OWN, "leaseDurationSeconds": 900, "renewTime": "2026-01-01T00:00:00.000000Z"}
+    return {"apiVersion": GROUP, "kind": "Lease", "metadata": {**made, **metadata}, "spec": {**renewal, **spec}}
+
+
+LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "finalizers": ({"finalizers": ["example.net/never"]}, {}),
+    "labels": ({"labels": {"example.net/a": "b"}}, {}),
+    "another annotation": ({"annotations": {"example.net/a": "b"}}, {}),
+    "a large annotation": ({"annotations": {names.SPEC_HASH: "a" * 200_000}}, {}),
+    "another owner": ({"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "other", "uid": "u"}]}, {}),
+    "many owners": (
+        {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": f"u{n}"} for n in range(1000)]},
+        {},
+    ),
+    "68 years": ({}, {"leaseDurationSeconds": 2**31 - 1}),
+    "a second more": ({}, {"leaseDurationSeconds": 901}),
+    "the year 0": ({}, {"renewTime": "0000-01-01T00:00:00.000000Z"}),
+    # In UTC, which is what the API server says, it is the year 10000.
+    "the year 10000": ({}, {"renewTime": "9999-12-31T23:59:59.999999-23:59"}),
+    "another time": ({}, {"acquireTime": "0000-01-01T00:00:00.000000Z"}),
+    "many managed fields": (managed(GROUP), {}),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_a_lease_is_small_and_does_not_last(thief: Thief, what: str) -> None:
+    place = f"{PLACE}/{OWN}"
+    metadata, spec = LARGE[what]
+    bad, good = lease(thief.plane, metadata, spec), lease(thief.plane, {}, {})
+    thief.plane.kubectl("delete", "lease", OWN, f"--namespace={names.NAMESPACE}", "--ignore-not-found")
+    assert thief.tries("POST", PLACE, bad) == 403
+    assert thief.tries("POST", PLACE, good) == 200
+    before = thief.plane.get("lease", OWN, f"--namespace={names.NAMESPACE}")
+    for kind in (MERGE_PATCH, APPLY):
+        assert thief.tries("PATCH", place, bad, kind) in (400, 403), kind
+    assert thief.plane.get("lease", OWN, f"--namespace={names.NAMESPACE}") == before
+    renewed = {"spec": {"renewTime": "2026-01-01T00:10:00.000000Z"}}
+    assert thief.tries("PATCH", place, renewed, MERGE_PATCH) == 200
+
+
+LOADED: dict[str, dict[str, Any]] = {
+    "finalizers": {"finalizers": ["example.net/never"]},
+    "annotations": {"annotations": {"example.net/a": "a" * 200_000}},
+    "labels": {"labels": {"example.net/a": "b"}},
+    "owners": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": "u"}]},
+    "a name by the server": {"name": None, "generateName": f"trackbed-{OWN}-"},
+    "many managed fields": managed("certificates.k8s.io/v1"),
+}
+
+
+@pytest.mark.parametrize("who", ["a node", "the enrolment"])
+@pytest.mark.parametrize("what", [*LOADED, "a long request"])
+def test_a_request_for_a_certificate_is_small_and_can_be_removed(
+    plane: ControlPlane, who: str, what: str, tmp_path: Path
+) -> None:
+    thief = Thief(plane, by_certificate(plane, OWN) if who == "a node" else holder(plane, "enrolment"))
+    name = f"trackbed-{OWN}-1"
+    plane.kubectl("delete", "csr", name, "--ignore-not-found")
+    good = csr(name, f"/CN=trackbed:node:{OWN}", tmp_path)
+    bad = copy.deepcopy(good)
+    bad["metadata"] |= LOADED.get(what, {})
+    if what == "a long request":
+        bad["spec"]["request"] = base64.b64encode(b"\n" * 4096 + base64.b64decode(good["spec"]["request"])).decode()
+    assert thief.tries("POST", REQUESTS, bad, JSON) == 403
+    assert thief.tries("POST", REQUESTS, good, JSON) == 200
+    plane.kubectl("delete", "csr", name)
+
+
+def test_a_node_cannot_take_the_name_of_anothers_request(thief: Thief, tmp_path: Path) -> None:
+    assert thief.tries("POST", REQUESTS, csr("trackbed-other-1", f"/CN=trackbed:node:{OWN}", tmp_path)) == 403
