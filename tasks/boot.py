@@ -21,7 +21,8 @@ from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
-from agent.spec.node import SYSCTL, HugepagePool, NodeSpec
+from agent.spec.node import HugepagePool, NodeSpec
+from agent.spec.sysctl_names import faults, identity, path
 from tasks import kernel_modules, packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
@@ -55,11 +56,8 @@ def _arguments(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> 
 
 
 def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
-    for name, given in value.items():
-        if not SYSCTL.fullmatch(name) or ".." in name.replace("/", "."):
-            raise ValueError(f"{attribute.name}: {name!r} is no sysctl; write it as sysctl -a prints it")
-        if not given.strip() or len(given.splitlines()) != 1:
-            raise ValueError(f"{attribute.name}.{name}: {given!r} is no value; give one line of text")
+    if found := list(faults(attribute.name, value)):
+        raise ValueError("\n".join(found))
 
 
 @frozen
@@ -82,11 +80,11 @@ def configure(spec: NodeSpec) -> None:
     :raises DeployError: a sysctl is the agent's as well, or grubby cannot give the arguments; naming host, key and remedy.
     """
     wanted = BOOT.here()
-    twice = sorted(_canonical(wanted.sysctls) & _canonical(spec.sysctls))
+    kept = spec.sysctls_kept()
+    twice = [f"{name} is in {kept[identity(name)]}" for name in sorted(wanted.sysctls) if identity(name) in kept]
     if twice:
         raise DeployError(
-            f"{host.name}.boot.sysctls: {', '.join(twice)} is in sysctls, too, which the agent keeps at every boot; "
-            "give it once, there"
+            f"{host.name}.boot.sysctls: {', '.join(twice)}, too, which the agent keeps at every boot; give it once, there"
         )
     pools = hugepage_arguments(spec.hugepages) if wanted.hugepages else ()
     given = _once_each(wanted.arguments, pools)
@@ -112,10 +110,6 @@ def _once_each(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str,
             "family's) keeps the last one alone; give one"
         )
     return (*arguments, *pools[-1:])
-
-
-def _canonical(sysctls: Mapping[str, str]) -> set[str]:
-    return {_path(name).removeprefix("/proc/sys/").replace("/", ".") for name in sysctls}
 
 
 def hugepage_arguments(pools: tuple[HugepagePool, ...]) -> tuple[str, ...]:
@@ -266,12 +260,6 @@ def _sysctl_file(sysctls: Mapping[str, str]) -> OperationMeta:
     return files.put(name="Sysctls at boot", src=StringIO(text), dest=SYSCTLS, mode="644")
 
 
-def _path(name: str) -> str:
-    """The file of a sysctl. sysctl.d(5): the first separator decides which of . and / is the separator."""
-    first = next(c for c in name if c in "./")
-    return "/proc/sys/" + (name.translate(str.maketrans("./", "/.")) if first == "." else name)
-
-
 _VALUES = 'for path; do if [ -r "$path" ]; then echo "$path $(cat "$path")"; fi; done'
 
 
@@ -300,7 +288,7 @@ exec sysctl --load="$1"
 @operation()
 def load_sysctls(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
     """Set those that differ, as the boot does."""
-    paths = {_path(name): " ".join(value.split()) for name, value in wanted.items()}
+    paths = {path(name): " ".join(value.split()) for name, value in wanted.items()}
     have = host.get_fact(SysctlValues, paths=tuple(paths)) if paths else {}
     changes = settings.did_change() if settings.is_complete() else settings.will_change
     if paths and (changes or have != paths):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from io import StringIO
 from typing import Any
@@ -17,6 +16,7 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.files import FileContents
 
+from agent.documents import LARGEST_REPORT, load
 from agent.report.printable import printable
 from agent.report.records import Change, Disruption, changes_from_plain
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
@@ -101,7 +101,7 @@ def _document(printed: list[str]) -> dict[str, Any] | None:
     for line in printed:
         if line.startswith("{"):
             try:
-                return dict(json.loads(line))
+                return dict(load(line, LARGEST_REPORT))
             except ValueError:
                 return None
     return None

@@ -11,6 +11,7 @@ from typing import IO
 
 import click
 
+from agent.documents import LARGEST_SPEC, read
 from agent.report.printable import printable
 from agent.report.records import Change, Disruption, Outcome
 from agent.spec.node import NodeSpec, SpecError, parse
@@ -45,14 +46,16 @@ def read_spec(spec_file: IO[str] | None) -> NodeSpec:
     """
     try:
         if spec_file is not None:
-            return parse(spec_file.read(), spec_file.name.strip("<>"))
-        return parse(SPEC.read_text(), str(SPEC))
+            return parse(spec_file.read(LARGEST_SPEC + 1), spec_file.name.strip("<>"))
+        return parse(read(SPEC, LARGEST_SPEC), str(SPEC))
     except FileNotFoundError:
         raise Failed(f"{SPEC} does not exist; run the deploy, or give --spec FILE") from None
     except SpecError as error:
         raise Failed(str(error)) from None
     except UnicodeDecodeError as error:
         raise Failed(f"{spec_file.name if spec_file else SPEC}: not UTF-8 text: {error}") from None
+    except ValueError as error:
+        raise Failed(f"{SPEC}: {error}; run the deploy again") from None
     except OSError as error:
         raise Failed(f"{SPEC}: {error.strerror}; run as root") from None
 

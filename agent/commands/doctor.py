@@ -112,7 +112,8 @@ def _service() -> Service | None:
 
 
 def _nics(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:
-    from agent.hardware.functions import asks_serials, discover, resolve
+    from agent.hardware.functions import asks_serials, discover
+    from agent.state.selection import resolve
 
     return resolve(spec, discover(machine, asks_serials(spec))).nics
 

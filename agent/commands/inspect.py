@@ -41,13 +41,15 @@ def inspect(as_spec: bool, nics: tuple[str, ...], node_name: str | None, as_json
 
 def _write_spec(nics: tuple[str, ...], node_name: str | None) -> None:
     from agent import linux
-    from agent.spec.node import to_json
+    from agent.spec.node import SpecError, to_json
     from agent.tools.as_spec import NotFound, adopt
 
     try:
         found = adopt(linux.machine(), node_name or _name(), nics)
     except NotFound as error:
         raise _common.Failed(str(error)) from None
+    except SpecError as error:
+        raise _common.Failed(f"no spec says what this node has: {error}; mend that, or name the NICs to take") from None
     except ValueError as error:
         raise _common.Failed(f"{error}; give another with --node-name") from None
     click.echo(to_json(found.spec), nl=False)

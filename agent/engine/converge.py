@@ -16,12 +16,13 @@ from agent.engine.disruption_policy import Allowed, allowed
 from agent.engine.originals import Originals
 from agent.engine.readiness import Judge, at_once
 from agent.engine.users import User, reaches, taken, takers, users, with_victims
-from agent.hardware.functions import Wanted, asks_serials, rediscover, resolve
+from agent.hardware.functions import Wanted, asks_serials, rediscover
 from agent.kinds import Kind, bindings, by_name, irqbalance, links, ordered, rdma, vf_attributes, vf_links
 from agent.machine import Machine
 from agent.report.activity import Mode
 from agent.report.records import HOST, SETTLING, Change, Condition, Disruption, Outcome, Value
 from agent.spec.node import NodeSpec
+from agent.state.selection import resolve
 from agent.state.snapshot import Scope, Snapshot, devices, own, read_basis
 
 # A change may bring up what another kind must see (VFs, netdevs, interrupts); deeper chains do not exist.

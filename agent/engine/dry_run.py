@@ -9,11 +9,12 @@ from attrs import evolve, frozen
 from agent.engine.cached_machine import Remembered
 from agent.engine.originals import Originals
 from agent.engine.users import User, taken, users, with_victims
-from agent.hardware.functions import Wanted, asks_serials, resolve
+from agent.hardware.functions import Wanted, asks_serials
 from agent.kinds import bindings, ordered
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
 from agent.spec.node import NodeSpec
+from agent.state.selection import resolve
 from agent.state.snapshot import read_basis
 
 KNOWN_AFTER = "known after"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,8 +13,8 @@ from attrs import evolve, field, frozen
 from agent.hardware.sysfs import names_or_none, number_or, read_or
 from agent.hardware.vpd import device_serial_number, vpd_serial_number
 from agent.machine import Attributes, Files, Link, Machine
-from agent.report.records import Condition, Status
-from agent.spec.nic import Nic, Selector, VfAttributes
+from agent.report.records import Condition
+from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
 
@@ -320,59 +320,3 @@ def _data(files: Files, path: str) -> bytes:
         return files.read_at(path, 0, LARGEST)
     except OSError:
         return b""  # not every card has Vital Product Data, and one that does may fail to read it
-
-
-def _matches(selector: Selector, function: Function) -> bool:
-    link = function.link
-    checks: tuple[tuple[str | None, Collection[str | None]], ...] = (
-        (selector.pci, [function.address]),
-        (selector.mac, [link.permanent_mac] if link else []),
-        (selector.netdev, [link.name, *link.altnames] if link else []),
-        (selector.vendor, [function.vendor]),
-        (selector.device, [function.device]),
-        (selector.driver, [function.driver]),
-        (selector.serial, function.serials),
-    )
-    return all(wanted is None or wanted in have for wanted, have in checks)
-
-
-def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
-    """Find the function that each NIC of the spec means; a NIC that means none, or several, is said to be missing."""
-    nics: dict[str, WantedNic] = {}
-    missing: list[Condition] = []
-
-    def lacks(nic: Nic, reason: str, message: str, status: Status = "False") -> None:
-        severity = "required" if nic.required else "warn"
-        missing.append(Condition("NicsPresent", status, reason, message, "device", severity))  # type: ignore[arg-type]
-
-    for nic in spec.nics:
-        found = [function for function in functions if _matches(nic.select, function)]
-        if not found:
-            have = ", ".join(f"{f.address} ({f.link.name if f.link else f.driver or 'no driver'})" for f in functions)
-            lacks(
-                nic,
-                "NicMissing",
-                f"NIC {nic.name} ({nic.select}) is not there; this node has {have or 'no network function'}: "
-                "check the slot, the driver and the selector",
-            )
-        elif len(found) > 1:
-            several = ", ".join(function.address for function in found)
-            lacks(
-                nic,
-                "NicAmbiguous",
-                f"NIC {nic.name} ({nic.select}) means {several}; select one of them by pci or mac",
-            )
-        elif found[0].address in nics:
-            other = nics[found[0].address].nic.name
-            lacks(nic, "NicClaimedTwice", f"NICs {other} and {nic.name} both mean {found[0].address}; keep one")
-        elif found[0].hung:
-            lacks(
-                nic,
-                "DeviceHung",
-                f"a call to {found[0].address} (NIC {nic.name}) never returned, so it is left alone for now; "
-                "see the kernel's log for the driver's reason, and reset the device or reboot the node",
-                "Unknown",
-            )
-        else:
-            nics[found[0].address] = WantedNic(nic, found[0])
-    return Wanted(spec, nics, tuple(missing))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from heapq import heapify, heapreplace
+from itertools import combinations
 
 from attrs import frozen
 
@@ -80,96 +81,162 @@ Key = tuple[str, str]
 def place(topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, int]) -> dict[Key, int]:
     """Give each queue one CPU of its pool, over the whole node.
 
-    What was placed before stays, the rest goes to the least loaded core, cache and CPU; then queues move, one at a time,
-    while a core of their pool has two less than theirs. A CPU that came back gets those back that a first placement gives it.
-    Each move leaves the cores' loads more even, or as even and a queue at home: so it ends, and a second placement moves
-    nothing. The order of the input does not matter.
+    A first placement says how many queues of each pool a CPU serves. Queues that were placed before stay as far as these
+    numbers allow: the loads are always those of a first placement, they are reached in the fewest moves, and a second
+    placement moves nothing. A queue that must move goes to its CPU of the first placement if that has room, so what a CPU
+    served before it went offline comes back to it. The order of the input does not matter.
     """
-    home = _fill(topology, pools, {})
+    rank = _ranks(pools)
+    home = _first(topology, pools, rank)
     kept = {key: cpu for key, cpu in previous.items() if key in pools and cpu in pools[key].cpus}
     if not kept or kept == home:
         return home
-    placed = _fill(topology, pools, kept)
-    load = _Load(topology, placed.values())
-    while _go_home(load, placed, home) or _even_out(load, placed, home, pools):
-        pass
+    room = Counter((rank[key], cpu) for key, cpu in home.items())
+    placed: dict[Key, int] = {}
+
+    def seat(key: Key, cpu: int) -> None:
+        if room[rank[key], cpu] > 0:
+            room[rank[key], cpu] -= 1
+            placed[key] = cpu
+
+    for key in sorted(kept, key=lambda key: (kept[key] != home[key], key)):
+        seat(key, kept[key])
+    for key in sorted(home.keys() - placed.keys()):
+        seat(key, home[key])
+    left = {number: [cpu for cpu in cpus for _ in range(room[number, cpu])] for number, cpus in _by_rank(pools, rank)}
+    for key in sorted(home.keys() - placed.keys(), reverse=True):
+        placed[key] = left[rank[key]].pop()
     return placed
 
 
-def _fill(topology: Topology, pools: Mapping[Key, Pool], kept: Mapping[Key, int]) -> dict[Key, int]:
-    placed = dict(kept)
-    load = _Load(topology, placed.values())
-    order = {cpus: _Order(load, cpus) for cpus in _distinct(pools)}
-    for key in sorted(pools.keys() - placed.keys()):
-        placed[key] = order[pools[key].cpus].first()
+def _ranks(pools: Mapping[Key, Pool]) -> dict[Key, int]:
+    """A number for the pool of each queue; equal pools have the same, and a pool with fewer CPUs has a lower one."""
+    distinct = sorted({pool.cpus for pool in pools.values()}, key=lambda cpus: (len(cpus), cpus))
+    number = {cpus: position for position, cpus in enumerate(distinct)}
+    return {key: number[pool.cpus] for key, pool in pools.items()}
+
+
+def _first(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> dict[Key, int]:
+    """A first placement: each queue to the least loaded core, cache and CPU; queues with fewer CPUs to choose from go first.
+
+    This makes the cores' loads as even as the pools allow where any two pools are disjoint or one contains the other.
+    Where two pools overlap otherwise, :func:`_even_out` does.
+    """
+    placed: dict[Key, int] = {}
+    load = _Load(topology)
+    order: dict[int, _Order] = {}
+    for key in sorted(pools, key=lambda key: (rank[key], key)):
+        if rank[key] not in order:
+            order[rank[key]] = _Order(load, pools[key].cpus)
+        placed[key] = order[rank[key]].first()
         load.add(placed[key])
+    core = {id: cpu.core for id, cpu in topology.cpus.items()}
+    distinct = dict(_by_rank(pools, rank))
+    if not _nested(distinct.values(), {id: id for id in core}) or not _nested(distinct.values(), core):
+        _even_out(core, placed, rank, distinct)
     return placed
 
 
-def _distinct(pools: Mapping[Key, Pool]) -> set[tuple[int, ...]]:
-    return {pool.cpus for pool in pools.values()}
+def _by_rank(pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> list[tuple[int, tuple[int, ...]]]:
+    """The distinct pools, those with the fewest CPUs first."""
+    return sorted({rank[key]: pools[key].cpus for key in pools}.items())
 
 
-def _go_home(load: _Load, placed: dict[Key, int], home: Mapping[Key, int]) -> bool:
-    """Queues on CPUs that serve more than at first, to CPUs that serve fewer than at first."""
-    more = Counter(placed.values())
-    more.subtract(Counter(home.values()))
-    moved = False
-    for key in sorted(key for key in home if more[placed[key]] > 0 and more[home[key]] < 0):
-        away, back = placed[key], home[key]
-        if more[away] > 0 and more[back] < 0 and load.keeps_even(away, back):
-            load.move(away, back)
-            placed[key] = back
-            more[away] -= 1
-            more[back] += 1
-            moved = True
-    return moved
+def _nested(pools: Iterable[tuple[int, ...]], place: Mapping[int, int]) -> bool:
+    """Whether any two pools are disjoint, or one contains the other, by the places of their CPUs."""
+    sets = [frozenset(place[id] for id in cpus) for cpus in pools]
+    return all(a.isdisjoint(b) or a <= b or b <= a for a, b in combinations(sets, 2))
 
 
-def _even_out(load: _Load, placed: dict[Key, int], home: Mapping[Key, int], pools: Mapping[Key, Pool]) -> bool:
-    """One queue to a core that has two less; rather one that is not at home, of a CPU that serves more than at first."""
-    more = Counter(placed.values())
-    more.subtract(Counter(home.values()))
-    least = {cpus: min(load.of_core(id) for id in cpus) for cpus in _distinct(pools)}
-    crowded = [key for key, id in placed.items() if load.of_core(id) - least[pools[key].cpus] > 1]
-    if not crowded:
-        return False
-    key = min(
-        crowded, key=lambda key: (more[placed[key]] <= 0, placed[key] == home[key], -load.of_core(placed[key]), key)
-    )
-    best = _Order(load, pools[key].cpus).first()
-    load.move(placed[key], best)
-    placed[key] = best
-    return True
+def _even_out(
+    core: Mapping[int, int], placed: dict[Key, int], rank: Mapping[Key, int], pools: Mapping[int, tuple[int, ...]]
+) -> None:
+    """Move queues while that makes the cores' loads more even, or leaves these as they are and makes the CPUs' more even.
+
+    A step takes a queue from one core to another that serves at least two less; where no pool has both, by way of queues
+    that make room for each other. When there is no such step, no placement has more even cores, nor a smaller largest load
+    (Harvey and others, "Semi-matchings for bipartite graphs and load balancing"). Each step lowers the sum of the squares of
+    the loads, so it ends.
+    """
+    own = {id: id for id in core}
+    while _step(core, core, placed, rank, pools) or _step(own, core, placed, rank, pools):
+        pass
+
+
+def _step(
+    place: Mapping[int, int],
+    core: Mapping[int, int],
+    placed: dict[Key, int],
+    rank: Mapping[Key, int],
+    pools: Mapping[int, tuple[int, ...]],
+) -> bool:
+    """One step between places: cores, or CPUs of one core or of two that exchange their loads by it."""
+    load = Counter(place[id] for id in placed.values())
+    cores = load if place is core else Counter(core[id] for id in placed.values())
+    serving = {(rank[key], place[id]): key for key, id in sorted(placed.items(), reverse=True)}
+    at = {number: sorted({place[id] for id in cpus}) for number, cpus in pools.items()}
+    for start in pools:
+        came = _reached(start, serving, at)
+        full = [place for place in at[start] if (start, place) in serving]
+        most = max(load[high] for high in full)
+        for low in sorted((low for low in came if load[low] < most - 1), key=lambda low: (load[low], low)):
+            for high in full:
+                even = place is core or cores[core[high]] - cores[core[low]] == (core[high] != core[low])
+                if load[high] - load[low] > 1 and even:
+                    _shift(high, low, came, place, placed, serving, pools)
+                    return True
+    return False
+
+
+def _reached(
+    start: int, serving: Mapping[tuple[int, int], Key], at: Mapping[int, list[int]]
+) -> dict[int, tuple[int, int | None]]:
+    """The places that a queue of the pool ``start`` can make fuller: the last pool on the way to each, and the place before."""
+    came: dict[int, tuple[int, int | None]] = {}
+    ahead: list[tuple[int, int | None]] = [(start, None)]
+    seen = {start}
+    for number, before in ahead:
+        for place in at[number]:
+            came.setdefault(place, (number, before))
+            new = [other for other in at if other not in seen and (other, place) in serving]
+            ahead += [(other, place) for other in new]
+            seen.update(new)
+    return came
+
+
+def _shift(
+    high: int,
+    low: int,
+    came: Mapping[int, tuple[int, int | None]],
+    place: Mapping[int, int],
+    placed: dict[Key, int],
+    serving: Mapping[tuple[int, int], Key],
+    pools: Mapping[int, tuple[int, ...]],
+) -> None:
+    """Take a queue of each pool on the way from ``high`` to ``low`` one place on, to the least loaded CPU there."""
+    to: int | None = low
+    while to is not None:
+        number, before = came[to]
+        key = serving[number, high if before is None else before]
+        load = Counter(placed.values())
+        placed[key] = min((id for id in pools[number] if place[id] == to), key=lambda id: (load[id], id))
+        to = before
 
 
 class _Load:
     """How many queues each core, cache and CPU serves."""
 
-    def __init__(self, topology: Topology, ids: Iterable[int]) -> None:
+    def __init__(self, topology: Topology) -> None:
         self._cpus = topology.cpus
         self._core: Counter[int] = Counter()
         self._llc: Counter[int] = Counter()
         self._cpu: Counter[int] = Counter()
-        for id in ids:
-            self.add(id)
 
-    def add(self, id: int, by: int = 1) -> None:
+    def add(self, id: int) -> None:
         cpu = self._cpus[id]
-        self._core[cpu.core] += by
-        self._llc[cpu.llc] += by
-        self._cpu[id] += by
-
-    def move(self, id: int, to: int) -> None:
-        self.add(id, -1)
-        self.add(to)
-
-    def of_core(self, id: int) -> int:
-        return self._core[self._cpus[id].core]
-
-    def keeps_even(self, id: int, to: int) -> bool:
-        """Whether the cores' loads are no less even after a move."""
-        return self._cpus[id].core == self._cpus[to].core or self.of_core(id) > self.of_core(to)
+        self._core[cpu.core] += 1
+        self._llc[cpu.llc] += 1
+        self._cpu[id] += 1
 
     def llc(self, id: int) -> int:
         return self._cpus[id].llc

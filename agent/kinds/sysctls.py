@@ -15,6 +15,7 @@ from agent.hardware.functions import Wanted
 from agent.kinds import Reading, host_in_scope
 from agent.machine import Machine
 from agent.report.records import HOST, Change
+from agent.spec.sysctl_names import path
 from agent.state.snapshot import Scope, Snapshot
 
 NAME = "sysctls"
@@ -32,13 +33,6 @@ class Sysctl:
 
     value: str | None
     error: str = ""
-
-
-def path(name: str) -> str:
-    """Where a parameter is: dots separate and a slash stands for a dot, unless the first separator is a slash (sysctl.d(5))."""
-    first = next((character for character in name if character in "./"), ".")
-    swapped = name.translate(str.maketrans("./", "/.")) if first == "." else name
-    return f"/proc/sys/{swapped}"
 
 
 def _words(text: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
+from agent.documents import LARGEST_REPORT, load
 from agent.report.records import SETTLING, Outcome, from_plain, to_plain
 from agent.runtime import boot_id
 
@@ -89,6 +90,6 @@ def read(folder: Path) -> Iterator[Entry]:
             continue
         for line in lines:
             try:
-                yield from_plain(json.loads(line), Entry)
+                yield from_plain(load(line, LARGEST_REPORT), Entry)
             except ValueError:
                 continue

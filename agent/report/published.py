@@ -8,6 +8,8 @@ from pathlib import Path
 
 from attrs import frozen
 
+from agent import documents
+from agent.documents import LARGEST_REPORT, load
 from agent.report.records import Change, from_plain, report_from_json, to_plain
 from agent.runtime import boot_id, write_atomically
 
@@ -48,7 +50,7 @@ class Published:
 def read(path: Path) -> Published | None:
     """What is published; None: nothing yet, or nothing that can be read."""
     try:
-        return from_plain(json.loads(path.read_text()), Published)
+        return from_plain(load(documents.read(path, LARGEST_REPORT), LARGEST_REPORT), Published)
     except (OSError, ValueError):
         return None
 
@@ -83,7 +85,7 @@ def wait_until_not_ready(
 def _announced(report: Path, change: Change) -> int | None:
     """The generation of the report that announces the change; None: it is not written yet."""
     try:
-        found = report_from_json(report.read_text())
+        found = report_from_json(documents.read(report, LARGEST_REPORT))
     except (OSError, ValueError):
         return None
     announced = any(c.reason == "Converging" and c.message == str(change) for c in found.conditions)

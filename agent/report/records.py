@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any, Literal, TypeVar
 
 import cattrs
 from attrs import frozen
+
+from agent.documents import LARGEST_REPORT, load
 
 Value = str | int | bool | None
 Record = TypeVar("Record")
@@ -159,7 +162,23 @@ class Report:
 _converter = cattrs.Converter()
 _converter.register_unstructure_hook(Disruption, str)
 _converter.register_structure_hook(Disruption, lambda value, _: Disruption.parse(value))
-_converter.register_structure_hook_func(lambda t: t == Value, lambda value, _: value)
+_converter.register_structure_hook_func(lambda t: t == Value, lambda value, _: _encodable(value))
+_converter.register_structure_hook(str, lambda value, _: _encodable(str(value)))
+_converter.register_structure_hook(float, lambda value, _: _finite(value))
+
+
+def _encodable(value: Any) -> Any:
+    """JSON has texts that UTF-8 does not have (half of a character), and that nobody could print or send on."""
+    if isinstance(value, str) and not value.isascii():
+        value.encode()
+    return value
+
+
+def _finite(value: Any) -> float:
+    """By a time that is no number nothing would ever be too old."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)
 
 
 def to_plain(record: Any) -> Any:
@@ -178,8 +197,8 @@ def report_from_json(text: str) -> Report:
     :raises ValueError: the text is no report.
     """
     try:
-        return _converter.structure(json.loads(text), Report)
-    except (ValueError, cattrs.BaseValidationError, TypeError) as error:
+        return _converter.structure(load(text, LARGEST_REPORT), Report)
+    except (ValueError, cattrs.BaseValidationError, TypeError, OverflowError) as error:
         raise ValueError(f"not a report of this agent: {error}") from None
 
 

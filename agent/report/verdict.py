@@ -7,6 +7,7 @@ from pathlib import Path
 from attrs import evolve
 
 from agent import runtime
+from agent.documents import LARGEST_REPORT, read
 from agent.report import records
 from agent.report.records import Report, report_from_json
 from agent.service import supervisor
@@ -23,7 +24,7 @@ def read_report(folder: Path) -> Report:
     """
     path = folder / supervisor.REPORT
     try:
-        return report_from_json(path.read_text())
+        return report_from_json(read(path, LARGEST_REPORT))
     except FileNotFoundError:
         raise NoReport(f"{path} is not there: the agent has not run since the boot; systemctl start trackbed") from None
     except (OSError, ValueError) as error:

@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 
 from attrs import asdict, field, frozen
 
+from agent.documents import LARGEST_SPEC, load, read
 from agent.report.records import from_plain
 
 Record = TypeVar("Record")
@@ -78,6 +79,6 @@ def read_labels(path: Path) -> tuple[Label, ...]:
 
 def _read(path: Path, record: type[Record]) -> Record:
     try:
-        return from_plain(json.loads(path.read_text()), record)
+        return from_plain(load(read(path, LARGEST_SPEC), LARGEST_SPEC), record)
     except (OSError, ValueError) as error:
         raise ValueError(f"{path}: {error}; the deploy writes it") from None

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
+from agent.documents import LARGEST_REPORT, read
 from agent.report.records import STALE, Report, report_from_json, why_not
 from agent.runtime import boot_id, uptime
 
@@ -36,7 +37,7 @@ class Verdict:
 def look(path: Path) -> Verdict:
     """Read the report and judge it."""
     try:
-        report = report_from_json(path.read_text())
+        report = report_from_json(read(path, LARGEST_REPORT))
     except FileNotFoundError:
         return Verdict(None, (f"{path} is not there: the agent has not run since the boot",))
     except (OSError, ValueError) as error:

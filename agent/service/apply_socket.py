@@ -15,12 +15,16 @@ from typing import Any
 
 from attrs import frozen
 
+from agent.documents import LARGEST_REPORT, load
 from agent.report.records import Condition, Disruption, Outcome, from_plain
 
 NAME = "apply.sock"
 
 PATIENCE = 2.0
 """Seconds that a client may take to say what it wants: the worker waits for it."""
+
+LONGEST_REQUEST = 4096
+"""Bytes of what a client may say."""
 
 SO_SNDBUFFORCE = 32
 LONGEST = 16 << 20
@@ -64,7 +68,7 @@ class Requests:
             return False
         client.settimeout(PATIENCE)
         try:
-            wanted = json.loads(client.recv(4096))["allow"]
+            wanted = load(client.recv(LONGEST_REQUEST), LONGEST_REQUEST)["allow"]
             allow = None if wanted is None else Disruption.parse(wanted)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return self._refuse(client, f"not understood: {error}")
@@ -140,10 +144,10 @@ def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progre
             door.connect(str(path))
             door.sendall(json.dumps({"allow": None if allow is None else str(allow)}).encode() + b"\n")
             with door.makefile("rb") as lines:
-                while line := lines.readline():
-                    document = json.loads(line)
-                    if "refused" in document:
-                        raise Refused(document["refused"])
+                while line := lines.readline(LARGEST_REPORT + 1):
+                    document = load(line, LARGEST_REPORT)
+                    if isinstance(document, dict) and "refused" in document:
+                        raise Refused(str(document["refused"]))
                     yield from_plain(document, Progress)
                     door.settimeout(max(0.001, deadline - time.monotonic()))
         except TimeoutError:

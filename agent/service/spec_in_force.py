@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attrs import define, field
 
+from agent.documents import LARGEST_SPEC, load, read
 from agent.engine.converge import Pass, is_required
 from agent.engine.dry_run import preview
 from agent.machine import Machine
@@ -41,14 +42,16 @@ class Adopted:
 
     def __attrs_post_init__(self) -> None:
         try:
-            self.verified = parse((self.state / VERIFIED).read_text(), str(self.state / VERIFIED))
+            self.verified = parse(read(self.state / VERIFIED, LARGEST_SPEC), str(self.state / VERIFIED))
         except FileNotFoundError:
             pass
-        except (OSError, SpecError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             # An agent of another version has written it, or a disk has lost it.
             _log(f"the last verified spec cannot be used: {error}")
         try:
-            self._failed = {str(key): str(value) for key, value in json.loads((self.run / FAILED).read_text()).items()}
+            self._failed = {
+                str(key): str(value) for key, value in load(read(self.run / FAILED, LARGEST_SPEC), LARGEST_SPEC).items()
+            }
         except (OSError, ValueError, AttributeError):
             self._failed = {}
 
@@ -61,7 +64,7 @@ class Adopted:
         :param asked: somebody wants it taken, also if it has failed before.
         """
         try:
-            candidate = parse(path.read_text(), str(path))
+            candidate = parse(read(path, LARGEST_SPEC), str(path))
         except FileNotFoundError:
             self._refuse(f"{path} does not exist; run the deploy, or write it")
             return
@@ -70,6 +73,9 @@ class Adopted:
             return
         except (SpecError, OSError) as error:
             self._refuse(str(error))
+            return
+        except ValueError as error:
+            self._refuse(f"{path}: {error}; run the deploy again")
             return
         if not asked and (reason := self._failed.get(spec_hash(candidate))):
             self._refuse(reason)

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from attrs import define, evolve, field, frozen
 
+from agent.documents import LARGEST_REPORT, read
 from agent.report.activity import ANSWERED_WITHIN, Step, View
 from agent.report.records import Condition, Report, passes_first, report_from_json, report_to_json
 from agent.runtime import notify, uptime, write_atomically
@@ -58,7 +59,7 @@ class Publisher:
         starting = Condition("Converged", "Unknown", "Starting", "the agent has not looked at the devices yet")
         self._last = Report("", "", self.boot_id, self.agent_version, False, False, conditions=(starting,))
         try:
-            before = report_from_json((self.folder / REPORT).read_text())
+            before = report_from_json(read(self.folder / REPORT, LARGEST_REPORT))
         except (OSError, ValueError):
             before = None
         if before is not None and before.boot_id == self.boot_id:

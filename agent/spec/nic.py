@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 from attrs import Attribute, field, fields, frozen
 
 from agent.spec.ranges import parse_ranges
-from agent.spec.validators import Matches, Within, cpu_list, unicast_mac
+from agent.spec.strict import NOT_PLAIN
+from agent.spec.validators import Each, Matches, Within, cpu_list, unicast_mac, vf_list
 
 DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
 LinkState = Literal["up", "down"]
@@ -26,14 +27,16 @@ GidType = Literal["RoCE v2", "RoCE v1", "IB"]
 RoceVersion = Literal["RoCE v2", "RoCE v1"]
 Trust = Literal["pcp", "dscp"]
 
-PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+# A bus has 32 devices, a device 8 functions.
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
 PCI_ID = re.compile(r"[0-9a-f]{4}")
-TIME = re.compile(r"([01]\d|2[0-3]):[0-5]\d")
+TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 READ_REQUESTS = (128, 256, 512, 1024, 2048, 4096)
-NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 GUID = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}")
 # What dev_valid_name() takes (net/core/dev.c), in at most ALTIFNAMSIZ - 1 bytes.
-ALTNAME = re.compile(r"[^\s/:.]([^\s/:]{0,126})", re.ASCII)
+ALTNAME = re.compile(rf"[^ /:.{NOT_PLAIN}][^ /:{NOT_PLAIN}]{{0,126}}")
+WORDS = re.compile(rf"[^ {NOT_PLAIN}]+( [^ {NOT_PLAIN}]+)*")
 
 
 def _priorities(_: object, attribute: Attribute[Any], value: str | None) -> None:
@@ -44,13 +47,17 @@ def _priorities(_: object, attribute: Attribute[Any], value: str | None) -> None
         raise ValueError(f"{attribute.name}: {value} is out of range; priorities go from 0 to 7")
 
 
-def _altnames(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
-    for name in value:
-        Matches(ALTNAME, "give up to 127 characters, no white space, '/' or ':', and no dot in front")(
-            _, attribute, name
-        )
-    if len(set(value)) != len(value):
-        raise ValueError(f"{attribute.name}: a name is given twice; names are unique on a node")
+def _is_altname(name: str) -> None:
+    if len(name.encode(errors="surrogatepass")) > 127:
+        raise ValueError(f"{name!r} has more than 127 bytes; give a shorter one")
+
+
+netdev_name = Matches(ALTNAME, "give up to 127 bytes, no white space, '/' or ':', and no dot in front", _is_altname)
+
+
+def _guid(guid: str) -> None:
+    if set(guid) <= {"0", ":"} or set(guid) <= {"f", ":"}:
+        raise ValueError(f"{guid} is no GUID that a port can have; give another")
 
 
 def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> None:
@@ -61,7 +68,7 @@ def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> No
 _MTU = Within(68, 65535, "bytes")
 _RATE = Within(0, 2**32 - 1, "Mbit/s (0 is none)")
 _TXQUEUELEN = Within(1, 2**31 - 1, "packets")
-_GUID = Matches(GUID, "write it as 00:11:22:33:44:55:66:77, in lower case")
+_GUID = Matches(GUID, "write it as 00:11:22:33:44:55:66:77, in lower case", _guid)
 _TOS = Within(0, 255, "(DSCP << 2, and the ECN bits)")
 _PCI_ID = Matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
 
@@ -76,11 +83,11 @@ class Selector:
 
     pci: str | None = field(default=None, validator=Matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
     mac: str | None = field(default=None, validator=unicast_mac)
-    netdev: str | None = None
+    netdev: str | None = field(default=None, validator=netdev_name)
     vendor: str | None = field(default=None, validator=_PCI_ID)
     device: str | None = field(default=None, validator=_PCI_ID)
-    driver: str | None = None
-    serial: str | None = None
+    driver: str | None = field(default=None, validator=Matches(WORDS, "give it as `lspci -k` prints it"))
+    serial: str | None = field(default=None, validator=Matches(WORDS, "give it as `trackbed inspect` prints it"))
 
     def __attrs_post_init__(self) -> None:
         if not any(getattr(self, f.name) for f in fields(Selector)):
@@ -91,7 +98,7 @@ class Selector:
         return ", ".join(f"{name}={value}" for name, value in given if value)
 
 
-_COUNT = Within(0, 65535, "channels")
+_COUNT = Within(1, 65535, "channels")
 _DESCRIPTORS = Within(1, 65536, "descriptors")
 _USECS = Within(0, 65535, "microseconds")
 _FRAMES = Within(0, 65535, "frames")
@@ -101,12 +108,17 @@ _FRAMES = Within(0, 65535, "frames")
 class Channels:
     """How many channels (queues with an interrupt) a netdev has, as `ethtool -L` sets them; ``None`` leaves a number alone.
 
-    A driver has either ``combined`` channels or ``rx`` and ``tx`` ones; a few have both.
+    A netdev has either ``combined`` channels or ``rx`` and ``tx`` ones.
     """
 
     rx: int | None = field(default=None, validator=_COUNT)
     tx: int | None = field(default=None, validator=_COUNT)
     combined: int | None = field(default=None, validator=_COUNT)
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("rx", "tx"):
+            if self.combined is not None and getattr(self, name) is not None:
+                raise ValueError(f"combined and {name}: a combined channel does both; keep one of them")
 
 
 @frozen
@@ -177,7 +189,7 @@ class VfAttributes:
 class VfGroup(VfAttributes):
     """Attributes of some VFs: ``index`` is a range such as ``0-3,6``; they stand above the NIC's defaults."""
 
-    index: str = field(kw_only=True, validator=cpu_list)
+    index: str = field(kw_only=True, validator=vf_list)
 
     def __attrs_post_init__(self) -> None:
         for name in OF_ONE_VF:
@@ -213,15 +225,20 @@ class Vfs:
                 raise ValueError(
                     f"defaults.{name}: one address cannot serve all VFs; give it in a group with one index"
                 )
-        claimed: dict[int, str] = {}
-        for group in self.groups:
+        claimed: dict[int, int] = {}
+        for position, group in enumerate(self.groups):
+            place = f"groups[{position}]"
             for index in parse_ranges(group.index):
                 if index >= self.count:
-                    raise ValueError(f"groups: index {group.index} is beyond count {self.count}; raise count")
+                    raise ValueError(f"{place}.index: index {group.index} is beyond count {self.count}; raise count")
                 if index in claimed:
-                    raise ValueError(f"groups: VF {index} is in {claimed[index]} and {group.index}; keep one")
-                claimed[index] = group.index
-            _agree(f"groups: {group.index}", self._merged(group))
+                    other = claimed[index]
+                    raise ValueError(
+                        f"groups[{other}].index and {place}.index: VF {index} is in {self.groups[other].index} and "
+                        f"{group.index}; keep one"
+                    )
+                claimed[index] = position
+            _agree(place, self._merged(group))
         if len(claimed) < self.count:
             _agree("defaults", self.defaults)
 
@@ -345,7 +362,7 @@ class Nic:
     vfs: Vfs | None = None
     disruption: DisruptionPolicy | None = None
     max_read_request: int | None = field(default=None, validator=_read_request)
-    altnames: tuple[str, ...] = field(default=(), validator=_altnames)
+    altnames: tuple[str, ...] = field(default=(), validator=Each(netdev_name))
     txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
     rdma: RdmaDevices | None = None
     roce: Roce | None = None

@@ -6,13 +6,17 @@ import difflib
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
 
+from agent.documents import LARGEST_SPEC, load, too_large
+from agent.spec.conflicts import among_nics, among_settings
 from agent.spec.nic import DisruptionPolicy, Nic
-from agent.spec.strict import Faults, Strict, unique_keys
+from agent.spec.strict import Faults, Strict
+from agent.spec.sysctl_names import faults as sysctl_faults
+from agent.spec.sysctl_names import identity
 from agent.spec.validators import Matches, Within, cpu_list, is_date
 
 IrqbalancePolicy = Literal["disabled", "banned", "untouched"]
@@ -28,9 +32,10 @@ PROBES = frozenset(
 )
 """The names of the readiness checks: the modules of ``agent/probes``, which this module cannot import."""
 
-# RFC 1123 subdomain, what the API server takes as a Node's name; an IPv4 address is one as well.
-NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
+# A DNS name (RFC 1123), what the API server takes as a Node's name; an IPv4 address is one as well.
+NODE_NAME = re.compile(
+    r"(?=[\s\S]{1,253}(?![\s\S]))[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
+)
 MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 HUGEPAGE_SIZE = re.compile(r"[1-9][0-9]*[KMG]")
 HUGEPAGE_UNITS = {"K": 1, "M": 1024, "G": 1024 * 1024}
@@ -144,16 +149,16 @@ def _one_line(place: str, value: str) -> None:
 
 
 def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
-    for name, given in value.items():
-        if not SYSCTL.fullmatch(name) or ".." in name.replace("/", "."):
-            raise ValueError(f"{attribute.name}: {name!r} is no sysctl; write it as sysctl -a prints it")
-        _one_line(f"{attribute.name}.{name}", given)
+    if found := list(sysctl_faults(attribute.name, value)):
+        raise Faults(found)
 
 
 def _module_parameters(_: object, attribute: Attribute[Any], value: Mapping[str, Mapping[str, str]]) -> None:
     for module, parameters in value.items():
+        if not MODULE_NAME.fullmatch(module):
+            raise ValueError(f"{attribute.name}: {module} is no module; see lsmod(8)")
         for name, given in parameters.items():
-            if not MODULE_NAME.fullmatch(module) or not MODULE_NAME.fullmatch(name):
+            if not MODULE_NAME.fullmatch(name):
                 raise ValueError(f"{attribute.name}: {module}.{name} is no module and parameter; see modinfo(8)")
             _one_line(f"{attribute.name}.{module}.{name}", given)
         if len({name.replace("-", "_") for name in parameters}) != len(parameters):
@@ -163,12 +168,18 @@ def _module_parameters(_: object, attribute: Attribute[Any], value: Mapping[str,
 
 
 def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, ...]) -> None:
-    pools = [(pool.kilobytes, pool.numa_node) for pool in value]
-    for pool, (size, node) in zip(value, pools, strict=True):
-        if pools.count((size, node)) > 1:
-            raise ValueError(f"{attribute.name}: {pool.name} is given twice; keep one")
-        if node is not None and (size, None) in pools:
-            raise ValueError(f"{attribute.name}: {pool.size} is given for all nodes and for node {node}; keep either")
+    places: dict[tuple[int, int | None], str] = {}
+    for index, pool in enumerate(value):
+        place = f"{attribute.name}[{index}]"
+        first = places.setdefault((pool.kilobytes, pool.numa_node), place)
+        if first != place:
+            raise ValueError(f"{first} and {place}: {pool.name} is given twice; keep one")
+    for (size, node), place in places.items():
+        if node is not None and (whole := places.get((size, None))):
+            pool = value[int(place[len(attribute.name) + 1 : -1])]
+            raise ValueError(
+                f"{whole} and {place}: {pool.size} is given for all nodes and for node {node}; keep either"
+            )
 
 
 @frozen
@@ -225,17 +236,32 @@ class NodeSpec:
     mode: Mode = "enforce"
 
     def __attrs_post_init__(self) -> None:
-        names = [nic.name for nic in self.nics]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"nics: the name {name} is given twice; names are unique on a node")
-        altnames = [name for nic in self.nics for name in nic.altnames]
-        for name in altnames:
-            if altnames.count(name) > 1:
-                raise ValueError(f"nics: the altname {name} is given to two NICs; names are unique on a node")
+        if found := list(self._faults()):
+            raise Faults(found)
+
+    def _faults(self) -> Iterator[str]:
+        yield from among_nics(self.nics)
+        netns_mode = self.rdma.netns_mode is not None
+        yield from among_settings(self.sysctls, self.module_parameters, self._by_sysctl(), self.nics, netns_mode)
         expecting = sum(nic.rdma is not None for nic in self.nics)
         if self.rdma.at_least is not None and self.rdma.at_least > expecting:
-            raise ValueError(f"rdma.at_least: {self.rdma.at_least} is more than the {expecting} NICs that have rdma")
+            yield f"rdma.at_least: {self.rdma.at_least} is more than the {expecting} NICs that have rdma"
+
+    def _by_sysctl(self) -> dict[str, str]:
+        """The keys that set what a sysctl sets, too, by the sysctl's identity."""
+        given = {}
+        if self.rfs.enable:
+            given["net/core/rps_sock_flow_entries"] = "rfs.entries"
+        if self.rps.enable and self.nics:
+            given["net/core/rps_default_mask"] = "rps.enable"
+        if self.hugepages:
+            # Which pool it means is the kernel's choice (default_hugepagesz).
+            given["vm/nr_hugepages"] = "hugepages"
+        return given
+
+    def sysctls_kept(self) -> dict[str, str]:
+        """The keys by which the agent keeps a sysctl, by its identity (:func:`agent.spec.sysctl_names.identity`)."""
+        return {**self._by_sysctl(), **{identity(name): f"sysctls[{name!r}]" for name in self.sysctls}}
 
 
 _strict = Strict(NodeSpec)
@@ -249,15 +275,21 @@ def parse(text: str, where: str = "spec") -> NodeSpec:
     :raises SpecError: with every fault found, each naming its place.
     """
     try:
-        document = json.loads(text, object_pairs_hook=unique_keys)
-    except (ValueError, RecursionError) as error:
+        document = load(text, LARGEST_SPEC)
+    except ValueError as error:
         raise SpecError([f"{where}: not valid JSON: {error}"]) from None
     return from_mapping(document, where)
 
 
 def from_mapping(document: object, where: str = "spec") -> NodeSpec:
     """Make a NodeSpec of plain data (dicts, lists, scalars), as strictly as :func:`parse`."""
-    return _strict.structure(document, NodeSpec, where)
+    spec = _strict.structure(document, NodeSpec, where)
+    # It must be readable where it was written down: to_json() needs more room than some other JSON does.
+    if len(to_json(spec)) > LARGEST_SPEC:
+        raise SpecError(
+            [f"{where}: written as JSON {too_large(LARGEST_SPEC)}; use fewer groups, and ranges in their index"]
+        )
+    return spec
 
 
 def to_json(spec: NodeSpec) -> str:

@@ -9,12 +9,13 @@ LARGEST = 1 << 16
 
 
 @lru_cache(maxsize=4096)
-def parse_ranges(text: str) -> tuple[int, ...]:
+def parse_ranges(text: str, below: int = LARGEST) -> tuple[int, ...]:
     """``"0-3,8"`` as ``(0, 1, 2, 3, 8)``: sorted, each number once; an empty text is no number.
 
     :raises ValueError: naming the part that is not a number or a rising range.
     """
     numbers: set[int] = set()
+    named = 0
     for part in text.strip().split(","):
         if not (part := part.strip()):
             continue
@@ -22,8 +23,11 @@ def parse_ranges(text: str) -> tuple[int, ...]:
         if not (low.isascii() and low.isdigit()) or (dash and not (high.isascii() and high.isdigit())):
             raise ValueError(f"{part!r} is neither a number nor a range")
         first, last = int(low), int(high or low)
-        if last < first or last >= LARGEST:
-            raise ValueError(f"{part!r} is not a rising range below {LARGEST}")
+        if last < first or last >= below:
+            raise ValueError(f"{part!r} is not a rising range below {below}")
+        named += last + 1 - first
+        if named > below:
+            raise ValueError(f"its ranges overlap, and name more than {below} numbers together")
         numbers.update(range(first, last + 1))
     return tuple(sorted(numbers))
 

@@ -12,14 +12,35 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from attrs import NOTHING, Attribute, fields, has
 
+from agent.spec.nic import Channels, Selector
 from agent.spec.node import NodeSpec
-from agent.spec.strict import Strict
-from agent.spec.validators import Matches, Within
+from agent.spec.strict import LONGEST_TEXT, MOST_ITEMS, PLAIN, Strict
+from agent.spec.sysctl_names import SYSCTL
+from agent.spec.validators import Each, Matches, Within
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCALARS = {str: "string", int: "integer", bool: "boolean", float: "number", type(None): "null"}
 
 Schema = dict[str, Any]
+
+
+def _whole(pattern: str) -> str:
+    # In Python, unlike in ECMA-262, $ is also before a line break at the end.
+    return f"^(?:{pattern})(?![\\s\\S])"
+
+
+_ONE_LINE = {"maxLength": LONGEST_TEXT, "pattern": _whole(PLAIN.pattern)}
+
+
+def _both(*names: str) -> Schema:
+    return {"required": list(names), "properties": {name: {"type": "integer"} for name in names}}
+
+
+# What records check as a whole, as far as a schema can say it.
+WHOLE: Mapping[type, Schema] = {
+    Channels: {"not": {"anyOf": [_both("combined", "rx"), _both("combined", "tx")]}},
+    Selector: {"anyOf": [{"required": [f.name], "properties": {f.name: {"type": "string"}}} for f in fields(Selector)]},
+}
 
 
 def schema(record: type = NodeSpec) -> Schema:
@@ -40,6 +61,7 @@ def _record(record: type, definitions: dict[str, Schema], plain: Callable[[objec
         "properties": properties,
         **({"required": required} if required else {}),
         "additionalProperties": False,
+        **WHOLE.get(record, {}),
     }
 
 
@@ -50,14 +72,22 @@ def _field(
     for validator in _validators(attribute.validator):
         for part in made.get("anyOf", [made]):
             if isinstance(validator, Matches) and part.get("type") == "string":
-                part |= {"pattern": f"^(?:{validator.pattern.pattern})$", "description": validator.remedy}
+                part |= _matching(validator)
+            elif isinstance(validator, Each):
+                part |= {"items": {**part["items"], **_matching(validator.item)}, "uniqueItems": True}
             elif isinstance(validator, Within) and part.get("type") == "integer":
                 part |= {"minimum": validator.low, "maximum": validator.high, "description": validator.unit}
+    if attribute.name == "sysctls":
+        made["propertyNames"] = {"pattern": _whole(SYSCTL.pattern)}
     factory = getattr(attribute.default, "factory", None)
     default = factory() if factory else attribute.default
     if default is not NOTHING and default is not None:
         made["default"] = plain(default)
     return made
+
+
+def _matching(validator: Matches) -> Schema:
+    return {"pattern": _whole(validator.pattern.pattern), "description": validator.remedy}
 
 
 def _validators(validator: Any) -> Iterator[Any]:
@@ -71,15 +101,16 @@ def _validators(validator: Any) -> Iterator[Any]:
 def _type(hint: Any, definitions: dict[str, Schema], plain: Callable[[object], Any]) -> Schema:
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in SCALARS:
-        return {"type": SCALARS[hint]}
+        return {"type": SCALARS[hint], **(_ONE_LINE if hint is str else {})}
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin in (Union, UnionType):
         return {"anyOf": [_type(each, definitions, plain) for each in arguments]}
     if origin is tuple:
-        return {"type": "array", "items": _type(arguments[0], definitions, plain)}
+        return {"type": "array", "items": _type(arguments[0], definitions, plain), "maxItems": MOST_ITEMS}
     if origin is Mapping:
-        return {"type": "object", "additionalProperties": _type(arguments[1], definitions, plain)}
+        names = {"propertyNames": _ONE_LINE, "maxProperties": MOST_ITEMS}
+        return {"type": "object", "additionalProperties": _type(arguments[1], definitions, plain), **names}
     if has(hint):
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = {}

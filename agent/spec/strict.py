@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_type_hints
@@ -16,12 +17,30 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 Record = TypeVar("Record")
 
 
+MOST_FAULTS = 32
+"""More than these are not told: nobody reads them, and a wrong document of a few megabytes may have a million."""
+
+MOST_ITEMS = 4096
+"""Entries of one list or mapping: a PF has no more VFs that could be given values of their own."""
+
+LONGEST_TEXT = 4096
+"""Characters of a text or a key. An attribute of sysfs takes no more."""
+
+# One line, without control characters (C0, C1, those of Unicode that order text anew), and nothing that UTF-8 does not have.
+NOT_PLAIN = r"\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
+PLAIN = re.compile(rf"[^{NOT_PLAIN}]*")
+
+_SHOWN = 80
+
+
 class Faults(ValueError):
     """Data that cannot be taken: one line for each fault, each naming where, what and the remedy."""
 
     def __init__(self, faults: list[str]) -> None:
-        super().__init__("\n".join(faults))
-        self.faults = faults
+        self.faults = faults[:MOST_FAULTS]
+        if len(faults) > MOST_FAULTS:
+            self.faults.append("there are more faults; mend these first")
+        super().__init__("\n".join(self.faults))
 
 
 class Strict:
@@ -29,7 +48,8 @@ class Strict:
 
     def __init__(self, record: type) -> None:
         self._converter = cattrs.Converter(detailed_validation=True)
-        for kind in (int, bool, str):
+        self._converter.register_structure_hook(str, _text)
+        for kind in (int, bool):
             self._converter.register_structure_hook(kind, _exactly(kind))
         self._converter.register_structure_hook_func(lambda t: _origin(t) is Literal, _one_of)
         self._converter.register_structure_hook_factory(lambda t: _origin(t) is tuple, self._list_only)
@@ -53,7 +73,7 @@ class Strict:
             faults = cattrs.transform_error(error, path=where, format_exception=_describe)
             # cattrs appends "@ path"; people read the place first.
             split = (fault.rpartition(" @ ") for fault in faults)
-            raise Faults([f"{place}: {what}" for what, _, place in split]) from None
+            raise Faults([f"{place}: {what}" for whats, _, place in split for what in whats.split("\n")]) from None
 
     def plain(self, record: object) -> Any:
         """The record as plain data, defaults left out."""
@@ -65,6 +85,7 @@ class Strict:
         def structure(value: object, _: object) -> Any:
             if not isinstance(value, list):
                 raise ValueError(f"{_json(value)} is not a list")
+            _refuse_many(value)
             return tuple(self._each(enumerate(value), inner, "index").values())
 
         return structure
@@ -75,6 +96,9 @@ class Strict:
         def structure(value: object, _: object) -> Any:
             if not isinstance(value, dict):
                 raise ValueError(f"{_json(value)} is not an object with keys")
+            _refuse_many(value)
+            for key in value:
+                _text(key, str)
             return self._each(sorted(value.items()), inner, "key")
 
         return structure
@@ -88,19 +112,11 @@ class Strict:
                 note = cattrs.IterableValidationNote(f"at {what} {place!r}", place, inner)
                 error.__notes__ = [*getattr(error, "__notes__", []), note]  # type: ignore[attr-defined]
                 wrong.append(error)
+                if len(wrong) > MOST_FAULTS:
+                    break
         if wrong:
             raise cattrs.IterableValidationError("several values", wrong, inner)
         return made
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For ``json.loads(object_pairs_hook=...)``: a key that is given twice is refused."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} is given twice")
-        found[key] = value
-    return found
 
 
 def _parts(record: type) -> list[type]:
@@ -126,11 +142,32 @@ def _origin(kind: Any) -> Any:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, default=str)
+    return _short(json.dumps(value, default=str))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} and so on"
+
+
+def _refuse_many(value: list[Any] | dict[Any, Any]) -> None:
+    if len(value) > MOST_ITEMS:
+        raise ValueError(f"it has {len(value)} entries; give at most {MOST_ITEMS}")
+
+
+def _text(value: object, _: object) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{_json(value)} is not a string")
+    if len(value) > LONGEST_TEXT:
+        raise ValueError(f"{_json(value)} has {len(value)} characters; give at most {LONGEST_TEXT}")
+    if not PLAIN.fullmatch(value):
+        raise ValueError(
+            f"{_json(value)} has a control character, a line break or half of a character (a surrogate); take it out"
+        )
+    return value
 
 
 def _exactly(kind: type) -> Any:
-    article = {"int": "a whole number", "bool": "true or false", "str": "a string"}[kind.__name__]
+    article = {"int": "a whole number", "bool": "true or false"}[kind.__name__]
 
     def structure(value: object, _: object) -> object:
         # bool is an int in Python; a quoted number is a mistake that would pass here and surprise later.
@@ -163,11 +200,11 @@ def _describe(error: BaseException, kind: type | None) -> str:
         known = [f.name for f in fields(error.cl)]
         lines = []
         # An inventory's mappings are Python's: a key may be a number, or None.
-        for key in sorted(error.extra_fields, key=str):
-            near = difflib.get_close_matches(str(key), known, n=1)
+        for key in sorted(error.extra_fields, key=str)[: MOST_FAULTS + 1]:
+            near = difflib.get_close_matches(str(key)[:_SHOWN], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-            lines.append(f"unknown key {key!r}; {hint}")
-        return "; ".join(lines)
+            lines.append(f"unknown key {_short(repr(key))}; {hint}")
+        return "\n".join(lines)
     if isinstance(error, KeyError):
         return f"the key {error.args[0]!r} is missing; add it"
     return str(error)

@@ -9,10 +9,12 @@ from typing import Any
 
 from attrs import Attribute, frozen
 
-from agent.spec.ranges import parse_ranges
+from agent.spec.ranges import LARGEST, parse_ranges
 
 MAC = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
-ANY = re.compile(r"[\s\S]*")
+NUMBERS = re.compile(r"[0-9, -]*")
+SOME_NUMBERS = re.compile(r"[0-9, -]*[0-9][0-9, -]*")
+MOST_VFS = 4096
 
 
 @frozen
@@ -28,12 +30,27 @@ class Matches:
         if value is None:
             return
         if not self.pattern.fullmatch(value):
-            raise ValueError(f"{attribute.name}: {value!r} is not valid; {self.remedy}")
+            shown = value if len(value) <= 256 else f"{value[:256]} and so on"
+            raise ValueError(f"{attribute.name}: {shown!r} is not valid; {self.remedy}")
         if self.check is not None:
             try:
                 self.check(value)
             except ValueError as error:
                 raise ValueError(f"{attribute.name}: {error}") from None
+
+
+@frozen
+class Each:
+    """Each item of a list as ``item`` says, and none twice."""
+
+    item: Matches
+
+    def __call__(self, instance: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
+        """Validate a field."""
+        for name in value:
+            self.item(instance, attribute, name)
+        if len(set(value)) != len(value):
+            raise ValueError(f"{attribute.name}: a name is given twice; keep one")
 
 
 @frozen
@@ -55,15 +72,20 @@ def _is_unicast(mac: str) -> None:
         raise ValueError(f"{mac} is no unicast address; give one whose first octet is even")
 
 
-def _is_cpu_list(text: str) -> None:
+def _is_vf_list(text: str) -> None:
+    _is_cpu_list(text, MOST_VFS)
+
+
+def _is_cpu_list(text: str, below: int = LARGEST) -> None:
     try:
-        parse_ranges(text)
+        parse_ranges(text, below)
     except ValueError as error:
         raise ValueError(f"{error}; write it as 0-3,8") from None
 
 
 unicast_mac = Matches(MAC, "write it as 02:00:5e:10:00:01, in lower case", _is_unicast)
-cpu_list = Matches(ANY, "numbers and ranges: 0-3,8", _is_cpu_list)
+vf_list = Matches(SOME_NUMBERS, "name at least one VF: 0-3,6", _is_vf_list)
+cpu_list = Matches(NUMBERS, "give numbers and ranges: 0-3,8", _is_cpu_list)
 
 
 def is_date(_: object, attribute: Attribute[Any], value: str) -> None:

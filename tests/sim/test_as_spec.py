@@ -6,7 +6,7 @@ from agent.engine.converge import Failures, Pass, converge
 from agent.engine.dry_run import preview
 from agent.hardware.functions import derived_mac, vf_addresses
 from agent.report.records import is_ready
-from agent.spec.node import NodeSpec, from_mapping, parse, to_json
+from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
 from agent.tools.as_spec import NotFound, adopt
 from tests.sim.kernel import Kernel
 
@@ -184,3 +184,11 @@ def test_a_netdev_of_an_odd_name_without_a_queue_is_written_down_too(kernel: Ker
     kernel.set_link(kernel.netdev("0000:61:00.0").ifindex, txqueuelen=0)
     nic = adopted(kernel, "fab@0").nics[0]
     assert (nic.name, nic.txqueuelen) == ("0000-61-00.0", None)
+
+
+def test_a_node_that_no_spec_describes_is_said(kernel: Kernel) -> None:
+    settle(kernel, wanted())
+    vf = vf_addresses(kernel, PF0)[0]
+    kernel.set_link(kernel.netdev(vf).ifindex, mtu=9100)
+    with pytest.raises(SpecError, match=r"vfs\..*mtu 9100 is above nics\[0\]\.mtu 9000"):
+        adopt(kernel.machine(), "n1", ())

@@ -8,11 +8,12 @@ from attrs import evolve
 
 from agent.engine.converge import Failures, Pass, converge
 from agent.engine.dry_run import preview
-from agent.hardware.functions import resolve, vf_addresses
+from agent.hardware.functions import vf_addresses
 from agent.kinds import coalescing, links
 from agent.machine import Link, Quantity
 from agent.report.records import Disruption, Outcome, is_ready
 from agent.spec.node import NodeSpec, from_mapping
+from agent.state.selection import resolve
 from agent.state.snapshot import read_basis
 from agent.vendors import vendor
 from tests.sim.ethtool import SimEthtool

@@ -7,8 +7,8 @@ import pytest
 
 from agent.engine.converge import Failures, Pass, converge
 from agent.engine.dry_run import preview
-from agent.kinds import sysctls
 from agent.report.records import Disruption, Outcome, is_ready
+from agent.spec import sysctl_names
 from agent.spec.node import from_mapping
 from tests.sim import config_space, hugepages
 from tests.sim.kernel import Kernel
@@ -54,7 +54,7 @@ def only(found: Pass, kind: str) -> Outcome:
     ],
 )
 def test_a_sysctl_s_name_is_read_as_sysctl_does(name: str, path: str) -> None:
-    assert sysctls.path(name) == path
+    assert sysctl_names.path(name) == path
 
 
 def test_sysctls_are_set_and_their_white_space_does_not_count(kernel: Kernel) -> None:

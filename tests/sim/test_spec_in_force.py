@@ -176,3 +176,26 @@ def test_a_state_folder_that_cannot_be_written_keeps_nothing_back(agent: Agent) 
     (agent.folder / "state").rmdir()
     agent.give(spec(3))
     assert is_ready(agent.look().conditions)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"node_name": "n1", "sysctls": {"vm.swappiness": "1\\ud800"}}',
+        b'{"node_name": "n1", "sysctls": {"vm.swappiness\\udfff": "1"}}',
+        b'{"node_name": "n1", "readiness": {"silenced": {"carrier": {"until": "2026-12-01", "reason": "\\ud83d"}}}}',
+        b'{"node_name": "n1\xff"}',
+        b"[" * 100_000,
+        b" " * (5 << 20),
+    ],
+    ids=["value", "key", "reason", "no UTF-8", "deep", "large"],
+)
+def test_a_file_that_cannot_be_written_again_is_refused_and_the_spec_before_kept(agent: Agent, content: bytes) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.file.write_bytes(content)
+    agent.read()
+    assert agent.adopted.spec == spec(3)
+    assert str(agent.file) in agent.adopted.refusal
+    agent.adopted.refusal.encode()
+    assert is_ready(agent.look().conditions)

@@ -413,7 +413,11 @@ def reasons(kernel: Kernel, *selectors: object) -> list[str]:
 def test_each_key_selects_and_two_that_mean_one_nic_are_named(two: Kernel, select: dict[str, str]) -> None:
     assert reasons(two, select) == ["AllPresent"]
     assert reasons(two, {"pci": OTHER}, select) == ["AllPresent"]
-    assert reasons(two, {"pci": PF}, select) == ["NicClaimedTwice"]
+    another = {"mac": MAC} if "pci" in select else {"pci": PF}
+    for pair in ((another, select), (select, another)):
+        two.writes.clear()
+        assert reasons(two, *pair) == ["NicClaimedTwice"]
+        assert not two.writes, "neither is believed"
 
 
 @pytest.mark.parametrize(
@@ -469,7 +473,7 @@ def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def attributes(draw: st.DrawFn, one: bool) -> dict[str, Any]:
+def attributes(draw: st.DrawFn, index: int | None, largest: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "vlan": draw(optional(st.integers(0, 4094))),
         "trust": draw(optional(st.booleans())),
@@ -478,7 +482,7 @@ def attributes(draw: st.DrawFn, one: bool) -> dict[str, Any]:
         "max_tx_rate": draw(optional(st.sampled_from([0, 500, 1000]))),
         "rss_query": draw(optional(st.booleans())),
         "txqueuelen": draw(optional(st.integers(1, 9999))),
-        "mtu": draw(optional(st.sampled_from([1500, 4200, 9000]))),
+        "mtu": draw(optional(st.sampled_from([mtu for mtu in (1500, 4200, 9000) if mtu <= largest]))),
         "driver": draw(optional(st.sampled_from(["netdevice", "vfio-pci"]))),
     }
     if found["vlan"] is not None:
@@ -486,8 +490,8 @@ def attributes(draw: st.DrawFn, one: bool) -> dict[str, Any]:
         found["vlan_protocol"] = draw(optional(st.sampled_from(["802.1Q", "802.1ad"])))
     if found["max_tx_rate"] is not None:
         found["min_tx_rate"] = draw(optional(st.integers(0, 500)))
-    if one:
-        found["node_guid"] = draw(optional(st.just("00:11:22:33:44:55:66:77")))
+    if index is not None:
+        found["node_guid"] = draw(optional(st.just(f"00:11:22:33:44:55:66:7{index}")))
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -495,12 +499,13 @@ def attributes(draw: st.DrawFn, one: bool) -> dict[str, Any]:
 def specs(draw: st.DrawFn) -> NodeSpec:
     count = draw(st.integers(0, 4))
     split = draw(st.integers(0, count))
-    groups = [{"index": str(index), **draw(attributes(True))} for index in range(split)]
+    mtu = draw(st.sampled_from([1500, 9000]))
+    groups = [{"index": str(index), **draw(attributes(index, mtu))} for index in range(split)]
     more: dict[str, Any] = {
-        "mtu": draw(st.sampled_from([1500, 9000])),
+        "mtu": mtu,
         "altnames": draw(st.sampled_from([[], ["a"], ["b", "a"]])),
     }
-    return spec({"count": count, "groups": groups, "defaults": draw(attributes(False))}, **more)
+    return spec({"count": count, "groups": groups, "defaults": draw(attributes(None, mtu))}, **more)
 
 
 @settings(max_examples=60, deadline=None)

@@ -61,7 +61,7 @@ def test_a_rate_is_a_number_of_gigabits(rate: str | None, gigabits: float | None
         ),
         ({"rdma": {"rate": 0}}, {}, "give 1 to 3200 Gbit/s"),
         ({"roce": {"pfc": "3,8"}}, {}, "priorities go from 0 to 7"),
-        ({"roce": {"ecn": "x"}}, {}, "neither a number nor a range"),
+        ({"roce": {"ecn": "x"}}, {}, "give numbers and ranges"),
         ({"roce": {"cm_tos": 256}}, {}, "give 0 to 255"),
         ({"rdma": {}}, {"rdma": {"at_least": 2}}, "2 is more than the 1 NICs that have rdma"),
     ],

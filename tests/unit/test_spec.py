@@ -86,7 +86,7 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "mac": "03:00:00:00:00:01"}]}', "is no unicast address"),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "vlan": 4095}]}', "give 0 to 4094"),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "qos": 8, "vlan": 1}]}', "give 0 to 7 (VLAN priority)"),
-        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "qos": 3}]}', "groups: 0: qos needs vlan"),
+        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "qos": 3}]}', "groups[0]: qos needs vlan"),
         (
             NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "vlan_protocol": "802.1Q"}]}',
             "vlan_protocol needs vlan",
@@ -98,7 +98,7 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         (NIC % '"vfs": {"count": 4, "defaults": {"min_tx_rate": 5}}', "defaults: min_tx_rate needs max_tx_rate"),
         (
             NIC % '"vfs": {"count": 4, "defaults": {"max_tx_rate": 9}, "groups": [{"index": "2", "min_tx_rate": 10}]}',
-            "groups: 2: min_tx_rate 10 is above max_tx_rate 9; lower it",
+            "groups[0]: min_tx_rate 10 is above max_tx_rate 9; lower it",
         ),
         (
             NIC % '"vfs": {"count": 4, "groups": [{"index": "0-1", "node_guid": "00:11:22:33:44:55:66:77"}]}',
@@ -108,13 +108,13 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
             NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "port_guid": "00:11"}]}',
             "write it as 00:11:22:33:44:55:66:77",
         ),
-        (NIC % '"altnames": ["a b"]', "altnames: 'a b' is not valid; give up to 127 characters"),
+        (NIC % '"altnames": ["a b"]', "altnames: 'a b' is not valid; give up to 127 bytes"),
         (NIC % '"altnames": ["a", "a"]', "altnames: a name is given twice"),
         (NIC % '"txqueuelen": 0', "txqueuelen: 0 is out of range; give 1 to 2147483647 packets"),
         (
             '{"node_name": "n1", "nics": [{"name": "a", "select": {"netdev": "x"}, "altnames": ["z"]},'
             ' {"name": "b", "select": {"netdev": "y"}, "altnames": ["z"]}]}',
-            "the altname z is given to two NICs",
+            "nics[0].altnames[0] and nics[1].altnames[0]: the netdev name z is given twice",
         ),
         ('{"node_name": "n1", "nics": [{"name": "a", "select": {}}]}', "it selects nothing; give one of pci"),
         ('{"node_name": "n1", "nics": [{"name": "a", "select": {"pci": "3b:00.0"}}]}', "write it as 0000:3b:00.0"),
@@ -130,8 +130,11 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         ('{"node_name": "n1", "sysctls": {"vm.swappiness": 10}}', "sysctls['vm.swappiness']: 10 is not a string"),
         ('{"node_name": "n1", "sysctls": {"swappiness": "10"}}', "'swappiness' is no sysctl; write it as sysctl -a"),
         ('{"node_name": "n1", "sysctls": {"net/../../etc/x": "1"}}', "'net/../../etc/x' is no sysctl"),
-        ('{"node_name": "n1", "sysctls": {"vm.x": "1\\n2"}}', "sysctls.vm.x: '1\\n2' is no value; give one line"),
-        ('{"node_name": "n1", "module_parameters": {"../x": {"y": "1"}}}', "../x.y is no module and parameter"),
+        (
+            '{"node_name": "n1", "sysctls": {"vm.x": "1\\n2"}}',
+            "has a control character, a line break or half of a character",
+        ),
+        ('{"node_name": "n1", "module_parameters": {"../x": {"y": "1"}}}', "../x is no module; see lsmod(8)"),
         ('{"node_name": "n1", "module_parameters": {"a_b": {}, "a-b": {}}}', "the same in modules' names; keep one"),
         ('{"node_name": "n1", "hugepages": [{"size": "2MB", "count": 1}]}', "'2MB' is not valid; write it as 2M or 1G"),
         (

@@ -4,8 +4,9 @@ import errno
 
 from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
 from agent.hardware.functions import PCI
-from agent.kinds import hugepages, sysctls
+from agent.kinds import hugepages
 from agent.machine import Machine
+from agent.spec import sysctl_names
 from agent.spec.node import HugepagePool
 from tests.contract.asking import errno_of
 
@@ -17,7 +18,7 @@ def _errno(machine: Machine, path: str, text: str) -> int | None:
 
 
 def words_of_a_sysctl_are_read_back_with_tabs_between(machine: Machine, pf: str) -> None:
-    path = sysctls.path("net.ipv4.ip_local_port_range")
+    path = sysctl_names.path("net.ipv4.ip_local_port_range")
     before = machine.files.read(path)
     machine.files.write(path, "20000 60000")
     assert machine.files.read(path) == "20000\t60000"
@@ -26,7 +27,7 @@ def words_of_a_sysctl_are_read_back_with_tabs_between(machine: Machine, pf: str)
 
 
 def a_sysctl_that_is_not_there_is_enoent(machine: Machine, pf: str) -> None:
-    assert _errno(machine, sysctls.path("net.ipv4.no_such_thing"), "1") == errno.ENOENT
+    assert _errno(machine, sysctl_names.path("net.ipv4.no_such_thing"), "1") == errno.ENOENT
 
 
 def a_parameter_without_a_write_bit_is_refused_even_to_root(machine: Machine, pf: str) -> None:

@@ -1,0 +1,78 @@
+"""JSON documents that somebody else wrote: bounded in size and depth, each key once, no number that JSON does not have."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, NoReturn
+
+LARGEST_SPEC = 4 << 20
+"""Bytes. A spec that gives each of 4096 VFs a group of its own has less than one million."""
+
+LARGEST_REPORT = 64 << 20
+"""Bytes. A report on a thousand VFs that were just made has four million."""
+
+DEEPEST = 32
+"""Objects and lists within each other; a spec has 7 levels, a report 4."""
+
+
+def read(path: Path, largest: int) -> str:
+    """The text of a file that has at most ``largest`` bytes.
+
+    :raises OSError: it cannot be read, or is no regular file (another might never end).
+    :raises ValueError: it is larger, or not UTF-8.
+    """
+    # O_NONBLOCK: opening a FIFO would wait for a writer.
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise ValueError(too_large(largest))
+    return content.decode()
+
+
+def too_large(largest: int) -> str:
+    """What is said of a document that has more bytes than it may."""
+    return f"it has more than the {largest} bytes that it may have"
+
+
+def load(text: str | bytes, largest: int) -> Any:
+    """Plain data of a JSON text.
+
+    :raises ValueError: it is none, or too large, or nested too deeply.
+    """
+    if len(text) > largest or (isinstance(text, str) and len(text.encode(errors="surrogatepass")) > largest):
+        raise ValueError(too_large(largest))
+    try:
+        document = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    level = [document]
+    for _ in range(DEEPEST + 1):
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list))]
+        if not inner:
+            return document
+        level = [each for values in inner for each in values]
+    raise ValueError(_TOO_DEEP)
+
+
+_TOO_DEEP = f"its objects and lists are nested more than {DEEPEST} levels deep"
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen = set[str]()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"the key {key[:80]!r} is given twice")
+            seen.add(key)
+    return found
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number of JSON's")

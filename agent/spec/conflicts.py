@@ -1,0 +1,155 @@
+"""What a spec gives twice, or gives in two ways that cannot both hold; each conflict names both keys.
+
+What shows only on the machine (two NICs that mean one function, an address that another function has) says
+:func:`agent.state.selection.resolve`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+
+from agent.spec.nic import Nic, Selector, VfAttributes
+from agent.spec.sysctl_names import identity
+
+# Module parameters and sysctls that set one variable of the kernel (module_param or core_param beside a ctl_table).
+_ONE_VARIABLE = {
+    ("kernel", "panic"): "kernel/panic",
+    ("kernel", "panic_on_warn"): "kernel/panic_on_warn",
+    ("kernel", "panic_print"): "kernel/panic_print",
+    ("lockd", "nlm_grace_period"): "fs/nfs/nlm_grace_period",
+    ("lockd", "nlm_tcpport"): "fs/nfs/nlm_tcpport",
+    ("lockd", "nlm_timeout"): "fs/nfs/nlm_timeout",
+    ("lockd", "nlm_udpport"): "fs/nfs/nlm_udpport",
+    ("lockd", "nsm_use_hostnames"): "fs/nfs/nsm_use_hostnames",
+    ("nf_conntrack", "hashsize"): "net/netfilter/nf_conntrack_buckets",
+    ("sunrpc", "max_resvport"): "sunrpc/max_resvport",
+    ("sunrpc", "min_resvport"): "sunrpc/min_resvport",
+    ("sunrpc", "tcp_max_slot_table_entries"): "sunrpc/tcp_max_slot_table_entries",
+    ("sunrpc", "tcp_slot_table_entries"): "sunrpc/tcp_slot_table_entries",
+    ("sunrpc", "udp_slot_table_entries"): "sunrpc/udp_slot_table_entries",
+}
+
+# Parameters of drivers that make VFs when the module is loaded.
+_VF_PARAMETERS = ("max_vfs", "num_vfs")
+
+
+def among_nics(nics: tuple[Nic, ...]) -> Iterator[str]:
+    """Conflicts between NICs, and between the keys of each."""
+    keys = {f"nics[{index}]": nic for index, nic in enumerate(nics)}
+    for one, other, value in _twice((f"{key}.name", nic.name) for key, nic in keys.items()):
+        yield f"{one} and {other}: the name {value} is given twice; names are unique on a node"
+    for one, other, value in _twice(_netdev_names(keys)):
+        yield f"{one} and {other}: the netdev name {value} is given twice; names are unique on a node"
+    yield from _one_function(keys)
+    yield from _one_address(keys)
+    for key, nic in keys.items():
+        yield from _within(key, nic)
+
+
+def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Hashable]]:
+    """Two keys that have one value, with the value; of several keys the first with each of the others."""
+    seen: dict[Hashable, str] = {}
+    for key, value in given:
+        if value in seen:
+            yield seen[value], key, value
+        seen.setdefault(value, key)
+
+
+def _netdev_names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:
+    """The names that netdevs have or get; a NIC may be selected by a name that it is given."""
+    for key, nic in keys.items():
+        yield from ((f"{key}.altnames[{index}]", name) for index, name in enumerate(nic.altnames))
+        if nic.select.netdev is not None and nic.select.netdev not in nic.altnames:
+            yield f"{key}.select.netdev", nic.select.netdev
+
+
+def _one_function(keys: Mapping[str, Nic]) -> Iterator[str]:
+    """NICs that mean one physical function."""
+    remedy = "an entry is one physical function: make them one, or select another"
+    for name in ("pci", "mac"):
+        given = ((f"{key}.select.{name}", getattr(nic.select, name)) for key, nic in keys.items())
+        for one, other, value in _twice((key, value) for key, value in given if value is not None):
+            yield f"{one} and {other} are both {value}; {remedy}"
+    # Those with one of the keys above have been compared by it.
+    rest = {key: nic.select for key, nic in keys.items() if nic.select.pci is None and nic.select.mac is None}
+    for one, other, select in _twice((f"{key}.select", select) for key, select in rest.items() if not select.netdev):
+        assert isinstance(select, Selector)  # noqa: S101  what went in
+        yield f"{one} and {other} both mean {select}; {remedy}"
+
+
+def _one_address(keys: Mapping[str, Nic]) -> Iterator[str]:
+    """MACs and GUIDs that two functions would have. The GUIDs of one VF's node and port may be the same."""
+    remedy = "an address belongs to one function: give each its own"
+    groups = {
+        f"{key}.vfs.groups[{index}]": group
+        for key, nic in keys.items()
+        if nic.vfs is not None
+        for index, group in enumerate(nic.vfs.groups)
+    }
+    # Two NICs that are selected by one address have been named already.
+    selected = {nic.select.mac: f"{key}.select.mac" for key, nic in keys.items() if nic.select.mac}
+    own = ((f"{key}.mac", group.mac) for key, group in groups.items() if group.mac)
+    for one, other, value in _twice([*((key, mac) for mac, key in selected.items()), *own]):
+        yield f"{one} and {other} are both {value}; {remedy}"
+    guids: dict[str, tuple[str, str]] = {}
+    for key, group in groups.items():
+        for name in ("node_guid", "port_guid"):
+            value = getattr(group, name)
+            owner, place = guids.setdefault(value, (key, name)) if value else (key, name)
+            if owner != key:
+                yield f"{owner}.{place} and {key}.{name} are both {value}; {remedy}"
+
+
+def _within(key: str, nic: Nic) -> Iterator[str]:
+    """Keys of one NIC that cannot both hold."""
+    rdma = nic.rdma
+    if (
+        nic.roce is not None
+        and rdma is not None
+        and "InfiniBand" in (rdma.link_layer, rdma.gid_type and _layer(rdma.gid_type))
+    ):
+        yield f"{key}.roce and {key}.rdma: RoCE is Ethernet's, and rdma asks for InfiniBand; keep one"
+    if nic.vfs is None:
+        return
+    places: dict[str, VfAttributes] = {
+        f"{key}.vfs.defaults": nic.vfs.defaults,
+        **{f"{key}.vfs.groups[{index}]": group for index, group in enumerate(nic.vfs.groups)},
+    }
+    for place, vf in places.items():
+        if nic.mtu is not None and vf.mtu is not None and vf.mtu > nic.mtu:
+            yield f"{place}.mtu {vf.mtu} is above {key}.mtu {nic.mtu}: a VF carries no larger frames than its PF; lower it"
+
+
+def _layer(gid_type: str) -> str:
+    return "InfiniBand" if gid_type == "IB" else "Ethernet"
+
+
+def among_settings(
+    sysctls: Mapping[str, str],
+    module_parameters: Mapping[str, Mapping[str, str]],
+    given: Mapping[str, str],
+    nics: Collection[Nic],
+    netns_mode: bool,
+) -> Iterator[str]:
+    """Settings of the host that are given in two places.
+
+    :param given: what other keys of the spec set, by the sysctl's :func:`identity`.
+    :param netns_mode: rdma.netns_mode is given.
+    """
+    names = {identity(name): name for name in sysctls}
+    for own, name in names.items():
+        if own in given:
+            yield f"sysctls[{name!r}] and {given[own]} set the same; keep one"
+    for module, parameters in module_parameters.items():
+        for parameter in parameters:
+            key = f"module_parameters.{module}.{parameter}"
+            place = module.replace("-", "_"), parameter.replace("-", "_")
+            same = names.get(_ONE_VARIABLE.get(place, ""))
+            if same is not None:
+                yield f"sysctls[{same!r}] and {key} set the same; keep one"
+            if place == ("ib_core", "netns_mode") and netns_mode:
+                yield f"rdma.netns_mode and {key} set the same; keep one"
+            if place[1] in _VF_PARAMETERS:
+                for index, nic in enumerate(nics):
+                    if nic.vfs is not None and nic.select.driver in (None, place[0]):
+                        yield f"nics[{index}].vfs.count and {key} both say how many VFs there are; keep one"

@@ -1,0 +1,58 @@
+"""Names of kernel parameters below /proc/sys, as sysctl(8) takes them, and which names mean one parameter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
+
+# Two files of one variable: nf_conntrack_standalone.c; devinet.c; mm/hugetlb.c.
+_SAME = {
+    "net/nf_conntrack_max": "net/netfilter/nf_conntrack_max",
+    "net/ipv4/conf/all/forwarding": "net/ipv4/ip_forward",
+    "vm/nr_hugepages_mempolicy": "vm/nr_hugepages",
+}
+
+# A write of one that is not 0 sets the other to 0: mm/page-writeback.c, mm/util.c.
+_EITHER = {
+    "vm/dirty_bytes": "vm/dirty_ratio",
+    "vm/dirty_background_bytes": "vm/dirty_background_ratio",
+    "vm/overcommit_kbytes": "vm/overcommit_ratio",
+}
+
+
+def path(name: str) -> str:
+    """Where a parameter is: dots separate and a slash stands for a dot, unless the first separator is a slash (sysctl.d(5))."""
+    first = next((character for character in name if character in "./"), ".")
+    swapped = name.translate(str.maketrans("./", "/.")) if first == "." else name
+    return f"/proc/sys/{swapped}"
+
+
+def identity(name: str) -> str:
+    """The one name of a parameter: its path below /proc/sys, where it has two files that of one of them."""
+    own = path(name).removeprefix("/proc/sys/")
+    return _SAME.get(own, own)
+
+
+def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with sysctls by themselves, ``key`` being where they stand."""
+    seen: dict[str, str] = {}
+    for name, value in sorted(sysctls.items()):
+        if not SYSCTL.fullmatch(name):
+            yield f"{key}: {name!r} is no sysctl; write it as sysctl -a prints it"
+        elif not value.strip() or len(value.splitlines()) != 1:
+            yield f"{key}.{name}: {value!r} is no value; give one line of text"
+        elif (own := identity(name)) in seen:
+            yield f"{key}[{seen[own]!r}] and {key}[{name!r}] are the same parameter; keep one"
+        seen.setdefault(identity(name), name)
+    for one, other in _EITHER.items():
+        if one in seen and other in seen and not _is_zero(sysctls[seen[one]]) ^ _is_zero(sysctls[seen[other]]):
+            yield (
+                f"{key}[{seen[one]!r}] and {key}[{seen[other]!r}]: the kernel sets one of them to 0 when the other is "
+                "given; keep one"
+            )
+
+
+def _is_zero(value: str) -> bool:
+    return value.strip() == "0"

@@ -1,0 +1,87 @@
+"""Conflicts that only the machine shows: the NICs concerned are named and left alone, whatever their order."""
+
+from typing import Any
+
+import pytest
+
+from agent.engine.converge import Failures, converge
+from agent.engine.dry_run import preview
+from agent.hardware.functions import derived_mac
+from agent.report.records import Condition
+from agent.spec.node import from_mapping
+from tests.sim.kernel import Kernel
+
+PF, OTHER, THIRD = "0000:21:00.0", "0000:22:00.0", "0000:23:00.0"
+MAC, OTHER_MAC, THIRD_MAC = "02:00:00:00:01:00", "02:00:00:00:02:00", "02:00:00:00:03:00"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, "enp33s0", MAC)
+    kernel.add_nic(OTHER, "enp34s0", OTHER_MAC)
+    kernel.add_nic(THIRD, "enp35s0", THIRD_MAC)
+    kernel.writes.clear()
+    return kernel
+
+
+def nic(name: str, select: dict[str, str], **vfs: Any) -> dict[str, Any]:
+    return {"name": name, "select": select, "mtu": 9000, "vfs": {"count": 2, **vfs}}
+
+
+def group(mac: str) -> list[dict[str, str]]:
+    return [{"index": "1", "mac": mac}]
+
+
+def found(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
+    """What is said of the NICs; the same in each order, and before anything is written."""
+    said = []
+    for ordered in (nics, nics[::-1]):
+        spec = from_mapping({"node_name": "n1", "nics": list(ordered), "irqs": {"irqbalance": "untouched"}})
+        assert preview(kernel.machine(), spec).errors
+        conditions = converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0).conditions
+        said.append([c for c in conditions if c.type == "NicsPresent"])
+    assert said[0] == said[1]
+    return said[0]
+
+
+@pytest.mark.parametrize("second", [{"mac": MAC}, {"netdev": "enp33s0"}], ids=str)
+def test_two_entries_that_mean_one_function(kernel: Kernel, second: dict[str, str]) -> None:
+    (said,) = found(kernel, nic("a", {"pci": PF}), nic("b", second))
+    assert (said.status, said.reason, said.severity) == ("False", "NicClaimedTwice", "required")
+    assert f"NICs a and b all mean {PF}" in said.message
+    assert kernel.writes == []
+
+
+def test_of_two_entries_one_may_be_optional(kernel: Kernel) -> None:
+    (said,) = found(kernel, nic("a", {"pci": PF}), {**nic("b", {"mac": MAC}), "required": False})
+    assert said.severity == "required"
+
+
+@pytest.mark.parametrize("mac", [derived_mac(MAC, 0), derived_mac(MAC, 1)])
+def test_a_given_address_that_another_vf_derives(kernel: Kernel, mac: str) -> None:
+    (said,) = found(kernel, nic("a", {"pci": PF}), nic("b", {"pci": OTHER}, groups=group(mac)))
+    assert (said.status, said.reason) == ("False", "AddressGivenTwice")
+    assert all(text in said.message for text in ("NIC a and b", f"{PF}#", f"{OTHER}#1", mac))
+    assert kernel.writes == []
+
+
+@pytest.mark.parametrize("mac", [MAC, OTHER_MAC, THIRD_MAC])
+def test_a_given_address_that_is_a_physical_function_s(kernel: Kernel, mac: str) -> None:
+    (said,) = found(kernel, nic("a", {"pci": PF}, groups=group(mac)))
+    assert said.reason == "AddressGivenTwice"
+    assert mac in said.message
+    assert kernel.writes == []
+
+
+def test_a_derived_address_that_another_vf_of_the_nic_is_given(kernel: Kernel) -> None:
+    (said,) = found(kernel, nic("a", {"pci": PF}, groups=group(derived_mac(MAC, 0))))
+    assert f"{PF}#0 and {PF}#1 would both have" in said.message
+    assert kernel.writes == []
+
+
+def test_a_nic_without_a_conflict_is_seen_to(kernel: Kernel) -> None:
+    found(kernel, nic("a", {"pci": PF}), nic("b", {"mac": MAC}), nic("c", {"pci": THIRD}))
+    link = kernel.machine().netlink.link("enp35s0")
+    assert link is not None
+    assert link.mtu == 9000

@@ -1,0 +1,190 @@
+"""A spec that gives one thing twice is refused, and both keys are named; the JSON schema refuses what it can tell."""
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.spec.node import SpecError, from_mapping, parse
+from agent.spec.schema import schema
+
+jsonschema = pytest.importorskip("jsonschema")
+
+PF, OTHER = "0000:3b:00.0", "0000:5e:00.0"
+MAC, GUID = "02:00:00:00:00:07", "00:11:22:33:44:55:66:77"
+
+
+def nic(name: str, pci: str, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "select": {"pci": pci}, **keys}
+
+
+def node(**keys: Any) -> dict[str, Any]:
+    return {"node_name": "n1", **keys}
+
+
+def with_group(count: int = 4, **group: Any) -> dict[str, Any]:
+    return {"vfs": {"count": count, "groups": [{"index": "0", **group}]}}
+
+
+def one(**keys: Any) -> dict[str, Any]:
+    return node(nics=[nic("a", PF, **keys)])
+
+
+def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return node(nics=[nic("a", PF, **first), nic("b", OTHER, **second)])
+
+
+def same_pf(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    return node(nics=[{"name": "a", "select": first}, {"name": "b", "select": second}])
+
+
+def sysctls(**others: Any) -> Any:
+    return lambda *names: node(sysctls=dict.fromkeys(names, "1"), **others)
+
+
+POOL = [{"size": "2M", "count": 4}]
+VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
+
+
+@pytest.mark.parametrize(
+    ("document", "keys"),
+    [
+        (
+            sysctls()("net.core.somaxconn", "net/core/somaxconn"),
+            ["sysctls['net.core.somaxconn']", "['net/core/somaxconn']"],
+        ),
+        (sysctls()("net.ipv4.conf.a/1.rp_filter", "net/ipv4/conf/a.1/rp_filter"), ["a/1.rp_filter", "a.1/rp_filter"]),
+        (sysctls()("net.nf_conntrack_max", "net.netfilter.nf_conntrack_max"), ["net.nf_conntrack_max", "netfilter"]),
+        (sysctls()("net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding"), ["ip_forward", "conf.all.forwarding"]),
+        (sysctls()("vm.dirty_bytes", "vm.dirty_ratio"), ["vm.dirty_bytes", "vm.dirty_ratio"]),
+        (
+            sysctls(rfs={"enable": True})("net/core/rps_sock_flow_entries"),
+            ["sysctls['net/core/rps_sock_flow_entries']", "rfs.entries"],
+        ),
+        (sysctls(nics=[nic("a", PF)])("net.core.rps_default_mask"), ["net.core.rps_default_mask", "rps.enable"]),
+        (sysctls(hugepages=POOL)("vm/nr_hugepages"), ["sysctls['vm/nr_hugepages']", "hugepages"]),
+        (sysctls(hugepages=POOL)("vm.nr_hugepages_mempolicy"), ["vm.nr_hugepages_mempolicy", "hugepages"]),
+        (
+            sysctls(module_parameters={"nf-conntrack": {"hashsize": "1"}})("net.netfilter.nf_conntrack_buckets"),
+            ["net.netfilter.nf_conntrack_buckets", "module_parameters.nf-conntrack.hashsize"],
+        ),
+        (
+            node(rdma={"netns_mode": "exclusive"}, module_parameters={"ib-core": {"netns-mode": "Y"}}),
+            ["rdma.netns_mode", "module_parameters.ib-core.netns-mode"],
+        ),
+        (
+            node(nics=[nic("a", PF, vfs={"count": 2})], module_parameters={"igb": {"max_vfs": "7"}}),
+            ["nics[0].vfs.count", "module_parameters.igb.max_vfs"],
+        ),
+        (node(hugepages=[*POOL, {"size": "2048K", "count": 1}]), ["hugepages[0]", "hugepages[1]"]),
+        (both(with_group(mac=MAC), with_group(mac=MAC)), [f"{VF}.mac", f"{SECOND_VF}.mac"]),
+        (
+            one(vfs={"count": 2, "groups": [{"index": "0", "mac": MAC}, {"index": "1", "mac": MAC}]}),
+            [f"{VF}.mac", "nics[0].vfs.groups[1].mac"],
+        ),
+        (
+            node(nics=[{"name": "a", "select": {"mac": MAC}}, nic("b", OTHER, **with_group(mac=MAC))]),
+            ["nics[0].select.mac", f"{SECOND_VF}.mac"],
+        ),
+        (
+            both(with_group(node_guid=GUID), with_group(port_guid=GUID)),
+            [f"{VF}.node_guid", f"{SECOND_VF}.port_guid"],
+        ),
+        (both({"altnames": ["z"]}, {"altnames": ["z"]}), ["nics[0].altnames[0]", "nics[1].altnames[0]"]),
+        (
+            node(nics=[nic("a", PF, altnames=["z"]), {"name": "b", "select": {"netdev": "z"}}]),
+            ["altnames[0]", "nics[1].select.netdev"],
+        ),
+        (node(nics=[nic("a", PF), nic("a", OTHER)]), ["nics[0].name", "nics[1].name"]),
+        (same_pf({"pci": PF}, {"pci": PF, "mac": MAC}), ["nics[0].select.pci", "nics[1].select.pci"]),
+        (same_pf({"mac": MAC}, {"mac": MAC}), ["nics[0].select.mac", "nics[1].select.mac"]),
+        (
+            same_pf({"netdev": "x"}, {"netdev": "x", "driver": "igb"}),
+            ["nics[0].select.netdev", "nics[1].select.netdev"],
+        ),
+        (same_pf({"driver": "igb"}, {"driver": "igb"}), ["nics[0].select", "nics[1].select"]),
+        (one(mtu=1500, **with_group(mtu=9000)), [f"{VF}.mtu", "nics[0].mtu"]),
+        (one(mtu=1500, vfs={"count": 1, "defaults": {"mtu": 9000}}), ["nics[0].vfs.defaults.mtu", "nics[0].mtu"]),
+        (one(rdma={"link_layer": "InfiniBand"}, roce={"pfc": "3"}), ["nics[0].roce", "nics[0].rdma"]),
+        (
+            one(vfs={"count": 2, "groups": [{"index": "0-1"}, {"index": "1"}]}),
+            ["groups[0].index", "groups[1].index"],
+        ),
+    ],
+)
+def test_both_keys_of_a_conflict_are_named(document: dict[str, Any], keys: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        from_mapping(document)
+    (fault,) = caught.value.faults
+    assert all(key in fault for key in keys), fault
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        one(**with_group(node_guid=GUID, port_guid=GUID)),
+        node(sysctls={"vm.dirty_bytes": "0", "vm.dirty_ratio": "10"}),
+        node(sysctls={"net.core.rps_sock_flow_entries": "1", "vm.nr_hugepages": "1", "net.core.rps_default_mask": "1"}),
+        node(sysctls={"net.ipv4.conf.a/1.rp_filter": "1", "net.ipv4.conf.a.rp_filter": "1"}),
+        same_pf({"serial": "x", "pci": PF}, {"serial": "x", "pci": OTHER}),
+        node(nics=[{"name": "a", "select": {"netdev": "z"}, "altnames": ["z"]}]),
+        one(mtu=9000, **with_group(mtu=9000)),
+    ],
+)
+def test_what_only_looks_like_a_conflict_is_taken(document: dict[str, Any]) -> None:
+    from_mapping(document)
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    return jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
+
+
+REFUSED = [
+    pytest.param(node(node_name="n" * 64), id="label"),
+    pytest.param(node(node_name="a." * 126 + "abc"), id="name"),
+    pytest.param(node(node_name="a.b" * 2_000_000), id="millions"),
+    node(node_name="n1\n"),
+    node(node_name="n1."),
+    same_pf({"pci": "0000:3b:20.0"}, {"pci": OTHER}),
+    same_pf({"pci": "0000:3b:1f.8"}, {"pci": OTHER}),
+    same_pf({"netdev": ""}, {"pci": OTHER}),
+    one(channels={"combined": 0}),
+    one(channels={"combined": 2, "rx": 1}),
+    one(channels={"tx": 2, "combined": 1}),
+    one(**with_group(index="")),
+    one(**with_group(index=" , ")),
+    one(altnames=["z", "z"]),
+    pytest.param(one(altnames=["z" * 128]), id="long altname"),
+    one(altnames=["a\u00a0\x00"]),
+    node(sysctls={"vm.swappiness": "1\ud800"}),
+    node(sysctls={"vm.swappiness": "1\0"}),
+    node(sysctls={"vm.swappiness": "\x1b[2J"}),
+    node(sysctls={"vm.swappiness\ud800": "1"}),
+    node(module_parameters={"igb": {"x": "\udfff"}}),
+    node(readiness={"silenced": {"carrier": {"until": "2026-12-01", "reason": "a\ud83d"}}}),
+    node(readiness={"silenced": {"carrier": {"until": "2026-12-01", "reason": "a\u202eb"}}}),
+    one(offloads={"rx\x7f": True}),
+    same_pf({"serial": "\ud800"}, {"pci": OTHER}),
+]
+
+
+@pytest.mark.parametrize("document", REFUSED)
+def test_parser_and_schema_refuse_the_same(validator: Any, document: dict[str, Any]) -> None:
+    text = json.dumps(document)
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    assert len(str(caught.value).encode()) < 4096, "it can be printed, and is no page"
+    assert not validator.is_valid(json.loads(text))
+
+
+@pytest.mark.parametrize("group", ["0-4095," * 1000, "0-65535", "4096"])
+def test_a_list_of_vfs_costs_no_more_than_there_can_be_vfs(group: str) -> None:
+    with pytest.raises(SpecError, match="index"):
+        from_mapping(one(vfs={"count": 4096, "groups": [{"index": group[:4000].rstrip(",")}]}))
+
+
+def test_an_altname_is_measured_in_bytes() -> None:
+    from_mapping(one(altnames=["\u00e9" * 63]))
+    with pytest.raises(SpecError, match="more than 127 bytes"):
+        from_mapping(one(altnames=["\u00e9" * 64]))

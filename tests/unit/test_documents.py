@@ -1,0 +1,166 @@
+"""Documents of others: too large, too deep, or not what JSON is."""
+
+import json
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.documents import DEEPEST, LARGEST_SPEC, load, read
+from agent.report.records import Report, report_from_json, report_to_json
+from agent.report.verdict import NoReport, read_report
+from agent.service.apply_socket import NAME, Refused, Requests, ask
+from agent.spec.node import SpecError, parse
+
+KEYS = ",".join(f'"k{number}": 1' for number in range(250_000))
+NUMBERS = ",".join(["1"] * 1_900_000)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(f'{{"node_name": "n1", {KEYS}}}', id="unknown keys"),
+        pytest.param(f'{{"node_name": "n1", "nics": [{NUMBERS}]}}', id="numbers"),
+        pytest.param(f'{{"node_name": "n1", "nics": {json.dumps([{}] * 4096)}}}', id="empty NICs"),
+        pytest.param(f'{{"node_name": "n1", "sysctls": {{{KEYS}}}}}', id="sysctls"),
+        pytest.param('{"node_name": "n1", "%s": 1}' % ("k" * 4_000_000), id="a long key"),
+        pytest.param('{"node_name": "n1", "gpus": "%s"}' % ("k" * 4_000_000), id="a long text"),
+        pytest.param("[" * 900 + "]" * 900, id="deep"),
+        pytest.param('{"node_name": ' + "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1) + "}", id="too deep"),
+        pytest.param(" " * (4 << 20) + '{"node_name": "n1"}', id="too large"),
+        pytest.param('{"node_name": "%s"}' % ("é" * (3 << 20)), id="too large in UTF-8"),
+        pytest.param('{"node_name": "n1", "gpus": {"count": NaN}}', id="no number"),
+    ],
+)
+def test_a_spec_that_is_too_much_is_refused_in_few_words(text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(text)
+    assert len(caught.value.faults) <= 33
+    assert len(str(caught.value)) < 10_000
+
+
+def test_faults_that_are_not_told_are_mentioned() -> None:
+    with pytest.raises(SpecError) as caught:
+        parse(json.dumps({"node_name": "n1", "nics": [1] * 100}))
+    assert caught.value.faults[-1] == "there are more faults; mend these first"
+
+
+def test_a_spec_that_would_be_too_large_to_be_read_again_is_refused() -> None:
+    nics = [
+        {
+            "name": f"n{nic}",
+            "select": {"netdev": f"e{nic}"},
+            "altnames": [str(nic * 4096 + name) for name in range(4096)],
+        }
+        for nic in range(80)
+    ]
+    text = json.dumps({"node_name": "n1", "nics": nics}, separators=(",", ":"))
+    assert len(text) < LARGEST_SPEC
+    with pytest.raises(SpecError, match="written as JSON it has more than"):
+        parse(text)
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    file = tmp_path / "document"
+    file.write_text("x" * 10)
+    assert read(file, 10) == "x" * 10
+    with pytest.raises(ValueError, match="more than the 9 bytes"):
+        read(file, 9)
+    # Larger than any memory; nobody reads it to the end.
+    os.truncate(file, 1 << 40)
+    with pytest.raises(ValueError, match="more than the 10 bytes"):
+        read(file, 10)
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(OSError, match="no regular file"):
+            read(path, 10)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 5000,
+        "[" * (DEEPEST + 1) + "]" * (DEEPEST + 1),
+        '{"a": 1, "a": 2}',
+        "NaN",
+        "Infinity",
+        "[-Infinity]",
+        "1" * 101,
+    ],
+)
+def test_what_is_refused_as_a_document(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested|twice|no number|more than"):
+        load(text, 5000 if text.startswith("[") else 100)
+
+
+GOOD = json.loads(report_to_json(Report("n1", "", "boot", "1", True, True)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"uptime": float("nan")},
+        {"uptime": "nan"},
+        {"heartbeat": float("inf")},
+        {"time": 10**400},
+        {"uptime": True},
+        {"refusal": "\ud800"},
+        {"conditions": [{"type": "A", "status": "True", "reason": "B", "message": "\udfff"}]},
+        {"outcomes": "[" * 10},
+    ],
+)
+def test_a_report_that_cannot_be_believed_or_printed_is_none(tmp_path: Path, wrong: dict[str, object]) -> None:
+    text = json.dumps({**GOOD, **wrong})
+    with pytest.raises(ValueError, match="not a report"):
+        report_from_json(text)
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(NoReport):
+        read_report(tmp_path)
+
+
+def test_a_number_that_is_too_large_for_a_time_is_none() -> None:
+    with pytest.raises(ValueError, match="not a report"):
+        report_from_json(
+            report_to_json(Report("n1", "", "boot", "1", True, True)).replace('"uptime": 0.0', '"uptime": 1e999')
+        )
+
+
+def test_an_endless_report_is_none(tmp_path: Path) -> None:
+    (tmp_path / "report.json").touch()
+    os.truncate(tmp_path / "report.json", 1 << 40)
+    with pytest.raises(NoReport, match="more than"):
+        read_report(tmp_path)
+
+
+@pytest.mark.parametrize("said", [b"[" * 4096, b"[]", b"5", b'{"allow": NaN}', b'{"allow": "\\ud800"}', b"\xff"])
+def test_a_client_that_talks_nonsense_is_refused(tmp_path: Path, said: bytes) -> None:
+    requests = Requests(tmp_path / NAME)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / NAME))
+        client.sendall(said)
+        assert not requests.accept()
+        assert "not understood" in json.loads(client.makefile().readline())["refused"]
+
+
+@pytest.mark.parametrize("answer", [b"[1]\n", b"5\n", b"[" * 5000 + b"\n", b'"refused"\n', b"\xff\n"])
+def test_a_worker_that_talks_nonsense_is_no_traceback(tmp_path: Path, answer: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(tmp_path / NAME))
+        door.listen()
+
+        def serve() -> None:
+            client, _ = door.accept()
+            with client:
+                client.recv(4096)
+                client.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(Refused):
+            list(ask(tmp_path / NAME, None, 30))
+        thread.join()
