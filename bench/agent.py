@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 from typing import TextIO
 
 from agent.engine.contention import Contention
-from agent.engine.converge import Failures
 from agent.engine.originals import ORIGINALS, Originals
+from agent.engine.retry import Failures
 from agent.report.activity import Activity
 from agent.report.history import History
 from agent.service.apply_socket import Requests

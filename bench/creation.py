@@ -27,7 +27,8 @@ from attrs import evolve, frozen
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
-from agent.engine.converge import Failures, converge
+from agent.engine.converge import converge
+from agent.engine.retry import Failures
 from agent.hardware.functions import device_path, ifindex, netdev, vf_addresses
 from agent.linux import machine as this_machine
 from agent.machine import Machine

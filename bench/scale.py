@@ -10,8 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from agent.engine.converge import Failures, converge
+from agent.engine.converge import converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.machine import Machine
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel

@@ -75,10 +75,11 @@ def _is_done(found: Progress) -> bool:
 
 def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> Iterator[Progress]:
     from agent import linux
-    from agent.engine.converge import Failures, converge
+    from agent.engine.converge import converge
     from agent.engine.dry_run import preview
     from agent.engine.originals import ORIGINALS, Originals
     from agent.engine.readiness import Readiness
+    from agent.engine.retry import Failures
     from agent.report.history import History
     from agent.report.records import is_ready
     from agent.service.wake import Known, Watch

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from attrs import evolve, frozen
 
 from agent.engine.cached_machine import Remembered
+from agent.engine.observation import observed
 from agent.engine.originals import Originals
 from agent.engine.users import User, taken, users, with_victims
 from agent.hardware.functions import Wanted, asks_serials
@@ -43,9 +44,14 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
     planned: list[Change] = []
     back = (originals or Originals()).returning
     pending: dict[str, set[str]] = {}
+    unread: list[str] = []
     seen: dict[str, Mapping[str, tuple[User, ...]]] = {}
     for kind in ordered():
-        have = have.merged(kind.NAME, None, kind.observe(machine, want, None))
+        read = observed(machine, kind, want, have, None)
+        want, have = read.want, read.have
+        if read.fault is not None:
+            unread.append(f"{kind.NAME}: {read.fault}")
+            continue
         changes = [
             _judged(machine, want, change, seen)
             for change in (*kind.plan(want, have), *back(machine, kind, want, have))
@@ -59,7 +65,7 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
                 changes.append(Change(kind.NAME, device, "*", None, f"{KNOWN_AFTER} {first}"))
         pending[kind.NAME] = {change.device for change in changes}
         planned += changes
-    errors = [c.message for c in want.missing if c.severity == "required"]
+    errors = [*unread, *(c.message for c in want.missing if c.severity == "required")]
     errors += [f"{c}: {c.obstacle}; {c.remedy}" for c in planned if c.obstacle and not _comes(c, pending)]
     changes = [evolve(c, obstacle="", remedy="") if _comes(c, pending) else c for c in planned]
     return Preview(tuple(c for c in changes if c.obstacle or c.field != "netdev"), tuple(errors))

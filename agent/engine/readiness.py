@@ -42,7 +42,11 @@ def at_once(machine: Machine) -> Judge:
     def judge(want: Wanted, have: Snapshot) -> list[Condition]:
         said = []
         for probe, rule in _asked(want):
-            facts = probe.read(machine, want) if probe.read else None
+            try:
+                facts = probe.read(machine, want) if probe.read else None
+            except OSError as error:
+                said.append(rule.applied(_failed(probe, str(error)), _today()))
+                continue
             if probe.remember:
                 facts = probe.remember(None, 0.0, have, facts)
             said += [rule.applied(condition, _today()) for condition in probe.judge(want, have, facts)]
@@ -284,8 +288,12 @@ def _unknown(probe: Probe, record: _Record) -> Condition | None:
     if record.taken is None:
         return Condition(probe.type, "Unknown", "NotYetRead", "its first reading is under way")
     if record.taken.error:
-        return Condition(probe.type, "Unknown", "ProbeFailed", f"it could not be read: {record.taken.error}")
+        return _failed(probe, record.taken.error)
     return None
+
+
+def _failed(probe: Probe, error: str) -> Condition:
+    return Condition(probe.type, "Unknown", "ProbeFailed", f"it could not be read: {error}")
 
 
 def _damped(record: _Record, rule: _Rule, answer: list[Condition], is_new: bool) -> list[Condition]:

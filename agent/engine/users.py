@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, PCI, VFIO, Wanted, driver, ifindex, netdev, targets
+from agent.hardware.functions import NET, PCI, VFIO, Wanted, driver, ifindex, netdev, pci_of, targets
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Machine
@@ -53,7 +54,7 @@ def users(
 
     What cannot be told (a kubelet that does not answer) counts as a user: nothing is disturbed on a guess.
     """
-    return _found(machine, want, address, among, (*TAKERS, *OTHERS))
+    return _found(machine, want, address, among, (*OTHERS, *TAKERS))
 
 
 def takers(
@@ -66,11 +67,7 @@ def takers(
 def _found(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None, sources: Sequence[Source]
 ) -> dict[str, tuple[User, ...]]:
-    pci = {
-        target: function
-        for target, function in targets(machine.files, address).items()
-        if among is None or target in among
-    }
+    pci = targets(machine.files, address) if among is None else _those(machine, among)
     found = {target: netdev(machine.files, function) for target, function in pci.items()}
     functions = _Functions(pci, {target: name for target, name in found.items() if name is not None})
     gathered: dict[str, list[User]] = {}
@@ -78,6 +75,15 @@ def _found(
         for target, user in source(machine, want, functions):
             gathered.setdefault(target, []).append(user)
     return {target: tuple(found) for target, found in gathered.items()}
+
+
+def _those(machine: Machine, among: frozenset[str]) -> dict[str, str]:
+    """The PCI addresses of these targets, as far as they are there: not all of a device's, of which there may be a thousand."""
+    found = {}
+    for target in sorted(among):
+        with suppress(FileNotFoundError):
+            found[target] = pci_of(machine.files, target)
+    return found
 
 
 def _victims(found: Mapping[str, tuple[User, ...]], change: Change) -> tuple[str, ...]:
@@ -109,7 +115,8 @@ def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Found:
     """A bound network driver whose netdev the host does not see: a container runtime has moved it."""
     for target, pci in functions.pci.items():
         bound = driver(machine.files, pci)
-        if target not in functions.netdevs and bound is not None and vendor(bound).has_netdev:
+        # Asked for anew: it may have been moved since this look began.
+        if bound is not None and vendor(bound).has_netdev and netdev(machine.files, pci) is None:
             yield target, User("another network namespace", takes=True)
 
 
@@ -130,6 +137,16 @@ def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found
         for part in sorted(parts & allocated.keys()):
             for pod in allocated[part]:
                 yield target, User(f"pod {pod} by {part}")
+    _must_be_whole(reader)
+
+
+def _must_be_whole(reader: Reader) -> None:
+    """An RDMA device that cannot be read may be anybody's, and nothing is disturbed on a guess.
+
+    :raises OSError: there was such a one.
+    """
+    if reader.failed is not None:
+        raise reader.failed
 
 
 def _vfio(machine: Machine, want: Wanted, functions: _Functions) -> Found:
@@ -160,6 +177,7 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Found:
         for name in reader.char_devices_of(pci, device)
         if name.startswith("uverbs")
     ]
+    _must_be_whole(reader)
     return _held(machine, nodes, takes=False)
 
 
@@ -224,7 +242,7 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Found:
                 yield target, User(f"{entry.removeprefix('upper_')} on {name}")
 
 
-TAKERS: tuple[Source, ...] = (_namespaces, _allocations, _vfio)
-"""To whom a function can have been handed."""
+TAKERS: tuple[Source, ...] = (_vfio, _allocations, _namespaces)
+"""To whom a function can have been handed. Asked last: a function is taken at any time, and what is asked last is newest."""
 
 OTHERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers)

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import evolve, field, frozen
 
-from agent.hardware.sysfs import names_or_none, number_or, read_or
+from agent.hardware.sysfs import names_or_none, number_or, parsed, read_or
 from agent.hardware.vpd import device_serial_number, vpd_serial_number
 from agent.machine import Attributes, Files, Link, Machine
 from agent.report.records import Condition
@@ -23,6 +23,9 @@ NET = "/sys/class/net"
 
 VFIO = "vfio-pci"
 
+UNREADABLE = "DeviceUnreadable"
+REMEDY = "see the kernel's log (dmesg), and reset the device, load its driver again or reboot the node"
+
 # No configuration space (4096 bytes) and no Vital Product Data (32768) is larger.
 LARGEST = 1 << 15
 
@@ -34,6 +37,8 @@ class Function:
     ``numa_node`` is -1 where the firmware tells none; ``total_vfs`` is 0 where there is no SR-IOV. ``hung``: a call to it
     never returned, so nothing but what the PCI core knows is asked of it. ``serials``: the serial numbers of its
     configuration space and of its Vital Product Data, empty unless they were asked for.
+    ``unreadable``: why it is left alone until it is read again: a file or a netlink request of it failed. If that was while
+    it was looked for, nothing but its address is known (``vendor`` is empty).
     """
 
     address: str
@@ -45,6 +50,7 @@ class Function:
     link: Link | None
     hung: bool = False
     serials: tuple[str, ...] = ()
+    unreadable: str = ""
 
 
 @frozen
@@ -112,11 +118,15 @@ class WantedNic:
 
 @frozen
 class Wanted:
-    """The spec, resolved against what the machine has. ``missing`` says which NICs could not be found, and why."""
+    """The spec, resolved against what the machine has. ``missing`` says which NICs could not be found, and why.
+
+    ``unreadable``: those of them whose function cannot be read, by its address.
+    """
 
     spec: NodeSpec
     nics: Mapping[str, WantedNic] = field(factory=dict)
     missing: tuple[Condition, ...] = ()
+    unreadable: Mapping[str, Nic] = field(factory=dict)
 
 
 @lru_cache(maxsize=16384)
@@ -249,7 +259,8 @@ def ifindex_of(files: Files, target: str) -> int:
 
     All that most changes need: asking rtnetlink for the link costs twenty times as much, and a PF's answer tells all its VFs.
     """
-    return int(files.read(f"{NET}/{netdev_of(files, target)}/ifindex"))
+    path = f"{NET}/{netdev_of(files, target)}/ifindex"
+    return parsed(int, files.read(path), path)
 
 
 def link_of(machine: Machine, target: str) -> Link:
@@ -283,6 +294,14 @@ def rediscover(
 
 
 def _function(machine: Machine, address: str, serials: bool) -> Function | None:
+    """The function at an address, None if it is no physical one of a network; of one that fails to read only that it does."""
+    try:
+        return _read_function(machine, address, serials)
+    except OSError as error:
+        return Function(address, "", "", None, -1, 0, None, address in machine.hung, unreadable=str(error))
+
+
+def _read_function(machine: Machine, address: str, serials: bool) -> Function | None:
     files = machine.files
     path = device_path(address)
     if not read_or(files, f"{path}/class", "").startswith("0x02") or "physfn" in names_or_none(files, path):

@@ -15,6 +15,7 @@ from typing import Literal
 from attrs import frozen
 
 from agent.hardware.functions import NET, device_path, rdma_devices
+from agent.hardware.sysfs import ABSENT
 from agent.machine import Files
 
 RDMA = "/sys/class/infiniband"
@@ -127,11 +128,15 @@ def transport(node_type: str, link_layer: str | None) -> str | None:
 
 
 class Reader:
-    """The RDMA devices of a machine as they are now; made anew for each reading."""
+    """The RDMA devices of a machine as they are now; made anew for each reading.
+
+    ``failed``: why something that is there could not be read, the last such error; it is taken for absent.
+    """
 
     def __init__(self, files: Files) -> None:
         self._files = files
-        self._present = frozenset(self._names(CHAR_DEVICES))
+        self._present = frozenset(_present(files))
+        self.failed: OSError | None = None
         self._serving: list[tuple[str, str]] | None = None
 
     @property
@@ -171,13 +176,25 @@ class Reader:
     def _owners(self) -> list[tuple[str, str]]:
         """Each device with the netdev of its port, or with that netdev's address where the kernel does not tell the name."""
         if self._serving is None:
-            self._serving = [
-                (name, owner)
-                for name in self.all()
-                for number in self.port_numbers(name)
-                if (owner := self._netdev(name, number) or self.mac_in_gid(name, number))
-            ]
+            self._serving = [(name, owner) for name in self.all() for owner in self._owners_of(name)]
         return self._serving
+
+    def _owners_of(self, device: str) -> list[str]:
+        before = self.failed
+        ports = self.port_numbers(device)
+        owners = [self._netdev(device, number) or self.mac_in_gid(device, number) for number in ports]
+        if self.failed is not before and self._has_owner(device):
+            # Whoever asks is another function: it is no concern of theirs.
+            self.failed = before
+        return [owner for owner in owners if owner]
+
+    def _has_owner(self, device: str) -> bool:
+        """Whether an RDMA device lies below a function that has a netdev, and so serves that one."""
+        try:
+            parent = self._files.target(f"{RDMA}/{device}/device")
+        except OSError:
+            return False
+        return bool(self._names(f"{device_path(parent)}/net"))
 
     def roce_ports(self, address: str) -> list[tuple[str, int]]:
         """The RoCE ports (device, number) that serve a PCI function."""
@@ -280,14 +297,27 @@ class Reader:
     def _text(self, path: str) -> str:
         try:
             return self._files.read(path).strip()
-        except OSError:
+        except OSError as error:
+            self._note(error)
             return ""
 
     def _names(self, path: str) -> list[str]:
         try:
             return self._files.names(path)
-        except OSError:
+        except OSError as error:
+            self._note(error)
             return []
+
+    def _note(self, error: OSError) -> None:
+        if error.errno not in ABSENT and not isinstance(error, NotADirectoryError):
+            self.failed = error
+
+
+def _present(files: Files) -> list[str]:
+    try:
+        return files.names(CHAR_DEVICES)
+    except OSError:
+        return []
 
 
 def _gid_type(told: str, transport: str | None) -> str:

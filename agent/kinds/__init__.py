@@ -8,6 +8,9 @@ A kind of plain values may also have ``readings(want, have) -> Iterable[Reading]
 its original back (agent/engine/originals.py). Of values that are observed only as far as the spec gives them it has
 ``reading(machine, want, kept) -> Reading | None``: a value that was changed (from ``kept.before`` to ``kept.after``) as it is
 now, read only if the spec does not give it any more; None while it cannot be told.
+
+A kind whose change takes another value away on its way has ``transients(change) -> list[Change]``: those, so that a crash
+half way makes no originals of what it left.
 """
 
 from __future__ import annotations

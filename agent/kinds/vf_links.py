@@ -73,6 +73,11 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     return found
 
 
+def transients(change: Change) -> list[Change]:
+    """For its carrier a VF's link is down for a moment."""
+    return [evolve(change, field="state", before="up", after="down")] if change.field == "carrier" else []
+
+
 def apply(machine: Machine, change: Change) -> None:
     """Set a VF's netdev as :func:`links.apply` does; for its carrier, take it down and up."""
     if change.field != "carrier":

@@ -90,6 +90,13 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return changes
 
 
+def transients(change: Change) -> list[Change]:
+    """A link that is up is taken down, and stays so until the next kind brings it up."""
+    if change.disruption < Disruption.LINK_FLAP:
+        return []
+    return [Change("vf_links", change.target, "state", "up", "down")]
+
+
 def apply(machine: Machine, change: Change) -> None:
     """Rename the netdev, with its link down; bringing it up is the next kind's business, whether this works or not."""
     link = link_of(machine, change.target)

@@ -10,7 +10,8 @@ from pathlib import Path
 from attrs import define, field
 
 from agent.documents import LARGEST_SPEC, load, read
-from agent.engine.converge import Pass, is_required
+from agent.engine.attempts import is_required
+from agent.engine.converge import Pass
 from agent.engine.dry_run import preview
 from agent.machine import Machine
 from agent.runtime import write_atomically
@@ -104,8 +105,10 @@ class Adopted:
         if self.spec is None or self._trial_ends is None or now < self._trial_ends:
             return False
         self._trial_ends = None
-        # A device that waits until its users are gone fails at what comes after that: no fault of the spec's.
+        # No fault of the spec's: a device that waits until its users are gone fails at what comes after that, and one that
+        # cannot be read fails under any spec.
         waiting = {outcome.change.device for outcome in found.outcomes if outcome.result == "deferred"}
+        waiting |= found.want.unreadable.keys()
         failed = [
             outcome
             for outcome in found.outcomes

@@ -15,9 +15,10 @@ from typing import Any, TextIO
 
 from attrs import define, evolve, field
 
-from agent.engine.converge import Failures, Pass, converge, judged_again
+from agent.engine.converge import Pass, converge, judged_again
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.readiness import Readiness
+from agent.engine.retry import Failures
 from agent.hardware.functions import physical_function
 from agent.kinds import links, vf_links, vfs
 from agent.machine import Machine

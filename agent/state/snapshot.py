@@ -58,6 +58,15 @@ class Snapshot:
         read = {device: _joined(kept.get(device), found) for device, found in state.items()}
         return evolve(self, states={**self.states, kind: {**kept, **read}})
 
+    def without(self, address: str, why: str) -> Snapshot:
+        """With nothing of a device that cannot be read, but that, and ``why``."""
+        functions = (evolve(each, unreadable=why) if each.address == address else each for each in self.functions)
+        states = {
+            kind: {device: state for device, state in of_kind.items() if device != address}
+            for kind, of_kind in self.states.items()
+        }
+        return evolve(self, functions=tuple(functions), states=states)
+
 
 def _joined(before: Any, found: Any) -> Any:
     """Functions that were read of a device, with those that were not."""

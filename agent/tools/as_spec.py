@@ -45,7 +45,11 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str]) -> Adoption
         a default route and has neither VFs nor RDMA.
     :raises NotFound: a chosen one is not there.
     """
-    functions = discover(machine)
+    found = discover(machine)
+    functions = tuple(function for function in found if not function.unreadable)
+    unread = tuple(
+        f"{function.address} cannot be read: {function.unreadable}" for function in found if function.unreadable
+    )
     unknown = sorted(name for name in chosen if not any(_is_called(name, function) for function in functions))
     if unknown:
         have = ", ".join(f"{f.address} ({f.link.name if f.link else 'no netdev'})" for f in functions) or "none"
@@ -68,7 +72,7 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str]) -> Adoption
     if any(change.kind == "xps" for change in preview(machine, spec).changes):
         spec = evolve(spec, xps=Xps(enable=False))
     left = preview(machine, spec)
-    return Adoption(spec, (*map(str, left.changes), *left.errors))
+    return Adoption(spec, (*map(str, left.changes), *left.errors, *unread))
 
 
 def _is_called(name: str, function: Function) -> bool:

@@ -59,6 +59,8 @@ class Subsystem:
         put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
         put(f"{RDMA}/{name}/node_guid", "0200:00ff:fe00:0001")
+        if function is not None:
+            self.kernel.tree.link(f"{RDMA}/{name}/device", f"../../../{function}")
         if parent is not None:
             put(f"{RDMA}/{name}/parent", parent)
         port = f"{RDMA}/{name}/ports/1"

@@ -12,8 +12,9 @@ from typing import TextIO
 
 from attrs import define, field
 
-from agent.engine.converge import Failures, Pass, converge, judged_again
+from agent.engine.converge import Pass, converge, judged_again
 from agent.engine.readiness import Readiness
+from agent.engine.retry import Failures
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel

@@ -2,8 +2,9 @@
 
 import pytest
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.hardware.functions import derived_mac, vf_addresses
 from agent.report.records import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json

@@ -3,7 +3,8 @@
 import pytest
 
 from agent.engine.contention import LIMIT, PAUSE, WINDOW, Contention, suspect
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
+from agent.engine.retry import Failures
 from agent.report.records import Condition, Outcome, is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel

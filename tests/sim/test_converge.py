@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.hardware.functions import derived_mac, vf_addresses
 from agent.machine import Machine
 from agent.report.records import Disruption, is_ready
@@ -210,8 +211,6 @@ def test_a_file_with_nothing_in_it_is_as_good_as_none(kernel: Kernel, path: str)
 @pytest.mark.parametrize(
     "path",
     [
-        f"/sys/bus/pci/devices/{PF0}/sriov_numvfs",
-        "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
         "/sys/devices/system/cpu/online",
         "/sys/devices/system/cpu/isolated",
         "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
@@ -224,6 +223,22 @@ def test_a_file_with_something_else_than_belongs_there_is_an_error_that_names_it
     with pytest.raises(OSError, match=r"'N/A' is nothing that belongs there") as refused:
         settle(kernel.machine(), only())
     assert refused.value.filename == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/sys/bus/pci/devices/{PF0}/numa_node",
+        f"/sys/bus/pci/devices/{PF0}/sriov_numvfs",
+        "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
+    ],
+)
+def test_a_file_of_a_device_with_something_else_than_belongs_there_is_named(kernel: Kernel, path: str) -> None:
+    kernel.tree.put(path, "N/A")
+    found = settle(kernel.machine(), only())
+    (missing,) = [condition for condition in found.conditions if condition.type == "NicsPresent"]
+    assert (missing.status, missing.reason) == ("Unknown", "DeviceUnreadable")
+    assert "'N/A' is nothing that belongs there" in missing.message and path in missing.message
 
 
 def test_more_vfs_than_the_device_has_is_refused_with_the_remedy_and_nothing_is_written(kernel: Kernel) -> None:

@@ -1,15 +1,18 @@
 """Nobody loses a device: who is in the way, what is allowed when, and what a new spec waits for."""
 
+import errno
 from collections.abc import Callable
 from datetime import datetime, timezone
 
 import pytest
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
+from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Change, Disruption, is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
+from tests.sim.seams import seen
 
 PF = "0000:21:00.0"
 MAC = "02:00:00:00:01:00"
@@ -306,3 +309,75 @@ def test_the_world_is_told_once_before_the_first_disruptive_write_and_not_of_oth
     kernel.writes.clear()
     converge_with(kernel, spec(6, trust=True), acknowledged, lambda: 0.0)
     assert told == [("count", 0)]
+
+
+class Slow:
+    """A machine each of whose reads takes half a second, and on which a VF is taken at the read of a number.
+
+    ``log``: what was read and, of the writes, the VFs that were unbound.
+    """
+
+    def __init__(self, at: int, take: Callable[[Kernel, str], None]) -> None:
+        self.kernel = Kernel()
+        self.kernel.add_nic(PF, "enp33s0", MAC)
+        self.kernel.load_vfio()
+        settle(self.kernel, spec())
+        self.vf = vf_addresses(self.kernel, PF)[2]
+        self.at, self.take = at, take
+        self.now = 0.0
+        self.log: list[str] = []
+        self.kernel.fault = self.write
+
+    def see(self, what: str, where: str) -> None:
+        if len(self.log) == self.at:
+            self.take(self.kernel, self.vf)
+        self.log.append(what)
+        self.now += 0.5
+
+    def write(self, operation: str, where: str, value: str) -> None:
+        if where.endswith("/driver/unbind"):
+            self.log.append(f"unbind {value}")
+
+    def converge(self) -> list[str]:
+        machine = seen(self.kernel.machine(), self.see)
+        converge(machine, spec(driver="vfio-pci"), None, None, Failures(), lambda: self.now, now=lambda: NOON)
+        return self.log
+
+
+def give_to_pod(kernel: Kernel, vf: str) -> None:
+    kernel.host.allocated[vf] = ("team/trainer-0",)
+
+
+@pytest.mark.parametrize(
+    ("take", "look"),
+    [(give_to_pod, "kubelet.allocations"), (Kernel.move_away, "files.names")],
+    ids=["pod", "namespace"],
+)
+def test_a_vf_that_is_taken_while_others_are_bound_anew_is_looked_at_once_more(
+    take: Callable[[Kernel, str], None], look: str
+) -> None:
+    undisturbed = Slow(-1, take)
+    log = undisturbed.converge()
+    unbound = log.index(f"unbind {undisturbed.vf}")
+    first = log.index("kubelet.allocations")
+    last = max(number for number in range(unbound) if log[number] == look)
+    assert unbound - last < 12, "many reads lie between the last look and the write"
+    for at in (number for number in range(first, last + 1) if not log[number].startswith("unbind")):
+        slow = Slow(at, take)
+        assert f"unbind {slow.vf}" not in slow.converge(), f"taken before read {at} of {last}, and unbound all the same"
+
+
+def test_a_device_whose_rdma_users_cannot_be_told_is_not_disturbed(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name)
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+
+    def broken(what: str, where: str) -> None:
+        if where.startswith("/sys/class/infiniband/"):
+            raise OSError(errno.EIO, "Input/output error", where)
+
+    machine = seen(kernel.machine(), broken)
+    found = converge(machine, spec(6), None, None, Failures(), lambda: 0.0, now=lambda: NOON)
+    (failed,) = [outcome for outcome in found.outcomes if outcome.result == "failed"]
+    assert failed.error.startswith("who uses it cannot be told")
+    assert len(kernel.vfs(PF)) == 4

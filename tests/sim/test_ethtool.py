@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 import pytest
 from attrs import evolve
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.kinds import coalescing, links
 from agent.machine import Link, Quantity

@@ -8,9 +8,10 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from agent.engine.converge import FRESH, Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import Originals
+from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -139,8 +140,8 @@ class Faults(RuleBasedStateMachine):
         assert not differing or found.waiting, differing
 
     def fault(self, operation: str, where: str, value: str) -> OSError | None:
-        """What was plotted for this write. Writes take time: more than for what the agent takes a look at users as fresh."""
-        self.now += 2 * FRESH
+        """What was plotted for this write. Writes take time."""
+        self.now += 0.4
         self.plotted = [(after - 1, plot) for after, plot in self.plotted]
         due = [plot for after, plot in self.plotted if after < 0]
         self.plotted = [(after, plot) for after, plot in self.plotted if after >= 0]

@@ -5,8 +5,9 @@ import os
 
 import pytest
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.report.records import Disruption, Outcome, is_ready
 from agent.spec import sysctl_names
 from agent.spec.node import from_mapping

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import ORIGINALS, Originals
+from agent.engine.retry import Failures
 from agent.hardware.config_space import device_control, max_read_request
 from agent.hardware.functions import vf_addresses
 from agent.machine import DcbState

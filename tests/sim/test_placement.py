@@ -7,8 +7,9 @@ from typing import Any, cast
 import pytest
 from attrs import evolve
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.hardware.functions import targets
 from agent.machine import Files
 from agent.spec.node import NodeSpec, from_mapping

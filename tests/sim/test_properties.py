@@ -5,8 +5,9 @@ import json
 from attrs import evolve
 from hypothesis import given, settings
 
-from agent.engine.converge import Failures, converge
+from agent.engine.converge import converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.report.records import is_ready, to_plain
 from agent.spec.node import NodeSpec
 from tests.sim.test_faults import node, specs

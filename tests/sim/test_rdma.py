@@ -2,8 +2,9 @@
 
 import pytest
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.hardware import counters
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from agent.engine.converge import Failures, converge
+from agent.engine.converge import converge
 from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
 from agent.hardware.functions import derived_mac
 from agent.report.records import Condition
 from agent.spec.node import from_mapping

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
+from agent.engine.retry import Failures
 from agent.report.records import is_ready
 from agent.service.spec_in_force import TRIAL, Adopted
 from agent.spec.node import NodeSpec, from_mapping, to_json
@@ -199,3 +200,14 @@ def test_a_file_that_cannot_be_written_again_is_refused_and_the_spec_before_kept
     assert str(agent.file) in agent.adopted.refusal
     agent.adopted.refusal.encode()
     assert is_ready(agent.look().conditions)
+
+
+def test_a_device_that_cannot_be_read_is_no_fault_of_a_new_spec(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.give(spec(4))
+    agent.kernel.unreadable.add("/sys/class/net/enp33s0/queues/rx-0/rps_cpus")
+    assert not is_ready(agent.try_out().conditions)
+    agent.kernel.unreadable.clear()
+    assert is_ready(agent.look().conditions)
+    assert agent.adopted.spec == spec(4)

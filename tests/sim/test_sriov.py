@@ -12,9 +12,10 @@ from attrs import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import Originals
+from agent.engine.retry import Failures
 from agent.hardware.functions import PCI, driver, netdev, vf_addresses
 from agent.report.records import Disruption, is_ready
 from agent.spec.node import NodeSpec, from_mapping

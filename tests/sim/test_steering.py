@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.engine.converge import Failures, Pass, converge
+from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import ORIGINALS, Originals
+from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import HOST, Outcome, is_ready
 from agent.spec.node import NodeSpec, from_mapping

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from agent.engine.converge import Failures
 from agent.engine.originals import Originals
+from agent.engine.retry import Failures
 from agent.report.activity import Activity, View
 from agent.report.history import History
 from agent.report.records import Condition, Report, report_from_json
@@ -105,10 +105,21 @@ def test_the_node_is_ready_as_soon_as_the_probes_have_spoken(worker: Callable[[s
 def test_a_device_that_cannot_be_read_is_said_and_read_again(node: Node, worker: Callable[[str], Out]) -> None:
     unreadable = f"/sys/bus/pci/devices/{PF0}/numa_node"
     node.kernel.unreadable.add(unreadable)
+    out = worker(f'{{"node_name": "n1", "nics": [{{"name": "rail0", "select": {{"pci": "{PF0}"}}}}]}}')
+    said = out.until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
+    assert not said.ready
+    node.kernel.unreadable.discard(unreadable)
+    assert out.until(lambda report: report.ready)
+
+
+def test_what_is_of_no_device_and_cannot_be_read_is_said_and_read_again(
+    node: Node, worker: Callable[[str], Out]
+) -> None:
+    node.kernel.unreadable.add("/sys/devices/system/cpu/online")
     out = worker('{"node_name": "n1"}')
     said = out.until(lambda report: condition(report, "Converged").reason == "DeviceLost")
     assert not said.ready
-    node.kernel.unreadable.discard(unreadable)
+    node.kernel.unreadable.clear()
     assert out.until(lambda report: report.ready)
 
 

@@ -1,0 +1,77 @@
+"""Reading a kind's state so that a device which cannot be read costs nobody but itself."""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+
+from agent.hardware.functions import REMEDY, Wanted
+from agent.kinds import Kind, in_scope
+from agent.machine import Machine
+from agent.report.records import HOST, Change, Outcome
+from agent.state.selection import resolve
+from agent.state.snapshot import Scope, Snapshot
+
+
+@frozen
+class Observed:
+    """What the spec means and what was read, without the devices that could not be; ``fault``: why nothing could be."""
+
+    want: Wanted
+    have: Snapshot
+    fault: OSError | None = None
+
+
+def observed(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
+    """A snapshot with a kind's state of the devices in ``scope``; those that cannot be read leave it, with all their state."""
+    try:
+        return Observed(want, have.merged(kind.NAME, scope, kind.observe(machine, want, scope)))
+    except OSError:
+        return _one_by_one(machine, kind, want, have, scope)
+
+
+def _one_by_one(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
+    try:
+        # What is read for no device in particular: if that fails, no device is to blame.
+        state = dict(kind.observe(machine, evolve(want, nics={}), frozenset({HOST})))
+    except OSError as error:
+        return Observed(want, have.merged(kind.NAME, scope, {}), error)
+    faults: dict[str, str] = {}
+    for address in in_scope(want, scope):
+        alone = evolve(want, nics={address: want.nics[address]})
+        named = {name for name in scope or {address} if name.partition("#")[0] == address}
+        try:
+            state |= kind.observe(
+                machine, alone, frozenset(named | ({HOST} if scope is None or HOST in scope else set()))
+            )
+        except OSError as error:
+            faults[address] = f"{kind.NAME}: {error}"
+    have = have.merged(kind.NAME, scope, state)
+    for address, why in faults.items():
+        have = have.without(address, why)
+    return Observed(quarantined(want, have), have)
+
+
+def quarantined(want: Wanted, have: Snapshot) -> Wanted:
+    """``want`` without the devices that cannot be read, which are missing now."""
+    resolved = resolve(want.spec, have.functions)
+    gone = {function.address for function in have.functions if function.unreadable}
+    nics = {address: nic for address, nic in want.nics.items() if address not in gone}
+    return evolve(resolved, nics=nics)
+
+
+def unreadable(want: Wanted, have: Snapshot) -> list[Outcome]:
+    """One outcome for each NIC of the spec that cannot be read."""
+    why = {function.address: function.unreadable for function in have.functions}
+    return [
+        _failed(Change("devices", address, "state", "unreadable", "readable", required=nic.required), why[address])
+        for address, nic in sorted(want.unreadable.items())
+    ]
+
+
+def not_observed(kind: Kind, error: OSError) -> Outcome:
+    """The outcome of a kind of which nothing can be read."""
+    return _failed(Change(kind.NAME, HOST, "state", "unreadable", "readable"), str(error))
+
+
+def _failed(change: Change, why: str) -> Outcome:
+    return Outcome(change, "failed", why, REMEDY)

@@ -1,0 +1,267 @@
+"""A worker that is killed at any write, of the machine or of the file of originals, makes no original of a value of ours."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from attrs import define, field
+from hypothesis import given, settings
+
+from agent.engine.converge import converge
+from agent.engine.originals import ORIGINALS, Originals
+from agent.engine.retry import Failures
+from agent.hardware.functions import vf_addresses
+from agent.report.records import is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel, no_fault
+
+PF = "0000:21:00.0"
+QUEUE = "/proc/sys/net/core/somaxconn"
+
+vf_values = st.fixed_dictionaries(
+    {},
+    optional={
+        "trust": st.booleans(),
+        "spoofchk": st.booleans(),
+        "vlan": st.sampled_from([0, 5, 7]),
+        "max_tx_rate": st.sampled_from([0, 100]),
+        "mtu": st.sampled_from([1500, 4000, 9000]),
+        "txqueuelen": st.sampled_from([500, 1000]),
+    },
+)
+nic_values = st.fixed_dictionaries(
+    {},
+    optional={
+        "mtu": st.sampled_from([1500, 4000, 9000]),
+        "txqueuelen": st.sampled_from([500, 1000]),
+        "coalescing": st.fixed_dictionaries({"rx_usecs": st.sampled_from([3, 50, 70])}),
+        "rings": st.fixed_dictionaries({"rx": st.sampled_from([256, 512, 1024])}),
+    },
+)
+wishes = st.fixed_dictionaries(
+    {"vf": vf_values, "nic": nic_values, "pin": st.booleans(), "queue": st.sampled_from([None, "4096", "128", "512"])}
+)
+
+
+class Killed(BaseException):
+    """The worker is gone; what it knew, too."""
+
+
+def wanting(wish: dict[str, Any]) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 2, "defaults": wish["vf"]}, **wish["nic"]}
+    sysctls = {"net.core.somaxconn": wish["queue"]} if wish["queue"] else {}
+    switches = {"irqs": {"pin": wish["pin"]}, "rps": {"enable": wish["pin"]}}
+    return from_mapping({"node_name": "n1", "nics": [nic], "sysctls": sysctls, **switches})
+
+
+NOTHING = wanting({"vf": {}, "nic": {}, "pin": False, "queue": None})
+
+
+@define
+class Node:
+    """A node, and its agent's file of originals.
+
+    ``writes``: after how many of them the worker is killed, None: not at all. ``cut``: how much of what was written to the file
+    between the last write and that one is there by then (0 to 1).
+    """
+
+    path: Path
+    kernel: Kernel = field(factory=Kernel)
+    writes: int | None = None
+    cut: float = 1.0
+    before: bytes = b""
+
+    def __attrs_post_init__(self) -> None:
+        self.kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
+        self.kernel.tree.put(QUEUE, "128")
+        self.follow(NOTHING)
+
+    def written(self, operation: str, where: str, value: str) -> OSError | None:
+        now = self.file()
+        if self.writes == 0:
+            if now.startswith(self.before):
+                more = round(self.cut * (len(now) - len(self.before)))
+                self.path.write_bytes(now[: len(self.before) + more])
+            raise Killed
+        if self.writes is not None:
+            self.writes -= 1
+        self.before = now
+        return None
+
+    def file(self) -> bytes:
+        return self.path.read_bytes() if self.path.exists() else b""
+
+    def follow(self, spec: NodeSpec) -> None:
+        """Start a worker, as after each kill, and have it make three passes."""
+        originals, failures = Originals.load(self.path), Failures()
+        self.before = self.file()
+        self.kernel.fault = self.written
+        try:
+            for number in range(3):
+                now = 1000.0 * number
+                found = converge(
+                    self.kernel.machine(), spec, None, None, failures, partial(float, now), originals=originals
+                )
+        except Killed:
+            return
+        finally:
+            self.kernel.fault = no_fault
+        assert is_ready(found.conditions), found.conditions
+
+    def values(self) -> list[object]:
+        """All that the specs are about."""
+        ethtool, netdev = self.kernel.machine().ethtool, self.kernel.netdev(PF)
+        links = [self.kernel.netdev(function) for function in (PF, *vf_addresses(self.kernel, PF).values())]
+        return [
+            *((link.name, link.mtu, link.txqueuelen, link.up) for link in links),
+            self.kernel.vfs(PF),
+            ethtool.coalescing(netdev.ifindex),
+            ethtool.rings(netdev.ifindex),
+            [self.kernel.read(f"/proc/irq/{number}/smp_affinity_list") for number in self.kernel.names("/proc/irq")],
+            self.kernel.read(QUEUE),
+        ]
+
+    def set_otherwise(self, trust: bool, vlan: int, mtu: int) -> None:
+        """What somebody has set before the agent was told to care."""
+        for index in range(2):
+            self.kernel.set_vf(self.kernel.netdev(PF).ifindex, index, trust=trust, vlan=vlan)
+        self.kernel.set_link(self.kernel.netdev(PF).ifindex, mtu=mtu)
+
+
+steps = st.lists(st.tuples(wishes, st.none() | st.integers(0, 25), st.floats(0, 1)), min_size=1, max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps, st.booleans(), st.sampled_from([0, 5]), st.sampled_from([1500, 9000]))
+def test_after_any_kills_what_leaves_the_spec_is_as_it_was(steps: Any, trust: bool, vlan: int, mtu: int) -> None:
+    with TemporaryDirectory() as folder:
+        node = Node(Path(folder) / ORIGINALS)
+        node.set_otherwise(trust, vlan, mtu)
+        before = node.values()
+        for wish, writes, cut in steps:
+            node.writes, node.cut = writes, cut
+            node.follow(wanting(wish))
+        node.writes = None
+        node.follow(NOTHING)
+        assert node.values() == before
+
+
+TRUSTED = {"vf": {"trust": True}, "nic": {"mtu": 9000}, "pin": False, "queue": "4096"}
+DISTRUSTED = {"vf": {"trust": False}, "nic": {"mtu": 1500}, "pin": False, "queue": "128"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=6)), max_size=5), st.integers(0, 5))
+def test_bytes_that_are_written_over_the_originals_make_up_no_value(spots: Any, writes: int) -> None:
+    """What cannot be known stays as it is: at no time does a value appear that was never there."""
+    with TemporaryDirectory() as folder:
+        node = Node(Path(folder) / ORIGINALS)
+        node.writes = writes
+        node.follow(wanting(TRUSTED))
+        content = bytearray(node.file())
+        for place, junk in spots:
+            at = round(place * len(content))
+            content[at : at + len(junk)] = junk
+        node.path.write_bytes(content)
+        node.writes = None
+        node.follow(wanting({**TRUSTED, "nic": {"mtu": 4000}}))
+        node.follow(NOTHING)
+        assert node.kernel.netdev(PF).mtu in (1500, 4000)
+        assert node.kernel.read(QUEUE) in ("128", "4096")
+
+
+def test_an_original_that_is_lost_is_said_and_not_made_up(tmp_path: Path) -> None:
+    node = Node(tmp_path / ORIGINALS)
+    node.follow(wanting(TRUSTED))
+    node.path.write_bytes(b"\xff\xfe[[[[\n" + node.file().replace(b"9000", b"9001"))
+    originals = Originals.load(node.path)
+    for kept in (originals, Originals.load(node.path)):  # the second reads what the first wrote
+        assert kept.trouble is not None
+        assert kept.trouble.reason == "Unreadable"
+    changed = converge(
+        node.kernel.machine(),
+        wanting({**TRUSTED, "nic": {"mtu": 4000}}),
+        None,
+        None,
+        Failures(),
+        lambda: 0.0,
+        originals=originals,
+    )
+    (said,) = [condition for condition in changed.conditions if condition.type == "OriginalsKept"]
+    assert (said.status, said.severity) == ("False", "warn")
+    node.follow(NOTHING)
+    assert node.kernel.netdev(PF).mtu == 4000, "9000 was ours, and is nobody's original"
+    assert [vf.trust for vf in node.kernel.vfs(PF)] == [False, False], "the others are known"
+
+
+def test_the_file_of_originals_stays_small(tmp_path: Path) -> None:
+    node = Node(tmp_path / ORIGINALS)
+    originals, failures = Originals.load(node.path), Failures()
+    for number in range(3000):
+        wish = {**DISTRUSTED, "queue": "4096" if number % 2 else "512"}
+        converge(node.kernel.machine(), wanting(wish), None, None, failures, lambda: 0.0, originals=originals)
+    assert len(node.file().splitlines()) < 1100
+    node.follow(NOTHING)
+    assert node.kernel.read(QUEUE) == "128"
+
+
+@pytest.fixture
+def full() -> Iterator[Callable[[bool], None]]:
+    """No file can grow any more (EFBIG), as on a full file system."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def set_full(full: bool) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0 if full else limits[0], limits[1]))
+
+    yield set_full
+    set_full(False)
+
+
+def test_originals_that_cannot_be_written_stop_no_repair_and_are_said(
+    tmp_path: Path, full: Callable[[bool], None]
+) -> None:
+    node = Node(tmp_path / ORIGINALS)
+    originals = Originals.load(node.path)
+
+    def said(spec: NodeSpec) -> list[str]:
+        found = converge(node.kernel.machine(), spec, None, None, Failures(), lambda: 0.0, originals=originals)
+        return [c.reason for c in found.conditions if c.type == "OriginalsKept"]
+
+    full(True)
+    assert said(wanting(TRUSTED)) == ["NotWritten"]
+    assert node.kernel.netdev(PF).mtu == 9000
+    full(False)
+    assert said(wanting({**TRUSTED, "nic": {"mtu": 4000}})) == []
+    node.follow(NOTHING)
+    assert node.kernel.netdev(PF).mtu == 1500
+    assert [vf.trust for vf in node.kernel.vfs(PF)] == [False, False]
+
+
+def test_a_link_that_a_kill_left_down_was_not_down_before(tmp_path: Path) -> None:
+    node = Node(tmp_path / ORIGINALS)
+    node.path.unlink()  # another boot's agent found the VFs up
+    vf = vf_addresses(node.kernel, PF)[0]
+    node.kernel.lose_carrier(vf)
+
+    def kill(operation: str, where: str, value: str) -> OSError | None:
+        if operation == "set_link" and "up=True" in value:
+            raise Killed
+        return None
+
+    originals, failures = Originals.load(node.path), Failures()
+    node.kernel.fault = kill
+    converge(node.kernel.machine(), NOTHING, None, None, failures, lambda: 0.0, originals=originals)
+    with pytest.raises(Killed):
+        converge(node.kernel.machine(), NOTHING, None, None, failures, lambda: 100.0, originals=originals)
+    assert not node.kernel.netdev(vf).up
+    node.kernel.fault = no_fault
+    node.follow(NOTHING)
+    node.follow(from_mapping({"node_name": "n1"}))
+    assert node.kernel.netdev(vf).up

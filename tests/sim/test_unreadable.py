@@ -1,0 +1,192 @@
+"""An error of any single read costs the device that was read, and no other: it is left alone and named until it can be read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+from attrs import define, field
+
+from agent.engine.converge import Pass, converge
+from agent.engine.retry import Failures
+from agent.hardware.functions import vf_addresses
+from agent.machine import DcbState
+from agent.report.records import HOST, is_ready, to_plain
+from agent.spec.node import NodeSpec, from_mapping
+from agent.state.snapshot import Scope
+from tests.sim.kernel import Kernel
+from tests.sim.seams import seen
+
+SOUND, FAULTY, OTHER = "0000:21:00.0", "0000:41:00.0", "0000:61:00.0"
+SETTINGS = {
+    "mtu": 9000,
+    "channels": {"combined": 1},
+    "rings": {"rx": 1024},
+    "coalescing": {"rx_usecs": 50},
+    "offloads": {"rx-gro": False},
+    "max_read_request": 4096,
+    "vfs": {"count": 2, "defaults": {"trust": True, "rings": {"rx": 512}}},
+}
+ROCE = {"roce": {"trust": "dscp", "pfc": "3", "cm_tos": 106}, "rdma": {"pf": True, "gid_type": "RoCE v2"}}
+
+
+def spec(required: bool) -> NodeSpec:
+    """Two NICs and a function that is in no spec; the second has all that can be given."""
+    sound = {"name": "rail0", "select": {"pci": SOUND}, **SETTINGS}
+    faulty = {"name": "rail1", "select": {"pci": FAULTY}, "required": required, **SETTINGS, **ROCE}
+    return from_mapping({"node_name": "n1", "nics": [sound, faulty], "rfs": {"enable": True}, "xps": {"enable": True}})
+
+
+@define
+class Node:
+    """A node on which one read fails: ``broken``, what is asked and how, with an error of the number ``error``."""
+
+    kernel: Kernel = field(factory=Kernel)
+    broken: tuple[str, str] | None = None
+    error: int = errno.EIO
+    reads: dict[tuple[str, str], None] = field(factory=dict)
+    failures: Failures = field(factory=Failures)
+    now: float = 0.0
+    last: Pass | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for number, address in enumerate((SOUND, FAULTY, OTHER)):
+            self.kernel.add_nic(address, f"ens{number}", f"02:00:00:00:01:0{number}", node=number % 2)
+        self.kernel.rdma.add(FAULTY, "rocep65s0", "ens1")
+        self.kernel.rdma.dcb["ens1"] = DcbState(frozenset({0}), {})
+
+    def see(self, what: str, where: str) -> None:
+        self.reads[what, where] = None
+        if (what, where) == self.broken:
+            raise OSError(self.error, os.strerror(self.error), where)
+
+    def turn(self, wanted: NodeSpec, scope: Scope = None) -> Pass:
+        self.now += 4000
+        machine = seen(self.kernel.machine(), self.see)
+        have = self.last.have if self.last else None
+        self.last = converge(machine, wanted, have, scope, self.failures, lambda: self.now)
+        return self.last
+
+    def names(self, address: str) -> set[str]:
+        """All that a function and its VFs are called by in what is read of them."""
+        functions = [address, *vf_addresses(self.kernel, address).values()]
+        links = [self.kernel.netdev(function) for function in functions if self.kernel.has_netdev(function)]
+        folders = (f"/sys/bus/pci/devices/{function}/msi_irqs" for function in functions)
+        irqs = [
+            number for folder in folders if folder in self.kernel.tree.folders for number in self.kernel.names(folder)
+        ]
+        return {
+            *functions,
+            *(link.name for link in links),
+            *(f"/irq/{number}/" for number in irqs),
+            *(f"/data/n{link.ifindex}" for link in links),
+            *(["rocep65s0"] if address == FAULTY else []),
+        }
+
+    def of(self, address: str, what: str, where: str) -> bool:
+        """Whether something that is read is the device's."""
+        functions = [address, *vf_addresses(self.kernel, address).values()]
+        links = [self.kernel.netdev(function) for function in functions]
+        by_index = what.startswith("ethtool.") and where in {str(link.ifindex) for link in links}
+        return by_index or any(f"{name}/" in f"{where}/" for name in self.names(address))
+
+    def drift(self) -> None:
+        for address in (SOUND, FAULTY):
+            self.kernel.set_link(self.kernel.netdev(address).ifindex, mtu=2000)
+
+    def mtus(self) -> tuple[int, int]:
+        return self.kernel.netdev(SOUND).mtu, self.kernel.netdev(FAULTY).mtu
+
+
+def said(found: Pass) -> str:
+    """The report's text, without what is as it should be."""
+    conditions = [condition for condition in found.conditions if condition.status != "True" or condition.message]
+    outcomes = [outcome for outcome in found.outcomes if outcome.result != "applied"]
+    return json.dumps(to_plain((conditions, outcomes)))
+
+
+def settled(required: bool) -> tuple[Node, NodeSpec]:
+    node, wanted = Node(), spec(required)
+    for _ in range(3):
+        found = node.turn(wanted)
+    assert is_ready(found.conditions), found.conditions
+    node.reads.clear()
+    node.turn(wanted)
+    return node, wanted
+
+
+def broken_in_turn(node: Node, address: str) -> Iterator[tuple[str, str]]:
+    own = [read for read in node.reads if node.of(address, *read)]
+    assert len(own) > 5
+    yield from own
+
+
+@pytest.mark.parametrize("scope", [None, frozenset({SOUND, FAULTY, HOST})], ids=["whole", "event"])
+@pytest.mark.parametrize("error", [errno.EIO, errno.ETIMEDOUT, errno.ENODEV])
+@pytest.mark.parametrize("required", [True, False])
+def test_each_read_of_a_nic_that_fails_costs_that_nic_alone(required: bool, error: int, scope: Scope) -> None:
+    node, wanted = settled(required)
+    for read in broken_in_turn(node, FAULTY):
+        node.broken, node.error = read, error
+        node.drift()
+        for _ in range(2):
+            found = node.turn(wanted, scope)
+        sound, faulty = node.mtus()
+        assert sound == 9000, read
+        text = said(found)
+        # An attribute that a kernel may lack reads as absent where that is what the error says.
+        assert faulty == 9000 or any(name in text for name in (FAULTY, "ens1")), read
+        if faulty != 9000:
+            assert is_ready(found.conditions) is not required, (read, found.conditions)
+            assert error == errno.ENODEV or "reset the device" in text, read
+        node.broken = None
+        found = node.turn(wanted)
+        assert node.mtus() == (9000, 9000), read
+        assert is_ready(found.conditions), (read, found.conditions)
+
+
+def test_each_read_of_a_function_that_is_in_no_spec_costs_nothing() -> None:
+    node, wanted = settled(required=True)
+    for read in broken_in_turn(node, OTHER):
+        node.broken = read
+        node.drift()
+        found = node.turn(wanted)
+        assert node.mtus() == (9000, 9000), read
+        assert is_ready(found.conditions), (read, found.conditions)
+        assert OTHER in said(found), read
+
+
+def test_a_required_nic_that_cannot_be_read_says_which_file_and_what_to_do() -> None:
+    node, wanted = settled(required=True)
+    node.broken = ("files.read", "/sys/class/net/ens1/queues/rx-0/rps_cpus")
+    found = node.turn(wanted)
+    (missing,) = [c for c in found.conditions if c.type == "NicsPresent"]
+    assert (missing.status, missing.reason, missing.severity) == ("Unknown", "DeviceUnreadable", "required")
+    assert FAULTY in missing.message and "rps_cpus" in missing.message and "dmesg" in missing.message
+    assert node.failures.next_try() is not None, "it is read again soon"
+
+
+def test_each_read_of_what_belongs_to_no_device_leaves_the_devices_to_converge() -> None:
+    """But for the lists of devices and processes, and for the CPUs: without them nothing can be placed."""
+    node, wanted = settled(required=True)
+    essential = (
+        "files.read /sys/devices/system/",
+        "files.names /sys/devices/system/",
+        "files.names /sys/bus/pci/devices",
+        "processes.running",
+    )
+    owned = {read for address in (SOUND, FAULTY, OTHER) for read in node.reads if node.of(address, *read)}
+    for read in [read for read in node.reads if read not in owned and not f"{read[0]} {read[1]}".startswith(essential)]:
+        node.broken = read
+        node.drift()
+        try:
+            found = node.turn(wanted)
+        except OSError as error:
+            pytest.fail(f"{read}: {error}")
+        # Where it tells who uses a device, nothing is disturbed on a guess.
+        assert node.mtus() == (9000, 9000) or "who uses it cannot be told" in said(found), read
+        node.broken = None
+        node.turn(wanted)
