@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 
 import click
 
 from agent.commands import Commands
 from agent.report.printable import printable
-from agent.runtime import version
+from agent.runtime import fault, version
 
 SERVICES = ("run", "worker", "reporter")
 """What the unit runs: the journal gets all that there is to know of a fault."""
@@ -46,10 +45,7 @@ def main() -> None:
     except Exception as error:
         if sys.argv[1:2] and sys.argv[1] in SERVICES:
             raise
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        fault = f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        said = printable(f"trackbed: a fault of trackbed itself: {fault}; please report it, with `trackbed bundle`")
-        click.echo(said, err=True)
+        click.echo(printable(f"trackbed: {fault(error)}"), err=True)
         sys.exit(1)
 
 

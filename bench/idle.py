@@ -70,8 +70,9 @@ def here(script: str) -> str:
 
 def serve(folder: Path) -> None:
     """Supervisor and worker, with a spec of some NICs that are there."""
+    from agent.report.publisher import Publisher
     from agent.runtime import boot_id, version
-    from agent.service.supervisor import Publisher, supervise
+    from agent.service.supervisor import supervise
 
     command = [sys.executable, "-m", "bench.idle", "worker", str(folder)]
     supervise(command, Publisher(folder, boot_id(), version()))
@@ -190,8 +191,8 @@ def _serve(folder: Path) -> None:
 @main.command(name="reporter", hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
 def _reporter(folder: Path) -> None:
+    from agent.report.publisher import REPORT
     from agent.reporter.http.server import Address, Guard, serve
-    from agent.service.supervisor import REPORT
 
     address = Address.parse("127.0.0.1:0")
     serve(folder / REPORT, address, Guard.load(address, None, None, None), None, lambda port: None)

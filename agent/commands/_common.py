@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
 import click
 
@@ -24,7 +23,7 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for p
 spec_option = click.option(
     "--spec",
     "spec_file",
-    type=click.File("r"),
+    metavar="FILE",
     default=None,
     help=f"A spec to use instead of {SPEC}; - is standard input.",
 )
@@ -39,25 +38,27 @@ class Failed(click.ClickException):
             click.echo(printable(line), err=True)
 
 
-def read_spec(spec_file: IO[str] | None) -> NodeSpec:
-    """The given spec, or the node's.
+def read_spec(spec_file: str | None) -> NodeSpec:
+    """The given spec ("-" is standard input), or the node's.
 
     :raises Failed: it is not there, or is wrong.
     """
+    name = "stdin" if spec_file == "-" else str(SPEC) if spec_file is None else spec_file
     try:
+        text = sys.stdin.read(LARGEST_SPEC + 1) if spec_file == "-" else read(Path(name), LARGEST_SPEC)
+        return parse(text, name)
+    except FileNotFoundError as error:
         if spec_file is not None:
-            return parse(spec_file.read(LARGEST_SPEC + 1), spec_file.name.strip("<>"))
-        return parse(read(SPEC, LARGEST_SPEC), str(SPEC))
-    except FileNotFoundError:
-        raise Failed(f"{SPEC} does not exist; run the deploy, or give --spec FILE") from None
+            raise Failed(f"{name}: {error.strerror}; check the path") from None
+        raise Failed(f"{name} does not exist; run the deploy, or give --spec FILE") from None
     except SpecError as error:
         raise Failed(str(error)) from None
     except UnicodeDecodeError as error:
-        raise Failed(f"{spec_file.name if spec_file else SPEC}: not UTF-8 text: {error}") from None
-    except ValueError as error:
-        raise Failed(f"{SPEC}: {error}; run the deploy again") from None
-    except OSError as error:
-        raise Failed(f"{SPEC}: {error.strerror}; run as root") from None
+        raise Failed(f"{name}: not UTF-8 text: {error}") from None
+    except PermissionError as error:
+        raise Failed(f"{name}: {error.strerror}; run as root") from None
+    except (OSError, ValueError) as error:
+        raise Failed(f"{name!r} cannot be read: {error}; give a file with a spec") from None
 
 
 def say_change(change: Change) -> str:

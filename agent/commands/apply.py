@@ -6,11 +6,11 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import IO
 
 import click
 
 from agent.commands import _common
+from agent.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
 from agent.service import lock
@@ -24,9 +24,11 @@ AGAIN = 0.5
 @click.command()
 @_common.spec_option
 @click.option("--allow", default=None, help="The most disruptive level: none, rebind, link-flap, vf-reset, reboot.")
-@click.option("--timeout", default=60.0, show_default=True, help="Seconds for devices to come up after a change.")
+@click.option(
+    "--timeout", type=seconds, default=60.0, show_default=True, help="Seconds for devices to come up after a change."
+)
 @_common.as_json
-def apply(spec_file: IO[str] | None, allow: str | None, timeout: float, as_json: bool) -> None:
+def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: bool) -> None:
     """Make the node what the spec says, once, and verify it.
 
     Beside the running service the service does it: --allow then holds for as long as this command runs, and what has

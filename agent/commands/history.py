@@ -8,6 +8,7 @@ import time
 import click
 
 from agent.commands import _common
+from agent.options import number
 from agent.report.history import Entry, read
 from agent.report.printable import printable
 from agent.report.records import to_plain
@@ -15,7 +16,7 @@ from agent.report.records import to_plain
 
 @click.command()
 @click.option("--last", type=click.IntRange(1), default=None, help="Only so many of the newest entries.")
-@click.option("--since", type=click.FloatRange(0), default=None, help="Only those of the last so many hours.")
+@click.option("--since", type=number("hours", 0.0, 1e6), default=None, help="Only those of the last so many hours.")
 @click.option("--device", default=None, help="Only those about this PCI address, or `host`.")
 @_common.as_json
 def history(last: int | None, since: float | None, device: str | None, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import IO
 
 import click
 
@@ -16,7 +15,7 @@ from agent.spec.node import spec_hash
 @click.command()
 @_common.spec_option
 @_common.as_json
-def plan(spec_file: IO[str] | None, as_json: bool) -> None:
+def plan(spec_file: str | None, as_json: bool) -> None:
     """Show what would be changed, each change with its disruption; touch nothing.
 
     Exit code: 0 nothing to change, 2 changes, 1 an error (also: the spec asks for what this node does not have).
@@ -29,12 +28,12 @@ def plan(spec_file: IO[str] | None, as_json: bool) -> None:
 
     try:
         spec = _common.read_spec(spec_file)
-    except _common.Failed as error:
+        found = preview(linux.machine(), spec, Originals.load(_common.RUN / ORIGINALS, keep=False))
+    except (_common.Failed, OSError) as error:
         if as_json:
-            click.echo(json.dumps({"spec_hash": "", "changes": [], "errors": error.message.splitlines()}))
+            click.echo(json.dumps({"spec_hash": "", "changes": [], "errors": str(error).splitlines()}))
             sys.exit(1)
         raise
-    found = preview(linux.machine(), spec, Originals.load(_common.RUN / ORIGINALS, keep=False))
     if as_json:
         document = {"spec_hash": spec_hash(spec), "changes": to_plain(found.changes), "errors": list(found.errors)}
         click.echo(json.dumps(document))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import traceback
 from collections.abc import Callable
@@ -11,9 +12,8 @@ from pathlib import Path
 import click
 
 from agent.commands import _common
-from agent.report import published
+from agent.report import published, publisher
 from agent.runtime import notify
-from agent.service import supervisor
 
 FILE = click.Path(path_type=Path)
 
@@ -47,14 +47,16 @@ def reporter(
     from agent.reporter.http.server import Address, Guard, Refused, serve
 
     def started(port: int) -> None:
-        click.echo(f"serving {_common.RUN / supervisor.REPORT} on port {port}", err=True)
+        click.echo(f"serving {_common.RUN / publisher.REPORT} on port {port}", err=True)
         notify("READY=1")
 
+    # Its threads hold nothing that must be put away.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         if settings is not None:
             _publish(settings, secret)
         address = Address.parse(listen)
-        serve(_common.RUN / supervisor.REPORT, address, Guard.load(address, certificate, key, token), unix, started)
+        serve(_common.RUN / publisher.REPORT, address, Guard.load(address, certificate, key, token), unix, started)
     except Refused as error:
         raise _common.Failed(str(error)) from None
 
@@ -74,7 +76,7 @@ def _publish(file: Path, secret: Path | None) -> None:
     except (ValueError, NoCredentials) as error:
         raise _common.Failed(str(error)) from None
     publication = Publication(
-        settings, who, _common.RUN / supervisor.REPORT, LABELS, published.PATH, folder / "published.json"
+        settings, who, _common.RUN / publisher.REPORT, LABELS, published.PATH, folder / "published.json"
     )
     folders = (
         inotify.Folder(_common.RUN, publication.hear),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
 
 from agent import runtime
 from agent.commands import _common
+from agent.report.publisher import REPORT, Publisher
 from agent.runtime import version
 from agent.service import lock, supervisor
 
@@ -26,6 +28,11 @@ def run() -> None:
     except lock.Held:
         click.echo("`trackbed apply` is at work; this starts as soon as it ends", err=True)
         lock.take(_common.RUN, wait=True)
-    _common.STATE.mkdir(exist_ok=True)
+    except OSError as error:
+        # Nobody keeps the node any more, and an earlier report must not say otherwise. It also makes room.
+        (_common.RUN / REPORT).unlink(missing_ok=True)
+        raise _common.Failed(f"{error}; make room: df {_common.RUN}; df -i {_common.RUN}") from None
+    with suppress(OSError):  # what cannot be kept there is said when it is to be written
+        _common.STATE.mkdir(exist_ok=True)
     command = [sys.executable, "-I", str(Path(sys.argv[0]).resolve()), "worker"]
-    supervisor.supervise(command, supervisor.Publisher(_common.RUN, runtime.boot_id(), version()))
+    supervisor.supervise(command, Publisher(_common.RUN, runtime.boot_id(), version()))

@@ -10,6 +10,7 @@ import click
 
 from agent.commands import _common
 from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
+from agent.options import number
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total':>12}"
@@ -22,7 +23,7 @@ HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total'
 @click.option("-l", "--live", is_flag=True, help="Rates, once each interval, until Ctrl-C.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=number("seconds", 0.1, 3600.0),
     default=1.0,
     show_default=True,
     help="With -l: seconds between two looks.",

@@ -11,9 +11,9 @@ import click
 
 from agent import runtime
 from agent.commands import _common
-from agent.report import published, verdict
+from agent.options import seconds
+from agent.report import published, publisher, verdict
 from agent.report.printable import printable
-from agent.service import supervisor
 
 
 @click.command()
@@ -27,12 +27,11 @@ from agent.service import supervisor
 )
 @click.option(
     "--let-go",
-    type=click.FloatRange(min=0),
+    type=seconds,
     default=None,
-    metavar="SECONDS",
     help="With --first-pass: after so long, also once Kubernetes has been told in this boot that the node is not ready.",
 )
-@click.option("--timeout", default=0.0, help="Give up after so many seconds; 0 never does.")
+@click.option("--timeout", type=seconds, default=0.0, help="Give up after so many seconds; 0 never does.")
 @_common.as_json
 def wait(
     wanted_hash: str | None,
@@ -73,7 +72,7 @@ def wait(
 
 def _first_pass_missing() -> list[str]:
     try:
-        if (_common.RUN / supervisor.FIRST_PASS).read_text().strip() == runtime.boot_id():
+        if (_common.RUN / publisher.FIRST_PASS).read_text().strip() == runtime.boot_id():
             return []
     except FileNotFoundError:
         pass

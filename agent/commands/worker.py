@@ -14,11 +14,10 @@ from agent.report.records import Change
 def worker(activity_fd: int | None, hung: tuple[str, ...]) -> None:
     """Do the kernel I/O for `run`."""
     from agent import linux
-    from agent.report import published
-    from agent.service import supervisor
+    from agent.report import published, publisher
     from agent.service import worker as process
 
     def acknowledged(change: Change) -> str:
-        return published.wait_until_not_ready(_common.RUN / supervisor.REPORT, change)
+        return published.wait_until_not_ready(_common.RUN / publisher.REPORT, change)
 
     process.main(linux.machine(), _common.SPEC, _common.RUN, _common.STATE, hung, activity_fd, acknowledged)

@@ -19,7 +19,7 @@ from agent.hardware.functions import Function, Wanted, WantedNic
 from agent.kinds import Kind, Reading
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Value
-from agent.runtime import write_atomically
+from agent.runtime import journal, write_atomically
 from agent.spec.nic import Nic, Selector
 from agent.state.snapshot import Snapshot
 
@@ -212,7 +212,14 @@ class Originals:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._lines += 1
         except OSError as error:
-            self._unwritten = f"{self._path} cannot be written: {error.strerror}"
+            self._not_written(error)
+
+    def _not_written(self, error: OSError) -> None:
+        """Repairs go on; the journal says it once, and the condition as long as it lasts."""
+        why = f"{self._path} cannot be written: {error.strerror}"
+        if not self._unwritten:
+            journal(f"{why}; until it can be, a restart of the agent forgets what values were before")
+        self._unwritten = why
 
     def _write_anew(self) -> None:
         """The file with the lines that count, one for each original. That of a failed try is whole, or the one before."""
@@ -226,7 +233,7 @@ class Originals:
             self._file = self._path.open("ab", buffering=0)
             self._lines, self._unwritten = len(lines), ""
         except OSError as error:
-            self._unwritten = f"{self._path} cannot be written: {error.strerror}"
+            self._not_written(error)
 
 
 def _key(change: Change) -> Key:

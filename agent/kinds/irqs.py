@@ -227,9 +227,16 @@ def apply(machine: Machine, change: Change) -> None:
         if error.errno in (errno.EPERM, errno.EIO):
             raise OSError(errno.EOPNOTSUPP, "the kernel manages this interrupt's affinity") from error
         if error.errno == errno.ENOSPC:
-            if len(asked := parse_ranges(str(change.after))) == 1:
-                machine.files.replace(FULL, format_ranges({*_full(machine.files), *asked}))
-            raise OSError(
-                errno.ENOSPC, f"ENOSPC: CPU {change.after} has no interrupt vector left; another one is next"
-            ) from error
+            said = f"ENOSPC: CPU {change.after} has no interrupt vector left; {_remember_full(machine.files, change)}"
+            raise OSError(errno.ENOSPC, said) from error
         raise
+
+
+def _remember_full(files: Files, change: Change) -> str:
+    """Plan without this CPU from now on. :returns: what comes of it."""
+    if len(asked := parse_ranges(str(change.after))) == 1:
+        try:
+            files.replace(FULL, format_ranges({*_full(files), *asked}))
+        except OSError as error:
+            return f"that cannot be kept ({FULL}: {error.strerror}), so it is tried again; make room there"
+    return "another one is next"

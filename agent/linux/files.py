@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+from agent.runtime import write_atomically
 
 
 def read_all(path: str, folder: int | None = None) -> str:
@@ -39,13 +42,7 @@ class LinuxFiles:
 
     def replace(self, path: str, text: str) -> None:
         """Write beside it, and rename."""
-        beside = f"{path}.new"
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
-        os.replace(beside, path)  # noqa: PTH105  as below
+        write_atomically(Path(path), text, 0o644)
 
     def names(self, path: str) -> list[str]:
         """List a directory."""

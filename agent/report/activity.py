@@ -75,8 +75,10 @@ class Activity:
         memory = self._memory
         _SEQUENCE.pack_into(memory, 0, self._sequence + 1)
         memory[_HEAD.size : _HEAD.size + len(text)] = text
+        _HEAD.pack_into(memory, 0, self._sequence + 1, since, len(text))
         self._sequence += 2
-        _HEAD.pack_into(memory, 0, self._sequence, since, len(text))
+        # Last and by itself: whoever reads it finds all the rest written.
+        _SEQUENCE.pack_into(memory, 0, self._sequence)
 
 
 @define
@@ -99,7 +101,10 @@ class View:
         text = self._memory[_HEAD.size : _HEAD.size + length]
         if not since or sequence % 2 or _SEQUENCE.unpack_from(self._memory)[0] != sequence:
             return None
-        kind, mode, device, call = text.decode(errors="replace").split("\n", 3)
+        words = text.decode(errors="replace").split("\n", 3)
+        if len(words) < 4:
+            return None
+        kind, mode, device, call = words
         return Step(since, kind, "write" if mode == "write" else "read", device, call)
 
     def waits(self) -> float:

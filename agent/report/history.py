@@ -74,7 +74,9 @@ class History:
             size = os.fstat(descriptor).st_size
             # A power cut may have left half a line; it must not spoil the next one.
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, b"\n" + text if torn else text)
+            left = b"\n" + text if torn else text
+            while left:
+                left = left[os.write(descriptor, left) :]  # on a disk that becomes full, first a part, then ENOSPC
         finally:
             os.close(descriptor)
         if size + len(text) > LARGEST:

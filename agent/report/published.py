@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import frozen
@@ -11,7 +12,7 @@ from attrs import frozen
 from agent import documents
 from agent.documents import LARGEST_REPORT, load
 from agent.report.records import Change, from_plain, report_from_json, to_plain
-from agent.runtime import boot_id, write_atomically
+from agent.runtime import boot_id, journal, write_atomically
 
 PATH = Path("/run/trackbed-reporter/published.json")
 """Where the unit's reporter writes it; readable by all."""
@@ -55,9 +56,16 @@ def read(path: Path) -> Published | None:
         return None
 
 
-def write(path: Path, published: Published) -> None:
-    """Replace the file."""
-    write_atomically(path, json.dumps(to_plain(published)) + "\n", 0o644)
+def write(path: Path, published: Published) -> bool:
+    """Replace the file; False: it cannot be written, and was removed, since what it says is no longer true."""
+    try:
+        write_atomically(path, json.dumps(to_plain(published)) + "\n", 0o644)
+    except OSError as error:
+        journal(f"{path} cannot be written and is removed: {error.strerror}; make room: df {path.parent}")
+        with suppress(OSError):
+            path.unlink()
+        return False
+    return True
 
 
 def wait_until_not_ready(

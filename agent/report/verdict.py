@@ -8,9 +8,8 @@ from attrs import evolve
 
 from agent import runtime
 from agent.documents import LARGEST_REPORT, read
-from agent.report import records
+from agent.report import publisher, records
 from agent.report.records import Report, report_from_json
-from agent.service import supervisor
 
 
 class NoReport(Exception):
@@ -22,11 +21,14 @@ def read_report(folder: Path) -> Report:
 
     :raises NoReport: it is not there or cannot be read.
     """
-    path = folder / supervisor.REPORT
+    path = folder / publisher.REPORT
     try:
         return report_from_json(read(path, LARGEST_REPORT))
     except FileNotFoundError:
-        raise NoReport(f"{path} is not there: the agent has not run since the boot; systemctl start trackbed") from None
+        raise NoReport(
+            f"{path} is not there: the agent has not run since the boot, or could not write it; "
+            f"systemctl start trackbed; df {folder}"
+        ) from None
     except (OSError, ValueError) as error:
         raise NoReport(
             f"{path}: {error}; is another version of the agent running? systemctl restart trackbed"

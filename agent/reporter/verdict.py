@@ -39,7 +39,7 @@ def look(path: Path) -> Verdict:
     try:
         report = report_from_json(read(path, LARGEST_REPORT))
     except FileNotFoundError:
-        return Verdict(None, (f"{path} is not there: the agent has not run since the boot",))
+        return Verdict(None, (f"{path} is not there: the agent has not run since the boot, or could not write it",))
     except (OSError, ValueError) as error:
         return Verdict(None, (f"{path}: {error}",))
     now, boot = uptime(), boot_id()

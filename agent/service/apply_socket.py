@@ -17,6 +17,7 @@ from attrs import frozen
 
 from agent.documents import LARGEST_REPORT, load
 from agent.report.records import Condition, Disruption, Outcome, from_plain
+from agent.runtime import journal
 
 NAME = "apply.sock"
 
@@ -47,11 +48,18 @@ class Requests:
     """The worker's end. One client at a time; a second one is told so."""
 
     def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._door.bind(str(path))
-        path.chmod(0o600)
-        self._door.listen(4)
+        try:
+            path.unlink(missing_ok=True)
+            self._door.bind(str(path))
+            path.chmod(0o600)
+        except OSError as error:
+            # Without it everything but `trackbed apply` works.
+            journal(f"{path} cannot be made: {error.strerror}; make room, then: systemctl restart trackbed")
+            self._door.close()
+            self._door, self._nobody = socket.socketpair()  # nobody ever knocks
+        else:
+            self._door.listen(4)
         self._door.setblocking(False)
         self._client: socket.socket | None = None
         self._allow: Disruption | None = None
@@ -140,7 +148,7 @@ def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progre
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as door:
         try:
-            door.settimeout(timeout)
+            door.settimeout(max(0.001, timeout))
             door.connect(str(path))
             door.sendall(json.dumps({"allow": None if allow is None else str(allow)}).encode() + b"\n")
             with door.makefile("rb") as lines:

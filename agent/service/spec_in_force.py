@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 
 from attrs import define, field
@@ -14,7 +13,7 @@ from agent.engine.attempts import is_required
 from agent.engine.converge import Pass
 from agent.engine.dry_run import preview
 from agent.machine import Machine
-from agent.runtime import write_atomically
+from agent.runtime import fault, journal, write_atomically
 from agent.spec.node import NodeSpec, SpecError, parse, spec_hash, to_json
 
 TRIAL = 30.0
@@ -31,6 +30,8 @@ class Adopted:
     ``verified``: the spec that was last seen to be true in full; Ready means that one as long as a newer one waits.
     ``state`` is the folder in which the last verified spec outlives a boot, ``run`` the one in which it is remembered
     until the next boot that a spec has failed: it is not tried again by itself, and so nothing goes back and forth.
+    ``crashed``: what became of the workers before this one, if they ended by themselves again and again; the first spec that is
+    read gets the blame, unless it is the verified one.
     """
 
     state: Path
@@ -38,6 +39,7 @@ class Adopted:
     spec: NodeSpec | None = None
     refusal: str = ""
     verified: NodeSpec | None = None
+    crashed: str = ""
     _failed: dict[str, str] = field(factory=dict)
     _trial_ends: float | None = None
 
@@ -48,7 +50,7 @@ class Adopted:
             pass
         except (OSError, ValueError) as error:
             # An agent of another version has written it, or a disk has lost it.
-            _log(f"the last verified spec cannot be used: {error}")
+            journal(f"the last verified spec cannot be used: {error}")
         try:
             self._failed = {
                 str(key): str(value) for key, value in load(read(self.run / FAILED, LARGEST_SPEC), LARGEST_SPEC).items()
@@ -66,6 +68,7 @@ class Adopted:
         """
         try:
             candidate = parse(read(path, LARGEST_SPEC), str(path))
+            name = spec_hash(candidate)
         except FileNotFoundError:
             self._refuse(f"{path} does not exist; run the deploy, or write it")
             return
@@ -75,10 +78,13 @@ class Adopted:
         except (SpecError, OSError) as error:
             self._refuse(str(error))
             return
-        except ValueError as error:
-            self._refuse(f"{path}: {error}; run the deploy again")
+        except Exception as error:  # whatever the text is, it must not end the worker
+            self._refuse(f"{path}: {fault(error)}")
             return
-        if not asked and (reason := self._failed.get(spec_hash(candidate))):
+        crashed, self.crashed = self.crashed, ""
+        if crashed and not asked and self.verified not in (None, candidate):
+            self._remember_failed({name: _given_up(name, f"{crashed}; see: journalctl -u trackbed")})
+        if not asked and (reason := self._failed.get(name)):
             self._refuse(reason)
             return
         self._remember_failed({})
@@ -118,16 +124,25 @@ class Adopted:
         ]
         if not failed:
             return False
-        reason = f"spec {spec_hash(self.spec)} failed, and the last verified one is kept: " + "; ".join(
-            f"{outcome.change}: {outcome.error}" for outcome in failed[:3]
-        )
-        self._remember_failed({spec_hash(self.spec): reason})
-        self.spec, self.refusal = self.verified, reason
+        self._fall_back(self.spec, "; ".join(f"{outcome.change}: {outcome.error}" for outcome in failed[:3]))
+        return True
+
+    def gives_up_crashing(self, why: str) -> bool:
+        """After passes that ended with an exception: whether there is a verified spec to fall back to, and that was done."""
+        if self.spec is None or self.verified in (None, self.spec):
+            return False
+        self._fall_back(self.spec, why)
         return True
 
     def trial_left(self, now: float) -> float:
         """Seconds until the spec on trial is judged; infinite if none is."""
         return math.inf if self._trial_ends is None else max(0.0, self._trial_ends - now)
+
+    def _fall_back(self, spec: NodeSpec, why: str) -> None:
+        name = spec_hash(spec)
+        reason = _given_up(name, why)
+        self._remember_failed({name: reason})
+        self.spec, self.refusal, self._trial_ends = self.verified, reason, None
 
     def _refuse(self, reason: str) -> None:
         self.spec = self.spec or self.verified
@@ -145,6 +160,12 @@ def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
         return preview(machine, candidate).errors
     except OSError as error:
         return (f"while looking whether the node can have the new spec: {error}; it is looked at again",)
+    except Exception as error:  # a spec that cannot even be planned must not end the worker
+        return (f"while looking whether the node can have the new spec: {fault(error)}",)
+
+
+def _given_up(name: str, why: str) -> str:
+    return f"spec {name} failed, and the last verified one is kept: {why}"
 
 
 def _write(path: Path, text: str) -> None:
@@ -152,8 +173,4 @@ def _write(path: Path, text: str) -> None:
     try:
         write_atomically(path, text)
     except OSError as error:
-        _log(f"{path}: {error}")
-
-
-def _log(message: str) -> None:
-    print(message, file=sys.stderr)  # noqa: T201  the journal
+        journal(f"{path} cannot be written: {error.strerror}; it is forgotten at the next start")

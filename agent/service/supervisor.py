@@ -12,17 +12,15 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
-from pathlib import Path
-from typing import IO, Any
+from contextlib import suppress
+from typing import IO
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
-from agent.documents import LARGEST_REPORT, read
 from agent.report.activity import ANSWERED_WITHIN, Step, View
-from agent.report.records import Condition, Report, passes_first, report_from_json, report_to_json
-from agent.runtime import notify, uptime, write_atomically
+from agent.report.publisher import Publisher
+from agent.runtime import journal, notify
 
 HEARTBEAT = 30.0
 """Seconds between two heartbeats: half of the unit's WatchdogSec, as sd_watchdog_enabled(3) recommends."""
@@ -30,83 +28,23 @@ HEARTBEAT = 30.0
 FIRST_RESPAWN = 0.5
 LAST_RESPAWN = 30.0
 
+REPEATED = 3
+"""Deaths of the worker in a row, or passes that crashed, after which a new spec is given up for the last verified one."""
+
+CRASHED = "TRACKBED_CRASHED"
+"""The variable of the worker's environment that tells of such deaths."""
+
+LONGEST_LINE = 64 << 20
+"""Bytes of one message of the worker; a thousand VFs that were just made are told in four million."""
+
+LEAVE_WAIT = 10.0
+"""Seconds within which a worker that is in no call ends when it is asked to."""
+
 KILL_WAIT = 1.0
 """Seconds after SIGKILL within which a process is gone, unless it waits in the kernel for what may never come."""
 
 LAST_RETRY = 3600.0
 """The longest time, in seconds, that a device which hung is left alone, once nothing hangs in it any more."""
-
-READABLE = 0o644
-"""The mode of what the reporter and operators who are not root read."""
-
-CHECKING = "Checking"
-"""The reason of a Ready that was taken back because an event waits for its reading."""
-
-REPORT = "report.json"
-FIRST_PASS = "first-pass"  # noqa: S105  the name of a file
-
-
-@define
-class Publisher:
-    """Keeps the report file. ``generation`` grows with every change of what is said, also over restarts in one boot."""
-
-    folder: Path
-    boot_id: str
-    agent_version: str
-    _last: Report = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        starting = Condition("Converged", "Unknown", "Starting", "the agent has not looked at the devices yet")
-        self._last = Report("", "", self.boot_id, self.agent_version, False, False, conditions=(starting,))
-        try:
-            before = report_from_json(read(self.folder / REPORT, LARGEST_REPORT))
-        except (OSError, ValueError):
-            before = None
-        if before is not None and before.boot_id == self.boot_id:
-            self._last = evolve(self._last, generation=before.generation + 1)
-        self._write()
-
-    def found(self, body: dict[str, Any]) -> None:
-        """Publish what the worker found."""
-        stamped = {"boot_id": self.boot_id, "agent_version": self.agent_version, **body}
-        self._publish(report_from_json(json.dumps(stamped)))
-        if passes_first(self._last.conditions) and not (self.folder / FIRST_PASS).exists():
-            write_atomically(self.folder / FIRST_PASS, self.boot_id + "\n", READABLE)
-            print("the node is verified, for the first time in this boot", file=sys.stderr)  # noqa: T201  the journal
-
-    def unattended(self, reason: str, message: str) -> None:
-        """Nobody looks at the devices now: what was true may no longer be."""
-        others = tuple(c for c in self._last.conditions if c.type != "WorkerAlive")
-        lost = Condition("WorkerAlive", "False", reason, message)
-        self._publish(evolve(self._last, ready=False, conditions=(*others, lost)))
-
-    @property
-    def ready(self) -> bool:
-        """What the report says now."""
-        return self._last.ready
-
-    def checking(self, message: str) -> None:
-        """A required device may have changed, and its reading has not come back: what was true may no longer be."""
-        others = tuple(c for c in self._last.conditions if c.type != "Converged")
-        check = Condition("Converged", "Unknown", CHECKING, message)
-        self._publish(evolve(self._last, ready=False, conditions=(check, *others)))
-
-    def vouch(self) -> None:
-        """Renew the heartbeat."""
-        self._write()
-
-    def _publish(self, report: Report) -> None:
-        if _unstamped(report) != _unstamped(self._last):
-            self._last = evolve(report, generation=self._last.generation + 1, time=time.time())
-            self._write()
-
-    def _write(self) -> None:
-        self._last = evolve(self._last, heartbeat=time.time(), uptime=uptime())
-        write_atomically(self.folder / REPORT, report_to_json(self._last), READABLE)
-
-
-def _unstamped(report: Report) -> Report:
-    return evolve(report, generation=0, time=0.0, heartbeat=0.0, uptime=0.0)
 
 
 @frozen
@@ -124,10 +62,14 @@ class Limits:
 
 @define
 class _Worker:
+    """``leave_by``: when one that was asked to end, and is in no call, is killed. ``at_fault``: why it was asked to end."""
+
     process: subprocess.Popen[bytes]
     started: float
     view: View
-    unread: bytes = b""
+    unread: bytearray = field(factory=bytearray)
+    leave_by: float = math.inf
+    at_fault: str = ""
 
     def output(self) -> IO[bytes]:
         assert self.process.stdout is not None  # noqa: S101  PIPE was asked for
@@ -136,6 +78,10 @@ class _Worker:
     def input(self) -> IO[bytes]:
         assert self.process.stdin is not None  # noqa: S101  PIPE was asked for
         return self.process.stdin
+
+    def is_leaving(self) -> bool:
+        """Whether it was asked to end."""
+        return self.leave_by < math.inf
 
 
 @define
@@ -150,27 +96,36 @@ class _Hung:
     retry_at: float = 0.0
     abandoned: list[subprocess.Popen[bytes]] = field(factory=list)
 
+    def is_held(self) -> bool:
+        """Whether a process still is in its call; SIGCHLD tells when it ends."""
+        return any(process.poll() is None for process in self.abandoned)
+
     def is_over(self, now: float) -> bool:
         """Whether the device may be tried again."""
-        return self.avoided and now >= self.retry_at and all(process.poll() is not None for process in self.abandoned)
+        return self.avoided and now >= self.retry_at and not self.is_held()
 
 
 def supervise(command: list[str], publisher: Publisher, limits: Limits = Limits()) -> None:
     """Run until SIGTERM or SIGINT. SIGHUP has the worker read the spec again.
 
-    :param command: the worker's; it is given ``--activity FD`` and an ``--avoid ADDRESS`` for each device that hung.
+    :param command: the worker's; it is given ``--activity FD`` and an ``--avoid ADDRESS`` for each device that hung. After
+        repeated deaths its environment says so in :data:`CRASHED`.
     """
     _Supervisor(command, publisher, limits).run()
 
 
 @define
 class _Supervisor:
+    """There is one writer: a worker is started only once the one before is gone, or is held by a device that is avoided."""
+
     command: list[str]
     publisher: Publisher
     limits: Limits
     selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
     worker: _Worker | None = None
-    respawn_wait: float = FIRST_RESPAWN
+    deaths: int = 0
+    last_death: str = ""
+    asked: bool = False
     respawn_at: float = 0.0
     hung: dict[str, _Hung] = field(factory=dict)
     look_at: float = math.inf
@@ -189,7 +144,7 @@ class _Supervisor:
             self._judge_step(now)
             self._judge_wait(now)
             self._try_again(now)
-            if self.worker is None and now >= self.respawn_at:
+            if self.worker is None and now >= self.respawn_at and not self._is_barred():
                 self._spawn()
             for key, _ in self.selector.select(max(0.0, min(next_beat, self._next_deadline()) - time.monotonic())):
                 if key.fileobj is not wake:
@@ -202,15 +157,15 @@ class _Supervisor:
                     if self.worker is not None:
                         _stop(self.worker)
                     return
-                if signal.SIGHUP in signals and self.worker is not None:
-                    _reload(self.worker)
+                if signal.SIGHUP in signals:
+                    self._reload()
 
     def _hear_signals(self) -> socket.socket:
         wake, woken = socket.socketpair()
         for end in (wake, woken):
             end.setblocking(False)
         signal.set_wakeup_fd(woken.detach(), warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         self.selector.register(wake, selectors.EVENT_READ)
         return wake
@@ -218,29 +173,56 @@ class _Supervisor:
     def _next_deadline(self) -> float:
         """When there is something to do although nobody says anything. A worker that waits has no deadline."""
         if self.worker is None:
-            return self.respawn_at
+            return math.inf if self._is_barred() else self.respawn_at
         step = self.worker.view.step()
-        retries = (hung.retry_at for hung in self.hung.values() if hung.avoided and not hung.abandoned)
+        retries = (hung.retry_at for hung in self.hung.values() if hung.avoided and not hung.is_held())
         since = self.worker.view.waits() if self.publisher.ready else 0.0
         looks = [self.look_at, *([since + ANSWERED_WITHIN] if since else [])]
-        return min([*retries, *looks, *([self._ends(step)] if step else [])], default=math.inf)
+        return min([self.worker.leave_by, *retries, *looks, *([self._ends(step)] if step else [])])
 
     def _ends(self, step: Step) -> float:
         return step.since + (self.limits.write if step.mode == "write" else self.limits.read)
 
+    def _is_barred(self) -> bool:
+        """Whether a process is held in a write that concerns no device that another worker could avoid."""
+        everywhere = self.hung.get("")
+        return everywhere is not None and everywhere.is_held()
+
     def _spawn(self) -> None:
-        view = View.new()
         avoid = [word for device, hung in sorted(self.hung.items()) if hung.avoided for word in ("--avoid", device)]
-        process = subprocess.Popen(
-            [*self.command, "--activity", str(view.descriptor), *avoid],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            pass_fds=[view.descriptor],
-        )
+        crashed = {CRASHED: f"the worker {self.last_death}, {self.deaths} times in a row"}
+        try:
+            view = View.new()
+            process = subprocess.Popen(
+                [*self.command, "--activity", str(view.descriptor), *avoid],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                pass_fds=[view.descriptor],
+                env={**os.environ, **(crashed if self.deaths >= REPEATED else {})},
+            )
+        except OSError as error:
+            self._lost(f"could not be started: {error}", 0.0)
+            return
         self.worker = _Worker(process, time.monotonic(), view)
-        os.set_blocking(self.worker.output().fileno(), False)
+        for pipe in (self.worker.input(), self.worker.output()):
+            os.set_blocking(pipe.fileno(), False)
         self.selector.register(self.worker.output(), selectors.EVENT_READ)
+        self._pass_on(self.worker)
+
+    def _reload(self) -> None:
+        """Have the worker read the spec again; without one, the next one is told."""
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self.deaths, self.asked = 0, True
+        if self.worker is not None and not self.worker.is_leaving():
+            self._pass_on(self.worker)
+        notify("READY=1")
+
+    def _pass_on(self, worker: _Worker) -> None:
+        if self.asked:
+            with suppress(OSError):  # it is gone: the next one is told
+                worker.input().write(b"reload\n")
+                self.asked = False
 
     def _release(self, worker: _Worker) -> None:
         """Have nothing more to do with a worker."""
@@ -255,48 +237,116 @@ class _Supervisor:
         if worker is None:
             return
         chunk = worker.output().read(1 << 16)
-        if chunk != b"":
-            *lines, worker.unread = (worker.unread + (chunk or b"")).split(b"\n")
-            for line in lines:
-                message = json.loads(line)
-                if message.pop("serving", False):
-                    notify("READY=1")
-                elif message.pop("checking", False):
-                    self.look_at = time.monotonic() + ANSWERED_WITHIN
-                else:
-                    self.publisher.found(message)
+        if chunk == b"":
+            self._ended(worker)
             return
-        status = worker.process.wait()
+        worker.unread += chunk or b""
+        if b"\n" in (chunk or b""):
+            *lines, worker.unread = worker.unread.split(b"\n")
+            for line in lines:
+                self._hear(worker, bytes(line))
+        elif len(worker.unread) > LONGEST_LINE:
+            self._not_understood(worker, f"a line of more than {LONGEST_LINE} bytes")
+            worker.unread.clear()
+
+    def _hear(self, worker: _Worker, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise ValueError("it is no JSON object")
+            if message.pop("serving", False):
+                notify("READY=1")
+            elif message.pop("checking", False):
+                self.look_at = time.monotonic() + ANSWERED_WITHIN
+            elif not (worker.is_leaving() and message.get("ready")):
+                # Who is leaving does not look any more, and cannot call the node ready.
+                self.publisher.found(message)
+        except (ValueError, RecursionError) as error:
+            self._not_understood(worker, f"{line[:80]!r}: {error}")
+
+    def _not_understood(self, worker: _Worker, what: str) -> None:
+        """The worker may have meant that the node is not ready; nobody knows what else it will not say."""
+        message = f"said what cannot be understood: {what[:400]}"
+        self._send_away(worker, "WorkerLost", f"the worker {message}; another one takes its place")
+        worker.at_fault = message
+
+    def _send_away(self, worker: _Worker, reason: str, message: str) -> None:
+        """Have the worker end once its pass is over: no write is cut short, and the next one starts after its end."""
+        journal(message)
+        self.publisher.unattended(reason, message)
+        if not worker.is_leaving():
+            worker.input().close()
+            worker.leave_by = time.monotonic() + LEAVE_WAIT
+
+    def _ended(self, worker: _Worker) -> None:
+        """The worker's standard output was closed, which is the last that it does."""
+        now = time.monotonic()
+        try:
+            status = worker.process.wait(KILL_WAIT)
+        except subprocess.TimeoutExpired:
+            self._replace(
+                worker, worker.view.step(), "the worker closed its standard output and goes on; it is replaced", now
+            )
+            return
         self._release(worker)
-        self.publisher.unattended("WorkerLost", f"the worker ended with status {status}; it is started again")
-        lived = time.monotonic() - worker.started
-        self.respawn_wait = FIRST_RESPAWN if lived > LAST_RESPAWN else min(self.respawn_wait * 2, LAST_RESPAWN)
-        self.respawn_at = time.monotonic() + self.respawn_wait
+        if worker.is_leaving() and not worker.at_fault:
+            self.respawn_at = now
+        else:
+            self._lost(worker.at_fault or f"ended with status {status}", now - worker.started)
+
+    def _lost(self, why: str, lived: float) -> None:
+        """The worker is gone by its own fault: the next one waits, the longer the more often that was so in a row."""
+        self.deaths = 1 if lived > LAST_RESPAWN else self.deaths + 1
+        self.last_death = why
+        self.publisher.unattended("WorkerLost", f"the worker {why}; it is started again")
+        self.respawn_at = time.monotonic() + min(FIRST_RESPAWN * 2 ** min(self.deaths - 1, 16), LAST_RESPAWN)
 
     def _judge_step(self, now: float) -> None:
-        """Replace a worker whose present call does not return, by one that leaves that device alone."""
+        """Replace a worker whose present call does not return, or that was asked to end and does not."""
         worker = self.worker
-        step = worker.view.step() if worker else None
-        if worker is None or step is None or now < self._ends(step):
+        if worker is None:
             return
-        message = f"{step} has not returned for {now - step.since:.0f} s; the worker is replaced"
+        step = worker.view.step()
+        if step is None:
+            if now >= worker.leave_by:
+                self._replace(worker, None, f"the worker did not end within {LEAVE_WAIT:.0f} s; it is replaced", now)
+            return
+        if worker.is_leaving():
+            worker.leave_by = now + LEAVE_WAIT
+        if now >= self._ends(step):
+            message = f"{step} has not returned for {now - step.since:.0f} s; the worker is replaced"
+            self._replace(worker, step, message, now)
+
+    def _replace(self, worker: _Worker, step: Step | None, message: str, now: float) -> None:
+        """Kill a worker, for another one that leaves alone what this one is in."""
         self.publisher.unattended("WorkerStuck", message)
         worker.process.kill()
+        held = None
+        try:
+            worker.process.wait(KILL_WAIT)
+        except subprocess.TimeoutExpired:
+            held = worker.process
+            message += f"; process {held.pid} waits in the kernel and is left there"
+            # A call that was only slow may have returned meanwhile, and the next one hangs.
+            step = worker.view.step() or step
+        journal(message)
+        self._release(worker)
+        self.respawn_at = now
+        if step is not None:
+            self._leave_alone(step, held, now)
+
+    def _leave_alone(self, step: Step, held: subprocess.Popen[bytes] | None, now: float) -> None:
         hung = self.hung.setdefault(step.device, _Hung())
         # A device that behaved for long starts from the beginning.
         hung.times = 1 if now > hung.retry_at + LAST_RETRY else hung.times + 1
         hung.avoided = bool(step.device)
         hung.retry_at = now + min(self.limits.retry * 2 ** min(hung.times - 1, 16), LAST_RETRY)
-        try:
-            worker.process.wait(KILL_WAIT)
-        except subprocess.TimeoutExpired:
-            message += f"; process {worker.process.pid} waits in the kernel and is left there"
-            hung.abandoned.append(worker.process)
-        print(message, file=sys.stderr)  # noqa: T201  the journal
-        self._release(worker)
+        # A process that is killed in a read writes nothing more.
+        if held is not None and (step.device or step.mode == "write"):
+            hung.abandoned.append(held)
         # Where no device can be left alone, another worker would most likely hang in the same call. The first that could be
         # killed may just have been slow, on a node that has no CPU left.
-        slow = hung.times == 1 and not hung.abandoned
+        slow = hung.times == 1 and held is None
         self.respawn_at = now if step.device or slow else hung.retry_at
 
     def _judge_wait(self, now: float) -> None:
@@ -314,31 +364,20 @@ class _Supervisor:
             )
 
     def _try_again(self, now: float) -> None:
-        """Replace the worker by one that looks at a device again."""
+        """Have another worker look at a device again, once the present one has finished its pass."""
         over = [device for device, hung in self.hung.items() if hung.is_over(now)]
         for device in over:
             self.hung[device].avoided = False
             self.hung[device].abandoned.clear()
-        if not over or self.worker is None:
-            return
-        self.publisher.unattended("DeviceTried", f"{', '.join(over)} hung before, and is tried again")
-        _stop(self.worker)
-        self._release(self.worker)
-        self.respawn_at = now
-
-
-def _reload(worker: _Worker) -> None:
-    notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
-    try:
-        worker.input().write(b"reload\n")
-    except BrokenPipeError:
-        print("the worker is gone; the next one reads the spec anyway", file=sys.stderr)  # noqa: T201  the journal
-    notify("READY=1")
+        if over and self.worker is not None:
+            self._send_away(self.worker, "DeviceTried", f"{', '.join(over)} hung before, and is tried again")
 
 
 def _stop(worker: _Worker) -> None:
+    """End the worker. Until it is gone this process keeps the lock: who comes next must not write beside it."""
     worker.input().close()
     try:
-        worker.process.wait(timeout=10)
+        worker.process.wait(LEAVE_WAIT)
     except subprocess.TimeoutExpired:
         worker.process.kill()
+        worker.process.wait()

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -25,9 +26,11 @@ from agent.machine import Machine
 from agent.report.activity import Activity
 from agent.report.history import History
 from agent.report.records import Change, Condition, Outcome, is_ready, to_plain
+from agent.runtime import fault, journal
 from agent.service.apply_socket import NAME, Requests
 from agent.service.listener import Listener
 from agent.service.spec_in_force import Adopted
+from agent.service.supervisor import CRASHED, REPEATED
 from agent.service.traced_machine import witnessed
 from agent.service.wake import Known, WakeUp, Watch
 from agent.spec.node import NodeSpec, spec_hash
@@ -126,6 +129,8 @@ class _Loop:
     known: Known = field(factory=lambda: Known({}, {}))
     postponed: int = 0
     lost: int = 0
+    crashes: int = 0
+    crash: str = ""
     reload: bool = True
     asked: bool = False
     knocked: bool = False
@@ -186,7 +191,7 @@ class _Loop:
         if self.reload:
             self._reload()
         body, due = self._pass()
-        while self.last and self.adopted.gives_up(self.last, time.monotonic()):
+        while self._gives_up():
             self._start_over()
             body, due = self._pass()
         return body, due
@@ -219,8 +224,14 @@ class _Loop:
 
     def _start_over(self) -> None:
         """Another spec is in force: nothing of it was looked at, or has failed, yet."""
-        self.last, self.scope, self.trigger = None, None, "spec"
+        self.last, self.scope, self.trigger, self.crashes = None, None, "spec", 0
         self.failures.forget()
+
+    def _gives_up(self) -> bool:
+        """Whether the spec in force was given up for the last verified one."""
+        if self.crashes >= REPEATED:
+            return self.adopted.gives_up_crashing(self.crash)
+        return self.last is not None and self.adopted.gives_up(self.last, time.monotonic())
 
     def _pass(self) -> tuple[dict[str, Any], float]:
         """What to report, and the seconds until the next pass is due whatever happens."""
@@ -252,20 +263,33 @@ class _Loop:
             message = f"while reading the devices: {error}; reading again"
             lost = Condition("Converged", "Unknown", "DeviceLost", message)
             return _body(spec, (), (lost,), self.adopted), due
+        except Exception as error:  # whatever it is, the node must not stay with a spec that no pass gets through
+            return self._crashed(spec, error)
         self.lost = 0
         self.known = _known(self.last)
         if gap := self.history.record(self.last.outcomes, spec_hash(spec), self.trigger):
-            print(gap, file=sys.stderr)  # noqa: T201  the journal
+            journal(gap)
         return self._found(self.last), _due(self.failures)
+
+    def _crashed(self, spec: NodeSpec, error: Exception) -> tuple[dict[str, Any], float]:
+        """What to report of a pass that ended with an exception: nothing that it has read or decided is used."""
+        journal("".join(traceback.format_exception(error)))
+        self.last = None
+        self.crashes += 1
+        self.crash = fault(error)
+        crashed = Condition("Converged", "Unknown", "PassCrashed", f"{self.crash}; it is tried again")
+        due = min(AGAIN * 2 ** min(self.crashes - 1, 16), RESYNC)
+        return _body(spec, (), (crashed,), self.adopted), due
 
     def _acknowledged(self, change: Change) -> None:
         if why := self.acknowledged(change):
-            print(why, file=sys.stderr)  # noqa: T201  the journal
+            journal(why)
 
     def _found(self, found: Pass) -> dict[str, Any]:
         """What to report of a pass."""
         if is_ready(found.conditions) and found.want.spec.mode == "enforce":
             self.adopted.ready(found)
+            self.crashes = 0
         conditions = (*found.conditions, _up_to_date(found, self.adopted))
         return {**_body(found.want.spec, found.outcomes, conditions, self.adopted), "devices": _devices(found)}
 
@@ -357,6 +381,8 @@ def main(
     :param acknowledged: as :func:`work` takes it.
     """
     control = os.dup(sys.stdin.fileno())
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints must not get between our messages
     activity = Activity.at(activity_fd)
     devices = frozenset(physical_function(machine.files, address) for address in hung)
     machine = evolve(machine, hung=devices)
@@ -365,11 +391,11 @@ def main(
         work(
             machine,
             path,
-            Adopted(state, run),
+            Adopted(state, run, crashed=os.environ.get(CRASHED, "")),
             originals,
             activity,
             control,
-            sys.stdout,
+            out,
             Requests(run / NAME),
             History(state),
             Failures(),

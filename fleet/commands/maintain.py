@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from lightkube import ApiError
 
+from agent.options import seconds
 from agent.report import names
 from agent.report.printable import printable
 from agent.report.records import Disruption
@@ -39,10 +40,16 @@ INTERRUPTED = 130
 @click.option("--at-once", default=1, show_default=True, type=click.IntRange(1), help="Nodes at the same time.")
 @click.option("--force", is_flag=True, help="Evict pods that have no controller; nothing starts them again.")
 @click.option("--delete-emptydir-data", is_flag=True, help="Evict pods that have local data on the node's disk.")
-@click.option("--drain-timeout", default=600.0, show_default=True, help="Seconds for the pods to be evicted.")
-@click.option("--apply-timeout", default=300.0, show_default=True, help="Seconds for the change on the node.")
+@click.option(
+    "--drain-timeout", type=seconds, default=600.0, show_default=True, help="Seconds for the pods to be evicted."
+)
+@click.option(
+    "--apply-timeout", type=seconds, default=300.0, show_default=True, help="Seconds for the change on the node."
+)
 # Longer than the reporter waits for a device plugin to go that is not ours to end (PLUGIN_LONGEST).
-@click.option("--ready-timeout", default=900.0, show_default=True, help="Seconds until the Node is ready again.")
+@click.option(
+    "--ready-timeout", type=seconds, default=900.0, show_default=True, help="Seconds until the Node is ready again."
+)
 @click.option("--resume", "earlier", flag_value="resume", help="Go on where an earlier run was interrupted.")
 @click.option(
     "--undo", "earlier", flag_value="undo", help="Give the nodes back as they were before an interrupted run."

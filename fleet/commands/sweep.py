@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from agent.options import number
 from agent.report.printable import printable
 from fleet import sweeping
 from fleet.api import Api, options
@@ -19,7 +20,7 @@ REFUSED = 2
     "--max-share",
     default=0.25,
     show_default=True,
-    type=click.FloatRange(0, 1),
+    type=number("a share", 0.0, 1.0),
     help="The largest part of the fleet that may be without a heartbeat; if it is more, none is tainted.",
 )
 @click.option("--dry", is_flag=True, help="Say what would be done, and do nothing.")

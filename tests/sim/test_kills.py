@@ -32,7 +32,7 @@ vf_values = st.fixed_dictionaries(
         "spoofchk": st.booleans(),
         "vlan": st.sampled_from([0, 5, 7]),
         "max_tx_rate": st.sampled_from([0, 100]),
-        "mtu": st.sampled_from([1500, 4000, 9000]),
+        "mtu": st.sampled_from([1300, 1400, 1500]),
         "txqueuelen": st.sampled_from([500, 1000]),
     },
 )

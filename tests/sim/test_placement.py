@@ -113,6 +113,17 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
     assert not preview(another_process, spec()).changes
 
 
+def test_a_full_cpu_that_cannot_be_remembered_is_said(kernel: Kernel) -> None:
+    def full(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.ENOSPC, "no space") if operation == "replace" or value == "2" else None
+
+    kernel.fault = full
+    last = converge(kernel.machine(), spec(), None, None, Failures(), lambda: 0.0)
+    errors = [outcome.error for outcome in last.outcomes if outcome.result == "failed"]
+    assert errors
+    assert all("CPU 2 has no interrupt vector left; that cannot be kept" in error for error in errors)
+
+
 def test_who_is_on_a_cpu_before_it_is_full_stays_there(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)

@@ -2,12 +2,14 @@
 
 import errno
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
-from attrs import define, field
+from attrs import define, evolve, field
 
 from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
+from agent.machine import Files
 from agent.report.records import is_ready
 from agent.service.spec_in_force import TRIAL, Adopted
 from agent.spec.node import NodeSpec, from_mapping, to_json
@@ -211,3 +213,28 @@ def test_a_device_that_cannot_be_read_is_no_fault_of_a_new_spec(agent: Agent) ->
     agent.kernel.unreadable.clear()
     assert is_ready(agent.look().conditions)
     assert agent.adopted.spec == spec(4)
+
+
+@define
+class Broken:
+    """Files of which one cannot be read because of a fault in our own code."""
+
+    kernel: Kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kernel, name)
+
+    def read(self, path: str) -> str:
+        if path.endswith("sriov_totalvfs"):
+            raise KeyError("a fault")
+        return self.kernel.read(path)
+
+
+def test_a_spec_at_whose_sight_the_agent_fails_is_refused(agent: Agent) -> None:
+    agent.give(spec(3))
+    agent.look()
+    agent.file.write_text(to_json(spec(4)))
+    machine = evolve(agent.kernel.machine(), files=cast(Files, Broken(agent.kernel)))
+    agent.adopted.reload(machine, agent.file, agent.now, asked=True)
+    assert agent.adopted.spec == spec(3)
+    assert "a fault of trackbed itself: KeyError: 'a fault'" in agent.adopted.refusal

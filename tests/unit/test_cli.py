@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from agent.__main__ import cli
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -54,6 +57,58 @@ def test_errors_of_a_plan_as_json_are_in_the_json() -> None:
     failed = trackbed("plan", "--json", "--spec", "-", stdin='{"node_nam": "n1"}')
     assert failed.returncode == 1
     assert "did you mean 'node_name'?" in " ".join(json.loads(failed.stdout)["errors"])
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e300", "soon", ""])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("wait", "--timeout"),
+        ("wait", "--let-go"),
+        ("apply", "--timeout"),
+        ("stat", "--interval"),
+        ("history", "--since"),
+        ("fleet", "sweep", "--max-share"),
+        ("fleet", "maintain", "n1", "--inventory", "/dev/null", "--drain-timeout"),
+        ("fleet", "maintain", "n1", "--inventory", "/dev/null", "--apply-timeout"),
+        ("fleet", "maintain", "n1", "--inventory", "/dev/null", "--ready-timeout"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_is_none_or_out_of_bounds_is_refused(option: tuple[str, ...], value: str) -> None:
+    *names, last = option
+    refused = CliRunner().invoke(cli, [*names, f"{last}={value}"])
+    assert refused.exit_code != 0
+    assert f"Invalid value for '{last}': it is {value!r}; give " in refused.output
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:99999", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1:9_809", "[::1]: 80", "x:1"],
+)
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    refused = trackbed("reporter", "--listen", address)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(
+        f"trackbed: {address!r} is no address; give an IP address and a port from 0 to 65535"
+    )
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_sigterm_ends_the_reporter_with_exit_code_0() -> None:
+    command = [sys.executable, "-m", "agent", "reporter", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as reporter:
+        assert reporter.stderr is not None
+        assert reporter.stderr.readline().startswith("serving ")
+        reporter.terminate()
+    assert reporter.returncode == 0
+
+
+@pytest.mark.parametrize("path", ["/nonexistent", "/", ""])
+def test_a_plan_as_json_says_in_json_that_its_spec_cannot_be_read(path: str) -> None:
+    failed = trackbed("plan", "--json", "--spec", path)
+    assert (failed.returncode, failed.stderr) == (1, "")
+    assert json.loads(failed.stdout)["errors"][0].strip("'").startswith(path)
 
 
 def test_what_wants_a_report_says_how_to_get_one(tmp_path: Path) -> None:

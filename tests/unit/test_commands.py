@@ -20,11 +20,11 @@ from attrs import evolve
 
 from agent import runtime
 from agent.commands import Commands
-from agent.report import published
+from agent.report import published, publisher
 from agent.report.history import History
 from agent.report.published import Published
 from agent.report.records import Change, Condition, Disruption, Outcome, Report, report_to_json, to_plain
-from agent.service import lock, supervisor
+from agent.service import lock
 from agent.service.apply_socket import NAME, Requests
 
 ROOT = Path(__file__).parent.parent.parent
@@ -64,7 +64,7 @@ def report(folder: Path, **different: object) -> Report:
     made = Report("n1", "h1", runtime.boot_id(), "0.1", ready=True, up_to_date=True, conditions=CONDITIONS)
     stamps = {"uptime": runtime.uptime(), "heartbeat": time.time()}
     made = evolve(made, **{**stamps, **different})  # type: ignore[arg-type]
-    runtime.write_atomically(folder / supervisor.REPORT, report_to_json(made))
+    runtime.write_atomically(folder / publisher.REPORT, report_to_json(made))
     return made
 
 
@@ -94,7 +94,7 @@ def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> Non
 
 
 def test_a_report_of_another_format_is_one_message(tmp_path: Path) -> None:
-    (tmp_path / supervisor.REPORT).write_text('{"ready": 3}')
+    (tmp_path / publisher.REPORT).write_text('{"ready": 3}')
     said = trackbed(tmp_path, "status")
     assert said.returncode == 1
     assert "not a report of this agent" in said.stderr
@@ -290,6 +290,15 @@ def test_two_writers_do_not_fight(tmp_path: Path) -> None:
         assert refused.returncode == 1
         assert reason in refused.stderr
         assert "systemctl stop trackbed" in refused.stderr
+
+
+def test_a_service_that_cannot_have_its_lock_leaves_no_report_behind(tmp_path: Path) -> None:
+    report(tmp_path)
+    (tmp_path / lock.NAME).mkdir()
+    refused = trackbed(tmp_path, "run")
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1 and "make room" in refused.stderr
+    assert not (tmp_path / publisher.REPORT).exists()
 
 
 # --- stat ------------------------------------------------------------------------------------------------------

@@ -70,3 +70,14 @@ def test_an_api_server_that_is_gone_stops_no_repair(tmp_path: Path, wait: Callab
     publish(tmp_path, 6, ready=True, error="the API server does not answer in time")
     said = wait(0.2)
     assert "the API server does not answer in time" in said and "going on with vfs" in said
+
+
+def test_what_cannot_be_written_does_not_stand_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "published.json"
+    assert published.write(file, Published(boot_id(), 6))
+    in_the_way = tmp_path / ".published.json.new"
+    in_the_way.mkdir()
+    assert not published.write(file, Published(boot_id(), 7, ready=True))
+    assert published.read(file) is None
+    in_the_way.rmdir()
+    assert published.write(file, Published(boot_id(), 7, ready=True))

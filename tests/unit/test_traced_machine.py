@@ -1,5 +1,6 @@
 """What the parent learns of the worker's calls."""
 
+import mmap
 from typing import Any
 
 import pytest
@@ -88,3 +89,16 @@ def test_a_text_that_is_too_long_is_cut(machine: Any, view: View) -> None:
     step = view.step()
     assert step is not None
     assert step.device == PF
+
+
+def test_what_is_just_being_written_is_no_call(activity: Activity, view: View) -> None:
+    """The parent may look between any two stores of the worker."""
+    activity.call(PF, "read")
+    memory = mmap.mmap(view.descriptor, SIZE)
+    for offset in range(0, 24, 4):
+        whole = memory[offset : offset + 4]
+        memory[offset : offset + 4] = bytes(4)
+        view.step()
+        memory[offset : offset + 4] = whole
+    memory[16:20] = bytes(4)  # the text of the call before was empty
+    assert view.step() is None

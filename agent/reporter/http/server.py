@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import json
+import re
 import selectors
 import socket
 import socketserver
@@ -30,6 +31,8 @@ AT_ONCE = 16
 PATIENCE = 10.0
 """Seconds that a client may take to send its request and to take the answer."""
 
+LAST_PORT = 65535
+
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -52,9 +55,14 @@ class Address:
         """
         host, _, port = text.rpartition(":")
         try:
-            return cls(str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))), int(port))
+            address = str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
         except ValueError:
-            raise Refused(f"{text!r} is no address; give an IP address and a port, as 127.0.0.1:9809") from None
+            address = ""
+        if not address or not re.fullmatch("[0-9]{1,5}", port) or int(port) > LAST_PORT:
+            raise Refused(
+                f"{text!r} is no address; give an IP address and a port from 0 to {LAST_PORT}, as 127.0.0.1:9809"
+            )
+        return cls(address, int(port))
 
     @property
     def is_loopback(self) -> bool:
@@ -239,7 +247,7 @@ def serve(report: Path, address: Address, guard: Guard, unix: Path | None, start
             servers.append(_Server(socket.AF_UNIX, str(unix), Guard(), report))
             unix.chmod(0o666)
     except OSError as error:
-        raise Refused(f"cannot listen on {address.host}:{address.port} or {unix}: {error.strerror}") from None
+        raise Refused(f"cannot listen on {address.host}:{address.port} or {unix}: {error.strerror or error}") from None
     started(servers[0].server_address[1])
     selector = selectors.DefaultSelector()
     for server in servers:

@@ -289,7 +289,8 @@ class Publication:
         before = self._written
         if before is None or evolve(self.said, since=0.0) != evolve(before, since=0.0):
             self.said = self._written = evolve(self.said, since=self.now())
-            published.write(self.out, self.said)
+            if not published.write(self.out, self.said):
+                self._written = None
             # It is on a disk, and an outage tells something else with each try.
             if before is None or evolve(self.said, since=0.0, error="") != evolve(before, since=0.0, error=""):
                 published.write(self.memory, self.said)

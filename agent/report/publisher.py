@@ -1,0 +1,134 @@
+"""Writes the report file, and the marker that the kubelet's gate waits for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from attrs import define, evolve, field
+
+from agent.documents import LARGEST_REPORT, read
+from agent.report.records import STALE, Condition, Report, passes_first, report_from_json, report_to_json
+from agent.runtime import journal, uptime, write_atomically
+
+READABLE = 0o644
+"""The mode of what the reporter and operators who are not root read."""
+
+CHECKING = "Checking"
+"""The reason of a Ready that was taken back because an event waits for its reading."""
+
+REPORT = "report.json"
+FIRST_PASS = "first-pass"  # noqa: S105  the name of a file
+
+
+@define
+class Publisher:
+    """Keeps the report file. ``generation`` grows with every change of what is said, also over restarts in one boot.
+
+    A report that cannot be written is removed, which needs no space: no report is not ready.
+    """
+
+    folder: Path
+    boot_id: str
+    agent_version: str
+    _last: Report = field(init=False)
+    _passed: bool = field(default=False, init=False)
+    _missing: set[str] = field(factory=set, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        starting = Condition("Converged", "Unknown", "Starting", "the agent has not looked at the devices yet")
+        self._last = Report("", "", self.boot_id, self.agent_version, False, False, conditions=(starting,))
+        try:
+            before = report_from_json(read(self.folder / REPORT, LARGEST_REPORT))
+        except (OSError, ValueError):
+            before = None
+        if before is not None and before.boot_id == self.boot_id:
+            self._last = evolve(self._last, generation=before.generation + 1)
+        self._write()
+
+    def found(self, body: dict[str, Any]) -> None:
+        """Publish what the worker found.
+
+        :raises ValueError: it is no finding.
+        """
+        stamped = {"boot_id": self.boot_id, "agent_version": self.agent_version, **body}
+        self._publish(report_from_json(json.dumps(stamped)))
+        self._passed = self._passed or passes_first(self._last.conditions)
+        self._mark()
+
+    def unattended(self, reason: str, message: str) -> None:
+        """Nobody looks at the devices now: what was true may no longer be."""
+        others = tuple(c for c in self._last.conditions if c.type != "WorkerAlive")
+        lost = Condition("WorkerAlive", "False", reason, message)
+        self._publish(evolve(self._last, ready=False, conditions=(*others, lost)))
+
+    @property
+    def ready(self) -> bool:
+        """Whether the report says ready now."""
+        return self._last.ready
+
+    def checking(self, message: str) -> None:
+        """A required device may have changed and has not been read yet: Ready is unknown."""
+        others = tuple(c for c in self._last.conditions if c.type != "Converged")
+        check = Condition("Converged", "Unknown", CHECKING, message)
+        self._publish(evolve(self._last, ready=False, conditions=(check, *others)))
+
+    def vouch(self) -> None:
+        """Renew the heartbeat, and write what could not be written before."""
+        self._write()
+        self._mark()
+
+    def _publish(self, report: Report) -> None:
+        if _unstamped(report) != _unstamped(self._last):
+            self._last = evolve(report, generation=self._last.generation + 1, time=time.time())
+            self._write()
+
+    def _write(self) -> None:
+        self._last = evolve(self._last, heartbeat=time.time(), uptime=uptime())
+        path, text = self.folder / REPORT, report_to_json(self._last)
+        try:
+            write_atomically(path, text, READABLE)
+        except OSError:
+            removed = _remove(path)
+            try:
+                # In the room that the old one took.
+                write_atomically(path, text, READABLE)
+            except OSError as error:
+                self._complain(REPORT, f"{error.strerror}; {removed}")
+                return
+        self._missing.discard(REPORT)
+
+    def _mark(self) -> None:
+        """Keep the kubelet's marker, from the first verified pass of this boot on."""
+        marker = self.folder / FIRST_PASS
+        try:
+            if not self._passed or marker.exists():
+                return
+            write_atomically(marker, self.boot_id + "\n", READABLE)
+        except OSError as error:
+            self._complain(FIRST_PASS, f"{error.strerror}; the kubelet's gate waits for it")
+            return
+        self._missing.discard(FIRST_PASS)
+        journal("the node is verified, for the first time in this boot")
+
+    def _complain(self, name: str, why: str) -> None:
+        """Say that a file cannot be written: once, until it can be."""
+        if name not in self._missing:
+            remedy = f"it is tried again with each heartbeat; make room: df {self.folder}; df -i {self.folder}"
+            journal(f"{self.folder / name} cannot be written: {why}; {remedy}")
+        self._missing.add(name)
+
+
+def _remove(path: Path) -> str:
+    """Remove a report that may no longer be true. :returns: what came of it."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return f"the old one cannot be removed ({error.strerror}), and counts until its heartbeat is {STALE:.0f} s old"
+    return "the old one was removed, so the node counts as not ready"
+
+
+def _unstamped(report: Report) -> Report:
+    return evolve(report, generation=0, time=0.0, heartbeat=0.0, uptime=0.0)
