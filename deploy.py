@@ -1,14 +1,12 @@
-"""The order of things, and nothing else."""
+"""Deploys a node: the tasks in their order. Each line is one file of tasks/."""
 
 from agent.spec.node import spec_hash
 from tasks import (
     agent,
-    before,
     boot,
     container_runtime,
     erdma,
     firmware,
-    gate,
     hardware,
     irqbalance,
     kernel,
@@ -22,15 +20,17 @@ from tasks import (
     network_managers,
     node_spec,
     ofed,
+    original_state,
     packages,
     peer_memory,
     pull,
+    readiness,
     reboot,
     reporter,
 )
 
 spec = node_spec.read()
-before.remember()
+original_state.record()
 packages.base()
 kernel.pin()
 ofed.install()
@@ -40,7 +40,7 @@ container_runtime.configure()
 limits.lift()
 kernel_modules.configure()
 irqbalance.policy(spec.irqs.irqbalance, spec.mode)
-network_managers.keep_off_vfs(spec=spec)
+network_managers.ignore_vfs(spec=spec)
 boot.configure(spec=spec)
 firmware.configure()
 reboot.by_policy()
@@ -57,4 +57,4 @@ reporter.serve(version=version)
 kubernetes.enrol(spec=spec)
 kubelet.gate()
 pull.serve()
-gate.ready(version=version, spec_hash=spec_hash(spec))
+readiness.wait(version=version, spec_hash=spec_hash(spec))

@@ -1,4 +1,4 @@
-"""Give a node back as it was before Trackbed."""
+"""Removes Trackbed from a node, and restores the state from before its first deploy."""
 
 from agent.spec.node import NodeSpec
 from tasks import (
@@ -18,16 +18,16 @@ from tasks import (
 
 name = node_spec.read().node_name
 removal.withdraw_spec(node_name=name)
-removal.nothing_given()
-nothing: NodeSpec = removal.empty(name)
+removal.clear_keys()
+empty: NodeSpec = removal.empty_spec(name)
 pull.serve()
 kubelet.gate()
 nccl.configure()
 labels.publish()
-kubernetes.configure(spec=nothing)
-boot.configure(spec=nothing)
-network_managers.keep_off_vfs(spec=nothing)
-irqbalance.policy(nothing.irqs.irqbalance)
+kubernetes.configure(spec=empty)
+boot.configure(spec=empty)
+network_managers.ignore_vfs(spec=empty)
+irqbalance.policy(empty.irqs.irqbalance)
 kernel_modules.configure()
 limits.lift()
-removal.everything()
+removal.remove_all()

@@ -1,7 +1,6 @@
-"""GPU servers with eight ConnectX-7 rails for RoCE. From vendor documents: not run on such hardware.
+"""GPU servers with eight ConnectX-7 rails for RoCE. Written from vendor documents; not run on such hardware.
 
-The addresses are those of NVIDIA's DGX H100 (its user guide lists them); read those of your servers with
-`lspci -D -d 15b3:`.
+The PCI addresses are those of NVIDIA's DGX H100, from its user guide. `lspci -D -d 15b3:` prints those of your servers.
 """
 
 _RAILS = (
@@ -18,17 +17,17 @@ _RAILS = (
 nics = [
     {
         "name": f"rail{index}",
-        # Address and kind: a card in the wrong slot is refused, not configured.
+        # Address and PCI ID: the agent refuses to configure another card in this slot.
         "select": {"pci": address, "vendor": "15b3", "device": "1021"},
-        # RoCE's largest MTU is 4096; the frame needs 4200, and the fabric's switches carry 9000.
+        # RoCE's largest MTU of 4096 needs frames of 4200 bytes; the switches of the fabric carry 9000.
         "mtu": 9000,
         "vfs": {"count": 8, "defaults": {"trust": True, "spoofchk": False}},
     }
     for index, address in enumerate(_RAILS)
 ]
 
-# CPUs of the system services, two a socket: interrupts stay away from them.
+# Two CPUs of each socket are for system services: the agent places no interrupts there.
 irqs = {"exclude_cpus": "0-1,56-57"}
 
-# An address is told by its own rail alone (ARP): the others' RDMA devices do not have it. docs/inventory.md says more.
+# Only the rail that has an address answers ARP for it: the RDMA devices of the other rails do not have it (docs/inventory.md).
 sysctls = {"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}

@@ -1,9 +1,9 @@
 """The virtual machines of lab/: two Intel 82576 ports each, as QEMU's igb emulates them."""
 
-# No RDMA hardware here, so no RDMA modules; the PF's driver is loaded by udev, the VFs' by us, to have it in any case.
+# The lab has no RDMA hardware, so it needs no RDMA modules. udev loads the PF's driver, this loads the VFs'.
 kernel_modules = ["igbvf"]
 
-# A virtual machine under emulation is slow.
+# An emulated machine is slow.
 ready_timeout = 180
 
 _FEATURE = "feature.node.kubernetes.io"
@@ -14,5 +14,5 @@ labels = {
 }
 nccl = {"network_type": 1}
 
-# sshd, since perftest and MPI start through it; the others are for the tests that install them.
+# ssh, since perftest and MPI start through it. The tests install the others.
 limits = {"daemons": ["ssh", "containerd", "docker"]}

@@ -1,8 +1,8 @@
-"""What the lab's nodes are given beside group_data/lab.py when they are nodes of its cluster."""
+"""Data of the lab's nodes when they are in its cluster, in addition to group_data/lab.py."""
 
 from typing import Any as _Any
 
-# At boot the kubelet waits for the node to be verified.
+# At boot the kubelet waits until the agent has verified the node.
 kubelet = {"policy": "hold"}
-# Those that are found by rule, and no others: they are what the policy of fleet/cluster lists.
+# The default labels only: the admission policy of fleet/cluster lists no others.
 labels: dict[str, _Any] = {}

@@ -1,1 +1,1 @@
-"""One file an environment; pyinfra reads them by their paths."""
+"""Inventories: one file for each environment. pyinfra reads them by path."""

@@ -1,4 +1,4 @@
-"""The virtual machines of lab/, as `make lab` boots them; TRACKBED_LAB chooses among several instances."""
+"""The virtual machines that `make lab` boots. TRACKBED_LAB selects an instance of the lab."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ from pyinfra.api.exceptions import InventoryError
 import lab
 from lab.hardware import VFS_PER_NIC
 
-# A node answers ARP for an address on each of its netdevs (ip-sysctl.rst of the kernel, arp_ignore). Where several are on one
-# network, a peer may then send to one whose RDMA device does not have the address, and RoCE's packets are dropped there.
+# By default a node answers ARP on each netdev for any of its addresses (arp_ignore in the kernel's ip-sysctl.rst). With
+# several netdevs on one network, a peer may then send to a netdev whose RDMA device does not have the address, which drops
+# RoCE packets.
 SYSCTLS = {"net.ipv4.conf.all.arp_ignore": "1", "net.ipv4.conf.all.arp_announce": "2"}
 
 
@@ -35,7 +36,7 @@ def _nics(machine: lab.Machine) -> list[dict[str, Any]]:
                 "defaults": {"spoofchk": True},
                 "groups": [
                     {"index": "0-1", "vlan": 100, "qos": 3, "trust": True, "spoofchk": False},
-                    # Local, and no other's: this one ends as the machine's own.
+                    # A locally administered address, made unique by the end of the machine's own.
                     {"index": "3", "mac": f"02:00:5e:{second.mac[-8:]}"},
                 ],
             },
@@ -54,7 +55,7 @@ def _host(node: lab.Node) -> tuple[str, dict[str, Any]]:
         "nics": _nics(node.machine),
         "sysctls": SYSCTLS,
     }
-    # A Node that is called otherwise than its host, as a managed Kubernetes has them.
+    # One Node has another name than its host, as in a managed Kubernetes.
     if node.machine is lab.MACHINES[-1]:
         data["node_name"] = node.machine.mgmt_ip
     return node.name, data

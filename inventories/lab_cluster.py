@@ -1,4 +1,4 @@
-"""The virtual machines of lab/ as nodes of its Kubernetes cluster, as `make lab-cluster` deploys them."""
+"""The lab's virtual machines as nodes of its Kubernetes cluster. `make lab-cluster` deploys them."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _plane = _plane_of(_instance.named())
 def _data(data: dict[str, Any]) -> dict[str, Any]:
     return {
         **data,
-        # The VFs' RDMA devices are software, and real to a device plugin: it asks for all three character devices.
+        # The VFs' RDMA devices are emulated in software. A device plugin needs their three character devices all the same.
         "kernel_modules": ["igbvf", "ib_uverbs", "ib_umad", "rdma_ucm"],
         "nics": [{**nic, "rdma": {"pf": False, "vfs": True}} for nic in data["nics"]],
         "kubernetes": {
@@ -25,5 +25,5 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# A group: by its name it has group_data/lab.py, by this file's name group_data/lab_cluster.py.
-lab = [(_name, _data(_given)) for _name, _given in _nodes]
+# The group `lab` reads group_data/lab.py; this file's name makes it read group_data/lab_cluster.py, too.
+lab = [(_name, _data(_host_data)) for _name, _host_data in _nodes]

@@ -1,4 +1,4 @@
-"""This node itself, with the data that it has in another inventory: what pull mode deploys (tasks/pull.py)."""
+"""The node that runs this, with its data from another inventory. Pull mode deploys it (tasks/pull.py)."""
 
 import json
 import runpy
@@ -14,9 +14,9 @@ def _groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     try:
         settings = json.loads(SETTINGS.read_text())
     except FileNotFoundError:
-        raise InventoryError(f"{SETTINGS} is not there; this inventory is for a node in pull mode") from None
+        raise InventoryError(f"{SETTINGS} does not exist; this inventory is for nodes in pull mode") from None
     name, inventory = settings["host"], settings["inventory"]
-    found = {}
+    groups = {}
     for group, hosts in runpy.run_path(inventory).items():
         if group.startswith("_") or not isinstance(hosts, list | tuple):
             continue
@@ -24,11 +24,11 @@ def _groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
         for host in listed:
             host_name, data = host if isinstance(host, tuple) else (host, {})
             if host_name == name:
-                found[group] = [("@local", {"node_name": name, **shared, **data})]
-    if not found:
+                groups[group] = [("@local", {"node_name": name, **shared, **data})]
+    if not groups:
         raise InventoryError(f"{inventory} has no host {name}; deploy this node from its control host again")
-    # The inventory's name is a group, too.
-    return {Path(inventory).stem: next(iter(found.values())), **found}
+    # pyinfra makes the inventory's file name a group, too.
+    return {Path(inventory).stem: next(iter(groups.values())), **groups}
 
 
 globals().update(_groups())

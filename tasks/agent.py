@@ -1,8 +1,8 @@
-"""The agent on the node: staged first, so that the spec can be planned with it, and activated later.
+"""Installs the agent on the node. It is staged first, so that it can plan the new spec, and activated later.
 
-/opt/trackbed/versions/VERSION  one folder a version, never changed after it appeared
-/opt/trackbed/current           the version that the unit and the command `trackbed` run
-/opt/trackbed/previous          what was current before
+/opt/trackbed/versions/VERSION  one folder for each version, never changed once it exists
+/opt/trackbed/current           a link to the version that the unit and the command `trackbed` run
+/opt/trackbed/previous          a link to the version that was current before
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyinfra.context import host
 from pyinfra.facts.server import Arch
 from pyinfra.operations import files
 
-from tasks import gate
+from tasks import readiness
 from tasks.common import archive
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.status import COMMAND, SPEC, VERIFIED, NodeStatus
@@ -31,17 +31,19 @@ UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 TRIAL = "trackbed-upgrade.service"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 
-NO_PYTHON = f"there is no Python 3.10 or newer ({' or '.join(INTERPRETERS)}); install one, or use a later release"
+NO_PYTHON = (
+    f"the node has no Python 3.10 or newer ({' or '.join(INTERPRETERS)}); install one, or upgrade the distribution"
+)
 
 
 def folder(version: str) -> str:
-    """Where a version lies on the node."""
+    """The path of a version's folder on the node."""
     return f"{BASE}/versions/{version}"
 
 
 @frozen
 class Versions:
-    """What the node has of the agent."""
+    """The agent's versions on a node."""
 
     current: str | None = None
     previous: str | None = None
@@ -60,25 +62,25 @@ done
 
 
 class AgentVersions(FactBase[Versions]):
-    """The versions of the agent that the node has."""
+    """The agent's versions on the node."""
 
     default = Versions
 
     def command(self) -> StringCommand:
-        """The links, and the folders."""
+        """List the links and the folders."""
         return script(_VERSIONS, BASE)
 
     def process(self, output: list[str]) -> Versions:
-        """Lines such as `current 0.1.0-0123456789ab`."""
-        found = [line.split(" ", 1) for line in output]
-        links = {what: version for what, version in found if what != "staged"}
-        staged = frozenset(version for what, version in found if what == "staged")
+        """Parse lines such as `current 0.1.0-0123456789ab`."""
+        lines = [line.split(" ", 1) for line in output]
+        links = {link: version for link, version in lines if link != "staged"}
+        staged = frozenset(version for word, version in lines if word == "staged")
         return Versions(links.get("current"), links.get("previous"), staged)
 
 
 @frozen
 class Service:
-    """The unit's state. ``version`` is what its main process runs; ``stale``: systemd has not read the file's changes."""
+    """A unit's state. ``version``: what its main process runs. ``stale``: systemd has not read the changed unit file."""
 
     active: bool = False
     enabled: bool = False
@@ -99,36 +101,36 @@ class AgentService(FactBase[Service]):
     default = Service
 
     def command(self, unit: str) -> StringCommand:
-        """What systemd says, and the main process's command line: it names the version that runs."""
+        """Print systemd's properties, and the main process's command line, which names the version."""
         return script(_SERVICE, unit)
 
     def process(self, output: list[str]) -> Service:
-        """Lines of NAME=VALUE."""
-        found = dict(line.split("=", 1) for line in output if "=" in line)
-        running = [word for word in found.get("Command", "").split() if word.startswith(f"{BASE}/versions/")]
+        """Parse lines of NAME=VALUE."""
+        properties = dict(line.split("=", 1) for line in output if "=" in line)
+        running = [word for word in properties.get("Command", "").split() if word.startswith(f"{BASE}/versions/")]
         return Service(
-            active=found.get("ActiveState") in ("active", "reloading"),
-            enabled=found.get("UnitFileState") == "enabled",
-            stale=found.get("NeedDaemonReload") == "yes",
+            active=properties.get("ActiveState") in ("active", "reloading"),
+            enabled=properties.get("UnitFileState") == "enabled",
+            stale=properties.get("NeedDaemonReload") == "yes",
             version=running[0].rpartition("/")[2] if running else None,
         )
 
 
 def release() -> str:
-    """The version that this checkout gives the node."""
+    """The version that this checkout builds for the node."""
     return archive.version(host.get_fact(Arch))
 
 
 @deploy("Agent")
 def stage(version: str) -> None:
-    """Bring the version to the node, beside the one that runs."""
+    """Install the version on the node, beside the one that runs."""
     if version not in host.get_fact(AgentVersions).staged:
-        # Now, so that a library that cannot be fetched stops the run before any node is touched.
+        # Built now, so that a library that cannot be fetched stops the run before any node is changed.
         archive.build(host.get_fact(Arch))
     unpack(name="Stage", version=version)
 
 
-# The folder appears complete, flushed and under its name in one step: nobody sees, and no power cut leaves, half of it.
+# Unpacked beside its place, flushed to disk, then renamed: neither a reader nor a power cut finds half a version.
 _UNPACK = """
 archive=$1 versions=$2 version=$3 python=$4
 find "$versions" -mindepth 1 -maxdepth 1 -name '.new.*' -mmin +60 -exec rm -rf {} +
@@ -144,7 +146,7 @@ mv -T "$new" "$versions/$version" || test -d "$versions/$version"
 
 @operation()
 def unpack(version: str) -> Commands:
-    """Upload and unpack the version if the node does not have it."""
+    """Upload and unpack the version, unless the node has it."""
     if version in host.get_fact(AgentVersions).staged:
         host.noop(f"agent {version} is on the node")
         return
@@ -162,11 +164,11 @@ def unpack(version: str) -> Commands:
 
 @deploy("Agent")
 def activate(version: str, spec_hash: str) -> None:
-    """Make the staged version the one that runs, as a service, and let it take the spec with this hash."""
+    """Run the staged version as a service, with the spec that has this hash."""
     switch(name="Switch", version=version)
     launcher(name="Command")
     unit = files.template(name="Unit", src=str(UNIT_TEMPLATE), dest=UNIT_FILE, mode="644", command=COMMAND)
-    run(name="Service", version=version, spec_hash=spec_hash, unit=unit, patience=gate.TIMEOUT.here())
+    run(name="Service", version=version, spec_hash=spec_hash, unit=unit, grace_period=readiness.TIMEOUT.here())
 
 
 _SWITCH = """
@@ -184,7 +186,7 @@ done
 
 @operation()
 def switch(version: str) -> Commands:
-    """Point current at the version, previous at what was current; remove all others."""
+    """Point `current` at the version and `previous` at the former one; remove all other versions."""
     have = host.get_fact(AgentVersions)
     if have.current == version and have.staged <= {have.current, have.previous}:
         host.noop(f"agent {version} is current")
@@ -196,14 +198,14 @@ def switch(version: str) -> Commands:
 def launcher() -> Commands:
     """Write the command `trackbed`.
 
-    It resolves the link, so that a running agent does not import half of itself from the next version.
+    It resolves the link `current` once, at its start: otherwise a running agent would import modules of the next version.
     """
     python = host.get_fact(NodePython) or INTERPRETERS[0]
     text = f'#!/bin/sh\nexec {python} -I "$(readlink -f {BASE}/current)" "$@"\n'
     yield from files.put._inner(src=StringIO(text), dest=COMMAND, mode="755")
 
 
-# Why it does not start is in its own words.
+# The journal says why the unit does not start.
 _CONTROL = """
 systemctl "$1" "$2" || { code=$?; journalctl --unit="$2" --lines=20 --output=cat --no-pager; exit "$code"; }
 """
@@ -212,10 +214,10 @@ systemctl "$1" "$2" || { code=$?; journalctl --unit="$2" --lines=20 --output=cat
 def serve(
     name: str, version: str, unit: OperationMeta, restart: StringCommand | None = None
 ) -> Generator[PyinfraCommand, None, bool]:
-    """Enable the unit called ``name``; start it, or restart it for another version, or for changes of its file.
+    """Enable and start a unit; restart it if it runs another version, or if its file has changed.
 
-    :param restart: how to restart it for another version.
-    :returns: whether it was started or restarted.
+    :param restart: the command that restarts it for another version, if not the usual one.
+    :returns: whether the unit was started or restarted.
     """
     have = host.get_fact(AgentService, unit=name)
     unit_changes = have.stale or (unit.did_change() if unit.is_complete() else unit.will_change)
@@ -234,17 +236,17 @@ def serve(
     return True
 
 
-# A new version has to make a node ready that was ready, or the one before it comes back, with the last verified spec.
-_JUDGE = """
-unit=$1 command=$2 patience=$3 base=$4 spec=$5 verified=$6
+# If a node was ready, the new version must make it ready again. Else the former version and the last verified spec come back.
+_TRIAL = """
+unit=$1 command=$2 grace_period=$3 base=$4 spec=$5 verified=$6
 cd "$base"
 new=$(basename "$(readlink current)")
 old=$(basename "$(readlink previous)")
 why="it does not start"
 if systemctl restart "$unit"; then
-  why=$(timeout "$((patience + 30))" "$command" wait --timeout "$patience" 2>&1) && exit 0
+  why=$(timeout "$((grace_period + 30))" "$command" wait --timeout "$grace_period" 2>&1) && exit 0
 fi
-echo "agent $new has not made the node ready, which was so by $old: $why"
+echo "the node was ready with agent $old and is not ready with $new: $why"
 journalctl --unit="$unit" --lines=20 --output=cat --no-pager
 ln -sfn "versions/$old" .current.new
 mv -T .current.new current
@@ -258,8 +260,8 @@ echo "rolled back to $old"
 exit 1
 """
 
-# In a unit of its own, so that it is seen through although the connection may be lost.
-_TRY = """
+# The trial runs in a unit of its own, so that it ends properly even if the connection is lost.
+_RUN_TRIAL = """
 trial=$1; shift
 began=$(date +%s)
 systemd-run --quiet --collect --wait --unit="$trial" /bin/sh -ec "$@" && exit 0
@@ -268,21 +270,21 @@ exit 1
 """
 
 
-def _on_trial(patience: int) -> StringCommand:
-    # systemd takes "$" in a command for a variable's, and "$$" for "$".
-    judge = _JUDGE.replace("$", "$$")
-    return script(_TRY, TRIAL, judge, "sh", UNIT, COMMAND, str(patience), BASE, SPEC, VERIFIED)
+def _restart_on_trial(grace_period: int) -> StringCommand:
+    # systemd replaces $NAME in a command, and reads $$ as $.
+    trial = _TRIAL.replace("$", "$$")
+    return script(_RUN_TRIAL, TRIAL, trial, "sh", UNIT, COMMAND, str(grace_period), BASE, SPEC, VERIFIED)
 
 
 @operation()
-def run(version: str, spec_hash: str, unit: OperationMeta, patience: int) -> Commands:
-    """Enable the service; start it, or restart it for another version or unit, or reload it for another spec.
+def run(version: str, spec_hash: str, unit: OperationMeta, grace_period: int) -> Commands:
+    """Enable and start the service; restart it for another version or unit file, reload it for another spec.
 
-    If the node was ready by another version, and is not within ``patience`` seconds by this one, that one comes back by
-    itself, with the last verified spec, and the operation fails.
+    If the node was ready with another version, it must be ready with this one within ``grace_period`` seconds. Else the node
+    returns to that version and the last verified spec, and the operation fails.
     """
     status = host.get_fact(NodeStatus)
-    trial = _on_trial(patience) if status is not None and status.ready else None
+    trial = _restart_on_trial(grace_period) if status is not None and status.ready else None
     if (yield from serve(UNIT, version, unit, trial)):
         return
     if status is None or status.report.spec_hash != spec_hash:

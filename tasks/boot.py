@@ -1,7 +1,7 @@
-"""What only a boot can give: kernel arguments, options of modules in the initramfs, sysctls that hold before the agent runs.
+"""Configures what must be set at boot: kernel arguments, module options in the initramfs, sysctls needed before the agent runs.
 
-The spec's sysctls and hugepages are not written down for the boot: the agent sets them at each boot before the kubelet starts,
-looks whether they hold, and knows what they were (docs/decisions/0023-which-half-persists.md).
+The spec's sysctls and hugepages are not configured here. The agent sets them at each boot before the kubelet starts, checks
+them, and keeps their original values (docs/decisions/0023-which-half-persists.md).
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
+from agent.report.names import STATE_FOLDER
 from agent.spec.node import HugepagePool, NodeSpec
 from agent.spec.sysctl_names import faults, identity, path
 from tasks import kernel_modules, packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
+from tasks.common.texts import HEADER
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
-GRUBBY_STATE = "/var/lib/trackbed/kernel-arguments"
-"""What was given by grubby, which keeps no account of who wanted what."""
+GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
+"""The arguments that Trackbed has set through grubby, which does not record who set an argument."""
 
 SYSCTLS = "/etc/sysctl.d/90-trackbed.conf"
-INITRAMFS_STATE = "/var/lib/trackbed/initramfs"
-HEADER = "# Written by Trackbed; changes here are overwritten.\n"
+INITRAMFS_STATE = f"{STATE_FOLDER}/initramfs"
 
-# A boot loader's file is a shell script: nothing that means something to a shell, or to grub.
+# GRUB's configuration is a shell script, so characters that are special to a shell or to GRUB are not allowed.
 ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;/=@+%-]*)?")
 
 NOT_OURS = ("root", "rootflags", "rootfstype", "ro", "rw", "initrd", "init", "BOOT_IMAGE")
-"""Without the right one of these a node does not come back."""
+"""Arguments that belong to the boot loader: with a wrong value the node would not boot."""
 
 
 def _arguments(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
     for argument in value:
         if not ARGUMENT.fullmatch(argument):
-            raise ValueError(f"{attribute.name}: {argument!r} is no kernel argument; give words such as 'iommu=pt'")
+            raise ValueError(f"{attribute.name}: {argument!r} is not a kernel argument; give words such as 'iommu=pt'")
         if argument.partition("=")[0] in NOT_OURS:
-            raise ValueError(f"{attribute.name}: {argument!r} is the boot loader's own; leave it out")
+            raise ValueError(f"{attribute.name}: {argument!r} belongs to the boot loader; leave it out")
         if argument.startswith(("hugepages=", "hugepagesz=")):
-            raise ValueError(f"{attribute.name}: {argument!r}: give the key hugepages, and boot.hugepages True")
-    doubled = sorted({argument for argument in value if value.count(argument) > 1})
-    if doubled:
-        raise ValueError(f"{attribute.name}: {', '.join(doubled)} is given twice; give it once")
+            raise ValueError(f"{attribute.name}: {argument!r}: use the key hugepages, and set boot.hugepages to True")
+    duplicates = sorted({argument for argument in value if value.count(argument) > 1})
+    if duplicates:
+        raise ValueError(f"{attribute.name}: {', '.join(duplicates)} is given twice; give it once")
 
 
 def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
@@ -62,7 +63,10 @@ def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> 
 
 @frozen
 class Boot:
-    """``arguments``: of the kernel. ``hugepages``: reserve those of the spec by arguments. ``sysctls``: of systemd-sysctl."""
+    """``arguments``: kernel arguments. ``hugepages``: reserve the spec's hugepages by kernel arguments.
+
+    ``sysctls``: written for systemd-sysctl.
+    """
 
     arguments: tuple[str, ...] = field(default=(), validator=_arguments)
     hugepages: bool = False
@@ -75,30 +79,31 @@ KEYS = (BOOT,)
 
 @deploy("Boot")
 def configure(spec: NodeSpec) -> None:
-    """Write down what the next boot needs, and wish for it where this boot does not have it.
+    """Configure the next boot, and request a reboot if the current boot lacks a kernel argument.
 
-    :raises DeployError: a sysctl is the agent's as well, or grubby cannot give the arguments; naming host, key and remedy.
+    :raises DeployError: a sysctl is in the spec, too, or grubby cannot set the arguments; naming host, key and remedy.
     """
     wanted = BOOT.here()
     kept = spec.sysctls_kept()
     twice = [f"{name} is in {kept[identity(name)]}" for name in sorted(wanted.sysctls) if identity(name) in kept]
     if twice:
         raise DeployError(
-            f"{host.name}.boot.sysctls: {', '.join(twice)}, too, which the agent keeps at every boot; give it once, there"
+            f"{host.name}.boot.sysctls: {', '.join(twice)}, too, which the agent sets at every boot; remove it here"
         )
     pools = hugepage_arguments(spec.hugepages) if wanted.hugepages else ()
-    given = _once_each(wanted.arguments, pools)
-    give(name="Kernel arguments", wanted=given)
-    wish(name="Kernel arguments of this boot", wanted=given)
+    arguments = _settable(wanted.arguments, pools)
+    set_arguments(name="Kernel arguments", wanted=arguments)
+    request_reboot(name="Kernel arguments of this boot", wanted=arguments)
     settings = _sysctl_file(wanted.sysctls)
     load_sysctls(name="Sysctls now", wanted=wanted.sysctls, settings=settings)
     initramfs(name="Initramfs", modules=tuple(kernel_modules.MODULE_OPTIONS.here()))
 
 
-def _once_each(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str, ...]:
-    """Both, as far as the boot loader can give them: grubby has one value for a name, and puts the last in the others' place.
+def _settable(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str, ...]:
+    """The kernel arguments, and those of the hugepage pools that the boot loader can set.
 
-    So by grubby the largest pages alone are reserved at boot, which need it most; the agent reserves the others.
+    grubby keeps only the last value of an argument, so it can reserve one page size. It reserves the largest, which is the
+    hardest to allocate later; the agent reserves the others.
     """
     names = [argument.partition("=")[0] for argument in arguments]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -106,32 +111,32 @@ def _once_each(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str,
         return (*arguments, *pools)
     if twice:
         raise DeployError(
-            f"{host.name}.boot.arguments: {', '.join(twice)} is given with several values, and grubby (the RHEL "
-            "family's) keeps the last one alone; give one"
+            f"{host.name}.boot.arguments: {', '.join(twice)} is given with several values, and grubby (RHEL family) "
+            "keeps only the last one; give one value"
         )
     return (*arguments, *pools[-1:])
 
 
 def hugepage_arguments(pools: tuple[HugepagePool, ...]) -> tuple[str, ...]:
-    """The arguments that reserve the pools, one entry a page size.
+    """The kernel arguments that reserve the pools, one entry for each page size.
 
-    Documentation/admin-guide/kernel-parameters.txt; `hugepages=NODE:COUNT` is understood since Linux 5.15.
+    See Documentation/admin-guide/kernel-parameters.txt. `hugepages=NODE:COUNT` needs Linux 5.15.
     """
-    made = []
+    arguments = []
     for size, group in groupby(sorted(pools, key=lambda pool: (pool.kilobytes, pool.numa_node or 0)), lambda p: p.size):
-        found = list(group)
-        spread = sum(pool.count for pool in found if pool.numa_node is None)
-        nodes = ",".join(f"{pool.numa_node}:{pool.count}" for pool in found if pool.numa_node is not None)
-        made.append(f"hugepagesz={size} hugepages={nodes or spread}")
-    return tuple(made)
+        same_size = list(group)
+        any_node = sum(pool.count for pool in same_size if pool.numa_node is None)
+        nodes = ",".join(f"{pool.numa_node}:{pool.count}" for pool in same_size if pool.numa_node is not None)
+        arguments.append(f"hugepagesz={size} hugepages={nodes or any_node}")
+    return tuple(arguments)
 
 
 @frozen
 class Arguments:
-    """Kernel arguments, each list in its order, as text.
+    """Kernel arguments, each as one line of text.
 
-    ``loader``: "grub", "grubby" or "" where neither is there. ``running``: of this boot; ``next``: of the default entry;
-    ``ours``: what Trackbed gave last time.
+    ``loader``: "grub" or "grubby", or "" if the host has neither. ``running``: the arguments of this boot. ``next``: those of
+    the default boot entry. ``ours``: those that Trackbed has set.
     """
 
     loader: str = ""
@@ -140,20 +145,20 @@ class Arguments:
     ours: str = ""
 
 
-_GIVEN_BY_GRUBBY = """
-given_by_grubby() {  # to the next boot
+_NEXT_BY_GRUBBY = """
+next_by_grubby() {  # prints the arguments of the default entry
   grubby --info=DEFAULT | sed -n 's/^args="\\(.*\\)"$/\\1/p' | head -n 1
 }
 """
 
-# The first entry of grub's menu is the default one, which savedefault may change, to an entry with the same arguments.
+# GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments.
 _ARGUMENTS = (
-    _GIVEN_BY_GRUBBY
+    _NEXT_BY_GRUBBY
     + """
 echo "running $(cat "$3/proc/cmdline")"
 if command -v grubby >/dev/null; then
   echo loader grubby
-  echo "next $(given_by_grubby)"
+  echo "next $(next_by_grubby)"
   echo "ours $(cat "$2" 2>/dev/null || true)"
 elif command -v update-grub >/dev/null; then
   echo loader grub
@@ -167,21 +172,21 @@ fi
 
 
 class KernelArguments(FactBase[Arguments]):
-    """The arguments of this boot (/proc/cmdline) and of the next."""
+    """The kernel arguments of this boot (/proc/cmdline) and of the next."""
 
     default = Arguments
 
     def command(self) -> StringCommand:
-        """One script; the boot loader's own tool says what it would boot."""
+        """Read them from /proc, from the boot loader, and from Trackbed's own files."""
         return script(_ARGUMENTS, DROP_IN, GRUBBY_STATE, "")
 
     def process(self, output: list[str]) -> Arguments:
-        """Lines of NAME and text."""
+        """Parse lines of NAME and text."""
         return Arguments(**{name: text.strip() for name, _, text in (line.partition(" ") for line in output)})
 
 
-def lacking(wanted: tuple[str, ...], present: str) -> list[str]:
-    """Those that are not there; one of several words must be there in one piece."""
+def missing_arguments(wanted: tuple[str, ...], present: str) -> list[str]:
+    """The wanted arguments that are not in ``present``. One of several words must be there in one piece."""
     return [argument for argument in wanted if f" {argument} " not in f" {present} "]
 
 
@@ -193,21 +198,22 @@ if [ -n "$2" ]; then
 else
   rm -f "$1"
 fi
-said=$(update-grub 2>&1) || { printf '%s\\n' "$said" >&2; exit 1; }
+output=$(update-grub 2>&1) || { printf '%s\\n' "$output" >&2; exit 1; }
 """
 
-# From Red Hat's documents: not run on RHEL.
+# Written from Red Hat's documents; not run on RHEL.
 _GRUBBY = (
-    _GIVEN_BY_GRUBBY
+    _NEXT_BY_GRUBBY
     + """
 if [ -n "$3" ]; then grubby --update-kernel=ALL --remove-args="$3"; fi
 if [ -n "$2" ]; then grubby --update-kernel=ALL --args="$2"; fi
 mkdir -p "$(dirname "$1")"
 printf '%s\\n' "$2" > "$1"
-next=$(given_by_grubby)
+next=$(next_by_grubby)
 for argument in $2; do
   case " $next " in *" $argument "*) continue ;; esac
-  echo "grubby was told $argument, and the next boot has $next; give it by hand, as grubby(8) says, or leave it out" >&2
+  echo "grubby did not set the kernel argument $argument: the next boot has $next; set it by hand (grubby(8)), or remove it" \\
+    "from boot.arguments" >&2
   exit 1
 done
 """
@@ -215,39 +221,39 @@ done
 
 
 @operation()
-def give(wanted: tuple[str, ...]) -> Commands:
-    """Have the boot loader give the kernel these arguments, and take back what Trackbed gave and nobody wants any more.
+def set_arguments(wanted: tuple[str, ...]) -> Commands:
+    """Set kernel arguments for the next boot, and remove those that Trackbed has set and that are no longer wanted.
 
-    On Debian and Ubuntu by a drop-in of grub's, behind every other, and update-grub: above an argument of the same name, and
-    not in the entries of the recovery mode. In the RHEL family by grubby, for all kernels that are installed.
+    On Debian and Ubuntu: by the last drop-in of GRUB's, so that it overrides arguments of the same name, and by update-grub.
+    Entries of the recovery mode do not get them. In the RHEL family: by grubby, for all installed kernels.
     """
     have = host.get_fact(KernelArguments)
     text = " ".join(wanted)
-    former = lacking(tuple(have.ours.split()), text)
+    former = missing_arguments(tuple(have.ours.split()), text)
     if not have.loader:
-        if missing := lacking(wanted, have.running):
+        if missing := missing_arguments(wanted, have.running):
             yield refuse(
-                f"kernel arguments {' '.join(missing)} are not in effect, and there is neither grub (update-grub) nor grubby "
-                "on this host; give them where it gets its kernel from"
+                f"kernel arguments {' '.join(missing)} are not in effect, and this host has neither GRUB (update-grub) nor "
+                "grubby; set them where the host gets its kernel from"
             )
         return
-    if have.ours == text and not lacking(wanted, have.next):
-        host.noop("the boot loader gives these arguments")
+    if have.ours == text and not missing_arguments(wanted, have.next):
+        host.noop("the boot loader has these arguments")
         return
     if have.loader == "grub":
         yield script(_GRUB, DROP_IN, text, HEADER.strip())
     else:
         yield script(_GRUBBY, GRUBBY_STATE, text, " ".join(former))
-    if left := [argument for argument in former if not lacking((argument,), have.running)]:
-        yield from reboot.record("boot-former", f"kernel arguments {' '.join(left)} are still in effect")
+    if active := [argument for argument in former if not missing_arguments((argument,), have.running)]:
+        yield from reboot.request("boot-former", f"kernel arguments {' '.join(active)} are still in effect")
 
 
 @operation()
-def wish(wanted: tuple[str, ...]) -> Commands:
-    """Wish for a reboot while this boot lacks one of the arguments."""
+def request_reboot(wanted: tuple[str, ...]) -> Commands:
+    """Request a reboot while the current boot lacks one of the arguments."""
     have = host.get_fact(KernelArguments)
-    if have.loader and (missing := lacking(wanted, have.running)):
-        yield from reboot.record("boot", f"kernel arguments {' '.join(missing)} are not in effect")
+    if have.loader and (missing := missing_arguments(wanted, have.running)):
+        yield from reboot.request("boot", f"kernel arguments {' '.join(missing)} are not in effect")
     else:
         yield from reboot.withdraw("boot")
     yield from reboot.expire("boot-former")
@@ -264,7 +270,7 @@ _VALUES = 'for path; do if [ -r "$path" ]; then echo "$path $(cat "$path")"; fi;
 
 
 class SysctlValues(FactBase[dict[str, str]]):
-    """The values of sysctls, by their files."""
+    """The values of sysctls, by path."""
 
     default = dict
 
@@ -273,7 +279,7 @@ class SysctlValues(FactBase[dict[str, str]]):
         return script(_VALUES, *paths)
 
     def process(self, output: list[str]) -> dict[str, str]:
-        """White space in a value does not count."""
+        """Parse lines of path and value; runs of white space become one space."""
         return {path: " ".join(value.split()) for path, _, value in (line.partition(" ") for line in output)}
 
 
@@ -287,7 +293,7 @@ exec sysctl --load="$1"
 
 @operation()
 def load_sysctls(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
-    """Set those that differ, as the boot does."""
+    """Load the file as a boot does, if it has changed or a value differs."""
     paths = {path(name): " ".join(value.split()) for name, value in wanted.items()}
     have = host.get_fact(SysctlValues, paths=tuple(paths)) if paths else {}
     changes = settings.did_change() if settings.is_complete() else settings.will_change
@@ -297,7 +303,7 @@ def load_sysctls(wanted: Mapping[str, str], settings: OperationMeta) -> Commands
         host.noop("the sysctls have these values")
 
 
-# What decides whether the initramfs has to be looked at again, as one line. Without an initramfs there is nothing to do.
+# Prints one line that changes when the initramfs or the options change, then that line as it was after the last check.
 _INITRAMFS = """
 options=$1 state=$2
 kernel=$(uname -r)
@@ -310,9 +316,9 @@ for image in "$3/boot/initrd.img-$kernel" "$3/boot/initramfs-$kernel.img"; do
 done
 """
 
-# Making it takes minutes, listing it seconds: neither is done before it is known that something has changed. One that is newer
-# than the options was made with them.
-_LOOK = """
+# Listing an initramfs takes seconds and making one takes minutes, so both are done only after a change. An initramfs that is
+# newer than the options contains them.
+_UPDATE_INITRAMFS = """
 options=$1 state=$2 image=$3
 shift 3
 if [ ! -e "$options" ] || [ "$options" -nt "$image" ]; then
@@ -332,26 +338,29 @@ echo "$image $(stat -c '%Y %s' "$image") $(sha256sum < "$options" 2>/dev/null ||
 
 
 class Initramfs(FactBase[tuple[str, str] | None]):
-    """The running kernel's initramfs and the options, now and when they were last seen to; None: there is no initramfs."""
+    """The state of the running kernel's initramfs and the modules' options: now, and after the last check.
+
+    None: there is no initramfs.
+    """
 
     def command(self) -> StringCommand:
-        """Times, sizes and sums."""
+        """Print path, time and size of the initramfs, and the checksum of the options."""
         return script(_INITRAMFS, kernel_modules.OPTIONS, INITRAMFS_STATE, "")
 
     def process(self, output: list[str]) -> tuple[str, str] | None:
-        """One line or two."""
+        """Take one line or two."""
         return (output[0].strip(), output[1].strip() if len(output) > 1 else "") if output else None
 
 
 @operation()
 def initramfs(modules: tuple[str, ...]) -> Commands:
-    """Make the initramfs again if the options of a module in it have changed; they take effect at the next boot."""
+    """Rebuild the initramfs if the options of a module in it have changed; they take effect at the next boot."""
     yield from reboot.expire("initramfs")
     have = host.get_fact(Initramfs)
     if have is None or (not modules and not have[1]) or have[0] == have[1]:
         host.noop("the initramfs has the modules' options")
         return
-    yield script(_LOOK, kernel_modules.OPTIONS, INITRAMFS_STATE, have[0].split()[0], *modules)
+    yield script(_UPDATE_INITRAMFS, kernel_modules.OPTIONS, INITRAMFS_STATE, have[0].split()[0], *modules)
     after = host.get_fact(Initramfs)
     if after is not None and after[0].split()[:3] != have[0].split()[:3]:
-        yield from reboot.record("initramfs", f"options of modules in {after[0].split()[0]} have changed")
+        yield from reboot.request("initramfs", f"options of modules in {after[0].split()[0]} have changed")

@@ -1,11 +1,24 @@
-"""NVIDIA's container runtime: the toolkit from its repository, the engines that use it, and its CDI specifications.
+"""Installs NVIDIA's container toolkit, configures container engines for its runtime, and keeps CDI specifications up to date.
 
-Repository, key and packages are as in the toolkit's installation guide; the units that keep CDI specifications fresh came with
-1.18. What it does to the engines, and what of that was run: tasks/engine_configuration.py. From vendor documents:
-the installation from NVIDIA's repository, and GPUs, were not run.
+Repository, key and packages are those of the toolkit's installation guide. `nvidia-ctk runtime configure` writes an engine's
+files, after a dry run: the same command against the node's real files, in a mount namespace where /etc is an overlay. The
+node is not changed, and the engine itself can print the configuration that would result. (The output of nvidia-ctk's own
+--dry-run is two files in one stream, which no engine reads.) Three configurations are compared, key by key: the present one,
+the one of the operator's files alone, and the one that nvidia-ctk makes. Only names of keys leave the node, since such files
+hold passwords.
+
+Before 2.1, containerd takes a plugin's section from the last file that has it (seen with 1.6.20). nvidia-ctk's drop-in
+therefore hides what other files say in that section. If that loses a key of the operator's, the drop-in is made from
+`containerd config dump` (--config-source=command), which has all keys. nvidia-ctk also replaces the whole entry `nvidia`:
+dockerd's `runtimeArgs` in it would be lost.
+
+Tested: the dry run, and with nvidia-ctk 1.20.1 the reload of dockerd 20.10.24 and the restart of containerd 1.6.20. Not run:
+the roll-back, containerd 2, CRI-O, the installation from NVIDIA's repository, GPUs.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 from attrs import Attribute, field, frozen
 from attrs.validators import optional
@@ -15,22 +28,26 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from tasks import engine_configuration, packages
+from tasks import packages
+from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
-from tasks.engine_configuration import Engine
 from tasks.packages import Family, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_VERSION, Package, Repository
 
+Engine = Literal["docker", "containerd", "crio"]
+
+SCRIPT = ROOT / "templates" / "engine-configuration.sh"
+
 PACKAGE = "nvidia-container-toolkit"
-# Their versions go together: the guide pins all four.
+# The guide pins all four to one version.
 PACKAGES = (PACKAGE, f"{PACKAGE}-base", "libnvidia-container-tools", "libnvidia-container1")
 REFRESH = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 
 _HOME = "https://nvidia.github.io/libnvidia-container"
 _KEY = f"{_HOME}/gpgkey"
 _FINGERPRINT = "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
-# apt and dnf fill in the machine's type. NVIDIA's own .repo file has gpgcheck=0 and repo_gpgcheck=1.
+# apt and dnf replace $(ARCH) and $basearch. repo_gpgcheck as in NVIDIA's own .repo file.
 REPOSITORIES: dict[Family, Repository] = {
     "debian": Repository(f"{_HOME}/stable/deb/$(ARCH)", _KEY, _FINGERPRINT, suite="/"),
     "rhel": Repository(f"{_HOME}/stable/rpm/$basearch", _KEY, _FINGERPRINT, repo_gpgcheck=True),
@@ -46,9 +63,9 @@ def _some(_: ContainerRuntime, attribute: Attribute[tuple[Engine, ...]], value: 
 
 @frozen
 class ContainerRuntime:
-    """Which engines get NVIDIA's runtime, and from where.
+    """Which engines get NVIDIA's runtime, and where the toolkit comes from.
 
-    ``version`` as the package manager prints it; ``repository`` in the place of NVIDIA's own.
+    ``version``: as the package manager prints it. ``repository``: used instead of NVIDIA's.
     """
 
     engines: tuple[Engine, ...] = field(validator=_some)
@@ -64,7 +81,7 @@ KEYS = (CONTAINER_RUNTIME,)
 
 @deploy("Container runtime")
 def configure() -> None:
-    """Install the toolkit, and give the runtime to the engines; without the key, nothing."""
+    """Install the toolkit and configure the engines; without the key, do nothing."""
     wanted = CONTAINER_RUNTIME.here()
     if wanted is None:
         return
@@ -75,11 +92,11 @@ def configure() -> None:
         name="Packages", wanted=tuple(Package(name, wanted.version) for name in names), family=family
     )
     for engine in host.loop(wanted.engines):  # type: ignore[no-untyped-call]
-        engine_configuration.configure(
+        configure_engine(
             name=f"NVIDIA's runtime in {engine}", engine=engine, set_as_default=wanted.set_as_default, cdi=wanted.cdi
         )
     if wanted.cdi:
-        refresh(name="CDI specifications are kept fresh")
+        enable_cdi_refresh(name="CDI specifications kept up to date")
 
 
 _UNITS = """
@@ -88,28 +105,86 @@ for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState "$uni
 
 
 class RefreshUnits(FactBase[list[str]]):
-    """The state of the toolkit's units that write CDI specifications: one line a unit."""
+    """The state of the toolkit's units that write CDI specifications: one line for each unit."""
 
     default = list
 
     def command(self) -> StringCommand:
-        """Ask systemd."""
+        """Print systemd's properties of each unit."""
         return script(_UNITS, *REFRESH)
 
     def process(self, output: list[str]) -> list[str]:
-        """As they are."""
+        """Return the lines unchanged."""
         return output
 
 
 @operation()
-def refresh() -> Commands:
-    """Enable the units: one waits for changes of driver and toolkit, the other writes the specification, then and at boot."""
+def enable_cdi_refresh() -> Commands:
+    """Enable the units. The path unit watches driver and toolkit; the service writes the specification, then and at boot."""
     path, service = [*host.get_fact(RefreshUnits), "", ""][:2]
     if "LoadState=not-found" in path:
         yield refuse(
-            f"container_runtime: there is no {REFRESH[0]}, which came with {PACKAGE} 1.18; install a later one"
+            f"container_runtime: the node has no {REFRESH[0]}, which needs {PACKAGE} 1.18 or later; install that"
         )
     elif "UnitFileState=enabled" in path and "ActiveState=active" in path and "UnitFileState=enabled" in service:
-        host.noop("CDI specifications are kept fresh")
+        host.noop("the units that refresh CDI specifications are enabled")
     else:
         yield StringCommand("systemctl", "enable", "--now", *REFRESH)
+
+
+@frozen
+class DryRun:
+    """What nvidia-ctk would do. ``changes`` and ``lost`` are keys as the engine names them.
+
+    ``lost``: the operator's keys that it would remove or change. ``pending``: the running engine has not loaded its files.
+    """
+
+    faults: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    pending: bool = False
+
+
+def _command(mode: Literal["dry-run", "apply"], engine: Engine, set_as_default: bool, cdi: bool) -> StringCommand:
+    words = ("yes" if wanted else "no" for wanted in (set_as_default, cdi))
+    return StringCommand("unshare", "--mount", script(SCRIPT.read_text(), mode, engine, *words))
+
+
+class EngineDryRun(FactBase[DryRun | None]):
+    """What nvidia-ctk would do to an engine's files; None: it is not installed yet."""
+
+    def command(self, engine: Engine, set_as_default: bool, cdi: bool) -> StringCommand:
+        """Run only the dry run."""
+        return _command("dry-run", engine, set_as_default, cdi)
+
+    def process(self, output: list[str]) -> DryRun | None:
+        """Parse lines such as `change runtimes.nvidia.path`."""
+        lines = [line.split(" ", 1) for line in output]
+        faults, changes, lost = (
+            tuple(line[1] for line in lines if line[0] == word) for word in ("fault", "change", "lost")
+        )
+        return DryRun(faults, changes, lost, ["pending"] in lines)
+
+
+@operation()
+def configure_engine(engine: Engine, set_as_default: bool, cdi: bool) -> Commands:
+    """Let nvidia-ctk write the engine's files, and make the engine load them. Fail if that would lose the operator's settings.
+
+    containerd and CRI-O are restarted, and containers keep running. dockerd reloads its file, and is restarted only for CDI. If
+    the engine does not accept the files, the former ones are restored.
+    """
+    dry_run = host.get_fact(EngineDryRun, engine=engine, set_as_default=set_as_default, cdi=cdi)
+    if dry_run is None:
+        yield refuse(f"container_runtime: {engine} cannot be configured: the node has no nvidia-ctk or no jq")
+    elif dry_run.faults:
+        yield refuse("\n".join(f"container_runtime: {fault}" for fault in dry_run.faults))
+    elif dry_run.changes and dry_run.lost:
+        yield refuse(
+            f"container_runtime: {engine}: nvidia-ctk would change or remove your settings {', '.join(dry_run.lost)}; remove "
+            "them from the entry nvidia or from the file that sets them (the runtime has settings of its own in "
+            f"/etc/nvidia-container-runtime/config.toml), or remove {engine} from engines"
+        )
+    elif dry_run.changes or dry_run.pending:
+        yield _command("apply", engine, set_as_default, cdi)
+    else:
+        host.noop(f"{engine} has NVIDIA's runtime")

@@ -1,7 +1,7 @@
-"""Settings in the firmware of Mellanox NICs that SR-IOV and RDMA depend on, by mstconfig of the distribution's mstflint.
+"""Sets firmware parameters of Mellanox NICs that SR-IOV and RDMA depend on, by mstconfig of the distribution's mstflint.
 
-From vendor documents (the parameters of mlxconfig; the output of `mstconfig -e query` as quoted in public issues): not run on
-ConnectX. Only what the inventory names is looked at. It takes effect at the next boot, which is wished for until then.
+Only cards in the inventory are touched. New values take effect at the next boot, which is requested. Written from vendor
+documents (the parameters of mlxconfig) and public issues (the output of `mstconfig -e query`); not run on ConnectX.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ PACKAGE = "mstflint"
 LINK_TYPES = {"IB": 1, "ETH": 2}
 
 
-def _some(_: object, attribute: Attribute[Any], value: tuple[object, ...]) -> None:
+def _two_at_most(_: object, attribute: Attribute[Any], value: tuple[object, ...]) -> None:
     if len(value) > 2:
-        raise ValueError(f"{attribute.name}: a card has two ports at most; give one for each, in their order")
+        raise ValueError(f"{attribute.name}: a card has at most two ports; give one type for each port, in order")
 
 
 @frozen
 class NicFirmware:
-    """What one card shall have: a card, not a port; any of its functions leads to it.
+    """The wanted firmware parameters of one card. ``pci``: the address of any of its functions.
 
-    ``sriov``: SRIOV_EN. ``vfs``: NUM_OF_VFS, of each port. ``link_types``: LINK_TYPE_P1 and _P2. Not given: left alone.
+    ``sriov``: SRIOV_EN. ``vfs``: NUM_OF_VFS of each port. ``link_types``: LINK_TYPE_P1 and LINK_TYPE_P2. A parameter that is
+    not given is left alone.
     """
 
     pci: str = field(validator=Matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
     sriov: bool | None = None
     vfs: int | None = field(default=None, validator=Within(0, 1024, "VFs"))
-    link_types: tuple[Literal["IB", "ETH"], ...] = field(default=(), validator=_some)
+    link_types: tuple[Literal["IB", "ETH"], ...] = field(default=(), validator=_two_at_most)
 
     def __attrs_post_init__(self) -> None:
         if self.vfs and self.sriov is False:
-            raise ValueError("vfs: there are none without sriov; give one of the two")
+            raise ValueError("vfs: there are none if sriov is False; remove one of the two")
 
     def parameters(self) -> dict[str, int]:
-        """By the firmware's names."""
+        """The wanted values by the firmware's names."""
         wanted: dict[str, int] = {}
         sriov = True if self.sriov is None and self.vfs else self.sriov
         if sriov is not None:
@@ -61,13 +62,15 @@ class NicFirmware:
 
 def _once(_: object, attribute: Attribute[Any], value: tuple[NicFirmware, ...]) -> None:
     cards = [nic.pci.partition(".")[0] for nic in value]
-    if doubled := sorted({card for card in cards if cards.count(card) > 1}):
-        raise ValueError(f"{attribute.name}: {', '.join(doubled)} is given twice; give each card once, by one function")
+    if duplicates := sorted({card for card in cards if cards.count(card) > 1}):
+        raise ValueError(
+            f"{attribute.name}: {', '.join(duplicates)} is given twice; give each card once, by one function"
+        )
 
 
 @frozen
 class Firmware:
-    """The cards whose settings are given."""
+    """The cards to configure."""
 
     nics: tuple[NicFirmware, ...] = field(default=(), validator=_once)
 
@@ -78,7 +81,7 @@ KEYS = (FIRMWARE,)
 
 @frozen
 class Setting:
-    """A parameter's number: of this boot, and of the next."""
+    """A parameter's value in this boot, and in the next."""
 
     current: int
     following: int
@@ -86,7 +89,7 @@ class Setting:
 
 @frozen
 class Card:
-    """What mstconfig says of a card; ``error``: why it says nothing."""
+    """A card's parameters; ``error``: why mstconfig cannot read them."""
 
     settings: dict[str, Setting] = field(factory=dict)
     error: str = ""
@@ -96,94 +99,98 @@ _QUERY = """
 for pci; do
   echo "card $pci"
   if ! command -v mstconfig >/dev/null; then echo "error mstconfig is not installed"; continue; fi
-  if said=$(mstconfig -e -d "$pci" query 2>&1); then
-    printf '%s\\n' "$said" | sed 's/^/line /'
+  if output=$(mstconfig -e -d "$pci" query 2>&1); then
+    printf '%s\\n' "$output" | sed 's/^/line /'
   else
-    printf '%s\\n' "$said" | grep . | tail -n 1 | sed 's/^/error /'
+    printf '%s\\n' "$output" | grep . | tail -n 1 | sed 's/^/error /'
   fi
 done
 """
 
 # *       NUM_OF_VFS          0         0         4
-#  RO     SRIOV_EN            False(0)  False(0)  False(0)     (read-only: somebody has locked it)
+#  RO     SRIOV_EN            False(0)  False(0)  False(0)     (RO: the parameter is locked)
 _LINE = re.compile(r"line \*?\s*(?:RO\s+)?([A-Z0-9_]+)\s+\S+\s+(\S+)\s+(\S+)\s*")
 
 
 class Settings(FactBase[dict[str, Card]]):
-    """The settings of cards, by the PCI addresses that are asked for."""
+    """The parameters of cards, by PCI address."""
 
     default = dict
 
     def command(self, addresses: tuple[str, ...]) -> StringCommand:
-        """`mstconfig query` with default, current and next values."""
+        """Print default, current and next values by `mstconfig query`."""
         return script(_QUERY, *addresses)
 
     def process(self, output: list[str]) -> dict[str, Card]:
-        """Parameters that are no numbers, such as arrays, are left out."""
+        """Parse the numeric parameters; others, such as arrays, are ignored."""
         cards: dict[str, tuple[dict[str, Setting], list[str]]] = {}
         for line in output:
-            what, _, text = line.partition(" ")
-            if what == "card":
+            word, _, text = line.partition(" ")
+            if word == "card":
                 settings, errors = cards[text] = ({}, [])
-            elif what == "error":
+            elif word == "error":
                 errors.append(text)
-            elif (found := _LINE.fullmatch(line)) and None not in (values := (_number(found[2]), _number(found[3]))):
-                settings[found[1]] = Setting(*(value or 0 for value in values))
+            elif (columns := _LINE.fullmatch(line)) and None not in (
+                values := (_number(columns[2]), _number(columns[3]))
+            ):
+                settings[columns[1]] = Setting(*(value or 0 for value in values))
         return {address: Card(settings, " ".join(errors)) for address, (settings, errors) in cards.items()}
 
 
 def _number(text: str) -> int | None:
-    found = re.fullmatch(r"(?:.*\()?(\d+)\)?", text)
-    return int(found[1]) if found else None
+    digits = re.fullmatch(r"(?:.*\()?(\d+)\)?", text)
+    return int(digits[1]) if digits else None
 
 
 @deploy("Firmware")
 def configure() -> None:
-    """Set what the inventory gives and wish for a boot; without the key a wish of ours is withdrawn."""
+    """Set the parameters and request a reboot for them; without the key, only withdraw an earlier request."""
     nics = FIRMWARE.here().nics
     if nics:
         packages.present(name=PACKAGE, names=(PACKAGE,), family=packages.system().family)
     write(name="Settings", nics=nics)
-    wish(name="Settings of this boot", nics=nics)
+    request_reboot(name="Settings of this boot", nics=nics)
 
 
 @operation()
 def write(nics: tuple[NicFirmware, ...]) -> Commands:
-    """Write the parameters that the next boot would not have."""
-    found = host.get_fact(Settings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
+    """Write the parameters whose value for the next boot differs."""
+    cards = host.get_fact(Settings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
     for nic in nics:
-        card, wanted = found.get(nic.pci, Card(error="mstconfig did not answer")), nic.parameters()
-        lacking = [name for name in wanted if name not in card.settings]
-        # Before it executes, mstflint may not be there yet.
-        if lacking and (host.state.is_executing or not card.error):
-            yield refuse(_why(nic.pci, card, lacking))
+        card, wanted = cards.get(nic.pci, Card(error="mstconfig printed nothing")), nic.parameters()
+        missing = [name for name in wanted if name not in card.settings]
+        # In pyinfra's prepare phase mstflint may not be installed yet.
+        if missing and (host.state.is_executing or not card.error):
+            yield refuse(_explain(nic.pci, card, missing))
             return
         if changes := [
-            f"{name}={value}" for name, value in wanted.items() if lacking or card.settings[name].following != value
+            f"{name}={value}" for name, value in wanted.items() if missing or card.settings[name].following != value
         ]:
             yield StringCommand("mstconfig", "-y", "-d", QuoteString(nic.pci), "set", *map(QuoteString, changes))
 
 
-def _why(address: str, card: Card, lacking: list[str]) -> str:
+def _explain(address: str, card: Card, missing: list[str]) -> str:
     if card.error:
         return (
             f"firmware: mstconfig cannot read {address}: {card.error}; "
-            "is it a Mellanox NIC's PCI address (lspci -D -d 15b3:), and is the kernel not locked down (Secure Boot)?"
+            "check that it is a Mellanox NIC's address (lspci -D -d 15b3:), and that Secure Boot does not lock the kernel down"
         )
-    return f"firmware: {address} has no {', '.join(lacking)}; leave it out, or look for its name: mstconfig -d {address} query"
+    return (
+        f"firmware: {address} does not have {', '.join(missing)}; remove it (`mstconfig -d {address} query` lists all)"
+    )
 
 
 @operation()
-def wish(nics: tuple[NicFirmware, ...]) -> Commands:
-    """Wish for a reboot while a card runs with other values than those that are wanted."""
-    found = host.get_fact(Settings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
+def request_reboot(nics: tuple[NicFirmware, ...]) -> Commands:
+    """Request a reboot while a card runs with other values than the wanted ones."""
+    cards = host.get_fact(Settings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
     differs = [
         f"{nic.pci} {name} is {now.current}, not {value}"
         for nic in nics
         for name, value in nic.parameters().items()
-        if (now := found.get(nic.pci, Card()).settings.get(name)) is not None and now.current != value
+        if (now := cards.get(nic.pci, Card()).settings.get(name)) is not None and now.current != value
     ]
     if differs:
-        yield from reboot.record(TASK, "; ".join(differs))
+        yield from reboot.request(TASK, "; ".join(differs))
     else:
         yield from reboot.withdraw(TASK)

@@ -1,6 +1,7 @@
-"""What a node has: its network functions, RDMA devices and GPUs, as it tells them itself.
+"""A node's hardware: its PCI network functions, RDMA devices and GPUs.
 
-Read through `trackbed inspect --json`, and from sysfs and procfs where that does not look. Never branched on in deploy code.
+It is read by `trackbed inspect --json` on the node, and from sysfs and procfs. Deploy code must not branch on it, since VFs
+and RDMA devices come only with the deploy; operations may.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from pyinfra.context import host
 from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
 from tasks.common.status import COMMAND, NodeStatus
-from tasks.gate import MARGIN, TIMEOUT
+from tasks.readiness import MARGIN, TIMEOUT
 
-UNKNOWN = "the node did not tell its hardware (`trackbed inspect --json`); see what failed before this"
+UNKNOWN = "the node's hardware is unknown, since `trackbed inspect --json` printed nothing; see what failed before this"
 
 MELLANOX = "15b3"
-USERS = ("labels", "nccl", "device_plugins")
-"""The keys whose tasks look at it."""
+DEPENDENT_KEYS = ("labels", "nccl", "device_plugins")
+"""The inventory's keys whose tasks read the hardware."""
 
 ERDMA = ("1ded", "107f")
-"""Vendor and device of the PCI function of Alibaba's eRDMA."""
+"""The PCI vendor and device ID of Alibaba's eRDMA."""
 
 
 @frozen
 class Gid:
-    """An entry of a port's GID table; ``type`` and ``address`` as the kernel says them."""
+    """An entry of a port's GID table; ``type`` and ``address`` as the kernel prints them."""
 
     index: int
     type: str
@@ -50,7 +51,7 @@ class Port:
 
 @frozen
 class CharDevice:
-    """``present``: it is in /dev/infiniband, where pods' device plugins look."""
+    """A character device of an RDMA device. ``present``: it is in /dev/infiniband, where device plugins look."""
 
     name: str
     present: bool
@@ -108,10 +109,7 @@ class Gpu:
 
 @frozen
 class Hardware:
-    """What a node has.
-
-    ``modules``: the loaded kernel modules; ``netdevs``: all of the host's; ``route``: the netdev of its IPv4 default route.
-    """
+    """A node's hardware, its loaded ``modules``, all its ``netdevs``, and ``route``: the netdev of its IPv4 default route."""
 
     functions: tuple[Function, ...]
     other_rdma: tuple[RdmaDevice, ...] = ()
@@ -122,16 +120,17 @@ class Hardware:
     route: str | None = None
 
     def all_functions(self) -> tuple[Function, ...]:
-        """Physical functions, each followed by its VFs, by PCI address."""
+        """All physical functions in the order of their PCI addresses, each followed by its VFs."""
         return tuple(each for function in self.functions for each in (function, *function.vfs))
 
     def hcas(self) -> tuple[Function, ...]:
-        """The functions whose RDMA devices the node itself, and pods that share them, use.
+        """The functions whose RDMA devices are for processes on the node and for pods that share devices.
 
-        Those that are physical; where only VFs have RDMA devices, the VFs. eRDMA has a plugin of its own and is not among them.
+        These are the physical functions with an RDMA device. If only VFs have RDMA devices, these are the VFs. eRDMA is left
+        out: it has a device plugin of its own.
         """
-        found = [each for each in self.all_functions() if each.rdma and not each.is_erdma]
-        return tuple([each for each in found if each.index is None] or found)
+        with_rdma = [each for each in self.all_functions() if each.rdma and not each.is_erdma]
+        return tuple([each for each in with_rdma if each.index is None] or with_rdma)
 
 
 _converter = cattrs.Converter()
@@ -157,24 +156,24 @@ echo inspection
 
 
 class NodeHardware(FactBase[Hardware | None]):
-    """The node's hardware; None: it has no agent yet."""
+    """The node's hardware; None: the node has no agent yet."""
 
     def command(self) -> StringCommand:
-        """One script, since each command costs a round trip."""
+        """Read everything by one script, since each command costs a round trip."""
         return script(_HARDWARE, COMMAND, "")
 
     def process(self, output: list[str]) -> Hardware | None:
-        """Lines of one word and its values, then the inspection."""
+        """Parse lines of a word and its values, then the JSON of `trackbed inspect`."""
         if "inspection" not in output:
             return None
         at = output.index("inspection")
         lines = [line.split() for line in output[:at]]
-        told = json.loads("\n".join(output[at + 1 :]))
+        inspection = json.loads("\n".join(output[at + 1 :]))
         routes = sorted((int(line[1]), line[2]) for line in lines if line[0] == "route")
         return Hardware(
-            _converter.structure(told["functions"], tuple[Function, ...]),
-            _converter.structure(told["other_rdma"], tuple[RdmaDevice, ...]),
-            told["rdma_cm"],
+            _converter.structure(inspection["functions"], tuple[Function, ...]),
+            _converter.structure(inspection["other_rdma"], tuple[RdmaDevice, ...]),
+            inspection["rdma_cm"],
             tuple(Gpu(line[1], line[2] if line[2:] else None) for line in lines if line[0] == "gpu"),
             frozenset(line[1] for line in lines if line[0] == "module"),
             tuple(line[1] for line in lines if line[0] == "netdev"),
@@ -182,8 +181,8 @@ class NodeHardware(FactBase[Hardware | None]):
         )
 
 
-# Whether it becomes ready or not, what it has is then known; the gate says why it is not ready.
-# udev gives RDMA devices their names a moment after they appear.
+# If the node does not become ready in time, the deploy goes on with the hardware that it has; the last task says why it is
+# not ready. udev renames RDMA devices a moment after they appear.
 _SETTLE = """
 "$1" wait --hash "$2" --timeout "$3" >/dev/null 2>&1 || true
 udevadm settle --timeout=30 || true
@@ -191,18 +190,18 @@ udevadm settle --timeout=30 || true
 
 
 def settle(version: str, spec_hash: str) -> None:
-    """Before a task looks at what the node has: wait until the agent has made it so, or has had its time."""
-    if all(host_data().get(key) is None for key in USERS):
+    """Wait until the agent has applied the spec, or its time is up, if a later task reads the hardware."""
+    if all(host_data().get(key) is None for key in DEPENDENT_KEYS):
         return
     timeout = TIMEOUT.here()
-    settled(name="Hardware settled", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=timeout + MARGIN)
+    wait(name="Hardware settled", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=timeout + MARGIN)
 
 
 @operation()
-def settled(version: str, spec_hash: str, timeout: int) -> Commands:
-    """Let the node wait; nothing if it is ready already, by this spec and this agent."""
+def wait(version: str, spec_hash: str, timeout: int) -> Commands:
+    """Wait on the node, unless it is ready with this spec and this agent."""
     status = host.get_fact(NodeStatus)
     if status and status.is_ready_by(version, spec_hash):
-        host.noop("the node's hardware is as its spec says")
+        host.noop("the node's hardware has settled")
         return
     yield script(_SETTLE, COMMAND, spec_hash, str(timeout))

@@ -1,4 +1,4 @@
-"""irqbalance: it would move the interrupts that the agent has placed."""
+"""Keeps irqbalance from moving the interrupts that the agent has placed."""
 
 from __future__ import annotations
 
@@ -25,43 +25,42 @@ if [ "${pid:-0}" != 0 ] && [ -r "/proc/$pid/cmdline" ]; then tr '\\0' '\\n' < "/
 
 
 class IrqbalanceCommand(FactBase[list[str]]):
-    """The command line of the irqbalance that runs as a service; empty if none does."""
+    """The command line of the running irqbalance service; empty if it does not run."""
 
     default = list
 
     def command(self) -> StringCommand:
-        """Ask systemd for the process, and the kernel for its command line."""
+        """Get the process from systemd, and its command line from the kernel."""
         return script(_COMMAND, UNIT)
 
     def process(self, output: list[str]) -> list[str]:
-        """One argument a line."""
+        """Take one argument from each line."""
         return output
 
 
 def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:
-    """Carry out a policy.
+    """Apply the spec's policy for irqbalance.
 
-    `disabled` stops the service and keeps it from starting at boot; `banned` has it ask our script, which keeps it off the
-    interrupts of the NICs in the spec; `untouched` leaves it alone. Where there is no irqbalance, nothing happens, and
-    nothing under the mode `observe`.
+    `disabled` stops the service and disables it. `banned` gives it a policy script that bans the interrupts of the NICs in the
+    spec. `untouched` leaves it alone, as does the mode `observe`.
     """
     if mode == "observe":
         return
     banned = wanted == "banned"
     if wanted == "disabled":
-        # A unit that does not exist is neither running nor enabled.
+        # This also works if the unit does not exist: then it is neither running nor enabled.
         systemd.service(name="irqbalance off", service=UNIT, running=False, enabled=False)
     if banned:
         files.put(name="Policy script", src=str(SCRIPT_SOURCE), dest=SCRIPT, mode="755")
         drop_in = files.put(name="Drop-in", src=str(DROP_IN_SOURCE), dest=DROP_IN, mode="644")
     else:
         drop_in = files.file(name="No drop-in", path=DROP_IN, present=False)
-    restart(name="irqbalance runs by it", banned=banned, drop_in=drop_in)
+    restart(name="irqbalance restarted", banned=banned, drop_in=drop_in)
 
 
 @operation()
 def restart(banned: bool, drop_in: OperationMeta) -> Commands:
-    """Let systemd read a changed drop-in, and restart the service if it runs, and runs otherwise than it should."""
+    """Make systemd read a changed drop-in, and restart the service if it runs with another command line."""
     changes = drop_in.did_change() if drop_in.is_complete() else drop_in.will_change
     running = host.get_fact(IrqbalanceCommand)
     if changes:

@@ -1,6 +1,6 @@
-"""The kernel: its release, its headers (DKMS builds against them), and updates that do not boot another one unasked.
+"""Installs a kernel release and its headers (DKMS needs them), and holds the kernel packages at their versions.
 
-The RHEL half is asserted by its commands: not run.
+For the RHEL family only the commands are tested; they were not run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from tasks.packages.vendor_repository import HeldPackages, Package
 
 TASK = "kernel"
 
-# linux-image-6.1.0-9-amd64 is one kernel; linux-image-amd64 or linux-generic-hwe-22.04 depends on the newest.
+# Metapackages such as linux-image-amd64 or linux-generic-hwe-22.04, which depend on the newest kernel. (The package
+# linux-image-6.1.0-9-amd64 is one kernel.)
 META = re.compile(
     r"linux-((image|headers|modules-extra)-[a-z]\S*|(generic|virtual|lowlatency|aws|azure|gcp|oracle|oem)\S*)"
 )
@@ -33,10 +34,10 @@ RHEL = re.compile(r"kernel(-(core|modules|modules-core|modules-extra|devel|uek\S
 
 @frozen
 class Kernel:
-    """What the node's kernel shall be.
+    """The wanted kernel.
 
-    ``release``: as `uname -r` prints it; None: whichever runs. ``headers``: its headers are installed. ``hold``: updates of the
-    distribution bring no other kernel; False takes the holds off, None leaves them alone.
+    ``release``: as `uname -r` prints it; None: the running one. ``headers``: install its headers. ``hold``: True keeps the
+    distribution's updates from installing another kernel, False removes such holds, None leaves them alone.
     """
 
     release: str | None = field(
@@ -53,11 +54,11 @@ KERNEL = Key[Kernel | None]("kernel", None, record(Kernel))
 KEYS = (KERNEL,)
 
 
-def awaited() -> str | None:
-    """For an operation: the release that shall run, while another one runs.
+def pending_release() -> str | None:
+    """For an operation: the wanted release, if another one runs.
 
-    What is built for a kernel by itself, or loaded, waits for it: the running one may have no headers any more, and never needs
-    them. After the reboot the operation runs again.
+    Operations that build or load modules for the running kernel are skipped until the wanted one runs: the running kernel's
+    headers may no longer be available, and are not needed. After the reboot these operations run again.
     """
     wanted = KERNEL.here()
     if wanted is None or wanted.release is None or host.get_fact(RunningKernel) == wanted.release:
@@ -65,15 +66,15 @@ def awaited() -> str | None:
     return wanted.release
 
 
-def waits(what: str) -> bool:
-    """For an operation: whether ``what`` is done once another kernel runs; then that is said, and there is nothing to do."""
-    release = awaited()
+def skip_until_booted(what: str) -> bool:
+    """For an operation: whether to skip it because another kernel is to run. Then the log says that ``what`` happens later."""
+    release = pending_release()
     if release is not None:
-        host.noop(f"{what} when {release} runs")
+        host.noop(f"{what} once the kernel {release} runs")
     return release is not None
 
 
-# Rescue images and those that dracut keeps for itself are no kernels to boot.
+# The pattern leaves out rescue images.
 _NEXT = """
 if command -v grubby >/dev/null; then
   grubby --default-kernel
@@ -84,40 +85,40 @@ fi
 
 
 class NextKernel(FactBase[str | None]):
-    """The release that the boot loader takes next: grubby's default, and without grubby the newest, as GRUB sorts them."""
+    """The release of the next boot: grubby's default, or without grubby the newest as GRUB sorts them."""
 
     def command(self) -> StringCommand:
-        """A path such as /boot/vmlinuz-6.1.0-44-amd64."""
+        """Print a path such as /boot/vmlinuz-6.1.0-44-amd64."""
         return script(_NEXT)
 
     def process(self, output: list[str]) -> str | None:
-        """The release in it."""
+        """Take the release from the path."""
         return output[0].rpartition("vmlinuz-")[2] if output else None
 
 
 @deploy("Kernel")
 def pin() -> None:
-    """Carry out what the inventory gives; without the key, nothing."""
+    """Install, hold and boot the wanted kernel; without the key, do nothing."""
     wanted = KERNEL.here()
     if wanted is None:
         return
     system = packages.system()
-    have(name="Kernel and headers", release=wanted.release, headers=wanted.headers, system=system)
+    install(name="Kernel and headers", release=wanted.release, headers=wanted.headers, system=system)
     if wanted.hold is not None:
         hold(
             name="Kernel updates held" if wanted.hold else "Kernel updates allowed",
             held=wanted.hold,
             family=system.family,
         )
-    boot(name="The kernel that runs", release=wanted.release, family=system.family)
+    boot(name="Kernel of the next boot", release=wanted.release, family=system.family)
 
 
 @operation()
-def have(release: str | None, headers: bool, system: System) -> Commands:
-    """Install the kernel of a release and the headers, or the headers of the running kernel."""
+def install(release: str | None, headers: bool, system: System) -> Commands:
+    """Install the kernel of a release and its headers, or only the headers of the running kernel."""
     target = release or host.get_fact(RunningKernel)
     remedy = (
-        f"kernel: there may be no packages of {target} any more; give kernel.release one that the repository has, "
+        f"kernel: the repositories may no longer have packages of {target}; give kernel.release one that they have, "
         "or add a repository that keeps older kernels (snapshots, RHEL's minor releases)"
     )
     wanted = _kernel(target, system) if release else ()
@@ -130,7 +131,7 @@ def _kernel(release: str, system: System) -> tuple[Package, ...]:
     if system.family == "rhel":
         return (Package(*rpm(release)),)
     image = Package(f"linux-image-{release}")
-    # Ubuntu has most drivers of NICs there, not in what the image depends on.
+    # On Ubuntu most NIC drivers are in this package, on which the image does not depend.
     extra = (Package(f"linux-modules-extra-{release}"),) if system.identity == "ubuntu" else ()
     return (image, *extra)
 
@@ -143,9 +144,12 @@ def _headers(release: str, system: System) -> Package:
 
 
 def rpm(release: str) -> tuple[str, str]:
-    """Name and version of the package: 5.14.0-427.el9.aarch64+64k is of kernel-64k, 5.15.0-3.el9uek.x86_64 of kernel-uek."""
-    named, _, variant = release.partition("+")
-    version = re.sub(r"\.(x86_64|aarch64)$", "", named)
+    """The name and version of a release's package.
+
+    The name is kernel-64k for 5.14.0-427.el9.aarch64+64k, and kernel-uek for 5.15.0-3.el9uek.x86_64.
+    """
+    base, _, variant = release.partition("+")
+    version = re.sub(r"\.(x86_64|aarch64)$", "", base)
     if version.endswith("uek"):
         variant = "uek"
     return f"kernel-{variant}" if variant else "kernel", version
@@ -153,14 +157,14 @@ def rpm(release: str) -> tuple[str, str]:
 
 @operation()
 def hold(held: bool, family: Family) -> Commands:
-    """Hold the packages that bring the newest kernel, or let them go."""
+    """Hold the packages through which updates install a newer kernel, or remove the holds."""
     have = packages.installed(family)
     pattern = META if family == "debian" else RHEL
-    found = sorted(name for name in have if pattern.fullmatch(name))
+    names = sorted(name for name in have if pattern.fullmatch(name))
     on_hold = host.get_fact(HeldPackages, family=family)
-    wrong = [name for name in found if (name in on_hold) != held]
+    wrong = [name for name in names if (name in on_hold) != held]
     if not wrong:
-        host.noop(f"{'held' if held else 'not held'}: {', '.join(found) or 'no kernel package'}")
+        host.noop(f"{'held' if held else 'not held'}: {', '.join(names) or 'no kernel package'}")
     elif family == "debian":
         yield StringCommand("apt-mark", "hold" if held else "unhold", *map(QuoteString, wrong))
     else:
@@ -171,21 +175,21 @@ def hold(held: bool, family: Family) -> Commands:
 
 @operation()
 def boot(release: str | None, family: Family) -> Commands:
-    """See to it that the next boot takes the release, and wish for that boot if another one runs."""
+    """Make the release the one of the next boot, and request a reboot if another one runs."""
     if release is None:
         yield from reboot.withdraw(TASK)
         return
     running, following = host.get_fact(RunningKernel), host.get_fact(NextKernel)
     if following not in (release, None) and family == "rhel":
         yield StringCommand("grubby", "--set-default", QuoteString(f"/boot/vmlinuz-{release}"))
-    # Before it executes, the wanted kernel may not be there yet.
+    # In pyinfra's prepare phase the wanted kernel may not be installed yet.
     elif following not in (release, None) and host.state.is_executing:
         yield refuse(
             f"kernel: release {release} is wanted, but {following} is installed, too, and GRUB boots the newest; "
-            f"remove the packages of {following} (apt remove linux-image-{following}), or give that release"
+            f"remove {following} (apt remove linux-image-{following}), or give kernel.release that value"
         )
         return
     if running == release:
         yield from reboot.withdraw(TASK)
     else:
-        yield from reboot.record(TASK, f"kernel {release} is installed, and {running} runs")
+        yield from reboot.request(TASK, f"kernel {release} is installed, and {running} runs")

@@ -1,4 +1,4 @@
-"""Kernel modules to have now and at every boot, and their options."""
+"""Loads kernel modules, now and at every boot, and sets their options."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from pyinfra.operations import files
 from tasks import kernel
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key
+from tasks.common.texts import HEADER
 
 AT_BOOT = "/etc/modules-load.d/trackbed.conf"
 OPTIONS = "/etc/modprobe.d/trackbed.conf"
-HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 VALUE = re.compile(r"[!-~]+")
@@ -30,18 +30,18 @@ def _modules(value: object) -> tuple[str, ...]:
         raise ValueError(f"{value!r} is not a list; give module names, such as ['ib_umad', 'rdma_ucm']")
     for name in value:
         if not isinstance(name, str) or not NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no module name; give it as lsmod prints it")
+            raise ValueError(f"{name!r} is not a module name; give it as lsmod prints it")
     return tuple(value)
 
 
 def _options(value: object) -> Options:
-    if not isinstance(value, dict) or not all(isinstance(given, dict) for given in value.values()):
+    if not isinstance(value, dict) or not all(isinstance(parameters, dict) for parameters in value.values()):
         raise ValueError(f"{value!r} is not valid; give {{'module': {{'parameter': 'value'}}}}")
-    made: Options = {}
+    options: Options = {}
     for module, parameters in value.items():
         _modules([module, *parameters])
-        made[module] = {parameter: _parameter(parameter, given) for parameter, given in parameters.items()}
-    return made
+        options[module] = {name: _parameter(name, setting) for name, setting in parameters.items()}
+    return options
 
 
 def _parameter(name: str, value: object) -> str:
@@ -57,7 +57,8 @@ MODULES = Key[tuple[str, ...]]("kernel_modules", (), _modules)
 MODULE_OPTIONS = Key[Options]("kernel_module_options", {}, _options)
 KEYS = (MODULES, MODULE_OPTIONS)
 
-# modprobe says what it would load; it says nothing of what is loaded or built in. A node may not have modprobe yet.
+# modprobe prints what it would load, and nothing for a module that is loaded or built in. If modprobe is not installed yet, all
+# modules are pending.
 _PENDING = """
 for module; do
   if ! would=$(modprobe --dry-run --verbose -- "$module" 2>&1) || [ -n "$would" ]; then echo "$module"; fi
@@ -66,24 +67,24 @@ done
 
 
 class PendingModules(FactBase[list[str]]):
-    """Those of the given modules that are neither loaded nor built into the kernel."""
+    """The given modules that are neither loaded nor built into the kernel."""
 
     default = list
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
-        """One script for all modules."""
+        """Test each module."""
         return script(_PENDING, *modules)
 
     def process(self, output: list[str]) -> list[str]:
-        """One name a line."""
+        """Take one name from each line."""
         return output
 
 
 def configure() -> None:
-    """Write both files and load what is missing; without a module or an option there is no file."""
+    """Write both files (or remove an empty one), and load the modules that are not loaded."""
     modules, options = MODULES.here(), MODULE_OPTIONS.here()
     # Options first: a module reads them when it is loaded.
-    _file("Kernel module options", OPTIONS, [_option_line(module, given) for module, given in options.items()])
+    _file("Kernel module options", OPTIONS, [_option_line(name, parameters) for name, parameters in options.items()])
     _file("Kernel modules at boot", AT_BOOT, list(modules))
     load(name="Kernel modules now", modules=modules)
 
@@ -101,14 +102,14 @@ def _file(name: str, path: str, lines: list[str]) -> None:
 
 @operation()
 def load(modules: tuple[str, ...]) -> Commands:
-    """Load what is not loaded; what the running kernel does not have may wait for the one that is to run."""
+    """Load the modules that are not loaded. While another kernel is to run, one that does not load is no error."""
     pending = host.get_fact(PendingModules, modules=modules) if modules else []
     if not pending:
         host.noop("all kernel modules are loaded")
         return
-    release = kernel.awaited()
+    release = kernel.pending_release()
     for module in pending:
         if release:
-            yield script('modprobe -- "$1" || echo "$1 is loaded when $2 runs"', module, release)
+            yield script('modprobe -- "$1" || echo "$1 is loaded once the kernel $2 runs"', module, release)
         else:
             yield StringCommand("modprobe", "--", QuoteString(module))

@@ -1,9 +1,9 @@
-"""The kubelet waits at boot: on a node that has joined a cluster it starts once the agent has verified the node.
+"""Gates the kubelet at boot: on a node that has joined a cluster, the kubelet starts only when the agent has verified the node.
 
-It is a drop-in for the kubelet's unit. It names the agent's unit in Wants= and After= alone, so that no restart or upgrade of
-the agent reaches the kubelet; and a kubelet that runs is never restarted for it.
+The gate is a drop-in for the kubelet's unit. It depends on the agent's unit only by Wants= and After=, so a restart or
+upgrade of the agent does not affect the kubelet. A running kubelet is never restarted for it.
 
-Units and kubeconfig files of k3s and RKE2: from vendor documents (docs.k3s.io, docs.rke2.io), not run.
+The units and kubeconfig files of k3s and RKE2 are from vendor documents (docs.k3s.io, docs.rke2.io); not run.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ UNITS = "/etc/systemd/system"
 TEMPLATE = archive.ROOT / "templates" / "kubelet-gate.conf"
 LONGEST = 86400
 PUBLISHER = "kubernetes"
-"""The inventory's key without which nothing is published to Kubernetes."""
+"""The inventory's key that makes the reporter publish to Kubernetes."""
 
-# Of a unit's text, where white space and '%' mean something.
+# The values become part of a unit file, where white space and '%' are special.
 _PATH = re.compile(r"/[\w./@+-]+")
 _UNIT = re.compile(r"[\w.@:-]+\.service")
 
 
 @frozen
-class _Places:
-    """The unit that runs the kubelet, and the file that is there once the node has joined."""
+class _Installation:
+    """The unit that runs the kubelet, and the kubeconfig file that exists once the node has joined."""
 
     unit: str
     kubeconfig: str
 
 
-DISTRIBUTIONS: dict[Distribution, _Places] = {
-    "kubeadm": _Places("kubelet.service", "/etc/kubernetes/kubelet.conf"),
-    "k3s": _Places("k3s-agent.service", "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"),
-    "rke2": _Places("rke2-agent.service", "/var/lib/rancher/rke2/agent/kubelet.kubeconfig"),
+DISTRIBUTIONS: dict[Distribution, _Installation] = {
+    "kubeadm": _Installation("kubelet.service", "/etc/kubernetes/kubelet.conf"),
+    "k3s": _Installation("k3s-agent.service", "/var/lib/rancher/k3s/agent/kubelet.kubeconfig"),
+    "rke2": _Installation("rke2-agent.service", "/var/lib/rancher/rke2/agent/kubelet.kubeconfig"),
 }
 
 
@@ -59,9 +59,10 @@ DISTRIBUTIONS: dict[Distribution, _Places] = {
 class Kubelet:
     """The inventory's key.
 
-    ``policy``: `hold` lets the kubelet start once the first pass since the boot has been verified; `start-tainted` also once
-    the reporter has published that the node is not ready, with its taint. ``deadline``: seconds after which `hold` becomes
-    `start-tainted`; None: never. ``unit`` and ``kubeconfig``: where they are otherwise than the ``distribution`` has them.
+    ``policy``: with `hold` the kubelet starts when the agent's first pass after the boot is verified. With `start-tainted` it
+    also starts when the reporter has published that the node is not ready, with its taint. ``deadline``: seconds after which
+    `hold` becomes `start-tainted`; None: never. ``unit`` and ``kubeconfig``: if they differ from those of the
+    ``distribution``.
     """
 
     policy: Policy
@@ -74,18 +75,17 @@ class Kubelet:
         if self.deadline is not None and not 1 <= self.deadline <= LONGEST:
             raise ValueError(f"deadline: {self.deadline} is not valid; give 1 to {LONGEST} seconds, or leave it out")
         if self.deadline is not None and self.policy != "hold":
-            raise ValueError("deadline: it is the policy 'hold' that ends then; take it out, or give that policy")
+            raise ValueError("deadline: it applies only to the policy 'hold'; remove it, or give that policy")
         if self.unit is not None and not _UNIT.fullmatch(self.unit):
-            raise ValueError(f"unit: {self.unit!r} is no service; give it as 'kubelet.service'")
+            raise ValueError(f"unit: {self.unit!r} is not a service; give it as 'kubelet.service'")
         if self.kubeconfig is not None and not _PATH.fullmatch(self.kubeconfig):
             raise ValueError(
-                f"kubeconfig: {self.kubeconfig!r} is no file's path; give one that begins with '/', "
-                "of letters, digits and ./@+_-"
+                f"kubeconfig: {self.kubeconfig!r} is not a valid path; give an absolute one of letters, digits and ./@+_-"
             )
 
     @property
     def drop_in(self) -> str:
-        """The path of its drop-in."""
+        """The path of the drop-in."""
         return f"{UNITS}/{self.unit or DISTRIBUTIONS[self.distribution].unit}.d/{NAME}"
 
     @property
@@ -108,27 +108,27 @@ done
 
 
 class Gates(FactBase[list[str] | None]):
-    """The drop-ins of ours that the node has, by their paths; None: unknown."""
+    """The paths of Trackbed's drop-ins on the node; None: unknown."""
 
     def command(self) -> StringCommand:
-        """Look below the folder of systemd's administrator."""
+        """Look for them in the drop-in folders of all units."""
         return script(_GATES, UNITS, NAME)
 
     def process(self, output: list[str]) -> list[str]:
-        """A checksum and a path a line."""
+        """Parse lines of a checksum and a path."""
         return [line.split(None, 1)[1] for line in output]
 
 
 def gate() -> None:
-    """Have the kubelet wait as the inventory says; without the key `kubelet` it does not.
+    """Gate the kubelet as the inventory says; without the key `kubelet`, remove the gate.
 
-    :raises DeployError: what it waits for would never come; naming host, key and remedy.
+    :raises DeployError: the kubelet would wait for something that never happens; naming host, key and remedy.
     """
     wanted = KUBELET.here()
     if wanted is not None and "--let-go" in wanted.text and host_data().get(PUBLISHER) is None:
         raise DeployError(
-            f"{host.name}.{KUBELET.name}: a kubelet of an unverified node is let go once the reporter has published that; "
-            f"give the key {PUBLISHER!r}, or the policy 'hold' without a deadline"
+            f"{host.name}.{KUBELET.name}: on an unverified node the kubelet starts only when the reporter has published to "
+            f"Kubernetes; give the key {PUBLISHER!r}, or the policy 'hold' without a deadline"
         )
     place(
         name="Kubelet's gate",
@@ -139,7 +139,7 @@ def gate() -> None:
 
 @operation()
 def place(drop_in: str | None, text: str | None) -> Commands:
-    """Write the drop-in if it differs, remove others of ours, and let systemd read them; the kubelet is not restarted."""
+    """Write the drop-in if it differs, remove others of Trackbed's, and reload systemd. The kubelet is not restarted."""
     have = host.get_fact(Gates)
     changes: list[PyinfraCommand] = [
         StringCommand("rm", "-f", QuoteString(other)) for other in sorted(set(have or ()) - {drop_in})
@@ -147,7 +147,7 @@ def place(drop_in: str | None, text: str | None) -> Commands:
     if drop_in is not None and text is not None:
         changes += files.put._inner(src=StringIO(text), dest=drop_in, mode="644")
     if not changes:
-        host.noop("the kubelet's gate is as it should be")
+        host.noop("the kubelet's gate is up to date")
         return
     yield from changes
     yield StringCommand("systemctl", "daemon-reload")

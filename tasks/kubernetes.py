@@ -1,8 +1,8 @@
-"""How the reporter gets to the API server: its settings, and what it identifies itself with.
+"""Gives the reporter its settings and credentials for the API server.
 
-With a certificate, the node makes its own key and asks for the certificate itself; the deploy delivers a token that is good for
-asking only, and approves the request if it is the very one that the node shows over SSH. With a token, the deploy has one made
-that is bound to the Node. Either is made on the control host, by its kubeconfig.
+With a certificate, the node makes its own key and requests the certificate itself. The deploy brings a token that can only
+make such a request, and approves the request if it is the one that the node shows over SSH. With a token, the deploy has the
+API server make one that is bound to the Node. Both use the kubeconfig of the control host.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -28,40 +27,39 @@ from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import host
 
+from agent.report import published
 from agent.report.printable import printable
 from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
 from tasks import packages
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key, record
+from tasks.common.label_keys import EXTENDED_RESOURCE
 from tasks.common.texts import Texts, place
 
-SETTINGS = "/etc/trackbed/reporter.json"
+SETTINGS = str(published.SETTINGS)
 AUTHORITY = "/etc/trackbed/cluster-ca.pem"
 SECRET = "/etc/trackbed/kubernetes-secret"  # noqa: S105  the name of a file
 STATE_FOLDER = "/var/lib/trackbed-reporter"
-PUBLISHED = "/run/trackbed-reporter/published.json"
+PUBLISHED = str(published.PATH)
 UNIT = "trackbed-reporter.service"
 
 ENROLMENT_LIFE = 3600
-"""Seconds for which a token can ask for a certificate; the shortest that the API server makes are of ten minutes."""
+"""Seconds for which a token can request a certificate. The API server's shortest tokens live ten minutes."""
 
 DAY = 86400
 RENEW_AT = 2 / 3
-
-# An extended resource is DOMAIN/NAME.
-_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @frozen
 class Kubernetes:
     """The inventory's key.
 
-    ``server``: the API server's URL, as nodes reach it. ``ca_file``: on the control host, the cluster's certificate authority.
-    ``identity``: what the reporter identifies itself with. ``approved_by``: who approves a node's first certificate.
-    ``kubeconfig``: on the control host; $KUBECONFIG or ~/.kube/config if it is not given. ``days``: how long a certificate
-    or a token is asked for. ``required_resources``: must be allocatable before the taint is lifted. ``taint_lifted_by``: who
-    sets and lifts it.
+    ``server``: the API server's URL for nodes. ``ca_file``: the cluster's certificate authority, a file on the control host.
+    ``identity``: the kind of the reporter's credentials. ``approved_by``: who approves a node's first certificate.
+    ``kubeconfig``: on the control host; default $KUBECONFIG or ~/.kube/config. ``days``: the lifetime of a certificate or
+    token. ``required_resources``: they must be allocatable before the taint is removed. ``taint_lifted_by``: who sets and
+    removes it.
     """
 
     server: str
@@ -77,13 +75,13 @@ class Kubernetes:
         faults = []
         address = urlsplit(self.server)
         if address.scheme != "https" or not address.hostname or address.path.strip("/") or address.query:
-            faults.append(f"server: {self.server!r} is no API server's URL; give one as https://10.0.0.1:6443")
+            faults.append(f"server: {self.server!r} is not an API server's URL; give one as https://10.0.0.1:6443")
         if not 1 <= self.days <= 365:
             faults.append(f"days: {self.days} is not valid; give 1 to 365")
         faults += [
-            f"required_resources: {name!r} is no extended resource; give one as rdma/hca_shared_devices_b"
+            f"required_resources: {name!r} is not an extended resource; give one as rdma/hca_shared_devices_b"
             for name in self.required_resources
-            if not _RESOURCE.fullmatch(name)
+            if not EXTENDED_RESOURCE.fullmatch(name)
         ]
         if faults:
             raise ValueError("; ".join(faults))
@@ -95,7 +93,7 @@ KEYS = (KUBERNETES,)
 
 @frozen
 class Wanted:
-    """What the node gets: texts of files, and what to make secrets by."""
+    """What the node is to have: the texts of its files, and the inventory's key to make secrets by."""
 
     key: Kubernetes
     node: str
@@ -104,9 +102,9 @@ class Wanted:
 
 
 def wanted(spec: NodeSpec) -> Wanted | None:
-    """What the inventory says of the host at hand; None: its reporter publishes nothing to Kubernetes.
+    """What the inventory gives the current host; None: its reporter publishes nothing to Kubernetes.
 
-    :raises DeployError: the certificate authority's file is no good.
+    :raises DeployError: the certificate authority's file cannot be read.
     """
     key = KUBERNETES.here()
     if key is None:

@@ -1,8 +1,8 @@
-"""The labels of the Node: what the node can do, by rule from what it has, and what the inventory says of it.
+"""Writes the files from which the Node gets its labels: capabilities that follow from its hardware, and the inventory's labels.
 
-Each key has one writer. The reporter publishes what is in LABELS once the node's first pass is verified, and is the only one
-that may write a key that selects a device plugin: the kubelet gives its labels when it registers the Node, and NFD whenever it
-looks, both before anybody knows that the node is ready.
+Each label has one writer: the reporter, NFD or the kubelet. The reporter publishes its labels when the agent's first pass is
+verified. Only the reporter may write a label that selects a device plugin, since the kubelet and NFD write theirs before the
+node is known to be ready.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from agent.report.names import TAINT as TAINT_KEY
+from agent.reporter import settings
 from agent.reporter.settings import Label, Role
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
-from tasks.common.label_keys import Writer, fault
-from tasks.common.texts import Texts, place
+from tasks.common.label_keys import EXTENDED_RESOURCE, Writer, fault
+from tasks.common.texts import HEADER, Texts, place
 from tasks.hardware import MELLANOX, UNKNOWN, Hardware, NodeHardware
 
-LABELS = "/etc/trackbed/labels.json"
+LABELS = str(settings.LABELS)
 NFD = "/etc/kubernetes/node-feature-discovery/features.d/trackbed"
 UNIT = "kubelet.service"
 DROP_IN = f"/etc/systemd/system/{UNIT}.d/30-trackbed-registration.conf"
@@ -34,25 +36,25 @@ ENVIRONMENT = "/etc/trackbed/kubelet-registration.env"
 
 # NFD: source/local, MaxFeatureFileSize.
 NFD_LIMIT = 65536
-HEADER = "# Written by Trackbed; changes here are overwritten.\n"
-TAINT_KEY = "readiness.k8s.io/trackbed"
+
 TAINT = f"{TAINT_KEY}:NoSchedule"
 KUBEADM = "kubeadm"
 PUBLISHER = "kubernetes"
-"""The inventory's key without which nobody would lift the taint."""
+"""The inventory's key that makes the reporter publish to Kubernetes. Without it nothing would remove the taint."""
 
 PATHS = (LABELS, NFD, ENVIRONMENT, DROP_IN)
 
-# kubeadm's unit reads KUBELET_EXTRA_ARGS from /etc/default/kubelet (Debian) or /etc/sysconfig/kubelet (RPM); ours comes later.
+# kubeadm's unit reads KUBELET_EXTRA_ARGS from /etc/default/kubelet (Debian) or /etc/sysconfig/kubelet (RPM). This drop-in comes
+# later and overrides it, so ENVIRONMENT repeats the operator's arguments.
 DROP_IN_TEXT = f"{HEADER}[Service]\nEnvironmentFile={ENVIRONMENT}\n"
 
 
 @frozen
 class Capability:
-    """A label that a node has if ``has`` says so of its hardware.
+    """A label for nodes whose hardware satisfies ``has``.
 
-    ``role``: ``plugin`` if a device plugin's DaemonSet selects its nodes by it. ``resource``: what that plugin makes
-    allocatable. ``default``: it is published unless the inventory gives a list; not so where others write the key as well.
+    ``role``: ``plugin`` if a device plugin's DaemonSet selects its nodes by this label. ``resource``: what that plugin makes
+    allocatable. ``default``: the label is published if the inventory gives no list. (Labels that other programs write are not.)
     """
 
     key: str
@@ -64,7 +66,7 @@ class Capability:
 
 
 def _shared_hca(node: Hardware) -> bool:
-    # What k8s-rdma-shared-dev-plugin asks of each device, or it leaves it out.
+    # k8s-rdma-shared-dev-plugin ignores a device that lacks one of these.
     ready = (device.offers("uverbs") and device.offers("umad") for function in node.hcas() for device in function.rdma)
     return node.rdma_cm and any(ready)
 
@@ -118,17 +120,17 @@ CAPABILITIES = {
     )
 }
 DEFAULT = tuple(key for key, each in CAPABILITIES.items() if each.default)
-_RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 @frozen
 class Labels:
     """The inventory's key.
 
-    ``capabilities``: which of CAPABILITIES are published where a node has them. ``policy``: labels by the operator's own word.
-    ``writers``: who writes a key, where it is not the reporter. ``resources``: what the plugin that a key selects makes
-    allocatable, where it is not the usual. ``register_tainted``: the kubelet registers the Node with our taint; None: if a
-    reporter publishes to Kubernetes, which lifts it, and the kubelet is one that can be told.
+    ``capabilities``: those of CAPABILITIES to publish on nodes that have them. ``policy``: labels with fixed values.
+    ``writers``: the writer of a label, if it is not the reporter. ``resources``: the resource of the plugin that a label
+    selects, if it is not the default one. ``register_tainted``: whether the kubelet registers the Node with Trackbed's taint;
+    None: yes, if the reporter publishes to Kubernetes (it removes the taint) and the kubelet is kubeadm's, which takes
+    arguments.
     """
 
     capabilities: tuple[str, ...] = DEFAULT
@@ -138,67 +140,67 @@ class Labels:
     register_tainted: bool | None = None
 
     def __attrs_post_init__(self) -> None:
-        faults = [*self._unknown(), *self._twice(), *self._refused(), *self._gating()]
+        faults = [*self._unknown(), *self._twice(), *self._invalid(), *self._too_early()]
         if faults:
             raise ValueError("; ".join(faults))
 
-    def taints(self, publishes: bool, kind: str) -> bool:
-        """Whether the kubelet, whose it is says ``kind``, is to register the Node with our taint."""
+    def registers_tainted(self, publishes: bool, kind: str) -> bool:
+        """Whether the kubelet is to register the Node with Trackbed's taint. ``kind``: the distribution of the kubelet."""
         if self.register_tainted is not None:
             return self.register_tainted
         return publishes and kind == KUBEADM
 
     def writer(self, key: str) -> Writer:
-        """Who writes a key."""
+        """The writer of a label."""
         return self.writers.get(key, "reporter")
 
     def resource(self, capability: Capability) -> str | None:
-        """What the plugin that it selects makes allocatable."""
+        """The resource of the plugin that the label selects."""
         return self.resources.get(capability.key, capability.resource)
 
     def _unknown(self) -> list[str]:
         known = ", ".join(CAPABILITIES)
         faults = [
-            f"capabilities: {key!r} is none that can be found by rule ({known}); give it in policy"
+            f"capabilities: {key!r} is not a capability ({known}); give it in policy"
             for key in self.capabilities
             if key not in CAPABILITIES
         ]
-        given = {*self.capabilities, *self.policy}
+        labels = {*self.capabilities, *self.policy}
         faults += [
-            f"writers: {key!r} is in neither capabilities nor policy; take it out"
+            f"writers: {key!r} is in neither capabilities nor policy; remove it"
             for key in self.writers
-            if key not in given
+            if key not in labels
         ]
         plugins = [key for key in self.capabilities if key in CAPABILITIES and CAPABILITIES[key].role == "plugin"]
         faults += [
-            f"resources: {key!r} selects no device plugin; take it out ({', '.join(plugins) or 'none'} do)"
+            f"resources: {key!r} does not select a device plugin; remove it ({', '.join(plugins) or 'none'} do)"
             for key in self.resources
             if key not in plugins
         ]
         return faults + [
-            f"resources: {name!r} is no resource; give it as 'rdma/hca_shared_devices_b'"
+            f"resources: {name!r} is not a resource; give it as 'rdma/hca_shared_devices_b'"
             for name in self.resources.values()
-            if not _RESOURCE.fullmatch(name)
+            if not EXTENDED_RESOURCE.fullmatch(name)
         ]
 
     def _twice(self) -> list[str]:
         return [
-            f"policy: {key!r} is found by rule; take it out of policy, or out of capabilities"
+            f"policy: {key!r} is in capabilities, too; remove it from one of the two"
             for key in self.policy
             if key in self.capabilities
         ]
 
-    def _refused(self) -> list[str]:
+    def _invalid(self) -> list[str]:
         values = {**{key: CAPABILITIES[key].value for key in self.capabilities if key in CAPABILITIES}, **self.policy}
-        found = (fault(key, value, self.writer(key)) for key, value in values.items())
+        faults = (fault(key, value, self.writer(key)) for key, value in values.items())
         size = len(_features([(key, value) for key, value in values.items() if self.writer(key) == "nfd"]))
-        too_large = [f"NFD reads no file of more than {NFD_LIMIT} bytes, this one has {size}; give it fewer labels"]
-        return [each for each in found if each] + (too_large if size > NFD_LIMIT else [])
+        too_large = [f"NFD's file would have {size} bytes, and NFD reads at most {NFD_LIMIT}; give it fewer labels"]
+        return [each for each in faults if each] + (too_large if size > NFD_LIMIT else [])
 
-    def _gating(self) -> list[str]:
+    def _too_early(self) -> list[str]:
         return [
             f"writers: {key!r} selects a device plugin, and {writer!r} would write it before the node is ready; "
-            "take it out, the reporter writes it"
+            "remove it, so that the reporter writes it"
             for key, writer in self.writers.items()
             if writer != "reporter" and key in CAPABILITIES and CAPABILITIES[key].role == "plugin"
         ]
@@ -208,34 +210,34 @@ LABELS_KEY = Key[Labels | None]("labels", None, record(Labels))
 KEYS = (LABELS_KEY,)
 
 
-def labels_of(wanted: Labels, found: Hardware) -> tuple[Label, ...]:
-    """The labels of a node that has this hardware, by key."""
+def labels_of(wanted: Labels, hardware: Hardware) -> tuple[Label, ...]:
+    """The labels of a node with this hardware, sorted by key."""
     rules = (CAPABILITIES[key] for key in wanted.capabilities)
-    made = [Label(rule.key, rule.value, rule.role, wanted.resource(rule)) for rule in rules if rule.has(found)]
-    made += [Label(key, value) for key, value in wanted.policy.items()]
-    return tuple(sorted(made, key=lambda label: label.key))
+    labels = [Label(rule.key, rule.value, rule.role, wanted.resource(rule)) for rule in rules if rule.has(hardware)]
+    labels += [Label(key, value) for key, value in wanted.policy.items()]
+    return tuple(sorted(labels, key=lambda label: label.key))
 
 
-def texts(wanted: Labels, found: Hardware) -> dict[str, str]:
-    """The files for the reporter and NFD on this hardware, by path."""
-    labels = labels_of(wanted, found)
+def texts(wanted: Labels, hardware: Hardware) -> dict[str, str]:
+    """The files for the reporter and NFD on a node with this hardware, by path."""
+    labels = labels_of(wanted, hardware)
     published = [label for label in labels if wanted.writer(label.key) == "reporter"]
     document = {"labels": [{"key": e.key, "value": e.value, "role": e.role, "resource": e.resource} for e in published]}
-    made = {LABELS: json.dumps(document, indent=2) + "\n"}
+    files = {LABELS: json.dumps(document, indent=2) + "\n"}
     if features := _features([(label.key, label.value) for label in labels if wanted.writer(label.key) == "nfd"]):
-        made[NFD] = features
-    return made
+        files[NFD] = features
+    return files
 
 
-def registration(labels: list[Label], tainted: bool, others: str) -> dict[str, str]:
-    """The files for the kubelet, by path; ``others``: its arguments that the operator gives."""
-    given = ",".join(f"{label.key}={label.value}" for label in labels)
-    arguments = [f"--node-labels={given}"] if given else []
+def registration(labels: list[Label], tainted: bool, operator_arguments: str) -> dict[str, str]:
+    """The files for the kubelet's registration of the Node, by path; empty if there is nothing to register."""
+    pairs = ",".join(f"{label.key}={label.value}" for label in labels)
+    arguments = [f"--node-labels={pairs}"] if pairs else []
     arguments += [f"--register-with-taints={TAINT}"] if tainted else []
     if not arguments:
         return {}
-    every = " ".join(filter(None, (others, *arguments)))
-    return {ENVIRONMENT: f"{HEADER}KUBELET_EXTRA_ARGS={_quoted(every)}\n", DROP_IN: DROP_IN_TEXT}
+    line = " ".join(filter(None, (operator_arguments, *arguments)))
+    return {ENVIRONMENT: f"{HEADER}KUBELET_EXTRA_ARGS={_quoted(line)}\n", DROP_IN: DROP_IN_TEXT}
 
 
 def _features(labels: list[tuple[str, str]]) -> str:
@@ -243,13 +245,13 @@ def _features(labels: list[tuple[str, str]]) -> str:
 
 
 def _quoted(text: str) -> str:
-    # systemd.exec(5), EnvironmentFile=: within double quotes a backslash keeps these four.
+    # systemd.exec(5), EnvironmentFile=: within double quotes a backslash escapes these four characters.
     return '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
 
 
 @frozen
 class Kubelet:
-    """The operator's KUBELET_EXTRA_ARGS, and whether the kubelet's unit (None: there is none) passes them on."""
+    """The operator's KUBELET_EXTRA_ARGS, and whether the kubelet's unit passes them on (None: there is no unit)."""
 
     arguments: str
     passes_them_on: bool | None
@@ -266,23 +268,23 @@ fi
 
 
 class NodeKubelet(FactBase[Kubelet]):
-    """How the kubelet of the node is started."""
+    """How the node's kubelet is started."""
 
     @staticmethod
     def default() -> Kubelet:
-        """No kubelet yet: kubeadm's package comes with the unit that we mean."""
+        """No kubelet is installed yet. The unit of kubeadm's package will pass the arguments on."""
         return Kubelet("", None)
 
     def command(self) -> StringCommand:
-        """Read the files that kubeadm's unit reads, and ask systemd for the unit."""
+        """Read the files that kubeadm's unit reads, and the unit."""
         return script(_KUBELET, "")
 
     def process(self, output: list[str]) -> Kubelet:
-        """A line for each file that gives arguments, and one for the unit."""
-        given = [line.removeprefix("arguments ") for line in output if line.startswith("arguments")]
-        unit = {"passes": True, "drops": False}
-        told = next((unit[line] for line in output if line in unit), None)
-        return Kubelet(_unquoted(given[-1]) if given else "", told)
+        """Parse a line for each file with arguments, and one for the unit."""
+        arguments = [line.removeprefix("arguments ") for line in output if line.startswith("arguments")]
+        words = {"passes": True, "drops": False}
+        passes_them_on = next((words[line] for line in output if line in words), None)
+        return Kubelet(_unquoted(arguments[-1]) if arguments else "", passes_them_on)
 
 
 def _unquoted(text: str) -> str:
@@ -294,27 +296,26 @@ def _unquoted(text: str) -> str:
 
 @deploy("Labels")
 def publish() -> None:
-    """Write what the reporter, NFD and the kubelet are to publish.
+    """Write the files for the reporter, NFD and the kubelet; without the key `labels`, at most the taint of the registration.
 
-    Without the key `labels` that is at most the taint of the first registration. Needs `hardware.settle` before it: VFs and
-    their RDMA devices come with the agent's first pass.
+    `hardware.settle` must come before: VFs and their RDMA devices exist only after the agent's first pass.
 
-    :raises DeployError: the kubelet is one that takes no arguments of ours.
+    :raises DeployError: this kubelet takes its labels and taints from elsewhere.
     """
     wanted = LABELS_KEY.here()
     kind, where = _kubelet_kind(host_data().get("kubelet"))
-    tainted = (wanted or Labels()).taints(host_data().get(PUBLISHER) is not None, kind)
+    tainted = (wanted or Labels()).registers_tainted(host_data().get(PUBLISHER) is not None, kind)
     if wanted and kind != KUBEADM and (tainted or "kubelet" in wanted.writers.values()):
         raise DeployError(
             f"{host.name}.{LABELS_KEY.name}: the kubelet of {kind} takes its first labels and taints from its own "
-            f"{where}; give them there, and neither register_tainted nor the writer 'kubelet' here"
+            f"{where}; give them there, and remove register_tainted and the writer 'kubelet' here"
         )
     write(name="Files", wanted=wanted, tainted=tainted)
 
 
-def _kubelet_kind(given: object) -> tuple[str, str]:
-    """Whose kubelet it is by the inventory's key `kubelet`, and where it is told of its first labels and taints."""
-    kubelet = given if isinstance(given, dict) else {}
+def _kubelet_kind(value: object) -> tuple[str, str]:
+    """The kubelet's distribution by the inventory's key `kubelet`, and where it takes its first labels and taints from."""
+    kubelet = value if isinstance(value, dict) else {}
     distribution, unit = str(kubelet.get("distribution", KUBEADM)), kubelet.get("unit")
     if distribution != KUBEADM:
         return distribution, "config.yaml (node-label, node-taint)"
@@ -331,37 +332,37 @@ def write(wanted: Labels | None, tainted: bool) -> Commands:
     """Write the files that differ, and remove those that are not wanted."""
     have = host.get_fact(Texts, paths=PATHS)
     want: dict[str, str] = {}
-    first: list[Label] = []
+    registered: list[Label] = []
     if wanted is not None:
-        found = host.get_fact(NodeHardware)
-        if found is None:
+        hardware = host.get_fact(NodeHardware)
+        if hardware is None:
             yield refuse(UNKNOWN)
             return
-        want = texts(wanted, found)
-        first = [label for label in labels_of(wanted, found) if wanted.writer(label.key) == "kubelet"]
-    if tainted or first:
+        want = texts(wanted, hardware)
+        registered = [label for label in labels_of(wanted, hardware) if wanted.writer(label.key) == "kubelet"]
+    if tainted or registered:
         kubelet = host.get_fact(NodeKubelet)
-        theirs = _TAINTS.search(kubelet.arguments)
-        given = tainted and theirs is not None and TAINT_KEY in theirs[1]
-        want |= registration(first, tainted and not given, kubelet.arguments)
+        operator_taints = _TAINTS.search(kubelet.arguments)
+        has_taint = tainted and operator_taints is not None and TAINT_KEY in operator_taints[1]
+        want |= registration(registered, tainted and not has_taint, kubelet.arguments)
         if DROP_IN in want and kubelet.passes_them_on is False:
             yield refuse(
-                "labels: the kubelet's unit does not pass KUBELET_EXTRA_ARGS on, so it cannot be given labels or a taint; "
-                "make the writer of its keys 'reporter' and labels.register_tainted False, or add $KUBELET_EXTRA_ARGS to "
-                "ExecStart="
+                "labels: the kubelet's unit does not use KUBELET_EXTRA_ARGS, so the kubelet cannot get labels or a taint; "
+                "add $KUBELET_EXTRA_ARGS to its ExecStart=, or make the writer of its labels 'reporter' and "
+                "labels.register_tainted False"
             )
             return
-        if tainted and theirs is not None and not given:
+        if tainted and operator_taints is not None and not has_taint:
             yield refuse(
                 "labels.register_tainted: KUBELET_EXTRA_ARGS of the node has --register-with-taints already, and the kubelet "
-                f"takes one; add {TAINT} to it in /etc/default/kubelet or /etc/sysconfig/kubelet, or remove it there"
+                f"uses only one; add {TAINT} to it in /etc/default/kubelet or /etc/sysconfig/kubelet, or remove it there"
             )
             return
     if have == want:
-        host.noop("the labels' files are as they should be")
+        host.noop("the labels' files are up to date")
         return
     for path in PATHS:
         yield from place(path, have.get(path, ""), want.get(path, ""))
     if have.get(DROP_IN) != want.get(DROP_IN):
-        # No restart: the kubelet reads them when it registers the Node, and never again.
+        # No restart: the kubelet uses these arguments only when it registers the Node.
         yield StringCommand("systemctl", "daemon-reload")

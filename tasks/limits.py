@@ -1,9 +1,8 @@
-"""Locked memory without a limit, for daemons and for logins: RDMA pins the memory that it registers.
+"""Removes the limit of locked memory for daemons and logins, since RDMA locks the memory that it registers.
 
-A container has the limit of the process that started it: containerd's shim has containerd's (setrlimit(2)).
-So the daemons that start containers get it by a drop-in of systemd's, and those that run get it at once by prlimit(1), with no
-restart; what is already running below them keeps the limit that it was started with. Logins get it from pam_limits
-(limits.conf(5)), at the next login.
+A container inherits the limit of the process that started it (setrlimit(2)), so the daemons that start containers get a systemd
+drop-in. Running daemons get the new limit at once by prlimit(1), without a restart; their running children keep the old limit.
+Logins get it from pam_limits (limits.conf(5)) at the next login.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from pyinfra.context import host
 
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key, record
-from tasks.kernel_modules import HEADER
+from tasks.common.texts import HEADER
 
 DROP_IN = "trackbed-limits.conf"
 DROP_IN_TEXT = f"{HEADER}[Service]\nLimitMEMLOCK=infinity\n"
 LOGINS = "/etc/security/limits.d/90-trackbed.conf"
-# `*` leaves root out.
+# `*` does not include root.
 LOGINS_TEXT = HEADER + "".join(
     f"{who} {kind} memlock unlimited\n" for who in ("*", "root") for kind in ("soft", "hard")
 )
@@ -36,15 +35,15 @@ def _services(_: Limits, attribute: Attribute[tuple[str, ...]], value: tuple[str
     for name in value:
         if not _UNIT.fullmatch(name) or name.endswith(".service"):
             raise ValueError(
-                f"{name!r} in {attribute.name} is no service; give its name without '.service', as 'containerd'"
+                f"{name!r} in {attribute.name} is not a service's name; give it without '.service', as 'containerd'"
             )
 
 
 @frozen
 class Limits:
-    """Whose limit of locked memory is lifted.
+    """Which daemons get unlimited locked memory, and whether logins do.
 
-    ``daemons``: names of systemd services; one that is not there (yet) finds its drop-in when it is installed.
+    ``daemons``: names of systemd services. The drop-in is also written for services that are not installed yet.
     """
 
     daemons: tuple[str, ...] = field(default=("containerd", "docker", "crio", "kubelet"), validator=_services)
@@ -56,11 +55,11 @@ KEYS = (LIMITS,)
 
 
 @frozen
-class Found:
-    """What is there. ``logins``: the file for logins is as wanted; ``current``: the services whose drop-in has our text.
+class LimitState:
+    """The present state. ``logins``: the file for logins is as wanted.
 
-    ``old`` are the services with a drop-in that is not wanted, ``limited`` those that have a limit by systemd's word, and
-    ``running`` those whose process has one, by /proc/PID/limits.
+    The others are sets of services. ``current``: with the wanted drop-in. ``old``: with a drop-in that is not wanted.
+    ``limited``: systemd reports a limit. ``running``: the running process has a limit in /proc/PID/limits.
     """
 
     logins: bool = False
@@ -70,8 +69,8 @@ class Found:
     running: frozenset[str] = frozenset()
 
 
-# Older versions of systemd write infinity as a number.
-_FIND = """
+# Older versions of systemd print infinity as a number.
+_STATE = """
 same() { [ "$(cat "$1"; echo .)" = "$2." ]; }
 drop_in=$1 text=$2 logins=$3 logins_text=$4; shift 4
 if [ -z "$logins_text" ]; then
@@ -84,11 +83,11 @@ for file in /etc/systemd/system/*.service.d/"$drop_in"; do
   case " $* " in *" $unit "*) if same "$file" "$text"; then echo "current $unit"; fi ;; *) echo "old $unit" ;; esac
 done
 for unit; do
-  told=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
-  case $told in *LoadState=loaded*) ;; *) continue ;; esac
-  free=$(echo "$told" | grep -cE '^LimitMEMLOCK(Soft)?=(infinity|18446744073709551615)$' || true)
-  if [ "$free" != 2 ]; then echo "limited $unit"; fi
-  pid=$(echo "$told" | sed -n 's/^MainPID=//p')
+  properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
+  case $properties in *LoadState=loaded*) ;; *) continue ;; esac
+  unlimited=$(echo "$properties" | grep -cE '^LimitMEMLOCK(Soft)?=(infinity|18446744073709551615)$' || true)
+  if [ "$unlimited" != 2 ]; then echo "limited $unit"; fi
+  pid=$(echo "$properties" | sed -n 's/^MainPID=//p')
   [ "$pid" != 0 ] || continue
   lock=$(sed -n 's/^Max locked memory *\\([a-z0-9]*\\) *\\([a-z0-9]*\\) .*/\\1 \\2/p' "/proc/$pid/limits" 2>/dev/null || true)
   case $lock in ""|"unlimited unlimited") ;; *) echo "running $unit" ;; esac
@@ -96,31 +95,31 @@ done
 """
 
 
-class MemoryLimits(FactBase[Found]):
-    """The drop-ins, what systemd makes of them, and the limits of the processes that run."""
+class MemoryLimits(FactBase[LimitState]):
+    """The drop-ins, the limits that systemd reports, and those of the running processes."""
 
-    default = Found
+    default = LimitState
 
     def command(self, wanted: Limits) -> StringCommand:
-        """One script for all of it."""
-        return script(_FIND, DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)
+        """Read everything by one script."""
+        return script(_STATE, DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)
 
-    def process(self, output: list[str]) -> Found:
-        """Lines such as `current containerd`."""
-        said = {(*line.split(), "")[:2] for line in output}
-        named = ("current", "old", "limited", "running")
-        return Found(
-            ("logins", "") in said, *(frozenset(name for what, name in said if what == kind) for kind in named)
+    def process(self, output: list[str]) -> LimitState:
+        """Parse lines such as `current containerd`."""
+        lines = {(*line.split(), "")[:2] for line in output}
+        sets = ("current", "old", "limited", "running")
+        return LimitState(
+            ("logins", "") in lines, *(frozenset(name for word, name in lines if word == each) for each in sets)
         )
 
 
 @deploy("Limits")
 def lift() -> None:
-    """Lift the limit as the inventory says; without the key, take back what an earlier deploy wrote."""
+    """Remove the limit as the inventory says; without the key, delete what an earlier deploy wrote."""
     memlock(name="Locked memory", wanted=LIMITS.here() or Limits((), logins=False))
 
 
-# A file appears complete; systemd reads none that ends otherwise than .conf.
+# The rename makes a file appear complete. systemd ignores the temporary name, which does not end in .conf.
 _LIFT = """
 put() { mkdir -p "${1%/*}"; printf %s "$2" > "$1.new"; chmod 644 "$1.new"; mv -T "$1.new" "$1"; }
 drop_in=$1 text=$2 logins=$3 logins_text=$4; shift 4
@@ -132,14 +131,14 @@ done
 for unit; do put "/etc/systemd/system/$unit.service.d/$drop_in" "$text"; done
 systemctl daemon-reload
 for unit; do
-  told=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
-  case $told in *LoadState=loaded*) ;; *) continue ;; esac
-  if [ "$(echo "$told" | grep -cE '^LimitMEMLOCK(Soft)?=(infinity|18446744073709551615)$')" != 2 ]; then
-    echo "limits: $unit.service has a limit of locked memory all the same: another drop-in sets LimitMEMLOCK after ours;" \\
-      "\\`systemctl cat $unit\\` shows which: take it away there" >&2
+  properties=$(systemctl show --property=LoadState,LimitMEMLOCK,LimitMEMLOCKSoft,MainPID "$unit.service")
+  case $properties in *LoadState=loaded*) ;; *) continue ;; esac
+  if [ "$(echo "$properties" | grep -cE '^LimitMEMLOCK(Soft)?=(infinity|18446744073709551615)$')" != 2 ]; then
+    echo "limits: $unit.service still has a limit of locked memory, since a later drop-in sets LimitMEMLOCK; remove it there" \\
+      "(\\`systemctl cat $unit\\` shows which)" >&2
     exit 1
   fi
-  pid=$(echo "$told" | sed -n 's/^MainPID=//p')
+  pid=$(echo "$properties" | sed -n 's/^MainPID=//p')
   [ "$pid" = 0 ] || prlimit --pid "$pid" --memlock=unlimited:unlimited
 done
 """
@@ -147,10 +146,10 @@ done
 
 @operation()
 def memlock(wanted: Limits) -> Commands:
-    """Write the drop-ins and the file for logins, and lift the limit of the daemons that run."""
+    """Write the drop-ins and the file for logins, and remove the limit of the running daemons."""
     have = host.get_fact(MemoryLimits, wanted=wanted)
-    wished = frozenset(wanted.daemons)
-    if have == Found(logins=True, current=wished):
-        host.noop("no limit of locked memory" if wished or wanted.logins else "no limits of ours")
+    daemons = frozenset(wanted.daemons)
+    if have == LimitState(logins=True, current=daemons):
+        host.noop("locked memory is unlimited" if daemons or wanted.logins else "Trackbed has set no limits")
         return
     yield script(_LIFT, DROP_IN, DROP_IN_TEXT, LOGINS, LOGINS_TEXT if wanted.logins else "", *wanted.daemons)

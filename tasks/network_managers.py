@@ -1,9 +1,9 @@
-"""NetworkManager and systemd-networkd keep off VFs: they would take a VF down, rename it or ask for an address on it.
+"""Makes NetworkManager and systemd-networkd ignore VFs: they would set a VF down, rename it or request an address for it.
 
-A VF is known by its PCI function's link to its PF, whatever it is called and whatever drives it (mlx5_core drives PFs and VFs
-alike): a udev rule marks it. NetworkManager(8), "UDEV PROPERTIES": NM_UNMANAGED. systemd.network(5): Property=, since systemd
-243; an older networkd would ignore that key and match every interface, so it is left alone. A VF that is to be managed all the
-same needs a rule of a later name that sets both properties to 0.
+A udev rule marks VFs by their PCI function's link to the PF, which does not depend on name or driver (mlx5_core drives PFs
+and VFs). NetworkManager reads the mark NM_UNMANAGED (NetworkManager(8), "UDEV PROPERTIES"). networkd matches it by Property=
+(systemd.network(5)), since systemd 243; an older networkd would ignore that key and match every interface, so it gets no
+file. To have a VF managed all the same, add a udev rule with a later name that sets both properties to 0.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from pyinfra.operations import files
 
 from agent.spec.node import NodeSpec
 from tasks.common.commands import Commands, script
+from tasks.common.texts import HEADER
 
 RULE = "/etc/udev/rules.d/70-trackbed-vfs.rules"
 NETWORK = "/etc/systemd/network/10-trackbed-vfs.network"
 
-HEADER = "# Written by Trackbed; changes here are overwritten.\n"
+
 RULE_TEXT = (
     HEADER + 'SUBSYSTEM=="net", ACTION!="remove", TEST=="device/physfn", ENV{NM_UNMANAGED}="1", ENV{TRACKBED_VF}="1"\n'
 )
@@ -32,7 +33,7 @@ NETWORK_TEXT = HEADER + "[Match]\nProperty=TRACKBED_VF=1\n\n[Link]\nUnmanaged=ye
 NETWORKD = "systemd-networkd"
 NETWORK_MANAGER = "NetworkManager"
 
-# networkctl reload came with systemd 244.
+# `networkctl reload` needs systemd 244.
 _MANAGERS = """
 for program in "$1"/usr/sbin/NetworkManager "$1"/usr/bin/NetworkManager; do
   if [ -x "$program" ]; then echo NetworkManager; break; fi
@@ -47,16 +48,16 @@ done
 
 
 class NetworkManagers(FactBase[list[str]]):
-    """Which of the two are installed on the node, and can be told to keep off."""
+    """Which of the two are installed, in a version that can ignore VFs."""
 
     default = list
 
     def command(self) -> StringCommand:
-        """Look for their programs, where the distributions have them."""
+        """Look for their programs in the distributions' folders."""
         return script(_MANAGERS, "")
 
     def process(self, output: list[str]) -> list[str]:
-        """One name a line."""
+        """Take one name from each line."""
         return output
 
 
@@ -70,27 +71,27 @@ done
 
 
 class UnmarkedVfs(FactBase[list[str]]):
-    """The VFs' netdevs that udev saw before the rule was there."""
+    """The netdevs of VFs that udev has not marked, since it processed them before the rule existed."""
 
     default = list
 
     def command(self) -> StringCommand:
-        """Look into udev's database."""
+        """Read udev's database."""
         return script(_UNMARKED, "")
 
     def process(self, output: list[str]) -> list[str]:
-        """One netdev a line."""
+        """Take one netdev from each line."""
         return output
 
 
 @deploy("Network managers")
-def keep_off_vfs(spec: NodeSpec) -> None:
-    """Tell those that are installed; where none is, or no NIC of the spec has VFs, there are no files."""
+def ignore_vfs(spec: NodeSpec) -> None:
+    """Write the files for the installed managers; remove them if there is none, or if the spec has no VFs."""
     wanted = any(nic.vfs is not None and nic.vfs.count for nic in spec.nics)
     managers = host.get_fact(NetworkManagers) if wanted else []
     rule = _file("Mark VFs", RULE, RULE_TEXT, bool(managers))
-    network = _file("networkd keeps off VFs", NETWORK, NETWORK_TEXT, NETWORKD in managers)
-    tell(name="VFs that are there", managers=managers, changed=(rule, network))
+    network = _file("networkd ignores VFs", NETWORK, NETWORK_TEXT, NETWORKD in managers)
+    apply(name="Existing VFs", managers=managers, changed=(rule, network))
 
 
 def _file(name: str, path: str, text: str, present: bool) -> OperationMeta:
@@ -99,8 +100,8 @@ def _file(name: str, path: str, text: str, present: bool) -> OperationMeta:
     return files.file(name=name, path=path, present=False)
 
 
-# A change event renames nothing, and takes nothing down.
-_TELL = """
+# A change event neither renames a netdev nor sets it down.
+_APPLY = """
 udevadm control --reload
 for netdev; do udevadm trigger --action=change "/sys/class/net/$netdev"; done
 udevadm settle --timeout=30 || true
@@ -109,14 +110,14 @@ if systemctl --quiet is-active systemd-networkd; then networkctl reload; fi
 
 
 @operation()
-def tell(managers: list[str], changed: tuple[OperationMeta, ...]) -> Commands:
-    """Let udev look again at the VFs that it has not marked, and networkd at its files."""
+def apply(managers: list[str], changed: tuple[OperationMeta, ...]) -> Commands:
+    """Make udev process the VFs that it has not marked, and networkd read its files again."""
     unmarked = host.get_fact(UnmarkedVfs) if managers else []
-    if not unmarked and not any(_changes(made) for made in changed):
-        host.noop("network managers keep off VFs")
+    if not unmarked and not any(_changes(file) for file in changed):
+        host.noop("the network managers ignore VFs")
         return
-    yield script(_TELL, *unmarked)
+    yield script(_APPLY, *unmarked)
 
 
-def _changes(made: OperationMeta) -> bool:
-    return made.did_change() if made.is_complete() else made.will_change
+def _changes(file: OperationMeta) -> bool:
+    return file.did_change() if file.is_complete() else file.will_change

@@ -1,4 +1,4 @@
-"""The node's spec: made from the inventory, planned by the node itself, and handed over."""
+"""Makes the node's spec from the inventory, shows the node's own plan for it, and writes it to the node."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tasks.packages import INTERPRETERS, NodePython
 
 
 def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:
-    """Make the node's spec of a host's data.
+    """Make the node's spec from a host's data.
 
     :raises DeployError: one line for each fault, naming host, key and remedy.
     """
     faults = unknown_keys(data, host_name)
-    given = {key: data[key] for key in SPEC_KEYS if data.get(key) is not None}
+    values = {key: data[key] for key in SPEC_KEYS if data.get(key) is not None}
     try:
-        spec = from_mapping({"node_name": host_name, **given}, host_name)
+        spec = from_mapping({"node_name": host_name, **values}, host_name)
     except SpecError as error:
         faults += error.faults
     if faults:
@@ -44,27 +44,27 @@ def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:
 
 
 def read() -> NodeSpec:
-    """The spec of the host at hand; bad data stops the run here, before any node is touched."""
+    """The current host's spec. Bad data stops the deploy here, before any node is changed."""
     return node_spec(host_data(), host.name)
 
 
 @frozen
 class Plan:
-    """What an agent would do for a spec. ``version`` is the agent that planned."""
+    """What an agent would change for a spec. ``version``: the version of the agent that made the plan."""
 
     version: str
     changes: tuple[Change, ...] = ()
     errors: tuple[str, ...] = ()
 
-    def obstacles(self) -> list[str]:
-        """Why the spec cannot be made true: the errors, and what no change can get past; each once."""
+    def blockers(self) -> list[str]:
+        """Why the spec cannot be applied: the errors, and the changes that are impossible; each once."""
         stuck = (change for change in self.changes if change.obstacle)
         return list(
             dict.fromkeys([*self.errors, *(f"{change}: {change.obstacle}; {change.remedy}" for change in stuck)])
         )
 
 
-# The staged version, else the one that runs: an older one plans what it can. The exit code is part of the answer.
+# Uses the staged version, or else the current one. Prints the exit code last.
 _PLAN = """
 python=$1 agent=$2
 if [ ! -e "$agent" ]; then agent=$(readlink -f "$3") && [ -e "$agent" ] || exit 0; fi
@@ -77,27 +77,27 @@ echo "$code"
 
 
 class NodePlan(FactBase[Plan | None]):
-    """What the node's planner makes of a spec on standard input; None: there is no agent on the node."""
+    """The node's plan for a spec on standard input; None: the node has no agent."""
 
     def command(self, version: str, python: str) -> StringCommand:
-        """`trackbed plan`, of the given version if it is staged."""
+        """Run `trackbed plan`, of the given version if it is staged."""
         return script(_PLAN, python, folder(version), f"{BASE}/current")
 
     def process(self, output: list[str]) -> Plan | None:
-        """The version, what it printed, and its exit code (0 no change, 2 changes, 1 an error)."""
+        """Parse the version, the plan, and the exit code (0: no changes, 1: an error, 2: changes)."""
         version, *printed, code = output
         document = _document(printed)
         if document is None or code not in ("0", "1", "2"):
-            said = "\n".join(line for line in printed if line)
-            return Plan(version, errors=(f"agent {version} could not plan (exit code {code}): {said}",))
+            text = "\n".join(line for line in printed if line)
+            return Plan(version, errors=(f"agent {version} could not plan (exit code {code}): {text}",))
         try:
             return Plan(version, changes_from_plain(document["changes"]), tuple(document["errors"]))
-        except Exception as error:  # cattrs raises groups of whatever its parts raised
+        except Exception as error:  # cattrs raises exception groups
             return Plan(version, errors=(f"the plan of agent {version} cannot be read: {error!r}",))
 
 
 def _document(printed: list[str]) -> dict[str, Any] | None:
-    """The line that is a JSON object; a library may have warned before it."""
+    """The line with the JSON object. A library may have printed warnings before it."""
     for line in printed:
         if line.startswith("{"):
             try:
@@ -108,25 +108,25 @@ def _document(printed: list[str]) -> dict[str, Any] | None:
 
 
 @define
-class Narrator:
-    """Tells a host's plan once, though an operation asks for it in both of pyinfra's phases."""
+class PlanPrinter:
+    """Prints a host's plan once, although the operation reads it in both of pyinfra's phases."""
 
-    _told: tuple[Plan | None, ...] = ()
+    _printed: tuple[Plan | None, ...] = ()
 
-    def tell(self, plan: Plan | None, version: str) -> None:
-        """Print the plan, one line a change, unless it was told before."""
-        if self._told != (plan,):
-            self._told = (plan,)
-            for line in _tell(plan, version):
+    def print_once(self, plan: Plan | None, version: str) -> None:
+        """Print the plan, one line for each change, unless it was the last one printed."""
+        if self._printed != (plan,):
+            self._printed = (plan,)
+            for line in _lines(plan, version):
                 host.log(printable(f"plan: {line}"))
 
 
-def _tell(plan: Plan | None, version: str) -> list[str]:
+def _lines(plan: Plan | None, version: str) -> list[str]:
     if plan is None:
-        return ["not known before the agent is on the node"]
+        return ["unknown until the agent is on the node"]
     lines = [_describe(change) for change in plan.changes]
     if plan.version != version:
-        lines.insert(0, f"by agent {plan.version}, which is on the node; this deploy brings {version}")
+        lines.insert(0, f"made by agent {plan.version}, which is on the node; this deploy installs {version}")
     elif not plan.changes and not plan.errors:
         lines.append("nothing to change")
     return lines
@@ -140,11 +140,11 @@ def _describe(change: Change) -> str:
 
 @deploy("Spec")
 def deliver(spec: NodeSpec, version: str) -> None:
-    """Show what the spec changes on the node, and hand it over; the agent takes it when it is activated or reloaded."""
-    write(name="Plan and write", spec=spec, version=version, narrator=Narrator())
+    """Show what the spec changes on the node, and write it. The agent reads it when it is activated or reloaded."""
+    write(name="Plan and write", spec=spec, version=version, printer=PlanPrinter())
 
 
-# The previous spec stays under its own name; the file is never absent, and never half written.
+# Keeps the previous spec. The rename makes sure that the file is never absent or half written.
 _REPLACE = """
 chmod 644 "$1.new"
 sync "$1.new"
@@ -154,8 +154,8 @@ mv -T "$1.new" "$1"
 
 
 @operation()
-def write(spec: NodeSpec, version: str, narrator: Narrator) -> Commands:
-    """Write the spec if it differs, unless the node says that it cannot be made true."""
+def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
+    """Write the spec if it differs, unless the node's plan says that it cannot be applied."""
     text = to_json(spec)
     same = host.get_fact(FileContents, path=SPEC) == text.splitlines()
     executing = host.state.is_executing
@@ -164,21 +164,21 @@ def write(spec: NodeSpec, version: str, narrator: Narrator) -> Commands:
         return
     python = host.get_fact(NodePython) or INTERPRETERS[0]
     plan = host.get_fact(NodePlan, version=version, python=python, _stdin=text)
-    narrator.tell(plan, version)
+    printer.print_once(plan, version)
     if same:
         return
     if executing:
         if plan is None:
-            yield refuse(f"the node's planner gave no answer, so {SPEC} was not written")
+            yield refuse(f"the node has no agent to make a plan, so {SPEC} was not written")
             return
-        if plan.obstacles():
-            yield refuse("\n".join([*plan.obstacles(), f"{SPEC} was not written"]))
+        if plan.blockers():
+            yield refuse("\n".join([*plan.blockers(), f"{SPEC} was not written"]))
             return
     elif plan is not None:
-        # No failure yet: an earlier operation of this deploy may remove it, by loading a driver for instance.
-        verdict = "cannot" if plan.version == version else "it refuses"
-        for obstacle in plan.obstacles():
-            host.log_styled(printable(f"plan: {verdict}: {obstacle}"), fg="yellow", log_func=logger.warning)
+        # Only a warning here: an earlier operation of this deploy may remove the blocker, for instance by loading a driver.
+        prefix = "cannot be applied" if plan.version == version else "refused by the older agent"
+        for blocker in plan.blockers():
+            host.log_styled(printable(f"plan: {prefix}: {blocker}"), fg="yellow", log_func=logger.warning)
             host.state.increment_warning_counter()
     yield script('mkdir -p "$(dirname "$1")"', SPEC)
     yield FileUploadCommand(StringIO(text), f"{SPEC}.new", remote_temp_filename=host.get_temp_filename(f"{SPEC}.new"))

@@ -1,8 +1,8 @@
-"""RDMA to and from GPU memory: the module nvidia_peermem, or dma-buf, which needs none.
+"""Enables RDMA to and from GPU memory, by the module nvidia_peermem or by dma-buf, which needs no module.
 
-nvidia_peermem comes with NVIDIA's driver, and registers with the ib_core of MLNX_OFED or DOCA-OFED: the kernel's own ib_core
-has no such interface. dma-buf needs Linux 5.12 and NVIDIA's open kernel modules (GPUDirect RDMA's documentation).
-From vendor documents: not run on GPUs; the lab's modules of the same names stand for them.
+nvidia_peermem is part of NVIDIA's driver. It needs the ib_core of MLNX_OFED or DOCA-OFED; the kernel's own has no interface
+for it. dma-buf needs Linux 5.12 and NVIDIA's open kernel modules (documentation of GPUDirect RDMA). Written from vendor
+documents; not run on GPUs. The lab has stand-ins: modules of the same names.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pyinfra.operations import files
 from tasks import kernel
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
-from tasks.kernel_modules import HEADER
+from tasks.common.texts import HEADER
 
 MODULE = "nvidia_peermem"
 AT_BOOT = "/etc/modules-load.d/trackbed-peer-memory.conf"
 OPEN = "Dual MIT/GPL"
-"""The licence that NVIDIA's open kernel modules tell modinfo; it is NVIDIA of the others."""
+"""The licence of NVIDIA's open kernel modules in modinfo. The licence of the others is NVIDIA."""
 
 Method = Literal["nvidia_peermem", "dma-buf"]
 
@@ -44,7 +44,7 @@ KEYS = (PEER_MEMORY,)
 
 @frozen
 class Support:
-    """What the node has for either method. ``gpu_driver``: the licence of the installed module nvidia."""
+    """What the node has for the two methods. ``gpu_driver``: the licence of the installed module nvidia."""
 
     loaded: bool = False
     installed: bool = False
@@ -52,7 +52,7 @@ class Support:
     gpu_driver: str | None = None
 
 
-# The symbol came with Linux 5.12. kallsyms has the modules' symbols, too.
+# Linux has the symbol since 5.12. kallsyms also has symbols of loaded modules.
 _SUPPORT = """
 if [ -e /sys/module/nvidia_peermem ]; then echo loaded; fi
 if modinfo nvidia_peermem >/dev/null 2>&1; then echo installed; fi
@@ -62,24 +62,24 @@ if licence=$(modinfo -F license nvidia 2>/dev/null); then echo "driver $licence"
 
 
 class PeerMemorySupport(FactBase[Support]):
-    """What the node has for either method."""
+    """What the node has for the two methods."""
 
     default = Support
 
     def command(self) -> StringCommand:
-        """One script for all of it; ib_uverbs, which has the symbol of dma-buf, is loaded by every RDMA device."""
+        """Look for both. The symbol of dma-buf is in ib_uverbs, which every RDMA device loads."""
         return script(_SUPPORT)
 
     def process(self, output: list[str]) -> Support:
-        """A word or two on each line."""
-        said = {line.strip() for line in output}
-        driver = next((line.removeprefix("driver ") for line in said if line.startswith("driver ")), None)
-        return Support("loaded" in said, "installed" in said, "dma-buf" in said, driver)
+        """Parse lines of one or two words."""
+        lines = {line.strip() for line in output}
+        driver = next((line.removeprefix("driver ") for line in lines if line.startswith("driver ")), None)
+        return Support("loaded" in lines, "installed" in lines, "dma-buf" in lines, driver)
 
 
 @deploy("GPU peer memory")
 def configure() -> None:
-    """Carry out what the inventory gives; without the key, nothing."""
+    """Enable the method of the inventory; without the key, do nothing."""
     wanted = PEER_MEMORY.here()
     if wanted is None:
         return
@@ -91,29 +91,29 @@ def configure() -> None:
         files.file(name=f"No {MODULE} at boot", path=AT_BOOT, present=False)
 
 
-# Without the interface in ib_core the module's own start fails, with EINVAL (nvidia-peermem.c of the open kernel modules).
+# If ib_core lacks the interface, loading fails with EINVAL (nvidia-peermem.c in NVIDIA's open kernel modules).
 _LOAD = """
 modprobe -- "$1" || { dmesg | tail -n 5; echo "$2"; exit 1; } >&2
 test -e "/sys/module/$1"
 """
 
 NOT_LOADED = (
-    f"peer_memory: {MODULE} does not load; an ib_core without peer memory (the kernel's own) refuses it, and so does one that "
-    "was installed after NVIDIA's driver: install MLNX_OFED or DOCA-OFED, then that driver again, or give the method 'dma-buf'"
+    f"peer_memory: {MODULE} does not load: ib_core is the kernel's own, which has no peer memory, or was installed after "
+    "NVIDIA's driver; install MLNX_OFED or DOCA-OFED and then that driver again, or give the method 'dma-buf'"
 )
 
 
 @operation()
 def load() -> Commands:
-    """Load the module; refused with the remedy where it is not installed, or cannot do its work."""
+    """Load the module; fail with the remedy if it is not installed or does not load."""
     have = host.get_fact(PeerMemorySupport)
     if have.loaded:
         host.noop(f"{MODULE} is loaded")
     elif not have.installed:
-        if not kernel.waits(f"{MODULE} is loaded"):
+        if not kernel.skip_until_booted(f"{MODULE} is loaded"):
             yield refuse(
-                f"peer_memory: there is no module {MODULE} for the running kernel; it comes with NVIDIA's driver (470 or "
-                "later): install that after OFED, or give the method 'dma-buf'"
+                f"peer_memory: the running kernel has no module {MODULE}, which is part of NVIDIA's driver (470 or later); "
+                "install that after OFED, or give the method 'dma-buf'"
             )
     else:
         yield script(_LOAD, MODULE, NOT_LOADED)
@@ -121,8 +121,8 @@ def load() -> Commands:
 
 @operation()
 def dma_buf() -> Commands:
-    """Nothing is to be set; refused with the remedy where the kernel or the GPU driver cannot do it."""
-    if kernel.waits("it is looked for"):
+    """Check that the kernel and the GPU driver support dma-buf; fail with the remedy if not. Nothing has to be configured."""
+    if kernel.skip_until_booted("dma-buf is checked"):
         return
     have = host.get_fact(PeerMemorySupport)
     if have.gpu_driver is None:
@@ -131,13 +131,13 @@ def dma_buf() -> Commands:
         )
     elif have.gpu_driver != OPEN:
         yield refuse(
-            f"peer_memory: dma-buf needs NVIDIA's open kernel modules, and the module nvidia says {have.gpu_driver}; install "
-            "those (the package's name has 'open' in it), or give the method 'nvidia_peermem'"
+            f"peer_memory: dma-buf needs NVIDIA's open kernel modules, but the licence of nvidia is {have.gpu_driver}; install "
+            "the open ones (their package's name contains 'open'), or give the method 'nvidia_peermem'"
         )
     elif not have.dma_buf:
         yield refuse(
-            "peer_memory: this kernel's RDMA does not know dma-buf (Linux 5.12, module ib_uverbs loaded); use a later kernel, "
-            "load ib_uverbs, or give the method 'nvidia_peermem'"
+            "peer_memory: the kernel's RDMA does not support dma-buf, which needs Linux 5.12 and ib_uverbs loaded; use a later "
+            "kernel, load ib_uverbs, or give the method 'nvidia_peermem'"
         )
     else:
-        host.noop("the kernel and the GPU driver have dma-buf")
+        host.noop("the kernel and the GPU driver support dma-buf")

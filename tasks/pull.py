@@ -1,17 +1,25 @@
-"""Pull mode: the node fetches this very deploy as a signed archive, and runs it on itself, by a timer of systemd.
+"""Pull mode: a systemd timer on the node fetches the deploy as a signed archive, and runs it on the node itself.
 
-The archive is made by `python -m tasks.pull_archive` and signed by the operator (docs/operating.md); the node has the public
-key, and unpacks nothing that it does not verify.
+`python -m tasks.pull` builds the archive on the control host: the deploy, the agent, and pyinfra with its libraries. The
+operator signs it (docs/operating.md). The node has the public key, and verifies the archive before it unpacks it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import tarfile
+import tempfile
+import time
+from importlib import metadata
 from io import StringIO
 from pathlib import Path
 
+import click
 from attrs import field, frozen
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -35,15 +43,30 @@ TIMER = "trackbed-pull.timer"
 UNITS = "/etc/systemd/system"
 TEMPLATES = archive.ROOT / "templates"
 
+CONTENT = (
+    "agent",
+    "config.py",
+    "deploy.py",
+    "group_data",
+    "inventories",
+    "pyproject.toml",
+    "requirements",
+    "tasks",
+    "templates",
+)
+PINS = archive.ROOT / "requirements" / "control.txt"
+NEEDED = ("pyinfra", "attrs", "cattrs", "jinja2", "pyyaml", "packaging", "click")
+TARGETS = tuple(f"3.{minor}-{machine}" for minor in range(10, 15) for machine in archive.MACHINES)
+
 PATHS = (f"{UNITS}/{TIMER}", f"{UNITS}/{SERVICE}", PROGRAM, SETTINGS, KEYRING)
 
 
 @frozen
 class Pull:
-    """Where the archive is, and how often it is looked for.
+    """Where the archive is, and how often the node looks for it.
 
-    ``url``: of the archive; its signature is beside it, with `.sig` after the name. ``keyring``: a file on the control host,
-    the public keys of which one must have signed (`gpg --export`). ``inventory``: in the archive. ``every``: minutes.
+    ``url``: of the archive; its signature has the same URL with `.sig`. ``keyring``: a file on the control host with public
+    keys (`gpg --export`), of which one must have signed the archive. ``inventory``: in the archive. ``every``: minutes.
     """
 
     url: str = field(
@@ -62,21 +85,22 @@ KEYS = (PULL,)
 
 @deploy("Pull")
 def serve() -> None:
-    """Have the timer as the inventory says; without the key there is none.
+    """Install the timer; without the key, remove it.
 
-    :raises DeployError: the keyring is no file of public keys.
+    :raises DeployError: the keyring is not a file of public keys.
     """
     wanted = PULL.here()
     if wanted is None:
         remove(name="No timer")
         return
-    # Deploying itself, the node has both from its control host: an archive does not change whom it is believed from.
-    itself = isinstance(host.connector, LocalConnector)
-    keyring = Path(KEYRING) if itself else archive.ROOT / wanted.keyring
-    name = json.loads(Path(SETTINGS).read_text())["host"] if itself else host.name
+    # A node that deploys itself keeps its keyring and its name: an archive must not change whose signature is trusted.
+    deploys_itself = isinstance(host.connector, LocalConnector)
+    keyring = Path(KEYRING) if deploys_itself else archive.ROOT / wanted.keyring
+    name = json.loads(Path(SETTINGS).read_text())["host"] if deploys_itself else host.name
     if not keyring.is_file() or not _is_keyring(keyring.read_bytes()):
         raise DeployError(
-            f"{host.name}.pull.keyring: {keyring} is no file of public keys; make it by `gpg --export KEY > {wanted.keyring}`"
+            f"{host.name}.pull.keyring: {keyring} is not a file of public keys; make it by "
+            f"`gpg --export KEY > {wanted.keyring}`"
         )
     settings = {"url": wanted.url, "inventory": wanted.inventory, "host": name}
     written = [
@@ -99,28 +123,28 @@ def serve() -> None:
 
 
 def _is_keyring(content: bytes) -> bool:
-    # RFC 9580: a packet has bit 7 set; a public key is of type 6, in the old format (bits 5-2) or the new one (bits 5-0).
+    # RFC 9580: bit 7 of a packet's first byte is set. A public key has type 6, in bits 5-2 (old format) or 5-0 (new format).
     first = content[0] if content else 0
     return bool(first & 0x80) and ((first & 0x3F) == 6 if first & 0x40 else (first & 0x3C) >> 2 == 6)
 
 
 class TimerState(FactBase[dict[str, str]]):
-    """What systemd says of the timer."""
+    """The timer's properties in systemd."""
 
     default = dict
 
     def command(self) -> StringCommand:
-        """`systemctl show`."""
+        """Run `systemctl show`."""
         return StringCommand("systemctl", "show", "--property=ActiveState,UnitFileState,NeedDaemonReload", TIMER)
 
     def process(self, output: list[str]) -> dict[str, str]:
-        """Lines of NAME=VALUE."""
+        """Parse lines of NAME=VALUE."""
         return dict(line.split("=", 1) for line in output if "=" in line)
 
 
 @operation()
 def run(units: tuple[OperationMeta, ...]) -> Commands:
-    """Enable and start the timer, again if one of the units has changed."""
+    """Enable and start the timer; restart it if a unit has changed."""
     state = host.get_fact(TimerState)
     changes = any(unit.did_change() if unit.is_complete() else unit.will_change for unit in units)
     if changes or state.get("NeedDaemonReload") == "yes":
@@ -134,20 +158,20 @@ def run(units: tuple[OperationMeta, ...]) -> Commands:
 
 
 class Present(FactBase[list[str]]):
-    """Those of our files that are on the node."""
+    """The files of pull mode that exist on the node."""
 
     default = list
 
     def command(self) -> StringCommand:
-        """Look at each."""
+        """Test each path."""
         return script('for path; do if [ -e "$path" ]; then echo "$path"; fi; done', *PATHS)
 
     def process(self, output: list[str]) -> list[str]:
-        """One path a line."""
+        """Take one path from each line."""
         return output
 
 
-# A run that is under way, perhaps this one, ends by itself.
+# The service is not stopped: a run in progress, which may be this one, must complete.
 _REMOVE = """
 timer=$1; shift
 systemctl disable --now --quiet "$timer" || true
@@ -162,4 +186,68 @@ def remove() -> Commands:
     if host.get_fact(Present):
         yield script(_REMOVE, TIMER, *PATHS)
     else:
-        host.noop("there is no timer")
+        host.noop("the node has no timer")
+
+
+def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> None:
+    """Build the archive.
+
+    :param targets: the nodes' Python versions and machines (`uname -m`), as `3.11-x86_64`.
+    :raises DeployError: pip failed; with its message.
+    """
+    with tempfile.TemporaryDirectory(prefix="trackbed-pull-") as folder:
+        tree = Path(folder)
+        pins = tree / "pins.txt"
+        for name in CONTENT:
+            if (root / name).is_dir():
+                shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copyfile(root / name, tree / name)
+        # A node refuses an archive that is older than the last one it deployed.
+        (tree / "ISSUED").write_text(f"{int(time.time())}\n")
+        (tree / "cache" / "trackbed").mkdir(parents=True)
+        for target in targets:
+            python, _, machine = target.partition("-")
+            pins.write_text(_pins())
+            abis = (f"cp{python.replace('.', '')}", "abi3", "none")
+            archive.install_wheels(f"pyinfra for {target}", pins, tree / f"lib-{target}", machine, python, abis)
+            agent = archive.build(machine)
+            shutil.copyfile(agent, tree / "cache" / "trackbed" / agent.name)
+        pins.unlink(missing_ok=True)
+        new = output.with_name(f"{output.name}.new")
+        with tarfile.open(new, "w:gz") as tar:
+            for path in sorted(tree.iterdir()):
+                tar.add(path, path.name)
+        new.replace(output)
+
+
+def _pins() -> str:
+    """The pinned requirements of pyinfra and its dependencies, which are read from this host's installation."""
+    wanted: set[str] = set()
+    left = [canonicalize_name(name) for name in NEEDED]
+    while left:
+        name = left.pop()
+        if name not in wanted:
+            wanted.add(name)
+            needs = (Requirement(line) for line in metadata.requires(name) or [])
+            left += [canonicalize_name(r.name) for r in needs if r.marker is None or r.marker.evaluate({"extra": ""})]
+    lines = PINS.read_text().replace("\\\n", " ").splitlines()
+    kept = (line for line in lines if line[:1].isalnum() and canonicalize_name(line.split("==")[0].strip()) in wanted)
+    return "\n".join(kept) + "\n"
+
+
+@click.command()
+@click.argument("output", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--for", "targets", multiple=True, required=True, type=click.Choice(TARGETS), help="Nodes' Python and machine."
+)
+def main(output: Path, targets: tuple[str, ...]) -> None:
+    """Build the archive of pull mode and write it to OUTPUT. Sign it with `gpg --detach-sign OUTPUT`."""
+    try:
+        build(output, targets)
+    except (DeployError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,23 +1,21 @@
-"""Reboots: a task only says that it wants one and why; whether and when a host reboots is decided here, by policy.
+"""Reboots. A task requests a reboot and gives the reason; this module decides by policy whether and when a host reboots.
 
-/var/lib/trackbed/reboots/TASK  a wish: the id of the boot in which the task first asked for it, and its reason
+/var/lib/trackbed/reboots/TASK  a reboot request: the boot ID at which the task first made it, and the reason
 
-A wish of this boot is due. A wish of an earlier one that its task still has to make was not met by a reboot: the host is
-not rebooted for it again (docs/decisions/0017-what-a-reboot-is-for.md).
+A request of the current boot is due. If a task makes a request again that is from an earlier boot, that reboot did not help,
+and the host is not rebooted for it again (docs/decisions/0017-what-a-reboot-is-for.md).
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from itertools import takewhile
-from typing import Any, Literal
+from typing import Literal
 
 from attrs import field, frozen
 from gevent import Timeout
 from paramiko import SSHException
 from pyinfra import logger
-from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS
 from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
 from pyinfra.api.exceptions import ConnectError
 from pyinfra.api.facts import FactBase
@@ -27,70 +25,71 @@ from pyinfra.api.state import State
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import host
 
+from agent.report.names import STATE_FOLDER
 from agent.report.printable import printable
 from agent.spec.validators import Within
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.data import Key
-from tasks.common.data import record as parsed
+from tasks.common.data import Key, record
+from tasks.common.replay import earlier_operations
 from tasks.common.status import COMMAND, NodeStatus
-from tasks.gate import MARGIN, TIMEOUT
+from tasks.readiness import MARGIN, TIMEOUT
 
-FOLDER = "/var/lib/trackbed/reboots"
+FOLDER = f"{STATE_FOLDER}/reboots"
 
-MOST = 3
-"""Reboots of a host in one deploy: a kernel, then drivers for it, then what needs both. More is a wish that never settles."""
+MAX_REBOOTS = 3
+"""Reboots of a host in one deploy: for a kernel, for drivers built for it, and for what needs both."""
 
-PAUSE = 2
-"""Seconds between two looks at a host that reboots."""
+POLL_INTERVAL = 2
+"""Seconds between two attempts to reach a host that reboots."""
 
-PATIENCE = 90
-"""Seconds that one look at it may take; a host that has just booted is slow."""
+ATTEMPT_TIMEOUT = 90
+"""Seconds that one attempt may take. A host that has just booted answers slowly."""
 
-SETTLE = 120
-"""Seconds that a booted host's own services may take before the deploy goes on all the same."""
+SETTLE_TIMEOUT = 120
+"""Seconds to wait for the services of a booted host. After that the deploy goes on in any case."""
 
 
 @frozen
 class Reboot:
-    """The policy. ``timeout``: seconds that a host may take until it is back; a server's firmware takes minutes."""
+    """The policy. ``timeout``: seconds until a rebooted host must answer; a server's firmware alone takes minutes."""
 
     policy: Literal["never", "allow"] = "never"
     timeout: int = field(default=1800, validator=Within(30, 7200, "seconds"))
 
 
-POLICY = Key("reboot", Reboot(), parsed(Reboot))
+POLICY = Key("reboot", Reboot(), record(Reboot))
 KEYS = (POLICY,)
 
 
 @frozen
-class Wish:
-    """What a task wants a reboot for. ``boot_id``: of the boot in which it first asked."""
+class RebootRequest:
+    """Why a task needs a reboot. ``boot_id``: the boot at which it first made the request."""
 
     task: str
     boot_id: str
-    text: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.task}: {self.text}"
+        return f"{self.task}: {self.reason}"
 
 
 @frozen
-class Wishes:
-    """A node's wishes, and the id of its present boot."""
+class RebootRequests:
+    """A node's reboot requests, and the ID of its current boot."""
 
     boot_id: str
-    wishes: tuple[Wish, ...] = ()
+    requests: tuple[RebootRequest, ...] = ()
 
-    def of(self, task: str) -> Wish | None:
-        """The task's wish."""
-        return next((wish for wish in self.wishes if wish.task == task), None)
+    def of(self, task: str) -> RebootRequest | None:
+        """The task's request, if there is one."""
+        return next((each for each in self.requests if each.task == task), None)
 
-    def due(self) -> list[Wish]:
-        """Those that no boot has come after."""
-        return [wish for wish in self.wishes if wish.boot_id == self.boot_id]
+    def due(self) -> list[RebootRequest]:
+        """The requests that no reboot has followed yet."""
+        return [each for each in self.requests if each.boot_id == self.boot_id]
 
 
-_WISHES = """
+_REQUESTS = """
 cat /proc/sys/kernel/random/boot_id
 cd "$1" 2>/dev/null || exit 0
 for task in *; do
@@ -99,46 +98,47 @@ done
 """
 
 
-class NodeWishes(FactBase[Wishes]):
-    """The wishes that the node keeps, and its boot's id (/proc/sys/kernel/random/boot_id)."""
+class NodeRebootRequests(FactBase[RebootRequests]):
+    """The reboot requests on the node, and its boot ID (/proc/sys/kernel/random/boot_id)."""
 
     def command(self) -> StringCommand:
-        """The id, then one line a wish."""
-        return script(_WISHES, FOLDER)
+        """Print the boot ID, then one line for each request."""
+        return script(_REQUESTS, FOLDER)
 
-    def process(self, output: list[str]) -> Wishes:
-        """Lines such as `boot BOOT-ID kernel argument iommu=pt is not in effect`."""
-        found = (line.split(" ", 2) for line in output[1:])
-        return Wishes(
-            output[0], tuple(Wish(words[0], words[1], words[2].strip()) for words in found if len(words) == 3)
+    def process(self, output: list[str]) -> RebootRequests:
+        """Parse lines such as `boot BOOT-ID kernel arguments iommu=pt are not in effect`."""
+        lines = (line.split(" ", 2) for line in output[1:])
+        return RebootRequests(
+            output[0], tuple(RebootRequest(line[0], line[1], line[2].strip()) for line in lines if len(line) == 3)
         )
 
 
-# Under its name in one step: half a wish would be another one.
-_RECORD = """
+# The rename makes the request appear complete: half a reason would be another request.
+_REQUEST = """
 mkdir -p "$1"
 printf '%s\\n%s\\n' "$(cat /proc/sys/kernel/random/boot_id)" "$3" > "$1/.$2.new"
 mv -T "$1/.$2.new" "$1/$2"
 """
 
 
-def record(task: str, wish: str) -> Commands:
-    """For an operation: the task wants a reboot because of ``wish``; nothing if it has said so in this boot.
+def request(task: str, reason: str) -> Commands:
+    """For an operation: request a reboot, unless the task has made the same request in this boot.
 
-    If a reboot came after the same wish, and the task still has to make it, the host is refused: another reboot would not help.
+    If the same request is from an earlier boot, another reboot would not help either. Then the host fails where the policy
+    allows reboots; elsewhere this is a warning.
     """
-    wish = " ".join(wish.split())
-    have = host.get_fact(NodeWishes)
+    reason = " ".join(reason.split())
+    have = host.get_fact(NodeRebootRequests)
     policy = POLICY.here().policy
-    known = have.of(task) if have else None
-    if known is None or known.text != wish:
+    present = have.of(task) if have else None
+    if present is None or present.reason != reason:
         if not host.state.is_executing:
-            _warn(f"reboot wanted: {task}: {wish}; {_what_follows(policy)}")
-        yield script(_RECORD, FOLDER, task, wish)
-    elif known.boot_id != have.boot_id:
+            _warn(f"reboot wanted: {task}: {reason}; {_consequence(policy)}")
+        yield script(_REQUEST, FOLDER, task, reason)
+    elif present.boot_id != have.boot_id:
         unmet = (
-            f"{known}: so it is after a reboot, too, and the host is not rebooted for it again. "
-            f"Find out what keeps it from taking effect; removing {FOLDER}/{task} on the host allows one more reboot"
+            f"{present}: this is still so after a reboot, so the host is not rebooted for it again. "
+            f"Find out why it does not take effect; to allow one more reboot, remove {FOLDER}/{task} on the host"
         )
         if policy == "never":
             _warn(unmet)
@@ -147,73 +147,74 @@ def record(task: str, wish: str) -> Commands:
 
 
 def withdraw(task: str) -> Commands:
-    """For an operation: the task has no wish, or it is met."""
-    have = host.get_fact(NodeWishes)
+    """For an operation: the task needs no reboot; remove its request if there is one."""
+    have = host.get_fact(NodeRebootRequests)
     if have is None or have.of(task):
         yield StringCommand("rm", "-f", QuoteString(f"{FOLDER}/{task}"))
 
 
 def expire(task: str) -> Commands:
-    """For an operation: whatever the task wished for, any boot gives it; withdrawn if one came after the wish."""
-    have = host.get_fact(NodeWishes)
-    if have is None or ((known := have.of(task)) and known.boot_id != have.boot_id):
+    """For an operation: remove the task's request if the host has booted since. Any boot satisfies it."""
+    have = host.get_fact(NodeRebootRequests)
+    if have is None or ((present := have.of(task)) and present.boot_id != have.boot_id):
         yield StringCommand("rm", "-f", QuoteString(f"{FOLDER}/{task}"))
 
 
 def by_policy() -> None:
-    """Reboot the hosts that a task wants rebooted, if the policy allows it: one after the other, none after one that failed.
+    """Reboot the hosts with a due request, if the policy allows it: one at a time, and none after one has failed.
 
-    A host that has booted is taken through the deploy from its beginning again, before the next one reboots: what the tasks
-    do for a new kernel is done, and their wishes are judged anew.
+    A rebooted host runs the deploy from its beginning again before the next host reboots: the tasks then do what the new kernel
+    needs, and judge their requests anew.
     """
-    carry_out(name="Reboot", policy=POLICY.here(), patience=TIMEOUT.here(), _serial=True)
+    carry_out(name="Reboot", policy=POLICY.here(), ready_timeout=TIMEOUT.here(), _serial=True)
 
 
-# systemd's, not the session's, which ends with the connection.
+# A timer of systemd reboots the host, since the SSH session ends with the connection.
 _REBOOT = "systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
 
-# RHEL 8's systemctl has no --wait. A unit that has failed is none of our business here.
+# is-system-running fails if any unit has failed, which does not matter here. --wait: RHEL 8's systemctl does not have it.
 _SETTLED = 'timeout "$1" systemctl is-system-running --wait >/dev/null || true'
 
 
 @operation()
-def carry_out(policy: Reboot, patience: int) -> Commands:
-    """Reboot the host as often as there are new wishes, and let it become ready again if it was.
+def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
+    """Reboot the host while requests are due. If it was ready, wait until it is ready again.
 
-    :param patience: seconds that it may take to become ready.
+    :param ready_timeout: seconds until the host must be ready again.
     """
-    for _ in range(MOST):
-        have = host.get_fact(NodeWishes)
+    for _ in range(MAX_REBOOTS):
+        have = host.get_fact(NodeRebootRequests)
         due = have.due() if have else []
         if not due:
             host.noop("no reboot is wanted")
             return
-        itself = isinstance(host.connector, LocalConnector)
-        for wish in due:
-            _warn(f"reboot wanted: {wish}; {_what_follows(policy.policy, itself)}")
-        if policy.policy == "never" or itself:
+        deploys_itself = isinstance(host.connector, LocalConnector)
+        for each in due:
+            _warn(f"reboot wanted: {each}; {_consequence(policy.policy, deploys_itself)}")
+        if policy.policy == "never" or deploys_itself:
             return
-        if host.state.is_executing and (fallen := _fallen()):
+        if host.state.is_executing and (failed := _failed_host()):
             yield refuse(
-                f"not rebooted, since {fallen} failed at its own reboot; repair or exclude it, and deploy again"
+                f"not rebooted, since {failed} failed after its reboot; repair or exclude it, and deploy again"
             )
             return
         status = host.get_fact(NodeStatus)
         was_ready = status is not None and status.ready
         yield script(_REBOOT)
-        yield FunctionCommand(_until_back, (have.boot_id, policy.timeout), {})
-        yield script(_SETTLED, str(SETTLE))
-        yield from _from_the_beginning()
+        yield FunctionCommand(_wait_for_boot, (have.boot_id, policy.timeout), {})
+        yield script(_SETTLED, str(SETTLE_TIMEOUT))
+        yield from earlier_operations()
         if was_ready:
-            yield StringCommand(COMMAND, "wait", "--timeout", QuoteString(str(patience)), _timeout=patience + MARGIN)
-    have = host.get_fact(NodeWishes)
+            timeout = QuoteString(str(ready_timeout))
+            yield StringCommand(COMMAND, "wait", "--timeout", timeout, _timeout=ready_timeout + MARGIN)
+    have = host.get_fact(NodeRebootRequests)
     if have and have.due():
-        wishes = "; ".join(map(str, have.due()))
-        yield refuse(f"rebooted {MOST} times in this deploy, and still another reboot is wanted: {wishes}")
+        reasons = "; ".join(map(str, have.due()))
+        yield refuse(f"rebooted {MAX_REBOOTS} times in this deploy, and another reboot is still wanted: {reasons}")
 
 
-def _what_follows(policy: str, itself: bool = False) -> str:
-    if itself:
+def _consequence(policy: str, deploys_itself: bool = False) -> str:
+    if deploys_itself:
         return "a host that deploys itself is not rebooted: deploy it from a control host, or reboot it by hand"
     if policy == "never":
         return "the host is not rebooted (reboot.policy is 'never')"
@@ -225,23 +226,24 @@ def _warn(line: str) -> None:
     host.state.increment_warning_counter()
 
 
-def _fallen() -> str | None:
-    """A host at which this very operation has failed."""
-    everybody = host.state.ops.items()
-    made = {
-        other.name: found.operation_meta for other, ops in everybody if (found := ops.get(str(host.current_op_hash)))
+def _failed_host() -> str | None:
+    """The name of a host on which this operation has failed, if there is one."""
+    results = {
+        other.name: data.operation_meta
+        for other, operations in host.state.ops.items()
+        if (data := operations.get(str(host.current_op_hash)))
     }
-    return next((name for name, meta in made.items() if meta.is_complete() and not meta.did_succeed()), None)
+    return next((name for name, meta in results.items() if meta.is_complete() and not meta.did_succeed()), None)
 
 
-def _until_back(state: State, host: Host, before: str, timeout: int) -> bool:
-    """Wait until the host answers with another boot id than ``before``.
+def _wait_for_boot(state: State, host: Host, before: str, timeout: int) -> bool:
+    """Wait until the host answers with another boot ID than ``before``.
 
-    pyinfra's own server.reboot compares uptimes, and a host that is still going down, or boots slowly, passes for rebooted.
+    pyinfra's own server.reboot compares uptimes. It takes a host that is still shutting down, or boots slowly, for rebooted.
     """
     end = time.monotonic() + timeout
     now = None
-    # It logs a traceback for each connection that a booting machine does not answer.
+    # paramiko logs a traceback for each connection that a booting machine does not answer.
     paramiko, level = logging.getLogger("paramiko"), logging.getLogger("paramiko").level
     paramiko.setLevel(logging.CRITICAL)
     try:
@@ -249,46 +251,27 @@ def _until_back(state: State, host: Host, before: str, timeout: int) -> bool:
             now = _boot_id(host)
             if now not in (None, before):
                 return True
-            time.sleep(PAUSE)
+            time.sleep(POLL_INTERVAL)
     finally:
         paramiko.setLevel(level)
-    went = "did not go down" if now == before else "did not come back"
-    message = f"the host {went} within {timeout} s of its reboot; look at its console (reboot.timeout is the limit)"
+    problem = "did not shut down" if now == before else "did not come back"
+    message = f"the host {problem} within {timeout} s of its reboot (reboot.timeout); look at its console"
     host.log_styled(message, fg="red", log_func=logger.error)
     return False
 
 
 def _boot_id(host: Host) -> str | None:
-    """The boot id; None while the host does not answer. By a connection of its own: one to a machine that went away hangs.
+    """The boot ID, over a new connection; None if the host does not answer.
 
-    So does one to a machine that goes away while it is made: paramiko waits without a limit for the answer to its request to
-    run a command, and nothing comes any more.
+    The old connection would hang. A new one hangs, too, if the machine goes away while it is made: paramiko waits without a
+    limit for the answer to its request to run a command. Hence the timeout.
     """
     host.disconnect()
     try:
-        with Timeout(PATIENCE):
+        with Timeout(ATTEMPT_TIMEOUT):
             host.connector.connect()
             host.connected = True
-            read, said = host.run_shell_command(StringCommand("cat", "/proc/sys/kernel/random/boot_id"))
+            succeeded, output = host.run_shell_command(StringCommand("cat", "/proc/sys/kernel/random/boot_id"))
     except (Timeout, ConnectError, OSError, EOFError, SSHException):
         return None
-    return said.stdout.strip() if read else None
-
-
-def _from_the_beginning() -> Commands:
-    """The commands of all operations before this one, as they are needed now."""
-    ours = host.current_op_hash
-    # Each operation sets these for itself, and clears them in the end; facts are read by them.
-    kept = {name: getattr(host, name) for name in _OF_AN_OPERATION}
-    for op_hash in takewhile(lambda op_hash: op_hash != ours, list(host.op_hash_order)):
-        earlier = host.state.get_op_data_for_host(host, op_hash)
-        given: dict[str, Any] = {k: v for k, v in earlier.global_arguments.items() if k in CONNECTOR_ARGUMENT_KEYS}
-        for command in earlier.command_generator():
-            arguments: Any = given | dict(command.connector_arguments)
-            command.connector_arguments = arguments
-            yield command
-        for name, value in kept.items():
-            setattr(host, name, value)
-
-
-_OF_AN_OPERATION = ("in_op", "current_op_hash", "current_op_global_arguments", "current_op_deploy_data")
+    return output.stdout.strip() if succeeded else None

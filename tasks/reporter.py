@@ -1,4 +1,4 @@
-"""The reporter: it says over HTTP, and to Kubernetes, what the agent reports, from a process and a unit of its own."""
+"""Runs the reporter: a unit of its own that publishes the agent's report over HTTP and to Kubernetes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 
 CREDENTIALS_SINCE = 247
-"""The systemd that came with LoadCredential=. RHEL 8 and what is made of it have 239."""
+"""The first systemd with LoadCredential=. RHEL 8 and its rebuilds have 239."""
 
-# Of a file on the node; it becomes a part of the unit's text, where white space, ':' and '%' mean something.
+# A path becomes part of the unit's text, where white space, ':' and '%' are special.
 _PATH = re.compile(r"/[\w./@+-]+")
 
 
@@ -40,13 +40,13 @@ def _address(value: object) -> str:
     except ValueError:
         valid = False
     if not valid:
-        raise ValueError(f"{value!r} is no address; give an IP address and a port, as '127.0.0.1:9809'")
+        raise ValueError(f"{value!r} is not valid; give an IP address and a port, as '127.0.0.1:9809'")
     return str(value)
 
 
 def _path(value: object) -> str | None:
     if not isinstance(value, str) or not _PATH.fullmatch(value):
-        raise ValueError(f"{value!r} is no file's path; give one that begins with '/', of letters, digits and ./@+_-")
+        raise ValueError(f"{value!r} is not a valid path; give an absolute one of letters, digits and ./@+_-")
     return value
 
 
@@ -56,7 +56,7 @@ TLS_KEY: Key[str | None] = Key("reporter_tls_key", None, _path)
 TOKEN: Key[str | None] = Key("reporter_token_file", None, _path)
 KEYS = (LISTEN, CERTIFICATE, TLS_KEY, TOKEN)
 
-# systemd's name for each, and the reporter's option: it reads them as root, and hands them to the unit's own user.
+# Each with its name as a systemd credential, and the reporter's option. systemd reads the files as root for the unit's user.
 _CREDENTIALS = (
     (CERTIFICATE, "tls.crt", "--tls-cert"),
     (TLS_KEY, "tls.key", "--tls-key"),
@@ -66,10 +66,10 @@ _CREDENTIALS = (
 
 @frozen
 class Settings:
-    """How the reporter serves. ``credentials``: systemd's NAME:PATH; ``options``: what the command is given of them.
+    """How the reporter runs. ``credentials``: systemd's NAME:PATH; ``options``: the reporter's options for them.
 
-    ``copied``: its systemd knows no credentials, so the unit has copies made for its user. ``allowed``: addresses that it
-    talks to, as systemd's filter has them; None: any. ``publishes``: to Kubernetes, too.
+    ``copied``: systemd does not support credentials, so the unit makes copies for its user. ``allowed``: the addresses for
+    systemd's IP filter; None: no filter. ``publishes``: it publishes to Kubernetes, too.
     """
 
     listen: str
@@ -84,17 +84,17 @@ class SystemdVersion(FactBase[int | None]):
     """The version of the node's systemd; None: unknown."""
 
     def command(self) -> StringCommand:
-        """Ask systemctl."""
+        """Run `systemctl --version`."""
         return StringCommand("systemctl", "--version")
 
     def process(self, output: list[str]) -> int | None:
-        """A first line such as `systemd 239 (239-82.el8_10.2)`."""
-        found = re.match(r"systemd (\d+)", output[0])
-        return int(found[1]) if found else None
+        """Parse a first line such as `systemd 239 (239-82.el8_10.2)`."""
+        version = re.match(r"systemd (\d+)", output[0])
+        return int(version[1]) if version else None
 
 
 def _peers() -> str | None:
-    """Who may be talked to beside this machine, for systemd's filter; None: a server's name, which the filter cannot take."""
+    """The API server's address for systemd's IP filter; None: it is given by name, which the filter does not support."""
     key = kubernetes.KUBERNETES.here()
     if key is None:
         return ""
@@ -105,25 +105,25 @@ def _peers() -> str | None:
 
 
 def settings() -> Settings:
-    """The settings of the host at hand.
+    """The settings for the current host.
 
-    :raises DeployError: they would be unsafe; naming host, key and remedy.
+    :raises DeployError: they would be insecure; naming host, key and remedy.
     """
     listen = LISTEN.here()
     loopback = ipaddress.ip_address(listen.rpartition(":")[0].strip("[]")).is_loopback
-    given = [(key.here(), name, option) for key, name, option in _CREDENTIALS]
-    lacking = [key.name for key, _, _ in _CREDENTIALS if key.here() is None]
-    if lacking and not loopback:
+    values = [(key.here(), name, option) for key, name, option in _CREDENTIALS]
+    missing = [key.name for key, _, _ in _CREDENTIALS if key.here() is None]
+    if missing and not loopback:
         raise DeployError(
-            f"{host.name}.{LISTEN.name}: {listen} can be reached from elsewhere; give {', '.join(lacking)}, too, "
+            f"{host.name}.{LISTEN.name}: {listen} can be reached from other machines; give {', '.join(missing)}, too, "
             "or listen on 127.0.0.1"
         )
     if (CERTIFICATE.here() is None) != (TLS_KEY.here() is None):
-        raise DeployError(f"{host.name}.{CERTIFICATE.name}: a certificate and its key belong together; give both")
+        raise DeployError(f"{host.name}.{CERTIFICATE.name}: a certificate needs its key; give both or none")
     publishes = kubernetes.KUBERNETES.here() is not None
-    given += [(kubernetes.SECRET, "kubernetes", "--kubernetes-secret")] if publishes else []
+    values += [(kubernetes.SECRET, "kubernetes", "--kubernetes-secret")] if publishes else []
     peers = _peers()
-    credentials = tuple(f"{name}:{path}" for path, name, _ in given if path)
+    credentials = tuple(f"{name}:{path}" for path, name, _ in values if path)
     version = host.get_fact(SystemdVersion) if credentials else None
     return Settings(
         listen,
@@ -132,13 +132,13 @@ def settings() -> Settings:
         credentials,
         version is not None and version < CREDENTIALS_SINCE,
         (f" --kubernetes {kubernetes.SETTINGS}" if publishes else "")
-        + "".join(f" {option} ${{CREDENTIALS_DIRECTORY}}/{name}" for path, name, option in given if path),
+        + "".join(f" {option} ${{CREDENTIALS_DIRECTORY}}/{name}" for path, name, option in values if path),
     )
 
 
 @deploy("Reporter")
 def serve(version: str) -> None:
-    """Run the reporter of the version that is current."""
+    """Run the reporter of the current version."""
     wanted = settings()
     unit = files.template(
         name="Unit",
@@ -158,5 +158,5 @@ def serve(version: str) -> None:
 
 @operation()
 def run(version: str, unit: OperationMeta) -> Commands:
-    """Enable the service; start it, or restart it for another version or unit."""
+    """Enable and start the service; restart it for another version or unit file."""
     yield from agent.serve(UNIT, version, unit)

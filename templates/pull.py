@@ -1,4 +1,4 @@
-"""Fetch the deploy as a signed archive, verify it, unpack it, and run it on this node. Started by trackbed-pull.timer."""
+"""Fetches the deploy as a signed archive, verifies and unpacks it, and runs it on this node; trackbed-pull.timer starts it."""
 
 import fcntl
 import http.client
@@ -19,13 +19,13 @@ LIMIT = 1 << 30
 
 
 def main() -> None:
-    """One look at the archive."""
+    """Fetch and run the archive once."""
     settings = json.loads(SETTINGS.read_text())
     STATE.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = (STATE / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with tempfile.TemporaryDirectory(dir=STATE, prefix="new-") as made:
-        work = Path(made)
+    with tempfile.TemporaryDirectory(dir=STATE, prefix="new-") as folder:
+        work = Path(folder)
         archive, signature = work / "archive.tar.gz", work / "archive.tar.gz.sig"
         fetch(settings["url"] + ".sig", signature)
         fetch(settings["url"], archive)
@@ -36,7 +36,7 @@ def main() -> None:
         newest = STATE / "issued"
         if newest.exists() and issued < int(newest.read_text()):
             sys.exit(
-                f"{settings['url']}: the archive is older than one that was deployed; sign a new one, or remove {newest}"
+                f"{settings['url']}: the archive is older than the last one deployed; build a new one, or remove {newest}"
             )
         newest.with_name("issued.new").write_text(f"{issued}\n")
         newest.with_name("issued.new").replace(newest)
@@ -44,44 +44,44 @@ def main() -> None:
 
 
 def fetch(url: str, file: Path) -> None:
-    """Download what is not too large."""
+    """Download a file of at most LIMIT bytes."""
     try:
         # The deploy has checked the URL's scheme.
         with urllib.request.urlopen(url, timeout=60) as source, file.open("wb") as target:  # noqa: S310
             while block := source.read(1 << 16):
                 if target.tell() + len(block) > LIMIT:
-                    sys.exit(f"{url}: more than {LIMIT} bytes; is it the archive?")
+                    sys.exit(f"{url} has more than {LIMIT} bytes; check that it is the archive")
                 target.write(block)
     except (OSError, http.client.HTTPException) as error:
         sys.exit(f"{url} cannot be fetched: {error}")
 
 
 def verify(archive: Path, signature: Path, url: str) -> None:
-    """Let gpgv look for a good signature of one of our keys."""
+    """Verify the signature with gpgv and the node's keyring."""
     gpgv = shutil.which("gpgv") or shutil.which("gpgv2")
     if gpgv is None:
-        sys.exit("there is no gpgv to verify the archive with; install the package gpgv (Debian, Ubuntu) or gnupg2")
+        sys.exit("the node has no gpgv to verify the archive; install the package gpgv (Debian, Ubuntu) or gnupg2")
     done = subprocess.run([gpgv, "--keyring", KEYRING, signature, archive], capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{url} is not deployed: {KEYRING} has no key that has signed it:\n{done.stderr.strip()}")
+        sys.exit(f"{url} is not deployed, since no key in {KEYRING} has signed it:\n{done.stderr.strip()}")
 
 
 def unpack(archive: Path, tree: Path) -> None:
-    """Nothing outside of ``tree``, and no devices."""
+    """Unpack into ``tree``. The filter refuses paths outside it, and devices."""
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):
             tar.extractall(tree, filter="data")
-        else:  # an older 3.10 or 3.11; its content is signed
+        else:  # early releases of 3.10 and 3.11 have no filter; the content is signed
             tar.extractall(tree)  # noqa: S202
 
 
 def deploy(tree: Path) -> int:
-    """Run pyinfra of the archive on this node."""
+    """Run the archive's pyinfra on this node."""
     libraries = tree / f"lib-{sys.version_info.major}.{sys.version_info.minor}-{os.uname().machine}"
     if not libraries.is_dir():
         has = ", ".join(sorted(path.name.removeprefix("lib-") for path in tree.glob("lib-*")))
         sys.exit(
-            f"the archive has no libraries for {libraries.name.removeprefix('lib-')}, it has them for {has}; add --for"
+            f"the archive has no libraries for {libraries.name.removeprefix('lib-')}, only for {has}; build it with that --for"
         )
     environment = {
         **os.environ,

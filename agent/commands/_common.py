@@ -11,13 +11,14 @@ from pathlib import Path
 import click
 
 from agent.documents import LARGEST_SPEC, read
+from agent.report import names
 from agent.report.printable import printable
 from agent.report.records import Change, Disruption, Outcome
 from agent.spec.node import NodeSpec, SpecError, parse
 
-SPEC = Path("/etc/trackbed/node.json")
-RUN = Path("/run/trackbed")
-STATE = Path("/var/lib/trackbed")
+SPEC = Path(names.SPEC_FILE)
+RUN = Path(names.RUN_FOLDER)
+STATE = Path(names.STATE_FOLDER)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 spec_option = click.option(

@@ -1,4 +1,11 @@
-"""What the reporter on a node, and the commands here, call the same things in Kubernetes."""
+"""Names that several programs use: files on a node, and what the reporter and the fleet's commands share in Kubernetes."""
+
+SPEC_FILE = "/etc/trackbed/node.json"
+"""The node's spec: the deploy writes it, and the agent reads it."""
+
+RUN_FOLDER = "/run/trackbed"
+STATE_FOLDER = "/var/lib/trackbed"
+"""The agent's runtime and state directories, as its unit names them."""
 
 NAMESPACE = "trackbed-system"
 """Of the Leases; one for each node, of the Node's name."""

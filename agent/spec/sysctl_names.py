@@ -40,7 +40,7 @@ def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
     seen: dict[str, str] = {}
     for name, value in sorted(sysctls.items()):
         if not SYSCTL.fullmatch(name):
-            yield f"{key}: {name!r} is no sysctl; write it as sysctl -a prints it"
+            yield f"{key}: {name!r} is not a sysctl; write it as sysctl -a prints it"
         elif not value.strip() or len(value.splitlines()) != 1:
             yield f"{key}.{name}: {value!r} is no value; give one line of text"
         elif (own := identity(name)) in seen:

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent.report.names import TAINT
 from lab.cluster import bundle
 from lab.cluster.images import REGISTRY
 
-TAINT = "readiness.k8s.io/trackbed"
 SELECTOR = {"rdma": "hca"}
 """The label that the plugin's DaemonSet selects its nodes by."""
 

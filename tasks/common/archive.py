@@ -1,4 +1,4 @@
-"""The agent's archive, built on the control host: the agent, and the libraries it needs on a node."""
+"""Builds the agent's archive on the control host: the agent and the Python libraries it needs on a node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 REQUIREMENTS = ROOT / "requirements" / "node.txt"
 
 PYTHON = "3.10"
-"""The oldest that a node may have; the wheels are pure Python or abi3, so they serve every later one."""
+"""The oldest Python that the agent runs on. The wheels are pure Python or abi3, so they work with later ones, too."""
 
 # RHEL 8 has glibc 2.28.
 PLATFORMS = ("manylinux2014", "manylinux_2_28")
@@ -39,16 +39,16 @@ _building = Lock()
 
 @cache
 def version(machine: str) -> str:
-    """What the archive for a machine (`uname -m`) is called: the project's version and a hash of what goes in.
+    """The name of the archive for a machine (`uname -m`): the project's version and a hash of the archive's content.
 
-    The wheels are pinned by hash, so their pins stand for them: knowing the version takes no build and no network.
+    The hash covers the wheels by their pins, which have hashes themselves, so it needs neither a build nor the network.
 
-    :raises DeployError: there is no agent for such a machine.
+    :raises DeployError: the agent does not support the machine.
     """
     if machine not in MACHINES:
-        raise DeployError(f"no agent for a machine of type {machine!r}; there is one for {', '.join(MACHINES)}")
+        raise DeployError(f"the agent does not support the machine type {machine!r}; it supports {', '.join(MACHINES)}")
     digest = hashlib.sha256()
-    # The pins of two machines may be the same, and stand for other wheels.
+    # The machine is part of it: the same pins mean different wheels on another machine.
     recipe = "\n".join([machine, PYTHON, *PLATFORMS, MAIN, _pins(machine)])
     contents = {"": recipe.encode(), **{str(path.relative_to(ROOT)): path.read_bytes() for path in _sources()}}
     for name, content in contents.items():
@@ -57,24 +57,24 @@ def version(machine: str) -> str:
 
 
 def build(machine: str) -> Path:
-    """The archive's path, after building it if the cache does not have it.
+    """Build the archive unless it is in the cache, and return its path.
 
-    :raises DeployError: with pip's message.
+    :raises DeployError: pip failed; with its message.
     """
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed"
     archive = folder / f"agent-{version(machine)}.tar.gz"
-    # One build for all hosts of this deploy; another deploy may build too, and the last rename wins.
+    # The lock makes all hosts of this deploy share one build. Another deploy may build at the same time: the last rename wins.
     with _building:
         if not archive.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as made:
-                _build(machine, Path(made)).replace(archive)
+            with tempfile.TemporaryDirectory(prefix=".build-", dir=folder) as work:
+                _build(machine, Path(work)).replace(archive)
     return archive
 
 
 def _build(machine: str, work: Path) -> Path:
     content = work / "content"
-    _install_wheels(machine, work, content)
+    _install_agent_libraries(machine, work, content)
     for path in _sources():
         copy = content / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def _build(machine: str, work: Path) -> Path:
     (content / "__main__.py").write_text(MAIN)
     (content / "VERSION").write_text(version(machine) + "\n")
     archive = work / "archive.tar.gz"
-    # No name and no time in gzip's header, no owner and no time in tar's: the same content makes the same bytes.
+    # The headers of gzip and tar get no names, times or owners, so the same content always makes the same bytes.
     with (
         archive.open("wb") as raw,
         gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
@@ -100,29 +100,39 @@ def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry
 
 
-def _install_wheels(machine: str, work: Path, target: Path) -> None:
+def _install_agent_libraries(machine: str, work: Path, target: Path) -> None:
     pins = work / "node.txt"
     pins.write_text(_pins(machine))
-    platforms = [f"--platform={platform}_{machine}" for platform in PLATFORMS]
+    install_wheels(f"the agent's libraries for {machine}", pins, target, machine, PYTHON, ("abi3", "none"))
+    # pip's scripts start with the path of the control host's interpreter.
+    shutil.rmtree(target / "bin", ignore_errors=True)
+
+
+def install_wheels(what: str, pins: Path, target: Path, machine: str, python: str, abis: tuple[str, ...]) -> None:
+    """Install pinned wheels for another machine and Python into a folder.
+
+    :param what: what is installed, for the error message.
+    :param abis: the wheels' ABI tags that are accepted, as ``abi3``.
+    :raises DeployError: pip failed; with its message.
+    """
     command = [
         sys.executable, "-m", "pip", "install", f"--target={target}", f"--requirement={pins}", "--require-hashes",
-        "--no-deps", "--only-binary=:all:", "--no-compile", "--implementation=cp", f"--python-version={PYTHON}",
-        "--abi=abi3", "--abi=none", *platforms, "--quiet", "--disable-pip-version-check",
+        "--no-deps", "--only-binary=:all:", "--no-compile", "--implementation=cp", f"--python-version={python}",
+        *(f"--abi={abi}" for abi in abis), *(f"--platform={platform}_{machine}" for platform in PLATFORMS),
+        "--quiet", "--disable-pip-version-check",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise DeployError(
-            f"the agent's libraries for {machine} cannot be fetched (pip, with this machine's own configuration):\n"
+            f"{what} cannot be fetched (pip, with the configuration of this control host):\n"
             f"{(done.stderr or done.stdout).strip()}"
         )
-    # Scripts that name the control host's interpreter.
-    shutil.rmtree(target / "bin", ignore_errors=True)
 
 
 def _pins(machine: str) -> str:
-    """The pins for a node.
+    """The pinned requirements that apply on a node.
 
-    pip would judge their markers by the Python it runs on, whatever --python-version says.
+    pip evaluates markers for the Python it runs on, even with --python-version. So they are evaluated here.
     """
     node = {
         "implementation_name": "cpython",
@@ -138,8 +148,8 @@ def _pins(machine: str) -> str:
     for line in REQUIREMENTS.read_text().replace("\\\n", " ").splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
             continue
-        wanted, *hashes = line.split("--hash=")
-        requirement = Requirement(wanted)
+        text, *hashes = line.split("--hash=")
+        requirement = Requirement(text)
         if requirement.marker is None or requirement.marker.evaluate(node):
             kept.append(
                 " ".join([f"{requirement.name}{requirement.specifier}", *(f"--hash={h.strip()}" for h in hashes)])
@@ -148,12 +158,12 @@ def _pins(machine: str) -> str:
 
 
 def _sources() -> list[Path]:
-    found = (ROOT / "agent").rglob("*")
-    return sorted(path for path in found if path.is_file() and "__pycache__" not in path.parts)
+    paths = (ROOT / "agent").rglob("*")
+    return sorted(path for path in paths if path.is_file() and "__pycache__" not in path.parts)
 
 
 def _project_version() -> str:
-    found = re.search(r'^version = "([^"]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    if found is None:
+    line = re.search(r'^version = "([^"]+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    if line is None:
         raise DeployError('pyproject.toml has no line like: version = "0.1.0"')
-    return found[1]
+    return line[1]

@@ -15,16 +15,16 @@ Commands = Generator[PyinfraCommand, None, None]
 
 
 def script(text: str, *arguments: str) -> StringCommand:
-    """Run a constant shell script; data reach it as $1, $2..., never as text. It ends at the first failed command."""
+    """Run a constant shell script. Data are passed as $1, $2 and so on, never as text. The first failed command ends it."""
     return StringCommand("sh", "-ec", QuoteString(text), "sh", *map(QuoteString, arguments))
 
 
 def refuse(message: str) -> FunctionCommand:
-    """Print the message and fail the host, and no other: an exception would stop the deploy of them all."""
+    """Print the message and fail this host. (An exception would stop the deploy of all hosts.)"""
     return FunctionCommand(_fail, (message,), {})
 
 
-# pyinfra calls a function with these two names in place, and takes its result as the command's.
+# pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
 def _fail(state: State, host: Host, message: str) -> bool:
     for line in message.splitlines():
         host.log_styled(printable(line), fg="red", log_func=logger.error)

@@ -1,4 +1,4 @@
-"""The inventory's keys: which there are, and how a value is checked before any node is touched."""
+"""The inventory's keys: which exist, and how their values are checked before any node is changed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from agent.spec.strict import Faults, Strict
 T = TypeVar("T")
 
 SITE = "site_"
-"""Keys that begin so are the operator's own."""
+"""The prefix of keys that the operator defines. No task reads them."""
 
 SPEC_KEYS = tuple(field.name for field in fields(NodeSpec))
 
 
 @frozen
 class Key(Generic[T]):
-    """One key of the inventory. ``parse`` checks a given value; its ValueError says what is wrong, and the remedy."""
+    """A key of the inventory. ``parse`` checks a value; its ValueError names the fault and the remedy."""
 
     name: str
     default: T
     parse: Callable[[object], T]
 
     def read(self, data: Mapping[str, object], host_name: str) -> T:
-        """The host's value, or the default if there is none (or it is None).
+        """The host's value, or the default if the host has none or None.
 
         :raises DeployError: naming host, key and remedy.
         """
@@ -48,17 +48,17 @@ class Key(Generic[T]):
             raise DeployError(f"{host_name}.{self.name}: {error}") from None
 
     def here(self) -> T:
-        """:meth:`read` for the host at hand."""
+        """The value for the current host (pyinfra's ``host``)."""
         return self.read(host_data(), host.name)
 
 
 def host_data() -> dict[str, object]:
-    """All data of the host at hand."""
+    """All data of the current host."""
     return dict(host.data.dict())  # type: ignore[no-untyped-call]
 
 
 def whole_number(low: int, high: int, unit: str) -> Callable[[object], int]:
-    """A check for a whole number of ``unit``."""
+    """Make a parser for a whole number of ``unit``."""
 
     def parse(value: object) -> int:
         if type(value) is not int or not low <= value <= high:
@@ -69,11 +69,11 @@ def whole_number(low: int, high: int, unit: str) -> Callable[[object], int]:
 
 
 def record(kind: type[T]) -> Callable[[object], T]:
-    """A check for a mapping that is a frozen record of ``kind``: no unknown key, every fault with its place."""
+    """Make a parser from a mapping to a record of ``kind``. It refuses unknown keys, and names the place of each fault."""
 
     @cache
     def strict() -> Strict:
-        # Made when the key is given: each takes milliseconds, and most keys are not.
+        # Made on first use: it takes milliseconds, and most inventories have few of the keys.
         return Strict(kind)
 
     def parse(value: object) -> T:
@@ -87,16 +87,16 @@ def record(kind: type[T]) -> Callable[[object], T]:
 
 @cache
 def known_keys() -> frozenset[str]:
-    """Every key that means something: the spec's, the tasks' (what a task lists in KEYS), the connectors'."""
+    """All keys that have a meaning: the spec's, those that tasks list in KEYS, and the connectors'."""
     modules = (importlib.import_module(f"tasks.{module.name}") for module in pkgutil.iter_modules(tasks.__path__))
-    ours = {key.name for module in modules for key in getattr(module, "KEYS", ())}
-    found = get_all_connectors()  # type: ignore[no-untyped-call]
-    connectors = {name for connector in found.values() for name in connector.data_meta}
-    return frozenset({*SPEC_KEYS, *ours, *connectors})
+    task_keys = {key.name for module in modules for key in getattr(module, "KEYS", ())}
+    connectors = get_all_connectors()  # type: ignore[no-untyped-call]
+    connector_keys = {name for connector in connectors.values() for name in connector.data_meta}
+    return frozenset({*SPEC_KEYS, *task_keys, *connector_keys})
 
 
 def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
-    """A line for each key that nothing reads, with the nearest known one: left alone, a mistyped key would do nothing.
+    """A message for each key that nothing reads, with the nearest known key. Without this a mistyped key would be ignored.
 
     Keys with a leading underscore are pyinfra's global arguments, or private to a group_data file.
     """

@@ -1,7 +1,7 @@
-"""A share of the inventory, so that the jobs of an array deploy a fleet between them: TRACKBED_SHARD=3/16 is the third of 16.
+"""Limits a deploy to one part of the inventory, so that several jobs share a fleet: TRACKBED_SHARD=3/16 is part 3 of 16.
 
-pyinfra has no such option, and no place for one between reading an inventory and connecting to its hosts: config.py calls
-:func:`limit`, which narrows what the command line's --limit and --exclude have left.
+pyinfra has no such option, and no hook between reading an inventory and connecting to its hosts. So config.py calls
+:func:`limit`, which applies to the hosts that --limit and --exclude have left.
 """
 
 from __future__ import annotations
@@ -21,31 +21,33 @@ T = TypeVar("T")
 
 @frozen
 class Shard:
-    """The ``number``-th of so many shares, counted from 1."""
+    """Part ``number`` of ``of`` parts, counted from 1."""
 
     number: int
     of: int
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read what the variable says.
+        """Parse the variable's value.
 
-        :raises ValueError: with the remedy.
+        :raises ValueError: it is not a shard; with the remedy.
         """
-        found = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
-        if found is None or int(found[1]) > int(found[2]):
-            raise ValueError(f"{VARIABLE}={text!r} is no shard; give it as 3/16: the third of sixteen, counted from 1")
-        return cls(int(found[1]), int(found[2]))
+        parts = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
+        if parts is None or int(parts[1]) > int(parts[2]):
+            raise ValueError(
+                f"{VARIABLE}={text!r} is not a shard; give it as 3/16: the third of sixteen, counted from 1"
+            )
+        return cls(int(parts[1]), int(parts[2]))
 
     def take(self, everything: list[T]) -> list[T]:
-        """This share: every so-manieth by name, so that neighbours, such as the nodes of a rack, go to different shares."""
+        """Every ``of``-th item by name, so that neighbours, such as the nodes of a rack, are in different parts."""
         return sorted(everything, key=str)[self.number - 1 :: self.of]
 
 
 def limit(state: State) -> None:
-    """Let pyinfra connect to this share of its hosts alone, if the environment asks for one.
+    """Make pyinfra connect only to the hosts of the shard, if the environment names one.
 
-    :raises PyinfraError: the variable is no shard.
+    :raises PyinfraError: the variable is not a shard.
     """
     text = os.environ.get(VARIABLE)
     if not text:

@@ -1,4 +1,4 @@
-"""What the node says of itself, read from its report."""
+"""The node's status, read from the agent's report."""
 
 from __future__ import annotations
 
@@ -6,31 +6,32 @@ from attrs import frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.facts import FactBase
 
+from agent.report.names import RUN_FOLDER, SPEC_FILE, STATE_FOLDER
 from agent.report.records import Report, report_from_json, why_not
 from tasks.common.commands import script
 
 COMMAND = "/usr/local/bin/trackbed"
-"""By its path: sudo's on RHEL leaves /usr/local/bin out."""
+"""An absolute path, since sudo's PATH on RHEL does not include /usr/local/bin."""
 
 
 @frozen
 class Status:
-    """The node's report, and whether the node calls itself ready (then the report is fresh, too)."""
+    """The node's report, and whether it says that the node is ready and is recent enough to be believed."""
 
     report: Report
     ready: bool
 
     def is_ready_by(self, version: str, spec_hash: str) -> bool:
-        """Whether it is ready by this spec, and by this agent's word."""
+        """Whether the node is ready with this spec and this version of the agent."""
         return self.ready and (self.report.agent_version, self.report.spec_hash) == (version, spec_hash)
 
 
-REPORT = "/run/trackbed/report.json"
-SPEC = "/etc/trackbed/node.json"
-VERIFIED = "/var/lib/trackbed/verified.json"
-"""The last spec that the node was seen to follow in full; the agent keeps it."""
+REPORT = f"{RUN_FOLDER}/report.json"
+SPEC = SPEC_FILE
+VERIFIED = f"{STATE_FOLDER}/verified.json"
+"""The last spec that the agent verified in full. The agent writes it."""
 
-# Read, not asked for: to start a Python for it takes as long as all the other facts of a deploy.
+# The file is read, since `trackbed status` starts a Python, which takes as long as all other facts of a deploy.
 _STATUS = """
 [ -e "$1" ] || exit 0
 read -r uptime _ < /proc/uptime
@@ -40,14 +41,14 @@ cat "$1"
 
 
 class NodeStatus(FactBase[Status | None]):
-    """The node's status; None: it has no agent, no report yet, or one of another agent's format."""
+    """The node's status; None: there is no agent, no report yet, or a report in another version's format."""
 
     def command(self) -> StringCommand:
-        """The report, and what tells how fresh it is: the boot's id, and the seconds since it (proc(5))."""
+        """Print the boot ID and the uptime, by which the report's age is judged, then the report."""
         return script(_STATUS, REPORT)
 
     def process(self, output: list[str]) -> Status | None:
-        """Whether it is ready, as `trackbed status` judges it on the node, and the report."""
+        """Parse the report, and judge it as `trackbed status` does on the node."""
         try:
             boot_id, uptime = output[0].split()
             report = report_from_json("\n".join(output[1:]))

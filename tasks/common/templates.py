@@ -1,14 +1,16 @@
-"""Texts made of templates/ on the control host; `files.template` makes those that go to nodes as they are."""
+"""Renders templates on the control host. (pyinfra's `files.template` renders those that are uploaded directly.)"""
 
 from __future__ import annotations
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from agent.report.names import TAINT
 from tasks.common import archive
+from tasks.common.texts import HEADER
 
 
 def render(name: str, **values: object) -> str:
-    """A template's text; a value that is missing is an error."""
+    """Render a template. A missing value is an error."""
     environment = Environment(
         loader=FileSystemLoader(archive.ROOT / "templates"),
         undefined=StrictUndefined,
@@ -16,4 +18,6 @@ def render(name: str, **values: object) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  no markup
     )
+    # Globals, since a template that is imported by another one sees no values.
+    environment.globals.update(header=HEADER.rstrip("\n"), taint=TAINT)
     return environment.get_template(name).render(**values)

@@ -1,4 +1,4 @@
-"""Small text files of a node: read at once, and put under their names whole."""
+"""Small text files on a node: read several at once, and replace each in one step."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from pyinfra.context import host
 
 from tasks.common.commands import Commands, script
 
+MARK = "# Written by Trackbed;"
+"""How a file begins that a task wrote as a whole."""
+
+HEADER = f"{MARK} changes here are overwritten.\n"
+
 _READ = """
 for path; do
   if [ -f "$path" ]; then echo "file $path"; sed 's/^/:/' "$path"; fi
@@ -18,28 +23,28 @@ done
 
 
 class Texts(FactBase[dict[str, str]]):
-    """The contents of those of the given files that are there, by path."""
+    """The contents of the given files that exist, by path."""
 
     default = dict
 
     def command(self, paths: tuple[str, ...]) -> StringCommand:
-        """One script for all files."""
+        """Print all files by one script."""
         return script(_READ, *paths)
 
     def process(self, output: list[str]) -> dict[str, str]:
-        """A line for each file's path, then its own lines, each after a colon."""
-        found: dict[str, str] = {}
+        """Parse a line with each file's path, then the file's lines, each after a colon."""
+        texts: dict[str, str] = {}
         path = ""
         for line in output:
             if line.startswith(":"):
-                found[path] += f"{line[1:]}\n"
+                texts[path] += f"{line[1:]}\n"
             else:
                 path = line.removeprefix("file ")
-                found[path] = ""
-        return found
+                texts[path] = ""
+        return texts
 
 
-# Whoever reads it finds the old one or the new one; who lists the folder leaves dotfiles out (NFD does).
+# The rename shows readers the old file or the new one. NFD, which reads a whole folder, ignores dotfiles.
 _PLACE = """
 chmod 644 "$1"
 mv -T "$1" "$2"
@@ -47,7 +52,7 @@ mv -T "$1" "$2"
 
 
 def place(path: str, have: str, want: str) -> Commands:
-    """Write a file that differs; one that is to be empty is removed."""
+    """Replace a file if it differs; remove it if it is to be empty."""
     if have == want:
         return
     if not want:

@@ -1,6 +1,6 @@
-"""Device plugins' manifests, rendered on the control host from what the nodes have, into a folder that the operator names.
+"""Renders the manifests of device plugins on the control host, from the hardware of all nodes, into a folder of the operator's.
 
-Each node's part is kept beside them (`nodes/HOST.json`), so that a deploy of a few hosts (`--limit`) renders for all.
+Each node's hardware is kept in the folder (`nodes/HOST.json`), so that a deploy with `--limit` renders for all nodes.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ KEYS = (DEVICE_PLUGINS,)
 
 @deploy("Manifests")
 def render() -> None:
-    """Render them; nothing without the key `device_plugins`.
+    """Render the manifests; without the key `device_plugins`, do nothing.
 
-    :raises DeployError: hosts of one folder differ in the key, or it does not go with the host's labels.
+    :raises DeployError: hosts with the same folder have different values of the key, or a value contradicts the labels.
     """
     wanted = DEVICE_PLUGINS.here()
     if wanted is None:
         return
-    _same_for_all(wanted)
-    _goes_with_labels(wanted)
-    collect(name="What the node has", wanted=wanted)
+    _check_same_for_all(wanted)
+    _check_labels(wanted)
+    collect(name="Hardware of the node", wanted=wanted)
     write(name="Write", wanted=wanted, _run_once=True)
 
 
-# By run and folder: the first host that named the folder, and what it wants there. Comparing each with all would be quadratic.
+# By deploy and folder: the first host with that folder, and its value. Every other host is compared with it only.
 _first: WeakKeyDictionary[State, dict[str, tuple[str, DevicePlugins]]] = WeakKeyDictionary()
 
 
-def _same_for_all(wanted: DevicePlugins) -> None:
-    other, said = _first.setdefault(host.state, {}).setdefault(wanted.folder, (host.name, wanted))
-    if said != wanted:
+def _check_same_for_all(wanted: DevicePlugins) -> None:
+    other, others_value = _first.setdefault(host.state, {}).setdefault(wanted.folder, (host.name, wanted))
+    if others_value != wanted:
         raise DeployError(
-            f"{host.name}.{DEVICE_PLUGINS.name}: {other} says otherwise for the same folder {wanted.folder}, and one "
-            "set of manifests is made of both; give it once (group_data/all.py), or another folder"
+            f"{host.name}.{DEVICE_PLUGINS.name}: {other} has another value for the same folder {wanted.folder}, where one "
+            "set of manifests is made for both; give one value (group_data/all.py), or another folder"
         )
 
 
-def _goes_with_labels(wanted: DevicePlugins) -> None:
+def _check_labels(wanted: DevicePlugins) -> None:
     labels = LABELS_KEY.here()
     plugins = (("shared_rdma", wanted.shared_rdma, "rdma"), ("erdma", wanted.erdma, "aliyun.accelerator/erdma"))
     for name, plugin, key in plugins:
         if labels is None or plugin is None or key not in labels.capabilities:
             continue
-        said = labels.resource(CAPABILITIES[key])
-        if said != plugin.resource:
+        expected = labels.resource(CAPABILITIES[key])
+        if expected != plugin.resource:
             raise DeployError(
-                f"{host.name}.{DEVICE_PLUGINS.name}.{name}: the plugin makes {plugin.resource}, and labels.resources says that "
-                f"{key!r} selects {said}; give labels.resources {{{key!r}: {plugin.resource!r}}}"
+                f"{host.name}.{DEVICE_PLUGINS.name}.{name}: the plugin's resource is {plugin.resource}, but labels.resources "
+                f"has {expected} for {key!r}; give labels.resources {{{key!r}: {plugin.resource!r}}}"
             )
 
 
@@ -79,17 +79,17 @@ def _nodes(wanted: DevicePlugins) -> Path:
 
 @define
 class Files:
-    """Files of this machine to write, and some to remove."""
+    """Files on the control host to write, and files to remove."""
 
     write: dict[Path, str] = field(factory=dict)
     remove: list[Path] = field(factory=list)
 
     def command(self) -> FunctionCommand:
-        """Do it, when its turn comes."""
+        """Make a command that writes and removes them."""
         return FunctionCommand(_put, (self,), {})
 
 
-# pyinfra calls a function with these two names in place.
+# pyinfra calls a function that has parameters `state` and `host` directly.
 def _put(state: State, host: Host, files: Files) -> None:
     for path, text in files.write.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -106,44 +106,44 @@ def _differs(path: Path, text: str) -> bool:
 
 @operation()
 def collect(wanted: DevicePlugins) -> Commands:
-    """Keep the node's part on this machine."""
-    found = host.get_fact(NodeHardware)
-    if found is None:
+    """Write the node's hardware to a file on the control host."""
+    hardware = host.get_fact(NodeHardware)
+    if hardware is None:
         yield refuse(UNKNOWN)
         return
     settings = NCCL.here()
     try:
-        text = nccl.text(settings, found) if settings else ""
+        text = nccl.text(settings, hardware) if settings else ""
     except ValueError as error:
         yield refuse(f"nccl.{error}")
         return
     path = _nodes(wanted) / f"{host.name.replace('/', '_')}.json"
-    part = json.dumps(cattrs.unstructure(discover(found, text)), indent=2) + "\n"
-    if _differs(path, part):
-        yield Files({path: part}).command()
+    document = json.dumps(cattrs.unstructure(discover(hardware, text)), indent=2) + "\n"
+    if _differs(path, document):
+        yield Files({path: document}).command()
     else:
-        host.noop("the node has what it had")
+        host.noop("the node's hardware has not changed")
 
 
 @operation()
 def write(wanted: DevicePlugins) -> Commands:
-    """Render from the parts of all hosts of the inventory, and write what differs."""
-    # The inventory's, whether they take part in this deploy or not; a host that was taken out of it counts no more.
+    """Render from the files of all hosts in the inventory, and write what differs."""
+    # All hosts of the inventory count, even those outside --limit. Files of hosts that have left the inventory are removed.
     known = {other.name.replace("/", "_"): other.name for other in host.state.inventory}
-    parts, old = {}, []
+    nodes, old = {}, []
     for path in sorted(_nodes(wanted).glob("*.json")):
         if path.stem in known:
-            parts[known[path.stem]] = cattrs.structure(json.loads(path.read_text()), Discovered)
+            nodes[known[path.stem]] = cattrs.structure(json.loads(path.read_text()), Discovered)
         else:
             old.append(path)
     folder = Path(wanted.folder).expanduser()
-    made = {folder / name: text for name, text in manifests(wanted, parts).items()}
-    stale = [path for path in sorted(folder.glob("*.yaml")) if path not in made and path.name in OURS]
-    files = Files({path: text for path, text in made.items() if _differs(path, text)}, [*old, *stale])
+    rendered = {folder / name: text for name, text in manifests(wanted, nodes).items()}
+    stale = [path for path in sorted(folder.glob("*.yaml")) if path not in rendered and path.name in OURS]
+    files = Files({path: text for path, text in rendered.items() if _differs(path, text)}, [*old, *stale])
     if files.write or files.remove:
         yield files.command()
     else:
-        host.noop(f"the manifests in {folder} are as they should be")
+        host.noop(f"the manifests in {folder} are up to date")
 
 
 OURS = frozenset(
@@ -157,4 +157,4 @@ OURS = frozenset(
         *("networks.yaml", "nccl.yaml", "kustomization.yaml", "rdma-test-pods.yaml", "erdma-test-pods.yaml"),
     }
 )
-"""The names of the files that may be rendered; others in the folder are the operator's."""
+"""All names of rendered files. Other files in the folder are the operator's and are left alone."""

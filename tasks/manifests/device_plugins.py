@@ -1,4 +1,4 @@
-"""Manifests of device plugins, and what goes with them, made of what a fleet's nodes have. Pure: same input, same bytes."""
+"""Makes the manifests of device plugins and related objects from the hardware of a fleet. Pure: same input, same bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attrs import Attribute, field, frozen
 
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.spec.validators import Matches, Within
-from tasks.common.label_keys import fault
+from tasks.common.label_keys import EXTENDED_RESOURCE, fault
 from tasks.common.templates import render
 from tasks.hardware import Hardware
 
@@ -21,12 +21,9 @@ _image = Matches(re.compile(r"[a-z0-9][A-Za-z0-9_./:@-]*"), "give an image, as '
 _namespace = Matches(re.compile(_LABEL), "give a namespace, as 'default'")
 _runtime_class = Matches(re.compile(rf"{_LABEL}(\.{_LABEL})*"), "give a RuntimeClass, as 'nvidia'")
 _resource_prefix = Matches(re.compile(rf"{_LABEL}(\.{_LABEL})*"), "give a DNS name, as 'rdma'")
-# Of k8s-rdma-shared-dev-plugin (pkg/resources, validResourceName); sriov-network-device-plugin has the same.
+# As in k8s-rdma-shared-dev-plugin (validResourceName in pkg/resources) and sriov-network-device-plugin.
 _resource_name = Matches(re.compile(r"[a-zA-Z0-9_]+"), "give letters, digits and '_'")
-_resource = Matches(
-    re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"),
-    "give it as 'aliyun/erdma'",
-)
+_resource = Matches(EXTENDED_RESOURCE, "give it as 'aliyun/erdma'")
 _quantity = Matches(re.compile(r"[1-9]\d*(m|Ki|Mi|Gi)?"), "give a quantity, as '500m' or '200Mi'")
 _subnet = Matches(re.compile(r"[0-9a-f.:]+/\d{1,3}"), "give it as '10.56.217.0/24'")
 
@@ -36,7 +33,7 @@ VFIO = "vfio-pci"
 def _selector(_: object, attribute: Attribute[Any], labels: Mapping[str, str]) -> None:
     if not labels:
         raise ValueError(f"{attribute.name}: without a label the plugin would run on every node; give one")
-    faults = [found for key, value in labels.items() if (found := fault(key, value, "reporter"))]
+    faults = [reason for key, value in labels.items() if (reason := fault(key, value, "reporter"))]
     if faults:
         raise ValueError(f"{attribute.name}: {'; '.join(faults)}")
 
@@ -50,7 +47,10 @@ def _ranges(_: object, attribute: Attribute[Any], text: str | None) -> None:
 
 @frozen
 class SharedRdma:
-    """k8s-rdma-shared-dev-plugin: each RDMA device is offered ``rdma_hca_max`` times; it looks again after so many seconds."""
+    """k8s-rdma-shared-dev-plugin. ``rdma_hca_max``: how many pods can share a device.
+
+    ``periodic_update_interval``: seconds after which the plugin looks for devices again.
+    """
 
     image: str = field(default="ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:v1.5.3", validator=_image)
     resource_prefix: str = field(default="rdma", validator=_resource_prefix)
@@ -61,15 +61,15 @@ class SharedRdma:
 
     @property
     def resource(self) -> str:
-        """What pods ask for."""
+        """The resource that pods request."""
         return f"{self.resource_prefix}/{self.resource_name}"
 
 
 @frozen
 class Sriov:
-    """sriov-network-device-plugin. ``vfs``: which VFs of each PF it may hand out, by index; all of them by default.
+    """sriov-network-device-plugin. ``vfs``: the indexes of the VFs of each PF that it allocates; all by default.
 
-    VFs with an RDMA device make the resource ``resource_name``_rdma, those with vfio-pci ``resource_name``_vfio.
+    VFs with an RDMA device are the resource ``resource_name``_rdma, those bound to vfio-pci ``resource_name``_vfio.
     """
 
     image: str = field(default="ghcr.io/k8snetworkplumbingwg/sriov-network-device-plugin:v3.9.0", validator=_image)
@@ -83,7 +83,7 @@ class Sriov:
 
 @frozen
 class Erdma:
-    """Alibaba Cloud's plugin. ``resource``: what it makes allocatable. From vendor documents: not run on such nodes."""
+    """Alibaba Cloud's plugin. ``resource``: what it makes allocatable. From vendor documents; not run on such nodes."""
 
     image: str = field(default="registry.cn-shanghai.aliyuncs.com/acs/rdma-device-plugin", validator=_image)
     resource: str = field(default="aliyun/erdma", validator=_resource)
@@ -92,10 +92,7 @@ class Erdma:
 
 @frozen
 class Nvidia:
-    """NVIDIA's plugin. ``runtime_class``: for nodes whose default runtime is another.
-
-    From vendor documents: not run on GPUs.
-    """
+    """NVIDIA's plugin. ``runtime_class``: for nodes where NVIDIA's runtime is not the default. Not run on GPUs."""
 
     image: str = field(default="nvcr.io/nvidia/k8s-device-plugin:v0.20.0", validator=_image)
     runtime_class: str | None = field(default=None, validator=_runtime_class)
@@ -104,7 +101,7 @@ class Nvidia:
 
 @frozen
 class TestPods:
-    """Pods to try RDMA between two nodes; their image must have perftest."""
+    """Pods to test RDMA between two nodes; the image must have perftest."""
 
     image: str = field(default="docker.io/mellanox/rping-test", validator=_image)
     namespace: str = field(default="default", validator=_namespace)
@@ -112,9 +109,10 @@ class TestPods:
 
 @frozen
 class Networks:
-    """NetworkAttachmentDefinitions: macvlan on each PF, SR-IOV for each resource. ``subnet``: where their addresses come from.
+    """NetworkAttachmentDefinitions: macvlan on each PF, SR-IOV for each resource. ``subnet``: the range of their addresses.
 
-    ``host-local`` counts on each node by itself: give it only where nodes do not talk to each other on that network.
+    ``host-local`` assigns addresses on each node independently, so nodes may assign the same address. Use it only for networks
+    that do not connect nodes.
     """
 
     subnet: str = field(validator=_subnet)
@@ -122,13 +120,13 @@ class Networks:
     namespace: str = field(default="default", validator=_namespace)
 
     def addresses(self) -> dict[str, str]:
-        """CNI's `ipam`."""
+        """The value of CNI's key `ipam`."""
         return {"type": self.ipam, "range" if self.ipam == "whereabouts" else "subnet": self.subnet}
 
 
 @frozen
 class Limits:
-    """What a plugin's container may take."""
+    """The resource limits of a plugin's container."""
 
     cpu: str = field(default="1", validator=_quantity)
     memory: str = field(default="200Mi", validator=_quantity)
@@ -136,7 +134,7 @@ class Limits:
 
 @frozen
 class DevicePlugins:
-    """The inventory's key. A plugin that is None is left out; each is written only where some node has what it is for."""
+    """The inventory's key. A plugin that is None is left out. The others are written only if a node has hardware for them."""
 
     folder: str
     namespace: str = field(default="kube-system", validator=_namespace)
@@ -150,12 +148,12 @@ class DevicePlugins:
 
     def __attrs_post_init__(self) -> None:
         if not self.folder.strip():
-            raise ValueError("folder: '' is none; give a folder of this machine, where the manifests are written")
+            raise ValueError("folder: it is empty; give the folder on the control host where the manifests are written")
 
 
 @frozen
 class Vf:
-    """A VF that a PF has; ``vendor`` and ``device`` as lspci prints them."""
+    """A VF; ``vendor`` and ``device`` as lspci prints them."""
 
     index: int
     vendor: str
@@ -176,7 +174,7 @@ class Pf:
 
 @frozen
 class Discovered:
-    """What of a node's hardware the manifests are made of. ``hcas``: vendor and device of the functions that pods share."""
+    """The part of a node's hardware that the manifests depend on. ``hcas``: vendor and device of functions that pods share."""
 
     hcas: tuple[tuple[str, str], ...] = ()
     erdma: bool = False
@@ -185,12 +183,12 @@ class Discovered:
     nccl: str = ""
 
 
-def discover(found: Hardware, nccl: str = "") -> Discovered:
-    """The part of a node's hardware that matters here, in an order of its own."""
+def discover(hardware: Hardware, nccl: str = "") -> Discovered:
+    """The part of a node's hardware that the manifests depend on, sorted."""
     return Discovered(
-        tuple(sorted({(function.vendor, function.device) for function in found.hcas()})),
-        any(function.is_erdma for function in found.functions),
-        bool(found.gpus),
+        tuple(sorted({(function.vendor, function.device) for function in hardware.hcas()})),
+        any(function.is_erdma for function in hardware.functions),
+        bool(hardware.gpus),
         tuple(
             Pf(
                 function.netdevs[0].name,
@@ -202,7 +200,7 @@ def discover(found: Hardware, nccl: str = "") -> Discovered:
                     if vf.driver
                 ),
             )
-            for function in sorted(found.functions, key=lambda function: function.address)
+            for function in sorted(hardware.functions, key=lambda function: function.address)
             if function.netdevs and (function.vfs or function.rdma) and not function.is_erdma
         ),
         nccl,
@@ -210,28 +208,28 @@ def discover(found: Hardware, nccl: str = "") -> Discovered:
 
 
 def manifests(wanted: DevicePlugins, nodes: Mapping[str, Discovered]) -> dict[str, str]:
-    """The files of the folder, by name; ``nodes`` by the name of their hosts."""
-    found = {name: nodes[name] for name in sorted(nodes)}
-    made: dict[str, str] = {}
+    """The files of the folder, by name. ``nodes``: the hardware by host name."""
+    nodes = {name: nodes[name] for name in sorted(nodes)}
+    files: dict[str, str] = {}
     common: dict[str, Any] = {"namespace": wanted.namespace, "limits": wanted.limits}
     pools: list[dict[str, Any]] = []
-    if wanted.shared_rdma and (config := _shared(wanted.shared_rdma, found.values())):
-        made["rdma-shared-device-plugin.yaml"] = _plugin("rdma-shared", config, settings=wanted.shared_rdma, **common)
-    if wanted.sriov and (pools := _pools(wanted.sriov, found.values())):
-        made["sriov-device-plugin.yaml"] = _plugin("sriov", {"resourceList": pools}, settings=wanted.sriov, **common)
-    if wanted.erdma and any(node.erdma for node in found.values()):
+    if wanted.shared_rdma and (config := _shared(wanted.shared_rdma, nodes.values())):
+        files["rdma-shared-device-plugin.yaml"] = _plugin("rdma-shared", config, settings=wanted.shared_rdma, **common)
+    if wanted.sriov and (pools := _pools(wanted.sriov, nodes.values())):
+        files["sriov-device-plugin.yaml"] = _plugin("sriov", {"resourceList": pools}, settings=wanted.sriov, **common)
+    if wanted.erdma and any(node.erdma for node in nodes.values()):
         config = {"mode": "hca", "deviceType": "eRDMA"}
-        made["erdma-device-plugin.yaml"] = _plugin("erdma", config, settings=wanted.erdma, **common)
-    if wanted.nvidia and any(node.gpus for node in found.values()):
-        made["nvidia-device-plugin.yaml"] = render(
+        files["erdma-device-plugin.yaml"] = _plugin("erdma", config, settings=wanted.erdma, **common)
+    if wanted.nvidia and any(node.gpus for node in nodes.values()):
+        files["nvidia-device-plugin.yaml"] = render(
             "manifests/nvidia-device-plugin.yaml.j2", settings=wanted.nvidia, **common
         )
-    if wanted.networks and (networks := _networks(wanted.networks, wanted.sriov, pools, found.values())):
-        made["networks.yaml"] = render("manifests/networks.yaml.j2", settings=wanted.networks, networks=networks)
-    if contents := _nccl(found):
-        made["nccl.yaml"] = render("manifests/nccl.yaml.j2", contents=contents, namespace="default")
-    made["kustomization.yaml"] = render("manifests/kustomization.yaml.j2", names=sorted(made))
-    return made | _test_pods(wanted, made)
+    if wanted.networks and (networks := _networks(wanted.networks, wanted.sriov, pools, nodes.values())):
+        files["networks.yaml"] = render("manifests/networks.yaml.j2", settings=wanted.networks, networks=networks)
+    if contents := _nccl(nodes):
+        files["nccl.yaml"] = render("manifests/nccl.yaml.j2", contents=contents, namespace="default")
+    files["kustomization.yaml"] = render("manifests/kustomization.yaml.j2", names=sorted(files))
+    return files | _test_pods(wanted, files)
 
 
 def _plugin(name: str, config: object, **values: Any) -> str:
@@ -244,7 +242,7 @@ def _shared(wanted: SharedRdma, nodes: Iterable[Discovered]) -> dict[str, Any]:
     ids = {each for node in nodes for each in node.hcas}
     if not ids:
         return {}
-    # It asks for a vendor of the one list and a device of the other; sysfs says 0x101b, the plugin 101b.
+    # A device matches if its vendor is in one list and its device ID in the other. The plugin's IDs have no 0x.
     selectors = {"vendors": sorted({vendor for vendor, _ in ids}), "deviceIDs": sorted({device for _, device in ids})}
     resource = {
         "resourceName": wanted.resource_name,
@@ -256,9 +254,9 @@ def _shared(wanted: SharedRdma, nodes: Iterable[Discovered]) -> dict[str, Any]:
 
 
 def _pools(wanted: Sriov, nodes: Iterable[Discovered]) -> list[dict[str, Any]]:
-    """A resource for each kind of VF: plain, with an RDMA device, for user space.
+    """A resource for each kind of VF: without an RDMA device, with one, and bound to vfio-pci.
 
-    A PF's name may be on several nodes, with more VFs on some: the range is then that of all.
+    If several nodes have a PF of the same name, its range covers the VFs of all of them.
     """
     only = set(parse_ranges(wanted.vfs)) if wanted.vfs else None
     kinds: dict[str, list[tuple[str, Vf]]] = {}
@@ -292,17 +290,17 @@ def _networks(
     mtus: dict[str, int] = {}
     for pf in (pf for node in nodes for pf in node.pfs if pf.rdma):
         mtus[pf.name] = min(pf.mtu, mtus.get(pf.name, pf.mtu))
-    made = []
+    networks = []
     for name in sorted(mtus):
         plugin = {"type": "macvlan", "master": name, "mode": "bridge", "mtu": mtus[name], "ipam": wanted.addresses()}
-        made.append(_network(f"macvlan-{name}", plugin, None))
+        networks.append(_network(f"macvlan-{name}", plugin, None))
     for pool in pools:
-        # vfio-pci makes no netdev that an address could be given to.
-        of_user_space = pool["selectors"]["drivers"] == [VFIO]
-        plugin = {"type": "sriov"} if of_user_space else {"type": "sriov", "ipam": wanted.addresses()}
+        # A VF bound to vfio-pci has no netdev, so it gets no address.
+        bound_to_vfio = pool["selectors"]["drivers"] == [VFIO]
+        plugin = {"type": "sriov"} if bound_to_vfio else {"type": "sriov", "ipam": wanted.addresses()}
         resource = f"{sriov.resource_prefix}/{pool['resourceName']}" if sriov else None
-        made.append(_network(f"sriov-{pool['resourceName']}", plugin, resource))
-    return made
+        networks.append(_network(f"sriov-{pool['resourceName']}", plugin, resource))
+    return networks
 
 
 def _network(name: str, plugin: Mapping[str, object], resource: str | None) -> dict[str, Any]:
@@ -320,22 +318,22 @@ def _nccl(nodes: Mapping[str, Discovered]) -> list[dict[str, Any]]:
         if node.nccl:
             texts.setdefault(node.nccl, []).append(name)
     kinds = {text: "nccl-type-2" if "NCCL_IB_DISABLE=1" in text else "nccl-type-1" for text in texts}
-    made = []
+    config_maps = []
     for text in sorted(texts):
         sole = list(kinds.values()).count(kinds[text]) == 1
         suffix = "" if sole else f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        made.append({"name": f"{kinds[text]}{suffix}", "text": text.rstrip("\n"), "nodes": texts[text]})
-    return made
+        config_maps.append({"name": f"{kinds[text]}{suffix}", "text": text.rstrip("\n"), "nodes": texts[text]})
+    return config_maps
 
 
-def _test_pods(wanted: DevicePlugins, made: Mapping[str, str]) -> dict[str, str]:
-    """Not in the kustomization: they are for trying."""
+def _test_pods(wanted: DevicePlugins, files: Mapping[str, str]) -> dict[str, str]:
+    """The test pods' files. They are not in the kustomization, since they are created only for a test."""
     if wanted.test_pods is None:
         return {}
     kinds: list[tuple[str, str, Mapping[str, str]]] = []
-    if wanted.shared_rdma and "rdma-shared-device-plugin.yaml" in made:
+    if wanted.shared_rdma and "rdma-shared-device-plugin.yaml" in files:
         kinds.append(("rdma-test", wanted.shared_rdma.resource, wanted.shared_rdma.node_selector))
-    if wanted.erdma and "erdma-device-plugin.yaml" in made:
+    if wanted.erdma and "erdma-device-plugin.yaml" in files:
         kinds.append(("erdma-test", wanted.erdma.resource, wanted.erdma.node_selector))
     return {
         f"{name}-pods.yaml": render(

@@ -1,10 +1,11 @@
-"""OFED: the RDMA drivers and libraries, from one of three sources.
+"""Installs OFED, the RDMA drivers and libraries, from one of three sources.
 
-inbox      the distribution's own
-doca       NVIDIA's repository of DOCA: packages whose modules DKMS builds (tasks/ofed/doca.py)
-mlnx_ofed  a bundle of NVIDIA's with its own installer (tasks/ofed/mlnx_ofed.py)
+inbox      the distribution's packages
+doca       NVIDIA's DOCA repository; DKMS builds the modules (tasks/ofed/doca.py)
+mlnx_ofed  NVIDIA's MLNX_OFED bundle, which has its own installer (tasks/ofed/mlnx_ofed.py)
 
-The vendor's are from its documents: not run on its hardware. In the lab, packages of the same shapes and names stand for them.
+The latter two are written from vendor documents and were not run on NVIDIA's hardware. The lab uses stand-ins: packages of
+the same names and structure.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ TASK = "ofed"
 
 @frozen
 class Inbox:
-    """The distribution's rdma-core, and its kernel's modules."""
+    """The distribution's rdma-core and kernel modules."""
 
 
 @frozen
 class Ofed:
-    """The source: exactly one of the fields."""
+    """The source: exactly one field is given."""
 
     inbox: Inbox | None = None
     doca: Doca | None = None
@@ -46,16 +47,16 @@ class Ofed:
 
     def __attrs_post_init__(self) -> None:
         sources = asdict(self, recurse=False)
-        given = [name for name, value in sources.items() if value is not None]
-        if len(given) != 1:
-            raise ValueError(f"given: {' and '.join(given) or 'no source'}; give exactly one of {', '.join(sources)}")
+        names = [name for name, value in sources.items() if value is not None]
+        if len(names) != 1:
+            raise ValueError(f"it has {' and '.join(names) or 'no source'}; give exactly one of {', '.join(sources)}")
 
 
 OFED = Key[Ofed | None]("ofed", None, record(Ofed))
 KEYS = (OFED,)
 
-# By ID in os-release, what the vendor's documents name ("General Support" of DOCA 3 and of MLNX_OFED 24.10): Ubuntu's full
-# releases, the major ones of all others.
+# The supported releases by ID in os-release, from the tables "General Support" of DOCA 3 and MLNX_OFED 24.10. Ubuntu's are full
+# releases, the others major releases.
 Releases = Mapping[str, tuple[str, ...]]
 _RHEL = ("rhel", "centos", "rocky", "almalinux", "ol")
 DOCA_ON: Releases = {
@@ -78,14 +79,14 @@ INBOX: dict[Family, tuple[str, ...]] = {
     "rhel": ("rdma-core", "libibverbs", "libibverbs-utils", "librdmacm-utils", "infiniband-diags", "perftest"),
 }
 SMALL_KERNELS = ("ubuntu", *_RHEL)
-"""Where a package of its own brings the RDMA modules that a small kernel was installed without."""
+"""Distributions that have the RDMA modules in a separate package, which a minimal installation lacks."""
 
 
 @deploy("OFED")
 def install() -> None:
-    """Carry out what the inventory gives; without the key, nothing.
+    """Install OFED as the inventory says; without the key, do nothing.
 
-    :raises DeployError: for a distribution or release that the source does not support; for a bundle that is not as said.
+    :raises DeployError: the source does not support the distribution or release, or the bundle is not the given one.
     """
     wanted = OFED.here()
     if wanted is None:
@@ -99,10 +100,10 @@ def install() -> None:
         mlnx_ofed.check(wanted.mlnx_ofed, system, host.get_fact(Arch))
         mlnx_ofed.bundle(name="MLNX_OFED", wanted=wanted.mlnx_ofed)
     else:
-        inbox(name="Inbox", family=system.family, of_its_own=system.identity in SMALL_KERNELS)
+        inbox(name="Inbox", family=system.family, separate_modules=system.identity in SMALL_KERNELS)
         return
-    modules.built(name="Modules for the running kernel")
-    modules.in_force(name="Loaded modules", task=TASK)
+    modules.build(name="Modules for the running kernel")
+    modules.load_installed(name="Loaded modules", task=TASK)
 
 
 def _supported(source: str, table: Releases, system: System) -> None:
@@ -126,36 +127,36 @@ class RdmaModules(FactBase[bool | None]):
     """Whether the running kernel has the RDMA subsystem's modules; None: unknown."""
 
     def command(self) -> StringCommand:
-        """Ask modinfo for the module that every user of RDMA needs."""
+        """Look for ib_uverbs, which every user of RDMA needs."""
         return script("if modinfo -n ib_uverbs >/dev/null 2>&1; then echo yes; else echo no; fi")
 
     def process(self, output: list[str]) -> bool:
-        """Its only line."""
+        """Compare the only line."""
         return output == ["yes"]
 
 
 @operation()
-def inbox(family: Family, of_its_own: bool) -> Commands:
-    """Install what is missing of the distribution's packages; refused where a vendor's OFED is in their place.
+def inbox(family: Family, separate_modules: bool) -> Commands:
+    """Install the distribution's packages that are missing. Fail if a vendor's OFED has replaced them.
 
-    :param of_its_own: the distribution has RDMA modules in a package beside the kernel's.
+    :param separate_modules: the distribution has the RDMA modules in a separate package.
     """
     stack = host.get_fact(modules.OfedStack)
     if stack is not None and stack.built:
         yield refuse(
-            f"ofed: the source is inbox, and a vendor's OFED is installed here ({stack.built} modules for {stack.kernel}); "
+            f"ofed: the source is inbox, but a vendor's OFED is installed ({stack.built} modules for {stack.kernel}); "
             "remove it (`/usr/sbin/ofed_uninstall.sh --force`) and reboot, or give its source"
         )
         return
     have = packages.installed(family)
     wanted = list(INBOX[family])
-    if kernel.awaited() is None and host.get_fact(RdmaModules) is False:
+    if kernel.pending_release() is None and host.get_fact(RdmaModules) is False:
         running = host.get_fact(dkms.RunningKernel)
-        if not of_its_own:
+        if not separate_modules:
             yield refuse(
                 f"ofed: the kernel {running} has no RDMA modules; install the distribution's full kernel "
-                "(on Debian linux-image-amd64, and not the cloud one) and reboot"
+                "(on Debian linux-image-amd64, not the cloud kernel) and reboot"
             )
             return
         wanted.append(_modules_package(running, family))
-    yield from packages.lacking(wanted, have, family)
+    yield from packages.install_missing(wanted, have, family)

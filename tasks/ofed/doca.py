@@ -1,6 +1,6 @@
-"""DOCA-OFED: NVIDIA's drivers and libraries as packages of its repository, which DKMS builds on the node.
+"""Installs DOCA-OFED: NVIDIA's drivers and libraries from its repository. DKMS builds the modules on the node.
 
-From vendor documents: the RHEL half is asserted by its commands, and none was run with NVIDIA's own packages.
+Written from vendor documents; not run with NVIDIA's own packages. For the RHEL family only the commands are tested.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pyinfra.operations import files
 from agent.spec.validators import Matches
 from tasks import kernel, packages
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.texts import HEADER
 from tasks.ofed import modules
 from tasks.packages import Family, System, dkms, vendor_repository
-from tasks.packages.vendor_repository import HEADER, Package, Repository
+from tasks.packages.vendor_repository import Package, Repository
 
 NVIDIA = "https://linux.mellanox.com/public/repo/doca"
-# What signs the RPMs, by NVIDIA's guide for DGX on RHEL.
+# The URLs of the signing keys; RHEL's is from NVIDIA's guide for DGX.
 SIGNED_BY: dict[Family, str] = {
     "debian": f"{NVIDIA}/GPG-KEY-Mellanox.pub",
     "rhel": "https://www.mellanox.com/downloads/ofed/RPM-GPG-KEY-Mellanox-SHA256",
@@ -40,9 +41,10 @@ Profile = Literal["doca-ofed", "doca-roce", "doca-host-basic", "doca-networking"
 
 @frozen
 class Doca:
-    """A profile of DOCA-Host at one version, as the package manager prints it; its beginning is the repository's release.
+    """A profile of DOCA-Host at one version.
 
-    ``fingerprint`` is that of the key which signs the packages; ``repository`` and ``key`` are URLs in the place of NVIDIA's.
+    ``version``: as the package manager prints it; it begins with the repository's release. ``fingerprint``: of the key that
+    signs the packages. ``repository`` and ``key``: URLs to use instead of NVIDIA's.
     """
 
     version: str = field(validator=Matches(VERSION, "give it as the package manager prints it, such as 3.2.1-044501"))
@@ -52,14 +54,14 @@ class Doca:
     key: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        # For its checks of the fingerprint and the URLs.
+        # Repository checks the fingerprint and the URLs.
         Repository(self.repository or NVIDIA, self.key or NVIDIA, self.fingerprint)
 
 
 def repository(wanted: Doca, system: System, arch: str) -> Repository:
-    """NVIDIA's, or the one that is given.
+    """The given repository, or NVIDIA's.
 
-    :raises DeployError: where the folder's name for this distribution is not known.
+    :raises DeployError: NVIDIA's folder for this distribution is not known.
     """
     uri = wanted.repository
     if uri is None:
@@ -69,20 +71,20 @@ def repository(wanted: Doca, system: System, arch: str) -> Repository:
 
 
 def _folder(number: str, system: System) -> str:
-    # Of minor releases until 3.1, which Debian's os-release does not tell (debian12.5).
+    # Until 3.1 the folders are of minor releases, as debian12.5, which Debian's os-release does not have.
     before = tuple(map(int, number.split(".")[:2])) < (3, 2)
     if system.identity == "ubuntu" or (system.identity == "debian" and not before):
         return f"{system.identity}{system.version}"
     if system.identity in ("rhel", "rocky", "almalinux"):
         return f"rhel{system.version if before else system.major}"
     raise DeployError(
-        f"{host.name}.ofed: doca.repository: it is not known what NVIDIA calls its folder for {system}; look for it below "
+        f"{host.name}.ofed: doca.repository: NVIDIA's folder for {system} is not known; look for it in "
         f"{NVIDIA}/{number}/, and give its URL"
     )
 
 
-# The distribution's updates of these would not fit the vendor's drivers. apt_preferences(5): a regular expression (a leading
-# * is not understood); above 1000, older ones, too.
+# Libraries whose versions from the distribution do not fit the vendor's drivers. In apt_preferences(5), /mlnx/ is a regular
+# expression (a leading * does not work), and a priority above 1000 allows downgrades.
 LIBRARIES = (
     *("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags", "perftest"),
     *("libibverbs1", "librdmacm1", "libibumad3", "libibmad5", "libibnetdisc5"),
@@ -91,7 +93,7 @@ PREFERRED = f"{HEADER}Package: {' '.join(LIBRARIES)}\nPin: version /mlnx/\nPin-P
 
 
 def install(wanted: Doca, family: Family, repository: Repository) -> None:
-    """Deploy code: the repository, and the profile, held at its version."""
+    """Deploy code: add the repository, and install and hold the profile."""
     vendor_repository.add("doca", repository, family)
     if family == "debian":
         files.put(name="The vendor's rdma-core is preferred", src=StringIO(PREFERRED), dest=PREFERENCES, mode="644")
@@ -102,38 +104,38 @@ def install(wanted: Doca, family: Family, repository: Repository) -> None:
 
 
 class KernelHeaders(FactBase[bool]):
-    """Whether DKMS can build for the running kernel: its headers are there."""
+    """Whether the running kernel's headers are installed, which DKMS needs."""
 
     default = bool
 
     def command(self) -> StringCommand:
-        """Where every distribution puts, or links, them."""
+        """Test the path that every distribution provides."""
         return script('if [ -e "/lib/modules/$(uname -r)/build/include" ]; then echo yes; fi')
 
     def process(self, output: list[str]) -> bool:
-        """Its only line."""
+        """Compare the only line."""
         return output == ["yes"]
 
 
 @operation()
 def headers() -> Commands:
-    """Refused without the running kernel's headers: the packages would be installed, and no modules."""
-    if kernel.waits("the drivers are built"):
+    """Fail without the running kernel's headers: the packages would be installed, but no modules built."""
+    if kernel.skip_until_booted("the drivers are built"):
         return
     if host.get_fact(KernelHeaders):
-        host.noop("the headers of the running kernel are there")
+        host.noop("the headers of the running kernel are installed")
         return
     running = host.get_fact(dkms.RunningKernel)
     yield refuse(
-        f"ofed: the headers of the running kernel {running} are missing, with which the drivers are built: the key 'kernel' "
-        f"installs them; if the distribution has none for {running} any more, boot its present kernel"
+        f"ofed: the headers of the running kernel {running} are missing, which the drivers' build needs; give the key "
+        f"'kernel', which installs them, or boot a newer kernel if the distribution no longer has headers for {running}"
     )
 
 
 @operation()
 def profile(wanted: Package, family: Family) -> Commands:
-    """Install the profile at its version and hold it, once the kernel runs that its modules are for."""
-    if kernel.waits(f"{wanted.name} is installed"):
+    """Install the profile at its version and hold it, once the wanted kernel runs."""
+    if kernel.skip_until_booted(f"{wanted.name} is installed"):
         return
     module = modules.NAMES[0 if family == "debian" else 1]
     yield from vendor_repository.packages._inner(wanted=(wanted,), family=family, module=module)
@@ -150,8 +152,8 @@ apt_install --allow-downgrades --allow-change-held-packages install -- "$@"
 
 @operation()
 def libraries() -> Commands:
-    """Put the vendor's rdma-core back where the distribution's has taken its place."""
-    if kernel.waits("rdma-core is the vendor's"):
+    """Install the vendor's rdma-core again if the distribution's has replaced it."""
+    if kernel.skip_until_booted("rdma-core is the vendor's"):
         return
     others = [
         name for name, versions in host.get_fact(DebPackages).items() if name in LIBRARIES and not _vendor(versions)
@@ -162,11 +164,11 @@ def libraries() -> Commands:
     yield script(_LIBRARIES, *others)
     if not _vendor(host.get_fact(DebPackages).get("rdma-core", ())):
         yield refuse(
-            "ofed: rdma-core is still the distribution's, which does not fit the vendor's drivers: the vendor's repository "
-            f"must offer one, which {PREFERENCES} prefers; `apt-cache policy rdma-core` tells which there are"
+            "ofed: rdma-core is still the distribution's, which does not fit the vendor's drivers; the vendor's repository "
+            f"must have an rdma-core that {PREFERENCES} prefers: `apt-cache policy rdma-core` lists the versions"
         )
 
 
 def _vendor(versions: object) -> bool:
-    """Whether the versions of a package are NVIDIA's, such as 2510mlnx58-1.2510067."""
+    """Whether a package's versions are NVIDIA's, such as 2510mlnx58-1.2510067."""
     return "mlnx" in str(versions)

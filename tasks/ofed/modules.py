@@ -1,8 +1,8 @@
-"""The kernel modules of an OFED: those that its packages brought, and whether they are what runs.
+"""Builds the kernel modules of an OFED, and makes sure that the loaded modules are the installed ones.
 
-Packages are no proof: after an upgrade the old modules run on until they are loaded again. So the loaded module's srcversion is
-compared with that of the file which modprobe would take. What counts is what was built for the running kernel under the
-vendor's own names, and is loaded: mlx5_core, mlx5_ib, ib_core and all others that a profile has.
+After an upgrade the old modules stay loaded until they are reloaded. So the srcversion of each loaded module is compared with
+that of the file that modprobe would load. This covers the loaded modules that were built for the running kernel under the
+vendor's names: mlx5_core, mlx5_ib, ib_core and all others of the profile.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.packages import dkms
 
 NAMES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
-"""What the vendor calls its modules: DKMS's names (the first is Debian's, the second RHEL's; the others are built against
-them), folders below extra/ and weak-updates/, or packages NAME-modules (deb, without DKMS)."""
+"""The vendor's names: of DKMS modules (the first on Debian, the second on RHEL; the others are built against it), of folders in
+extra/ and weak-updates/, and of packages NAME-modules (deb without DKMS)."""
 
 STORAGE = ("ib_iser", "ib_isert", "ib_srp", "ib_srpt", "nvme_rdma", "nvmet_rdma", "rpcrdma", "xprtrdma")
 PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
@@ -29,7 +29,7 @@ PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
 
 @frozen
 class Module:
-    """A loaded module, by the srcversion that runs and by that of the file at ``path``; empty where it has none."""
+    """A loaded module. ``loaded`` and ``installed``: its srcversion in memory and in the file at ``path``; empty if none."""
 
     name: str
     loaded: str
@@ -38,23 +38,23 @@ class Module:
 
     @property
     def stale(self) -> bool:
-        """Whether another one runs than is installed."""
+        """Whether the loaded module is not the installed one."""
         return self.loaded != self.installed
 
     @property
     def unversioned(self) -> bool:
-        """Whether there is nothing to compare: a kernel as Debian's gives a srcversion only to modules that have a version."""
+        """Whether the module has no srcversion. Kernels such as Debian's give one only to modules with a version."""
         return not self.loaded and not self.installed
 
     @property
-    def outside(self) -> bool:
-        """Whether modprobe would take a file beside the kernel's own ones."""
+    def out_of_tree(self) -> bool:
+        """Whether modprobe would load a file that is not the kernel's own."""
         return any(folder in self.path for folder in dkms.OUT_OF_TREE)
 
 
 @frozen
 class Stack:
-    """What an OFED brought. ``built`` counts its modules for the running kernel, ``modules`` are the loaded ones of them.
+    """An OFED's modules. ``built``: how many there are for the running kernel. ``modules``: those of them that are loaded.
 
     ``dkms``: DKMS has their sources, and can build them for another kernel.
     """
@@ -66,16 +66,16 @@ class Stack:
 
     @property
     def stale(self) -> tuple[Module, ...]:
-        """Those that are not what is installed."""
+        """The loaded modules that are not the installed ones."""
         return tuple(module for module in self.modules if module.stale)
 
     @property
-    def inside(self) -> tuple[Module, ...]:
-        """Those that modprobe would take from the kernel's own folder, though the OFED has them, too."""
-        return tuple(module for module in self.modules if not module.outside)
+    def shadowed(self) -> tuple[Module, ...]:
+        """The modules for which modprobe would load the kernel's own file instead of OFED's."""
+        return tuple(module for module in self.modules if not module.out_of_tree)
 
 
-# DKMS keeps what it built in NAME/VERSION/KERNEL/ARCH/module; packages without DKMS have the modules as their files.
+# DKMS keeps the modules it builds in NAME/VERSION/KERNEL/ARCH/module. Packages without DKMS contain the modules.
 _STACK = """
 root=$1; shift
 kernel=$(uname -r)
@@ -102,23 +102,23 @@ done
 
 
 class OfedStack(FactBase[Stack | None]):
-    """The modules that an OFED brought for the running kernel; None: unknown."""
+    """OFED's modules for the running kernel; None: unknown."""
 
     def command(self) -> StringCommand:
-        """One script for all names."""
+        """Look for all names by one script."""
         return script(_STACK, "", *NAMES)
 
     def process(self, output: list[str]) -> Stack:
-        """Lines of a word and what it tells."""
-        told = [line.partition(" ") for line in output]
-        modules = (Module(*rest.split("|")) for word, _, rest in told if word == "loaded")
-        kernel = next(rest for word, _, rest in told if word == "kernel")
-        words = [word for word, _, _ in told]
+        """Parse lines of a word and its value."""
+        lines = [line.partition(" ") for line in output]
+        modules = (Module(*value.split("|")) for word, _, value in lines if word == "loaded")
+        kernel = next(value for word, _, value in lines if word == "kernel")
+        words = [word for word, _, _ in lines]
         return Stack(kernel, "dkms" in words, words.count("built"), tuple(modules))
 
 
 def read_stack() -> Stack | None:
-    """For an operation: the modules; those without a srcversion are told apart by their build IDs."""
+    """For an operation: OFED's modules. Modules without a srcversion are compared by their build IDs."""
     stack = host.get_fact(OfedStack)
     if stack is None:
         return None
@@ -133,25 +133,25 @@ def _by_build_id(module: Module) -> Module:
 
 
 @operation()
-def built() -> Commands:
-    """Have DKMS build what it knows of the vendor's for the running kernel, in the order in which they need each other."""
-    if kernel.waits("the modules are built"):
+def build() -> Commands:
+    """Have DKMS build the vendor's modules for the running kernel, in the order of their dependencies."""
+    if kernel.skip_until_booted("the modules are built"):
         return
     running = host.get_fact(dkms.RunningKernel)
     builds = host.get_fact(dkms.Builds)
     for name in NAMES:
-        mine = [found for found in builds if found.module == name]
-        if mine and not any((found.kernel, found.state) == (running, "installed") for found in mine):
-            yield dkms.build(name, mine[-1].version, running)
+        of_name = [each for each in builds if each.module == name]
+        if of_name and not any((each.kernel, each.state) == (running, "installed") for each in of_name):
+            yield dkms.build(name, of_name[-1].version, running)
 
 
-# Each line is a user. The arguments are the modules that would be unloaded.
+# Prints one line for each user. The arguments are the modules that would be unloaded.
 _USERS = """
 root=$1 storage=$2 peers=$3; shift 3
-ours=" $* "
+affected=" $* "
 sys=$root/sys
 
-# Users that are not modules: a module that stands on it is counted, too.
+# The number of users that are not modules: refcnt also counts modules that depend on this one.
 others() {
   [ -r "$sys/module/$1/refcnt" ] || { echo 0; return; }
   read -r count < "$sys/module/$1/refcnt"
@@ -172,14 +172,14 @@ done
 awk '$4 ~ /(^|,)proto=rdma(,|$)/ || ($3 == "lustre" && $1 ~ /@o2ib/) { print $2 " is mounted over RDMA" }' \\
   "$root/proc/1/mounts"
 
-# A descriptor of an RDMA device keeps its driver; the kernel's own users do not.
+# A process that has an RDMA device open keeps its driver loaded.
 find "$root"/proc/[0-9]*/fd -lname '/dev/infiniband/*' -printf '%h %l\\n' 2>/dev/null | sort -u | while read -r fd device; do
   pid=${fd%/fd}; pid=${pid##*/}
   read -r comm < "$root/proc/$pid/comm" 2>/dev/null || continue
   echo "$comm (pid $pid) has ${device##*/} open"
 done
 
-# Netdevs that would go, by the module of their driver; and what stands on them.
+# Netdevs that would disappear, by the module of their driver, and what depends on them.
 managed=$(ss -Htnp state established 2>/dev/null |
   awk '/"sshd/ { sub(/:[0-9]+$/, "", $3); gsub(/[][]/, "", $3); print $3 }' | sort -u)
 routed=$({ ip -o route show table all; ip -o -6 route show table all; } 2>/dev/null |
@@ -190,20 +190,20 @@ carries() {
     for word in $managed; do if [ "$word" = "$address" ]; then echo "$1 has the management address ($address)"; fi; done
   done
   for upper in "$sys/class/net/$1"/upper_*; do
-    if [ -e "$upper" ]; then echo "${upper##*/upper_} stands on $1"; carries "${upper##*/upper_}"; fi
+    if [ -e "$upper" ]; then echo "${upper##*/upper_} is on top of $1"; carries "${upper##*/upper_}"; fi
   done
 }
 for netdev in "$sys"/class/net/*; do
   [ -e "$netdev/device/driver/module" ] || continue
   module=$(readlink "$netdev/device/driver/module"); module=${module##*/}
-  case "$ours" in *" $module "*) carries "${netdev##*/}" ;; esac
+  case "$affected" in *" $module "*) carries "${netdev##*/}" ;; esac
 done
 
-# VFs that a container or a virtual machine has.
+# VFs in use by a container or a virtual machine.
 for driver in "$sys"/bus/pci/drivers/*; do
   [ -e "$driver/module" ] || continue
   module=$(readlink "$driver/module"); module=${module##*/}
-  case "$ours" in *" $module "*) ;; *) continue ;; esac
+  case "$affected" in *" $module "*) ;; *) continue ;; esac
   for function in "$driver"/*:*:*.*; do
     [ -e "$function/class" ] || continue
     read -r class < "$function/class"
@@ -219,29 +219,29 @@ done
 
 
 class OfedUsers(FactBase[list[str] | None]):
-    """Who would lose what if the given modules were unloaded, a line each; None: unknown."""
+    """The users of the given modules, one line each; None: unknown."""
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
-        """One script; an end marker tells an empty answer from none."""
+        """List the users. The last line is a marker, since pyinfra takes no output for no result."""
         return script(_USERS + "echo end\n", "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
 
     def process(self, output: list[str]) -> list[str]:
-        """All lines but the marker."""
+        """Take all lines but the marker."""
         return list(dict.fromkeys(output[:-1]))
 
 
-# What the vendor documents: storage and mlx5_vdpa out, nvidia_peermem just before, openibd restart, and what was out in again.
-# openibd's exit code proves nothing either way; what is loaded afterwards is read anew. The script comes first: systemd would
-# only start a unit that it does not know to be running, and that unloads nothing. `modprobe -r` also fails if a module that was
-# to go with the one that is gone is in use by others.
+# The vendor's procedure: unload the storage modules and mlx5_vdpa, then nvidia_peermem; restart openibd; load the former again.
+# Exit codes are ignored, and the loaded modules are read afterwards: openibd's code is unreliable, and `modprobe -r` also fails
+# if it has removed the module but a dependency is in use. The init script is preferred: if systemd does not know that openibd
+# runs, `systemctl restart` only starts it, which unloads nothing.
 _RELOAD = """
 storage=$1 peers=$2
-out=
+unloaded=
 unload() {
   for module in "$@"; do
     [ -d "/sys/module/$module" ] || continue
     modprobe -r "$module" || true
-    [ -d "/sys/module/$module" ] || out="$module $out"
+    [ -d "/sys/module/$module" ] || unloaded="$module $unloaded"
   done
 }
 unload $storage mlx5_vdpa
@@ -249,18 +249,17 @@ unload $peers
 failed=
 if [ -x /etc/init.d/openibd ]; then /etc/init.d/openibd restart || failed=$?
 elif systemctl cat openibd.service >/dev/null 2>&1; then systemctl restart openibd.service || failed=$?
-else echo 'there is no openibd to load the modules again'
+else echo 'the node has no openibd, which loads the modules again'
 fi
 if [ -n "$failed" ]; then
-  echo "openibd restart ended with $failed"
+  echo "openibd restart failed with exit code $failed"
   journalctl --unit=openibd.service --lines=20 --output=cat --no-pager 2>/dev/null || true
   dmesg | tail -n 10
 fi
-for module in $out; do modprobe "$module" || true; done
+for module in $unloaded; do modprobe "$module" || true; done
 udevadm settle --timeout=30 || true
 """
 
-# Why it does not go. And an initramfs that is older than a module's file, and has that module, would bring the old one back.
 _HOLDERS = """
 for module; do
   for holder in "/sys/module/$module"/holders/*; do
@@ -271,19 +270,20 @@ done
 
 
 class ModuleHolders(FactBase[list[str]]):
-    """Which modules hold the given ones, a line each."""
+    """Which modules keep the given ones from being unloaded, one line each."""
 
     default = list
 
     def command(self, modules: tuple[str, ...]) -> StringCommand:
-        """Look into sysfs."""
+        """Read sysfs."""
         return script(_HOLDERS, *modules)
 
     def process(self, output: list[str]) -> list[str]:
-        """As printed."""
+        """Return the lines unchanged."""
         return output
 
 
+# An initramfs that contains an older version of a module would load that at the next boot.
 _OLD_INITRAMFS = """
 root=$1; shift
 kernel=$(uname -r)
@@ -299,16 +299,16 @@ done
 
 
 class OldInitramfs(FactBase[list[str]]):
-    """Those of the given modules' files of which the running kernel's initramfs has an older one, by name."""
+    """The names of the given modules of which the running kernel's initramfs has an older version."""
 
     default = list
 
     def command(self, files: tuple[str, ...]) -> StringCommand:
-        """Look into the initramfs only if it is older than a file."""
+        """List the initramfs only if it is older than a file."""
         return script(_OLD_INITRAMFS, "", *files)
 
     def process(self, output: list[str]) -> list[str]:
-        """One a line."""
+        """Take one name from each line."""
         return output
 
 
@@ -319,13 +319,13 @@ fi
 """
 
 
-def gone(before: Stack, after: Stack) -> list[str]:
-    """Modules that were loaded, and are not any more."""
+def not_loaded_again(before: Stack, after: Stack) -> list[str]:
+    """The modules that were loaded before and are not loaded after the restart of openibd."""
     return sorted({module.name for module in before.modules} - {module.name for module in after.modules})
 
 
 def remedy(holders: list[str]) -> list[str]:
-    """What is known of modules that do not go: the vendor's own NVMe driver holds `mlx_compat`."""
+    """The holders, and the remedy for the known one: the vendor's NVMe driver holds `mlx_compat`."""
     nvme = [line for line in holders if line.startswith("mlx_compat ") and line.split()[-1].startswith("nvme")]
     if nvme:
         return [*nvme, "that is the vendor's NVMe driver; without NVMe over RDMA, remove its package (mlnx-nvme-dkms)"]
@@ -333,24 +333,24 @@ def remedy(holders: list[str]) -> list[str]:
 
 
 @operation()
-def in_force(task: str) -> Commands:
-    """Have the installed modules be the loaded ones: load them again where nobody uses them, else wish for a reboot.
+def load_installed(task: str) -> Commands:
+    """Reload modules that are not the installed ones, if nothing uses them; else request a reboot.
 
-    :param task: under whose name the wish is kept.
+    :param task: the task's name in the reboot request.
     """
-    if kernel.waits("the modules are loaded"):
+    if kernel.skip_until_booted("the modules are loaded"):
         return
     stack = read_stack()
     if stack is None or not stack.built:
         yield refuse(
-            "ofed: the packages are installed, and there are no modules of theirs for the running kernel; `dkms status` tells "
-            "which were not built, and /var/lib/dkms/NAME/VERSION/build/make.log why"
+            "ofed: the packages are installed, but have no modules for the running kernel; `dkms status` shows which were not "
+            "built, and /var/lib/dkms/NAME/VERSION/build/make.log why"
         )
         return
-    if stack.inside:
-        names = ", ".join(f"{module.name} ({module.path or 'no file'})" for module in stack.inside)
+    if stack.shadowed:
+        names = ", ".join(f"{module.name} ({module.path or 'no file'})" for module in stack.shadowed)
         yield refuse(
-            f"ofed: modprobe would take the kernel's own modules, not those of OFED: {names}; run `depmod -a`, and look for "
+            f"ofed: modprobe would load the kernel's own modules instead of OFED's: {names}; run `depmod -a`, and check "
             "`override` and `search` lines in /etc/depmod.d"
         )
         return
@@ -360,32 +360,32 @@ def in_force(task: str) -> Commands:
         return
     users = host.get_fact(OfedUsers, modules=tuple(module.name for module in stack.modules))
     if users is None or users:
-        _say("the modules are not loaded again now", users or ["it is unknown who uses them"])
-        yield from _wish(task, stack)
+        _warn("the modules are not reloaded now", users or ["it is unknown what uses them"])
+        yield from _request_reboot(task, stack)
         return
     yield script(_RELOAD, " ".join(STORAGE), " ".join(PEER_MEMORY))
     after = read_stack()
-    if after is None or (missing := gone(stack, after)):
-        names = ", ".join(missing) if after else "it is unknown which"
+    if after is None or (missing := not_loaded_again(stack, after)):
+        names = ", ".join(missing) if after else "unknown"
         yield refuse(
-            f"ofed: after openibd's restart modules are not loaded any more: {names}; its words are above. "
-            "`modprobe` says why; with Secure Boot, the key that DKMS signs with must be enrolled (mokutil)"
+            f"ofed: modules are not loaded after the restart of openibd: {names}; its output is above. `modprobe` shows the "
+            "reason; with Secure Boot, the key that DKMS signs with must be enrolled (mokutil)"
         )
     elif after.stale:
-        left = tuple(module.name for module in after.stale)
-        _say("the modules did not go", remedy(host.get_fact(ModuleHolders, modules=left)))
-        yield from _wish(task, after)
+        names_left = tuple(module.name for module in after.stale)
+        _warn("the modules were not unloaded", remedy(host.get_fact(ModuleHolders, modules=names_left)))
+        yield from _request_reboot(task, after)
     else:
         yield from reboot.withdraw(task)
 
 
-def _wish(task: str, stack: Stack) -> Commands:
-    """A reboot loads the installed ones; the wish names them by srcversion, so that it is another one after an upgrade."""
+def _request_reboot(task: str, stack: Stack) -> Commands:
+    """Request a reboot, which loads the installed modules. The reason has srcversions, so that it changes with an upgrade."""
     if host.get_fact(OldInitramfs, files=tuple(module.path for module in stack.stale)):
         yield script(_MAKE_INITRAMFS)
     versions = ", ".join(f"{module.name} ({module.installed})" for module in stack.stale)
-    yield from reboot.record(task, f"installed modules are not the loaded ones: {versions}")
+    yield from reboot.request(task, f"installed modules are not the loaded ones: {versions}")
 
 
-def _say(what: str, why: list[str]) -> None:
-    host.log_styled(printable(f"ofed: {what}: {'; '.join(why)}"), fg="yellow", log_func=logger.warning)
+def _warn(problem: str, reasons: list[str]) -> None:
+    host.log_styled(printable(f"ofed: {problem}: {'; '.join(reasons)}"), fg="yellow", log_func=logger.warning)

@@ -1,4 +1,4 @@
-"""Base packages, and a Python that the agent can run on."""
+"""Installs the base packages, and a Python for the agent."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ BASE: dict[Family, tuple[str, ...]] = {
 }
 
 OTHER_NAMES = {"python3": "python36"}
-"""What RHEL 8 calls a package that is known by what it provides."""
+"""The names of packages that RHEL 8 provides under another name."""
 
 RHEL_PYTHON = "python3.11"
-"""What RHEL 8 and 9 offer beside their own Python (3.6, 3.9), which is too old."""
+"""A second Python of RHEL 8 and 9, whose default one (3.6, 3.9) is too old."""
 
 INTERPRETERS = ("/usr/bin/python3", f"/usr/bin/{RHEL_PYTHON}")
 
 
 @frozen
 class Distribution:
-    """A distribution: its oldest release that can be made to run the agent, and the first whose python3 is 3.10."""
+    """A distribution. ``oldest``: the oldest supported release. ``new_python``: the first whose python3 is 3.10 or newer."""
 
     name: str
     family: Family
@@ -45,7 +45,7 @@ class Distribution:
     new_python: int
 
 
-# By ID in os-release. Alibaba Cloud Linux 3 and Anolis OS 8 are made from RHEL 8's sources.
+# By ID in os-release. Alibaba Cloud Linux 3 and Anolis OS 8 are rebuilt from RHEL 8's sources.
 DISTRIBUTIONS = {
     "debian": Distribution("Debian", "debian", 12, 12),
     "ubuntu": Distribution("Ubuntu", "debian", 22, 22),
@@ -62,10 +62,10 @@ DISTRIBUTIONS = {
 APT = """
 apt_update() {
   left=60
-  until said=$(LC_ALL=C apt-get -q update 2>&1); do
+  until output=$(LC_ALL=C apt-get -q update 2>&1); do
     left=$((left - 1))
-    case $said in *"Could not get lock"*) ;; *) left=0 ;; esac
-    if [ "$left" -le 0 ]; then printf '%s\\n' "$said" >&2; return 1; fi
+    case $output in *"Could not get lock"*) ;; *) left=0 ;; esac
+    if [ "$left" -le 0 ]; then printf '%s\\n' "$output" >&2; return 1; fi
     sleep 5
   done
 }
@@ -74,8 +74,8 @@ apt_install() {
     -o Dpkg::Options::=--force-confold --no-install-recommends "$@"
 }
 """
-"""Two shell functions, that wait five minutes for another apt, as a server's first boot runs one: `apt_update` (apt-get's
-DPkg::Lock::Timeout does not count for its lists) and `apt_install OPTIONS install -- PACKAGES`."""
+"""The shell functions `apt_update` and `apt_install OPTIONS install -- PACKAGES`. Both wait up to five minutes for another apt,
+which often runs after a server's first boot. (DPkg::Lock::Timeout does not apply to apt-get update, hence the loop.)"""
 
 _FIND_PYTHON = """
 for python; do
@@ -85,20 +85,20 @@ done
 
 
 class NodePython(FactBase[str | None]):
-    """The path of the interpreter that runs the agent: the first that is 3.10 or newer; None if there is none yet."""
+    """The path of the first interpreter that is Python 3.10 or newer, which runs the agent; None if there is none yet."""
 
     def command(self) -> StringCommand:
-        """One script for all candidates."""
+        """Try all candidates by one script."""
         return script(_FIND_PYTHON, *INTERPRETERS)
 
     def process(self, output: list[str]) -> str | None:
-        """Its only line."""
+        """Take the only line."""
         return output[0]
 
 
 @frozen
 class System:
-    """What runs on a node. ``identity`` and ``version`` are ID and VERSION_ID of os-release: ``ubuntu``, ``22.04``."""
+    """A node's operating system. ``identity`` and ``version``: ID and VERSION_ID of os-release, as ``ubuntu`` and ``22.04``."""
 
     distribution: Distribution
     identity: str
@@ -106,12 +106,12 @@ class System:
 
     @property
     def family(self) -> Family:
-        """Which package manager it has."""
+        """The distribution's family, which decides the package manager."""
         return self.distribution.family
 
     @property
     def major(self) -> int:
-        """The first number of its version."""
+        """The major version."""
         return int(self.version.split(".")[0])
 
     def __str__(self) -> str:
@@ -122,9 +122,9 @@ _known: WeakKeyDictionary[Host, System] = WeakKeyDictionary()
 
 
 def system() -> System:
-    """The host's, for deploy code: the one thing of a node that no deploy changes, so that it is asked for it once.
+    """For deploy code: the current host's operating system. It is read once, since a deploy does not change it.
 
-    :raises DeployError: for a distribution, or a release, that Trackbed does not know.
+    :raises DeployError: the distribution or release is not supported.
     """
     this = host.state.inventory.get_host(host.name)
     if this not in _known:
@@ -133,23 +133,23 @@ def system() -> System:
 
 
 def _system() -> System:
-    found = host.get_fact(LinuxDistribution)
-    identity = found["release_meta"].get("ID", "unknown")
-    release = found["major"] or 0
+    fact = host.get_fact(LinuxDistribution)
+    identity = fact["release_meta"].get("ID", "unknown")
+    release = fact["major"] or 0
     distribution = DISTRIBUTIONS.get(identity)
     if distribution is None or release < distribution.oldest:
         supported = ", ".join(f"{d.name} {d.oldest}" for d in DISTRIBUTIONS.values())
         raise DeployError(
-            f"{host.name}: {found['name'] or identity} {release or ''} is not supported; "
-            f"supported, each with its later releases: {supported}"
+            f"{host.name}: {fact['name'] or identity} {release or ''} is not supported; "
+            f"supported are, from the release given: {supported}"
         )
-    return System(distribution, identity, found["release_meta"].get("VERSION_ID") or str(release))
+    return System(distribution, identity, fact["release_meta"].get("VERSION_ID") or str(release))
 
 
 def base() -> None:
     """Install the base packages.
 
-    :raises DeployError: for a distribution, or a release, that Trackbed does not know.
+    :raises DeployError: the distribution or release is not supported.
     """
     have = system()
     install(name="Base packages", family=have.family, new_python=have.major >= have.distribution.new_python)
@@ -157,34 +157,34 @@ def base() -> None:
 
 @operation()
 def install(family: Family, new_python: bool) -> Commands:
-    """Install those of the base packages that are missing; package lists are fetched only then.
+    """Install the base packages that are missing.
 
-    :param new_python: the distribution's python3 is new enough.
+    :param new_python: the distribution's python3 is 3.10 or newer.
     """
     have = installed(family)
     wanted = list(BASE[family])
     too_old = "python3" in have or not new_python
     if family == "rhel" and too_old and host.get_fact(NodePython) is None:
         wanted.append(RHEL_PYTHON)
-    yield from lacking(wanted, have, family)
+    yield from install_missing(wanted, have, family)
 
 
 def installed(family: Family) -> Mapping[str, Collection[str]]:
-    """For an operation: the packages that the node has, each with its versions."""
-    found: Mapping[str, Collection[str]] = host.get_fact(DebPackages if family == "debian" else RpmPackages)
-    return found
+    """For an operation: the installed packages, each with its versions."""
+    versions: Mapping[str, Collection[str]] = host.get_fact(DebPackages if family == "debian" else RpmPackages)
+    return versions
 
 
 @operation()
 def present(names: tuple[str, ...], family: Family) -> Commands:
-    """Install those that are missing."""
-    yield from lacking(names, installed(family), family)
+    """Install the packages that are missing."""
+    yield from install_missing(names, installed(family), family)
 
 
-def lacking(wanted: Iterable[str], have: Mapping[str, object], family: Family) -> Commands:
-    """For an operation: install what is not among those that the node has.
+def install_missing(wanted: Iterable[str], have: Mapping[str, object], family: Family) -> Commands:
+    """For an operation: install the wanted packages that are not in ``have``.
 
-    pyinfra's dnf.packages would ask the repositories about each package first, which takes seconds for each.
+    pyinfra's dnf.packages would first query the repositories for each package, which takes seconds each.
     """
     missing = [package for package in wanted if package not in have and OTHER_NAMES.get(package) not in have]
     if not missing:

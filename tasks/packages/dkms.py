@@ -1,4 +1,4 @@
-"""DKMS: which modules it has built for which kernel, why a build failed, and whether the kernel runs what is installed."""
+"""DKMS: the modules it has built for each kernel, why a build failed, and whether a loaded module is the installed one."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pyinfra.context import host
 from tasks.common.commands import Commands, refuse, script
 
 OUT_OF_TREE = ("/updates/", "/extra/", "/weak-updates/")
-"""Folders below /lib/modules/RELEASE for modules that are not the kernel's own: DKMS on Debian uses updates/dkms, on
-Ubuntu updates/dkms, on RHEL extra; weak-updates links to those of a compatible kernel."""
+"""Folders in /lib/modules/RELEASE for modules that are not the kernel's own. DKMS uses updates/dkms on Debian and Ubuntu, and
+extra on RHEL; weak-updates has links to modules of a compatible kernel."""
 
 CAUSE = """
-cause() {  # of a failed DKMS build: module, kernel
+cause() {  # arguments: module, kernel
   [ -n "$1" ] || return 0
   if [ ! -e "/lib/modules/$2/build/include" ]; then
     echo "the headers of the kernel $2 are missing, so DKMS cannot build $1 for it:" >&2
-    echo "install linux-headers-$2 (Debian, Ubuntu) or kernel-devel-$2 (RHEL); the key 'kernel' does" >&2
+    echo "install linux-headers-$2 (Debian, Ubuntu) or kernel-devel-$2 (RHEL), or give the key 'kernel', which does so" >&2
   fi
   for log in "${DKMS:-/var/lib/dkms}/$1"/*/build/make.log; do
     [ -e "$log" ] || continue
@@ -31,12 +31,12 @@ cause() {  # of a failed DKMS build: module, kernel
   done
 }
 """
-"""A shell function: what a person needs to know of a failed build, on standard error."""
+"""A shell function that prints the likely cause of a failed DKMS build to standard error."""
 
 
 @frozen
 class Build:
-    """A line of `dkms status`. ``state`` is ``added``, ``built`` or ``installed``; an added one is for no kernel yet."""
+    """A line of `dkms status`. ``state``: ``added`` (then it has no kernel), ``built`` or ``installed``."""
 
     module: str
     version: str
@@ -46,11 +46,11 @@ class Build:
 
 @frozen
 class Module:
-    """A kernel module on disk and in memory; a part that does not exist is None.
+    """A kernel module on disk and in memory. A field is None if the file or the loaded module does not exist.
 
-    ``installed`` and ``loaded`` are its srcversion, a checksum of the sources (scripts/mod/sumversion.c), from `modinfo` and
-    from /sys/module/NAME/srcversion. A kernel without CONFIG_MODULE_SRCVERSION_ALL, as Debian's, gives it only to modules with
-    a version; else the build ID of the ELF file stands in its place, or the empty text.
+    ``installed`` and ``loaded``: the srcversion, a checksum of the sources (scripts/mod/sumversion.c), from `modinfo` and from
+    /sys/module/NAME/srcversion. A kernel without CONFIG_MODULE_SRCVERSION_ALL, as Debian's, gives it only to modules with a
+    version. Others are compared by the build ID of the ELF file; if there is none, the fields are empty.
     """
 
     path: str | None
@@ -60,41 +60,41 @@ class Module:
 
     @property
     def is_loaded(self) -> bool:
-        """It is in memory, or built into the kernel."""
+        """Whether it is loaded or built into the kernel."""
         return self.loaded is not None
 
     @property
     def stale(self) -> bool:
-        """Another build is loaded than is installed."""
+        """Whether the loaded module is not the installed one."""
         return bool(self.loaded) and bool(self.installed) and self.loaded != self.installed
 
     @property
     def out_of_tree(self) -> bool:
-        """What is installed is not the kernel's own."""
+        """Whether the installed file is not the kernel's own."""
         return self.path is not None and any(folder in self.path for folder in OUT_OF_TREE)
 
 
 class Builds(FactBase[list[Build]]):
-    """What `dkms status` says; empty without DKMS."""
+    """DKMS's builds; empty without DKMS."""
 
     default = list
 
     def command(self) -> StringCommand:
-        """One line a module, version and kernel."""
+        """Run `dkms status`, which prints one line for each module, version and kernel."""
         return script("if command -v dkms >/dev/null; then dkms status; fi")
 
     def process(self, output: list[str]) -> list[Build]:
-        """``erdma/1.0, 6.1.0-9-amd64, x86_64: installed``; before DKMS 3, ``erdma, 1.0, ...``; ``erdma/1.0: added``."""
-        found = []
+        """Parse ``erdma/1.0, 6.1.0-9-amd64, x86_64: installed`` or ``erdma/1.0: added``; before DKMS 3 ``erdma, 1.0``."""
+        builds = []
         for line in output:
             place, _, state = line.partition(": ")
             name, *rest = re.split(r", |/", place)
             if rest and state:
-                found.append(Build(name, rest[0], rest[1] if len(rest) > 1 else None, state.split()[0].rstrip("(")))
-        return found
+                builds.append(Build(name, rest[0], rest[1] if len(rest) > 1 else None, state.split()[0].rstrip("(")))
+        return builds
 
 
-# The note is 16 bytes of head and the ID. It is looked for in the file as a whole: no ELF reader is needed.
+# The build ID's note is found in the module's file by a search for its bytes, which needs no ELF parser.
 _MODULE = """
 module=$1
 path=$(modinfo -n -- "$module" 2>/dev/null) || path=
@@ -123,28 +123,28 @@ class ModuleState(FactBase[Module]):
     """A kernel module on disk and in memory."""
 
     def command(self, module: str) -> StringCommand:
-        """One script; a module that does not exist is no error."""
+        """Read both by one script. A module that does not exist is no error."""
         return script(_MODULE, module)
 
     def process(self, output: list[str]) -> Module:
-        """Lines of a word and its value."""
-        found = dict(line.partition(" ")[::2] for line in output)
-        path, loaded = found.get("path") or None, found.get("loaded")
-        installed = found.get("installed")
-        if loaded == "" and ("same" in found or "other" in found):
-            installed, loaded = "by build ID", "by build ID" if "same" in found else "another"
-        return Module(path, installed, loaded, int(found.get("users") or 0))
+        """Parse lines of a word and its value."""
+        values = dict(line.partition(" ")[::2] for line in output)
+        path, loaded = values.get("path") or None, values.get("loaded")
+        installed = values.get("installed")
+        if loaded == "" and ("same" in values or "other" in values):
+            installed, loaded = "by build ID", "by build ID" if "same" in values else "another"
+        return Module(path, installed, loaded, int(values.get("users") or 0))
 
 
 class RunningKernel(FactBase[str]):
-    """Its release, as `uname -r` prints it."""
+    """The release of the running kernel."""
 
     def command(self) -> StringCommand:
-        """Ask the kernel."""
+        """Run `uname -r`."""
         return StringCommand("uname", "-r")
 
     def process(self, output: list[str]) -> str:
-        """Its only line."""
+        """Take the only line."""
         return output[0]
 
 
@@ -160,25 +160,25 @@ dkms install -m "$module" -v "$version" -k "$kernel" "$@" || failed
 
 
 def build(module: str, version: str, kernel: str, force: bool = False) -> StringCommand:
-    """The command that builds and installs a module for a kernel; it fails with the build log's cause.
+    """A command that builds and installs a module for a kernel. If it fails, it prints the cause from the build log.
 
-    :param force: build it anew although it is installed: what it is built against has changed.
+    :param force: build it again although it is installed, since what it is built against has changed.
     """
     return script(_BUILD, module, version, kernel, *(["--force"] if force else []))
 
 
 @operation()
 def installed(module: str) -> Commands:
-    """Have every version that DKMS knows of a module be installed for the running kernel: the newest, that is.
+    """Have DKMS install the newest version of a module for the running kernel.
 
-    A package's own script does that, but skips it without a word when the kernel's headers are missing.
+    A package's own script does so, too, but silently skips it if the kernel's headers are missing.
     """
     kernel = host.get_fact(RunningKernel)
-    builds = [found for found in host.get_fact(Builds) if found.module == module]
-    if any((found.kernel, found.state) == (kernel, "installed") for found in builds):
+    builds = [each for each in host.get_fact(Builds) if each.module == module]
+    if any((each.kernel, each.state) == (kernel, "installed") for each in builds):
         host.noop(f"{module} is installed for {kernel}")
         return
     if not builds:
-        yield refuse(f"DKMS knows no module {module}; its package does not bring what the inventory says")
+        yield refuse(f"DKMS has no module {module}: the package did not install its source")
         return
     yield build(module, builds[-1].version, kernel)

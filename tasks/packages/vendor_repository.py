@@ -1,6 +1,6 @@
-"""A vendor's package repository: its key by fingerprint, its source for apt or dnf, and packages of a version that is held.
+"""Adds a vendor's package repository with its signing key, and installs packages from it at a version that is held.
 
-For other tasks: `add` and then `packages`. The RHEL half is asserted by its commands: not run.
+Other tasks call `add` and then `packages`. For the RHEL family only the commands are tested; they were not run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pyinfra.operations import files
 
 from agent.spec.validators import Matches
 from tasks.common.commands import Commands, script
+from tasks.common.texts import HEADER
 from tasks.packages import APT, Family, dkms, installed
 
-HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 URL = re.compile(r"https?://[!-~]+")
-# dpkg's and rpm's own characters; what they mean to a shell or to apt (a trailing - removes) is left out.
+# The characters that dpkg and rpm allow, without those that are special to a shell or to apt (a trailing - removes a package).
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._-]*[a-zA-Z0-9+]")
 VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.+:~^_-]*")
 LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
@@ -30,22 +30,22 @@ LOCK_PLUGIN = "python3-dnf-plugin-versionlock"
 FETCH = """
 fetch() {
   if [ -x /usr/lib/apt/apt-helper ]; then
-    # apt's own proxy and certificates; it is there where curl is not.
+    # It uses apt's proxy and certificates, and needs no curl.
     /usr/lib/apt/apt-helper -qq -oAPT::Sandbox::User=root download-file "$1" "$2" >&2
   else
     curl --fail --silent --show-error --location --retry 2 --output "$2" -- "$1"
-  fi || { echo "$1 cannot be fetched; see the line above, and look at it from the node" >&2; exit 1; }
+  fi || { echo "$1 cannot be fetched; the reason is above; check that the node can reach it" >&2; exit 1; }
 }
 """
-"""A shell function: ``fetch URL FILE``, or the script ends with an error that names the URL."""
+"""The shell function ``fetch URL FILE``. If it fails, the script ends with an error that names the URL."""
 
 LOCKS = """
-locks() {  # of dnf's versionlock, below a root folder
+locks() {  # argument: the root folder
   list=$(sed -n 's/^locklist *= *//p' "$1/etc/dnf/plugins/versionlock.conf" 2>/dev/null || true)
   sed '/^#/d; /^[[:space:]]*$/d' "$1${list:-/etc/dnf/plugins/versionlock.list}" 2>/dev/null || true
 }
 """
-"""A shell function: the locks, a line each. `dnf versionlock list` prints these lines, after it has loaded every repository."""
+"""A shell function that prints dnf's version locks. `dnf versionlock list` would load all repositories first."""
 
 _FINGERPRINTS = """
 fingerprints() {
@@ -64,12 +64,12 @@ _URL = Matches(URL, "give a URL, http:// or https://")
 
 @frozen
 class Repository:
-    """Where a vendor's packages come from: an inventory's mapping.
+    """A vendor's repository, as the inventory gives it.
 
-    ``key`` is the URL of the key that signs it; it may come over plain HTTP, for only the key of this ``fingerprint`` is
-    installed. For apt, ``suite`` and ``components`` are as in sources.list (a flat repository: ``./`` and none); dnf has no
-    such thing, and takes ``uri`` as its baseurl. ``repo_gpgcheck`` as in dnf.conf: the key signs the repository's metadata,
-    which has the packages' checksums, and not each package.
+    ``key``: the URL of the signing key. Plain HTTP is safe, since only a key with this ``fingerprint`` is installed.
+    ``suite`` and ``components``: as in apt's sources.list (a flat repository has ``./`` and no components); dnf uses only
+    ``uri``, as its baseurl. ``repo_gpgcheck``: as in dnf.conf; the key signs the repository's metadata, which has the
+    packages' checksums, instead of each package.
     """
 
     uri: str = field(validator=_URL)
@@ -86,7 +86,7 @@ class Repository:
         if self.suite.endswith("/") and self.components:
             raise ValueError("components: a suite that ends in / has none; leave them out")
         if not self.suite.endswith("/") and not self.components:
-            raise ValueError("components: they are missing; give ['main'], say, or a suite that ends in /")
+            raise ValueError("components: they are missing; give names such as ['main'], or a suite that ends in /")
         for component in self.components:
             if not NAME.fullmatch(component):
                 raise ValueError(f"components: {component!r} is not valid; give names such as 'main'")
@@ -94,7 +94,7 @@ class Repository:
 
 @frozen
 class Package:
-    """A package, and the version that it shall have (as ``dpkg -l`` or ``rpm -q`` prints it); None: whichever is there."""
+    """A package and its wanted version, as ``dpkg -l`` or ``rpm -q`` prints it; None: any version."""
 
     name: str
     version: str | None = None
@@ -105,12 +105,12 @@ PACKAGE_VERSION = Matches(VERSION, "give it as the package manager prints it")
 
 
 class KeyFingerprints(FactBase[list[str]]):
-    """The fingerprints of the primary keys in a keyring; empty if there is no such file, or no gpg to read it."""
+    """The fingerprints of the primary keys in a keyring; empty if the file or gpg is missing."""
 
     default = list
 
     def command(self, keyring: str) -> StringCommand:
-        """Gpg gets a home of its own: root's is left alone."""
+        """Run gpg with a temporary home, so that it does not touch root's."""
         return script(
             _FINGERPRINTS
             + """
@@ -122,23 +122,23 @@ fingerprints "$1" "$home"
         )
 
     def process(self, output: list[str]) -> list[str]:
-        """One fingerprint a line."""
+        """Take one fingerprint from each line."""
         return output
 
 
 class HeldPackages(FactBase[dict[str, str | None]]):
-    """The packages that are held at their version; dnf's locks name it, apt's holds mean whichever is installed."""
+    """The held packages, with the version of dnf's lock. apt's holds have no version (None): they hold the installed one."""
 
     default = dict
 
     def command(self, family: Family) -> StringCommand:
-        """Without dnf's plug-in there are no locks."""
+        """List apt's holds or dnf's version locks."""
         if family == "debian":
             return script("apt-mark showhold")
         return script(f"{LOCKS}locks ''")
 
     def process(self, output: list[str]) -> dict[str, str | None]:
-        """``name``, or ``name-epoch:version-release.*``."""
+        """Parse ``name``, or ``name-epoch:version-release.*``."""
         held: dict[str, str | None] = {}
         for line in output:
             locked = re.fullmatch(r"(\S+)-\d+:(\S+)\.\*", line.strip())
@@ -147,9 +147,9 @@ class HeldPackages(FactBase[dict[str, str | None]]):
 
 
 def add(name: str, repository: Repository, family: Family) -> None:
-    """Deploy code: the key, then the source; a key with another fingerprint fails the host before the source is written.
+    """Deploy code: add the key, then the repository. If the key has another fingerprint, the host fails before the latter.
 
-    :param name: of the files, as ``doca``.
+    :param name: for the names of the files, as ``doca``.
     """
     ring = keyring(name, family)
     key(
@@ -164,13 +164,13 @@ def add(name: str, repository: Repository, family: Family) -> None:
 
 
 def remove(name: str, family: Family) -> None:
-    """Deploy code: take the source and its key away; what was installed from it stays."""
+    """Deploy code: remove the repository and its key. Packages that were installed from it stay."""
     files.file(name=f"{name}: no repository", path=_source_path(name, family), present=False)
     files.file(name=f"{name}: no key of a repository", path=keyring(name, family), present=False)
 
 
 def files_of(name: str) -> tuple[str, ...]:
-    """The paths of a repository's files, whichever the family."""
+    """The paths of a repository's files, for both families."""
     families: tuple[Family, ...] = get_args(Family)
     return tuple(path for family in families for path in (_source_path(name, family), keyring(name, family)))
 
@@ -183,7 +183,7 @@ def keyring(name: str, family: Family) -> str:
 
 
 def source(name: str, repository: Repository, family: Family) -> tuple[str, str]:
-    """Path and text of the source: sources.list(5) in its deb822 form, or dnf.conf(5)."""
+    """The path and text of the repository's file, in the deb822 format of sources.list(5) or as in dnf.conf(5)."""
     ring = keyring(name, family)
     if family == "debian":
         lines = ["Types: deb", f"URIs: {repository.uri}", f"Suites: {repository.suite}"]
@@ -203,7 +203,7 @@ def _source_path(name: str, family: Family) -> str:
     return f"/etc/yum.repos.d/trackbed-{name}.repo"
 
 
-# Only the wanted key is taken of a file with several.
+# Exports only the wanted key, since the file may have several.
 _KEY = (
     FETCH
     + _FINGERPRINTS
@@ -211,13 +211,13 @@ _KEY = (
 url=$1 want=$2 ring=$3 armor=$4
 umask 077; home=$(mktemp -d); trap 'rm -rf "$home"' EXIT
 fetch "$url" "$home/key"
-found=$(fingerprints "$home/key" "$home")
-if ! printf '%s\\n' "$found" | grep -qxF "$want"; then
-  echo "the key at $url has the fingerprint $(echo ${found:-none: it is no key}), expected is $want;" >&2
-  echo "nothing was installed: ask the vendor which is right, and give that as fingerprint" >&2
+actual=$(fingerprints "$home/key" "$home")
+if ! printf '%s\\n' "$actual" | grep -qxF "$want"; then
+  echo "the key at $url has the fingerprint $(echo ${actual:-none: it is not a key}), expected is $want;" >&2
+  echo "nothing was installed; ask the vendor for the right fingerprint, and give that" >&2
   exit 1
 fi
-# Without its agent, which only private keys need, gpg imports the key and says that it failed: what it has is looked at.
+# Without gpg-agent, gpg imports the key but reports an error. So its exit code is ignored, and the exported key is checked.
 gpg --homedir "$home" --batch --quiet --no-default-keyring --keyring "$home/ring" --import "$home/key" 2>/dev/null || true
 gpg --homedir "$home" --batch --quiet --no-default-keyring --keyring "$home/ring" $armor --export "$want" > "$home/out"
 [ "$(fingerprints "$home/out" "$home")" = "$want" ]
@@ -228,7 +228,7 @@ install -D -m 644 "$home/out" "$ring"
 
 @operation()
 def key(url: str, fingerprint: str, family: Family, ring: str) -> Commands:
-    """Install the key of this fingerprint, and no other; gpg first, where it is missing."""
+    """Install the key with this fingerprint, and gpg before it if it is missing."""
     gpg = "gpg" if family == "debian" else "gnupg2"
     if gpg not in installed(family):
         yield from _install(family, (Package(gpg),))
@@ -242,11 +242,11 @@ def key(url: str, fingerprint: str, family: Family, ring: str) -> Commands:
 def packages(
     wanted: tuple[Package, ...], family: Family, hold: bool = True, module: str = "", remedy: str = ""
 ) -> Commands:
-    """Have packages installed, those with a version at exactly that one (also if it is older), and held there.
+    """Install packages. Those with a version are installed at that version, even as a downgrade, and held there.
 
-    :param module: the DKMS module that they bring: if they cannot be installed, the cause is looked for in its build log.
-    :param hold: without it, a version that dnf has locked does not keep another one from being installed.
-    :param remedy: said after the package manager's own words if they cannot be installed.
+    :param module: the packages' DKMS module. If the installation fails, the cause is printed from its build log.
+    :param hold: hold the packages. If False, dnf's locks are ignored.
+    :param remedy: printed after the package manager's output if the installation fails.
     """
     have = installed(family)
     missing = tuple(p for p in wanted if p.name not in have or (p.version and p.version not in have[p.name]))
@@ -259,7 +259,7 @@ def packages(
         if family == "rhel" and (locked := [p.name for p in missing if p.name in held]):
             yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, locked))
         yield from _install(family, missing, module, remedy, locked=hold)
-    # apt takes a hold off what it upgrades.
+    # apt removes the hold of a package that it upgrades.
     again = tuple(p for p in wanted if hold and p.version and (p in loose or p in missing))
     if again and family == "debian":
         yield StringCommand("apt-mark", "hold", *(QuoteString(p.name) for p in again))
@@ -280,7 +280,7 @@ failed() {
   status=$?
   cause "$module" "$(uname -r)"
   if [ -n "$module" ] && command -v dnf >/dev/null && ! command -v dkms >/dev/null; then
-    echo "there is no dkms, which the RHEL family has in EPEL: add that repository (epel-release) and CRB, or mirrors" >&2
+    echo "the node has no dkms, which for the RHEL family is in EPEL: add EPEL (epel-release) and CRB, or mirrors of them" >&2
   fi
   if [ -n "$remedy" ]; then echo "$remedy" >&2; fi
   exit "$status"

@@ -1,4 +1,4 @@
-"""One node under test: pyinfra's fake connector, with answers that each test gives and uploads that are kept."""
+"""One node under test, on pyinfra's fake connector. A test gives the answers; commands and uploads are recorded."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ PLAN = "plan --spec"
 
 
 def status(report: Report) -> Answers:
-    """What a node says whose agent has just written this report, in this boot."""
+    """The answers of a node whose agent has just written this report in this boot."""
     return {STATUS: [f"{report.boot_id} {report.uptime}", report_to_json(report).strip()]}
 
 
 class Connector(FakeConnector):
-    """pyinfra's own one keeps the commands, but neither what is uploaded nor what is sent to standard input."""
+    """Records uploads, standard input and arguments, which pyinfra's own fake connector does not."""
 
     def __init__(self, state: State, host: Host) -> None:
         super().__init__(state, host)
         self.uploads: dict[str, bytes] = {}
         self.inputs: list[str] = []
-        self.ran: list[str] = []
+        self.ran: list[tuple[str, dict[str, Any]]] = []
 
     def run_shell_command(self, command: Any, *positional: Any, **arguments: Any) -> Any:
-        self.ran.append(str(command))
+        self.ran.append((str(command), arguments))
         if arguments.get("_stdin"):
             self.inputs.append(arguments["_stdin"])
         return super().run_shell_command(command, *positional, **arguments)
@@ -63,9 +63,9 @@ class Connector(FakeConnector):
 
 @define
 class Result:
-    """What a run did. ``planned`` and ``commands`` are by operation: whether it would act, and what it did.
+    """What a deploy did. By operation, ``planned``: whether it would change something; ``commands``: what it ran.
 
-    ``ran``: all shell commands, those of facts too.
+    ``arguments``: all shell commands, with those of facts, and pyinfra's arguments of each.
     """
 
     planned: dict[str, bool]
@@ -73,12 +73,17 @@ class Result:
     uploads: dict[str, bytes]
     inputs: list[str]
     failed: bool
-    ran: list[str]
+    arguments: list[tuple[str, dict[str, Any]]]
     log: list[str] = field(factory=list)
 
     @property
+    def ran(self) -> list[str]:
+        """All shell commands, with those of facts."""
+        return [command for command, _ in self.arguments]
+
+    @property
     def flat(self) -> list[str]:
-        """All commands in their order."""
+        """The commands of all operations, in their order."""
         return [command for commands in self.commands.values() for command in commands]
 
 
@@ -90,13 +95,13 @@ def _say(command: Any) -> str:
 
 @define
 class Node:
-    """A node. ``answers`` map a part of a command to what it prints; the first that matches counts."""
+    """A node. ``answers`` maps a part of a command to its output; the first match counts."""
 
     caplog: pytest.LogCaptureFixture
     data: dict[str, Any] = field(factory=dict)
 
     def deploy(self, code: Callable[[], object], answers: Answers, later: Answers | None = None) -> Result:
-        """Run deploy code through both phases; ``later`` are the answers once it executes."""
+        """Run deploy code in both of pyinfra's phases. ``later``: the answers in the second phase, execute."""
         data = {"fake_delay": 0, "fake_delay_jitter": 0, "node_name": "node-a", **self.data}
         state = State(Inventory(([(NAME, data)], {})), Config())  # type: ignore[no-untyped-call]
         state.cwd = str(Path(__file__).parent.parent.parent)
@@ -133,7 +138,7 @@ class Node:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache of the session's own: the archive is built once, and not found ready-made."""
+    """Use a new cache for the session, so that the archive is built, once."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder))

@@ -1,4 +1,4 @@
-"""Nodes as their hardware is told: the lines that tasks.hardware's script prints."""
+"""Hardware of nodes, in the lines that the script of tasks/hardware.py prints."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def function(address: str, ids: str, netdev: str | None = None, *devices: Any, *
 
 
 def printed(*functions: Any, rdma_cm: bool = True, others: tuple[str, ...] = ()) -> list[str]:
-    """What the script prints; ``others``: more of its lines."""
+    """The output of the script; ``others``: more lines of it."""
     netdevs = [f"netdev {each['name']}" for f in functions for each in f["netdevs"]]
-    told = {"functions": list(functions), "other_rdma": [], "rdma_cm": rdma_cm}
+    inspection = {"functions": list(functions), "other_rdma": [], "rdma_cm": rdma_cm}
     return [
         "module ib_uverbs",
         "module rdma_ucm",
@@ -42,7 +42,7 @@ def printed(*functions: Any, rdma_cm: bool = True, others: tuple[str, ...] = ())
         "route 100 eth0",
         *others,
         "inspection",
-        json.dumps(told),
+        json.dumps(inspection),
     ]
 
 
@@ -52,7 +52,7 @@ def has(*functions: Any, **more: Any) -> Answers:
 
 
 def hardware(*functions: Any, **more: Any) -> Hardware:
-    """The same as the tasks read it."""
+    """The hardware as the tasks parse it."""
     found = NodeHardware().process(printed(*functions, **more))
     assert found is not None
     return found

@@ -5,7 +5,7 @@ import json
 from attrs import evolve
 
 from agent.report.records import Report
-from tasks import agent, gate
+from tasks import agent, readiness
 from tasks.common import archive
 from tasks.common.commands import script
 from tasks.common.status import COMMAND
@@ -73,7 +73,7 @@ def test_stage_without_a_python(node: Node) -> None:
     result = node.deploy(stage, {**BASE, PYTHON: ""})
     assert result.failed
     assert not result.uploads
-    assert "there is no Python 3.10 or newer (/usr/bin/python3 or /usr/bin/python3.11)" in "\n".join(result.log)
+    assert "the node has no Python 3.10 or newer (/usr/bin/python3 or /usr/bin/python3.11)" in "\n".join(result.log)
 
 
 def test_activate_on_a_fresh_node(node: Node) -> None:
@@ -97,7 +97,7 @@ def test_nothing_to_activate(node: Node) -> None:
 def test_a_new_version_restarts(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **versions(OLD, OLD, NEW), **service(OLD)})
     assert result.flat[0].endswith(f"sh /opt/trackbed {NEW}")
-    assert result.flat[1:] == [str(agent._on_trial(gate.TIMEOUT.default))]
+    assert result.flat[1:] == [str(agent._restart_on_trial(readiness.TIMEOUT.default))]
 
 
 def test_a_node_that_is_not_ready_has_nothing_to_go_back_to(node: Node) -> None:
@@ -107,7 +107,7 @@ def test_a_node_that_is_not_ready_has_nothing_to_go_back_to(node: Node) -> None:
 
 def test_a_switch_whose_restart_was_lost(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **service(OLD)})
-    assert result.flat == [str(agent._on_trial(gate.TIMEOUT.default))]
+    assert result.flat == [str(agent._restart_on_trial(readiness.TIMEOUT.default))]
 
 
 def test_a_changed_unit_restarts(node: Node) -> None:
@@ -137,6 +137,6 @@ def test_older_versions_are_removed(node: Node) -> None:
     assert len(result.flat) == 1
 
 
-def test_a_report_of_another_format_is_no_status(node: Node) -> None:
+def test_a_report_in_another_format_counts_as_no_status(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, STATUS: ["boot 0.0", json.dumps({"ready": True})]})
     assert result.flat == ["systemctl reload trackbed.service"]

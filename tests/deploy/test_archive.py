@@ -26,7 +26,9 @@ def test_the_version_names_machine_and_content() -> None:
 
 
 def test_a_machine_without_an_agent() -> None:
-    with pytest.raises(DeployError, match="no agent for a machine of type 's390x'; there is one for x86_64, aarch64"):
+    with pytest.raises(
+        DeployError, match="the agent does not support the machine type 's390x'; it supports x86_64, aarch64"
+    ):
         archive.version("s390x")
 
 
@@ -46,10 +48,10 @@ def test_it_holds_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
 
 
 def test_it_runs_isolated(unpacked: Path) -> None:
-    said = subprocess.run(
+    message = subprocess.run(
         [sys.executable, "-I", str(unpacked), "--version"], capture_output=True, text=True, check=True
     ).stdout
-    assert said.split()[-1] == archive.version("x86_64")
+    assert message.split()[-1] == archive.version("x86_64")
 
 
 def test_it_is_the_same_each_time(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +63,7 @@ def test_it_is_the_same_each_time(cache: Path, tmp_path: Path, monkeypatch: pyte
     assert [path.name for path in second.parent.iterdir()] == [second.name]
 
 
-def test_pip_says_why_it_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_s_message_is_shown_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(archive, "REQUIREMENTS", tmp_path / "node.txt")
     (tmp_path / "node.txt").write_text(f"attrs==26.1.0 --hash=sha256:{'0' * 64}\n")

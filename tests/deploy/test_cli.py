@@ -15,6 +15,7 @@ from agent.spec.node import spec_hash, to_json
 from tasks import kernel_modules, node_spec, reporter
 from tasks.common import archive
 from tasks.common import status as tasks_status
+from tasks.common.texts import HEADER
 from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers, status
 from tests.deploy.test_agent import BASE, FILES, NEW, service, versions
 from tests.deploy.test_node_spec import ABSENT, COUNT, STUCK, plan
@@ -24,14 +25,14 @@ from tests.deploy.test_reporter import LOOPBACK
 DATA = {"node_name": "node-a", "kernel_modules": ["igbvf"], "fake_delay": 0, "fake_delay_jitter": 0}
 SPEC = node_spec.node_spec({"node_name": "node-a"}, "node-a")
 REPORT = Report("node-a", spec_hash(SPEC), "boot", NEW, ready=True, up_to_date=True)
-# No wish for a reboot, and no limit of ours.
+# No reboot request, and no limits.
 QUIET: Answers = {"for task in *": ["boot-1"], "LimitMEMLOCK": ["logins"]}
 SETTLED = {
     **BASE,
     **QUIET,
     "echo here": ["here"],
     **dpkg(*DEB),
-    **file_answers(kernel_modules.AT_BOOT, f"{kernel_modules.HEADER}igbvf\n"),
+    **file_answers(kernel_modules.AT_BOOT, f"{HEADER}igbvf\n"),
     **FILES,
     **versions(NEW, NEW),
     **service(NEW),
@@ -72,21 +73,21 @@ def test_dry_shows_the_plan(inventory: Path) -> None:
     answers = {**SETTLED, **ABSENT, **plan(COUNT, STUCK, version=NEW)}
     done = pyinfra(inventory, "--dry", a=(answers, {}))
     assert done.returncode == 0, done.stderr
-    said = [line.partition("plan: ")[2] for line in done.stderr.splitlines() if "plan: " in line]
-    assert said == [
+    message = [line.partition("plan: ")[2] for line in done.stderr.splitlines() if "plan: " in line]
+    assert message == [
         "vfs 0000:01:00.0 count: 2 -> 4  [vf-reset]  disturbs pod ml/train-0",
         "vfs 0000:02:00.0 count: 0 -> 9",
-        "cannot: vfs 0000:02:00.0 count: 0 -> 9: it offers 7 VFs at most; lower count to 7 or less",
+        "cannot be applied: vfs 0000:02:00.0 count: 0 -> 9: it offers 7 VFs at most; lower count to 7 or less",
     ]
 
 
 def test_dry_on_a_fresh_node(inventory: Path) -> None:
     done = pyinfra(inventory, "--dry", "--json", a=(FRESH, {}))
     assert done.returncode == 0, done.stderr
-    assert "plan: not known before the agent is on the node" in done.stderr
+    assert "plan: unknown until the agent is on the node" in done.stderr
     changes = [operation["name"] for operation in json.loads(done.stdout)["plan"] if operation["hosts_with_change"]]
     assert changes == [
-        "What the node was",
+        "Original state",
         "Base packages",
         "Kernel modules at boot",
         "Agent | Stage",

@@ -17,7 +17,7 @@ def test_a_connection_waits_for_no_acknowledgement() -> None:
         assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_what_is_no_socket_is_taken_as_it_is() -> None:
+def test_a_channel_that_is_not_a_socket_is_used_unchanged() -> None:
     class Bastion:
         def settimeout(self, seconds: float) -> None:
             pass

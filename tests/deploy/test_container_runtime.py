@@ -8,7 +8,7 @@ from pyinfra.api.exceptions import DeployError
 from tasks import container_runtime
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
 
-REHEARSAL = "sh look "
+DRY_RUN = "sh dry-run "
 UNITS = "nvidia-cdi-refresh"
 ENABLED = "ActiveState=active LoadState=loaded UnitFileState=enabled "
 SOURCE = """\
@@ -44,10 +44,8 @@ def test_without_the_key_nothing_is_done(node: Node) -> None:
 
 def test_fresh_debian(node: Node) -> None:
     engines(node, "containerd")
-    # What cannot be rehearsed before the toolkit is there is planned all the same.
-    result = node.deploy(
-        container_runtime.configure, DEBIAN, {**installed("1.19.0-1"), REHEARSAL: ["rehearsed", "change x"]}
-    )
+    # The dry run needs the toolkit. Until that is installed, a change is planned.
+    result = node.deploy(container_runtime.configure, DEBIAN, {**installed("1.19.0-1"), DRY_RUN: ["ran", "change x"]})
     assert set(result.planned.values()) == {True}
     apt = result.commands["Container runtime | Packages"]
     assert apt[0].endswith(" ".join(["", *(f"{name}=1.20.1-1" for name in container_runtime.PACKAGES)]))
@@ -59,7 +57,7 @@ def test_fresh_debian(node: Node) -> None:
 
 def test_fresh_rocky(node: Node) -> None:
     node.data = {"container_runtime": {"engines": ["crio"]}}
-    result = node.deploy(container_runtime.configure, ROCKY_9, {**ROCKY_9, REHEARSAL: ["rehearsed", "change x"]})
+    result = node.deploy(container_runtime.configure, ROCKY_9, {**ROCKY_9, DRY_RUN: ["ran", "change x"]})
     source = result.uploads["/etc/yum.repos.d/trackbed-nvidia-container-toolkit.repo"].decode()
     assert "baseurl=https://nvidia.github.io/libnvidia-container/stable/rpm/$basearch\n" in source
     assert "gpgcheck=0\nrepo_gpgcheck=1\n" in source
@@ -70,7 +68,7 @@ def test_fresh_rocky(node: Node) -> None:
 
 def test_unchanged(node: Node) -> None:
     engines(node, "containerd", "docker", cdi=True)
-    there = {**installed(), REHEARSAL: "rehearsed", UNITS: [ENABLED, ENABLED]}
+    there = {**installed(), DRY_RUN: "ran", UNITS: [ENABLED, ENABLED]}
     result = node.deploy(container_runtime.configure, there)
     assert not any(result.planned.values())
     assert result.flat == []
@@ -84,36 +82,36 @@ def test_an_operator_s_own_repository(node: Node) -> None:
     assert "URIs: http://mirror.example.net/ctk\n" in result.uploads[path].decode()
 
 
-def test_what_the_daemon_has_not_taken_is_applied_again(node: Node) -> None:
+def test_files_that_the_daemon_has_not_loaded_are_applied_again(node: Node) -> None:
     engines(node, "docker", set_as_default=False)
-    result = node.deploy(container_runtime.configure, {**installed(), REHEARSAL: ["rehearsed", "pending"]})
+    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: ["ran", "pending"]})
     [applied] = result.flat
     assert applied.endswith(" sh apply docker no no")
 
 
-def test_what_is_the_operator_s_is_kept_where_nothing_is_to_change(node: Node) -> None:
+def test_the_operator_s_settings_do_not_matter_if_nothing_changes(node: Node) -> None:
     engines(node, "docker")
-    said = ["rehearsed", "lost runtimes.nvidia.runtimeArgs"]
-    assert node.deploy(container_runtime.configure, {**installed(), REHEARSAL: said}).flat == []
+    output = ["ran", "lost runtimes.nvidia.runtimeArgs"]
+    assert node.deploy(container_runtime.configure, {**installed(), DRY_RUN: output}).flat == []
 
 
 @pytest.mark.parametrize(
-    ("said", "refused"),
+    ("output", "refused"),
     [
-        ([], "containerd cannot be configured: there is no nvidia-ctk"),
+        ([], "containerd cannot be configured: the node has no nvidia-ctk"),
         (
-            ["fault containerd: it does not read its configuration: (4, 1): x"],
-            "containerd: it does not read its configuration: (4, 1)",
+            ["fault containerd: it cannot read its configuration: (4, 1): x"],
+            "containerd: it cannot read its configuration: (4, 1)",
         ),
         (
-            ["rehearsed", "change a", "lost plugins.x.annotations"],
-            "nvidia-ctk would change or take away plugins.x.annotations, which is yours; take it out",
+            ["ran", "change a", "lost plugins.x.annotations"],
+            "nvidia-ctk would change or remove your settings plugins.x.annotations; remove them",
         ),
     ],
 )
-def test_refused_with_the_remedy(node: Node, said: list[str], refused: str) -> None:
+def test_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:
     engines(node, "containerd")
-    result = node.deploy(container_runtime.configure, {**installed(), REHEARSAL: said})
+    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: output})
     assert result.failed
     [command] = result.flat
     assert command.startswith("refuse: container_runtime: ")
@@ -122,18 +120,18 @@ def test_refused_with_the_remedy(node: Node, said: list[str], refused: str) -> N
 
 def test_the_units_that_write_specifications_are_enabled(node: Node) -> None:
     engines(node, "containerd", cdi=True)
-    there = {**installed(), REHEARSAL: "rehearsed"}
+    there = {**installed(), DRY_RUN: "ran"}
     off = ENABLED.replace("enabled", "disabled")
     command = "systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"
     assert node.deploy(container_runtime.configure, {**there, UNITS: [off, ENABLED]}).flat == [command]
     assert node.deploy(container_runtime.configure, {**there, UNITS: [ENABLED, off]}).flat == [command]
     missing = "ActiveState=inactive LoadState=not-found UnitFileState= "
     [refused] = node.deploy(container_runtime.configure, {**there, UNITS: [missing, missing]}).flat
-    assert "came with nvidia-container-toolkit 1.18" in refused
+    assert "needs nvidia-container-toolkit 1.18" in refused
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({}, "the key 'engines' is missing"),
         ({"engines": []}, "engines: [] is not valid; name each of the node's container engines once"),
@@ -145,9 +143,9 @@ def test_the_units_that_write_specifications_are_enabled(node: Node) -> None:
         ({"engines": ["docker"], "repository": {"uri": "x", "key": "y", "fingerprint": "z"}}, "'x' is not valid"),
     ],
 )
-def test_bad_data(node: Node, data: dict[str, Any], said: str) -> None:
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = {"container_runtime": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(container_runtime.configure, DEBIAN)
     assert str(caught.value).startswith("@fake/node-a.container_runtime: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)

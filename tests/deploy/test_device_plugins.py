@@ -106,7 +106,7 @@ def test_sriov_s_configuration_has_a_resource_for_each_kind_of_vf() -> None:
     ]
 
 
-def test_vfs_may_be_kept_back() -> None:
+def test_only_the_given_vfs_are_allocated() -> None:
     found = config(manifests(evolve(WANTED, sriov=Sriov(vfs="1-7")), FLEET), "sriov")["resourceList"]
     assert [pool["selectors"]["pfNames"] for pool in found] == [["ens1f0#5"], ["ens3f0#1"]]
 
@@ -122,7 +122,7 @@ def test_no_two_config_maps_share_a_name() -> None:
     assert ("ConfigMap", "erdma-devices") in names
 
 
-def test_each_plugin_comes_by_its_label_and_before_the_taint_goes() -> None:
+def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> None:
     found = {
         each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in daemon_sets(manifests(WANTED, FLEET))
     }
@@ -184,7 +184,7 @@ def test_nccl_s_settings_are_one_config_map_for_each_content() -> None:
     assert "nccl-type-2" in names
 
 
-def test_the_same_input_gives_the_same_bytes() -> None:
+def test_the_same_input_makes_the_same_bytes() -> None:
     assert manifests(WANTED, FLEET) == manifests(WANTED, dict(reversed(FLEET.items())))
 
 
@@ -218,7 +218,7 @@ def test_every_file_that_may_be_rendered_is_known() -> None:
     assert set(manifests(WANTED, FLEET)) == task.OURS
 
 
-def test_the_api_s_schema_takes_every_object_of_a_core_kind() -> None:
+def test_every_object_of_a_core_kind_is_valid_in_the_api_s_schema() -> None:
     found = [each for each in every(manifests(WANTED, FLEET)) if each["kind"] != "NetworkAttachmentDefinition"]
     assert len(found) == 4 + 4 + 1 + 4 + 1
     assert {each["metadata"]["name"]: faults(each) for each in found if faults(each)} == {}
@@ -265,7 +265,7 @@ def test_the_parts_of_hosts_that_do_not_take_part_count_and_those_of_strangers_g
     assert (tmp_path / "mine.yaml").read_text() == "mine"
 
 
-def test_hosts_of_one_folder_must_say_the_same(tmp_path: Path) -> None:
+def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> None:
     inventory = tmp_path / "fleet.py"
     answers = {"fake_responses": has(CONNECTX), "fake_delay": 0, "fake_delay_jitter": 0}
     keys = [{"folder": str(tmp_path / "made")}, {"folder": str(tmp_path / "made"), "namespace": "rdma"}]
@@ -277,7 +277,7 @@ def test_hosts_of_one_folder_must_say_the_same(tmp_path: Path) -> None:
         cwd=archive.ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "says otherwise for the same folder" in done.stderr
+    assert "has another value for the same folder" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -285,28 +285,26 @@ def test_without_the_key_there_is_nothing_to_do(node: Node) -> None:
     assert node.deploy(task.render, {}).planned == {}
 
 
-def test_a_node_that_tells_nothing_is_refused(node: Node, tmp_path: Path) -> None:
+def test_a_node_with_unknown_hardware_is_refused(node: Node, tmp_path: Path) -> None:
     result = deploy(node, tmp_path, {})
     assert result.failed
-    assert "did not tell its hardware" in "\n".join(result.log)
+    assert "hardware is unknown" in "\n".join(result.log)
 
 
-def test_plugin_and_label_must_speak_of_the_same_resource(node: Node, tmp_path: Path) -> None:
+def test_plugin_and_label_must_have_the_same_resource(node: Node, tmp_path: Path) -> None:
     node.data = {"device_plugins": {"folder": str(tmp_path), "shared_rdma": {"resource_name": "hca"}}, "labels": {}}
     with pytest.raises(DeployError) as caught:
         node.deploy(task.render, has(CONNECTX))
-    assert "the plugin makes rdma/hca, and labels.resources says that 'rdma' selects rdma/hca_shared" in str(
-        caught.value
-    )
+    assert "the plugin's resource is rdma/hca, but labels.resources has rdma/hca_shared" in str(caught.value)
     node.data["labels"] = {"resources": {"rdma": "rdma/hca"}}
     assert not node.deploy(task.render, has(CONNECTX)).failed
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({}, "the key 'folder' is missing"),
-        ({"folder": ""}, "folder: '' is none"),
+        ({"folder": ""}, "folder: it is empty"),
         ({"folder": "x", "namespace": "Kube"}, "namespace: 'Kube' is not valid"),
         (
             {"folder": "x", "shared_rdma": {"resource_name": "hca-b"}},
@@ -326,9 +324,9 @@ def test_plugin_and_label_must_speak_of_the_same_resource(node: Node, tmp_path: 
         ({"folder": "x", "sriovs": {}}, "unknown key 'sriovs'; did you mean 'sriov'?"),
     ],
 )
-def test_bad_data_is_refused_before_a_node_is_touched(node: Node, given: dict[str, Any], said: str) -> None:
+def test_bad_data_is_refused_before_a_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
     node.data = {"device_plugins": given}
     with pytest.raises(DeployError) as caught:
         node.deploy(task.render, {})
     assert str(caught.value).startswith("@fake/node-a.device_plugins: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -60,7 +60,7 @@ def test_what_was_built_for_another_kernel_is_built_for_this_one(node: Node) -> 
 def test_a_package_without_the_module_is_refused(node: Node) -> None:
     result = node.deploy(installed, {**KERNEL, "dkms status": "other/1.0: added"})
     assert result.failed
-    assert "DKMS knows no module erdma" in result.flat[0]
+    assert "DKMS has no module erdma" in result.flat[0]
 
 
 def cause(folder: Path) -> str:
@@ -73,15 +73,15 @@ def cause(folder: Path) -> str:
 
 
 def test_the_cause_of_a_failed_build(tmp_path: Path) -> None:
-    said = cause(tmp_path)
-    assert "the headers of the kernel 0.0.0-none are missing" in said
-    assert "install linux-headers-0.0.0-none (Debian, Ubuntu) or kernel-devel-0.0.0-none (RHEL)" in said
+    message = cause(tmp_path)
+    assert "the headers of the kernel 0.0.0-none are missing" in message
+    assert "install linux-headers-0.0.0-none (Debian, Ubuntu) or kernel-devel-0.0.0-none (RHEL)" in message
     log = tmp_path / "erdma/1.0/build/make.log"
     log.parent.mkdir(parents=True)
     log.write_text("make: Entering\nerdma_main.c:9:1: error: unknown type name 'oops'\nmake: leaving\n")
-    said = cause(tmp_path)
-    assert f"the build of erdma failed; from {log}:" in said
-    assert "2:erdma_main.c:9:1: error: unknown type name 'oops'" in said
-    assert "Entering" not in said
+    message = cause(tmp_path)
+    assert f"the build of erdma failed; from {log}:" in message
+    assert "2:erdma_main.c:9:1: error: unknown type name 'oops'" in message
+    assert "Entering" not in message
     log.write_text("Killed\n")
     assert "Killed" in cause(tmp_path)

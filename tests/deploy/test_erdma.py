@@ -128,7 +128,7 @@ def test_another_build_or_mode_is_loaded_again_unless_it_is_in_use(node: Node, a
         assert "modprobe" not in command
 
 
-def test_a_wish_that_is_met_is_withdrawn(node: Node) -> None:
+def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
     node.data = {"erdma": DKMS}
     result = node.deploy(erdma.install, {**there(), "for task in *": ["boot-2", "erdma boot-1 something "]})
     assert result.flat == ["rm -f /var/lib/trackbed/reboots/erdma"]
@@ -184,46 +184,44 @@ def test_in_tree(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "module", "said"),
+    ("data", "module", "message"),
     [
-        ({"source": "in-tree"}, "path ", "has no module erdma (Debian's has none; give the source 'dkms')"),
-        ({"source": "in-tree"}, PATH, "stands before the kernel's own driver; remove its package"),
-        (DKMS, "path /lib/modules/6/kernel/erdma.ko", "the kernel's own driver, and not the one that DKMS built"),
+        ({"source": "in-tree"}, "path ", "does not have the module erdma (Debian's does not; give the source 'dkms')"),
+        ({"source": "in-tree"}, PATH, "to the kernel's own driver; remove its package"),
+        (DKMS, "path /lib/modules/6/kernel/erdma.ko", "to the one that DKMS built"),
     ],
 )
-def test_refused_before_it_is_loaded(node: Node, data: dict[str, Any], module: str, said: str) -> None:
+def test_refused_before_it_is_loaded(node: Node, data: dict[str, Any], module: str, message: str) -> None:
     node.data = {"erdma": data}
     mine = {MODULE: [module]}
     result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}})
     assert result.failed
     [refusal] = result.commands["eRDMA | Driver loaded"]
-    assert said in refusal
+    assert message in refusal
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"source": "installer"}, "installer: it is missing; give its url and sha256"),
         ({"source": "dkms"}, "dkms: it is missing; give its repository and version"),
-        ({"source": "in-tree", "compat_mode": True}, "compat_mode: the kernel's own driver has no such mode"),
+        ({"source": "in-tree", "compat_mode": True}, "compat_mode: the kernel's own driver does not support it"),
         ({"source": "inbox"}, 'source: "inbox" is not one of installer, dkms, in-tree'),
         ({**INSTALLER, "installer": {"url": "x", "sha256": "ab"}}, "installer"),
-        (INSTALLER, "erdma.source: the installer does not support Debian 12, only Alibaba Cloud Linux 3, Ubuntu"),
+        (INSTALLER, "erdma.source: the installer does not support Debian 12; it supports Alibaba Cloud Linux 3, Ubuntu"),
     ],
 )  # fmt: skip
-def test_bad_data(node: Node, data: dict[str, Any], said: str) -> None:
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = {"erdma": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(erdma.install, DEBIAN)
     assert str(caught.value).startswith("@fake/node-a.erdma")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_mode_that_is_given_twice_is_refused(node: Node) -> None:
     node.data = {"erdma": DKMS, "kernel_module_options": {"erdma": {"compat_mode": False}}}
-    with pytest.raises(
-        DeployError, match=r"erdma\.compat_mode: kernel_module_options gives it, too; leave it out there"
-    ):
+    with pytest.raises(DeployError, match=r"erdma\.compat_mode: kernel_module_options sets it, too; remove it there"):
         node.deploy(erdma.install, DEBIAN)
 
 
@@ -255,7 +253,7 @@ def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
     refused = run_installer(made, SHA256, note)
     found = hashlib.sha256(made.read_bytes()).hexdigest()
     assert refused.returncode == 1
-    assert f"has the SHA-256 {found}, expected is {SHA256}; nothing of it was run" in refused.stderr
+    assert f"has the SHA-256 {found}, expected is {SHA256}; it was not run" in refused.stderr
     assert not (tmp_path / "ran").exists()
     done = run_installer(made, found, note)
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from tests.deploy.test_scripts import program, sh
 
 PCI = "0000:18:00.0"
 QUERY = "mstconfig -e -d"
-WISHES = "for task in *"
+REQUESTS = "for task in *"
 
 
 def told(sriov: str, vfs: str, link: str = "ETH(2)          ETH(2)") -> list[str]:
@@ -36,9 +36,9 @@ The '*' shows parameters with next value different from default/current value.
 """.splitlines()
 
 
-def answers(lines: list[str], *wishes: str) -> Answers:
+def answers(lines: list[str], *requests: str) -> Answers:
     card = [f"card {PCI}", *(f"line {line}" for line in lines)]
-    return {**DEBIAN, "dpkg -l": "ii  mstflint  4.21  amd64  x", QUERY: card, WISHES: ["boot-1", *wishes]}
+    return {**DEBIAN, "dpkg -l": "ii  mstflint  4.21  amd64  x", QUERY: card, REQUESTS: ["boot-1", *requests]}
 
 
 def commands(node: Node, answers: Answers, **given: Any) -> list[str]:
@@ -52,7 +52,7 @@ ON = told("True(1)         True(1)", "16              16")
 
 
 def record(text: str) -> str:
-    return str(script(reboot._RECORD, reboot.FOLDER, "firmware", text))
+    return str(script(reboot._REQUEST, reboot.FOLDER, "firmware", text))
 
 
 def test_settings_that_are_new(node: Node) -> None:
@@ -63,9 +63,9 @@ def test_settings_that_are_new(node: Node) -> None:
 
 
 def test_settings_that_the_next_boot_has(node: Node) -> None:
-    wish = f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"
-    assert commands(node, answers(SET), vfs=16) == [record(wish)]
-    assert commands(node, answers(SET, f"firmware boot-1 {wish} "), vfs=16) == []
+    request = f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"
+    assert commands(node, answers(SET), vfs=16) == [record(request)]
+    assert commands(node, answers(SET, f"firmware boot-1 {request} "), vfs=16) == []
 
 
 def test_settings_that_are_in_effect(node: Node) -> None:
@@ -85,24 +85,24 @@ def test_sriov_off_and_another_link_type(node: Node) -> None:
     assert made == f"mstconfig -y -d {PCI} set SRIOV_EN=0 LINK_TYPE_P1=1"
 
 
-def test_what_the_card_does_not_have_is_refused(node: Node) -> None:
-    (said, *_) = commands(node, answers(OFF), link_types=["ETH", "ETH"])
-    assert said.startswith(f"refuse: firmware: {PCI} has no LINK_TYPE_P2; leave it out, or look for its name")
+def test_a_parameter_that_the_card_does_not_have_is_refused(node: Node) -> None:
+    (message, *_) = commands(node, answers(OFF), link_types=["ETH", "ETH"])
+    assert message.startswith(f"refuse: firmware: {PCI} does not have LINK_TYPE_P2; remove it")
 
 
-def test_what_is_no_card_is_refused(node: Node) -> None:
+def test_an_address_that_is_not_a_card_is_refused(node: Node) -> None:
     node.data = {"firmware": {"nics": [{"pci": PCI, "vfs": 4}]}}
     gone = {**answers([]), QUERY: [f"card {PCI}", "error -E- Failed to open the device"]}
     result = node.deploy(firmware.configure, gone)
     assert result.failed
     assert result.flat[0].startswith(
-        f"refuse: firmware: mstconfig cannot read {PCI}: -E- Failed to open the device; is it a Mellanox NIC's PCI address"
+        f"refuse: firmware: mstconfig cannot read {PCI}: -E- Failed to open the device; check that it is"
     )
 
 
 def test_the_tool_comes_from_the_distribution(node: Node) -> None:
     node.data = {"firmware": {"nics": [{"pci": PCI, "vfs": 4}]}}
-    none = {QUERY: [f"card {PCI}", "error mstconfig is not installed"], WISHES: ["boot-1"]}
+    none = {QUERY: [f"card {PCI}", "error mstconfig is not installed"], REQUESTS: ["boot-1"]}
     result = node.deploy(firmware.configure, {**DEBIAN, **none}, {**answers(OFF), "dpkg -l": ""})
     assert result.commands["Firmware | mstflint"] == [install("mstflint")]
     assert result.commands["Firmware | Settings"] == [f"mstconfig -y -d {PCI} set SRIOV_EN=1 NUM_OF_VFS=4"]
@@ -111,7 +111,7 @@ def test_the_tool_comes_from_the_distribution(node: Node) -> None:
 
 
 def test_without_the_key_nothing_is_looked_at(node: Node) -> None:
-    result = node.deploy(firmware.configure, {WISHES: ["boot-1"]})
+    result = node.deploy(firmware.configure, {REQUESTS: ["boot-1"]})
     assert result.flat == []
     assert not any(result.planned.values())
 
@@ -123,8 +123,8 @@ def test_the_query_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         tmp_path / "mstconfig",
         f"case \"$3\" in {PCI}) cat <<'END'\n{text}\nEND\n;; *) echo; echo '-E- none' >&2; exit 3 ;; esac",
     )
-    said = sh(firmware._QUERY, PCI, "0000:19:00.0", PATH=f"{tmp_path}:/usr/bin:/bin")
-    found = firmware.Settings().process(said)
+    message = sh(firmware._QUERY, PCI, "0000:19:00.0", PATH=f"{tmp_path}:/usr/bin:/bin")
+    found = firmware.Settings().process(message)
     assert found["0000:19:00.0"].error == "-E- none"
     assert found[PCI].settings == {
         "NUM_OF_VFS": firmware.Setting(0, 16),
@@ -134,19 +134,19 @@ def test_the_query_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("nics", "said"),
+    ("nics", "message"),
     [
         ([{"pci": "18:00.0"}], "pci: '18:00.0' is not valid; write it as 0000:3b:00.0"),
-        ([{"pci": PCI, "vfs": 4, "sriov": False}], "vfs: there are none without sriov"),
-        ([{"pci": PCI, "link_types": ["ETH", "ETH", "IB"]}], "a card has two ports at most"),
+        ([{"pci": PCI, "vfs": 4, "sriov": False}], "vfs: there are none if sriov is False"),
+        ([{"pci": PCI, "link_types": ["ETH", "ETH", "IB"]}], "a card has at most two ports"),
         ([{"pci": PCI, "link_types": ["eth"]}], '"eth" is not one of IB, ETH'),
         ([{"pci": PCI}, {"pci": "0000:18:00.1"}], "nics: 0000:18:00 is given twice"),
         ([{"vfs": 4}], "the key 'pci' is missing; add it"),
     ],
 )
-def test_bad_data(node: Node, nics: Any, said: str) -> None:
+def test_bad_data(node: Node, nics: Any, message: str) -> None:
     node.data = {"firmware": {"nics": nics}}
     with pytest.raises(DeployError) as caught:
         node.deploy(firmware.configure, answers(OFF))
     assert str(caught.value).startswith("@fake/node-a.firmware: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -75,7 +75,7 @@ def test_a_kernel_without_modules_and_routes(tmp_path: Path) -> None:
     assert NodeHardware().process(sh(hardware._HARDWARE, command, tmp_path)) == hardware.Hardware(())
 
 
-def test_a_node_without_an_agent_tells_nothing(root: Path) -> None:
+def test_the_hardware_of_a_node_without_an_agent_is_unknown(root: Path) -> None:
     assert NodeHardware().process(sh(hardware._HARDWARE, root / "trackbed", root)) is None
     assert NodeHardware().process(printed()[:-2]) is None
 
@@ -135,7 +135,7 @@ def settle() -> None:
     hardware.settle(version="1-a", spec_hash="abc")
 
 
-def test_nobody_waits_where_nobody_looks(node: Node) -> None:
+def test_there_is_no_wait_if_no_task_reads_the_hardware(node: Node) -> None:
     assert node.deploy(settle, {}).planned == {}
 
 

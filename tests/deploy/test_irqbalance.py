@@ -28,7 +28,7 @@ def test_it_is_stopped_and_disabled(node: Node) -> None:
     assert result.flat == ["systemctl stop irqbalance.service", "systemctl disable irqbalance.service"]
 
 
-def test_there_is_no_such_unit(node: Node) -> None:
+def test_a_node_without_irqbalance(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("disabled"), ABSENT)
     assert set(result.planned.values()) == {False}
     assert result.flat == []
@@ -63,7 +63,7 @@ def test_one_that_runs_without_our_script_is_restarted(node: Node) -> None:
     assert result.flat == ["systemctl try-restart irqbalance.service"]
 
 
-def test_another_policy_takes_the_drop_in_away(node: Node) -> None:
+def test_another_policy_removes_the_drop_in(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("untouched"), {**RUNS, **in_place(), MAIN_PID: RUNS_WITH_OURS})
     assert result.flat == [
         f"rm -f {irqbalance.DROP_IN}",

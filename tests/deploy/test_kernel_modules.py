@@ -60,17 +60,17 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"kernel_modules": "ib_umad"}, "@fake/node-a.kernel_modules: 'ib_umad' is not a list; give module names"),
-        ({"kernel_modules": ["ib umad"]}, "@fake/node-a.kernel_modules: 'ib umad' is no module name"),
+        ({"kernel_modules": ["ib umad"]}, "@fake/node-a.kernel_modules: 'ib umad' is not a module name"),
         ({"kernel_module_options": {"erdma": "x=1"}}, "@fake/node-a.kernel_module_options: {'erdma': 'x=1'} is not"),
         ({"kernel_module_options": {"erdma": {"a": "1 2"}}}, "@fake/node-a.kernel_module_options: a: '1 2' is not"),
         ({"kernel_module_options": {"erdma": {"a": 1.5}}}, "@fake/node-a.kernel_module_options: a: 1.5 is not valid"),
     ],
 )
-def test_bad_data(node: Node, data: dict[str, Any], said: str) -> None:
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = data
     with pytest.raises(DeployError) as caught:
         node.deploy(kernel_modules.configure, {})
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)

@@ -56,14 +56,14 @@ def test_who_lets_the_kubelet_go_needs_someone_who_publishes(node: Node, given: 
         gate(node, has(), kubelet=given)
 
 
-def test_another_distributions_gate_goes(node: Node) -> None:
+def test_another_distributions_gate_is_removed(node: Node) -> None:
     commands, text = gate(node, has(DROP_IN), kubelet={"policy": "hold", "distribution": "k3s"})
     assert commands[0] == f"rm -f {DROP_IN}"
     assert commands[-3:] == [f"upload {K3S}", f"chmod 644 {K3S}", "systemctl daemon-reload"]
     assert "--joined /var/lib/rancher/k3s/agent/kubelet.kubeconfig" in text
 
 
-def test_the_key_taken_out_takes_the_gate_away(node: Node) -> None:
+def test_without_the_key_the_gate_is_removed(node: Node) -> None:
     assert gate(node, has(DROP_IN))[0] == [f"rm -f {DROP_IN}", "systemctl daemon-reload"]
 
 
@@ -79,14 +79,14 @@ def test_a_managed_clusters_own_places(node: Node) -> None:
     [
         ({}, "policy"),
         ({"policy": "wait"}, "start-tainted"),
-        ({"policy": "start-tainted", "deadline": 5}, "deadline: it is the policy 'hold'"),
+        ({"policy": "start-tainted", "deadline": 5}, "deadline: it applies only to the policy 'hold'"),
         ({"policy": "hold", "deadline": 0}, "deadline: 0 is not valid; give 1 to 86400 seconds"),
         ({"policy": "hold", "unit": "kubelet"}, "give it as 'kubelet.service'"),
-        ({"policy": "hold", "kubeconfig": "/a b"}, "no file's path"),
+        ({"policy": "hold", "kubeconfig": "/a b"}, "not a valid path"),
         ({"policy": "hold", "dedline": 5}, "deadline"),
     ],
 )
-def test_what_makes_no_sense_is_refused(node: Node, given: dict[str, Any], complaint: str) -> None:
+def test_invalid_values_are_refused(node: Node, given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(DeployError, match=r"node-a\.kubelet: ") as refused:
         gate(node, has(), kubelet=given)
     assert complaint in str(refused.value)

@@ -218,10 +218,10 @@ def test_only_a_node_without_a_certificate_is_enrolled(node: Node, key: dict[str
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"server": "http://10.0.0.1:6443"}, "is no API server's URL"),
-        ({"server": "10.0.0.1"}, "is no API server's URL"),
+        ({"server": "http://10.0.0.1:6443"}, "is not an API server's URL"),
+        ({"server": "10.0.0.1"}, "is not an API server's URL"),
         ({"days": 366}, "days: 366 is not valid; give 1 to 365"),
-        ({"required_resources": ["cpu"]}, "'cpu' is no extended resource"),
+        ({"required_resources": ["cpu"]}, "'cpu' is not an extended resource"),
         ({"identity": "kubeconfig"}, "is not one of certificate, token"),
         ({"ca_file": "/nowhere/ca.pem"}, "give the cluster's authority, a PEM file"),
         ({"servers": "x"}, "did you mean 'server'"),

@@ -8,7 +8,8 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks import labels
 from tasks.common.label_keys import fault
-from tasks.labels import DROP_IN, DROP_IN_TEXT, ENVIRONMENT, HEADER, LABELS, NFD
+from tasks.common.texts import HEADER
+from tasks.labels import DROP_IN, DROP_IN_TEXT, ENVIRONMENT, LABELS, NFD
 from tests.deploy.conftest import Answers, Node, Result
 from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, UMAD, UVERBS, VIRTIO, function, has, rdma
 
@@ -64,7 +65,7 @@ def test_an_erdma_node_has_its_own_label_and_no_shared_hca(node: Node) -> None:
         (CONNECTX, False),
     ],
 )
-def test_a_device_that_the_plugin_would_leave_out_is_no_shared_hca(node: Node, nic: Any, rdma_cm: bool) -> None:
+def test_a_device_that_the_plugin_ignores_is_not_a_shared_hca(node: Node, nic: Any, rdma_cm: bool) -> None:
     assert published(deploy(node, {}, has(nic, rdma_cm=rdma_cm))) == [RDMA]
 
 
@@ -87,7 +88,7 @@ def test_another_resource_of_the_plugin(node: Node) -> None:
     assert found == [{**HCA, "resource": "rdma/hca"}]
 
 
-def test_each_key_goes_to_one_writer(node: Node) -> None:
+def test_each_label_has_one_writer(node: Node) -> None:
     given = {
         "capabilities": ["rdma", SRIOV],
         "policy": {"gpu-use-type": "exclusive", "example.net/rack": "b7"},
@@ -111,7 +112,7 @@ def test_each_key_goes_to_one_writer(node: Node) -> None:
     assert not any("restart" in command for command in result.flat)
 
 
-def test_nothing_is_done_when_all_is_there(node: Node) -> None:
+def test_nothing_changes_if_all_files_are_up_to_date(node: Node) -> None:
     given = {"capabilities": ["rdma", SRIOV], "writers": {SRIOV: "nfd"}}
     document = json.dumps({"labels": [HCA]}, indent=2)
     there = files(**{LABELS: document, NFD: f"{HEADER}{SRIOV}=true"})
@@ -126,50 +127,50 @@ def test_without_the_key_there_are_no_files(node: Node) -> None:
     assert [command.rpartition(" ")[2] for command in result.flat] == [LABELS, ENVIRONMENT, DROP_IN, "daemon-reload"]
 
 
-def test_a_node_that_tells_nothing_is_planned_for_and_then_refused(node: Node) -> None:
+def test_unknown_hardware_is_refused_only_in_the_execute_phase(node: Node) -> None:
     result = deploy(node, {}, {})
     assert list(result.planned.values()) == [True]
     assert result.failed
-    assert "did not tell its hardware" in "\n".join(result.log)
+    assert "hardware is unknown" in "\n".join(result.log)
     assert result.uploads == {}
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
-        (["drops"], "the kubelet's unit does not pass KUBELET_EXTRA_ARGS on"),
+        (["drops"], "the kubelet's unit does not use KUBELET_EXTRA_ARGS"),
         (
             ["arguments --register-with-taints=a=b:NoSchedule", "passes"],
             "add readiness.k8s.io/trackbed:NoSchedule to it",
         ),
     ],
 )
-def test_a_kubelet_that_cannot_be_told_is_refused_with_nothing_written(
-    node: Node, answer: list[str], said: str
+def test_a_kubelet_that_takes_no_arguments_is_refused_with_nothing_written(
+    node: Node, answer: list[str], message: str
 ) -> None:
     result = deploy(node, {"register_tainted": True}, {**has(CONNECTX), KUBELET: answer})
     assert result.failed
-    assert said in "\n".join(result.log)
+    assert message in "\n".join(result.log)
     assert result.uploads == {}
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        ({"policy": {"gpu use": "x"}}, "'gpu use' is no label key"),
-        ({"policy": {"Example/x": "x"}}, "'Example/x' is no label key"),
-        ({"policy": {"a" * 64: "x"}}, "is no label key"),
-        ({"policy": {"rack": "b 7"}}, "rack: 'b 7' is no label value"),
+        ({"policy": {"gpu use": "x"}}, "'gpu use' is not a label key"),
+        ({"policy": {"Example/x": "x"}}, "'Example/x' is not a label key"),
+        ({"policy": {"a" * 64: "x"}}, "is not a label key"),
+        ({"policy": {"rack": "b 7"}}, "rack: 'b 7' is not a label value"),
         ({"policy": {"rack": 7}}, "7 is not a string"),
-        ({"policy": {"trackbed.internal/ready": "true"}}, "labels of trackbed.internal are the reporter's own"),
-        ({"policy": {"kubernetes.io/hostname": "x"}}, "the kubelet or the cloud's controller writes this one"),
-        ({"policy": {"node-restriction.kubernetes.io/x": "y"}}, "those that a node cannot give itself"),
-        ({"policy": {"rdma": "hca"}}, "policy: 'rdma' is found by rule"),
+        ({"policy": {"trackbed.internal/ready": "true"}}, "the reporter itself writes the labels of trackbed.internal"),
+        ({"policy": {"kubernetes.io/hostname": "x"}}, "the kubelet or the cloud's controller writes this label"),
+        ({"policy": {"node-restriction.kubernetes.io/x": "y"}}, "a node may not set labels of node-restriction"),
+        ({"policy": {"rdma": "hca"}}, "policy: 'rdma' is in capabilities, too"),
         (
             {"policy": {"k8s.io/x": "y"}, "writers": {"k8s.io/x": "kubelet"}},
-            "does not start with it; make its writer 'reporter'",
+            "does not start with another; make its writer 'reporter'",
         ),
-        ({"policy": {"x": "y"}, "writers": {"x": "nfd"}}, "NFD takes no key without a prefix"),
+        ({"policy": {"x": "y"}, "writers": {"x": "nfd"}}, "NFD accepts only keys with a prefix"),
         (
             {"policy": {"node.kubernetes.io/x": "y"}, "writers": {"node.kubernetes.io/x": "nfd"}},
             "make its writer 'reporter'",
@@ -181,24 +182,24 @@ def test_a_kubelet_that_cannot_be_told_is_refused_with_nothing_written(
         ({"writers": {"rdma": "kubelet"}}, "'kubelet' would write it before the node is ready"),
         ({"writers": {"x": "kubelet"}}, "writers: 'x' is in neither capabilities nor policy"),
         ({"writers": {CAPABLE: "me"}}, '"me" is not one of reporter, nfd, kubelet'),
-        ({"capabilities": ["rmda"]}, "'rmda' is none that can be found by rule"),
-        ({"resources": {CAPABLE: "rdma/x"}}, f"'{CAPABLE}' selects no device plugin"),
-        ({"resources": {"rdma": "hca"}}, "resources: 'hca' is no resource"),
+        ({"capabilities": ["rmda"]}, "'rmda' is not a capability"),
+        ({"resources": {CAPABLE: "rdma/x"}}, f"'{CAPABLE}' does not select a device plugin"),
+        ({"resources": {"rdma": "hca"}}, "resources: 'hca' is not a resource"),
         ({"policies": {}}, "unknown key 'policies'; did you mean 'policy'?"),
         (
             {
                 "policy": {f"x.net/{n}": "y" * 60 for n in range(1000)},
                 "writers": {f"x.net/{n}": "nfd" for n in range(1000)},
             },
-            "NFD reads no file of more than 65536 bytes",
+            "NFD reads at most 65536",
         ),
     ],
 )
-def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[str, Any], said: str) -> None:
+def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
     with pytest.raises(DeployError) as caught:
         deploy(node, given, has(CONNECTX))
     assert str(caught.value).startswith("@fake/node-a.labels: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 PUBLISHES = {"server": "https://api.example.net:6443"}
@@ -241,7 +242,7 @@ def test_a_kubelet_that_has_the_taint_from_its_operator_is_left_alone(node: Node
 
 
 @pytest.mark.parametrize(
-    ("kubelet", "said"),
+    ("kubelet", "message"),
     [
         ({"distribution": "k3s"}, "the kubelet of k3s takes its first labels and taints from its own config.yaml"),
         ({"distribution": "rke2"}, "the kubelet of rke2 takes its first labels and taints from its own config.yaml"),
@@ -251,11 +252,11 @@ def test_a_kubelet_that_has_the_taint_from_its_operator_is_left_alone(node: Node
         ),
     ],
 )
-def test_a_kubelet_that_reads_its_own_configuration_is_not_ours_to_tell(
-    node: Node, kubelet: dict[str, Any], said: str
+def test_a_kubelet_that_reads_its_own_configuration_gets_no_arguments(
+    node: Node, kubelet: dict[str, Any], message: str
 ) -> None:
     node.data = {"labels": {"register_tainted": True}, "kubelet": {"policy": "hold", **kubelet}}
-    with pytest.raises(DeployError, match=said):
+    with pytest.raises(DeployError, match=message):
         node.deploy(labels.publish, has(CONNECTX))
     node.data["labels"] = {}
     assert not node.deploy(labels.publish, has(CONNECTX)).failed

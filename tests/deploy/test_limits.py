@@ -49,24 +49,27 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
     assert command.endswith(f"{limits.LOGINS} ''")
 
 
-def test_a_node_that_said_nothing_is_written_to(node: Node) -> None:
+def test_the_files_are_written_if_the_fact_has_no_output(node: Node) -> None:
     node.data = {"limits": {"daemons": ["slurmd"], "logins": False}}
     assert len(node.deploy(limits.lift, {}).flat) == 1
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"daemons": "containerd"}, '"containerd" is not a list'),
-        ({"daemons": ["containerd.service"]}, "'containerd.service' in daemons is no service; give its name without"),
-        ({"daemons": ["../x"]}, "'../x' in daemons is no service"),
+        (
+            {"daemons": ["containerd.service"]},
+            "'containerd.service' in daemons is not a service's name; give it without",
+        ),
+        ({"daemons": ["../x"]}, "'../x' in daemons is not a service's name"),
         ({"demons": []}, "did you mean 'daemons'?"),
         ({"logins": "yes"}, '"yes" is not true or false'),
     ],
 )
-def test_bad_data(node: Node, data: dict[str, Any], said: str) -> None:
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = {"limits": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(limits.lift, {})
     assert str(caught.value).startswith("@fake/node-a.limits: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -23,7 +23,7 @@ def deploy(node: Node, given: dict[str, Any] | None, answers: Answers, **data: A
     return node.deploy(nccl.configure, answers)
 
 
-def test_the_header_is_no_setting_to_nccl() -> None:
+def test_nccl_does_not_take_the_header_for_a_setting() -> None:
     assert "=" not in HEADER
 
 
@@ -64,7 +64,7 @@ def test_a_gid_index_that_is_not_the_same_on_all_ports_is_left_to_nccl(node: Nod
     assert ("NCCL_IB_GID_INDEX=3" in text) is (not gids or gids[0][1:] != ("RoCE v2", "10.0.0.2"))
 
 
-def test_what_the_inventory_says_is_taken(node: Node) -> None:
+def test_values_of_the_inventory_are_used(node: Node) -> None:
     given = {"network_type": 1, "interface": "ens1f0", "hcas": "mlx5_bond", "gid_index": 5, "debug": "WARN"}
     assert deploy(node, given, has(CONNECTX)).uploads[NEW].decode() == (
         f"{HEADER}NCCL_SOCKET_IFNAME=ens1f0\nNCCL_IB_HCA=mlx5_bond\nNCCL_IB_GID_INDEX=5\nNCCL_DEBUG=WARN\n"
@@ -77,13 +77,13 @@ def test_unchanged(node: Node) -> None:
     assert not any(result.planned.values())
 
 
-def test_without_the_key_only_a_file_of_ours_goes(node: Node) -> None:
+def test_without_the_key_only_trackbed_s_file_is_removed(node: Node) -> None:
     assert deploy(node, None, files(**{nccl.PATH: "NCCL_DEBUG=WARN"})).flat == []
     assert deploy(node, None, files(**{nccl.PATH: ROCE})).flat[0].endswith(f"sh {nccl.PATH}")
     assert deploy(node, None, {FILES: []}).flat == []
 
 
-def test_a_file_of_somebody_else_s_is_kept_and_comes_back(node: Node) -> None:
+def test_another_s_file_is_kept_and_restored(node: Node) -> None:
     result = deploy(node, {"network_type": 1}, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: "NCCL_TOPO_FILE=/x"})})
     assert result.flat[0] == str(script('cp -p "$1" "$2"', nccl.PATH, "/etc/nccl.conf.previous"))
     assert result.uploads[NEW].decode() == ROCE
@@ -93,7 +93,7 @@ def test_a_file_of_somebody_else_s_is_kept_and_comes_back(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "answers", "said"),
+    ("given", "answers", "message"),
     [
         ({"network_type": 1}, has(VIRTIO), "nccl.network_type: the node has no RDMA device"),
         (
@@ -105,39 +105,39 @@ def test_a_file_of_somebody_else_s_is_kept_and_comes_back(node: Node) -> None:
         (
             {"network_type": 2, "interface": "bond0"},
             has(VIRTIO),
-            "interface: bond0 is not there; this node has eth0, ens5",
+            "interface: the node has no netdev bond0; it has eth0, ens5",
         ),
-        ({"network_type": 2}, {}, "did not tell its hardware"),
+        ({"network_type": 2}, {}, "hardware is unknown"),
     ],
 )
-def test_a_node_that_cannot_have_it_is_refused_with_nothing_written(
-    node: Node, given: dict[str, Any], answers: Answers, said: str
+def test_hardware_that_lacks_something_is_refused_with_nothing_written(
+    node: Node, given: dict[str, Any], answers: Answers, message: str
 ) -> None:
     result = deploy(node, given, answers)
     assert result.failed
-    assert said in "\n".join(result.log)
+    assert message in "\n".join(result.log)
     assert result.uploads == {}
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
-        ({}, "give network_type (1: RDMA, 2: sockets alone), or series, one of GU8TF"),
+        ({}, "give network_type (1: RDMA, 2: sockets only), or series, one of GU8TF"),
         ({"network_type": 3}, "3 is not one of 1, 2"),
         ({"series": "GU8TX"}, '"GU8TX" is not one of GU8TF'),
-        ({"series": "P16EN", "network_type": 1}, "network_type: P16EN has type 2; take network_type out"),
-        ({"network_type": 2, "hcas": "mlx5"}, "hcas and gid_index mean nothing on a network of type 2"),
-        ({"network_type": 1, "interface": "eth0\nX=1"}, "is no netdev's name"),
-        ({"network_type": 1, "hcas": "mlx5 0"}, "is no list of RDMA devices"),
+        ({"series": "P16EN", "network_type": 1}, "network_type: P16EN has type 2; remove network_type"),
+        ({"network_type": 2, "hcas": "mlx5"}, "hcas and gid_index have no effect on a network of type 2"),
+        ({"network_type": 1, "interface": "eth0 X=1"}, "is not a netdev's name"),
+        ({"network_type": 1, "hcas": "mlx5 0"}, "is not a list of RDMA devices"),
         ({"network_type": 1, "gid_index": 256}, "gid_index: 256 is out of range"),
         ({"network_type": 1, "debug": "info"}, '"info" is not one of VERSION, WARN, INFO, TRACE'),
     ],
 )
-def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[str, Any], said: str) -> None:
+def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
     with pytest.raises(DeployError) as caught:
         deploy(node, given, has(CONNECTX))
     assert str(caught.value).startswith("@fake/node-a.nccl: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_inventory_s_gpus_must_be_those_of_the_series(node: Node) -> None:

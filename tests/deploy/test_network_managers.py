@@ -18,13 +18,13 @@ def spec(count: int = 4) -> NodeSpec:
 
 
 def deploy(node: Node, answers: Answers, wanted: NodeSpec | None = None) -> Result:
-    return node.deploy(lambda: network_managers.keep_off_vfs(spec=wanted or spec()), answers)
+    return node.deploy(lambda: network_managers.ignore_vfs(spec=wanted or spec()), answers)
 
 
-def test_both_are_told_and_the_vfs_that_are_there_are_marked(node: Node) -> None:
+def test_both_managers_get_files_and_existing_vfs_are_marked(node: Node) -> None:
     result = deploy(node, {MANAGERS: BOTH, UNMARKED: ["ens1f0v0", "ens1f0v1"]})
     assert result.uploads == {RULE: RULE_TEXT.encode(), NETWORK: NETWORK_TEXT.encode()}
-    (told,) = result.commands["Network managers | VFs that are there"]
+    (told,) = result.commands["Network managers | Existing VFs"]
     assert told.endswith(" sh ens1f0v0 ens1f0v1")
     assert "networkctl reload" in told
 
@@ -41,7 +41,7 @@ def test_unchanged(node: Node) -> None:
     assert result.flat == []
 
 
-def test_a_vf_that_was_there_before_the_rule_is_marked_by_the_next_deploy(node: Node) -> None:
+def test_a_vf_older_than_the_rule_is_marked_by_the_next_deploy(node: Node) -> None:
     there = file_answers(RULE, RULE_TEXT) | file_answers(NETWORK, NETWORK_TEXT)
     result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: ["ens1f0v1"]})
     assert len(result.flat) == 1

@@ -40,7 +40,7 @@ def test_the_name_is_the_hosts_unless_it_is_given() -> None:
     assert node_spec.node_spec({"node_name": "10.0.0.1"}, "gpu-01").node_name == "10.0.0.1"
 
 
-def test_only_the_specs_keys_are_taken() -> None:
+def test_only_the_spec_s_keys_are_used() -> None:
     data = {
         "nics": [NIC],
         "irqs": {"exclude_cpus": "0-1"},
@@ -58,7 +58,7 @@ def test_only_the_specs_keys_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ({"irq": {}}, "gpu-01: unknown key 'irq'; did you mean 'irqs'? (keys of your own begin with 'site_')"),
         ({"kernel_module": []}, "gpu-01: unknown key 'kernel_module'; did you mean 'kernel_modules'?"),
@@ -71,10 +71,10 @@ def test_only_the_specs_keys_are_taken() -> None:
         ({"disruption": {"allow": "all"}}, 'gpu-01.disruption.allow: "all" is not one of none, rebind'),
     ],
 )
-def test_bad_data_names_host_key_and_remedy(data: dict[str, Any], said: str) -> None:
+def test_bad_data_names_host_key_and_remedy(data: dict[str, Any], message: str) -> None:
     with pytest.raises(DeployError) as caught:
         node_spec.node_spec(data, "gpu-01")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_all_faults_are_named_at_once() -> None:
@@ -96,7 +96,7 @@ def test_a_first_spec(node: Node) -> None:
     assert set(result.inputs) == {TEXT}
 
 
-def test_the_plan_is_told_once(node: Node) -> None:
+def test_the_plan_is_printed_once(node: Node) -> None:
     told = [line for line in node.deploy(deliver, {**ABSENT, **plan(COUNT, MTU)}).log if "plan:" in line]
     assert told == [
         "[@fake/node-a] plan: vfs 0000:01:00.0 count: 2 -> 4  [vf-reset]  disturbs pod ml/train-0",
@@ -115,14 +115,14 @@ def test_the_first_deploy_plans_once_the_agent_is_staged(node: Node) -> None:
     result = node.deploy(deliver, ABSENT, later={**ABSENT, **plan(MTU)})
     assert result.planned == {"Spec | Plan and write": True}
     assert [line for line in result.log if "plan:" in line] == [
-        "[@fake/node-a] plan: not known before the agent is on the node",
+        "[@fake/node-a] plan: unknown until the agent is on the node",
         "[@fake/node-a] plan: links 0000:01:00.0 mtu: 1500 -> 9000",
     ]
     assert len(result.flat) == 3
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
         (plan(MTU, STUCK), "vfs 0000:02:00.0 count: 0 -> 9: it offers 7 VFs at most; lower count to 7 or less"),
         (plan(errors=("NIC fabric0 (pci=0000:01:00.0) is not there",)), "NIC fabric0 (pci=0000:01:00.0) is not there"),
@@ -132,16 +132,16 @@ def test_the_first_deploy_plans_once_the_agent_is_staged(node: Node) -> None:
             "could not plan (exit code 127): sh: python3: not found",
         ),
         ({PLAN: ["2-b", '{"changes": 1, "errors": []}', "", "0"]}, "the plan of agent 2-b cannot be read"),
-        ({}, "the node's planner gave no answer"),
+        ({}, "the node has no agent to make a plan"),
     ],
 )
-def test_nothing_is_written_when_the_node_objects(node: Node, answers: Answers, said: str) -> None:
+def test_nothing_is_written_if_the_spec_cannot_be_applied(node: Node, answers: Answers, message: str) -> None:
     result = node.deploy(deliver, {**ABSENT, **answers})
     assert result.failed
     assert result.uploads == {}
     (refusal,) = result.flat
-    assert said in refusal
-    assert said in "\n".join(result.log)
+    assert message in refusal
+    assert message in "\n".join(result.log)
     assert f"{SPEC} was not written" in "\n".join(result.log)
 
 
@@ -155,7 +155,7 @@ def test_an_older_agent_that_refuses_a_key(node: Node) -> None:
     older = plan(errors=("stdin: unknown key 'roce'; did you mean 'rps'?",), version="1-a")
     result = node.deploy(deliver, {**ABSENT, **older}, later={**ABSENT, **plan(MTU)})
     assert [line for line in result.log if "plan:" in line][:2] == [
-        "[@fake/node-a] plan: by agent 1-a, which is on the node; this deploy brings 2-b",
-        "[@fake/node-a] plan: it refuses: stdin: unknown key 'roce'; did you mean 'rps'?",
+        "[@fake/node-a] plan: made by agent 1-a, which is on the node; this deploy installs 2-b",
+        "[@fake/node-a] plan: refused by the older agent: stdin: unknown key 'roce'; did you mean 'rps'?",
     ]
     assert not result.failed

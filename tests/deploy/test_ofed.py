@@ -17,11 +17,11 @@ from tests.deploy.test_scripts import program, sh
 KERNEL = "6.1.0-9-amd64"
 FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
 STACK, USERS, HOLDERS, OLD_INITRAMFS, RELOAD = "dkms/$name", "storage=$2", "is held by", "-ot", "openibd restart"
-WISHES, BUILDS, DPKG, RPM = "for task in *", "dkms status", "dpkg -l", "rpm --queryformat"
+REQUESTS, BUILDS, DPKG, RPM = "for task in *", "dkms status", "dpkg -l", "rpm --queryformat"
 KEY, HELD, HEADERS, RDMA, BUNDLE = "fingerprints()", "apt-mark showhold", "/build/include", "ib_uverbs", "ofed_info -s"
 UNAME = {"uname -r": KERNEL}
 BOOT = "00000000-0000-4000-8000-00000000000"
-NO_WISH = {WISHES: [f"{BOOT}1"]}
+NO_WISH = {REQUESTS: [f"{BOOT}1"]}
 DEBS = [f"ii  {name}:amd64  44.0-2  amd64  x" for name in ("gpg", *ofed.INBOX["debian"])]
 DOCA_DEBS = [*DEBS, "ii  doca-ofed  3.2.1-044501  amd64  x", "ii  rdma-core:amd64  2510mlnx58-1  amd64  x"]
 OPS = "OFED | "
@@ -37,7 +37,7 @@ NO_STACK = {STACK: [f"kernel {KERNEL}"]}
 
 
 def in_force() -> None:
-    modules.in_force(name="Loaded modules", task="ofed")
+    modules.load_installed(name="Loaded modules", task="ofed")
 
 
 # What runs, and what is installed
@@ -49,31 +49,31 @@ def test_modules_that_are_the_installed_ones_are_left_alone(node: Node) -> None:
     assert result.flat == []
 
 
-def test_modules_that_nobody_uses_are_loaded_again(node: Node) -> None:
+def test_unused_modules_are_reloaded(node: Node) -> None:
     result = node.deploy(in_force, {**stack(loaded="CD"), USERS: "end", **NO_WISH, **UNAME})
     assert result.planned == {"Loaded modules": True}
     assert RELOAD in result.flat[0]
 
 
-def test_modules_in_use_are_not_loaded_again_and_a_reboot_is_wished_for(node: Node) -> None:
+def test_modules_in_use_are_not_reloaded_and_a_reboot_is_requested(node: Node) -> None:
     users = {USERS: ["ib_write_bw (pid 7) has uverbs0 open", "a route goes through ens1f0", "end"]}
     result = node.deploy(in_force, {**stack(loaded="CD"), **users, **NO_WISH})
-    [wish] = result.flat
-    assert wish.endswith(f" sh {reboot.FOLDER} ofed 'installed modules are not the loaded ones: rdma_rxe (AB)'")
-    said = (
-        "ofed: the modules are not loaded again now: ib_write_bw (pid 7) has uverbs0 open; a route goes through ens1f0"
+    [request] = result.flat
+    assert request.endswith(f" sh {reboot.FOLDER} ofed 'installed modules are not the loaded ones: rdma_rxe (AB)'")
+    message = (
+        "ofed: the modules are not reloaded now: ib_write_bw (pid 7) has uverbs0 open; a route goes through ens1f0"
     )
-    assert any(said in line for line in result.log)
+    assert any(message in line for line in result.log)
 
 
-def test_a_wish_that_is_made_already_is_no_change(node: Node) -> None:
-    made = {WISHES: [f"{BOOT}1", f"ofed {BOOT}1 installed modules are not the loaded ones: rdma_rxe (AB)"]}
+def test_a_reboot_that_is_already_requested_is_no_change(node: Node) -> None:
+    made = {REQUESTS: [f"{BOOT}1", f"ofed {BOOT}1 installed modules are not the loaded ones: rdma_rxe (AB)"]}
     result = node.deploy(in_force, {**stack(loaded="CD"), USERS: ["x", "end"], **made})
     assert result.flat == []
 
 
-def test_a_wish_that_is_met_is_withdrawn(node: Node) -> None:
-    made = {WISHES: [f"{BOOT}1", f"ofed {BOOT}0 installed modules are not the loaded ones: rdma_rxe (AB)"]}
+def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
+    made = {REQUESTS: [f"{BOOT}1", f"ofed {BOOT}0 installed modules are not the loaded ones: rdma_rxe (AB)"]}
     assert node.deploy(in_force, {**stack(), **made}).flat == [f"rm -f {reboot.FOLDER}/ofed"]
 
 
@@ -82,7 +82,7 @@ def test_an_initramfs_with_the_old_module_is_made_again_before_the_reboot(node: 
     assert "update-initramfs" in node.deploy(in_force, answers).flat[0]
 
 
-def test_modules_that_do_not_go_are_a_wish_for_a_reboot_with_their_holders(node: Node) -> None:
+def test_modules_that_do_not_unload_request_a_reboot_and_name_their_holders(node: Node) -> None:
     answers = {**stack(loaded="CD"), USERS: "end", HOLDERS: "mlx_compat is held by nvme", **NO_WISH}
     result = node.deploy(in_force, answers)
     assert RELOAD in result.flat[0]
@@ -91,30 +91,30 @@ def test_modules_that_do_not_go_are_a_wish_for_a_reboot_with_their_holders(node:
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
-        (NO_STACK, "there are no modules of theirs for the running kernel"),
+        (NO_STACK, "have no modules for the running kernel"),
         (
             stack(path="/lib/modules/K/kernel/rdma_rxe.ko"),
-            "would take the kernel's own modules, not those of OFED: rdma_rxe",
+            "would load the kernel's own modules instead of OFED's: rdma_rxe",
         ),
     ],
 )
-def test_refused_with_the_remedy(node: Node, answers: Answers, said: str) -> None:
+def test_refused_with_the_remedy(node: Node, answers: Answers, message: str) -> None:
     result = node.deploy(in_force, answers)
     assert result.failed
-    assert said in result.flat[0]
+    assert message in result.flat[0]
 
 
-def test_modules_that_are_gone_after_openibd_fail_the_host(node: Node) -> None:
+def test_modules_not_loaded_after_openibd_s_restart_fail_the_host(node: Node) -> None:
     # The same answers in both phases: what the second reading says is told by a stack without the module.
     before = modules.Stack(KERNEL, True, 1, (modules.Module("rdma_rxe", "CD", "AB", "/updates/x.ko"),))
     after = modules.Stack(KERNEL, True, 1, ())
-    assert modules.gone(before, after) == ["rdma_rxe"]
-    assert modules.gone(before, before) == []
+    assert modules.not_loaded_again(before, after) == ["rdma_rxe"]
+    assert modules.not_loaded_again(before, before) == []
 
 
-def test_modules_without_a_srcversion_are_told_apart_by_build_id(node: Node) -> None:
+def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> None:
     other = {
         "note.gnu.build-id": [
             "path /lib/modules/K/updates/dkms/rdma_rxe.ko",
@@ -132,7 +132,7 @@ def test_modules_without_a_srcversion_are_told_apart_by_build_id(node: Node) -> 
 
 def test_what_dkms_has_not_built_for_the_running_kernel_is_built_in_order(node: Node) -> None:
     known = ["iser/25.10, 6.1.0-8-amd64, x86_64: installed", "mlnx-ofed-kernel/25.10: added", "erdma/1.0: added"]
-    result = node.deploy(lambda: modules.built(name="built"), {BUILDS: known, **UNAME})
+    result = node.deploy(lambda: modules.build(name="built"), {BUILDS: known, **UNAME})
     assert [command[-34:].rsplit(" sh ", 1)[-1] for command in result.flat] == [
         f"mlnx-ofed-kernel 25.10 {KERNEL}"[-34:],
         f"iser 25.10 {KERNEL}",
@@ -256,14 +256,14 @@ def test_the_kernel_that_is_to_run_is_waited_for(node: Node, given: dict[str, An
         assert result.commands.get(f"{OPS}{name}", []) == []
 
 
-def test_an_older_doca_has_debian_s_minor_release_in_its_folder_s_name(node: Node) -> None:
+def test_older_folders_of_doca_name_debian_s_minor_release(node: Node) -> None:
     node.data = {"ofed": {"doca": {**DOCA, "version": "3.1.0-091000"}}}
-    with pytest.raises(DeployError, match="not known what NVIDIA calls its folder for Debian 12"):
+    with pytest.raises(DeployError, match="NVIDIA's folder for Debian 12 is not known"):
         node.deploy(ofed.install, {**DEBIAN, "uname -m": "x86_64"})
 
 
 @pytest.mark.parametrize(
-    ("release", "said"),
+    ("release", "message"),
     [
         (
             {"ID": "ubuntu", "VERSION_ID": "23.10"},
@@ -272,17 +272,17 @@ def test_an_older_doca_has_debian_s_minor_release_in_its_folder_s_name(node: Nod
         ({"ID": "fedora", "VERSION_ID": "41"}, "doca does not support Fedora 41"),
         (
             {"ID": "ol", "VERSION_ID": "9.4"},
-            "doca.repository: it is not known what NVIDIA calls its folder for Oracle Linux 9.4",
+            "doca.repository: NVIDIA's folder for Oracle Linux 9.4 is not known",
         ),
     ],
 )
-def test_a_distribution_that_doca_does_not_support(node: Node, release: dict[str, str], said: str) -> None:
+def test_a_distribution_that_doca_does_not_support(node: Node, release: dict[str, str], message: str) -> None:
     node.data = {"ofed": {"doca": DOCA}}
     lines = [f'{name}="{value}"' for name, value in release.items()]
     with pytest.raises(DeployError) as caught:
         node.deploy(ofed.install, {"*-release": ["/etc/os-release", *lines, "---"], "uname -m": "x86_64"})
     assert str(caught.value).startswith("@fake/node-a.ofed: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 # mlnx_ofed
@@ -324,32 +324,32 @@ def test_a_bundle_that_is_installed_is_left_alone(node: Node, given: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"sha256": "0" * 64}, "has "),
         ({"bundle": "/absent.tgz"}, "mlnx_ofed.bundle: /absent.tgz: No such file or directory; give the path"),
     ],
 )
-def test_a_bundle_that_is_not_as_said_stops_the_deploy(
-    node: Node, given: dict[str, Any], change: dict[str, str], said: str
+def test_a_bundle_with_another_checksum_stops_the_deploy(
+    node: Node, given: dict[str, Any], change: dict[str, str], message: str
 ) -> None:
     node.data = {"ofed": {"mlnx_ofed": {**given, **change}}}
     with pytest.raises(DeployError, match=r"node-a\.ofed: mlnx_ofed") as caught:
         node.deploy(ofed.install, ON_DEBIAN)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_bundle_for_another_system_stops_the_deploy(node: Node, given: dict[str, Any]) -> None:
     node.data = {"ofed": {"mlnx_ofed": given}}
-    with pytest.raises(DeployError, match=r"is for debian 12.5 on x86_64, and this is Rocky Linux 9.4 on x86_64"):
+    with pytest.raises(DeployError, match=r"is for debian 12.5 on x86_64, but this host is Rocky Linux 9.4 on x86_64"):
         node.deploy(ofed.install, {**ROCKY_9, "uname -m": "x86_64"})
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
-        ({}, "given: no source; give exactly one of inbox, doca, mlnx_ofed"),
-        ({"inbox": {}, "doca": DOCA}, "given: inbox and doca; give exactly one"),
+        ({}, "it has no source; give exactly one of inbox, doca, mlnx_ofed"),
+        ({"inbox": {}, "doca": DOCA}, "it has inbox and doca; give exactly one"),
         ({"inbox": {"x": 1}}, "inbox: unknown key 'x'"),
         ({"doka": {}}, "unknown key 'doka'; did you mean 'doca'?"),
         ({"doca": {"version": "3.2.1-1"}}, "doca.fingerprint: the key 'fingerprint' is missing; add it"),
@@ -363,17 +363,20 @@ def test_a_bundle_for_another_system_stops_the_deploy(node: Node, given: dict[st
         ({"mlnx_ofed": {"bundle": "x", "sha256": "12"}}, "sha256: '12' is not valid; give the 64 digits"),
         (
             {"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["--without-fw-update"]}},
-            "options: '--without-fw-update' is what firmware_update says",
+            "options: '--without-fw-update' is set by firmware_update",
         ),
-        ({"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["rm -rf"]}}, "options: 'rm -rf' is no option"),
+        (
+            {"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["rm -rf"]}},
+            "options: 'rm -rf' is not an option",
+        ),
     ],
 )
-def test_bad_data(node: Node, data: Any, said: str) -> None:
+def test_bad_data(node: Node, data: Any, message: str) -> None:
     node.data = {"ofed": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(ofed.install, DEBIAN)
     assert str(caught.value).startswith("@fake/node-a.ofed: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -410,7 +413,7 @@ def test_the_modules_that_an_ofed_brought(root: Path) -> None:
     found = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, PATH=path))
     rxe = modules.Module("rdma_rxe", "AB", "CD", "/lib/modules/K/updates/dkms/rdma_rxe.ko")
     assert found == modules.Stack(os.uname().release, True, 2, (rxe,))
-    assert rxe.stale and rxe.outside
+    assert rxe.stale and rxe.out_of_tree
     nothing = modules.OfedStack().process(sh(modules._STACK, root / "absent", *modules.NAMES))
     assert nothing == modules.Stack(os.uname().release, False, 0, ())
 
@@ -428,8 +431,12 @@ def test_modules_of_packages_without_dkms_count(tmp_path: Path) -> None:
     listing = tmp_path / "var/lib/dpkg/info/mlnx-ofed-kernel-modules.list"
     listing.parent.mkdir(parents=True)
     listing.write_text(f"/lib/modules/{kernel}/updates/mlx5_ib.ko\n/lib/modules/1.2.3/updates/old.ko\n/usr/share/doc\n")
-    said = sh(modules._STACK, tmp_path, *modules.NAMES)
-    assert [line for line in said if line.startswith("built")] == ["built ib_iser", "built mlx5_core", "built mlx5_ib"]
+    message = sh(modules._STACK, tmp_path, *modules.NAMES)
+    assert [line for line in message if line.startswith("built")] == [
+        "built ib_iser",
+        "built mlx5_core",
+        "built mlx5_ib",
+    ]
 
 
 def users(root: Path, *loaded: str) -> list[str]:
@@ -437,7 +444,7 @@ def users(root: Path, *loaded: str) -> list[str]:
     return modules.OfedUsers().process(sh(modules._USERS + "echo end\n", root, *arguments))
 
 
-def test_nobody_uses_the_modules(root: Path) -> None:
+def test_modules_without_users(root: Path) -> None:
     module(root, "nvidia_peermem")
     # Held by a module alone, which goes first.
     module(root, "ib_iser", 1, ("other",))
@@ -478,7 +485,7 @@ esac
 """
 
 
-def test_netdevs_that_would_go_and_vfs_that_somebody_has(root: Path) -> None:
+def test_users_of_netdevs_and_vfs(root: Path) -> None:
     driver = root / "sys/bus/pci/drivers/mlx5_core"
     (driver / "0000:21:00.0/net/ens1").mkdir(parents=True)
     (driver / "0000:21:00.2").mkdir()
@@ -502,7 +509,7 @@ def test_netdevs_that_would_go_and_vfs_that_somebody_has(root: Path) -> None:
     try:
         assert users(root, "mlx5_core") == [
             "ens1 has the management address (10.0.0.7)",
-            "bond0 stands on ens1",
+            "bond0 is on top of ens1",
             "a route goes through bond0",
             "0000:21:00.3 is bound to vfio-pci",
             "0000:21:00.2 is in another network namespace",

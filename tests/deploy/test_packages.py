@@ -71,23 +71,23 @@ def test_no_repository_is_asked_about_what_is_missing(node: Node) -> None:
     assert not any("repoquery" in command for command in result.ran)
 
 
-def test_rhel_10_has_a_newer_python_of_its_own(node: Node) -> None:
+def test_rhel_10_s_python_is_new_enough(node: Node) -> None:
     rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="10.0"', "---"]}
     result = node.deploy(packages.base, {**rhel, **rpm("kmod")})
     assert result.flat == ["dnf install -y python3 iproute ethtool pciutils rdma-core libibverbs-utils jq"]
 
 
 @pytest.mark.parametrize(
-    ("release", "said"),
+    ("release", "message"),
     [
         (["ID=opensuse-leap", 'NAME="openSUSE Leap"', 'VERSION_ID="15.6"'], "openSUSE 15 is not supported"),
         (["ID=ubuntu", 'NAME="Ubuntu"', 'VERSION_ID="20.04"'], "Ubuntu 20 is not supported"),
         ([], "unknown"),
     ],
 )
-def test_unsupported(node: Node, release: list[str], said: str) -> None:
+def test_unsupported(node: Node, release: list[str], message: str) -> None:
     with pytest.raises(DeployError) as caught:
         node.deploy(packages.base, {"*-release": ["/etc/os-release", *release, "---"]})
     assert str(caught.value).startswith("@fake/node-a: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "Ubuntu 22" in str(caught.value)

@@ -52,17 +52,17 @@ def test_the_kernel_that_is_to_run_is_waited_for(node: Node, method: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "said", "refused"),
+    ("method", "message", "refused"),
     [
-        ("nvidia_peermem", [OPEN], "there is no module nvidia_peermem for the running kernel"),
+        ("nvidia_peermem", [OPEN], "the running kernel has no module nvidia_peermem"),
         ("dma-buf", ["dma-buf"], "NVIDIA's driver is not installed"),
-        ("dma-buf", ["dma-buf", "driver NVIDIA"], "the module nvidia says NVIDIA; install"),
-        ("dma-buf", [OPEN], "this kernel's RDMA does not know dma-buf"),
+        ("dma-buf", ["dma-buf", "driver NVIDIA"], "the licence of nvidia is NVIDIA; install"),
+        ("dma-buf", [OPEN], "the kernel's RDMA does not support dma-buf"),
     ],
 )
-def test_refused_with_the_remedy(node: Node, method: str, said: list[str], refused: str) -> None:
+def test_refused_with_the_remedy(node: Node, method: str, message: list[str], refused: str) -> None:
     node.data = {"peer_memory": {"method": method}}
-    result = node.deploy(peer_memory.configure, {SUPPORT: said})
+    result = node.deploy(peer_memory.configure, {SUPPORT: message})
     assert result.failed
     assert refused in result.flat[0]
     # Nothing that was to come after it.
@@ -70,16 +70,16 @@ def test_refused_with_the_remedy(node: Node, method: str, said: list[str], refus
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         ("nvidia_peermem", '"nvidia_peermem" is not an object'),
         ({}, "the key 'method' is missing"),
         ({"method": "nv_peer_mem"}, 'method: "nv_peer_mem" is not one of nvidia_peermem, dma-buf'),
     ],
 )
-def test_bad_data(node: Node, data: Any, said: str) -> None:
+def test_bad_data(node: Node, data: Any, message: str) -> None:
     node.data = {"peer_memory": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(peer_memory.configure, {})
     assert str(caught.value).startswith("@fake/node-a.peer_memory: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Wishes for a reboot, and what the policy makes of them."""
+"""Reboot requests, and what the policy makes of them."""
 
 from __future__ import annotations
 
@@ -16,108 +16,108 @@ from tasks import reboot
 from tasks.common.commands import Commands, script
 from tests.deploy.conftest import Node
 
-WISHES = "for task in *"
+REQUESTS = "for task in *"
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
-WISH = "kernel argument iommu=pt is not in effect"
+REASON = "kernel argument iommu=pt is not in effect"
 BOOTED = "systemd-run --quiet --on-active=1s --timer-property=AccuracySec=100ms systemctl reboot"
 
 
 class Turns(list[list[str]]):
-    """An answer that is another one each time, the last of them for good."""
+    """An answer that changes each time it is read; the last one stays."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.pop(0) if len(self) > 1 else self[0])
 
 
 @operation()
-def wishing(text: str) -> Commands:
-    yield from reboot.record("boot", text)
+def request_reboot(text: str) -> Commands:
+    yield from reboot.request("boot", text)
 
 
 @operation()
-def content() -> Commands:
+def need_no_reboot() -> Commands:
     yield from reboot.withdraw("boot")
 
 
-def wish() -> None:
-    wishing(name="Wish", text=WISH)
+def request() -> None:
+    request_reboot(name="Request", text=REASON)
 
 
-def test_a_new_wish_is_written_and_told_before_anything_is_done(node: Node) -> None:
-    result = node.deploy(wish, {WISHES: ["boot-1"]})
-    assert result.flat == [str(script(reboot._RECORD, reboot.FOLDER, "boot", WISH))]
-    told = f"reboot wanted: boot: {WISH}; the host is not rebooted (reboot.policy is 'never')"
+def test_a_new_request_is_written_and_announced_in_the_prepare_phase(node: Node) -> None:
+    result = node.deploy(request, {REQUESTS: ["boot-1"]})
+    assert result.flat == [str(script(reboot._REQUEST, reboot.FOLDER, "boot", REASON))]
+    told = f"reboot wanted: boot: {REASON}; the host is not rebooted (reboot.policy is 'never')"
     assert sum(told in line for line in result.log) == 1
 
 
-def test_a_wish_is_written_once(node: Node) -> None:
-    result = node.deploy(wish, {WISHES: ["boot-1", f"boot boot-1 {WISH} "]})
-    assert not result.planned["Wish"]
+def test_a_request_is_written_once(node: Node) -> None:
+    result = node.deploy(request, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "]})
+    assert not result.planned["Request"]
     assert result.flat == []
 
 
-def test_another_wish_of_the_same_task_takes_its_place(node: Node) -> None:
-    result = node.deploy(wish, {WISHES: ["boot-2", "boot boot-1 something else "]})
-    assert result.flat == [str(script(reboot._RECORD, reboot.FOLDER, "boot", WISH))]
+def test_another_request_of_the_same_task_replaces_it(node: Node) -> None:
+    result = node.deploy(request, {REQUESTS: ["boot-2", "boot boot-1 something else "]})
+    assert result.flat == [str(script(reboot._REQUEST, reboot.FOLDER, "boot", REASON))]
 
 
-def test_a_wish_that_a_reboot_did_not_meet_is_refused_with_the_remedy(node: Node) -> None:
+def test_a_request_that_a_reboot_did_not_satisfy_fails_with_the_remedy(node: Node) -> None:
     node.data = {"reboot": {"policy": "allow"}}
-    result = node.deploy(wish, {WISHES: ["boot-2", f"boot boot-1 {WISH} "]})
+    result = node.deploy(request, {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
     assert result.failed
-    (said,) = result.flat
-    assert said.startswith(
-        f"refuse: boot: {WISH}: so it is after a reboot, too, and the host is not rebooted for it again"
+    (message,) = result.flat
+    assert message.startswith(
+        f"refuse: boot: {REASON}: this is still so after a reboot, so the host is not rebooted for it again"
     )
-    assert "removing /var/lib/trackbed/reboots/boot on the host allows one more reboot" in said
+    assert "to allow one more reboot, remove /var/lib/trackbed/reboots/boot on the host" in message
 
 
-def test_where_nothing_is_rebooted_an_unmet_wish_stops_nothing(node: Node) -> None:
-    result = node.deploy(wish, {WISHES: ["boot-2", f"boot boot-1 {WISH} "]})
+def test_an_unsatisfied_request_is_a_warning_if_reboots_are_not_allowed(node: Node) -> None:
+    result = node.deploy(request, {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
     assert not result.failed
     assert result.flat == []
-    assert any("so it is after a reboot, too" in line for line in result.log)
+    assert any("this is still so after a reboot" in line for line in result.log)
 
 
-def test_a_wish_that_is_met_is_withdrawn(node: Node) -> None:
-    result = node.deploy(lambda: content(name="Content"), {WISHES: ["boot-2", f"boot boot-1 {WISH} "]})
+def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
+    result = node.deploy(lambda: need_no_reboot(name="Satisfied"), {REQUESTS: ["boot-2", f"boot boot-1 {REASON} "]})
     assert result.flat == ["rm -f /var/lib/trackbed/reboots/boot"]
-    result = node.deploy(lambda: content(name="Content"), {WISHES: ["boot-2", "ofed boot-1 else "]})
+    result = node.deploy(lambda: need_no_reboot(name="Satisfied"), {REQUESTS: ["boot-2", "ofed boot-1 else "]})
     assert result.flat == []
 
 
-def test_without_a_wish_nothing_happens(node: Node) -> None:
+def test_without_a_request_nothing_happens(node: Node) -> None:
     node.data = {"reboot": {"policy": "allow"}}
-    result = node.deploy(reboot.by_policy, {WISHES: ["boot-1"]})
+    result = node.deploy(reboot.by_policy, {REQUESTS: ["boot-1"]})
     assert result.planned == {"Reboot": False}
     assert result.flat == []
 
 
 def test_a_host_is_not_rebooted_unless_the_policy_allows_it(node: Node) -> None:
-    result = node.deploy(reboot.by_policy, {WISHES: ["boot-1", f"boot boot-1 {WISH} "]})
+    result = node.deploy(reboot.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "]})
     assert not result.failed
     assert result.flat == []
     assert any("the host is not rebooted (reboot.policy is 'never')" in line for line in result.log)
 
 
-def test_a_rebooted_host_goes_through_the_deploy_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "PAUSE", 0)
+def test_a_rebooted_host_runs_the_deploy_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
     node.data = {"reboot": {"policy": "allow"}, "ready_timeout": 7}
 
     def code() -> None:
         server.shell(name="Driver", commands=["build-driver"], _env={"LEVEL": "1"})
-        content(name="Content")
+        need_no_reboot(name="Satisfied")
         reboot.by_policy()
         server.shell(name="After", commands=["after"])
 
-    due = ["boot-1", f"boot boot-1 {WISH} "]
-    # Asked in turn: by the first reading of each phase, before the reboot; then after it.
+    due = ["boot-1", f"boot boot-1 {REASON} "]
+    # Read in turn: by the first fact of the execute phase, before the reboot, and after it.
     later = {
-        WISHES: Turns([["boot-1"], due, ["boot-2", due[1]], ["boot-2"]]),
+        REQUESTS: Turns([["boot-1"], due, ["boot-2", due[1]], ["boot-2"]]),
         BOOT_ID: Turns([["boot-1"], [], ["boot-2"]]),
         "status --json": ["ready"],
     }
-    result = node.deploy(code, {WISHES: due}, later)
+    result = node.deploy(code, {REQUESTS: due}, later)
     assert not result.failed
     assert result.commands["Reboot"] == [
         str(script(reboot._REBOOT)),
@@ -127,56 +127,56 @@ def test_a_rebooted_host_goes_through_the_deploy_again(node: Node, monkeypatch: 
         "rm -f /var/lib/trackbed/reboots/boot",
     ]
     assert result.commands["After"] == ["after"]
-    assert any(f"reboot wanted: boot: {WISH}; the host is rebooted" in line for line in result.log)
+    assert any(f"reboot wanted: boot: {REASON}; the host is rebooted" in line for line in result.log)
 
 
-def test_a_wish_that_is_new_after_each_reboot_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "PAUSE", 0)
+def test_a_new_request_after_each_reboot_ends_at_the_limit(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
     node.data = {"reboot": {"policy": "allow"}}
     readings = [[f"boot-{n}", f"boot boot-{n} {n} is too many "] for n in range(1, 5)]
-    later = {WISHES: Turns(readings), BOOT_ID: Turns([["boot-2"], ["boot-3"], ["boot-4"]])}
-    result = node.deploy(reboot.by_policy, {WISHES: readings[0]}, later)
+    later = {REQUESTS: Turns(readings), BOOT_ID: Turns([["boot-2"], ["boot-3"], ["boot-4"]])}
+    result = node.deploy(reboot.by_policy, {REQUESTS: readings[0]}, later)
     assert result.failed
-    assert sum(command == str(script(reboot._REBOOT)) for command in result.flat) == reboot.MOST
+    assert sum(command == str(script(reboot._REBOOT)) for command in result.flat) == reboot.MAX_REBOOTS
     assert result.flat[-1] == (
-        "refuse: rebooted 3 times in this deploy, and still another reboot is wanted: boot: 4 is too many"
+        "refuse: rebooted 3 times in this deploy, and another reboot is still wanted: boot: 4 is too many"
     )
 
 
 class Silent(list[str]):
-    """An answer that never comes: the host went away between a connection and its first command."""
+    """An answer that never comes: the host goes away after the connection and before its first command."""
 
     def __iter__(self) -> Iterator[Any]:
         gevent.sleep(600)
         return iter(())
 
 
-def test_a_look_that_hangs_is_given_up_and_the_next_one_made(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "PAUSE", 0)
-    monkeypatch.setattr(reboot, "PATIENCE", 0.05)
+def test_an_attempt_that_hangs_times_out_and_is_repeated(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
+    monkeypatch.setattr(reboot, "ATTEMPT_TIMEOUT", 0.05)
     node.data = {"reboot": {"policy": "allow"}}
-    due = ["boot-1", f"boot boot-1 {WISH} "]
-    later = {WISHES: Turns([due, ["boot-2"]]), BOOT_ID: Turns([["boot-1"], Silent(), ["boot-2"]])}
+    due = ["boot-1", f"boot boot-1 {REASON} "]
+    later = {REQUESTS: Turns([due, ["boot-2"]]), BOOT_ID: Turns([["boot-1"], Silent(), ["boot-2"]])}
     began = time.monotonic()
-    # So that a look without an end fails here, and does not hang.
+    # Fails the test instead of hanging it.
     with gevent.Timeout(20):
-        result = node.deploy(reboot.by_policy, {WISHES: due}, later)
+        result = node.deploy(reboot.by_policy, {REQUESTS: due}, later)
     assert time.monotonic() - began < 15
     assert not result.failed
 
 
 def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reboot, "PAUSE", 0)
+    monkeypatch.setattr(reboot, "POLL_INTERVAL", 0)
     clock = iter(range(0, 1000, 20))
     monkeypatch.setattr("tasks.reboot.time.monotonic", lambda: next(clock))
     node.data = {"reboot": {"policy": "allow", "timeout": 60}}
-    result = node.deploy(reboot.by_policy, {WISHES: ["boot-1", f"boot boot-1 {WISH} "], BOOT_ID: ["boot-1"]})
+    result = node.deploy(reboot.by_policy, {REQUESTS: ["boot-1", f"boot boot-1 {REASON} "], BOOT_ID: ["boot-1"]})
     assert result.failed
-    assert any("the host did not go down within 60 s of its reboot" in line for line in result.log)
+    assert any("the host did not shut down within 60 s of its reboot" in line for line in result.log)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("allow", "is not an object with keys"),
         ({"policy": "always"}, 'policy: "always" is not one of never, allow'),
@@ -184,9 +184,9 @@ def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.Mo
         ({"polcy": "never"}, "unknown key 'polcy'; did you mean 'policy'?"),
     ],
 )
-def test_bad_data(node: Node, given: Any, said: str) -> None:
+def test_bad_data(node: Node, given: Any, message: str) -> None:
     node.data = {"reboot": given}
     with pytest.raises(DeployError) as caught:
         node.deploy(reboot.by_policy, {})
     assert str(caught.value).startswith("@fake/node-a.reboot: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import tasks
+from agent.report.names import STATE_FOLDER as STATE
 from agent.spec.node import parse, spec_hash
-from tasks import before, kubernetes, labels, nccl, pull, reboot, removal
+from tasks import kubernetes, labels, nccl, original_state, pull, reboot, removal
 from tasks.agent import BASE
 from tasks.common.archive import ROOT
 from tasks.common.data import host_data
 from tasks.common.status import SPEC
 from tasks.ofed import doca
-from tasks.removal import STATE
 from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers
 from tests.deploy.test_scripts import program, sh
 
@@ -65,7 +65,7 @@ def test_first_the_vfs_and_then_the_rest(node: Node) -> None:
     assert json.loads(result.uploads[f"{SPEC}.new"]) == EMPTY
 
 
-def test_vfs_that_were_there_before_come_back(node: Node) -> None:
+def test_the_original_number_of_vfs_is_restored(node: Node) -> None:
     changes = [
         {"kind": "vfs", "target": "0000:21:00.0", "field": "count", "before": 7, "after": 0, "disruption": "vf-reset"}
     ]
@@ -74,7 +74,7 @@ def test_vfs_that_were_there_before_come_back(node: Node) -> None:
     wanted: Any = None
 
     def code() -> None:
-        removal.give_back(name="VFs", node_name="node-a", vfs=True, timeout=7)
+        removal.restore_values(name="VFs", node_name="node-a", vfs=True, timeout=7)
 
     result = node.deploy(code, {**there, REMEMBERED: ["here", "vfs 0000:21:00.0 4 1", "vfs 0000:41:00.0 0 1"]})
     wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
@@ -93,18 +93,19 @@ def test_a_spec_that_cannot_be_read_is_refused(node: Node) -> None:
     assert "deploy once more, then remove" in result.flat[0]
 
 
-def test_what_no_agent_keeps_is_put_back(node: Node) -> None:
+def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     was = ["here", "vfs 0000:21:00.0 0 1", "irqbalance enabled active", "held mine"]
     now = ["vfs 0000:21:00.0 0 0", "irqbalance disabled inactive", "held mine", "held linux-image-amd64"]
-    wishes = {"for task in *": ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
+    requests = {"for task in *": ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
     there = {'if [ -e "$path" ]; then echo "$path"': [BASE]}
-    result = node.deploy(removal.everything, {REMEMBERED: was, PRESENT: now, **wishes, **there})
-    put_back, released = result.commands["Removal | As it was before"]
+    result = node.deploy(removal.remove_all, {REMEMBERED: was, PRESENT: now, **requests, **there})
+    put_back, released = result.commands["Removal | Original state restored"]
     assert put_back.endswith("sh irqbalance.service yes yes /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
     assert released.endswith("sh linux-image-amd64")
     assert len(result.commands["Removal | Agent and state"]) == 1
     assert any(
-        "until its next boot the node is not as it was: boot-former: kernel arguments" in line for line in result.log
+        "the node returns to its original state only at its next boot: boot-former: kernel arguments" in line
+        for line in result.log
     )
 
 
@@ -132,18 +133,18 @@ def test_an_empty_folder_is_removed_and_one_with_files_is_not(tmp_path: Path) ->
     assert (tmp_path / "full/other").exists()
 
 
-def test_a_node_that_has_nothing_of_ours(node: Node) -> None:
-    result = node.deploy(removal.everything, {})
+def test_a_node_without_files_of_trackbed(node: Node) -> None:
+    result = node.deploy(removal.remove_all, {})
     assert result.flat == []
     assert not any(result.planned.values())
 
 
-def test_the_keys_of_all_tasks_are_taken_away(node: Node) -> None:
+def test_the_keys_of_all_tasks_are_removed(node: Node) -> None:
     node.data = {"reboot": {"policy": "allow"}, "kernel_modules": ["igbvf"], "ready_timeout": 7, "site_rack": "a"}
     found: dict[str, object] = {}
 
     def code() -> None:
-        removal.nothing_given()
+        removal.clear_keys()
         found.update(host_data())
         found["policy"] = reboot.POLICY.here().policy
 
@@ -152,18 +153,20 @@ def test_the_keys_of_all_tasks_are_taken_away(node: Node) -> None:
     assert (found["ready_timeout"], found["site_rack"]) == (7, "a")
 
 
-@pytest.mark.parametrize(("plan", "code", "said"), [("exit 0", 0, ""), ("echo 'vfs 7 -> 0'; exit 2", 1, "vfs 7 -> 0")])
-def test_the_wait(tmp_path: Path, plan: str, code: int, said: str) -> None:
+@pytest.mark.parametrize(
+    ("plan", "code", "message"), [("exit 0", 0, ""), ("echo 'vfs 7 -> 0'; exit 2", 1, "vfs 7 -> 0")]
+)
+def test_the_wait(tmp_path: Path, plan: str, code: int, message: str) -> None:
     program(tmp_path / "systemctl", f'echo "$*" >> {tmp_path}/did')
     program(tmp_path / "trackbed", f'case "$1" in wait) echo not ready; exit 1 ;; plan) {plan} ;; esac')
     (tmp_path / "node.json.new").write_text("new")
     arguments = (tmp_path / "node.json", tmp_path / "trackbed", "hash", "0", "trackbed.service")
     path = f"{tmp_path}:/usr/bin:/bin"
     if code:
-        with pytest.raises(AssertionError, match=rf"not ready\s+{said}\s+not given back after 0 s"):
-            sh(removal._GIVE_BACK, *arguments, PATH=path)
+        with pytest.raises(AssertionError, match=rf"not ready\s+{message}\s+not restored after 0 s"):
+            sh(removal._RESTORE_VALUES, *arguments, PATH=path)
     else:
-        sh(removal._GIVE_BACK, *arguments, PATH=path)
+        sh(removal._RESTORE_VALUES, *arguments, PATH=path)
     assert (tmp_path / "node.json").read_text() == "new"
     assert (tmp_path / "did").read_text() == "reload-or-restart trackbed.service\n"
 
@@ -182,10 +185,10 @@ def test_each_file_that_a_task_names_is_looked_for(node: Node) -> None:
     there = {'if [ -e "$path" ]; then echo "$path"': [BASE]}
     result = node.deploy(lambda: runpy.run_path(str(ROOT / "deploys/remove.py")), {**spec(GIVEN), **there})
     assert not result.failed
-    said = "\n".join(result.ran)
-    assert [path for path in sorted(named) if path not in said and not path.startswith((BASE, f"{STATE}/"))] == []
-    assert nccl.PATH in said
+    message = "\n".join(result.ran)
+    assert [path for path in sorted(named) if path not in message and not path.startswith((BASE, f"{STATE}/"))] == []
+    assert nccl.PATH in message
 
 
-def test_before_is_what_it_reads() -> None:
-    assert before.parse([]) == before.Before()
+def test_no_lines_are_an_empty_state() -> None:
+    assert original_state.parse([]) == original_state.OriginalState()

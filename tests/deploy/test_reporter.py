@@ -33,7 +33,7 @@ LOOPBACK = Template(reporter.UNIT_TEMPLATE.read_text(), keep_trailing_newline=Tr
     copied=False,
     options="",
 )
-"""The unit that a node has of which nothing is said."""
+"""The unit on a node without any settings."""
 ELSEWHERE = {
     "reporter_listen": "0.0.0.0:9809",
     "reporter_tls_cert": "/etc/ssl/certs/node.pem",
@@ -115,13 +115,13 @@ def test_where_systemd_has_no_credentials_the_unit_makes_copies(node: Node) -> N
         ({"reporter_listen": "0.0.0.0:9809"}, "give reporter_tls_cert, reporter_tls_key, reporter_token_file, too"),
         ({**ELSEWHERE, "reporter_token_file": None}, "give reporter_token_file, too"),
         ({"reporter_tls_cert": "/a"}, "give both"),
-        ({"reporter_listen": "node:9809"}, "node-a.reporter_listen: 'node:9809' is no address"),
-        ({"reporter_listen": 9809}, "is no address"),
-        ({"reporter_tls_key": "key.pem"}, "is no file's path"),
-        ({"reporter_tls_key": "/a b"}, "is no file's path"),
+        ({"reporter_listen": "node:9809"}, "node-a.reporter_listen: 'node:9809' is not valid"),
+        ({"reporter_listen": 9809}, "is not valid"),
+        ({"reporter_tls_key": "key.pem"}, "is not a valid path"),
+        ({"reporter_tls_key": "/a b"}, "is not a valid path"),
     ],
 )
-def test_what_would_be_unsafe_stops_the_run(node: Node, data: dict[str, object], why: str) -> None:
+def test_insecure_settings_stop_the_deploy(node: Node, data: dict[str, object], why: str) -> None:
     with pytest.raises(DeployError, match=why):
         unit(node, **data)
 

@@ -35,8 +35,8 @@ def staged(base: Path, *versions: str) -> None:
 
 
 def versions(base: Path) -> agent.Versions:
-    said = sh(agent._VERSIONS, base)
-    return agent.AgentVersions().process(said) if said else agent.Versions()
+    message = sh(agent._VERSIONS, base)
+    return agent.AgentVersions().process(message) if message else agent.Versions()
 
 
 def upload(base: Path, source: str) -> Path:
@@ -127,7 +127,7 @@ def plan(base: Path, version: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_plan_takes_the_staged_version_else_the_current(base: Path) -> None:
+def test_the_plan_uses_the_staged_version_or_else_the_current_one(base: Path) -> None:
     assert plan(base, "2-b") == []
     staged(base, "1-a")
     sh(agent._SWITCH, base, "1-a")
@@ -163,7 +163,7 @@ def program(path: Path, text: str = "") -> None:
         ("systemd 239 (239-82.el8)", ["NetworkManager"]),
     ],
 )
-def test_network_managers_that_can_be_told(tmp_path: Path, version: str, found: list[str]) -> None:
+def test_network_managers_that_can_ignore_vfs(tmp_path: Path, version: str, found: list[str]) -> None:
     assert sh(network_managers._MANAGERS, tmp_path) == []
     program(tmp_path / "usr/sbin/NetworkManager")
     program(tmp_path / "usr/lib/systemd/systemd-networkd")
@@ -187,7 +187,7 @@ def test_vfs_that_udev_has_not_marked(tmp_path: Path) -> None:
     assert sh(network_managers._UNMARKED, tmp_path) == ["pf0v1", "pf0v2"]
 
 
-def test_irqbalance_is_told_to_keep_off_listed_functions_and_their_vfs(tmp_path: Path) -> None:
+def test_irqbalance_bans_listed_functions_and_their_vfs(tmp_path: Path) -> None:
     listed, other, vf, unlisted = "0000:21:00.0", "0000:21:00.1", "0000:21:10.0", "0000:41:00.0"
     text = irqbalance.SCRIPT_SOURCE.read_text().replace(LIST, str(tmp_path / "list"))
     assert str(tmp_path) in text
@@ -204,25 +204,28 @@ def test_irqbalance_is_told_to_keep_off_listed_functions_and_their_vfs(tmp_path:
     assert bans(other) == bans(unlisted) == []
 
 
-def wishes(folder: Path) -> reboot.Wishes:
-    return reboot.NodeWishes().process(sh(reboot._WISHES, folder))
+def requests(folder: Path) -> reboot.RebootRequests:
+    return reboot.NodeRebootRequests().process(sh(reboot._REQUESTS, folder))
 
 
-def test_wishes_for_a_reboot(tmp_path: Path) -> None:
+def test_reboot_requests(tmp_path: Path) -> None:
     folder = tmp_path / "reboots"
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    assert wishes(folder) == reboot.Wishes(boot_id)
-    sh(reboot._RECORD, folder, "boot", "an old one")
-    sh(reboot._RECORD, folder, "boot", 'it\'s `a` "new" $one')
-    sh(reboot._RECORD, folder, "ofed", "another")
+    assert requests(folder) == reboot.RebootRequests(boot_id)
+    sh(reboot._REQUEST, folder, "boot", "an old one")
+    sh(reboot._REQUEST, folder, "boot", 'it\'s `a` "new" $one')
+    sh(reboot._REQUEST, folder, "ofed", "another")
     assert sorted(path.name for path in folder.iterdir()) == ["boot", "ofed"]
-    made = (reboot.Wish("boot", boot_id, 'it\'s `a` "new" $one'), reboot.Wish("ofed", boot_id, "another"))
-    assert wishes(folder) == reboot.Wishes(boot_id, made)
+    made = (
+        reboot.RebootRequest("boot", boot_id, 'it\'s `a` "new" $one'),
+        reboot.RebootRequest("ofed", boot_id, "another"),
+    )
+    assert requests(folder) == reboot.RebootRequests(boot_id, made)
 
 
 def arguments(root: Path, path: str) -> boot.Arguments:
-    said = sh(boot._ARGUMENTS, root / "drop-in.cfg", root / "state", root, PATH=path)
-    return boot.KernelArguments().process(said)
+    message = sh(boot._ARGUMENTS, root / "drop-in.cfg", root / "state", root, PATH=path)
+    return boot.KernelArguments().process(message)
 
 
 def test_another_apt_is_waited_for(tmp_path: Path) -> None:
@@ -290,13 +293,15 @@ def test_kernel_arguments_by_grubby(tmp_path: Path) -> None:
     made = arguments(tmp_path, path)
     assert made == boot.Arguments("grubby", "root=/dev/sda1 ro", "ro quiet iommu=pt", "iommu=pt")
     # As one that takes a name's end for the name.
-    with pytest.raises(AssertionError, match="grubby was told mmu=on, and the next boot has ro quiet iommu=pt;"):
+    with pytest.raises(
+        AssertionError, match="grubby did not set the kernel argument mmu=on: the next boot has ro quiet iommu=pt;"
+    ):
         sh(boot._GRUBBY, tmp_path / "state", "iommu=pt mmu=on", "", PATH=path)
 
 
 def initramfs(root: Path) -> tuple[str, str] | None:
-    said = sh(boot._INITRAMFS, root / "modprobe.d/trackbed.conf", root / "state", root)
-    return boot.Initramfs().process(said)
+    message = sh(boot._INITRAMFS, root / "modprobe.d/trackbed.conf", root / "state", root)
+    return boot.Initramfs().process(message)
 
 
 def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path) -> None:
@@ -313,7 +318,7 @@ def test_an_initramfs_is_made_again_if_it_has_the_module(tmp_path: Path) -> None
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
 
     def look(*modules: str) -> None:
-        sh(boot._LOOK, options, tmp_path / "state", image, *modules, PATH=path)
+        sh(boot._UPDATE_INITRAMFS, options, tmp_path / "state", image, *modules, PATH=path)
         have = initramfs(tmp_path)
         assert have is not None
         assert have[0] == have[1]

@@ -45,17 +45,17 @@ def test_more_shards_than_hosts(tmp_path: Path) -> None:
     assert connected(pyinfra(tmp_path, "7/9")) == set()
 
 
-def test_what_is_no_shard_stops_before_a_host_is_touched(tmp_path: Path) -> None:
+def test_an_invalid_shard_stops_before_a_host_is_changed(tmp_path: Path) -> None:
     done = pyinfra(tmp_path, "17/16")
     assert done.returncode != 0
-    assert "TRACKBED_SHARD='17/16' is no shard; give it as 3/16" in done.stdout + done.stderr
+    assert "TRACKBED_SHARD='17/16' is not a shard; give it as 3/16" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert "Connected" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "3/", "-1/2", "1/2/3", "1/0", "one/two", " 1/2", "1/2\n"])
 def test_no_shards(text: str) -> None:
-    with pytest.raises(ValueError, match="is no shard"):
+    with pytest.raises(ValueError, match="is not a shard"):
         Shard.parse(text)
 
 

@@ -101,7 +101,7 @@ def test_metadata_that_is_signed_in_the_packages_place(node: Node) -> None:
     assert result.uploads == {"/etc/yum.repos.d/trackbed-doca.repo": text.encode()}
 
 
-def test_without_dkms_the_rhel_family_is_told_where_it_is(tmp_path: Path) -> None:
+def test_without_dkms_the_error_names_its_repository(tmp_path: Path) -> None:
     (tmp_path / "dnf").write_text("#!/bin/sh\necho 'nothing provides dkms needed by erdma-dkms' >&2\nexit 1\n")
     (tmp_path / "dnf").chmod(0o755)
     for name in ("uname", "sh"):
@@ -111,7 +111,7 @@ def test_without_dkms_the_rhel_family_is_told_where_it_is(tmp_path: Path) -> Non
         capture_output=True, text=True, check=False, env={"PATH": str(tmp_path), "DKMS": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 1
-    assert "there is no dkms, which the RHEL family has in EPEL" in done.stderr
+    assert "the node has no dkms, which for the RHEL family is in EPEL" in done.stderr
 
 
 def test_a_package_is_installed_at_its_version_and_held(node: Node) -> None:
@@ -129,18 +129,18 @@ def test_an_upgrade_is_held_again(node: Node) -> None:
     assert hold == "apt-mark hold erdma-dkms"
 
 
-def test_a_hold_that_somebody_took_off(node: Node) -> None:
+def test_a_removed_hold_is_set_again(node: Node) -> None:
     result = node.deploy(have, dpkg("erdma-dkms=1.1", "dkms=3.0"))
     assert result.flat == ["apt-mark hold erdma-dkms"]
 
 
-def test_packages_that_are_there(node: Node) -> None:
+def test_installed_packages(node: Node) -> None:
     result = node.deploy(have, {**dpkg("erdma-dkms=1.1", "dkms=3.0"), "showhold": "erdma-dkms"})
     assert result.planned == {"packages": False}
     assert result.flat == []
 
 
-def test_an_upgrade_by_dnf_takes_the_lock_off_first(node: Node) -> None:
+def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
     locked = {"versionlock.list": "erdma-dkms-0:1.0.*"}
     result = node.deploy(lambda: have("rhel"), {**rpm("erdma-dkms=1.0", "dkms=3.0"), **locked})
     assert result.flat[0] == "dnf versionlock delete erdma-dkms"
@@ -156,8 +156,8 @@ def test_dnf_s_locks_are_read_where_its_configuration_has_them(tmp_path: Path) -
     plugins.mkdir(parents=True)
 
     def locks() -> dict[str, str | None]:
-        said = sh(f'{vendor_repository.LOCKS}locks "$1"', tmp_path)
-        return vendor_repository.HeldPackages().process(said)
+        message = sh(f'{vendor_repository.LOCKS}locks "$1"', tmp_path)
+        return vendor_repository.HeldPackages().process(message)
 
     assert locks() == {}
     (plugins / "versionlock.list").write_text("\n# Added lock on Sun Nov 22\nkernel-0:5.14.0-427.el9.*\n")
@@ -173,24 +173,24 @@ def test_locked_by_dnf_at_its_version(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"uri": "repo.example.net"}, "uri: 'repo.example.net' is not valid; give a URL"),
         (
             {"fingerprint": "83DB"},
             "fingerprint: '83DB' is not valid; give the whole fingerprint, 40 hexadecimal digits",
         ),
-        ({"suite": "stable"}, "components: they are missing; give ['main'], say"),
+        ({"suite": "stable"}, "components: they are missing; give names such as ['main']"),
         ({"components": ["main"]}, "components: a suite that ends in / has none; leave them out"),
         ({"suite": "stable", "components": ["a b"]}, "components: 'a b' is not valid"),
         ({"finger": "x"}, "unknown key 'finger'; did you mean 'fingerprint'?"),
     ],
 )
-def test_bad_data(change: dict[str, Any], said: str) -> None:
+def test_bad_data(change: dict[str, Any], message: str) -> None:
     with pytest.raises(DeployError) as caught:
         KEY.read({"ofed": {**GIVEN, **change}}, "node-a")
     assert str(caught.value).startswith("node-a.ofed: ")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_fingerprint_may_be_given_as_gpg_prints_it() -> None:
@@ -265,7 +265,7 @@ def test_a_page_instead_of_a_key_is_refused(keys: dict[str, Path], tmp_path: Pat
     page.write_text("<html>403</html>")
     done = install_key(page, next(iter(keys)), ring)
     assert done.returncode == 1
-    assert "none: it is no key" in done.stderr
+    assert "none: it is not a key" in done.stderr
     assert not ring.exists()
 
 

@@ -19,7 +19,7 @@ APT = (
 # A node that boots is slow.
 PATIENCE = 900
 REBOOT = {"reboot": {"policy": "allow", "timeout": 900}}
-WISHES = "mkdir -p /var/lib/trackbed/reboots; ls /var/lib/trackbed/reboots"
+REQUESTS = "mkdir -p /var/lib/trackbed/reboots; ls /var/lib/trackbed/reboots"
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_what_a_boot_gives_is_there_after_one_reboot_and_goes_by_another(loaded:
     assert "2.00 MiB page size, pre-allocated 10 pages" in node.sh("journalctl -k -b --no-pager | grep HugeTLB")
     assert node.sh("cat /proc/sys/kernel/panic").strip() == "17"
     assert node.sh("ls -d /sys/class/net/dummy*").split() == [f"/sys/class/net/dummy{number}" for number in range(3)]
-    assert node.sh(WISHES) == ""
+    assert node.sh(REQUESTS) == ""
     assert ready(node)
     recovery = [line for line in node.sh("grep vmlinuz /boot/grub/grub.cfg").splitlines() if " single" in line]
     assert all("trackbed.test" not in line for line in recovery)
@@ -85,5 +85,5 @@ def test_what_a_boot_gives_is_there_after_one_reboot_and_goes_by_another(loaded:
     assert not {"trackbed.test=1", "hugepagesz=2M"} & {*arguments(node)}
     assert "trackbed.test" not in node.sh("cat /boot/grub/grub.cfg")
     assert node.run(["test", "-e", "/etc/default/grub.d/95-trackbed.cfg"]).returncode == 1
-    assert node.sh(WISHES) == ""
+    assert node.sh(REQUESTS) == ""
     assert ready(node)

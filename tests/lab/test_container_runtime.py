@@ -305,7 +305,7 @@ def test_an_engine_that_does_not_take_its_files_gets_the_old_ones_back(
     node.sh("echo DOCKER_OPTS=--default-runtime=site > /etc/default/docker; systemctl restart docker", timeout=300)
     done = deploy(vendor, "docker")
     assert done.returncode != 0
-    assert "its files are as they were" in done.stdout + done.stderr
+    assert "its former files are restored" in done.stdout + done.stderr
     assert "default-runtime" in done.stdout + done.stderr
     assert node.sh("cat /etc/docker/daemon.json") == before
     assert node.sh("docker info --format '{{.DefaultRuntime}}'").strip() == "site"
@@ -319,7 +319,7 @@ def test_an_engine_that_does_not_take_its_files_gets_the_old_ones_back(
     node.sh("systemctl daemon-reload")
     done = deploy(vendor, "containerd")
     assert done.returncode != 0
-    assert "containerd: it does not start with what nvidia-ctk wrote" in done.stdout + done.stderr
+    assert "containerd: it does not start with nvidia-ctk's configuration" in done.stdout + done.stderr
     assert node.run(["test", "-e", "/etc/containerd/conf.d/99-nvidia.toml"]).returncode != 0
     assert node.sh("systemctl is-active containerd docker").split() == ["active", "active"]
     assert running(node) == containers

@@ -187,9 +187,9 @@ def test_the_driver_follows_another_kernel(node: Node, vendor: repository.Reposi
     with as_debian_makes_it(node, toolchain.mirror(node.image, *packages)):
         first = deploy(url, vendor.fingerprint, "1.0", kernel={})
         assert first.returncode == 0, said(first)
-        wished = deploy(url, vendor.fingerprint, "1.0", kernel={"release": release})
-        assert wished.returncode == 0, said(wished)
-        assert f"kernel {release} is installed, and {own.release} runs" in said(wished)
+        pending = deploy(url, vendor.fingerprint, "1.0", kernel={"release": release})
+        assert pending.returncode == 0, said(pending)
+        assert f"kernel {release} is installed, and {own.release} runs" in said(pending)
         assert f"erdma/1.0, {release}, x86_64: installed" in node.sh("dkms status")
         try:
             other = boot_into(node, release, tmp_path)
@@ -219,7 +219,7 @@ def test_the_installer_runs_with_its_checksum_alone_and_once(bare: Node) -> None
 
         refused = install("0" * 64)
         assert refused.returncode != 0
-        assert "nothing of it was run" in said(refused)
+        assert "it was not run" in said(refused)
         assert bare.run(["test", "-e", "/usr/src/erdma-1.0"]).returncode != 0
         done = install(hashlib.sha256(archive.read_bytes()).hexdigest())
         assert done.returncode == 0, said(done)

@@ -17,7 +17,7 @@ from tests.lab.test_peer_memory import install_modules
 
 FIRST, SECOND = list(ofed.DOCA)[:2]
 BUILDER = "builder"
-WISH = "/var/lib/trackbed/reboots/ofed"
+REQUEST = "/var/lib/trackbed/reboots/ofed"
 
 
 def deploy(data: dict[str, Any], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -194,18 +194,16 @@ def test_modules_in_use_stay_until_nobody_uses_them(node_that_builds: Node, doca
     with used(node):
         done = deploy(given)
         assert "OFED | Loaded modules" in changed(done)
-        assert re.search(
-            r"the modules are not loaded again now: ib_write_bw \(pid \d+\) has uverbs\d+ open", done.stderr
-        )
+        assert re.search(r"the modules are not reloaded now: ib_write_bw \(pid \d+\) has uverbs\d+ open", done.stderr)
         runs, installed, _ = loaded(node)
         assert runs != installed
-        assert f"rdma_rxe ({installed})" in node.sh(f"cat {WISH}")
-        # The wish stands; nothing else is to be done.
+        assert f"rdma_rxe ({installed})" in node.sh(f"cat {REQUEST}")
+        # The request stays; nothing else is to be done.
         assert changed(deploy(given)) == []
     assert changed(deploy(given)) == ["OFED | Loaded modules"]
     runs, installed, _ = loaded(node)
     assert runs == installed
-    assert node.run(["test", "-e", WISH]).returncode != 0
+    assert node.run(["test", "-e", REQUEST]).returncode != 0
 
 
 @pytest.mark.campaign
@@ -217,7 +215,7 @@ def test_peer_memory_with_users_stays_and_goes_out_and_in_again_without(node_tha
     done = deploy(given)
     assert "OFED | Loaded modules" in changed(done)
     assert "nvidia_peermem: 1 in use (GPU memory that is registered)" in done.stderr
-    assert node.run(["test", "-e", WISH]).returncode == 0
+    assert node.run(["test", "-e", REQUEST]).returncode == 0
     node.sh("systemctl stop gpu")
     assert changed(deploy(given)) == ["OFED | Loaded modules"]
     runs, installed, _ = loaded(node)
@@ -235,7 +233,7 @@ def test_modules_in_use_are_loaded_by_a_reboot_that_the_policy_allows(node_that_
     runs, installed, path = loaded(node)
     assert runs == installed
     assert "/updates/dkms/" in path
-    assert node.run(["test", "-e", WISH]).returncode != 0
+    assert node.run(["test", "-e", REQUEST]).returncode != 0
 
 
 @pytest.mark.campaign
@@ -277,14 +275,14 @@ def test_mlnx_ofed_is_installed_held_loaded_and_upgraded(node_that_builds: Node)
     with used(node):
         done = deploy(second)
         assert {"OFED | MLNX_OFED", "OFED | Loaded modules"} <= set(changed(done))
-        assert "the modules are not loaded again now: ib_write_bw" in done.stderr
+        assert "the modules are not reloaded now: ib_write_bw" in done.stderr
         assert node.sh("ofed_info -s") == f"MLNX_OFED_LINUX-{ofed.MLNX_OFED[1]}:\n"
         assert loaded(node)[0] == runs
         done = deploy(second, reboot={"policy": "allow"})
     assert done.returncode == 0, done.stdout + done.stderr
     again, installed, _ = loaded(node)
     assert again == installed != runs
-    assert node.run(["test", "-e", WISH]).returncode != 0
+    assert node.run(["test", "-e", REQUEST]).returncode != 0
 
 
 @pytest.mark.campaign

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lab import Node
-from tasks import pull_archive
+from tasks import pull as pull_mode
 from tests.deploy.test_pull import gpg, make_key
 from tests.lab.conftest import ROOT, pyinfra, ready
 
@@ -35,7 +35,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 def project(folder: Path, data: dict[str, Any]) -> None:
     """A copy of the project, with an inventory of one node."""
-    for name in pull_archive.CONTENT:
+    for name in pull_mode.CONTENT:
         source = ROOT / name
         copy = shutil.copytree if source.is_dir() else shutil.copyfile
         copy(source, folder / name)
@@ -53,7 +53,7 @@ def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
     (tmp_path / "project").mkdir()
     project(tmp_path / "project", {"nics": nics, "pull": pull})
     archive = tmp_path / "served" / ARCHIVE
-    pull_archive.build(archive, ("3.11-x86_64",), tmp_path / "project")
+    pull_mode.build(archive, ("3.11-x86_64",), tmp_path / "project")
     gpg(tmp_path / "k", "--detach-sign", str(archive))
 
     pushed = pyinfra(
@@ -75,5 +75,5 @@ def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
     archive.write_bytes(archive.read_bytes() + b"x")
     assert node.run(["systemctl", "start", "trackbed-pull.service"], timeout=300).returncode != 0
     said = node.sh("journalctl -u trackbed-pull.service -o cat --no-pager")
-    assert "is not deployed: /etc/trackbed/pull.gpg has no key that has signed it" in said
+    assert "is not deployed, since no key in /etc/trackbed/pull.gpg has signed it" in said
     assert ready(node)

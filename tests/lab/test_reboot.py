@@ -1,4 +1,4 @@
-"""Reboots by policy: a wish ends in one reboot and a deploy that goes on; the same wish unmet ends in none."""
+"""Reboots by policy: a request leads to one reboot, and the deploy goes on; if it is still made then, to no other."""
 
 import json
 
@@ -9,7 +9,7 @@ from tests.lab.conftest import boot_id, pyinfra, ready
 
 pytestmark = pytest.mark.campaign
 
-WISHES = "/var/lib/trackbed/reboots"
+REQUESTS = "/var/lib/trackbed/reboots"
 # A node that boots is slow.
 REBOOT = ("--data", f"reboot={json.dumps({'policy': 'allow', 'timeout': 900})}", "--data", "ready_timeout=900")
 
@@ -20,13 +20,13 @@ def booted(node: Node) -> float:
     return float(now) - float(up)
 
 
-def wish(node: Node, task: str, text: str) -> None:
-    node.sh(f"mkdir -p {WISHES}; (echo {boot_id(node)}; echo {text!r}) > {WISHES}/{task}")
+def request(node: Node, task: str, text: str) -> None:
+    node.sh(f"mkdir -p {REQUESTS}; (echo {boot_id(node)}; echo {text!r}) > {REQUESTS}/{task}")
 
 
-def test_what_wants_a_reboot_is_told_and_nothing_is_rebooted_by_default(node: Node) -> None:
+def test_a_reboot_request_is_announced_and_by_default_nothing_is_rebooted(node: Node) -> None:
     before = boot_id(node)
-    wish(node, "kernel", "another kernel is installed")
+    request(node, "kernel", "another kernel is installed")
     done = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploy.py")
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
@@ -37,13 +37,13 @@ def test_what_wants_a_reboot_is_told_and_nothing_is_rebooted_by_default(node: No
 def test_hosts_reboot_one_after_the_other_and_the_deploy_goes_on(nodes: tuple[Node, ...]) -> None:
     before = [boot_id(node) for node in nodes]
     for node in nodes:
-        # The boot's own task withdraws it after the reboot: nothing is wanted of it.
-        wish(node, "boot-former", "kernel arguments quiet are still in effect")
+        # The task boot withdraws it after the reboot.
+        request(node, "boot-former", "kernel arguments quiet are still in effect")
     done = pyinfra("-y", "inventories/lab.py", "deploy.py", *REBOOT, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(boot_id(node) != was for node, was in zip(nodes, before, strict=True))
     assert all(ready(node) for node in nodes)
-    assert all(node.sh(f"ls {WISHES}") == "" for node in nodes)
+    assert all(node.sh(f"ls {REQUESTS}") == "" for node in nodes)
     # pyinfra's order of hosts is none. Of the two, one still ran when the other was back.
     first, second = sorted(nodes, key=booted)
     back = first.sh("systemctl show --timestamp=unix -P ActiveEnterTimestamp multi-user.target")
@@ -54,7 +54,7 @@ def test_hosts_reboot_one_after_the_other_and_the_deploy_goes_on(nodes: tuple[No
     assert [operation["name"] for operation in operations if operation["no_change"] != ["node1", "node2"]] == []
 
 
-def test_a_wish_that_a_reboot_does_not_meet_is_refused_and_reboots_nothing_more(nodes: tuple[Node, ...]) -> None:
+def test_a_request_that_a_reboot_does_not_satisfy_fails_and_reboots_nothing_more(nodes: tuple[Node, ...]) -> None:
     before = [boot_id(node) for node in nodes]
     # grub's tool is there, its menu is written; but QEMU gives these nodes their kernel, and its arguments.
     for node in nodes:
@@ -63,11 +63,11 @@ def test_a_wish_that_a_reboot_does_not_meet_is_refused_and_reboots_nothing_more(
     done = pyinfra("-y", "inventories/lab.py", "deploy.py", *REBOOT, "--data", arguments, timeout=1800)
     text = done.stdout + done.stderr
     assert done.returncode != 0
-    unmet = "boot: kernel arguments trackbed.test=1 are not in effect: so it is after a reboot, too"
+    unmet = "boot: kernel arguments trackbed.test=1 are not in effect: this is still so after a reboot"
     assert unmet in text
     # The one that came first is the canary of the other.
     (canary,) = (node for node, was in zip(nodes, before, strict=True) if boot_id(node) != was)
-    assert f"not rebooted, since {canary.name} failed at its own reboot" in text
+    assert f"not rebooted, since {canary.name} failed after its reboot" in text
     after = boot_id(canary)
     again = pyinfra(
         "-y", "--limit", canary.name, "inventories/lab.py", "deploy.py", *REBOOT, "--data", arguments, timeout=1800

@@ -62,5 +62,5 @@ def test_a_node_whose_vf_is_in_use_is_not_given_back(node: Node) -> None:
     assert re.search(
         r"vfs 0000:21:00\.0 count: 7 -> 0 .* disturbs another network namespace \(0000:21:00\.0#3\)", text
     ), text
-    assert "not given back after 60 s" in text
+    assert "not restored after 60 s" in text
     assert node.sh(f"cat /sys/class/net/{PFS[0]}/device/sriov_numvfs").strip() == "7"

@@ -128,8 +128,8 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
             "max_read_request: 1000 is not one of 128, 256, 512, 1024, 2048, 4096 bytes",
         ),
         ('{"node_name": "n1", "sysctls": {"vm.swappiness": 10}}', "sysctls['vm.swappiness']: 10 is not a string"),
-        ('{"node_name": "n1", "sysctls": {"swappiness": "10"}}', "'swappiness' is no sysctl; write it as sysctl -a"),
-        ('{"node_name": "n1", "sysctls": {"net/../../etc/x": "1"}}', "'net/../../etc/x' is no sysctl"),
+        ('{"node_name": "n1", "sysctls": {"swappiness": "10"}}', "'swappiness' is not a sysctl; write it as sysctl -a"),
+        ('{"node_name": "n1", "sysctls": {"net/../../etc/x": "1"}}', "'net/../../etc/x' is not a sysctl"),
         (
             '{"node_name": "n1", "sysctls": {"vm.x": "1\\n2"}}',
             "has a control character, a line break or half of a character",

@@ -1,4 +1,4 @@
-"""The gate: the deploy has succeeded when the node itself says that it is ready by the spec it was given."""
+"""Waits until the node reports that it is ready with its new spec. Only then has the deploy succeeded."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ TIMEOUT = Key("ready_timeout", 120, whole_number(1, 3600, "seconds"))
 KEYS = (TIMEOUT,)
 
 MARGIN = 30
-"""Seconds that a node may take beyond its own time-out before the connection is given up."""
+"""Seconds that a command may take beyond its own timeout before pyinfra gives up the connection."""
 
 
-def ready(version: str, spec_hash: str) -> None:
-    """Wait until the node is ready by the spec with this hash, or fail with its reasons."""
+def wait(version: str, spec_hash: str) -> None:
+    """Wait until the node is ready with this spec and this agent, or fail with the node's reasons."""
     timeout = TIMEOUT.here()
-    wait(name="Ready", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=timeout + MARGIN)
+    wait_on_node(name="Ready", version=version, spec_hash=spec_hash, timeout=timeout, _timeout=timeout + MARGIN)
 
 
 @operation()
-def wait(version: str, spec_hash: str, timeout: int) -> Commands:
-    """Let the node wait; nothing if it is ready already, by this spec and this agent."""
+def wait_on_node(version: str, spec_hash: str, timeout: int) -> Commands:
+    """Run `trackbed wait` on the node, unless it is ready with this spec and this agent."""
     status = host.get_fact(NodeStatus)
     if status and status.is_ready_by(version, spec_hash):
         host.noop("the node is ready")

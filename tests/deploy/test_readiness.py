@@ -5,14 +5,14 @@ from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
 from agent.report.records import STALE, Report, report_to_json
-from tasks import gate
+from tasks import readiness
 from tests.deploy.conftest import STATUS, Answers, Node, status
 
 REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
 
 
 def gated() -> None:
-    gate.ready(version="1-a", spec_hash="abc")
+    readiness.wait(version="1-a", spec_hash="abc")
 
 
 def test_ready_already(node: Node) -> None:

@@ -1,7 +1,7 @@
-"""What a node was before Trackbed first touched it: written down once, for deploys/remove.py.
+"""Records the node's state before its first deploy. deploys/remove.py restores it.
 
-/var/lib/trackbed/before  the number of VFs of each PF, how irqbalance was set up, which packages were held,
-                          and which of the folders there were that files of ours bring
+/var/lib/trackbed/before  the number of VFs of each PF, whether irqbalance was enabled and running, which packages were held,
+                          and which of the folders existed that Trackbed's files need
 """
 
 from __future__ import annotations
@@ -14,33 +14,37 @@ from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from agent.report.names import STATE_FOLDER
 from tasks import irqbalance, kubelet, labels
 from tasks.common.commands import Commands, script
 from tasks.packages import vendor_repository
 
-PATH = "/var/lib/trackbed/before"
+PATH = f"{STATE_FOLDER}/before"
 
 _DROP_INS = tuple(f"{kubelet.UNITS}/{places.unit}.d/{kubelet.NAME}" for places in kubelet.DISTRIBUTIONS.values())
 _IN_FOLDERS = (labels.NFD, labels.DROP_IN, irqbalance.DROP_IN, irqbalance.SCRIPT, *_DROP_INS)
 _EVERYWHERE = {"/", "/etc", "/usr", "/usr/local", "/etc/systemd", kubelet.UNITS}
 _PARENTS = {str(parent) for path in _IN_FOLDERS for parent in PurePosixPath(path).parents} - _EVERYWHERE
 FOLDERS = sorted(_PARENTS, key=lambda folder: (-len(folder), folder))
-"""Folders that may come with files of ours, the deepest first. An empty one may be somebody's: NFD watches its own."""
+"""Folders that Trackbed's files may create, the deepest first.
+
+One that existed before stays, even if it is empty: NFD, for example, watches its own.
+"""
 
 
 @frozen
 class Vfs:
-    """Of a PF: ``count`` VFs (sriov_numvfs), and whether new ones get a driver at once (sriov_drivers_autoprobe)."""
+    """A PF's ``count`` of VFs (sriov_numvfs), and whether new VFs get a driver at once (sriov_drivers_autoprobe)."""
 
     count: int
     autoprobe: bool
 
 
 @frozen
-class Before:
-    """``vfs`` by PCI address. ``irqbalance``: enabled and active, None where there is no such service.
+class OriginalState:
+    """``vfs`` by PCI address. ``irqbalance``: enabled, and active; None if there is no such service.
 
-    ``folders``: those of FOLDERS that were there.
+    ``held``: the packages that were held. ``folders``: those of FOLDERS that existed.
     """
 
     vfs: dict[str, Vfs] = field(factory=dict)
@@ -64,9 +68,9 @@ state() {
 }
 """.replace("FOLDERS", " ".join(FOLDERS))
 STATE = vendor_repository.LOCKS + _STATE
-"""A shell function: the state, a line for each thing; its arguments are irqbalance's unit and the root folder."""
+"""A shell function that prints the state. Its arguments are irqbalance's unit and the root folder."""
 
-_REMEMBER = (
+_RECORD = (
     STATE
     + """
 if [ -e "$3" ]; then exit 0; fi
@@ -77,35 +81,35 @@ mv -T "$3.new" "$3"
 )
 
 
-class Remembered(FactBase[Before | None]):
-    """What was written down; None: nothing yet."""
+class Recorded(FactBase[OriginalState | None]):
+    """The recorded state; None if nothing is recorded yet."""
 
     def command(self) -> StringCommand:
-        """Read the file; `here` says that it is there, for it may be empty."""
+        """Print `here` and the file, which may be empty."""
         return script('if [ -e "$1" ]; then echo here; cat "$1"; fi', PATH)
 
-    def process(self, output: list[str]) -> Before | None:
-        """Lines of NAME and values."""
+    def process(self, output: list[str]) -> OriginalState | None:
+        """Parse the lines after `here`."""
         return parse(output[1:])
 
 
-class Present(FactBase[Before]):
-    """The same things as they are now."""
+class Current(FactBase[OriginalState]):
+    """The same state as it is now."""
 
     def command(self) -> StringCommand:
-        """One script."""
+        """Print the state."""
         return script(f'{STATE}\nstate "$1" "$2"', irqbalance.UNIT, "")
 
-    def process(self, output: list[str]) -> Before:
-        """Lines of NAME and values."""
+    def process(self, output: list[str]) -> OriginalState:
+        """Parse all lines."""
         return parse(output)
 
 
-def parse(lines: list[str]) -> Before:
-    """Lines such as `vfs 0000:21:00.0 0 1`, `irqbalance enabled active`, `held linux-image-amd64`."""
+def parse(lines: list[str]) -> OriginalState:
+    """Parse lines such as `vfs 0000:21:00.0 0 1`, `irqbalance enabled active`, `held linux-image-amd64`."""
     words = [line.split() for line in lines]
     service = next((line for line in words if line[0] == "irqbalance"), None)
-    return Before(
+    return OriginalState(
         {line[1]: Vfs(int(line[2]), line[3] == "1") for line in words if line[0] == "vfs"},
         (service[1] == "enabled", service[2] == "active") if service else None,
         frozenset(line[1] for line in words if line[0] == "held"),
@@ -113,15 +117,15 @@ def parse(lines: list[str]) -> Before:
     )
 
 
-def remember() -> None:
-    """Write it down, before anything else is done to the node."""
-    write(name="What the node was")
+def record() -> None:
+    """Record the state before the first deploy changes anything."""
+    write(name="Original state")
 
 
 @operation()
 def write() -> Commands:
-    """Once, and never again."""
-    if host.get_fact(Remembered) is not None:
-        host.noop("it is written down")
+    """Write the file if it does not exist."""
+    if host.get_fact(Recorded) is not None:
+        host.noop("the original state is recorded")
         return
-    yield script(_REMEMBER, irqbalance.UNIT, "", PATH)
+    yield script(_RECORD, irqbalance.UNIT, "", PATH)

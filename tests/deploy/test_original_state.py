@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks import before
+from tasks import original_state
 from tests.deploy.conftest import Node
 from tests.deploy.test_scripts import program, sh
 
 
-def test_it_is_written_once(node: Node) -> None:
-    result = node.deploy(before.remember, {})
+def test_the_original_state_is_written_once(node: Node) -> None:
+    result = node.deploy(original_state.record, {})
     (made,) = result.flat
     assert made.endswith(" irqbalance.service '' /var/lib/trackbed/before")
-    result = node.deploy(before.remember, {"echo here": ["here"]})
+    result = node.deploy(original_state.record, {"echo here": ["here"]})
     assert result.flat == []
     assert not any(result.planned.values())
 
@@ -33,14 +33,14 @@ def test_the_script(tmp_path: Path) -> None:
     (tmp_path / "etc/dnf/plugins").mkdir(parents=True)
     (tmp_path / "etc/dnf/plugins/versionlock.list").write_text("\n# Added lock on Sun\nkernel-0:5.14.0-427.el9.*\n")
     file, path = tmp_path / "var/before", f"{tmp_path}/bin:/usr/bin:/bin"
-    sh(before._REMEMBER, "irqbalance.service", tmp_path, file, PATH=path)
+    sh(original_state._RECORD, "irqbalance.service", tmp_path, file, PATH=path)
     (device / "sriov_numvfs").write_text("7\n")
-    sh(before._REMEMBER, "irqbalance.service", tmp_path, file, PATH=path)
-    assert before.parse(file.read_text().splitlines()) == before.Before(
-        {"0000:21:00.0": before.Vfs(3, True)},
+    sh(original_state._RECORD, "irqbalance.service", tmp_path, file, PATH=path)
+    assert original_state.parse(file.read_text().splitlines()) == original_state.OriginalState(
+        {"0000:21:00.0": original_state.Vfs(3, True)},
         (True, False),
         frozenset({"linux-image-amd64", "foo", "kernel-0:5.14.0-427.el9.*"}),
         frozenset({"/etc/kubernetes"}),
     )
-    now = sh(before.STATE + 'state "$1" "$2"', "irqbalance.service", tmp_path, PATH=path)
-    assert before.parse(now).vfs == {"0000:21:00.0": before.Vfs(7, True)}
+    now = sh(original_state.STATE + 'state "$1" "$2"', "irqbalance.service", tmp_path, PATH=path)
+    assert original_state.parse(now).vfs == {"0000:21:00.0": original_state.Vfs(7, True)}
