@@ -7,12 +7,13 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 
-.PHONY: help lab lab-cluster lab-down test lint unit lab-suite cluster-suite campaign molecule bench lock clean
+.PHONY: help check lab lab-cluster lab-down test lint unit lab-suite cluster-suite campaign molecule bench lock clean
 
 help:
 	@echo "make lab       boot two virtual servers and deploy them"
 	@echo "make lab-cluster  the same as nodes of a real Kubernetes cluster, built from source at first"
 	@echo "make lab-down  stop them"
+	@echo "make check     style, types, import rules, unit and simulation tests: the loop while you work"
 	@echo "make test      everything that CI runs"
 	@echo "make lint      style, types and import rules"
 	@echo "make unit      tests that need no virtual server"
@@ -34,6 +35,9 @@ lab-cluster: $(STAMP)
 
 lab-down: $(STAMP)
 	@$(BIN)/python -m lab down
+
+check: lint
+	$(BIN)/pytest -q --numprocesses=logical --dist=worksteal tests/unit tests/sim
 
 test: lint unit lab-suite
 
@@ -78,15 +82,14 @@ lock: $(STAMP)
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/node.txt
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) trackbed.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # ensurepip is what Debian's python3 lacks without python3-venv.
-$(STAMP): requirements/control.txt
+$(STAMP): requirements/control.txt pyproject.toml
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 		echo "installing python3-venv"; $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qqy python3-venv; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the control host's Python packages"
 	@$(PIP) install --require-hashes -r requirements/control.txt
-	@printf '#!/bin/sh\nPYTHONPATH="%s" exec "%s" -m agent "$$@"\n' '$(CURDIR)' '$(CURDIR)/$(BIN)/python' > $(BIN)/trackbed
-	@chmod 755 $(BIN)/trackbed
+	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@

@@ -31,6 +31,15 @@ NEXT = (
     "    .venv/bin/pyinfra inventories/lab.py deploy.py --dry  what a deploy would change",
     "    make test, make lab-down",
 )
+REMEDIES = {
+    "off": "is off: `python -m lab power-on {name}` boots it, `python -m lab logs {name}` collects what it said",
+    "no ssh": "does not answer: `python -m lab console {name}` shows what it is at, `python -m lab logs {name}` what it said",
+    "no report": "has no agent yet: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys it",
+    "not ready": "is not ready: `python -m lab ssh {name} trackbed doctor` says why, and what to do",
+    "report not understood": "has another agent: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys this one",
+}
+"""What to do about a node, by what `status` says of it."""
+ANYWAY = "`python -m lab status` shows the nodes; `python -m lab logs NODE` collects what one of them said."
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -51,7 +60,10 @@ def _at_once(act: Callable[[Node], None], chosen: list[Node]) -> None:
         list(pool.map(act, chosen))
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="`make lab` runs `up` and deploys both nodes; docs/lab.md has what else there is to know.",
+)
 def main() -> None:
     """Two virtual servers with real SR-IOV and RDMA. TRACKBED_LAB names the lab, "lab" by default."""
 
@@ -63,14 +75,19 @@ def up() -> None:
     if fleet.up():
         say(f"the lab is up after {time.monotonic() - began:.0f} s; `python -m lab ssh node1` gets in")
     else:
-        say("the lab is up already; changes nothing")
+        say("the lab is up already; changes nothing. `python -m lab status --ready` says whether its nodes are ready")
 
 
 @main.command()
 def down() -> None:
     """Stop both nodes, and the cluster's control plane if there is one, and discard their disks; logs and keys stay."""
     commands.discard(instance.named())
-    say("the lab is down" if fleet.down() else "the lab was down already; changes nothing")
+    was_up = fleet.down()
+    say(
+        "the lab is down; `make lab` boots and deploys a new one"
+        if was_up
+        else "the lab was down already; changes nothing"
+    )
 
 
 @main.command()
@@ -84,6 +101,7 @@ def status(ready: bool) -> None:
     table = Table("node", "state", "ssh port", "pid", "folder")
     if ready:
         table.add_column("agent")
+    remedies = []
     all_ready = True
     for node in fleet.nodes():
         pid = node.pid()
@@ -94,12 +112,14 @@ def status(ready: bool) -> None:
             word = _readiness(node) if on else "Unknown"
             all_ready = all_ready and word == "ready"
             row.append(word)
+            state = word if on else state
         table.add_row(*row)
+        if state in REMEDIES:
+            remedies.append(f"{node.name} {REMEDIES[state].format(name=node.name)}")
     # A pipe has no width, and a folder that is cut off is of no use.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
-    if ready and all_ready:
-        for hint in NEXT:
-            say(hint)
+    for line in NEXT if ready and all_ready else remedies:
+        say(line)
     sys.exit(0 if all_ready else 1)
 
 
@@ -157,6 +177,7 @@ def power_on(name: str) -> None:
         return
     with step(f"booting {name}", usual_s=25):
         node.boot()
+    say(f"`python -m lab ssh {name}` gets in")
 
 
 @main.command()
@@ -166,6 +187,7 @@ def snapshot(name: str, snapshot_name: str) -> None:
     """Save memory, devices and disk under a name."""
     with step(f"saving {snapshot_name} of {name}"):
         _at_once(lambda node: node.snapshot(snapshot_name), _chosen(name))
+    say(f"`python -m lab restore {name} {snapshot_name}` goes back to it")
 
 
 @main.command()
@@ -193,7 +215,7 @@ def replug(name: str) -> None:
     """Bring back what was unplugged."""
     (node,) = _chosen(name)
     node.replug()
-    say(f"{name} has looked for its PCI devices again")
+    say(f"{name} has looked for its PCI devices again; `python -m lab ssh {name} trackbed wait` ends once it is ready")
 
 
 @main.command()
@@ -229,6 +251,8 @@ def cli() -> None:
         main(prog_name="python -m lab")
     except LabError as error:
         say(f"lab: {error}")
+        if not error.remedy:
+            say(ANYWAY)
         sys.exit(2 if isinstance(error, BadInput) else 1)
 
 

@@ -25,7 +25,7 @@ class Monitor:
             self._socket.connect(str(self._path))
         except OSError as error:
             self._socket.close()
-            raise LabError(f"no answer from QEMU at {self._path}: {error}") from None
+            raise LabError(f"no answer from QEMU at {self._path}: {error}", self._remedy()) from None
         self._stream = self._socket.makefile("rw")
         self._stream.readline()
         self.execute("qmp_capabilities")
@@ -49,8 +49,12 @@ class Monitor:
                 if "return" in reply:
                     return reply["return"]
         except OSError as error:
-            raise LabError(f"QEMU at {self._path} did not answer {command}: {error}") from None
-        raise LabError(f"QEMU at {self._path} went away during {command}")
+            raise LabError(f"QEMU at {self._path} did not answer {command}: {error}", self._remedy()) from None
+        raise LabError(f"QEMU at {self._path} went away during {command}", self._remedy())
+
+    def _remedy(self) -> str:
+        node = self._path.parent.name
+        return f"`python -m lab power-cut {node}`, then `python -m lab power-on {node}` start it anew; its disk stays."
 
     def human(self, line: str) -> str:
         """Run a line of the human monitor, which has what QMP lacks; it answers only to complain."""

@@ -182,7 +182,10 @@ class Node:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise LabError(f"{self.name}: {shlex.join(argv)} took longer than {timeout:.0f} s") from None
+            raise LabError(
+                f"{self.name}: {shlex.join(argv)} took longer than {timeout:.0f} s",
+                f"`python -m lab console {self.name}` shows whether the node hangs.",
+            ) from None
         if check and done.returncode != 0:
             raise LabError(
                 f"{self.name}: {shlex.join(argv)} failed with status {done.returncode}: {done.stderr.strip()}"

@@ -2,6 +2,12 @@
 
 import signal
 
+from hypothesis import settings
+
+# An example may take long on a busy machine, and is no worse for it.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
+
 # A shell's background job starts with Ctrl-C ignored, one under nohup with the hangup, and so would everything that tests start
 # and end by these signals. One that is handled here has its default effect there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import importlib.util
 import json
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
@@ -24,13 +27,14 @@ Mode = Literal["enforce", "observe"]
 NetnsMode = Literal["shared", "exclusive"]
 ProbeSeverity = Literal["required", "warn", "off"]
 
-PROBES = frozenset(
-    {
-        *("carrier", "clock", "device_plugins", "error_counters", "gpus", "hung", "irqbalance", "kernel_modules"),
-        *("link_flaps", "memlock", "nics", "pcie_link", "rdma_chardevs", "rdma_devices", "rdma_ports"),
-    }
-)
-"""The names of the readiness checks: the modules of ``agent/probes``, which this module cannot import."""
+
+@cache
+def probe_names() -> frozenset[str]:
+    """The names of the readiness checks: the files of ``agent/probes``, which this module may not import."""
+    package = importlib.util.find_spec("agent.probes")
+    folders = package.submodule_search_locations if package is not None else None
+    return frozenset(module.name for module in pkgutil.iter_modules(folders or []))
+
 
 # A DNS name (RFC 1123), what the API server takes as a Node's name; an IPv4 address is one as well.
 NODE_NAME = re.compile(
@@ -49,10 +53,10 @@ def _power_of_two(_: object, attribute: Attribute[Any], value: int) -> None:
 
 
 def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, object]) -> None:
-    unknown = [name for name in value if name not in PROBES]
-    for name in unknown:
-        near = difflib.get_close_matches(name, PROBES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known probes: {', '.join(sorted(PROBES))}"
+    known = probe_names()
+    for name in value.keys() - known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known probes: {', '.join(sorted(known))}"
         raise ValueError(f"{attribute.name}: unknown probe {name!r}; {hint}")
 
 
@@ -137,7 +141,7 @@ class Silence:
 
 @frozen
 class Readiness:
-    """What the node's readiness is judged by, by the name of the check (:data:`PROBES`)."""
+    """What the node's readiness is judged by, by the name of the check (:func:`probe_names`)."""
 
     probes: Mapping[str, ProbePolicy] = field(factory=dict, validator=_probe_names)
     silenced: Mapping[str, Silence] = field(factory=dict, validator=_probe_names)

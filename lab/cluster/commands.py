@@ -51,7 +51,7 @@ def bring_up(lab: Instance) -> ControlPlane:
 def up() -> None:
     """Start the control plane and bring the nodes what a member needs; programs are built first, once (6 minutes)."""
     plane = bring_up(instance.named())
-    say(f"the control plane runs: {plane.url}")
+    say(f"the control plane runs: {plane.url}; `python -m lab cluster join` lets the nodes join")
 
 
 @cluster.command("join")

@@ -27,7 +27,9 @@ def kernel_of(disk: image.Image) -> Kernel:
     """The kernel that is installed in an image."""
     found = re.search(r"^Package: linux-image-(\d\S+)\n(?:.+\n)*?Version: (\S+)", _status(disk), re.MULTILINE)
     if found is None:
-        raise LabError(f"the image {disk.folder} has no kernel")
+        raise LabError(
+            f"the image {disk.folder} has no kernel", "Delete that folder: `python -m lab up` builds it again."
+        )
     return Kernel(found[1], found[2])
 
 

@@ -285,7 +285,6 @@ TestFaults = Faults.TestCase
 TestFaults.settings = settings(
     max_examples=100,
     stateful_step_count=25,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],
 )

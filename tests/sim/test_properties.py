@@ -13,7 +13,7 @@ from agent.spec.node import NodeSpec
 from tests.sim.test_faults import node, specs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(specs, specs)
 def test_from_any_spec_to_any_other_and_then_nothing_is_left_to_change(first: NodeSpec, second: NodeSpec) -> None:
     kernel = node()
@@ -26,7 +26,7 @@ def test_from_any_spec_to_any_other_and_then_nothing_is_left_to_change(first: No
     assert (again.outcomes, kernel.writes) == ((), [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(specs)
 def test_the_order_in_which_a_spec_lists_its_nics_does_not_change_a_byte_of_the_plan(spec: NodeSpec) -> None:
     kernel = node()

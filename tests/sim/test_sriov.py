@@ -509,7 +509,7 @@ def specs(draw: st.DrawFn) -> NodeSpec:
     return spec({"count": count, "groups": groups, "defaults": draw(attributes(None, mtu))}, **more)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(specs(), specs())
 def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second: NodeSpec) -> None:
     kernel, originals = made(), Originals()

@@ -30,6 +30,14 @@ def test_a_plan_as_json_says_all_that_the_deploy_needs() -> None:
     assert (document["changes"], document["errors"], len(document["spec_hash"])) == ([], [], 16)
 
 
+def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("trackbed")), "schema"]
+    installed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (installed.returncode, installed.stdout) == (0, trackbed("schema").stdout)
+    fleet = subprocess.run([command[0], "fleet", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "maintain" in fleet.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "message"),
     [

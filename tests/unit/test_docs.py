@@ -1,0 +1,149 @@
+"""What the README and docs/ quote is in the code: conditions and their reasons, commands and their options, paths, links."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from agent.__main__ import cli
+from lab.__main__ import main as lab
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").rglob("*.md"))
+FOLDERS = "agent|bench|deploys|docs|fleet|group_data|inventories|lab|molecule|requirements|tasks|templates|tests"
+
+IN_A_TABLE = re.compile(r"\b([A-Z]\w+) +(?:True|False|Unknown) +([A-Z]\w+)(?:  (.+))?")
+IN_A_SENTENCE = re.compile(
+    r"\b([A-Z]\w+)`? is (?:True|False|Unknown)(?: \(|,? (?:with the )?reason )`?([A-Z][a-z]+[A-Z]\w+)(?:\): (.+))?"
+)
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def fenced(text: str) -> list[str]:
+    """The lines of the fenced blocks."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def inline(text: str) -> list[str]:
+    """What stands between backticks in a sentence or a table."""
+    return re.findall(r"`([^`\n]+)`", re.sub(r"^```\w*\n.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
+
+
+@cache
+def constants() -> dict[Path, frozenset[str]]:
+    """The string constants of each file of the agent, the tasks and the fleet's tools."""
+    files = [path for folder in ("agent", "fleet", "tasks") for path in (ROOT / folder).rglob("*.py")]
+    return {path: frozenset(_strings(path)) for path in files}
+
+
+def _strings(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def unknown_reasons(text: str) -> list[str]:
+    """The conditions in ``text`` that no file has together with the reason, and the message, that are given for them."""
+    return [
+        f"{type} {reason} {message}".rstrip()
+        for type, reason, message in (*IN_A_TABLE.findall(text), *IN_A_SENTENCE.findall(text))
+        if not any(_gives(strings, type, reason, message) for strings in constants().values())
+    ]
+
+
+def _gives(strings: frozenset[str], type: str, reason: str, message: str) -> bool:
+    # A message is put together of constants and of what was found.
+    worded = not message or any(message.startswith(part.rstrip()) for part in strings if len(part) > 5)
+    return type in strings and reason in strings and worded
+
+
+def unknown_commands(text: str) -> list[str]:
+    """Calls of our command lines in ``text`` with a command or an option that there is not, and what is unknown of them."""
+    calls = (
+        (re.compile(r"(?:^|[/\s])trackbed ([a-z].*)"), cli),
+        (re.compile(r"python -m lab ((?!ssh)[a-z].*)"), lab),
+    )
+    wrong = []
+    for line in (*fenced(text), *inline(text)):
+        for pattern, group in calls:
+            for called in pattern.findall(line):
+                words = re.split(r" # |[;|>]|  ", called)[0].replace("[", "").replace("]", "").split()
+                wrong += [f"{line.strip()}: {word}" for word in _unknown(group, words)]
+    return wrong
+
+
+def _unknown(command: click.Command, words: list[str]) -> list[str]:
+    while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z-]+", words[0]):
+        context = click.Context(command)
+        found = command.get_command(context, words[0])
+        if found is None:
+            return [words[0]]
+        command, words = found, words[1:]
+    options = {name for option in command.params for name in option.opts} | {"-h", "--help", "--version"}
+    return [word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word) and word not in options]
+
+
+@pages
+def test_each_condition_has_a_reason_that_the_code_gives(page: Path) -> None:
+    assert unknown_reasons(page.read_text()) == []
+
+
+@pages
+def test_each_command_and_option_is_there(page: Path) -> None:
+    assert unknown_commands(page.read_text()) == []
+
+
+def test_each_operation_of_the_transcript_of_a_deploy_is_there() -> None:
+    results = (ROOT / "README.md").read_text().partition("--> Results:\n")[2].partition("    Grand total")[0]
+    names = [re.split("  +", line.strip())[0] for line in results.splitlines()[1:]]
+    known = frozenset[str]().union(*constants().values())
+    assert len(names) > 10
+    assert [name for name in names if not all(part in known for part in name.split(" | "))] == []
+
+
+@pages
+def test_each_target_of_make_is_there(page: Path) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    text = page.read_text()
+    lines = (*fenced(text), *inline(text))
+    called = {name for line in lines for name in re.findall(r"^(?:\$ )?make ([a-z-]+)$", line)}
+    assert called <= set(targets)
+
+
+@pages
+def test_each_path_and_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text()
+    paths = [
+        name for line in inline(text) for name in re.findall(rf"(?:^|\s)((?:{FOLDERS})/[\w./-]*)(?=$|[\s:,])", line)
+    ]
+    links = [(page.parent / link.partition("#")[0]) for link in re.findall(r"\]\(((?!http|#)[^)]+)\)", text)]
+    assert [str(path) for path in (*(ROOT / name for name in paths), *links) if not path.exists()] == []
+
+
+def test_the_hooks_before_a_commit_run_what_make_check_runs() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    hooks = [
+        hook
+        for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+        for hook in repo["hooks"]
+    ]
+    recipes = re.findall(r"^(?:lint|check):.*\n((?:\t.+\n)+)", makefile, re.MULTILINE)
+    commands = [line.strip().replace("$(BIN)", ".venv/bin") for recipe in recipes for line in recipe.splitlines()]
+    assert sorted(hook["entry"] for hook in hooks) == sorted(commands)
+
+
+def test_a_condition_with_another_s_reason_a_mistyped_command_and_option_are_found() -> None:
+    assert unknown_reasons("  Carrier  True  AllConnected\n  Carrier  True  NoErrors") == ["Carrier NoErrors"]
+    assert unknown_reasons("`Carrier` is False, reason `NotTold`") == ["Carrier NotTold"]
+    assert unknown_reasons("Carrier is False (NoCarrier): dark: ens2f0") == ["Carrier NoCarrier dark: ens2f0"]
+    text = "```console\n# trackbed plan --spec x\n$ .venv/bin/trackbed plan --spce x\n```\n`trackbed plna`"
+    assert unknown_commands(text) == ["$ .venv/bin/trackbed plan --spce x: --spce", "trackbed plna: plna"]

@@ -1,0 +1,69 @@
+"""What docs/extending.md promises: a kind, a probe and a NIC vendor are each added by one new file, and no other changes.
+
+The files are the examples of that page.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "extending.md"
+
+
+def examples() -> dict[str, str]:
+    """The files that the page shows in full, by the path in their first line."""
+    blocks = re.findall(r"^```python\n# agent/(\S+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return dict(blocks)
+
+
+def converged(folder: Path) -> Any:
+    """What a pass made of the simulated machine, by an agent with the files of ``folder`` as well."""
+    command = [sys.executable, "-m", "tests.unit.extended", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def write(folder: Path, names: list[str]) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(examples()[name])
+
+
+def test_the_page_shows_a_kind_a_probe_and_a_vendor() -> None:
+    assert sorted(name.partition("/")[0] for name in examples()) == ["kinds", "probes", "vendors"]
+
+
+def test_a_kind_is_one_file(tmp_path: Path) -> None:
+    write(tmp_path, [name for name in examples() if not name.startswith("vendors/")])
+    assert converged(tmp_path)["numa_balancing"] == "0"
+
+
+def test_a_probe_is_one_file_and_the_spec_can_set_it(tmp_path: Path) -> None:
+    write(tmp_path, [name for name in examples() if name.startswith("probes/")])
+    found = converged(tmp_path)
+    assert found["conditions"]["Temperature"] == ["False", "TooHot"]
+    assert found["numa_balancing"] == "1"
+
+
+def test_a_vendor_is_one_file(tmp_path: Path) -> None:
+    names = [name for name in examples() if name.startswith("probes/")]
+    write(tmp_path, names)
+    unknown = converged(tmp_path)
+    assert unknown["irqs"]["queue"] == unknown["irqs"]["management"]
+    write(tmp_path, [name for name in examples() if name.startswith("vendors/")])
+    known = converged(tmp_path)
+    # The queue's interrupt has a CPU of the NIC's NUMA node for itself; the management one may use both.
+    assert (known["irqs"]["queue"], known["irqs"]["management"]) == ("2", "2-3")
+
+
+def test_without_its_file_a_probe_is_unknown_to_the_spec(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="unknown probe 'temperature'"):
+        converged(tmp_path)
