@@ -207,6 +207,10 @@ class Kubelet(Protocol):
         """
         ...
 
+    def started(self) -> float:
+        """When it was started last (seconds since the epoch); 0: there is none."""
+        ...
+
 
 @frozen
 class Quantity:

@@ -28,6 +28,8 @@ class Standing:
     ``renewed``: when the Lease was renewed last, by the API server's clock; None: there is no Lease.
     ``condition``: the status that its TrackbedReady has; None: it has none.
     ``swept``: it is tainted and its condition Unknown, by a sweep or by a reporter that does not hear its agent.
+    ``missing``: it has published a condition, and its Lease is gone.
+    ``notice``: why it is not ready by its Lease, which its reporter could not make the Node say; empty: there is none.
     """
 
     name: str
@@ -46,17 +48,29 @@ class Standing:
     maintenance: bool
     spec_hash: str
     agent_version: str
+    missing: bool = False
+    notice: str = ""
+
+    @property
+    def withdrawn(self) -> bool:
+        """Whether its reporter has said that it is not ready, and its Node still lets pods in or calls itself ready."""
+        return self.joined and self.notice != "" and (not self.tainted or self.condition == "True")
 
 
 def standings(
-    nodes: Mapping[str, Node], leases: Mapping[str, Lease], now: datetime, faults: Mapping[str, str] | None = None
+    nodes: Mapping[str, Node],
+    leases: Mapping[str, Lease],
+    now: datetime,
+    faults: Mapping[str, str] | None = None,
+    expected: Iterable[str] = (),
 ) -> list[Standing]:
     """How each node stands that Trackbed has to do with, by name; other Nodes are left out.
 
     :param faults: what cannot be read of a node, by its name.
+    :param expected: nodes that are named although the cluster may have no Node of the name: it was deleted, or never joined.
     """
     given = faults or {}
-    ours = {name for name, node in nodes.items() if is_ours(node)} | set(leases) | set(given)
+    ours = {name for name, node in nodes.items() if is_ours(node)} | {*leases, *given, *expected}
     return [standing(name, nodes.get(name), leases.get(name), now, given.get(name, "")) for name in sorted(ours)]
 
 
@@ -80,6 +94,9 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
     up_to_date = condition_of(node, names.UP_TO_DATE) if node else None
     at = renewed(lease) if lease else None
     age = (now - at).total_seconds() if at else None
+    kubelet = condition_of(node, "Ready") if node else None
+    notes = annotations_of(lease) if lease else {}
+    notice = notes.get(names.NOT_READY, "")[: names.LONGEST_MESSAGE]
     # A node that is tainted and has published nothing yet is on its first day, and has no heartbeat to lose.
     expired = age > duration(lease) if age is not None and lease else ready is not None
     if not fault and age is not None and age < -AHEAD:
@@ -90,13 +107,18 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
     elif expired and (ready is None or ready.status != "Unknown"):
         status, since, reason = "Unknown", at, names.EXPIRED
         message = f"no heartbeat for {say_age(age)}" if age is not None else "its Lease is gone"
+    elif notice and ready is not None and ready.status == "True":
+        status, since, reason, message = "False", None, names.NOTICE, notice
+    elif kubelet is not None and kubelet.status != "True" and ready is not None and ready.status == "True":
+        status, since, reason = _plain(kubelet.status), kubelet.lastTransitionTime, "KubeletNotReady"
+        message = f"the kubelet's condition Ready is {kubelet.status}: {kubelet.message or kubelet.reason or 'no reason given'}"
     elif ready is not None:
         status, since, reason, message = ready.status, ready.lastTransitionTime, ready.reason or "", ready.message or ""
     elif node is not None:
         status, since, reason, message = "Unknown", None, "NotPublished", "its reporter has published nothing yet"
     else:
-        status, since, reason, message = "Unknown", None, "NotJoined", "it has not joined the cluster yet"
-    notes = annotations_of(lease) if lease else {}
+        status, since, reason = "Unknown", None, "NotJoined"
+        message = "the cluster has no Node of this name: it has not joined yet, or its Node was deleted"
     return Standing(
         name=name,
         ready=status,
@@ -114,7 +136,14 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
         maintenance=node is not None and names.MAINTENANCE in annotations_of(node),
         spec_hash=notes.get(names.SPEC_HASH, ""),
         agent_version=notes.get(names.AGENT_VERSION, ""),
+        missing=lease is None and ready is not None and not fault,
+        notice=notice,
     )
+
+
+def _plain(status: str) -> str:
+    """False or Unknown: whatever is not False leaves open how the node is."""
+    return status if status == "False" else "Unknown"
 
 
 def renewed(lease: Lease) -> datetime | None:

@@ -1,9 +1,13 @@
 """Taking readiness from nodes whose reporter has gone silent.
 
 In Kubernetes nothing notices a reporter that stopped: its condition stays True for ever. A sweep reads all Leases, and for
-each that has expired it taints the Node and turns its condition Unknown. Each write fails if somebody has written the same Node
-since it was read; then all is read again. So two sweeps at once do what one does. A reporter that comes back sees its Node
-changed, and publishes anew what holds.
+each that has expired it taints the Node and turns its condition Unknown. A reporter that cannot make its Node say that it is
+not ready says so in its Lease: such a Node is tainted, too, and its condition turns False. Each write fails if somebody has
+written the same Node since it was read; then all is read again. So two sweeps at once do what one does. A reporter that comes
+back sees its Node changed, and publishes anew what holds.
+
+A Lease that is gone says nothing about its node: a reporter renews it only every six minutes, and so could not be faster than
+a sweep, however closely it watched. So the sweep makes the Lease anew, and the node has a Lease's life to renew it.
 """
 
 from __future__ import annotations
@@ -15,13 +19,15 @@ from typing import Any
 
 from attrs import field, frozen
 from lightkube import ApiError
+from lightkube.models.coordination_v1 import LeaseSpec
+from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
 from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
 
 from agent.report import names
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, code
-from fleet.objects import condition_of, is_tainted, labels_of, taints_of, version_of
+from fleet.objects import condition_of, is_tainted, labels_of, metadata_of, taints_of, version_of
 from fleet.reading import PlainLease, PlainNodeStatus, read
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 
@@ -33,13 +39,15 @@ TRIES = 3
 class Plan:
     """What a sweep would do. ``expired`` are all nodes without a heartbeat, swept before or not; ``allowed`` how many may be.
 
-    ``taint`` are those that are to be swept now.
+    ``taint`` are those that are to be swept now: silent ones, and those that their reporter calls not ready.
+    ``renew`` are those whose Lease is gone, and is made anew.
     """
 
     fleet: int
     allowed: int
     expired: tuple[str, ...]
     taint: tuple[str, ...]
+    renew: tuple[str, ...] = ()
 
     @property
     def refused(self) -> bool:
@@ -56,8 +64,12 @@ def plan(found: Sequence[Standing], share: float) -> Plan:
     joined = [one for one in found if one.joined]
     expired = [one for one in joined if one.expired]
     allowed = max(1, math.floor(share * len(joined)))
-    doomed = [one.name for one in expired if not one.swept] if len(expired) <= allowed else []
-    return Plan(len(joined), allowed, tuple(one.name for one in expired), tuple(doomed))
+    doomed = {one.name for one in expired if not (one.swept or one.missing)} if len(expired) <= allowed else set()
+    # However many there are: each has said so itself.
+    doomed |= {one.name for one in joined if one.withdrawn}
+    taint = tuple(one.name for one in joined if one.name in doomed)
+    renew = tuple(one.name for one in expired if one.missing and not one.swept)
+    return Plan(len(joined), allowed, tuple(one.name for one in expired), taint, renew)
 
 
 @frozen
@@ -67,6 +79,7 @@ class Result:
     plan: Plan
     tainted: tuple[str, ...] = ()
     recovered: tuple[str, ...] = ()
+    renewed: tuple[str, ...] = ()
     failed: dict[str, str] = field(factory=dict)
 
 
@@ -79,6 +92,7 @@ def sweep(api: Api, share: float, dry: bool) -> Result:
         return Result(decided)
     tainted: list[str] = []
     recovered: list[str] = []
+    renewed: list[str] = []
     failed: dict[str, str] = {}
     for name in decided.taint:
         try:
@@ -87,11 +101,16 @@ def sweep(api: Api, share: float, dry: bool) -> Result:
             failed[name] = error.status.message or str(error)
         except Failed as error:
             failed[name] = error.message
-    return Result(decided, tuple(tainted), tuple(recovered), failed)
+    for name in decided.renew:
+        try:
+            (renewed if _give_lease(api, name) else recovered).append(name)
+        except ApiError as error:
+            failed[name] = f"its Lease is gone and cannot be made anew: {error.status.message or error}"
+    return Result(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
 
 
 def _sweep_node(api: Api, name: str) -> bool:
-    """Whether it had expired still, and is swept."""
+    """Whether it had expired still, or said that it is not ready, and is swept."""
     fault = ""
     for left in reversed(range(TRIES)):
         try:
@@ -101,16 +120,16 @@ def _sweep_node(api: Api, name: str) -> bool:
             # It counts still once it is mended.
             fault = fault or faults.get(name, "")
             one = standing(name, node, lease, api.now, fault)
-            if not one.expired:
+            if one.missing or not (one.expired or one.withdrawn):
                 return False
-            if one.swept:
+            if one.swept and not one.withdrawn:
                 return True
             if found:
                 api.mend_node(name)
                 node, _ = api.node(name)
             if patch := taint_patch(node):
                 node = api.patch_node(name, patch, PatchType.JSON)
-            wanted = unknown(node, one, api.now)
+            wanted = unknown(node, one, api.now) if one.expired else not_ready(one, api.now)
             body = {"metadata": {"resourceVersion": version_of(node)}, "status": {"conditions": [wanted]}}
             api.client.patch(PlainNodeStatus, name, body, patch_type=PatchType.STRATEGIC)
             return True
@@ -120,6 +139,23 @@ def _sweep_node(api: Api, name: str) -> bool:
             if code(error) not in CONFLICTS or not left:
                 raise
     return False
+
+
+def _give_lease(api: Api, name: str) -> bool:
+    """Make a node's Lease anew; whether it was still gone."""
+    try:
+        node, _ = api.node(name)
+        owner = OwnerReference(apiVersion="v1", kind="Node", name=name, uid=metadata_of(node).uid or "")
+        # The API server refuses such a time without a fraction, and the client leaves out one that is zero.
+        now = api.now.replace(microsecond=1)
+        spec = LeaseSpec(holderIdentity=name, leaseDurationSeconds=names.LEASE_DURATION, renewTime=now)
+        metadata = ObjectMeta(name=name, namespace=names.NAMESPACE, ownerReferences=[owner])
+        api.client.create(Lease(metadata=metadata, spec=spec))
+    except ApiError as error:
+        if code(error) in (*CONFLICTS, ABSENT):
+            return False
+        raise
+    return True
 
 
 def _lease(api: Api, name: str) -> tuple[Lease | None, str]:
@@ -157,6 +193,20 @@ def unknown(node: Node, one: Standing, now: datetime) -> dict[str, str]:
         "status": "Unknown",
         "reason": names.EXPIRED,
         "message": message + "see: systemctl status trackbed trackbed-reporter",
+        "lastHeartbeatTime": stamp,
+        "lastTransitionTime": stamp,
+    }
+
+
+def not_ready(one: Standing, now: datetime) -> dict[str, str]:
+    """The condition of a node that is not ready by its Lease."""
+    stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    message = f"its Lease says: {one.notice}"
+    return {
+        "type": names.READY,
+        "status": "False",
+        "reason": names.NOTICE,
+        "message": message[: names.LONGEST_MESSAGE],
         "lastHeartbeatTime": stamp,
         "lastTransitionTime": stamp,
     }

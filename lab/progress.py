@@ -1,5 +1,6 @@
 """Says what is being done, how far it is and how long it took."""
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -16,18 +17,32 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
+def usually(seconds: float, load: float, cpus: int) -> str:
+    """How long a step takes on a machine that is idle, and whether this one is busy; empty if the former is not known.
+
+    :param load: the average number of tasks that ran or waited to run in the last minute.
+    """
+    if not seconds:
+        return ""
+    # A build keeps every CPU busy by itself; more than that is others' work.
+    busy = f"; this machine is busy: a load of {load:.1f} on {cpus} CPUs" if load > 1.5 * cpus else ""
+    return f" (usually {seconds:.0f} s{busy})"
+
+
 @contextmanager
 def step(what: str, usual_s: float = 0) -> Iterator[None]:
     """Announce a step, report its age while it runs and its duration at the end."""
     began = time.monotonic()
     ended = threading.Event()
-    usual = f" (usually {usual_s:.0f} s)" if usual_s else ""
+
+    def usual() -> str:
+        return usually(usual_s, os.getloadavg()[0], len(os.sched_getaffinity(0)))
 
     def beat() -> None:
         while not ended.wait(BEAT_S):
-            say(f"    {what}: {time.monotonic() - began:.0f} s so far{usual}")
+            say(f"    {what}: {time.monotonic() - began:.0f} s so far{usual()}")
 
-    say(f"==> {what}{usual}")
+    say(f"==> {what}{usual()}")
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     try:

@@ -23,6 +23,9 @@ SPEC_HASH = "trackbed.internal/spec-hash"
 AGENT_VERSION = "trackbed.internal/agent-version"
 """Annotations of the Lease, written by the reporter: a Node's own annotations are not its to write."""
 
+NOT_READY = "trackbed.internal/not-ready"
+"""Annotation of the Lease, written by the reporter: why the node is not ready, while its Node cannot be made to say so."""
+
 MAINTENANCE = "trackbed.internal/maintenance"
 """Annotation of the Node, written by `maintain`: what it has done and has not undone yet."""
 
@@ -32,8 +35,14 @@ NODE_USER = "trackbed:node:"
 ENROLMENT = f"system:serviceaccount:{NAMESPACE}:enrolment"
 """Who may ask for a node's first certificate."""
 
+LONGEST_MESSAGE = 1024
+"""Characters of a condition's message."""
+
 LEASE_DURATION = 900
 """Seconds after which a Lease has expired, whatever more it says itself."""
+
+NOTICE = "SaidByItsLease"
+"""The reason of a node that is not ready by the annotation of its Lease, and of the condition that `sweep` then writes."""
 
 EXPIRED = "LeaseExpired"
 """The reason of a condition that `sweep` made Unknown."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attrs import define, evolve, field
 
@@ -21,6 +21,10 @@ CHECKING = "Checking"
 
 REPORT = "report.json"
 FIRST_PASS = "first-pass"  # noqa: S105  the name of a file
+
+
+Unattended = Literal["DeviceTried", "Stopped", "WorkerLost", "WorkerStuck"]
+"""The reasons of ``WorkerAlive`` while nobody looks at the devices."""
 
 
 @define
@@ -58,7 +62,7 @@ class Publisher:
         self._passed = self._passed or passes_first(self._last.conditions)
         self._mark()
 
-    def unattended(self, reason: str, message: str) -> None:
+    def unattended(self, reason: Unattended, message: str) -> None:
         """Nobody looks at the devices now: what was true may no longer be."""
         others = tuple(c for c in self._last.conditions if c.type != "WorkerAlive")
         lost = Condition("WorkerAlive", "False", reason, message)

@@ -141,6 +141,7 @@ class Report:
     ``refusal`` says why.
     ``generation`` counts the changes of anything but the stamps since the boot ``boot_id``.
     ``devices`` names the set of functions and RDMA devices that there are: another one, if another set is there.
+    ``kubelet`` is when the kubelet was started last (seconds since the epoch); 0: there is none.
     """
 
     node_name: str
@@ -155,6 +156,7 @@ class Report:
     heartbeat: float = 0.0
     uptime: float = 0.0
     devices: str = ""
+    kubelet: float = 0.0
     conditions: tuple[Condition, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 

@@ -19,7 +19,7 @@ from typing import IO
 from attrs import define, field, frozen
 
 from agent.report.activity import ANSWERED_WITHIN, Step, View
-from agent.report.publisher import Publisher
+from agent.report.publisher import Publisher, Unattended
 from agent.runtime import journal, notify
 
 HEARTBEAT = 30.0
@@ -270,7 +270,7 @@ class _Supervisor:
         self._send_away(worker, "WorkerLost", f"the worker {message}; another one takes its place")
         worker.at_fault = message
 
-    def _send_away(self, worker: _Worker, reason: str, message: str) -> None:
+    def _send_away(self, worker: _Worker, reason: Unattended, message: str) -> None:
         """Have the worker end once its pass is over: no write is cut short, and the next one starts after its end."""
         journal(message)
         self.publisher.unattended(reason, message)

@@ -291,7 +291,8 @@ class _Loop:
             self.adopted.ready(found)
             self.crashes = 0
         conditions = (*found.conditions, _up_to_date(found, self.adopted))
-        return {**_body(found.want.spec, found.outcomes, conditions, self.adopted), "devices": _devices(found)}
+        there = {"devices": _devices(found), "kubelet": self.machine.kubelet.started()}
+        return {**_body(found.want.spec, found.outcomes, conditions, self.adopted), **there}
 
 
 def _converging(change: Change, last: Pass | None) -> tuple[Condition, ...]:

@@ -4,35 +4,45 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import click
 from attrs import asdict
+from lightkube import ApiError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from agent.report.printable import printable
-from fleet.api import Api, options
+from fleet.api import Api, code, options
+from fleet.bindings import admitted
+from fleet.inventory import Inventory
 from fleet.standing import Standing, since, standings, unreadable, unready
 
 NOT_READY = 2
+FORBIDDEN = 403
 COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
 
 
 @click.command()
+@click.option(
+    "--inventory", type=click.Path(path_type=Path, exists=True), help="Every node of this inventory is shown."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
-def status(api: Api, as_json: bool) -> None:
+def status(api: Api, inventory: Path | None, as_json: bool) -> None:
     """Show every node: ready or not, since when, why not, its spec and its agent.
 
-    A node whose Lease has expired is Unknown here, whether it was swept or not.
+    A node whose Lease has expired is Unknown here, whether it was swept or not; one whose kubelet is not ready is not
+    ready. A node that was enrolled, or is in the inventory, is shown although the cluster has no Node of its name.
 
     Exit code: 0 every node is ready, 2 some are not, 1 the cluster could not be asked.
 
     Example: trackbed fleet status --json
     """
     nodes, leases = api.nodes(), api.leases()
-    found = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults))
+    expected = {*_enrolled(api), *(Inventory.read(inventory).hosts if inventory else ())}
+    found = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults), expected)
     others = len(nodes.objects.keys() - {one.name for one in found})
     missing = unready(found)
     if as_json:
@@ -40,6 +50,17 @@ def status(api: Api, as_json: bool) -> None:
     else:
         _print(found, api, others)
     sys.exit(NOT_READY if missing else 0)
+
+
+def _enrolled(api: Api) -> set[str]:
+    """The nodes that were enrolled; none for whoever may not read that."""
+    try:
+        return admitted(api.client)
+    except ApiError as error:
+        if code(error) != FORBIDDEN:
+            raise
+        click.echo(f"trackbed: nodes without a Node are not shown: {error.status.message}", err=True)
+        return set()
 
 
 def plain(one: Standing) -> dict[str, object]:

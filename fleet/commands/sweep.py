@@ -8,6 +8,7 @@ import sys
 import click
 
 from agent.options import number
+from agent.report import names
 from agent.report.printable import printable
 from fleet import sweeping
 from fleet.api import Api, options
@@ -29,6 +30,9 @@ REFUSED = 2
 def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
     """Take readiness from nodes that have gone silent: taint them, and turn their condition Unknown.
 
+    A node whose Lease says that it is not ready, while its Node does not, is tainted, too, and its condition turns False.
+    One whose Lease is gone gets another one, and is swept if that is not renewed.
+
     For a timer: it may run as often as you like, and twice at once.
 
     Exit code: 0 done, 2 too many nodes are silent and none was tainted, 1 an error.
@@ -46,15 +50,22 @@ def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
             "to_taint": decided.taint,
             "tainted": result.tainted,
             "recovered": result.recovered,
+            "renewed": decided.renew if dry else result.renewed,
             "failed": result.failed,
         }
         click.echo(json.dumps(document))
     else:
         for name in decided.taint if dry else result.tainted:
-            click.echo(f"{name}: no heartbeat; {'would be tainted' if dry else 'tainted'}, its condition Unknown")
+            silent = name in decided.expired
+            why, status = ("no heartbeat", "Unknown") if silent else ("not ready by its Lease", "False")
+            click.echo(f"{name}: {why}; {'would be tainted' if dry else 'tainted'}, its condition {status}")
+        for name in decided.renew if dry else result.renewed:
+            would = "would be made" if dry else "was made"
+            click.echo(f"{name}: its Lease is gone; another one {would}, good for {names.LEASE_DURATION} s")
         for name in result.recovered:
             click.echo(f"{name}: came back meanwhile")
-        already = 0 if decided.refused else len(decided.expired) - len(decided.taint)
+        now = {*decided.taint, *decided.renew}
+        already = 0 if decided.refused else len(set(decided.expired) - now)
         click.echo(
             f"{decided.fleet} nodes, {len(decided.expired)} without a heartbeat, {already} of them tainted before"
         )

@@ -54,27 +54,37 @@ def up() -> None:
     say(f"the control plane runs: {plane.url}; `python -m lab cluster join` lets the nodes join")
 
 
+def nodes_line(names: dict[str, str]) -> str:
+    """The Nodes, each with the lab's machine behind it where that is called otherwise.
+
+    :param names: the lab's names, by those of the Nodes.
+    """
+    return "Nodes " + ", ".join(
+        name if name == machine else f"{name} (the lab's {machine})" for name, machine in names.items()
+    )
+
+
 @cluster.command("join")
 def join_command() -> None:
     """Let the nodes join, and wait until their kubelets are ready."""
     plane = plane_of(instance.named())
-    names = []
+    names: dict[str, str] = {}
     with step("joining the nodes", usual_s=40):
         for node in fleet.nodes():
             name = join.node_name(node)
             if not join.ready(plane, name):
                 join.join(plane, node)
-            names.append(name)
+            names[name] = node.name
         for name in names:
             join.wait_ready(plane, name)
     kubectl = programs.kubernetes("kubectl")
     for line in (
-        f"the cluster is up: Nodes {', '.join(names)}. What to try:",
+        f"the cluster is up: {nodes_line(names)}. What to try:",
         f"    export KUBECONFIG={plane.admin}",
         f"    export PATH={kubectl.parent}:$PATH",
         "    kubectl get nodes -o custom-columns=NAME:.metadata.name,TAINTS:.spec.taints[*].key",
         f"    kubectl -n {manifests.NAMESPACE} get pods -o wide",
-        f"    kubectl describe node {names[0]}",
+        f"    kubectl describe node {next(iter(names))}",
         "    make lab-down",
     ):
         say(line)

@@ -28,6 +28,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from fleet import credentials
+from fleet.bindings import bindings
 from lab.cluster import control_plane as planes
 from lab.cluster.control_plane import ControlPlane
 
@@ -226,6 +227,66 @@ def test_a_heartbeat_in_the_nodes_own_wrong_time_counts(plane: ControlPlane) -> 
     wrong = {"spec": {"renewTime": "1970-01-01T00:00:00.000000Z"}}
     plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(wrong))
     assert fleet(plane, "sweep", "--json").document["expired"] == []
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_node_whose_kubelet_is_lost_is_not_ready(plane: ControlPlane) -> None:
+    make_node(plane, "a")
+    lost = [{**one, "status": "Unknown"} if one["type"] == "Ready" else one for one in conditions("True")]
+    body = json.dumps({"status": {"conditions": lost}})
+    plane.kubectl("patch", "node", "a", "--subresource=status", "--type=merge", "-p", body)
+    done = fleet(plane, "status")
+    assert done.code == 2
+    assert "KubeletNotReady: the kubelet's condition Ready is Unknown" in done.out
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_node_that_was_deleted_is_shown(plane: ControlPlane, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_node(plane, name)
+    # It was enrolled.
+    plane.apply(bindings("a")[1].to_dict())
+    plane.kubectl("delete", "node", "a")
+    plane.kubectl("delete", "leases", "a", f"--namespace={names.NAMESPACE}")
+    inventory = tmp_path / "inventory.py"
+    inventory.write_text('hosts = [("host", {"node_name": "c"})]\n')
+    try:
+        done = fleet(plane, "status", "--inventory", str(inventory), "--json")
+        assert done.code == 2
+        rows = {one["name"]: one["reason"] for one in done.document["nodes"] if not one["joined"]}
+        assert rows == {"a": "NotJoined", "c": "NotJoined"}
+        assert "its Node was deleted" in fleet(plane, "status").out
+    finally:
+        plane.kubectl("delete", "rolebinding", f"{names.NODE_USER}a", f"--namespace={names.NAMESPACE}")
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_healthy_node_whose_lease_was_deleted_keeps_its_pods(plane: ControlPlane) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_node(plane, name)
+    plane.kubectl("delete", "lease", "a", f"--namespace={names.NAMESPACE}")
+    assert fleet(plane, "status", "--json").document["nodes"][0]["ready"] == "Unknown"
+    done = fleet(plane, "sweep", "--json")
+    assert (done.code, done.document["tainted"], done.document["renewed"]) == (0, [], ["a"])
+    assert (taints(plane, "a"), condition(plane, "a")["status"]) == ([OTHERS], "True")
+    made = plane.get("lease", "a", f"--namespace={names.NAMESPACE}")
+    assert made["metadata"]["ownerReferences"][0]["name"] == "a"
+    assert fleet(plane, "status", "--json").document["nodes"][0]["reason"] != "LeaseExpired"
+    # A node that is dead lets that one expire.
+    body = json.dumps({"spec": {"leaseDurationSeconds": 1}})
+    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
+    until(lambda: fleet(plane, "sweep", "--json").document["tainted"] == ["a"], "it is swept")
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_all_leases_gone_are_made_anew_and_none_is_swept(plane: ControlPlane) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_node(plane, name)
+    plane.kubectl("delete", "leases", "--all", f"--namespace={names.NAMESPACE}")
+    assert fleet(plane, "sweep", "--dry", "--json").document["renewed"] == ["a", "b", "c", "d"]
+    assert fleet(plane, "sweep").code == 2
+    assert fleet(plane, "sweep").code == 0
+    assert [taints(plane, name) for name in ("a", "b", "c", "d")] == [[OTHERS]] * 4
 
 
 def test_who_may_not_sweep_is_told_so(plane: ControlPlane) -> None:

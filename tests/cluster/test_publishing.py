@@ -4,10 +4,13 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,11 @@ import pytest
 from attrs import define, field
 
 from agent.reporter.kubernetes import identity as identities
+from agent.reporter.kubernetes.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
 from agent.reporter.settings import READY_LABEL, Settings
 from agent.runtime import boot_id
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporters import Reporter, admit, by_certificate, by_token, holder, node, prepare, until
+from tests.cluster.reporters import CLUSTER, Reporter, admit, by_certificate, by_token, holder, node, prepare, until
 
 RESOURCE = "rdma/hca_shared_devices_b"
 FACT = {"key": "aliyun.accelerator/erdma", "value": "true", "role": "fact", "resource": None}
@@ -92,6 +96,25 @@ def test_after_a_boot_the_taint_stays_until_the_kubelet_has_spoken(plane: Contro
     assert reporter.node()["metadata"]["labels"][READY_LABEL] == "true"
     assert reporter.is_tainted()
     kubelet_says(boot_id())
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+
+
+def test_after_a_restart_of_the_kubelet_the_taint_stays_until_it_has_spoken(plane: ControlPlane, start: Start) -> None:
+    reporter = start("restarted", required_resources=(RESOURCE,))
+
+    def kubelet_speaks(at: float) -> None:
+        stamp = datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": stamp}
+        body = json.dumps({"status": {"conditions": [ready]}})
+        plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=strategic", "-p", body)
+
+    now = time.time()
+    give(plane, reporter.name, **{RESOURCE: "4"})
+    kubelet_speaks(now - 60)
+    reporter.acknowledged(reporter.say(True, kubelet=now - 10))
+    assert reporter.node()["metadata"]["labels"][READY_LABEL] == "true"
+    assert reporter.is_tainted()
+    kubelet_speaks(now - 9)
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
 
 
@@ -169,6 +192,263 @@ def test_what_others_write_at_the_same_time_survives(plane: ControlPlane, start:
     assert {f"example.net/turn-{turn}" for turn in range(10)} <= found["metadata"]["labels"].keys()
     assert {f"Other{turn}" for turn in range(10)} <= {c["type"] for c in found["status"]["conditions"]}
     assert reporter.condition()["status"] == "True"
+
+
+# --- not ready, whoever else writes the Node ----------------------------------------------------------------------
+
+
+def applied(plane: ControlPlane, name: str, *options: str, **fields: Any) -> None:
+    """Play a GitOps tool, which takes whatever it applies from its other owners."""
+    document = {"apiVersion": "v1", "kind": "Node", **fields}
+    document["metadata"] = {"name": name, **fields.get("metadata", {})}
+    words = ("--server-side", "--force-conflicts", "--field-manager=argocd-controller", *options)
+    plane.kubectl("apply", *words, "--filename=-", stdin=json.dumps(document))
+
+
+LIED = [{"type": "TrackbedReady", "status": "True", "reason": "Applied", "message": "as it is in git"}]
+IN_STATUS = ("--subresource=status",)
+GITOPS: dict[str, list[tuple[tuple[str, ...], dict[str, Any]]]] = {
+    "taints": [((), {"spec": {"taints": [BUSY]}})],
+    "our-taint-too": [((), {"spec": {"taints": [BUSY, OURS]}}), ((), {"spec": {"taints": [BUSY]}})],
+    "no-taints": [((), {"spec": {"taints": []}})],
+    "labels": [((), {"metadata": {"labels": {READY_LABEL: "true"}}})],
+    "annotations": [((), {"metadata": {"annotations": {"example.net/note": "applied"}}})],
+    "condition": [(IN_STATUS, {"status": {"conditions": LIED}})],
+    "everything": [
+        (
+            (),
+            {
+                "metadata": {
+                    "labels": {READY_LABEL: "true", "rdma": "hca"},
+                    "annotations": {"example.net/note": "applied"},
+                },
+                "spec": {"taints": [BUSY]},
+            },
+        ),
+        (IN_STATUS, {"status": {"conditions": LIED}}),
+    ],
+}
+
+
+@pytest.mark.parametrize("manifests", GITOPS.values(), ids=GITOPS.keys())
+def test_whatever_others_own_by_server_side_apply_a_node_that_is_not_ready_says_so(
+    plane: ControlPlane, start: Start, manifests: list[tuple[tuple[str, ...], dict[str, Any]]], request: Any
+) -> None:
+    def says_so() -> bool:
+        labels = reporter.node()["metadata"]["labels"]
+        return reporter.is_tainted() and READY_LABEL not in labels and reporter.condition()["status"] == "False"
+
+    reporter = start(f"gitops-{request.node.callspec.id}", [PLUGIN])
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    for options, fields in manifests:
+        applied(plane, reporter.name, *options, **fields)
+    reporter.acknowledged(reporter.say(False))
+    assert says_so()
+    # It applies the same again and again, and takes all back.
+    for options, fields in manifests:
+        applied(plane, reporter.name, *options, **fields)
+    until(says_so, "it says so again")
+    until(lambda: not reporter.published().error, "and nothing is in the way")
+
+
+def forbid(plane: ControlPlane, name: str, resource: str, expression: str = "false") -> None:
+    """Somebody else's admission policy: a node's reporter may not write this any more."""
+    group = "admissionregistration.k8s.io/v1"
+    called = f"theirs-{name}"
+    policy = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": called},
+        "spec": {
+            "matchConstraints": {
+                "resourceRules": [
+                    {"apiGroups": [""], "apiVersions": ["*"], "resources": [resource], "operations": ["UPDATE"]}
+                ]
+            },
+            "matchConditions": [{"name": "it", "expression": f"request.userInfo.username == 'trackbed:node:{name}'"}],
+            "validations": [{"expression": expression, "reason": "Forbidden"}],
+        },
+    }
+    binding = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": called},
+        "spec": {"policyName": called, "validationActions": ["Deny"]},
+    }
+    plane.apply(policy, binding)
+    status = resource.partition("/")[2]
+    api = Api(plane.url, by_certificate(plane, name).session)
+    conditions = [{"type": "TrackbedUpToDate", "status": "Unknown", "reason": "Probe", "message": ""}]
+
+    def refused() -> bool:
+        path, body = f"/api/v1/nodes/{name}", {"metadata": {"labels": {READY_LABEL: str(time.monotonic_ns())}}}
+        conditions[0]["message"] = str(time.monotonic_ns())
+        try:
+            if status:
+                api.ask("PATCH", f"{path}/status", {}, {"status": {"conditions": conditions}}, STRATEGIC_PATCH)
+            else:
+                api.ask("PATCH", path, {}, body, MERGE_PATCH)
+        except Refused as error:
+            return called in str(error)
+        return False
+
+    until(refused, "their policy is in force")
+
+
+def allow(plane: ControlPlane, name: str) -> None:
+    plane.kubectl("delete", "validatingadmissionpolicybinding", f"theirs-{name}")
+    plane.kubectl("delete", "validatingadmissionpolicy", f"theirs-{name}")
+
+
+def fleet(plane: ControlPlane, *words: str) -> Any:
+    """The answer of `trackbed fleet`; whatever its exit code."""
+    command = [sys.executable, "-m", "agent", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout)
+
+
+def standing(plane: ControlPlane, name: str) -> Any:
+    return next(one for one in fleet(plane, "status")["nodes"] if one["name"] == name)
+
+
+def notice(plane: ControlPlane, name: str) -> str:
+    """What a Lease says of a node that cannot say it by its Node."""
+    found = plane.get("lease", name, "--namespace=trackbed-system")
+    return str(found["metadata"].get("annotations", {}).get("trackbed.internal/not-ready", ""))
+
+
+def test_where_the_node_may_not_be_written_its_condition_and_lease_say_that_it_is_not_ready(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("forbidden-node")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    until(lambda: not reporter.published().error, "the Lease is there")
+    forbid(plane, reporter.name, "nodes")
+    reporter.say(False)
+    until(lambda: reporter.condition()["status"] == "False", "the condition turns")
+    until(lambda: notice(plane, reporter.name), "the Lease says so")
+    assert "NoCarrier" in notice(plane, reporter.name)
+    assert "theirs-forbidden-node" in reporter.published().error
+    assert standing(plane, reporter.name)["ready"] == "False"
+    assert reporter.name in fleet(plane, "sweep")["tainted"]
+    assert reporter.is_tainted()
+    allow(plane, reporter.name)
+    reporter.publication.at_once()
+    until(lambda: not notice(plane, reporter.name), "the Lease has nothing more to say")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted again")
+
+
+def test_where_the_condition_may_not_be_written_the_taint_comes_and_the_sweep_turns_the_condition(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("forbidden-status")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    forbid(plane, reporter.name, "nodes/status")
+    reporter.say(False)
+    until(reporter.is_tainted, "the taint comes")
+    until(lambda: notice(plane, reporter.name), "the Lease says so")
+    assert reporter.condition()["status"] == "True"
+    assert (standing(plane, reporter.name)["ready"], standing(plane, reporter.name)["condition"]) == ("False", "True")
+    assert reporter.name in fleet(plane, "sweep")["tainted"]
+    assert reporter.condition()["status"] == "False" and "NoCarrier" in reporter.condition()["message"]
+    assert reporter.name not in fleet(plane, "sweep")["tainted"]
+
+
+def test_where_a_label_may_not_be_taken_away_the_taint_comes_nevertheless(plane: ControlPlane, start: Start) -> None:
+    reporter = start("forbidden-label")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    forbid(plane, reporter.name, "nodes", "object.metadata.labels == oldObject.metadata.labels")
+    reporter.say(False)
+    until(reporter.is_tainted, "the taint comes")
+    until(lambda: reporter.condition()["status"] == "False", "the condition turns")
+    assert READY_LABEL in reporter.node()["metadata"]["labels"]
+
+
+def test_what_is_refused_to_a_ready_node_does_not_delay_its_loss_of_readiness(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("unlisted", [{"key": "example.net/unlisted", "value": "x", "role": "fact", "resource": None}])
+    reporter.say(True)
+    until(lambda: reporter.condition()["status"] == "True", "the condition turns")
+    until(lambda: "a reporter changes the labels" in reporter.published().error, "the label is refused")
+    reporter.publication._not_before["ready"] += 3600.0
+    reporter.acknowledged(reporter.say(False))
+    assert (reporter.condition()["status"], reporter.published().error) == ("False", "")
+
+
+def test_labels_that_cannot_be_read_are_told_and_hold_no_loss_of_readiness_back(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("unreadable")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.publication.labels.write_text("{")
+    reporter.acknowledged(reporter.say(False))
+    assert reporter.is_tainted() and reporter.condition()["status"] == "False"
+    assert "labels.json" in reporter.published().error
+
+
+def test_a_label_that_is_no_longer_listed_can_be_taken_away(plane: ControlPlane, start: Start) -> None:
+    listed = plane.get("configmap", "reporter", "--namespace=trackbed-system")["data"]["labels"]
+
+    def list_labels(text: str) -> None:
+        body = json.dumps({"data": {"labels": text}})
+        plane.kubectl("patch", "configmap", "reporter", "--namespace=trackbed-system", "--type=merge", "-p", body)
+
+    reporter = start("delisted", [FACT])
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    try:
+        list_labels("example.net/other")
+        api = Api(plane.url, by_certificate(plane, reporter.name).session)
+
+        def in_force() -> bool:
+            try:
+                change = {"metadata": {"labels": {FACT["key"]: str(time.monotonic_ns())}}}
+                api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, change, MERGE_PATCH)
+            except Refused:
+                return True
+            return False
+
+        until(in_force, "the list is in force")
+        reporter.acknowledged(reporter.say(False))
+        assert reporter.is_tainted() and READY_LABEL not in reporter.node()["metadata"]["labels"]
+        assert api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, {"metadata": {"labels": {FACT["key"]: None}}},
+                       MERGE_PATCH)  # fmt: skip
+    finally:
+        list_labels(listed)
+
+
+def test_where_the_list_of_labels_is_gone_nobody_else_is_stopped_and_readiness_is_lost(
+    plane: ControlPlane, start: Start
+) -> None:
+    def changed(labels: dict[str, str | None]) -> bool:
+        try:
+            api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, {"metadata": {"labels": labels}}, MERGE_PATCH)
+        except Refused:
+            return False
+        return True
+
+    reporter = start("no-list", [FACT])
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    api = Api(plane.url, by_certificate(plane, reporter.name).session)
+    plane.kubectl("delete", "configmap", "reporter", "--namespace=trackbed-system")
+    try:
+        until(lambda: changed({"example.net/unlisted": str(time.monotonic_ns())}), "the list is gone")
+        assert plane.try_kubectl("annotate", "node", reporter.name, "example.net/kubelet=x").returncode == 0
+        assert plane.try_kubectl("label", "node", reporter.name, "example.net/theirs=x").returncode == 0
+        assert not changed({"node-role.kubernetes.io/control-plane": ""})
+        assert not changed({"kubernetes.io/hostname": "another"})
+        reporter.acknowledged(reporter.say(False))
+        assert reporter.is_tainted() and READY_LABEL not in reporter.node()["metadata"]["labels"]
+    finally:
+        plane.kubectl("apply", "-k", str(CLUSTER))
+        until(lambda: not changed({"example.net/unlisted": str(time.monotonic_ns())}), "the list is there again")
 
 
 def outage(plane: ControlPlane, reporter: Reporter, seconds: float) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPSConnection
 from pathlib import Path
@@ -326,6 +327,243 @@ def test_what_a_reporter_needs_is_let_through(thief: Thief) -> None:
     assert [c["status"] for c in seen["status"]["conditions"] if c["type"] == READY["type"]] == ["True"]
     assert thief.tries("PATCH", own, remove("/spec/taints/1"), JSON_PATCH) == 200
     assert thief.tries("PATCH", own, {"metadata": {"labels": {"rdma": None}}}, MERGE_PATCH) == 200
+
+
+# --- whose fields they are -----------------------------------------------------------------------------------------
+
+Managed = list[dict[str, Any]]
+ARGO = "argocd-controller"
+BOTH = ("", "/status")
+
+
+def entry(managed: Managed, manager: str = ARGO) -> dict[str, Any]:
+    return next(found for found in managed if found["manager"] == manager)
+
+
+def dropped(managed: Managed) -> Managed:
+    return [found for found in managed if found["manager"] != ARGO]
+
+
+def renamed(managed: Managed) -> Managed:
+    entry(managed)["manager"] = "somebody"
+    return managed
+
+
+def taken_over(managed: Managed) -> Managed:
+    entry(managed)["manager"] = "trackbed-reporter"
+    return managed
+
+
+def exchanged(managed: Managed) -> Managed:
+    first, second = managed[0], managed[1]
+    first["fieldsV1"], second["fieldsV1"] = second["fieldsV1"], first["fieldsV1"]
+    return managed
+
+
+def updated(managed: Managed) -> Managed:
+    entry(managed)["operation"] = "Update"
+    return managed
+
+
+def less(managed: Managed) -> Managed:
+    del entry(managed)["fieldsV1"]["f:metadata"]["f:labels"]["f:example.net/tier"]
+    return managed
+
+
+def no_annotations(managed: Managed) -> Managed:
+    del entry(managed)["fieldsV1"]["f:metadata"]["f:annotations"]
+    return managed
+
+
+def more(managed: Managed) -> Managed:
+    # What it no longer applies, it would take away: here the cordon.
+    entry(managed)["fieldsV1"].setdefault("f:spec", {})["f:unschedulable"] = {}
+    return managed
+
+
+def another_label(managed: Managed) -> Managed:
+    entry(managed)["fieldsV1"]["f:metadata"]["f:labels"]["f:example.net/rack"] = {}
+    return managed
+
+
+def made_up(managed: Managed) -> Managed:
+    return [*managed, {**entry(managed), "manager": "somebody", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]
+
+
+def ancient(managed: Managed) -> Managed:
+    return [*dropped(managed), {**entry(managed), "manager": "ancient-changes", "operation": "Update"}]
+
+
+def claimed(managed: Managed) -> Managed:
+    mine = {**entry(managed), "manager": "trackbed-reporter", "operation": "Update"}
+    return [*managed, {**mine, "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]
+
+
+def dated(managed: Managed) -> Managed:
+    entry(managed)["time"] = "2001-01-01T00:00:00Z"
+    return managed
+
+
+def nobodys(managed: Managed) -> Managed:
+    return []
+
+
+TAMPERED = [
+    dropped,
+    renamed,
+    taken_over,
+    exchanged,
+    updated,
+    less,
+    no_annotations,
+    more,
+    another_label,
+    made_up,
+    ancient,
+]
+TAMPERED += [claimed, dated, nobodys]
+
+
+@pytest.fixture
+def owned(cluster: ControlPlane) -> ControlPlane:
+    """Another manager applies taints, labels, annotations and a condition of the Node."""
+    metadata = {"labels": {"example.net/tier": "gpu"}, "annotations": {"example.net/by": "git"}, "name": OWN}
+    applied = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {"taints": [THEIRS]}}
+    words = ("apply", "--server-side", "--force-conflicts", f"--field-manager={ARGO}", "--filename=-")
+    cluster.kubectl(*words, stdin=json.dumps(applied))
+    return cluster
+
+
+def managers(plane: ControlPlane) -> Managed:
+    found = plane.get("node", OWN, "--show-managed-fields")["metadata"]["managedFields"]
+    return [each for each in found if each["manager"] not in ("trackbed-reporter", "kube-controller-manager")]
+
+
+@pytest.mark.parametrize("subresource", BOTH, ids=["node", "status"])
+@pytest.mark.parametrize("tamper", TAMPERED, ids=lambda tamper: tamper.__name__)
+def test_nobodys_fields_are_exchanged_dropped_or_given(
+    owned: ControlPlane, tamper: Callable[[Managed], Managed], subresource: str
+) -> None:
+    thief = Thief(owned, by_certificate(owned, OWN))
+    before = managers(owned)
+    live = owned.get("node", OWN, "--show-managed-fields")
+    others = [c for c in live["status"]["conditions"] if not c["type"].startswith("Trackbed")]
+    # Something that may be written goes with it, and is another each time: what changes nothing is not even judged.
+    said = {**READY, "reason": f"Tampered{time.monotonic_ns()}"}
+    change = add("/status/conditions", [*others, said]) if subresource else add(RDMA, str(time.monotonic_ns()))
+    operations = [*change, *add("/metadata/managedFields", tamper(live["metadata"]["managedFields"]))]
+    answer = thief.tries("PATCH", f"/api/v1/nodes/{OWN}{subresource}", operations, JSON_PATCH)
+    # By a subresource the API server takes no field managers at all.
+    assert answer == (200 if subresource else 403)
+    assert managers(owned) == before
+
+
+@pytest.mark.parametrize("content_type", [MERGE_PATCH, APPLY], ids=["merge", "apply"])
+def test_it_writes_under_no_other_managers_name(owned: ControlPlane, content_type: str) -> None:
+    before = managers(owned)
+    api = Api(owned.url, by_certificate(owned, OWN).session)
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OWN, "labels": {"rdma": "hca"}}}
+    query = {"fieldManager": ARGO, **({"force": "true"} if content_type == APPLY else {})}
+    with pytest.raises(Refused) as refused:
+        api.ask("PATCH", f"/api/v1/nodes/{OWN}", query, body, content_type)
+    assert refused.value.status == 403
+    assert managers(owned) == before
+
+
+def test_managers_that_the_api_server_folds_are_no_reason_to_refuse(owned: ControlPlane) -> None:
+    for number in range(12):
+        words = ("label", "node", OWN, f"example.net/many-{number}=x", f"--field-manager=many-{number}")
+        owned.kubectl(*words)
+    api = Api(owned.url, by_certificate(owned, OWN).session)
+    own = f"/api/v1/nodes/{OWN}"
+    for status in ("True", "False"):
+        body = {"status": {"conditions": [{**READY, "status": status}]}}
+        api.ask("PATCH", f"{own}/status", {"fieldManager": "trackbed-reporter"}, body, STRATEGIC_PATCH)
+    api.ask("PATCH", own, {"fieldManager": "trackbed-reporter"}, add("/spec/taints/-", OURS), JSON_PATCH)
+    api.ask("PATCH", own, {"fieldManager": "trackbed-reporter"}, remove("/spec/taints/1"), JSON_PATCH)
+    assert any(found["manager"] == "ancient-changes" for found in managers(owned))
+    owned.kubectl("label", "node", OWN, *[f"example.net/many-{number}-" for number in range(12)])
+
+
+# --- bounds --------------------------------------------------------------------------------------------------------
+
+RDMA = "/metadata/labels/rdma"
+SAID = {**READY, "lastHeartbeatTime": "2026-01-01T00:00:00Z", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+UNBOUNDED: dict[str, dict[str, Any]] = {
+    "a-long-message": {"message": "x" * 1025},
+    "a-message-of-a-megabyte": {"message": "x" * 1_400_000},
+    "another-status": {"status": "Maybe"},
+    "no-status": {"status": ""},
+    "a-reason-of-words": {"reason": "not one word"},
+    "a-long-reason": {"reason": "x" * 129},
+    "a-reason-on-two-lines": {"reason": "One\nTwo"},
+    "before-its-time": {"lastTransitionTime": "0001-06-01T00:00:00Z"},
+    "year-zero": {"lastHeartbeatTime": "0000-01-01T00:00:00Z"},
+    "year-10000": {"lastTransitionTime": "9999-12-31T23:59:59-01:00"},
+}
+
+
+@pytest.mark.parametrize("type", ["TrackbedReady", "TrackbedUpToDate"])
+@pytest.mark.parametrize("different", UNBOUNDED.values(), ids=UNBOUNDED.keys())
+def test_a_condition_has_bounds(cluster: ControlPlane, different: dict[str, str], type: str) -> None:
+    thief = Thief(cluster, by_certificate(cluster, OWN))
+    before = thief.seen(OWN)
+    for kind, body in (
+        (STRATEGIC_PATCH, status(conditions=[{**SAID, **different, "type": type}])),
+        (JSON_PATCH, add("/status/conditions/-", {**SAID, **different, "type": type})),
+    ):
+        assert thief.tries("PATCH", f"/api/v1/nodes/{OWN}/status", body, kind) in (400, 403, 422)
+    assert thief.seen(OWN) == before
+
+
+@pytest.mark.parametrize("more", [1, 2000])
+def test_there_is_one_condition_of_each_type(cluster: ControlPlane, more: int) -> None:
+    thief = Thief(cluster, by_certificate(cluster, OWN))
+    own = f"/api/v1/nodes/{OWN}/status"
+    assert thief.tries("PATCH", own, status(conditions=[SAID]), STRATEGIC_PATCH) == 200
+    before = thief.seen(OWN)
+    assert thief.tries("PATCH", own, add("/status/conditions/-", SAID) * more, JSON_PATCH) == 403
+    assert thief.seen(OWN) == before
+
+
+def test_the_order_of_others_conditions_stays(cluster: ControlPlane) -> None:
+    thief = Thief(cluster, by_certificate(cluster, OWN))
+    before = thief.seen(OWN)
+    others = [c for c in before["status"]["conditions"] if not c["type"].startswith("Trackbed")]
+    body = add("/status/conditions", [*reversed(others), {**SAID, "reason": "Reversed"}])
+    assert thief.tries("PATCH", f"/api/v1/nodes/{OWN}/status", body, JSON_PATCH) == 403
+    assert thief.seen(OWN) == before
+
+
+def test_a_taint_of_ours_has_no_time(cluster: ControlPlane) -> None:
+    thief = Thief(cluster, by_certificate(cluster, OWN))
+    body = add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"})
+    assert thief.tries("PATCH", f"/api/v1/nodes/{OWN}", body, JSON_PATCH) == 403
+
+
+def test_what_was_out_of_bounds_before_keeps_nobody_from_saying_not_ready(cluster: ControlPlane) -> None:
+    """As an earlier version of the policies let it through."""
+    bad = [
+        {**SAID, "message": "x" * 5000},
+        {**SAID, "status": "Maybe"},
+        {**SAID, "type": "TrackbedUpToDate", "reason": "a b"},
+    ]
+    found = cluster.get("node", OWN)["status"]["conditions"]
+    others = [c for c in found if not c["type"].startswith("Trackbed")]
+    body = json.dumps(add("/status/conditions", [*bad, *others]))
+    cluster.kubectl("patch", "node", OWN, "--subresource=status", "--type=json", "-p", body)
+    taint = json.dumps(add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"}))
+    cluster.kubectl("patch", "node", OWN, "--type=json", "-p", taint)
+    cluster.kubectl("label", "node", OWN, "trackbed.internal/ready=true")
+    thief = Thief(cluster, by_certificate(cluster, OWN))
+    own = f"/api/v1/nodes/{OWN}"
+    said = {**SAID, "status": "False", "reason": "NoCarrier"}
+    assert thief.tries("PATCH", f"{own}/status", status(conditions=[said]), STRATEGIC_PATCH) == 200
+    assert thief.tries("PATCH", own, remove("/metadata/labels/trackbed.internal~1ready"), JSON_PATCH) == 200
+    cluster.kubectl(
+        "patch", "node", OWN, "--subresource=status", "--type=json", "-p", json.dumps(add("/status/conditions", others))
+    )
+    cluster.kubectl("patch", "node", OWN, "--type=json", "-p", json.dumps(add("/spec/taints", [THEIRS])))
 
 
 ACCOUNTS = "/api/v1/namespaces/trackbed-system/serviceaccounts"

@@ -139,6 +139,12 @@ def test_systemd_reads_the_unit_as_meant(node: Node, data: dict[str, object], ve
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+def test_a_machine_that_is_busy_with_its_boot_has_time_to_start_it(node: Node) -> None:
+    limits = [line for line in unit(node).splitlines() if line.startswith("TimeoutStartSec=")]
+    agent = Path("templates/trackbed.service.j2").read_text().splitlines()
+    assert limits == ["TimeoutStartSec=300"] == [line for line in agent if line.startswith("TimeoutStartSec=")]
+
+
 @pytest.mark.parametrize(
     ("server", "allowed"), [("https://10.0.0.1:6443", "localhost 10.0.0.1"), ("https://cluster.example.net", None)]
 )

@@ -23,6 +23,9 @@ class NoKubelet:
     def allocations(self) -> dict[str, tuple[str, ...]]:
         return {}
 
+    def started(self) -> float:
+        return 0.0
+
 
 class NoSystem:
     def installed_srcversion(self, module: str) -> str | None:

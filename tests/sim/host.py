@@ -25,6 +25,7 @@ class SimHost:
     disciplined: bool | None = True
     allocated: dict[str, tuple[str, ...]] = field(factory=dict)
     kubelet_error: OSError | None = None
+    kubelet_started: float = 0.0
     asked: Callable[[], None] = lambda: None
 
     # --- Processes ----------------------------------------------------------------------------------------
@@ -61,3 +62,6 @@ class SimHost:
         if self.kubelet_error is not None:
             raise self.kubelet_error
         return self.allocated
+
+    def started(self) -> float:
+        return self.kubelet_started

@@ -93,6 +93,68 @@ def test_a_lease_without_a_node_has_not_joined() -> None:
     assert (found.joined, found.reason) == (False, "NotJoined")
 
 
+@pytest.mark.parametrize(
+    ("kubelet", "ready"), [("True", "True"), ("False", "False"), ("Unknown", "Unknown"), ("?", "Unknown")]
+)
+def test_a_node_whose_kubelet_is_not_ready_is_not_ready(kubelet: str, ready: str) -> None:
+    there = node()
+    assert there.status and there.status.conditions
+    there.status.conditions[0] = NodeCondition(kubelet, "Ready", message="Kubelet stopped posting node status.")
+    found = standing("a", there, lease(), NOW)
+    assert found.ready == ready
+    if ready != "True":
+        assert found.reason == "KubeletNotReady" and "Kubelet stopped posting" in found.message
+
+
+def test_a_node_that_is_not_ready_itself_says_its_own_reason_first() -> None:
+    there = node(ready="False", reason="NoCarrier")
+    assert there.status and there.status.conditions
+    there.status.conditions[0] = NodeCondition("Unknown", "Ready")
+    assert standing("a", there, lease(), NOW).reason == "NoCarrier"
+
+
+def test_a_node_that_is_expected_and_is_no_node_has_a_row() -> None:
+    (found,) = standings({}, {}, NOW, expected=["a"])
+    assert (found.name, found.ready, found.reason, found.joined) == ("a", "Unknown", "NotJoined", False)
+    assert "deleted" in found.message
+
+
+def noticed(age: float = 60) -> Lease:
+    """A Lease that says what the Node could not be made to."""
+    made = lease(age=age)
+    assert made.metadata and made.metadata.annotations
+    made.metadata.annotations[names.NOT_READY] = "NoCarrier: no carrier on ens1f0"
+    return made
+
+
+def test_a_node_that_is_not_ready_by_its_lease_is_not_ready() -> None:
+    found = standing("a", node(), noticed(), NOW)
+    assert (found.ready, found.condition, found.message) == ("False", "True", "NoCarrier: no carrier on ens1f0")
+
+
+@pytest.mark.parametrize(
+    ("there", "swept"),
+    [
+        (node(), True),
+        (node(taints=(names.TAINT,)), True),  # it calls itself ready still
+        (node(ready="False"), True),  # pods may come still
+        (node(ready="False", taints=(names.TAINT,)), False),
+    ],
+)
+def test_a_sweep_withdraws_what_a_reporter_could_not(there: Node, swept: bool) -> None:
+    others = fleet(1000, 1000, 60)
+    decided = sweeping.plan([standing("a", there, noticed(), NOW), *others], 0.25)
+    # However many others are silent: it has said so itself.
+    assert (decided.refused, decided.taint) == (True, ("a",) if swept else ())
+
+
+def test_a_node_whose_lease_is_gone_gets_another_one_and_is_not_swept() -> None:
+    decided = sweeping.plan([standing("a", node(), None, NOW)], 0.25)
+    assert (decided.taint, decided.renew) == ((), ("a",))
+    swept = node("a", "Unknown", names.EXPIRED, (names.TAINT,))
+    assert sweeping.plan([standing("a", swept, None, NOW)], 0.25).renew == ()
+
+
 def test_nodes_of_others_are_left_out() -> None:
     assert standings({"x": node("x", ready=None, taints=("other",))}, {}, NOW) == []
 

@@ -1,6 +1,7 @@
 """The kubelet's allocations, asked of a gRPC server and encoded by a protobuf that are not ours."""
 
 import errno
+import os
 import socket
 import subprocess
 import sys
@@ -372,3 +373,12 @@ def test_any_bytes_are_a_message_or_none(message: bytes) -> None:
     except ValueError:
         return
     assert sum(len(text.encode()) for _, text in found) < len(message) or not message
+
+
+def test_a_kubelet_was_started_when_its_socket_was_made(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.sock", tmp_path / "second.sock"
+    kubelet = LinuxKubelet((str(first), str(second)))
+    assert kubelet.started() == 0.0
+    second.touch()
+    os.utime(second, (1000.0, 1000.0))
+    assert kubelet.started() == 1000.0

@@ -200,6 +200,34 @@ def test_the_taint_stays_while_a_plugin_starts_anew_and_its_resource_is_the_old_
         assert after is not None and after["spec"].get("taints", []) == taints
 
 
+@pytest.mark.parametrize(
+    ("started", "spoke", "lifted"),
+    [
+        (0.0, "2026-01-01T00:00:00Z", True),  # no kubelet is known
+        (1767225590.0, "2026-01-01T00:00:00Z", True),
+        (1767225600.4, "2026-01-01T00:00:00Z", False),  # within the same second
+        (1767225700.0, "2026-01-01T00:00:00Z", False),
+        (1767225700.0, "some day", True),
+        (1767225700.0, None, True),
+        (1767229900.0, "2026-01-01T00:00:00Z", True),  # by a clock that has been put back
+    ],
+)
+def test_what_was_offered_to_a_kubelet_before_its_restart_lifts_no_taint(
+    started: float, spoke: str | None, lifted: bool
+) -> None:
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
+    there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
+    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=started))
+    assert wish(verdict, SETTINGS, (), there, away=False, now=1767226000.0).taint is (not lifted)
+
+
+def test_a_restart_of_the_kubelet_taints_no_node_that_pods_may_use() -> None:
+    ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
+    there = read_node(labelled({READY_LABEL: "true"}, conditions=[ready], allocatable={RESOURCE: "4"}))
+    verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=1767225700.0))
+    assert wish(verdict, SETTINGS, (), there, away=False).taint is None
+
+
 def test_a_label_that_the_inventory_no_longer_has_is_removed_and_others_stay() -> None:
     was = labelled({FACT.key: "true", READY_LABEL: "true"})
     was["metadata"]["labels"]["example.net/rack"] = "7"
@@ -462,6 +490,24 @@ def test_a_ready_that_comes_and_goes_is_published_once_it_lasts(
     clocks.goes_on(left)
     reporter.turn()
     assert (reporter.said.ready, reporter.said.error) == (True, "")
+
+
+def test_a_clock_that_is_far_off_stops_no_loss_of_readiness(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, clocks = running
+    for clocks.day in (-1e12, 1e15):
+        cluster.writes.clear()
+        reporter.mirror.node = node()
+        say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+        reporter.turn()
+        assert (reporter.said.error, cluster.writes[:1]) == ("", ["status"])
+
+
+def test_an_answer_that_is_no_node_is_said_and_ends_nothing(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    cluster.node = {"kind": "Status"}
+    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    reporter.turn()
+    assert "what is no Node" in reporter.said.error
 
 
 # --- a plugin does not follow a change of its devices ------------------------------------------------------------

@@ -6,6 +6,7 @@ are merged by their type.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timezone
@@ -27,7 +28,13 @@ READY = "TrackbedReady"
 UP_TO_DATE = "TrackbedUpToDate"
 
 LONGEST_MESSAGE = 1024
-"""Characters of a condition's message; the API server has no limit of its own, etcd and readers have."""
+"""Characters of a condition's message. The admission policy refuses more; the API server has no limit of its own."""
+
+LONGEST_NOTICE = 128
+"""Characters of the Lease's annotation; the admission policy refuses more."""
+
+LAST_SECOND = 32503679999.0
+"""The end of the year 2999: the admission policy refuses later times, and a clock that is wrong must not stop a NotReady."""
 
 LEASE_SECONDS = 900
 """After so many seconds without a renewal a node counts as silent."""
@@ -36,8 +43,12 @@ SPEC_HASH = "trackbed.internal/spec-hash"
 AGENT_VERSION = "trackbed.internal/agent-version"
 """Annotations of the Lease: a Node's own are not the reporter's to write."""
 
+NOT_READY = "trackbed.internal/not-ready"
+"""Annotation of the Lease: why the node is not ready, while the Node itself cannot be made to say so."""
+
 # metav1.Condition's pattern of a reason; a Node's own conditions have none, and readers expect that one.
-_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+# The admission policy refuses a longer one.
+_REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?")
 _ZERO = re.compile(r"0*\.?0*[A-Za-z]*")
 
 Operation = dict[str, Any]
@@ -57,6 +68,7 @@ class Node:
     """What is of interest of a Node. ``ours``: keys of the labels that this reporter has written.
 
     ``boot_id``: of the boot in which the kubelet has told what is allocatable; empty: it does not say.
+    ``kubelet_spoke``: when it did so last, by its node's clock (seconds since the epoch); None: it does not say.
     """
 
     uid: str
@@ -68,6 +80,7 @@ class Node:
     allocatable: Mapping[str, str] = field(factory=dict)
     has_labels: bool = True
     boot_id: str = ""
+    kubelet_spoke: float | None = None
 
     def can_give(self, resource: str) -> bool:
         """Whether an extended resource is allocatable."""
@@ -98,7 +111,17 @@ def read_node(document: Mapping[str, Any]) -> Node:
         {name: amount for name, amount in status.get("allocatable", {}).items() if "/" in name},
         "labels" in metadata,
         status.get("nodeInfo", {}).get("bootID", ""),
+        _heartbeat(status.get("conditions", [])),
     )
+
+
+def _heartbeat(conditions: Sequence[Mapping[str, Any]]) -> float | None:
+    """The heartbeat of the kubelet's own condition."""
+    stamp = next((c.get("lastHeartbeatTime") for c in conditions if c["type"] == "Ready"), None)
+    try:
+        return datetime.strptime(f"{stamp}+0000", "%Y-%m-%dT%H:%M:%SZ%z").timestamp()
+    except ValueError:
+        return None
 
 
 def _managed(entries: Sequence[Mapping[str, Any]]) -> set[str]:
@@ -116,10 +139,13 @@ class Wish:
     taint: bool | None
 
 
-def wish(verdict: Verdict, settings: Settings, labels: Sequence[Label], node: Node, away: bool) -> Wish:
+def wish(
+    verdict: Verdict, settings: Settings, labels: Sequence[Label], node: Node, away: bool, now: float = math.inf
+) -> Wish:
     """What the Node should say by the report.
 
     :param away: the labels that select device plugins are to be away for now.
+    :param now: seconds since the epoch.
     """
     plugins = frozenset(label.key for label in labels if label.role == "plugin")
     conditions = {READY: _ready(verdict), UP_TO_DATE: _up_to_date(verdict)}
@@ -132,10 +158,21 @@ def wish(verdict: Verdict, settings: Settings, labels: Sequence[Label], node: No
     # After a boot the Node says what its kubelet said before, until that has started and speaks again.
     booted = verdict.report is not None and node.boot_id not in ("", verdict.report.boot_id)
     # What is allocatable while the plugins are away was told by those that go: a pod would be refused by the kubelet.
-    lifted = not (booted or away) and all(node.can_give(resource) for resource in settings.required_resources)
+    stale = booted or away or _restarted(verdict, node, now)
+    lifted = not stale and all(node.can_give(resource) for resource in settings.required_resources)
     # A resource that is lost later on speaks for itself: the scheduler finds none of it.
     keep = True if booted or READY_LABEL not in node.labels else None
     return Wish(conditions, wanted, node.ours - wanted.keys(), _taint(settings, False if lifted else keep))
+
+
+def _restarted(verdict: Verdict, node: Node, now: float) -> bool:
+    """Whether the kubelet was started since it has spoken last: the Node says what its plugins offered to the one before.
+
+    A start that is still to come was stamped by a clock that has been put back since, and tells nothing.
+    """
+    started = verdict.report.kubelet if verdict.report is not None else 0.0
+    # Heartbeats are in whole seconds.
+    return node.kubelet_spoke is not None and node.kubelet_spoke <= int(started) and started <= now
 
 
 def _taint(settings: Settings, wanted: bool | None) -> bool | None:
@@ -170,9 +207,9 @@ def _reason(conditions: Sequence[Condition], otherwise: str = "NotReady") -> str
     return reason if _REASON.fullmatch(reason) else otherwise
 
 
-def _short(lines: Sequence[str]) -> str:
+def _short(lines: Sequence[str], longest: int = LONGEST_MESSAGE) -> str:
     text = "; ".join(lines)
-    return text if len(text) <= LONGEST_MESSAGE else f"{text[: LONGEST_MESSAGE - 3]}..."
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
 
 
 def turns(wanted: Wish, node: Node) -> bool:
@@ -187,10 +224,11 @@ def turns(wanted: Wish, node: Node) -> bool:
 
 def node_patch(wanted: Wish, node: Node) -> list[Operation]:
     """The JSON patch of the Node itself: labels and taint; empty if all is as wanted."""
-    return [*_label_operations(wanted, node), *_taint_operations(wanted.taint, node.taints)]
+    return [*label_patch(wanted, node), *taint_patch(wanted, node)]
 
 
-def _label_operations(wanted: Wish, node: Node) -> list[Operation]:
+def label_patch(wanted: Wish, node: Node) -> list[Operation]:
+    """The part of :func:`node_patch` that is about labels."""
     operations: list[Operation] = []
     changed = {key: value for key, value in wanted.labels.items() if node.labels.get(key) != value}
     if changed and not node.has_labels:
@@ -209,11 +247,13 @@ def _path(key: str) -> str:
     return f"/metadata/labels/{key.replace('~', '~0').replace('/', '~1')}"
 
 
-def _taint_operations(wanted: bool | None, taints: Sequence[Mapping[str, Any]] | None) -> list[Operation]:
+def taint_patch(wanted: Wish, node: Node) -> list[Operation]:
+    """The part of :func:`node_patch` that is about the taint."""
+    taints = node.taints
     ours = [index for index, taint in enumerate(taints or ()) if is_ours(taint)]
-    if wanted is None or wanted == bool(ours):
+    if wanted.taint is None or wanted.taint == bool(ours):
         return []
-    if not wanted:
+    if not wanted.taint:
         path, value = f"/spec/taints/{ours[0]}", dict((taints or ())[ours[0]])
         return [_test(path, value), {"op": "remove", "path": path}]
     taint = {"key": TAINT, "effect": EFFECT}
@@ -254,12 +294,23 @@ def status_patch(wanted: Wish, node: Node, now: float) -> dict[str, Any] | None:
 
 def time_stamp(now: float, micro: bool = False) -> str:
     """Seconds since the epoch as the API has times; ``micro``: as a Lease has them."""
-    moment = datetime.fromtimestamp(now, timezone.utc)
+    moment = datetime.fromtimestamp(min(max(now, 0.0), LAST_SECOND), timezone.utc)
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ" if micro else "%Y-%m-%dT%H:%M:%SZ")
 
 
-def lease(settings: Settings, node: Node, report: Report, namespace: str, now: float) -> dict[str, Any]:
-    """The node's Lease, renewed; it goes with its Node, and says which spec it follows by which agent."""
+def notice_of(verdict: Verdict) -> str:
+    """Why the node is not ready, as its Lease says it."""
+    said = _ready(verdict)
+    return _short([f"{said.reason}: {said.message}"], LONGEST_NOTICE)
+
+
+def lease(
+    settings: Settings, node: Node, report: Report, namespace: str, now: float, notice: str | None = None
+) -> dict[str, Any]:
+    """The node's Lease, renewed; it goes with its Node, and says which spec it follows by which agent.
+
+    :param notice: why the node is not ready; None: that annotation is to be absent.
+    """
     owner = {"apiVersion": "v1", "kind": "Node", "name": settings.node_name, "uid": node.uid}
     return {
         "apiVersion": "coordination.k8s.io/v1",
@@ -267,7 +318,7 @@ def lease(settings: Settings, node: Node, report: Report, namespace: str, now: f
         "metadata": {
             "name": settings.node_name,
             "namespace": namespace,
-            "annotations": {SPEC_HASH: report.spec_hash, AGENT_VERSION: report.agent_version},
+            "annotations": {SPEC_HASH: report.spec_hash, AGENT_VERSION: report.agent_version, NOT_READY: notice},
             "ownerReferences": [owner],
         },
         "spec": {
@@ -291,6 +342,15 @@ def difference(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str,
             continue
         found[key] = value
     return found
+
+
+def without_absent(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """The object that a merge patch of nothing makes: what is to be absent is left out."""
+    return {
+        key: without_absent(value) if isinstance(value, Mapping) else value
+        for key, value in wanted.items()
+        if value is not None
+    }
 
 
 def plugin_resources(labels: Collection[Label]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -36,15 +37,21 @@ from agent.reporter.kubernetes.calm import TO_AND_FRO, Calm
 from agent.reporter.kubernetes.identity import Identity
 from agent.reporter.kubernetes.node import (
     MANAGER,
+    NOT_READY,
     Node,
+    Wish,
     difference,
+    label_patch,
     lease,
     node_patch,
+    notice_of,
     plugin_resources,
     read_node,
     status_patch,
+    taint_patch,
     turns,
     wish,
+    without_absent,
 )
 from agent.reporter.kubernetes.node_watch import NODES, Mirror
 from agent.reporter.settings import Label, Settings, read_labels
@@ -67,6 +74,15 @@ PLUGIN_LONGEST = 600.0
 """Seconds after which a plugin's label comes back although its resource is still allocatable: it is another's plugin."""
 
 LONGEST_SLEEP = 3600.0
+
+ON_NODE = ("ready", "taint", "condition")
+"""The steps that write the Node; all that were taken must have succeeded for a report to be published."""
+
+JUDGED = (400, 403, 409, 422)
+"""HTTP status codes by which a patch is refused for what is in it; a part of it may be taken."""
+
+Step = Callable[[Verdict, Node, float], float]
+"""Writes a part of what the report says; the seconds until there may be more to do. Its last argument is the clock's."""
 
 
 @define
@@ -94,6 +110,7 @@ class Publication:
     _awake: Event = field(factory=Event, init=False)
     _seen: Verdict | None = field(default=None, init=False)
     _trouble: dict[str, str] = field(factory=dict, init=False)
+    _steps_now: frozenset[str] = field(default=frozenset(), init=False)
     _not_before: dict[str, float] = field(factory=dict, init=False)
     _identity_at: float = field(default=0.0, init=False)
     _renew_at: float = field(default=0.0, init=False)
@@ -138,21 +155,45 @@ class Publication:
         verdict = look(self.report)
         self._seen = verdict.beyond_heartbeat()
         hold = self._calm.hold(verdict.ready, self.clock())
+        for what in ("absent", "calm"):
+            self._trouble.pop(what, None)
         # A certificate that cannot be renewed is no reason to say nothing with the one there is.
         due = [self._try("identity", self._keep_identity)]
-        if self.mirror.known and self.mirror.node is not None:
-            steps = [("node", self._publish), ("lease", self._renew)]
-            self._trouble.pop("calm", None)
+        if self.mirror.known and (node := self.mirror.node) is not None:
+            steps = self._steps(verdict)
             if hold:
-                steps, due = steps[1:], [*due, hold]
+                # The heartbeat alone: the Node goes on saying NotReady until Ready has lasted.
+                steps, due = steps[:1], [*due, hold]
                 self._trouble["calm"] = TO_AND_FRO
-            # What keeps pods away comes first; who is said to be ready has a heartbeat, or a sweep would take that back.
-            for what, step in reversed(steps) if verdict.ready else steps:
-                due.append(self._try(what, partial(step, verdict)))
+            self._steps_now = frozenset(what for what, _ in steps)
+            due += [self._try(what, partial(step, verdict, node)) for what, step in steps]
+            report = verdict.report
+            if report is not None and not hold and not self._unpublished():
+                self.said = evolve(self.said, boot_id=report.boot_id, generation=report.generation, ready=verdict.ready)
         elif self.mirror.known:
-            self._trouble["node"] = f"the cluster has no Node {self.settings.node_name} yet"
+            self._trouble["absent"] = f"the cluster has no Node {self.settings.node_name} yet"
         self._say()
         return max(0.0, min(due))
+
+    def _steps(self, verdict: Verdict) -> list[tuple[str, Step]]:
+        """What to write, and in which order. A step that fails stops no other one, and has a back-off of its own.
+
+        A node that is ready gets its heartbeat first, or a sweep would take back what is said; its condition, labels and taint
+        are one step, so that the taint stays until the condition is True. A node that is not ready gets what keeps pods away
+        first. Its steps are others, so that no back-off of a write that says ready delays one that takes it back.
+        """
+        if verdict.ready:
+            return [("lease", self._renew), ("ready", self._publish)]
+        return [("taint", self._withdraw), ("condition", self._turn_condition), ("notice", self._renew)]
+
+    def _troubles(self) -> dict[str, str]:
+        """What is in the way of what is to be said now, by step."""
+        now = self._steps_now | {"identity", "absent", "calm", "labels"}
+        return {what: trouble for what, trouble in self._trouble.items() if what in now}
+
+    def _unpublished(self) -> bool:
+        """Whether the Node does not say yet what the report does."""
+        return not self._troubles().keys().isdisjoint(ON_NODE)
 
     def _try(self, what: str, step: Callable[[float], float]) -> float:
         """Take a step unless it has failed lately; the seconds until it is due again."""
@@ -165,7 +206,7 @@ class Publication:
         except TROUBLE as error:
             self._trouble[what] = explain(error)
             self.api.close()
-            if isinstance(error, Refused) and error.status in (404, 409, 422) and what == "node":
+            if isinstance(error, Refused) and error.status in (404, 409, 422) and what in ON_NODE:
                 # The Node is another than we thought, or somebody else has just written it.
                 self.mirror.doubt()
             wait = backoff.failed(error.retry_after if isinstance(error, Refused) else 0.0)
@@ -196,30 +237,57 @@ class Publication:
             return False
         return True
 
-    def _publish(self, verdict: Verdict, now: float) -> float:
-        """Make the Node say what the report does; the seconds until there may be more to do."""
-        node = self.mirror.node
-        if node is None:
-            return LONGEST_SLEEP
+    def _publish(self, verdict: Verdict, node: Node, now: float) -> float:
+        """Say that the node is ready: condition, labels, and the taint at last; the seconds until there may be more to do."""
         labels = read_labels(self.labels)
+        self._trouble.pop("labels", None)
         away, again = self._plugins_away(verdict, labels, node, now)
+        wanted = wish(verdict, self.settings, labels, node, away, self.now())
+        node, due = self._put_condition(wanted, node, now)
+        self._patch_node(node_patch(wanted, node), node)
+        return min(again, due, _stale_in(verdict))
+
+    def _withdraw(self, verdict: Verdict, node: Node, now: float) -> float:
+        """Keep pods away from a node that is not ready: the taint, and no label that says ready."""
+        away, again = False, LONGEST_SLEEP
+        labels: tuple[Label, ...] = ()
+        try:
+            labels = read_labels(self.labels)
+            away, again = self._plugins_away(verdict, labels, node, now)
+            self._trouble.pop("labels", None)
+        except ValueError as error:
+            self._trouble["labels"] = str(error)
         wanted = wish(verdict, self.settings, labels, node, away)
-        # When the heartbeat would be stale: nothing is written then that would wake us.
-        due = [again, STALE - verdict.age + 1.0 if verdict.fresh else LONGEST_SLEEP]
-        if not verdict.ready:
-            # What keeps pods away comes first.
-            node = self._patch_node(node_patch(wanted, node), node)
+        parts = [part for part in (taint_patch(wanted, node), label_patch(wanted, node)) if part]
+        try:
+            self._patch_node([operation for part in parts for operation in part], node)
+        except Refused as error:
+            if error.status not in JUDGED or len(parts) < 2:
+                raise
+            # Somebody forbids one of the two, or has just changed a label: the other is written nevertheless.
+            for part in parts:
+                with suppress(Refused):
+                    node = self._patch_node(part, node)
+            if node_patch(wanted, node):
+                raise
+        return min(again, _stale_in(verdict))
+
+    def _turn_condition(self, verdict: Verdict, node: Node, now: float) -> float:
+        """Write the conditions of a node that is not ready; nodes/status may be open to us where the Node itself is not."""
+        node = self.mirror.node or node
+        _, due = self._put_condition(wish(verdict, self.settings, (), node, False), node, now)
+        return min(due, _stale_in(verdict))
+
+    def _put_condition(self, wanted: Wish, node: Node, now: float) -> tuple[Node, float]:
+        """Write the conditions that differ; the seconds until one may be written whose message alone is another."""
         body = status_patch(wanted, node, self.now())
-        if body is not None and (turns(wanted, node) or now >= self._wrote_status + MESSAGE_EVERY):
-            node = self._patched(f"{NODES}/{self.settings.node_name}/status", body, STRATEGIC_PATCH)
-            self._wrote_status = now
-        elif body is not None:
-            due.append(self._wrote_status + MESSAGE_EVERY - now)
-        if verdict.ready:
-            self._patch_node(node_patch(wanted, node), node)
-        if (report := verdict.report) is not None:
-            self.said = evolve(self.said, boot_id=report.boot_id, generation=report.generation, ready=verdict.ready)
-        return min(due)
+        if body is None:
+            return node, LONGEST_SLEEP
+        if not turns(wanted, node) and now < self._wrote_status + MESSAGE_EVERY:
+            return node, self._wrote_status + MESSAGE_EVERY - now
+        node = self._patched(f"{NODES}/{self.settings.node_name}/status", body, STRATEGIC_PATCH)
+        self._wrote_status = now
+        return node, LONGEST_SLEEP
 
     def _patch_node(self, operations: list[dict[str, Any]], node: Node) -> Node:
         if not operations:
@@ -227,7 +295,11 @@ class Publication:
         return self._patched(f"{NODES}/{self.settings.node_name}", operations, JSON_PATCH)
 
     def _patched(self, path: str, body: Any, content_type: str) -> Node:
-        node = read_node(self._ask("PATCH", path, body, content_type))
+        answer = self._ask("PATCH", path, body, content_type)
+        try:
+            node = read_node(answer)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Refused(200, f"what is no Node: {error!r}") from None
         self.mirror.took(node)
         return node
 
@@ -257,18 +329,21 @@ class Publication:
             return False, LONGEST_SLEEP
         return True, max(left if left > 0 else longest, 1.0)
 
-    def _renew(self, verdict: Verdict, now: float) -> float:
-        """Renew the Lease if it is due; the seconds until it is again."""
-        node = self.mirror.node
-        if not verdict.fresh or verdict.report is None or node is None:
+    def _renew(self, verdict: Verdict, node: Node, now: float) -> float:
+        """Renew the Lease if it is due, and have it say what the Node cannot be made to; the seconds until it is due again."""
+        notice = notice_of(verdict) if not verdict.ready and self._unpublished() else None
+        if not verdict.fresh or verdict.report is None:
             self._renew_at = 0.0
+            if notice is not None:
+                self._put_lease({"metadata": {"annotations": {NOT_READY: notice}}}, create=False)
             return LONGEST_SLEEP
-        if now >= self._renew_at or self._lease_of != node.uid:
-            self._put_lease(lease(self.settings, node, verdict.report, NAMESPACE, self.now()))
+        told = self._lease.get("metadata", {}).get("annotations", {}).get(NOT_READY)
+        if now >= self._renew_at or self._lease_of != node.uid or notice != told:
+            self._put_lease(lease(self.settings, node, verdict.report, NAMESPACE, self.now(), notice))
             self._renew_at, self._lease_of = now + random.uniform(*LEASE_EVERY), node.uid  # noqa: S311  no secret
         return self._renew_at - now
 
-    def _put_lease(self, wanted: dict[str, Any]) -> None:
+    def _put_lease(self, wanted: dict[str, Any], create: bool = True) -> None:
         """Write what differs from the Lease that the API server told last: the time alone, as a rule."""
         path = f"{LEASES}/{self.settings.node_name}"
         try:
@@ -280,11 +355,12 @@ class Publication:
             self._lease = {}
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-            self._lease = self._ask("POST", LEASES, wanted, JSON)
+            if create:
+                self._lease = self._ask("POST", LEASES, without_absent(wanted), JSON)
 
     def _say(self) -> None:
         """Leave word of what was published, and of what is in the way."""
-        troubles = [*self._trouble.values(), self.mirror.trouble]
+        troubles = [*self._troubles().values(), self.mirror.trouble]
         self.said = evolve(self.said, error="; ".join(dict.fromkeys(filter(None, troubles))))
         before = self._written
         if before is None or evolve(self.said, since=0.0) != evolve(before, since=0.0):
@@ -294,3 +370,8 @@ class Publication:
             # It is on a disk, and an outage tells something else with each try.
             if before is None or evolve(self.said, since=0.0, error="") != evolve(before, since=0.0, error=""):
                 published.write(self.memory, self.said)
+
+
+def _stale_in(verdict: Verdict) -> float:
+    """Seconds until the heartbeat would be stale: nothing is written then that would wake us."""
+    return STALE - verdict.age + 1.0 if verdict.fresh else LONGEST_SLEEP
