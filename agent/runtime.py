@@ -54,7 +54,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
         raise
 
 
-NOTIFY_PATIENCE = 1.0
+NOTIFY_TIMEOUT = 1.0
 """Seconds that a message may wait for room on systemd's socket."""
 
 
@@ -65,7 +65,7 @@ def notify(message: str) -> None:
         return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as made:
-            made.settimeout(NOTIFY_PATIENCE)
+            made.settimeout(NOTIFY_TIMEOUT)
             made.connect("\0" + address[1:] if address.startswith("@") else address)
             made.send(message.encode())
     except OSError as error:

@@ -29,25 +29,25 @@ class Drain:
     """What a drain has to do: the pods to evict, and why it cannot be done at all."""
 
     evict: tuple[Pod, ...]
-    obstacles: tuple[str, ...]
+    blockers: tuple[str, ...]
 
 
 def drain(pods: Iterable[Pod], rules: Rules) -> Drain:
     """Decide about a node's pods: those of DaemonSets, static pods and finished ones stay."""
     evict = [pod for pod in pods if not (_is_mirror(pod) or _is_daemon(pod) or _is_finished(pod))]
-    obstacles = []
+    blockers = []
     for pod in evict:
         if is_terminating(pod):
             continue
         if not rules.force and not metadata_of(pod).ownerReferences:
-            obstacles.append(
+            blockers.append(
                 f"{say(pod)} has no controller, so nothing would start it again; delete it, or give --force"
             )
         if not rules.delete_emptydir_data and (names := _local_data(pod)):
-            obstacles.append(
+            blockers.append(
                 f"{say(pod)} has local data (emptyDir {', '.join(names)}), which goes with it; give --delete-emptydir-data"
             )
-    return Drain(tuple(evict), tuple(obstacles))
+    return Drain(tuple(evict), tuple(blockers))
 
 
 def say(pod: Pod) -> str:

@@ -13,7 +13,7 @@ from fleet.certificate_request import differences
 from fleet.objects import name_of
 from fleet.reading import PlainApproval, PlainRequest
 
-PATIENCE = 15.0
+TIMEOUT = 15.0
 """Seconds for the signer. A certificate that comes later is compared by its reporter alone."""
 
 LOOK = 0.2
@@ -33,7 +33,7 @@ def wrong(client: Client, approved: Mapping[str, str]) -> dict[str, str]:
 
     :param approved: what was approved, by the request's name: PEM in base64.
     """
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     found: dict[str, str] = {}
     waiting = dict(approved)
     while waiting:

@@ -199,8 +199,8 @@ class Maintenance:
     def _evict_all(self, name: str, asked: set[str]) -> tuple[str, str]:
         """Ask for the eviction of what is left on a node: which pods those are, and why they do not go."""
         plan = drain(self._pods(name), self.rules)
-        if plan.obstacles:
-            raise CannotDrain("; ".join(plan.obstacles))
+        if plan.blockers:
+            raise CannotDrain("; ".join(plan.blockers))
         refused = [self._evict(name, pod, asked) for pod in plan.evict if not is_terminating(pod)]
         return ", ".join(map(say, plan.evict)), "; ".join(dict.fromkeys(filter(None, refused))) or "they do not end"
 

@@ -128,10 +128,10 @@ class Node:
         for path in (self.overlay, self._pid_file, *self.folder.glob("*.sock"), *self.folder.glob("*.snapshot")):
             path.unlink(missing_ok=True)
 
-    def answers(self, patience: float = 1.0) -> bool:
+    def answers(self, timeout: float = 1.0) -> bool:
         """Whether its sshd greets; QEMU itself accepts the connection even when the guest does not."""
         try:
-            with socket.create_connection(("127.0.0.1", self.ssh_port), timeout=patience) as connection:
+            with socket.create_connection(("127.0.0.1", self.ssh_port), timeout=timeout) as connection:
                 return connection.recv(4) == b"SSH-"
         except OSError:
             return False

@@ -58,9 +58,9 @@ class Plan:
 
     def blockers(self) -> list[str]:
         """Why the spec cannot be applied: the errors, and the changes that are impossible; each once."""
-        stuck = (change for change in self.changes if change.obstacle)
+        stuck = (change for change in self.changes if change.blocker)
         return list(
-            dict.fromkeys([*self.errors, *(f"{change}: {change.obstacle}; {change.remedy}" for change in stuck)])
+            dict.fromkeys([*self.errors, *(f"{change}: {change.blocker}; {change.remedy}" for change in stuck)])
         )
 
 
@@ -134,7 +134,7 @@ def _lines(plan: Plan | None, version: str) -> list[str]:
 
 def _describe(change: Change) -> str:
     notes = [] if change.disruption is Disruption.NONE else [f"[{change.disruption}]"]
-    notes += [f"disturbs {', '.join(change.victims)}"] if change.victims else []
+    notes += [f"disturbs {', '.join(change.affected)}"] if change.affected else []
     return "  ".join([str(change), *notes])
 
 

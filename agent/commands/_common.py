@@ -65,8 +65,8 @@ def read_spec(spec_file: str | None) -> NodeSpec:
 def say_change(change: Change) -> str:
     """A change in one line, with what it costs and what is in its way."""
     notes = [] if change.disruption is Disruption.NONE else [f"[{change.disruption}]"]
-    notes += [f"disturbs {', '.join(change.victims)}"] if change.victims else []
-    notes += [f"cannot: {change.obstacle}; {change.remedy}"] if change.obstacle else []
+    notes += [f"disturbs {', '.join(change.affected)}"] if change.affected else []
+    notes += [f"cannot: {change.blocker}; {change.remedy}"] if change.blocker else []
     return printable("  ".join([str(change), *notes]))
 
 

@@ -9,12 +9,12 @@ from datetime import datetime
 
 from attrs import define, evolve, field, frozen
 
-from agent.engine.cached_machine import Remembered
+from agent.engine.cached_machine import CachedMachine
 from agent.engine.contention import Write
 from agent.engine.disruption_policy import Allowed, allowed
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures, Identity, identity
-from agent.engine.users import User, reaches, taken, takers, users, with_victims
+from agent.engine.users import User, owners, reaches, taken, users, with_affected
 from agent.hardware.functions import REMEDY, Wanted
 from agent.kinds import Kind, bindings, links, vf_attributes, vf_links
 from agent.machine import Machine
@@ -55,7 +55,7 @@ class Work:
     """What stays the same through a pass, and what was written in it. ``reading``: the machine as it is observed."""
 
     machine: Machine
-    reading: Remembered
+    reading: CachedMachine
     allow: Disruption | None
     now: datetime
     failures: Failures
@@ -77,7 +77,7 @@ class Work:
         """
         return self._lately(want, change, complete=True)
 
-    def takers(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
+    def owners(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
         """Of these, at least those to whom something was handed."""
         return self._lately(want, change, complete=False)
 
@@ -101,7 +101,7 @@ class Work:
             return _Seen(0.0, targets, complete, {})
         self.doing("users", "read")
         began = self.clock()
-        found = (users if complete else takers)(self.machine, want, device, targets)
+        found = (users if complete else owners)(self.machine, want, device, targets)
         ended = self.clock()
         return _Seen(ended + max(FRESH, ended - began), targets, complete, found)
 
@@ -121,7 +121,7 @@ def attempts(work: Work, want: Wanted, have: Snapshot, kind: Kind, changes: Sequ
 def _attempt(work: Work, want: Wanted, have: Snapshot, kind: Kind, change: Change) -> Outcome | None:
     """Make a change if it may be made; None: it is somebody else's to make."""
     try:
-        if change.yields and taken(work.takers(want, change), change.target):
+        if change.skip_if_owned and taken(work.owners(want, change), change.target):
             return None
         held = _held_back(work, want, have, change)
         if held is not None:
@@ -130,7 +130,7 @@ def _attempt(work: Work, want: Wanted, have: Snapshot, kind: Kind, change: Chang
         if change.disruption > Disruption.NONE:
             # Whoever took the device since it was planned must not lose it: nothing but the write comes after this look.
             found = work.users_now(want, change)
-            if change.yields and taken(found, change.target):
+            if change.skip_if_owned and taken(found, change.target):
                 return None
             change, held = _disturbing(work, want, change, found)
             if held is not None:
@@ -146,8 +146,8 @@ def _attempt(work: Work, want: Wanted, have: Snapshot, kind: Kind, change: Chang
 
 def _held_back(work: Work, want: Wanted, have: Snapshot, change: Change) -> Outcome | None:
     """Why a change is not made now; None: nothing that was seen lately is in its way."""
-    if change.obstacle:
-        return Outcome(change, "blocked", change.obstacle, change.remedy)
+    if change.blocker:
+        return Outcome(change, "blocked", change.blocker, change.remedy)
     work.failures.wait(change, work.clock())
     if (held := work.failures.held_back(change, work.clock())) is not None:
         return evolve(held, change=change)
@@ -177,14 +177,14 @@ def _disturbing(
     work: Work, want: Wanted, change: Change, found: Mapping[str, tuple[User, ...]]
 ) -> tuple[Change, Outcome | None]:
     """The change with those of the users ``found`` whom it would disturb, and, unless it may, what comes of it."""
-    change = with_victims(change, want, found)
+    change = with_affected(change, want, found)
     may = work.allowed(want, change.device)
     if change.disruption > may.level:
         error = f"{change.disruption} is not allowed now (at most {may.level}{may.until})"
         remedy = change.remedy or f"allow it: trackbed apply --allow {change.disruption}"
         return change, Outcome(change, "deferred", error, remedy)
-    if change.victims and not may.force:
-        error = f"it would disturb {', '.join(change.victims)}"
+    if change.affected and not may.force:
+        error = f"it would disturb {', '.join(change.affected)}"
         return change, Outcome(change, "deferred", error, "move them away; it is done as soon as they are gone")
     return change, None
 

@@ -9,7 +9,7 @@ from attrs import evolve
 from agent.machine import Files, Link, Machine, Netlink
 
 
-class Remembered:
+class CachedMachine:
     """``machine`` answers about single links, the names in folders and where links lead as it did when first asked."""
 
     def __init__(self, machine: Machine) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from attrs import evolve, frozen
 
 from agent.engine.attempts import Work, attempts, is_required, write_of
-from agent.engine.cached_machine import Remembered
+from agent.engine.cached_machine import CachedMachine
 from agent.engine.observation import not_observed, observed, unreadable
 from agent.engine.originals import Originals
 from agent.engine.readiness import Judge, at_once
@@ -85,7 +85,7 @@ def converge(
     :raises OSError: a device went away while it was read; the caller starts again.
     """
     doing("devices", "read")
-    reading = Remembered(machine)
+    reading = CachedMachine(machine)
     work = Work(
         machine,
         reading,

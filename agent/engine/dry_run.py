@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.engine.cached_machine import Remembered
+from agent.engine.cached_machine import CachedMachine
 from agent.engine.observation import observed
 from agent.engine.originals import Originals
-from agent.engine.users import User, taken, users, with_victims
+from agent.engine.users import User, taken, users, with_affected
 from agent.hardware.functions import Wanted, asks_serials
 from agent.kinds import bindings, ordered
 from agent.machine import Machine
@@ -20,7 +20,7 @@ from agent.state.snapshot import read_basis
 
 KNOWN_AFTER = "known after"
 
-# What is missing now and comes with a pending change of another kind to the same device is no obstacle of the spec.
+# What is missing now and comes with a pending change of another kind to the same device is no blocker of the spec.
 BROUGHT_BY = {"vf_attributes": "vfs", "bindings": "vfs", "vf_links": "bindings"}
 
 
@@ -38,7 +38,7 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
     What cannot be known yet, because the devices come with another change, is one change whose ``after`` says after which kind.
     """
     # Nothing is written, so that what one kind has asked for the next need not ask for again.
-    machine = Remembered(machine).machine
+    machine = CachedMachine(machine).machine
     have = read_basis(machine, asks_serials(spec))
     want = resolve(spec, have.functions)
     planned: list[Change] = []
@@ -56,7 +56,9 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
             _judged(machine, want, change, seen)
             for change in (*kind.plan(want, have), *back(machine, kind, want, have))
         ]
-        changes = [change for change in changes if not (change.yields and taken(seen[change.device], change.target))]
+        changes = [
+            change for change in changes if not (change.skip_if_owned and taken(seen[change.device], change.target))
+        ]
         for device in sorted(want.nics):
             first = next((k for k in kind.UNKNOWN_UNTIL if device in pending.get(k, ())), None)
             # A kind that observed nothing of a device was asked for nothing there.
@@ -66,19 +68,19 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
         pending[kind.NAME] = {change.device for change in changes}
         planned += changes
     errors = [*unread, *(c.message for c in want.missing if c.severity == "required")]
-    errors += [f"{c}: {c.obstacle}; {c.remedy}" for c in planned if c.obstacle and not _comes(c, pending)]
-    changes = [evolve(c, obstacle="", remedy="") if _comes(c, pending) else c for c in planned]
-    return Preview(tuple(c for c in changes if c.obstacle or c.field != "netdev"), tuple(errors))
+    errors += [f"{c}: {c.blocker}; {c.remedy}" for c in planned if c.blocker and not _comes(c, pending)]
+    changes = [evolve(c, blocker="", remedy="") if _comes(c, pending) else c for c in planned]
+    return Preview(tuple(c for c in changes if c.blocker or c.field != "netdev"), tuple(errors))
 
 
 def _judged(machine: Machine, want: Wanted, change: Change, seen: dict[str, Mapping[str, tuple[User, ...]]]) -> Change:
-    """A change of a preview with its victims; ``seen`` remembers the users of each device."""
-    if change.device not in seen and (change.yields or change.disruption > Disruption.NONE):
+    """A change of a preview with its affected; ``seen`` remembers the users of each device."""
+    if change.device not in seen and (change.skip_if_owned or change.disruption > Disruption.NONE):
         seen[change.device] = users(machine, want, change.device) if change.device in want.nics else {}
     if change.disruption == Disruption.NONE:
         return change
-    return with_victims(change, want, seen[change.device])
+    return with_affected(change, want, seen[change.device])
 
 
 def _comes(change: Change, pending: Mapping[str, set[str]]) -> bool:
-    return change.obstacle != bindings.NO_VFIO and change.device in pending.get(BROUGHT_BY.get(change.kind, ""), ())
+    return change.blocker != bindings.NO_VFIO and change.device in pending.get(BROUGHT_BY.get(change.kind, ""), ())

@@ -167,7 +167,7 @@ class Originals:
                 self._forget(key)
                 continue
             back = Change(*key, reading.value, original.value, reading.disruption, required=False, original=True)
-            changes.append(evolve(back, yields=reading.yields))
+            changes.append(evolve(back, skip_if_owned=reading.skip_if_owned))
             self._returning.add(key)
         return changes
 

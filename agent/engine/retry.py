@@ -42,10 +42,10 @@ class Failures:
         return failure.outcome if failure is not None and now < failure.not_before else None
 
     def wait(self, change: Change, now: float) -> None:
-        """Hold a change back for its patience, counted from the first time that it was planned."""
-        if change.patience and identity(change) not in self._found:
-            outcome = Outcome(change, "blocked", SETTLING, f"wait {change.patience:.0f} s")
-            self._found[identity(change)] = _Failure(outcome, 0, math.inf, now + change.patience)
+        """Hold a change back for its grace_period, counted from the first time that it was planned."""
+        if change.grace_period and identity(change) not in self._found:
+            outcome = Outcome(change, "blocked", SETTLING, f"wait {change.grace_period:.0f} s")
+            self._found[identity(change)] = _Failure(outcome, 0, math.inf, now + change.grace_period)
 
     def add(self, outcome: Outcome, now: float) -> None:
         """Remember a failure; each one doubles the wait."""

@@ -57,7 +57,7 @@ def users(
     return _found(machine, want, address, among, (*OTHERS, *TAKERS))
 
 
-def takers(
+def owners(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
 ) -> dict[str, tuple[User, ...]]:
     """As :func:`users`, without looking for those to whom nothing can have been handed: it costs much less."""
@@ -93,13 +93,13 @@ def _victims(found: Mapping[str, tuple[User, ...]], change: Change) -> tuple[str
     return tuple(f"{user.name} ({key})" for key in keys for user in found.get(key, ()))
 
 
-def with_victims(change: Change, want: Wanted, found: Mapping[str, tuple[User, ...]]) -> Change:
+def with_affected(change: Change, want: Wanted, found: Mapping[str, tuple[User, ...]]) -> Change:
     """A change with those whom it would hit."""
     function = want.nics[change.device].function if change.device in want.nics else None
     if function and change.disruption is Disruption.VF_RESET and not vendor(function.driver).vf_count_flaps:
         # Only its VFs go: whoever uses the PF itself notices nothing.
         found = {target: found[target] for target in found if target != change.device}
-    return evolve(change, victims=_victims(found, change))
+    return evolve(change, affected=_victims(found, change))
 
 
 def taken(found: Mapping[str, tuple[User, ...]], target: str) -> bool:

@@ -57,7 +57,7 @@ class Reading:
     """A value as it was read.
 
     ``target`` and ``field`` are those of the changes that the kind plans for it, and so is the way ``value`` is written.
-    ``wanted``: the spec gives it one; ``disruption``: what changing it costs; ``yields``: as in a change.
+    ``wanted``: the spec gives it one; ``disruption``: what changing it costs; ``skip_if_owned``: as in a change.
     """
 
     target: str
@@ -65,7 +65,7 @@ class Reading:
     value: Value
     wanted: bool
     disruption: Disruption = Disruption.NONE
-    yields: bool = False
+    skip_if_owned: bool = False
 
 
 @cache

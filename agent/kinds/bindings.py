@@ -131,8 +131,8 @@ def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, tol
         after = getattr(wanted, field)
         # What its PF did not take the VF's driver would not find either.
         if before not in (None, after) and after is not None and after == getattr(told, field, None):
-            yields = wanted.owner != "trackbed"
-            return Change(NAME, target, field, before, after, Disruption.REBIND, yields=yields)
+            skip_if_owned = wanted.owner != "trackbed"
+            return Change(NAME, target, field, before, after, Disruption.REBIND, skip_if_owned=skip_if_owned)
     return None
 
 
@@ -140,12 +140,12 @@ def _bind_vfio(target: str, vf: Binding | None, vfio: bool) -> Change:
     bound = vf.driver if vf else None
     change = Change(NAME, target, "driver", bound, VFIO, Disruption.REBIND if bound else Disruption.NONE)
     if not vfio:
-        return evolve(change, obstacle=NO_VFIO, remedy='load it: kernel_modules = ["vfio-pci"]')
+        return evolve(change, blocker=NO_VFIO, remedy='load it: kernel_modules = ["vfio-pci"]')
     if vf is None:
         return vfs.absent(change)
     if not vf.isolated:
         remedy = "turn the IOMMU on in the firmware, and boot with intel_iommu=on (AMD's needs no parameter)"
-        return evolve(change, obstacle="no IOMMU isolates it", remedy=remedy)
+        return evolve(change, blocker="no IOMMU isolates it", remedy=remedy)
     return change
 
 

@@ -33,10 +33,10 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         before, after = numbers(setting, FIELDS)
         if before == after:
             continue
-        obstacle = beyond(setting, FIELDS)
-        remedy = "give at most that many (`ethtool -l`); a PF may have fewer while it has VFs" if obstacle else ""
+        blocker = beyond(setting, FIELDS)
+        remedy = "give at most that many (`ethtool -l`); a PF may have fewer while it has VFs" if blocker else ""
         flaps = NONE not in before and vendor(setting.status.driver).channels_flap
-        changes.append(setting.change(NAME, NAME, before, after, flaps, obstacle, remedy))
+        changes.append(setting.change(NAME, NAME, before, after, flaps, blocker, remedy))
     return changes
 
 

@@ -79,7 +79,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         now = found.get(pool.name, Pool(missing="it has not been read"))
         if now.missing:
             remedy = "compare with /sys/devices/system/node/node*/hugepages"
-            changes.append(Change(NAME, HOST, pool.name, None, pool.count, obstacle=now.missing, remedy=remedy))
+            changes.append(Change(NAME, HOST, pool.name, None, pool.count, blocker=now.missing, remedy=remedy))
         elif now.persistent != pool.count:
             remedy = f"reserve them at boot: hugepagesz={pool.size} hugepages=N on the kernel's command line"
             changes.append(Change(NAME, HOST, pool.name, now.persistent, pool.count, remedy=remedy))

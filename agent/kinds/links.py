@@ -135,14 +135,14 @@ def plan_link(
 
 def _absent(kind: str, target: str, found: LinkStatus | None) -> Change:
     if found is not None and found.link is not None:
-        obstacle, remedy = f"udev has not initialised {found.link.name} yet", "wait, or see `udevadm settle`"
+        blocker, remedy = f"udev has not initialised {found.link.name} yet", "wait, or see `udevadm settle`"
     else:
         bound = found.driver if found else None
-        obstacle = f"its netdev is not there (driver: {bound or 'none'})"
+        blocker = f"its netdev is not there (driver: {bound or 'none'})"
         remedy = (
             "load the driver that makes its netdev" if bound is None else "see the kernel's log for the driver's error"
         )
-    return Change(kind, target, "netdev", ABSENT, PRESENT, obstacle=obstacle, remedy=remedy)
+    return Change(kind, target, "netdev", ABSENT, PRESENT, blocker=blocker, remedy=remedy)
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
@@ -156,7 +156,7 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
 
 
 def link_readings(
-    target: str, found: LinkStatus | None, wanted: Nic | VfAttributes, yields: bool = False
+    target: str, found: LinkStatus | None, wanted: Nic | VfAttributes, skip_if_owned: bool = False
 ) -> Iterator[Reading]:
     """One netdev's MTU, state and queue length; nothing while it is not there."""
     if found is None or found.link is None or not found.ready:
@@ -164,9 +164,9 @@ def link_readings(
     link = found.link
     flaps = link.up and vendor(found.driver).mtu_flaps
     flap, down = (Disruption.LINK_FLAP if costs else Disruption.NONE for costs in (flaps, link.up))
-    yield Reading(target, "mtu", link.mtu, wanted.mtu is not None, flap, yields)
-    yield Reading(target, "txqueuelen", link.txqueuelen, wanted.txqueuelen is not None, yields=yields)
-    yield Reading(target, "state", "up" if link.up else "down", wanted.state is not None, down, yields)
+    yield Reading(target, "mtu", link.mtu, wanted.mtu is not None, flap, skip_if_owned)
+    yield Reading(target, "txqueuelen", link.txqueuelen, wanted.txqueuelen is not None, skip_if_owned=skip_if_owned)
+    yield Reading(target, "state", "up" if link.up else "down", wanted.state is not None, down, skip_if_owned)
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:

@@ -44,9 +44,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             continue
         before: int | None = have[NAME][address].get(address)
         if before is None:
-            obstacle = "it has no PCI Express capability"
+            blocker = "it has no PCI Express capability"
             remedy = f"take max_read_request out of NIC {nic.nic.name}"
-            changes.append(Change(NAME, address, "bytes", None, after, obstacle=obstacle, remedy=remedy))
+            changes.append(Change(NAME, address, "bytes", None, after, blocker=blocker, remedy=remedy))
         elif before != after:
             remedy = f"see whether the device takes another value: setpci -s {address} CAP_EXP+8.w"
             changes.append(Change(NAME, address, "bytes", before, after, remedy=remedy))

@@ -93,7 +93,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             now = found.get(field, Parameter(missing="it has not been read"))
             if now.missing:
                 remedy = f"load it (kernel_modules), see modinfo {module}, or take {field} out of the spec"
-                changes.append(Change(NAME, HOST, field, None, after, obstacle=now.missing, remedy=remedy))
+                changes.append(Change(NAME, HOST, field, None, after, blocker=now.missing, remedy=remedy))
             elif not _same(now.value, after):
                 disruption = Disruption.NONE if now.writable else Disruption.REBOOT
                 remedy = (

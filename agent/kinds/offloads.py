@@ -67,8 +67,8 @@ def _unknown(setting: vf_links.Setting, name: str) -> Change:
         return setting.change(NAME, name, None, setting.given[name])  # what the kernel answers to that is the reason
     near = [ETHTOOL_NAMES[name]] if name in ETHTOOL_NAMES else difflib.get_close_matches(name, setting.read, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else "see `ethtool -k` for those there are"
-    obstacle = f"this kernel knows no feature {name!r}"
-    return setting.change(NAME, name, None, setting.given[name], obstacle=obstacle, remedy=remedy)
+    blocker = f"this kernel knows no feature {name!r}"
+    return setting.change(NAME, name, None, setting.given[name], blocker=blocker, remedy=remedy)
 
 
 def _differing(setting: vf_links.Setting, wanted: Mapping[str, bool]) -> list[Change]:
@@ -80,8 +80,8 @@ def _differing(setting: vf_links.Setting, wanted: Mapping[str, bool]) -> list[Ch
     for name, on in sorted(wanted.items()):
         flaps = features[name].changeable and (resets is None or name in resets)
         kept = f"it was asked for, and the driver or a feature that it goes with keeps it {'off' if on else 'on'}"
-        obstacle, remedy = (kept, "see `ethtool -k`, and give the others as well") if stuck else ("", "")
-        changes.append(setting.change(NAME, name, not on, on, flaps, obstacle, remedy))
+        blocker, remedy = (kept, "see `ethtool -k`, and give the others as well") if stuck else ("", "")
+        changes.append(setting.change(NAME, name, not on, on, flaps, blocker, remedy))
     return changes
 
 

@@ -37,9 +37,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         return []
     if have.topology.isolated and not wanted.isolated:
         isolated = format_ranges(have.topology.isolated)
-        obstacle = f"it steers packets to where applications run, and CPUs {isolated} are isolated"
+        blocker = f"it steers packets to where applications run, and CPUs {isolated} are isolated"
         remedy = "set rfs.isolated: true, or rfs.enable: false"
-        return [Change(NAME, HOST, ENTRIES, entries, wanted.entries, obstacle=obstacle, remedy=remedy)]
+        return [Change(NAME, HOST, ENTRIES, entries, wanted.entries, blocker=blocker, remedy=remedy)]
     changes = []
     if entries != wanted.entries:
         changes.append(Change(NAME, HOST, ENTRIES, entries, wanted.entries))

@@ -33,15 +33,15 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             continue
         family = vendor(setting.status.driver)
         flaps = channels.NONE not in before and family.rings_flap
-        obstacle, remedy = _impossible(setting, after, family)
-        changes.append(setting.change(NAME, NAME, before, after, flaps, obstacle, remedy))
+        blocker, remedy = _impossible(setting, after, family)
+        changes.append(setting.change(NAME, NAME, before, after, flaps, blocker, remedy))
     return changes
 
 
 def _impossible(setting: vf_links.Setting, after: str, family: Vendor) -> tuple[str, str]:
     """Why the driver would not make the rings as they are wanted, and the remedy; empty if it would."""
-    if obstacle := channels.beyond(setting, FIELDS):
-        return obstacle, "give at most that many descriptors (`ethtool -g`)"
+    if blocker := channels.beyond(setting, FIELDS):
+        return blocker, "give at most that many descriptors (`ethtool -g`)"
     wanted = channels.parsed(after)
     made = {name: family.ring_size(size) for name, size in wanted.items()}
     if made == wanted:

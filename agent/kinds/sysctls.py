@@ -24,7 +24,7 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 
 # Seconds. A netdev's parameters come with it, and events about a netdev do not look here again.
-PATIENCE = 5.0
+GRACE_PERIOD = 5.0
 
 
 @frozen
@@ -63,10 +63,10 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         now, after = found.get(name, Sysctl(None)), _words(wanted)
         if now.error:
             remedy = f"take {name} out of the spec"
-            changes.append(Change(NAME, HOST, name, None, after, obstacle=now.error, remedy=remedy))
+            changes.append(Change(NAME, HOST, name, None, after, blocker=now.error, remedy=remedy))
         elif now.value is None:
             remedy = f"load the module that brings {name}, or take it out of the spec"
-            changes.append(Change(NAME, HOST, name, None, after, remedy=remedy, patience=PATIENCE))
+            changes.append(Change(NAME, HOST, name, None, after, remedy=remedy, grace_period=GRACE_PERIOD))
         elif now.value != after:
             changes.append(Change(NAME, HOST, name, now.value, after, remedy=f"see what {name} takes: sysctl(8)"))
     return changes

@@ -61,8 +61,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 after: Value = getattr(wanted, name)
                 before: Value = getattr(told[index], name) if index in told else None
                 if after is not None and before != after:
-                    yields = wanted.owner != "trackbed"
-                    change = Change(NAME, f"{address}#{index}", name, before, after, yields=yields)
+                    skip_if_owned = wanted.owner != "trackbed"
+                    change = Change(NAME, f"{address}#{index}", name, before, after, skip_if_owned=skip_if_owned)
                     changes.append(change if index in told else vfs.absent(change))
     return changes
 
@@ -78,7 +78,7 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
                 value: Value = getattr(vf, name)
                 if name != "mac" and value is not None:
                     given = getattr(wanted, name) is not None
-                    found.append(Reading(f"{address}#{index}", name, value, given, yields=True))
+                    found.append(Reading(f"{address}#{index}", name, value, given, skip_if_owned=True))
     return found
 
 

@@ -49,9 +49,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             # One whose link the PF holds down has none for that reason.
             held = index in told and told[index].link_state == "disable"
             if status and not differing and not held and _is_stuck(status, have[links.NAME][address][address]):
-                flap = Change(NAME, target, "carrier", "lost", "up", Disruption.LINK_FLAP, patience=SETTLING)
+                flap = Change(NAME, target, "carrier", "lost", "up", Disruption.LINK_FLAP, grace_period=SETTLING)
                 differing.append(flap)
-            changes += [evolve(change, yields=wanted.owner != "trackbed") for change in differing]
+            changes += [evolve(change, skip_if_owned=wanted.owner != "trackbed") for change in differing]
     return changes
 
 
@@ -69,7 +69,7 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
         statuses: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
         for target, status in statuses.items():
             wanted = nic.vf_wanted(int(target.partition("#")[2]))
-            found += links.link_readings(target, status, wanted, yields=True)
+            found += links.link_readings(target, status, wanted, skip_if_owned=True)
     return found
 
 
@@ -105,15 +105,17 @@ class Setting:
         before: Value,
         after: Value,
         flaps: bool = False,
-        obstacle: str = "",
+        blocker: str = "",
         remedy: str = "",
     ) -> Change:
-        """A change of it; ``flaps``: it takes the link down, if that is up. With an obstacle it is not made at all."""
+        """A change of it; ``flaps``: it takes the link down, if that is up. With a blocker it is not made at all."""
         up = self.status.link is not None and self.status.link.up
-        disruption = Disruption.LINK_FLAP if flaps and up and not obstacle else Disruption.NONE
+        disruption = Disruption.LINK_FLAP if flaps and up and not blocker else Disruption.NONE
         _, _, index = self.target.partition("#")
-        yields = bool(index) and self.nic.vf(int(index)).owner != "trackbed"
-        return Change(kind, self.target, field, before, after, disruption, (), obstacle, remedy, yields=yields)
+        skip_if_owned = bool(index) and self.nic.vf(int(index)).owner != "trackbed"
+        return Change(
+            kind, self.target, field, before, after, disruption, (), blocker, remedy, skip_if_owned=skip_if_owned
+        )
 
 
 def observe_settings(
@@ -168,7 +170,7 @@ def setting_now(
     costs = status.link.up and flaps(vendor(status.driver))
     disruption = Disruption.LINK_FLAP if costs else Disruption.NONE
     value = read(status.link.ifindex)
-    return Reading(kept.target, kept.field, value, False, disruption, yields="#" in kept.target)
+    return Reading(kept.target, kept.field, value, False, disruption, skip_if_owned="#" in kept.target)
 
 
 def settings(want: Wanted, have: Snapshot, kind: str, key: str) -> Iterator[Setting]:

@@ -85,8 +85,10 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             if name is None or name.current is None or name.usual in (None, name.current):
                 continue
             disruption = Disruption.LINK_FLAP if name.up else Disruption.NONE
-            yields = nic.vf(index).owner != "trackbed"
-            changes.append(Change(NAME, target, "name", name.current, name.usual, disruption, yields=yields))
+            skip_if_owned = nic.vf(index).owner != "trackbed"
+            changes.append(
+                Change(NAME, target, "name", name.current, name.usual, disruption, skip_if_owned=skip_if_owned)
+            )
     return changes
 
 

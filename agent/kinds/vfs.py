@@ -52,12 +52,12 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             changes += _unseen(Change(NAME, address, "count", state.count, count), have)
             continue
         if count > state.total:
-            obstacle = f"NIC {nic.nic.name} has {state.total} VFs at most, the spec wants {count}"
+            blocker = f"NIC {nic.nic.name} has {state.total} VFs at most, the spec wants {count}"
             remedy = (
                 f"lower vfs.count to {state.total}, or raise the limit in the NIC's firmware (SRIOV_EN, NUM_OF_VFS), "
                 "which the inventory's key firmware does for Mellanox NICs"
             )
-            change = Change(NAME, address, "count", state.count, count, obstacle=obstacle, remedy=remedy)
+            change = Change(NAME, address, "count", state.count, count, blocker=blocker, remedy=remedy)
         elif state.count:
             change = Change(NAME, address, "count", state.count, count, Disruption.VF_RESET)
         elif vendor(nic.function.driver).vf_count_flaps:
@@ -73,14 +73,14 @@ def _unseen(change: Change, have: Snapshot) -> list[Change]:
     found: links.LinkStatus | None = have[links.NAME].get(change.device, {}).get(change.device)
     if found is None or found.link is not None or found.driver is None or found.missing:
         return []
-    obstacle = f"the PF has no netdev here, by which its VFs are seen to (driver: {found.driver})"
+    blocker = f"the PF has no netdev here, by which its VFs are seen to (driver: {found.driver})"
     remedy = "load ib_ipoib if it is InfiniBand, else take the netdev back from the network namespace that has it"
-    return [evolve(change, obstacle=obstacle, remedy=remedy)]
+    return [evolve(change, blocker=blocker, remedy=remedy)]
 
 
 def absent(change: Change) -> Change:
     """A change of a VF that is not there."""
-    return evolve(change, obstacle="the VF is not there", remedy="it comes with the number of VFs (vfs.count)")
+    return evolve(change, blocker="the VF is not there", remedy="it comes with the number of VFs (vfs.count)")
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -69,15 +69,15 @@ def write(path: Path, published: Published) -> bool:
 
 
 def wait_until_not_ready(
-    report: Path, change: Change, path: Path = PATH, settings: Path = SETTINGS, patience: float = ACKNOWLEDGEMENT
+    report: Path, change: Change, path: Path = PATH, settings: Path = SETTINGS, timeout: float = ACKNOWLEDGEMENT
 ) -> str:
     """Wait until it is published that the node is not ready because of ``change``; at once where nothing is published.
 
     :param report: the report's file, in which the change is announced.
-    :param patience: seconds after which it is given up.
+    :param timeout: seconds after which it is given up.
     :returns: why it was given up; empty: it is published.
     """
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while settings.exists():
         generation = _announced(report, change)
         done = read(path)
@@ -85,7 +85,7 @@ def wait_until_not_ready(
             return ""
         if time.monotonic() >= end:
             why = done.error if done is not None and done.error else "is trackbed-reporter running?"
-            return f"NotReady could not be published within {patience:.0f} s ({why}); going on with {change}"
+            return f"NotReady could not be published within {timeout:.0f} s ({why}); going on with {change}"
         time.sleep(_LOOK)
     return ""
 

@@ -17,7 +17,7 @@ Value = str | int | bool | None
 Record = TypeVar("Record")
 
 SETTLING = "it may come right by itself"
-"""The error of a change whose patience is not over yet."""
+"""The error of a change whose grace_period is not over yet."""
 
 HOST = "host"
 """The target of changes that concern no device: sysctls, hugepages, loaded modules."""
@@ -52,9 +52,9 @@ class Change:
     """One step that would make one field true.
 
     ``target`` is a physical function's PCI address, ``ADDRESS#N`` for its VF N, or ``host`` for what belongs to no device.
-    ``victims`` are those who use what the change would disturb. ``obstacle`` says why it cannot be made at all (then
-    nothing is tried), ``remedy`` what to do about that. ``patience``: seconds for which it must have been needed before it
-    is made, since it may come right by itself. ``yields``: it is not ours to make while someone else has the VF.
+    ``affected`` are those who use what the change would disturb. ``blocker`` says why it cannot be made at all (then
+    nothing is tried), ``remedy`` what to do about that. ``grace_period``: seconds for which it must have been needed before it
+    is made, since it may come right by itself. ``skip_if_owned``: it is not ours to make while someone else has the VF.
     ``required``: without it the node is not ready (for a NIC's change, the NIC must be required, too).
     ``original``: the value left the spec, and gets back what it was before the agent first changed it in this boot.
     """
@@ -65,11 +65,11 @@ class Change:
     before: Value
     after: Value
     disruption: Disruption = Disruption.NONE
-    victims: tuple[str, ...] = ()
-    obstacle: str = ""
+    affected: tuple[str, ...] = ()
+    blocker: str = ""
     remedy: str = ""
-    patience: float = 0.0
-    yields: bool = False
+    grace_period: float = 0.0
+    skip_if_owned: bool = False
     required: bool = True
     original: bool = False
 
@@ -94,7 +94,7 @@ Result = Literal["applied", "failed", "deferred", "unsupported", "blocked"]
 
 @frozen
 class Outcome:
-    """What came of a change. ``blocked``: it has an obstacle; ``deferred``: the spec does not allow its disruption now."""
+    """What came of a change. ``blocked``: it has a blocker; ``deferred``: the spec does not allow its disruption now."""
 
     change: Change
     result: Result

@@ -21,7 +21,7 @@ from agent.runtime import journal
 
 NAME = "apply.sock"
 
-PATIENCE = 2.0
+TIMEOUT = 2.0
 """Seconds that a client may take to say what it wants: the worker waits for it."""
 
 LONGEST_REQUEST = 4096
@@ -74,7 +74,7 @@ class Requests:
             client, _ = self._door.accept()
         except OSError:
             return False
-        client.settimeout(PATIENCE)
+        client.settimeout(TIMEOUT)
         try:
             wanted = load(client.recv(LONGEST_REQUEST), LONGEST_REQUEST)["allow"]
             allow = None if wanted is None else Disruption.parse(wanted)
@@ -146,18 +146,18 @@ def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progre
     :raises Refused: there is no worker, it refused, or it went away.
     """
     deadline = time.monotonic() + timeout
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as door:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         try:
-            door.settimeout(max(0.001, timeout))
-            door.connect(str(path))
-            door.sendall(json.dumps({"allow": None if allow is None else str(allow)}).encode() + b"\n")
-            with door.makefile("rb") as lines:
+            connection.settimeout(max(0.001, timeout))
+            connection.connect(str(path))
+            connection.sendall(json.dumps({"allow": None if allow is None else str(allow)}).encode() + b"\n")
+            with connection.makefile("rb") as lines:
                 while line := lines.readline(LARGEST_REPORT + 1):
                     document = load(line, LARGEST_REPORT)
                     if isinstance(document, dict) and "refused" in document:
                         raise Refused(str(document["refused"]))
                     yield from_plain(document, Progress)
-                    door.settimeout(max(0.001, deadline - time.monotonic()))
+                    connection.settimeout(max(0.001, deadline - time.monotonic()))
         except TimeoutError:
             return
         except (OSError, ValueError) as error:

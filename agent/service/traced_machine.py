@@ -17,16 +17,16 @@ _DEVICES = f"{PCI}/"
 _FOUND_BY_ADDRESS = ("/sys/class/", "/sys/kernel/irq/", "/proc/irq/")
 
 
-def witnessed(machine: Machine, activity: Activity) -> Machine:
+def traced(machine: Machine, activity: Activity) -> Machine:
     """``machine``, each of whose calls is noted in ``activity`` before it is made."""
-    witness = _Witness(activity)
+    tracer = _Tracer(activity)
     parts: dict[str, Any] = {
-        f.name: _Part(getattr(machine, f.name), witness.note) for f in fields(Machine) if f.name != "hung"
+        f.name: _Part(getattr(machine, f.name), tracer.note) for f in fields(Machine) if f.name != "hung"
     }
     return evolve(machine, **parts)
 
 
-class _Witness:
+class _Tracer:
     """Knows which device a call is about: the one that it names or, if it can be found only so, the one named last."""
 
     def __init__(self, activity: Activity) -> None:

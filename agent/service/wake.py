@@ -76,8 +76,10 @@ class Known:
 
 @frozen
 class WakeUp:
-    """Why to look again. ``scope``: the PFs concerned, None for everything; ``reload``: the spec may have changed;
-    ``asked``: somebody has come to the door. ``doubt``: a required device may have changed, so that Ready is unproven.
+    """Why to look again.
+
+    ``scope``: the PFs concerned, None for everything. ``reload``: the spec may have changed. ``asked``: somebody asks for
+    something on the apply socket. ``doubt``: a required device may have changed, so Ready is unproven.
     """
 
     scope: Scope
@@ -153,12 +155,14 @@ class _Source:
 class Watch:
     """Subscribed from its making on: whatever happens after that is seen, so dump afterwards.
 
-    ``control`` is a descriptor on which the supervisor writes ``reload`` lines; its end stops the worker.
-    ``readiness`` ends a wait when its probes have more to say. ``door`` is a descriptor that becomes readable when somebody
-    asks for something.
+    ``control``: a descriptor on which the supervisor writes ``reload`` lines; its end stops the worker.
+    ``readiness``: ends a wait when its probes have more to say.
+    ``apply_socket``: a descriptor that becomes readable when somebody asks for something.
     """
 
-    def __init__(self, control: int | None, readiness: Readiness | None = None, door: int | None = None) -> None:
+    def __init__(
+        self, control: int | None, readiness: Readiness | None = None, apply_socket: int | None = None
+    ) -> None:
         links = _subscribe(socket.NETLINK_ROUTE, RTMGRP_LINK)
         _listen_to_all_namespaces(links)
         uevents = _subscribe(15, UEVENT_GROUPS)  # NETLINK_KOBJECT_UEVENT
@@ -172,11 +176,11 @@ class Watch:
         }
         self._control = control
         self._readiness = readiness
-        self._door = door
+        self._apply_socket = apply_socket
         self._pace = Pace()
         self._poll, self._commands = select.poll(), select.poll()
         probes = readiness.fileno() if readiness else None
-        for descriptor in (*self._sources, control, probes, door):
+        for descriptor in (*self._sources, control, probes, apply_socket):
             if descriptor is not None:
                 self._poll.register(descriptor, select.POLLIN | select.POLLHUP)
         if control is not None:
@@ -196,7 +200,7 @@ class Watch:
             if descriptor == self._control:
                 text = os.read(descriptor, 4096)
                 reload, stop = bool(text), not text
-            elif descriptor == self._door:
+            elif descriptor == self._apply_socket:
                 asked = True
             elif self._readiness and descriptor == self._readiness.fileno():
                 self._readiness.drain()

@@ -31,7 +31,7 @@ from agent.service.apply_socket import NAME, Requests
 from agent.service.listener import Listener
 from agent.service.spec_in_force import Adopted
 from agent.service.supervisor import CRASHED, REPEATED
-from agent.service.traced_machine import witnessed
+from agent.service.traced_machine import traced
 from agent.service.wake import Known, WakeUp, Watch
 from agent.spec.node import NodeSpec, spec_hash
 from agent.state.snapshot import Scope, own
@@ -73,7 +73,7 @@ def work(
     :param acknowledged: returns once the world knows that the node is not ready because of a change, or why it does not.
     """
     readiness = Readiness(machine)
-    seen = witnessed(machine, activity)
+    seen = traced(machine, activity)
     saying = Lock()
     listener = Listener(
         Watch(control, readiness, requests.fileno()), activity, lambda: _write(out, saying, {"checking": True})
@@ -133,7 +133,7 @@ class _Loop:
     crash: str = ""
     reload: bool = True
     asked: bool = False
-    knocked: bool = False
+    request_pending: bool = False
     stop: bool = False
     trigger: str = "start"
     told: Mapping[str, Any] = field(factory=dict)
@@ -155,7 +155,7 @@ class _Loop:
         due = min(due, self.adopted.trial_left(time.monotonic()))
         deadline = time.monotonic() + due
         self.scope, said = frozenset(), body == self.told
-        while self.scope == frozenset() and not self.reload and not self.knocked:
+        while self.scope == frozenset() and not self.reload and not self.request_pending:
             left = min(deadline - time.monotonic(), self.readiness.timeout() if self.last else math.inf)
             first = min(left, BRIEFLY) if self.readiness.waiting() else 0.0
             scope = self._listen(left if said else first)
@@ -176,12 +176,12 @@ class _Loop:
                 return False
             self.scope = None if time.monotonic() >= deadline else scope
             self.failures.hasten(scope)
-        if not self.reload and not self.knocked:
+        if not self.reload and not self.request_pending:
             meanwhile = self._heard(self.listener.gather(self.known))
             self.failures.hasten(meanwhile)
             self.scope = None if self.scope is None or meanwhile is None else self.scope | meanwhile
         self.trigger = _trigger(self.scope, due)
-        if self.knocked:
+        if self.request_pending:
             self._take_request()
         self.reload = self.reload or (self.scope is None and bool(self.adopted.refusal))
         return not self.stop
@@ -204,11 +204,11 @@ class _Loop:
         self.reload = self.reload or wake.reload
         self.asked = self.asked or wake.reload
         self.stop = self.stop or wake.stop
-        self.knocked = self.knocked or wake.asked
+        self.request_pending = self.request_pending or wake.asked
         return wake.scope
 
     def _take_request(self) -> None:
-        self.knocked = False
+        self.request_pending = False
         if self.requests.accept():
             # Somebody says that what was in the way is gone.
             self.failures.forget()

@@ -80,14 +80,14 @@ def test_the_vf_driver_unloaded_under_a_running_pod(member: Member) -> None:
     eventually("the pod", lambda: phase(plane, "stays") == "Running", LONG)
     uid = plane.get("pod", "stays")["metadata"]["uid"]
     # Loading is made impossible first: the agent would repair it before anybody could look.
-    node.sh("mkdir -p /run/modprobe.d; echo 'install igbvf /bin/false' > /run/modprobe.d/obstacle.conf; rmmod igbvf")
+    node.sh("mkdir -p /run/modprobe.d; echo 'install igbvf /bin/false' > /run/modprobe.d/blocker.conf; rmmod igbvf")
     took = eventually("TrackbedReady False and the taint", lambda: condition(plane, name) == "False")
     assert tainted(plane, name)
     assert took < 30
     assert "trackbed.internal/ready" not in plane.get("node", name)["metadata"]["labels"]
     pod = plane.get("pod", "stays")
     assert (pod["status"]["phase"], pod["metadata"]["uid"]) == ("Running", uid)
-    node.sh("rm /run/modprobe.d/obstacle.conf; modprobe igbvf")
+    node.sh("rm /run/modprobe.d/blocker.conf; modprobe igbvf")
     eventually("ready again", lambda: condition(plane, name) == "True" and not tainted(plane, name), LONG)
     assert plane.get("pod", "stays")["metadata"]["uid"] == uid
     plane.kubectl("delete", "pod", "stays", "--wait=false")

@@ -18,7 +18,7 @@ TEXT = to_json(WANTED)
 COUNT = Change("vfs", "0000:01:00.0", "count", 2, 4, Disruption.VF_RESET, ("pod ml/train-0",))
 MTU = Change("links", "0000:01:00.0", "mtu", 1500, 9000)
 STUCK = Change(
-    "vfs", "0000:02:00.0", "count", 0, 9, obstacle="it offers 7 VFs at most", remedy="lower count to 7 or less"
+    "vfs", "0000:02:00.0", "count", 0, 9, blocker="it offers 7 VFs at most", remedy="lower count to 7 or less"
 )
 ABSENT = {f"test -e {SPEC} &&": [f"__pyinfra_missing_{SPEC}"], PYTHON: "/usr/bin/python3"}
 

@@ -17,7 +17,7 @@ APT = (
     " -oDir::State::Lists=/run/lists -oDpkg::Options::=--force-unsafe-io"
 )
 # A node that boots is slow.
-PATIENCE = 900
+TIMEOUT = 900
 REBOOT = {"reboot": {"policy": "allow", "timeout": 900}}
 REQUESTS = "mkdir -p /var/lib/trackbed/reboots; ls /var/lib/trackbed/reboots"
 
@@ -33,13 +33,13 @@ def loaded(node: Node, tmp_path: Path) -> Iterator[Node]:
             timeout=900,
         )
     made = boot_loader.install(node, tmp_path / "loader.raw")
-    wait_ready(made, PATIENCE)
+    wait_ready(made, TIMEOUT)
     yield made
     made.power_cut()
 
 
 def deploy(**data: object) -> str:
-    data["ready_timeout"] = PATIENCE
+    data["ready_timeout"] = TIMEOUT
     given = [word for key, value in data.items() for word in ("--data", f"{key}={json.dumps(value)}")]
     done = pyinfra("-y", "--limit", "node1", "inventories/lab.py", "deploy.py", *given, timeout=1800)
     text = done.stdout + done.stderr

@@ -11,7 +11,7 @@ from tests.lab.conftest import eventually, pyinfra, wait_ready
 VERIFIED = "the node is verified, for the first time in this boot"
 JOINED = "/etc/kubernetes/kubelet.conf"
 # What keeps the VFs of a node from getting a driver at boot, and so the node from being verified.
-OBSTACLE = "/etc/modprobe.d/obstacle.conf"
+OBSTACLE = "/etc/modprobe.d/blocker.conf"
 STAND_IN = "[Service]\nExecStart=sleep infinity\nRestart=always\nRestartSec=1\n[Install]\nWantedBy=multi-user.target\n"
 
 

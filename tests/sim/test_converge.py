@@ -272,7 +272,7 @@ def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:
     found = settle(kernel.machine(), spec(5), found)
     (deferred,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
     assert deferred.change.disruption is Disruption.VF_RESET
-    assert deferred.change.victims == (f"another network namespace ({PF0}#3)",)
+    assert deferred.change.affected == (f"another network namespace ({PF0}#3)",)
     assert kernel.writes == []
 
 

@@ -45,9 +45,9 @@ def settle(
 
 
 def deferred(found: Pass) -> tuple[str, ...]:
-    """The victims of the one change that was deferred."""
+    """The affected of the one change that was deferred."""
     (outcome,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
-    return outcome.change.victims
+    return outcome.change.affected
 
 
 def hand_to_pod(kernel: Kernel, index: int) -> None:
@@ -131,8 +131,8 @@ def test_the_node_s_own_address_and_a_bond_keep_a_nic(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.ip["enp33s0"] = ("10.0.0.7/24",)
     kernel.tree.put("/sys/class/net/enp33s0/upper_bond0/ifindex", "9")
-    victims = deferred(settle(kernel, spec(6, node_name="10.0.0.7")))
-    assert victims == (f"the node's address on enp33s0 ({PF})", f"bond0 on enp33s0 ({PF})")
+    affected = deferred(settle(kernel, spec(6, node_name="10.0.0.7")))
+    assert affected == (f"the node's address on enp33s0 ({PF})", f"bond0 on enp33s0 ({PF})")
 
 
 def test_force_in_the_spec_is_the_only_way_past_users(kernel: Kernel) -> None:

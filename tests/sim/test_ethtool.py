@@ -147,7 +147,7 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "obstacle", "remedy"),
+    ("wanted", "blocker", "remedy"),
     [
         ({"channels": {"combined": 9}}, "combined is 8 at most, the spec wants 9", "`ethtool -l`"),
         ({"rings": {"rx": 8192}}, "rx is 4096 at most, the spec wants 8192", "`ethtool -g`"),
@@ -157,13 +157,13 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy_before_anything_is_written(
-    kernel: Kernel, wanted: dict[str, object], obstacle: str, remedy: str
+    kernel: Kernel, wanted: dict[str, object], blocker: str, remedy: str
 ) -> None:
     (error,) = preview(kernel.machine(), spec(**wanted)).errors
-    assert obstacle in error
+    assert blocker in error
     assert remedy in error
     found = settle(kernel, spec(**wanted))
-    assert [outcome.result for outcome in found.outcomes if outcome.change.obstacle] == ["blocked"]
+    assert [outcome.result for outcome in found.outcomes if outcome.change.blocker] == ["blocked"]
     assert not is_ready(found.conditions)
     assert not writes(kernel, next(iter(wanted)))
 
@@ -224,7 +224,7 @@ def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object
     (outcome,) = of_kind(settle(kernel, spec(**wanted)), next(iter(wanted)))
     assert (outcome.change.disruption is Disruption.LINK_FLAP) is flaps
     assert outcome.result == ("deferred" if flaps else "applied")
-    assert (outcome.change.victims == (f"a route through {NETDEV} ({PF})",)) is flaps
+    assert (outcome.change.affected == (f"a route through {NETDEV} ({PF})",)) is flaps
     assert any(writes(kernel, word) for word in ("channels", "rings", "coalescing", "feature")) is not flaps
 
 
@@ -232,7 +232,7 @@ def test_a_pf_in_whose_vfs_pods_are_keeps_its_link(kernel: Kernel) -> None:
     settle(kernel, spec({"count": 3}))
     kernel.move_away(vf_addresses(kernel, PF)[1])
     (outcome,) = of_kind(settle(kernel, spec({"count": 3}, rings={"rx": 512})), "rings")
-    assert (outcome.result, outcome.change.victims) == ("deferred", (f"another network namespace ({PF}#1)",))
+    assert (outcome.result, outcome.change.affected) == ("deferred", (f"another network namespace ({PF}#1)",))
 
 
 @pytest.mark.parametrize(("owner", "size"), [("taker", 1024), ("trackbed", 512)])

@@ -45,7 +45,7 @@ nic_values = st.fixed_dictionaries(
         "rings": st.fixed_dictionaries({"rx": st.sampled_from([256, 512, 1024])}),
     },
 )
-wishes = st.fixed_dictionaries(
+specs = st.fixed_dictionaries(
     {"vf": vf_values, "nic": nic_values, "pin": st.booleans(), "queue": st.sampled_from([None, "4096", "128", "512"])}
 )
 
@@ -54,10 +54,10 @@ class Killed(BaseException):
     """The worker is gone; what it knew, too."""
 
 
-def wanting(wish: dict[str, Any]) -> NodeSpec:
-    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 2, "defaults": wish["vf"]}, **wish["nic"]}
-    sysctls = {"net.core.somaxconn": wish["queue"]} if wish["queue"] else {}
-    switches = {"irqs": {"pin": wish["pin"]}, "rps": {"enable": wish["pin"]}}
+def wanting(desired: dict[str, Any]) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 2, "defaults": desired["vf"]}, **desired["nic"]}
+    sysctls = {"net.core.somaxconn": desired["queue"]} if desired["queue"] else {}
+    switches = {"irqs": {"pin": desired["pin"]}, "rps": {"enable": desired["pin"]}}
     return from_mapping({"node_name": "n1", "nics": [nic], "sysctls": sysctls, **switches})
 
 
@@ -135,7 +135,7 @@ class Node:
         self.kernel.set_link(self.kernel.netdev(PF).ifindex, mtu=mtu)
 
 
-steps = st.lists(st.tuples(wishes, st.none() | st.integers(0, 25), st.floats(0, 1)), min_size=1, max_size=6)
+steps = st.lists(st.tuples(specs, st.none() | st.integers(0, 25), st.floats(0, 1)), min_size=1, max_size=6)
 
 
 @settings(max_examples=150, deadline=None)
@@ -145,9 +145,9 @@ def test_after_any_kills_what_leaves_the_spec_is_as_it_was(steps: Any, trust: bo
         node = Node(Path(folder) / ORIGINALS)
         node.set_otherwise(trust, vlan, mtu)
         before = node.values()
-        for wish, writes, cut in steps:
+        for desired, writes, cut in steps:
             node.writes, node.cut = writes, cut
-            node.follow(wanting(wish))
+            node.follow(wanting(desired))
         node.writes = None
         node.follow(NOTHING)
         assert node.values() == before
@@ -205,8 +205,8 @@ def test_the_file_of_originals_stays_small(tmp_path: Path) -> None:
     node = Node(tmp_path / ORIGINALS)
     originals, failures = Originals.load(node.path), Failures()
     for number in range(3000):
-        wish = {**DISTRUSTED, "queue": "4096" if number % 2 else "512"}
-        converge(node.kernel.machine(), wanting(wish), None, None, failures, lambda: 0.0, originals=originals)
+        desired = {**DISTRUSTED, "queue": "4096" if number % 2 else "512"}
+        converge(node.kernel.machine(), wanting(desired), None, None, failures, lambda: 0.0, originals=originals)
     assert len(node.file().splitlines()) < 1100
     node.follow(NOTHING)
     assert node.kernel.read(QUEUE) == "128"

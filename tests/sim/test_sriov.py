@@ -217,7 +217,7 @@ def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel, n
     kernel.tree.folder(f"{PCI}/{address(kernel, 1)}/vfio-dev/vfio3")
     kernel.host.open[f"/dev/vfio/{node.format(group=number)}"] = ("qemu-system-x86 (pid 77)",)
     (deferred,) = [o for o in settle(kernel, spec(group(driver="netdevice"))).outcomes if o.result == "deferred"]
-    assert deferred.change.victims == (f"qemu-system-x86 (pid 77) ({PF}#1)",)
+    assert deferred.change.affected == (f"qemu-system-x86 (pid 77) ({PF}#1)",)
     assert driver(kernel, address(kernel, 1)) == "vfio-pci"
 
 
@@ -229,7 +229,7 @@ def test_a_group_that_vfs_share_is_open_for_all_of_them(kernel: Kernel) -> None:
         kernel.tree.link(f"{PCI}/{address(kernel, index)}/iommu_group", "../../../../kernel/iommu_groups/7")
     kernel.host.open["/dev/vfio/7"] = ("qemu-system-x86 (pid 77)",)
     back = {"count": 4, "groups": [{"index": "1-2", "driver": "netdevice"}]}
-    held = [o.change.victims for o in settle(kernel, spec(back)).outcomes if o.result == "deferred"]
+    held = [o.change.affected for o in settle(kernel, spec(back)).outcomes if o.result == "deferred"]
     assert held == [(f"qemu-system-x86 (pid 77) ({PF}#{index})",) for index in (1, 2)]
 
 

@@ -149,12 +149,12 @@ def test_a_client_that_talks_nonsense_is_refused(tmp_path: Path, said: bytes) ->
 
 @pytest.mark.parametrize("answer", [b"[1]\n", b"5\n", b"[" * 5000 + b"\n", b'"refused"\n', b"\xff\n"])
 def test_a_worker_that_talks_nonsense_is_no_traceback(tmp_path: Path, answer: bytes) -> None:
-    with socket.socket(socket.AF_UNIX) as door:
-        door.bind(str(tmp_path / NAME))
-        door.listen()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.bind(str(tmp_path / NAME))
+        connection.listen()
 
         def serve() -> None:
-            client, _ = door.accept()
+            client, _ = connection.accept()
             with client:
                 client.recv(4096)
                 client.sendall(answer)

@@ -66,24 +66,24 @@ def test_daemons_static_and_finished_pods_stay() -> None:
     ]
     planned = drain(pods, Rules())
     assert [say(one) for one in planned.evict] == ["ml/job", "ml/pending"]
-    assert planned.obstacles == ()
+    assert planned.blockers == ()
 
 
 def test_a_pod_that_nothing_starts_again_is_evicted_by_force_only() -> None:
-    assert "ml/bare has no controller" in drain([pod("bare", owner=None)], Rules()).obstacles[0]
-    assert drain([pod("bare", owner=None)], Rules(force=True)).obstacles == ()
+    assert "ml/bare has no controller" in drain([pod("bare", owner=None)], Rules()).blockers[0]
+    assert drain([pod("bare", owner=None)], Rules(force=True)).blockers == ()
 
 
 def test_local_data_is_lost_only_if_asked_for_and_shared_memory_is_none() -> None:
     disk, memory = EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="Memory")
-    assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).obstacles[0]
-    assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).obstacles == ()
-    assert drain([pod("a", emptydir=memory)], Rules()).obstacles == ()
+    assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).blockers[0]
+    assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).blockers == ()
+    assert drain([pod("a", emptydir=memory)], Rules()).blockers == ()
 
 
 def test_a_pod_on_its_way_out_is_waited_for_and_is_no_obstacle() -> None:
     planned = drain([pod("bare", owner=None, ending=True)], Rules())
-    assert (len(planned.evict), planned.obstacles) == (1, ())
+    assert (len(planned.evict), planned.blockers) == (1, ())
 
 
 def noted(text: str) -> Node:

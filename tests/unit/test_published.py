@@ -19,7 +19,7 @@ CHANGE = Change("vfs", "0000:21:00.0", "count", 4, 5)
 def wait(tmp_path: Path) -> Callable[[float], str]:
     (tmp_path / "reporter.json").write_text("{}")
     files = tmp_path / "published.json", tmp_path / "reporter.json"
-    return lambda patience: wait_until_not_ready(tmp_path / "report.json", CHANGE, *files, patience)
+    return lambda timeout: wait_until_not_ready(tmp_path / "report.json", CHANGE, *files, timeout)
 
 
 def announce(folder: Path, generation: int, change: Change = CHANGE) -> None:

@@ -1,4 +1,4 @@
-"""What is published of a node: the wish, and the patches, without a cluster."""
+"""What is published of a node: the desired, and the patches, without a cluster."""
 
 import copy
 import json
@@ -22,11 +22,11 @@ from agent.reporter.kubernetes.node import (
     UP_TO_DATE,
     Node,
     Wish,
+    desired,
     node_patch,
     read_node,
     status_patch,
     turns,
-    wish,
 )
 from agent.reporter.kubernetes.publish import LEASE_EVERY, PLUGIN_PAUSE, Publication
 from agent.reporter.settings import READY_LABEL, Label, Settings
@@ -112,7 +112,7 @@ def apply(patch: Sequence[dict[str, Any]], to: dict[str, Any]) -> dict[str, Any]
 
 
 def test_a_fresh_node_gets_its_labels_first_and_keeps_the_taint_until_the_resource_is_there() -> None:
-    first = wish(READY_NOW, SETTINGS, LABELS, node(), away=False)
+    first = desired(READY_NOW, SETTINGS, LABELS, node(), away=False)
     assert {type: said.status for type, said in first.conditions.items()} == {READY: "True", UP_TO_DATE: "True"}
     after = apply(node_patch(first, node()), document())
     assert after is not None
@@ -124,13 +124,13 @@ def test_a_fresh_node_gets_its_labels_first_and_keeps_the_taint_until_the_resour
     }
     assert after["spec"]["taints"] == [OURS]
     there = read_node({**after, "status": {"allocatable": {RESOURCE: "4"}}})
-    last = apply(node_patch(wish(READY_NOW, SETTINGS, LABELS, there, away=False), there), after)
+    last = apply(node_patch(desired(READY_NOW, SETTINGS, LABELS, there, away=False), there), after)
     assert last is not None and last["spec"]["taints"] == []
 
 
 def test_a_node_that_registered_without_the_taint_gets_it_while_the_resource_is_missing() -> None:
     bare = node(spec={})
-    assert wish(READY_NOW, SETTINGS, LABELS, bare, away=False).taint is True
+    assert desired(READY_NOW, SETTINGS, LABELS, bare, away=False).taint is True
     assert node_patch(Wish({}, {}, frozenset(), True), bare) == [
         {"op": "test", "path": "/spec/taints", "value": None},
         {"op": "add", "path": "/spec/taints", "value": [OURS]},
@@ -141,7 +141,7 @@ def test_a_node_that_registered_without_the_taint_gets_it_while_the_resource_is_
 def test_what_the_kubelet_said_before_the_boot_lifts_no_taint(taints: list[Any] | None) -> None:
     def patched(boot: str) -> list[Any]:
         was = labelled({READY_LABEL: "true"}, taints, allocatable={RESOURCE: "4"}, nodeInfo={"bootID": boot})
-        wanted = wish(READY_NOW, SETTINGS, (), read_node(was), away=False)
+        wanted = desired(READY_NOW, SETTINGS, (), read_node(was), away=False)
         after = apply(node_patch(wanted, read_node(was)), was)
         assert after is not None
         found: list[Any] = after["spec"].get("taints", [])
@@ -153,7 +153,7 @@ def test_what_the_kubelet_said_before_the_boot_lifts_no_taint(taints: list[Any] 
 
 def test_a_resource_that_is_lost_on_a_ready_node_brings_no_taint() -> None:
     there = read_node(labelled({READY_LABEL: "true"}, allocatable={RESOURCE: "0"}))
-    assert wish(READY_NOW, SETTINGS, LABELS, there, away=False).taint is None
+    assert desired(READY_NOW, SETTINGS, LABELS, there, away=False).taint is None
 
 
 @pytest.mark.parametrize("amount", ["0", "", "0k", "00"])
@@ -164,7 +164,7 @@ def test_nothing_allocatable_is_not_enough(amount: str) -> None:
 
 def test_losing_readiness_brings_the_taint_back_and_keeps_the_plugins_label() -> None:
     was = labelled({FACT.key: "true", PLUGIN.key: "hca", READY_LABEL: "true"}, [THEIRS])
-    lost = wish(NOT_READY, SETTINGS, LABELS, read_node(was), away=False)
+    lost = desired(NOT_READY, SETTINGS, LABELS, read_node(was), away=False)
     assert lost.conditions[READY].status == "False"
     assert lost.conditions[READY].reason == "NoCarrier"
     after = apply(node_patch(lost, read_node(was)), was)
@@ -174,21 +174,21 @@ def test_losing_readiness_brings_the_taint_back_and_keeps_the_plugins_label() ->
 
 
 def test_an_agent_that_is_silent_is_unknown_and_tainted() -> None:
-    silent = wish(SILENT, SETTINGS, LABELS, node(), away=False)
+    silent = desired(SILENT, SETTINGS, LABELS, node(), away=False)
     assert (silent.conditions[READY].status, silent.conditions[READY].reason) == ("Unknown", "AgentSilent")
     assert silent.taint is True
-    missing = wish(Verdict(None, ("no report",)), SETTINGS, LABELS, node(), away=False)
+    missing = desired(Verdict(None, ("no report",)), SETTINGS, LABELS, node(), away=False)
     assert missing.conditions[READY].status == "Unknown"
 
 
 def test_what_a_heartbeat_changes_is_not_published() -> None:
     older = evolve(SILENT, reasons=("the agent's last heartbeat is 99 s old",), age=99.0)
-    assert wish(SILENT, SETTINGS, LABELS, node(), away=False) == wish(older, SETTINGS, LABELS, node(), away=False)
+    assert desired(SILENT, SETTINGS, LABELS, node(), away=False) == desired(older, SETTINGS, LABELS, node(), away=False)
 
 
 def test_the_plugins_label_goes_while_its_devices_change() -> None:
     was = labelled({FACT.key: "true", PLUGIN.key: "hca", READY_LABEL: "true"})
-    wanted = wish(READY_NOW, SETTINGS, LABELS, read_node(was), away=True)
+    wanted = desired(READY_NOW, SETTINGS, LABELS, read_node(was), away=True)
     after = apply(node_patch(wanted, read_node(was)), was)
     assert after is not None and after["metadata"]["labels"] == {FACT.key: "true", READY_LABEL: "true"}
 
@@ -196,7 +196,7 @@ def test_the_plugins_label_goes_while_its_devices_change() -> None:
 def test_the_taint_stays_while_a_plugin_starts_anew_and_its_resource_is_the_old_ones() -> None:
     was = labelled({PLUGIN.key: "hca", READY_LABEL: "true"}, [OURS], allocatable={RESOURCE: "8"})
     for away, taints in ((True, [OURS]), (False, [])):
-        after = apply(node_patch(wish(READY_NOW, SETTINGS, LABELS, read_node(was), away), read_node(was)), was)
+        after = apply(node_patch(desired(READY_NOW, SETTINGS, LABELS, read_node(was), away), read_node(was)), was)
         assert after is not None and after["spec"].get("taints", []) == taints
 
 
@@ -218,31 +218,31 @@ def test_what_was_offered_to_a_kubelet_before_its_restart_lifts_no_taint(
     ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
     there = node(status={"allocatable": {RESOURCE: "4"}, "conditions": [ready]})
     verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=started))
-    assert wish(verdict, SETTINGS, (), there, away=False, now=1767226000.0).taint is (not lifted)
+    assert desired(verdict, SETTINGS, (), there, away=False, now=1767226000.0).taint is (not lifted)
 
 
 def test_a_restart_of_the_kubelet_taints_no_node_that_pods_may_use() -> None:
     ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
     there = read_node(labelled({READY_LABEL: "true"}, conditions=[ready], allocatable={RESOURCE: "4"}))
     verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=1767225700.0))
-    assert wish(verdict, SETTINGS, (), there, away=False).taint is None
+    assert desired(verdict, SETTINGS, (), there, away=False).taint is None
 
 
 def test_a_label_that_the_inventory_no_longer_has_is_removed_and_others_stay() -> None:
     was = labelled({FACT.key: "true", READY_LABEL: "true"})
     was["metadata"]["labels"]["example.net/rack"] = "7"
-    after = apply(node_patch(wish(READY_NOW, SETTINGS, (), read_node(was), away=False), read_node(was)), was)
+    after = apply(node_patch(desired(READY_NOW, SETTINGS, (), read_node(was), away=False), read_node(was)), was)
     assert after is not None and after["metadata"]["labels"] == {READY_LABEL: "true", "example.net/rack": "7"}
 
 
 def test_another_controllers_taint_is_left_alone() -> None:
     lifted = evolve(SETTINGS, taint_lifted_by="node-readiness-controller")
     for verdict in (READY_NOW, NOT_READY):
-        assert wish(verdict, lifted, (), node(), away=False).taint is None
+        assert desired(verdict, lifted, (), node(), away=False).taint is None
 
 
 def test_all_is_published_and_nothing_is_written() -> None:
-    wanted = wish(READY_NOW, SETTINGS, (), node(), away=False)
+    wanted = desired(READY_NOW, SETTINGS, (), node(), away=False)
     body = status_patch(wanted, node(), 0.0)
     assert body is not None
     done = read_node(labelled({READY_LABEL: "true"}, [OURS], conditions=body["status"]["conditions"]))
@@ -251,21 +251,21 @@ def test_all_is_published_and_nothing_is_written() -> None:
 
 
 def test_only_a_turn_moves_the_time_of_the_last_transition() -> None:
-    first = status_patch(wish(NOT_READY, SETTINGS, (), node(), away=False), node(), 0.0)
+    first = status_patch(desired(NOT_READY, SETTINGS, (), node(), away=False), node(), 0.0)
     assert first is not None
     said = read_node(labelled({}, [OURS], conditions=first["status"]["conditions"]))
     other = evolve(NOT_READY, reasons=("Carrier is False (NoCarrier): two ports",))
-    message = status_patch(wish(other, SETTINGS, (), said, away=False), said, 60.0)
+    message = status_patch(desired(other, SETTINGS, (), said, away=False), said, 60.0)
     assert message is not None
     (condition,) = message["status"]["conditions"]
     assert (condition["type"], condition["lastTransitionTime"]) == (READY, "1970-01-01T00:00:00Z")
-    assert not turns(wish(other, SETTINGS, (), said, away=False), said)
+    assert not turns(desired(other, SETTINGS, (), said, away=False), said)
 
 
 def test_messages_and_reasons_stay_within_limits() -> None:
     odd = evolve(NO_CARRIER, reason="not a word")
     verdict = Verdict(evolve(REPORT, ready=False, conditions=(odd,)), ("x" * 5000,), 1.0, True)
-    said = wish(verdict, SETTINGS, (), node(), away=False).conditions[READY]
+    said = desired(verdict, SETTINGS, (), node(), away=False).conditions[READY]
     assert (said.reason, len(said.message)) == ("NotReady", LONGEST_MESSAGE)
 
 
@@ -292,7 +292,7 @@ def test_whatever_others_write_meanwhile_survives_or_the_patch_fails(
         }
 
     seen, then = read_node(build(labels, taints)), build(labels_then, taints_then)
-    wanted = wish(verdict, evolve(SETTINGS, required_resources=()), (FACT,), seen, away=False)
+    wanted = desired(verdict, evolve(SETTINGS, required_resources=()), (FACT,), seen, away=False)
     patch = node_patch(wanted, seen)
     json.dumps(patch)
     try:

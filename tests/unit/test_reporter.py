@@ -229,7 +229,7 @@ def test_a_client_that_speaks_no_tls_gets_nothing_and_disturbs_nobody(start: Sta
 
 
 def test_clients_that_dribble_are_cut_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "PATIENCE", 0.5)
+    monkeypatch.setattr(server, "TIMEOUT", 0.5)
     served = start()
     slow = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(server.AT_ONCE)]
     began = time.monotonic()

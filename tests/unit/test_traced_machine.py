@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agent.report.activity import SIZE, Activity, View
-from agent.service.traced_machine import witnessed
+from agent.service.traced_machine import traced
 from tests.sim import absent
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
@@ -33,7 +33,7 @@ def activity(view: View) -> Activity:
 @pytest.fixture
 def machine(activity: Activity) -> Any:
     part: Any = Anything()
-    return witnessed(absent.machine(part, part, part, part), activity)
+    return traced(absent.machine(part, part, part, part), activity)
 
 
 def test_a_call_is_told_before_it_is_made(machine: Any, activity: Activity, view: View) -> None:

@@ -28,7 +28,7 @@ from agent.reporter.verdict import Verdict, look
 AT_ONCE = 16
 """Requests that are answered at the same time; more wait to be accepted."""
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 """Seconds that a client may take to send its request and to take the answer."""
 
 LAST_PORT = 65535
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "trackbed"
     sys_version = ""
-    timeout = PATIENCE
+    timeout = TIMEOUT
 
     def do_GET(self) -> None:
         """Answer."""
@@ -213,7 +213,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answer in a bounded time, and make room again."""
         # The handler's own time-out is one for each piece: a client that dribbles would stay.
-        over = Timer(PATIENCE, _cut_off, (request,))
+        over = Timer(TIMEOUT, _cut_off, (request,))
         over.start()
         try:
             super().process_request_thread(request, client_address)

@@ -139,7 +139,7 @@ class Wish:
     taint: bool | None
 
 
-def wish(
+def desired(
     verdict: Verdict, settings: Settings, labels: Sequence[Label], node: Node, away: bool, now: float = math.inf
 ) -> Wish:
     """What the Node should say by the report.

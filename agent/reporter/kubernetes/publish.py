@@ -40,6 +40,7 @@ from agent.reporter.kubernetes.node import (
     NOT_READY,
     Node,
     Wish,
+    desired,
     difference,
     label_patch,
     lease,
@@ -50,7 +51,6 @@ from agent.reporter.kubernetes.node import (
     status_patch,
     taint_patch,
     turns,
-    wish,
     without_absent,
 )
 from agent.reporter.kubernetes.node_watch import NODES, Mirror
@@ -242,7 +242,7 @@ class Publication:
         labels = read_labels(self.labels)
         self._trouble.pop("labels", None)
         away, again = self._plugins_away(verdict, labels, node, now)
-        wanted = wish(verdict, self.settings, labels, node, away, self.now())
+        wanted = desired(verdict, self.settings, labels, node, away, self.now())
         node, due = self._put_condition(wanted, node, now)
         self._patch_node(node_patch(wanted, node), node)
         return min(again, due, _stale_in(verdict))
@@ -257,7 +257,7 @@ class Publication:
             self._trouble.pop("labels", None)
         except ValueError as error:
             self._trouble["labels"] = str(error)
-        wanted = wish(verdict, self.settings, labels, node, away)
+        wanted = desired(verdict, self.settings, labels, node, away)
         parts = [part for part in (taint_patch(wanted, node), label_patch(wanted, node)) if part]
         try:
             self._patch_node([operation for part in parts for operation in part], node)
@@ -275,7 +275,7 @@ class Publication:
     def _turn_condition(self, verdict: Verdict, node: Node, now: float) -> float:
         """Write the conditions of a node that is not ready; nodes/status may be open to us where the Node itself is not."""
         node = self.mirror.node or node
-        _, due = self._put_condition(wish(verdict, self.settings, (), node, False), node, now)
+        _, due = self._put_condition(desired(verdict, self.settings, (), node, False), node, now)
         return min(due, _stale_in(verdict))
 
     def _put_condition(self, wanted: Wish, node: Node, now: float) -> tuple[Node, float]:
