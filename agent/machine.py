@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -363,6 +363,43 @@ class Rdma(Protocol):
 
 
 @frozen(kw_only=True)
+class Event:
+    """Something that happened to a device, as far as it tells where to look again; its content is thrown away.
+
+    ``ifindex``: of a netdev of this namespace. ``netdev_of``: the PCI function of a netdev in another namespace; empty if it is
+    not told. ``function``: the PCI function that something happened to, or below; ``physical_function``: its PF, if it is a VF;
+    ``is_pci``: to the function itself. ``every_device``: it may concern all of them.
+    """
+
+    ifindex: int = 0
+    netdev_of: str | None = None
+    function: str = ""
+    physical_function: str = ""
+    is_pci: bool = False
+    every_device: bool = False
+
+
+class EventSource(Protocol):
+    """One subscription."""
+
+    def fileno(self) -> int:
+        """A descriptor that is readable while events wait."""
+        ...
+
+    def receive(self) -> tuple[list[Event], bool]:
+        """Take the events that wait, and whether others were lost since the last call. It never blocks."""
+        ...
+
+
+class Events(Protocol):
+    """What the kernel announces."""
+
+    def subscribe(self) -> Sequence[EventSource]:
+        """Subscribe: whatever happens from now on is seen."""
+        ...
+
+
+@frozen(kw_only=True)
 class Machine:
     """Everything the agent touches. ``hung``: the PCI addresses of devices left alone, since a call to one never returned."""
 
@@ -376,4 +413,5 @@ class Machine:
     dcb: Dcb
     rdma: Rdma
     namespaces: Namespaces
+    events: Events
     hung: frozenset[str] = frozenset()

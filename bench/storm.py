@@ -14,12 +14,13 @@ from typing import Any
 
 import click
 import psutil
+from pyroute2.netlink.rtnl import RTMGRP_LINK
 from rich.console import Console
 from rich.table import Table
 
-from agent.receive_buffer import widen
+from agent.linux.events import BUFFER
+from agent.linux.messages import widen
 from agent.service import worker
-from agent.service.wake import BUFFER, RTMGRP_LINK
 from bench.agent import keep
 from bench.namespace import enter
 

@@ -94,7 +94,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     except lock.Held:
         raise _common.Failed("another `trackbed apply`, or the service, has just begun; run it again") from None
     readiness = Readiness(machine)
-    watch = Watch(None, readiness)
+    watch = Watch(machine.events.subscribe(), None, readiness)
     failures = Failures()
     originals = Originals.load(_common.RUN / ORIGINALS)
     history = History(_common.STATE)

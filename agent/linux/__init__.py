@@ -5,6 +5,7 @@ from __future__ import annotations
 from agent.linux.dcb import LinuxDcb
 from agent.linux.details import LinuxDetails
 from agent.linux.ethtool import LinuxEthtool
+from agent.linux.events import LinuxEvents
 from agent.linux.files import LinuxFiles
 from agent.linux.kubelet import LinuxKubelet
 from agent.linux.namespaces import LinuxNamespaces
@@ -28,4 +29,5 @@ def machine() -> Machine:
         dcb=LinuxDcb(),
         rdma=LinuxRdma(),
         namespaces=LinuxNamespaces(),
+        events=LinuxEvents(),
     )

@@ -22,7 +22,8 @@ from pyroute2.netlink import (
     nlmsgerr,
 )
 
-from agent.receive_buffer import widen
+SO_RCVBUFFORCE = 33
+"""include/uapi/asm-generic/socket.h; the socket module has no name for it."""
 
 NLA_F_NESTED = 1 << 15
 NLA_TYPE_MASK = 0x3FFF
@@ -46,6 +47,14 @@ ATTRIBUTE = struct.Struct("=HH")
 ROOM = 1 << 18
 # How often a dump is repeated if the table changed while it was read.
 REPEATS = 5
+
+
+def widen(channel: socket.socket, size: int) -> None:
+    """Let ``size`` bytes wait in a socket, as the kernel counts them; without CAP_NET_ADMIN at most net.core.rmem_max."""
+    try:
+        channel.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, size)
+    except PermissionError:
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
 
 def attribute(kind: int, payload: bytes) -> bytes:

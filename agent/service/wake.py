@@ -1,59 +1,20 @@
-"""What wakes the agent: rtnetlink, uevents and ethtool, all only as hints of where to look again."""
+"""What wakes the worker: events, commands and requests. An event is only a hint of where to look again."""
 
 from __future__ import annotations
 
-import errno
 import os
-import re
 import select
-import socket
-import struct
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
-from pyroute2.netlink import genlmsg
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.generic import GenericNetlinkSocket
-from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME
 
 from agent.engine.readiness import Readiness
-from agent.hardware.functions import PCI
-from agent.receive_buffer import widen
+from agent.machine import Event, EventSource
 from agent.state.snapshot import Scope, devices
 
-RTMGRP_LINK = 1
-RTM_NEWLINK = 16
-RTM_DELLINK = 17
-# Group 1: as the kernel says it; group 2: once udev is through with the device.
-UEVENT_GROUPS = 1 | 2
-# include/uapi/linux/ethtool_netlink.h: every notification's first attribute is this nest, and in it the netdev's index.
-ETHTOOL_MONITOR = "monitor"
-ETHTOOL_A_HEADER = 1
-ETHTOOL_A_HEADER_DEV_INDEX = 1
-NETLINK_ADD_MEMBERSHIP = 1
-SOL_NETLINK = 270
-NETLINK_GENERIC = 16
-NLMSGHDR = struct.Struct("=IHHII")
-IFINFOMSG = struct.Struct("=BxHiII")
-GENLMSGHDR_SIZE = 4
-NLATTR = struct.Struct("=HH")
-NLA_TYPE_MASK = 0x3FFF
-ADDRESS = re.compile(rb"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
-SUBSYSTEMS = frozenset({b"pci", b"net", b"infiniband", b"queues"})
-
-# include/uapi/linux/netlink.h; what comes from another namespace has that namespace's number in its ancillary data.
-NETLINK_LISTEN_ALL_NSID = 8
-NSID_ROOM = socket.CMSG_SPACE(4)
-# The header of IFLA_PARENT_DEV_NAME (Linux 5.14) with a PCI address in it: 12 characters and a NUL.
-PARENT = struct.pack("=HH", 4 + 13, 56)
-
-BUFFER = 16 << 20
-"""Bytes of events that may wait, as the kernel counts them: some 14,000 link events; an overrun costs a full reading."""
-
-AT_ONCE = 10_000
-"""Messages that are taken in one go: a storm must not keep us from working."""
+MOST_KEPT = 10_000
+"""Events that are kept until they are judged again; beyond that they count as lost."""
 
 BURST = 20
 RATE = 100.0
@@ -107,73 +68,75 @@ class Pace:
         return max(0.0, self._paid_until - now - BURST / RATE)
 
 
-ScopeOf = Callable[[bytes, bool, Known], "set[str] | None"]
+def scope_of(event: Event, known: Known) -> set[str] | None:
+    """What a scope calls the devices that an event concerns, none if nobody wants them; None: every device.
+
+    A netdev is judged by its index, or by its PCI function if it is in another namespace. A new netdev of a wanted function is
+    announced by a uevent, too.
+    """
+    if event.every_device:
+        return None
+    if event.ifindex:
+        return {known.by_ifindex[event.ifindex]} if event.ifindex in known.by_ifindex else set()
+    if event.netdev_of is not None:
+        return {known.by_address[event.netdev_of]} if event.netdev_of in known.by_address else set()
+    if event.function in known.by_address:
+        return {known.by_address[event.function]}
+    if event.physical_function:
+        return {event.physical_function}
+    return None if event.is_pci or known.incomplete else set()
 
 
 @define(eq=False)
-class _Source:
-    """A socket by which events come, and those that were taken from it and not judged yet; ``lost``: there were more."""
+class Heard:
+    """The events of one source that were taken from it and not judged yet. ``lost``: there were more."""
 
-    socket: socket.socket
-    scope_of: ScopeOf
-    kept: list[tuple[bytes, bool]] = field(factory=list)
+    source: EventSource
+    kept: list[Event] = field(factory=list)
     lost: bool = False
 
     def receive(self) -> None:
-        """Take what waits in the socket."""
-        for _ in range(AT_ONCE):
-            try:
-                message, ancillary, _, _ = self.socket.recvmsg(1 << 16, NSID_ROOM)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                if error.errno != errno.ENOBUFS:
-                    raise
-                self.lost = True
-                continue
-            self.kept.append((message, bool(ancillary)))
+        """Take what waits in the source."""
+        events, lost = self.source.receive()
+        self.kept += events
+        self.lost = self.lost or lost
 
     def judged(self, known: Known, start: int = 0) -> WakeUp:
-        """What the events from ``start`` on mean. Where some were lost, any device may have changed."""
+        """What the events from ``start`` on mean. If some were lost, any device may have changed."""
         named: set[str] = set()
         everything = self.lost
-        for message, elsewhere in self.kept[start:]:
-            found = self.scope_of(message, elsewhere, known)
-            everything = everything or found is None
-            named |= found or set()
+        for event in self.kept[start:]:
+            scope = scope_of(event, known)
+            everything = everything or scope is None
+            named |= scope or set()
         doubt = bool(known.required) if self.lost else not known.required.isdisjoint(devices(frozenset(named)))
         return WakeUp(None if everything else frozenset(named), doubt=doubt)
 
     def taken(self, known: Known, first: bool) -> WakeUp:
-        """The same, after which they are forgotten. In a ``first`` pass those of unknown devices are judged again after it."""
+        """The same, and forget them. In a ``first`` pass, events of unknown devices are kept, to be judged again after it."""
         wake = self.judged(known)
-        self.kept = [kept for kept in self.kept if self.scope_of(*kept, known) == set()] if first else []
+        self.kept = [event for event in self.kept if scope_of(event, known) == set()] if first else []
         self.lost = False
         return wake
 
 
 class Watch:
-    """Subscribed from its making on: whatever happens after that is seen, so dump afterwards.
+    """Waits for whatever the worker must react to.
 
+    ``events``: the subscribed sources. Subscribe first and read the devices afterwards, so that nothing is missed.
     ``control``: a descriptor on which the supervisor writes ``reload`` lines; its end stops the worker.
     ``readiness``: ends a wait when its probes have more to say.
     ``apply_socket``: a descriptor that becomes readable when somebody asks for something.
     """
 
     def __init__(
-        self, control: int | None, readiness: Readiness | None = None, apply_socket: int | None = None
+        self,
+        events: Sequence[EventSource],
+        control: int | None,
+        readiness: Readiness | None = None,
+        apply_socket: int | None = None,
     ) -> None:
-        links = _subscribe(socket.NETLINK_ROUTE, RTMGRP_LINK)
-        _listen_to_all_namespaces(links)
-        uevents = _subscribe(15, UEVENT_GROUPS)  # NETLINK_KOBJECT_UEVENT
-        ethtool = _subscribe(NETLINK_GENERIC, 0)
-        if group := _ethtool_group():
-            ethtool.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
-        self._sources = {
-            links.fileno(): _Source(links, _link_scope),
-            uevents.fileno(): _Source(uevents, _uevent_scope),
-            ethtool.fileno(): _Source(ethtool, _ethtool_scope),
-        }
+        self._sources = {source.fileno(): Heard(source) for source in events}
         self._control = control
         self._readiness = readiness
         self._apply_socket = apply_socket
@@ -222,7 +185,7 @@ class Watch:
             judged = len(source.kept)
             source.receive()
             heard = heard.joined(source.judged(known, judged))
-            if len(source.kept) > AT_ONCE:
+            if len(source.kept) > MOST_KEPT:
                 source.kept.clear()
                 source.lost = True
         return heard
@@ -237,102 +200,3 @@ class Watch:
             wake = wake.joined(self.wait(known, 0.0))
             now = time.monotonic()
         return wake
-
-
-def _subscribe(protocol: int, groups: int) -> socket.socket:
-    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK, protocol)
-    widen(made, BUFFER)
-    made.bind((0, groups))
-    return made
-
-
-def _ethtool_group() -> int | None:
-    """The multicast group of ethtool's notifications; None on a kernel without them (before Linux 5.6)."""
-    with GenericNetlinkSocket() as resolver:
-        # That it is missing is no error here, and pyroute2 would write it to standard error.
-        resolver.asyncore.module_err_level = "debug"
-        try:
-            resolver.bind(ETHTOOL_GENL_NAME, genlmsg)
-        except NetlinkError:
-            return None
-        return int(resolver.mcast_groups[ETHTOOL_MONITOR])
-
-
-def _listen_to_all_namespaces(links: socket.socket) -> None:
-    """Hear of netdevs in the namespaces that have a number in ours: a namespace that a netdev is moved to gets one by that.
-
-    A socket inside a pod's namespace would keep it alive. It takes CAP_NET_BROADCAST; without, a resync sees to such VFs.
-    """
-    try:
-        links.setsockopt(SOL_NETLINK, NETLINK_LISTEN_ALL_NSID, 1)
-    except PermissionError:
-        return
-
-
-def _link_scope(message: bytes, elsewhere: bool, known: Known) -> set[str]:
-    """Netdevs that no wanted function has are no concern; a new one of a wanted function is heard of as a uevent.
-
-    ``elsewhere``: of another namespace, where an index means another netdev; there the parent's address tells whose it is.
-    """
-    found = set()
-    offset = 0
-    while offset + NLMSGHDR.size + IFINFOMSG.size <= len(message):
-        length, kind, _, _, _ = NLMSGHDR.unpack_from(message, offset)
-        if kind in (RTM_NEWLINK, RTM_DELLINK):
-            if elsewhere:
-                concerned = known.by_address.get(_parent(message, offset, length))
-            else:
-                concerned = known.by_ifindex.get(IFINFOMSG.unpack_from(message, offset + NLMSGHDR.size)[2])
-            if concerned is not None:
-                found.add(concerned)
-        offset += max(NLMSGHDR.size, (length + 3) & ~3)
-    return found
-
-
-def _ethtool_scope(message: bytes, elsewhere: bool, known: Known) -> set[str]:
-    """As with links of this namespace: the socket hears no other; a notification is one message."""
-    header = _attribute(message[NLMSGHDR.size + GENLMSGHDR_SIZE :], ETHTOOL_A_HEADER)
-    ifindex = int.from_bytes(_attribute(header, ETHTOOL_A_HEADER_DEV_INDEX), sys.byteorder)
-    return {known.by_ifindex[ifindex]} if ifindex in known.by_ifindex else set()
-
-
-def _attribute(attributes: bytes, wanted: int) -> bytes:
-    """The payload of the first attribute of that type; empty if there is none."""
-    offset = 0
-    while offset + NLATTR.size <= len(attributes):
-        length, kind = NLATTR.unpack_from(attributes, offset)
-        if kind & NLA_TYPE_MASK == wanted:
-            return attributes[offset + NLATTR.size : offset + length]
-        offset += max(NLATTR.size, (length + 3) & ~3)
-    return b""
-
-
-def _parent(message: bytes, offset: int, length: int) -> str:
-    # Looking for the header costs a tenth of walking through the attributes; what else looks like it is no known address.
-    start = message.find(PARENT, offset, offset + length)
-    return message[start + 4 : start + 16].decode(errors="replace") if start >= 0 else ""
-
-
-def _uevent_scope(message: bytes, elsewhere: bool, known: Known) -> set[str] | None:
-    """The PF below whose PCI function the event happened; None (everything) for a function not known before."""
-    subsystem = _value(message, b"SUBSYSTEM")
-    if subsystem == b"cpu":
-        return None  # one went off or came back: interrupts, and who may serve them, change everywhere
-    if subsystem not in SUBSYSTEMS:
-        return set()
-    addresses = ADDRESS.findall(_value(message, b"DEVPATH"))
-    if not addresses:
-        return set()
-    last = addresses[-1].decode()
-    if last in known.by_address:
-        return {known.by_address[last]}
-    try:
-        # A new VF names its PF; the link is there before the event is sent.
-        return {os.readlink(f"{PCI}/{last}/physfn").rpartition("/")[2]}  # noqa: PTH115
-    except OSError:
-        return None if subsystem == b"pci" or known.incomplete else set()
-
-
-def _value(message: bytes, key: bytes) -> bytes:
-    """The value of a key of a uevent; never the first key, which is ACTION."""
-    return message.partition(b"\0" + key + b"=")[2].partition(b"\0")[0]

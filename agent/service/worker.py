@@ -75,9 +75,8 @@ def work(
     readiness = Readiness(machine)
     seen = traced(machine, activity)
     saying = Lock()
-    listener = Listener(
-        Watch(control, readiness, requests.fileno()), activity, lambda: _write(out, saying, {"checking": True})
-    )
+    watch = Watch(machine.events.subscribe(), control, readiness, requests.fileno())
+    listener = Listener(watch, activity, lambda: _write(out, saying, {"checking": True}))
     loop = _Loop(
         seen,
         path,

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import Any
 
-from agent.machine import Attributes, CmDefaults, DcbState, Details, Ethtool, Machine, Namespace
+from agent.machine import Attributes, CmDefaults, DcbState, Details, Ethtool, EventSource, Machine, Namespace
 
 
 class NoDetails:
@@ -59,6 +59,11 @@ class NoDcbOrRdma:
     set_pfc = add_dscp = remove_dscp = set_netns_mode = set_cm_defaults = _refuse
 
 
+class NoEvents:
+    def subscribe(self) -> list[EventSource]:
+        return []
+
+
 NO_DETAILS = NoDetails()
 
 
@@ -75,4 +80,5 @@ def machine(files: Any, netlink: Any, processes: Any, ethtool: Ethtool, details:
         dcb=NoDcbOrRdma(),
         rdma=NoDcbOrRdma(),
         namespaces=NoNamespaces(),
+        events=NoEvents(),
     )

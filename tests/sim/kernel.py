@@ -12,7 +12,7 @@ from agent.hardware.placement import from_mask, mask
 from agent.machine import Link, Machine, VfInfo
 from agent.spec.ranges import format_ranges, parse_ranges
 from tests.sim import config_space, hugepages
-from tests.sim.absent import NO_DETAILS
+from tests.sim.absent import NO_DETAILS, NoEvents
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
 from tests.sim.namespaces import SimNamespaces, inside
@@ -132,6 +132,7 @@ class Kernel:
             dcb=self.rdma,
             rdma=self.rdma,
             namespaces=SimNamespaces(self, self.namespaces, self.opened),
+            events=NoEvents(),
         )
 
     # --- what a test does to the world --------------------------------------------------------------------

@@ -45,9 +45,9 @@ from pathlib import Path
 import click
 from attrs import evolve
 from agent.report import activity
-from agent.service import wake
+from agent.linux import events
 activity.ANSWERED_WITHIN = float(sys.argv[2])
-wake.BUFFER = int(sys.argv[3])
+events.BUFFER = int(sys.argv[3])
 from agent.service import worker
 from tests.sim.kernel import Kernel
 
@@ -77,7 +77,7 @@ def main(folder, limit, room, activity):
     kernel.add_nic("0000:21:00.0", "enp33s0", "02:00:00:00:01:00", node=0)
     kernel.add_nic("0000:41:00.0", "enp65s0", "02:00:00:00:01:01", node=1)
     folder = Path(folder)
-    machine = evolve(kernel.machine(), files=Files(kernel, folder))
+    machine = evolve(kernel.machine(), files=Files(kernel, folder), events=events.LinuxEvents())
     worker.main(machine, folder / "node.json", folder, folder, (), activity)
 main()
 """

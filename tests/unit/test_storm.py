@@ -13,6 +13,7 @@ EVENTS = 10_000
 
 LISTEN = f"""
 import json, resource, socket, subprocess, sys, time
+from agent.linux.events import LinuxEvents
 from agent.service.wake import Known, Watch
 
 def flap(name, events):
@@ -36,7 +37,7 @@ def listen(storm):
 
 subprocess.run(["ip", "link", "add", "ours", "type", "veth", "peer", "name", "theirs"], check=True)
 known = Known({{socket.if_nametoindex("ours"): "0000:21:00.0"}}, {{}})
-watch = Watch(None)
+watch = Watch(LinuxEvents().subscribe(), None)
 while watch.wait(known, 0.2).scope != frozenset():
     pass
 if sys.argv[1] == "overrun":

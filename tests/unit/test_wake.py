@@ -4,35 +4,50 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterable
 
 from attrs import evolve
+from pyroute2.netlink.rtnl import RTM_NEWLINK
 
-from agent.service.wake import (
-    BURST,
+from agent.linux.events import (
     IFINFOMSG,
-    NLMSGHDR,
     PARENT,
-    RATE,
-    RTM_NEWLINK,
-    Known,
-    Pace,
-    WakeUp,
-    Watch,
-    _ethtool_scope,
-    _link_scope,
-    _Source,
-    _uevent_scope,
+    LinuxEvents,
+    NetlinkSource,
+    ethtool_events,
+    link_events,
+    uevent_events,
 )
+from agent.linux.messages import HEADER
+from agent.machine import Event
+from agent.service.wake import BURST, RATE, Heard, Known, Pace, WakeUp, Watch, scope_of
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
 KNOWN = Known(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
 
 
+def joined(events: Iterable[Event], known: Known) -> set[str] | None:
+    """What all of the events concern."""
+    scopes = [scope_of(event, known) for event in events]
+    return None if None in scopes else {name for scope in scopes for name in scope or ()}
+
+
+def link_scope(message: bytes, elsewhere: bool, known: Known) -> set[str] | None:
+    return joined(link_events(message, elsewhere), known)
+
+
+def ethtool_scope(message: bytes, elsewhere: bool, known: Known) -> set[str] | None:
+    return joined(ethtool_events(message, elsewhere), known)
+
+
+def uevent_scope(message: bytes, elsewhere: bool, known: Known) -> set[str] | None:
+    return joined(uevent_events(message, elsewhere), known)
+
+
 def link_message(*ifindexes: int) -> bytes:
     body = IFINFOMSG.size
     return b"".join(
-        NLMSGHDR.pack(NLMSGHDR.size + body, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, index, 0, 0)
-        for index in ifindexes
+        HEADER.pack(HEADER.size + body, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, index, 0, 0) for index in ifindexes
     )
 
 
@@ -44,28 +59,28 @@ def uevent(action: str, path: str, subsystem: str, udev: bool = False) -> bytes:
 
 
 def test_a_link_of_a_wanted_function_names_it() -> None:
-    assert _link_scope(link_message(3, 7), False, KNOWN) == {PF}
+    assert link_scope(link_message(3, 7), False, KNOWN) == {PF}
 
 
 def test_links_that_nobody_wants_wake_nobody() -> None:
-    assert _link_scope(link_message(1, 2, 3), False, KNOWN) == set()
+    assert link_scope(link_message(1, 2, 3), False, KNOWN) == set()
 
 
 def test_an_index_of_another_namespace_is_not_ours() -> None:
-    assert _link_scope(link_message(7), True, KNOWN) == set()
+    assert link_scope(link_message(7), True, KNOWN) == set()
 
 
 def test_a_vf_in_another_namespace_is_known_by_its_parent() -> None:
     attribute = PARENT + VF.encode() + b"\0"
-    size = NLMSGHDR.size + IFINFOMSG.size + len(attribute)
-    message = NLMSGHDR.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + attribute
-    assert _link_scope(message, True, KNOWN) == {PF}
-    assert _link_scope(message.replace(VF.encode(), b"0000:99:10.2"), True, KNOWN) == set()
+    size = HEADER.size + IFINFOMSG.size + len(attribute)
+    message = HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + attribute
+    assert link_scope(message, True, KNOWN) == {PF}
+    assert link_scope(message.replace(VF.encode(), b"0000:99:10.2"), True, KNOWN) == set()
 
 
 def test_a_truncated_message_is_no_reason_to_fail() -> None:
-    assert _link_scope(link_message(7)[:20], False, KNOWN) == set()
-    assert _link_scope(b"", False, KNOWN) == set()
+    assert link_scope(link_message(7)[:20], False, KNOWN) == set()
+    assert link_scope(b"", False, KNOWN) == set()
 
 
 def ethtool_message(ifindex: int) -> bytes:
@@ -73,47 +88,47 @@ def ethtool_message(ifindex: int) -> bytes:
     index = struct.pack("=HHI", 8, 1, ifindex)
     header = struct.pack("=HH", 20, 1 | 0x8000) + index + struct.pack("=HH4s", 7, 2, b"v0")
     attributes = header + struct.pack("=HHI", 8, 2, 4) + struct.pack("=HHI", 8, 6, 2)
-    return NLMSGHDR.pack(20 + len(attributes), 21, 0, 0, 0) + b"\x13\x01\0\0" + attributes
+    return HEADER.pack(20 + len(attributes), 21, 0, 0, 0) + b"\x13\x01\0\0" + attributes
 
 
 def test_a_change_by_ethtool_names_the_netdev_s_function() -> None:
-    assert _ethtool_scope(ethtool_message(7), False, KNOWN) == {PF}
-    assert _ethtool_scope(ethtool_message(8), False, KNOWN) == set()
+    assert ethtool_scope(ethtool_message(7), False, KNOWN) == {PF}
+    assert ethtool_scope(ethtool_message(8), False, KNOWN) == set()
 
 
 def test_what_is_no_whole_ethtool_message_wakes_nobody() -> None:
     message = ethtool_message(7)
-    assert [_ethtool_scope(message[:length], False, KNOWN) for length in range(29)] == [set()] * 29
+    assert [ethtool_scope(message[:length], False, KNOWN) for length in range(29)] == [set()] * 29
 
 
 def test_a_vf_s_event_names_its_pf() -> None:
     path = f"/devices/pci0000:20/0000:20:00.0/{VF}/net/enp33s0v1"
-    assert _uevent_scope(uevent("add", path, "net"), False, KNOWN) == {PF}
-    assert _uevent_scope(uevent("add", path, "net", udev=True), False, KNOWN) == {PF}
+    assert uevent_scope(uevent("add", path, "net"), False, KNOWN) == {PF}
+    assert uevent_scope(uevent("add", path, "net", udev=True), False, KNOWN) == {PF}
 
 
 def test_a_channel_change_names_its_device() -> None:
     path = f"/devices/pci0000:20/0000:20:00.0/{PF}/net/enp33s0/queues/rx-3"
-    assert _uevent_scope(uevent("remove", path, "queues"), False, KNOWN) == {PF}
+    assert uevent_scope(uevent("remove", path, "queues"), False, KNOWN) == {PF}
 
 
 def test_a_new_function_concerns_everything() -> None:
-    assert _uevent_scope(uevent("add", "/devices/pci0000:20/0000:99:00.0", "pci"), False, KNOWN) is None
+    assert uevent_scope(uevent("add", "/devices/pci0000:20/0000:99:00.0", "pci"), False, KNOWN) is None
 
 
 def test_a_netdev_that_gets_its_name_may_be_that_of_a_nic_that_was_not_found() -> None:
     event = uevent("move", "/devices/pci0000:20/0000:99:00.0/net/ens1f0", "net", udev=True)
-    assert _uevent_scope(event, False, KNOWN) == set()
-    assert _uevent_scope(event, False, evolve(KNOWN, incomplete=True)) is None
+    assert uevent_scope(event, False, KNOWN) == set()
+    assert uevent_scope(event, False, evolve(KNOWN, incomplete=True)) is None
 
 
 def test_a_cpu_that_comes_or_goes_concerns_everything() -> None:
-    assert _uevent_scope(uevent("offline", "/devices/system/cpu/cpu3", "cpu"), False, KNOWN) is None
+    assert uevent_scope(uevent("offline", "/devices/system/cpu/cpu3", "cpu"), False, KNOWN) is None
 
 
 def test_other_subsystems_wake_nobody() -> None:
-    assert _uevent_scope(uevent("add", f"/devices/pci0000:20/{PF}/block/sda", "block"), False, KNOWN) == set()
-    assert _uevent_scope(uevent("add", "/devices/virtual/net/veth0", "net"), False, KNOWN) == set()
+    assert uevent_scope(uevent("add", f"/devices/pci0000:20/{PF}/block/sda", "block"), False, KNOWN) == set()
+    assert uevent_scope(uevent("add", "/devices/virtual/net/veth0", "net"), False, KNOWN) == set()
 
 
 def test_a_burst_is_one_wake_up() -> None:
@@ -129,7 +144,7 @@ def test_a_burst_is_one_wake_up() -> None:
         except BlockingIOError:
             pass
         assert sent > 1
-        source = _Source(ours, _link_scope)
+        source = Heard(NetlinkSource(None, ours, link_events))
         source.receive()
         assert source.taken(KNOWN, first=False) == WakeUp(frozenset({PF}))
         source.receive()
@@ -162,7 +177,7 @@ def test_wake_ups_join() -> None:
 
 def test_a_command_does_not_wait_for_the_pace() -> None:
     read, write = os.pipe()
-    watch = Watch(read)
+    watch = Watch(LinuxEvents().subscribe(), read)
     for _ in range(10 * BURST):
         watch._pace.pause(time.monotonic())
     os.write(write, b"reload\n")
