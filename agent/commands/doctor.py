@@ -19,8 +19,8 @@ from agent.tools.programs import run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.hardware.functions import WantedNic
     from agent.machine import Machine
+    from agent.state.wanted import WantedNic
 
 DEADLINE = 5.0
 """Seconds for each other program that is asked."""
@@ -112,8 +112,8 @@ def _service() -> Service | None:
 
 
 def _nics(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:
-    from agent.hardware.functions import asks_serials, discover
-    from agent.state.selection import resolve
+    from agent.hardware.functions import discover
+    from agent.state.wanted import asks_serials, resolve
 
     return resolve(spec, discover(machine, asks_serials(spec))).nics
 

@@ -15,12 +15,13 @@ from agent.engine.disruption_policy import Allowed, allowed
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures, Identity, identity
 from agent.engine.users import User, owners, reaches, taken, users, with_affected
-from agent.hardware.functions import REMEDY, Wanted
+from agent.hardware.functions import REMEDY
 from agent.kinds import Kind, bindings, links, vf_attributes, vf_links
 from agent.machine import Machine
 from agent.report.activity import Mode
 from agent.report.records import Change, Disruption, Outcome
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 WRITES = 2
 """How often one pass writes a value that the driver takes, and that then reads as before."""

@@ -13,14 +13,15 @@ from agent.engine.observation import not_observed, observed, unreadable
 from agent.engine.originals import Originals
 from agent.engine.readiness import Judge, at_once
 from agent.engine.retry import Failures, identity
-from agent.hardware.functions import Wanted, asks_serials, rediscover
+from agent.hardware.functions import rediscover
 from agent.kinds import by_name, irqbalance, ordered, rdma
 from agent.machine import Machine
 from agent.report.activity import Mode
 from agent.report.records import HOST, Change, Condition, Disruption, Outcome
 from agent.spec.node import NodeSpec
-from agent.state.selection import resolve
-from agent.state.snapshot import Scope, Snapshot, devices, own, read_basis
+from agent.state.scope import Scope, devices, own
+from agent.state.snapshot import Snapshot, read_basis
+from agent.state.wanted import Wanted, asks_serials, resolve
 
 # A change may bring up what another kind must see (VFs, netdevs, interrupts); deeper chains do not exist.
 ROUNDS = 5

@@ -10,13 +10,12 @@ from agent.engine.cached_machine import CachedMachine
 from agent.engine.observation import observed
 from agent.engine.originals import Originals
 from agent.engine.users import User, taken, users, with_affected
-from agent.hardware.functions import Wanted, asks_serials
 from agent.kinds import bindings, ordered
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
 from agent.spec.node import NodeSpec
-from agent.state.selection import resolve
 from agent.state.snapshot import read_basis
+from agent.state.wanted import Wanted, asks_serials, resolve
 
 KNOWN_AFTER = "known after"
 

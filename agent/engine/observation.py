@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import REMEDY, Wanted
-from agent.kinds import Kind, in_scope
+from agent.hardware.functions import REMEDY
+from agent.kinds import Kind
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Outcome
-from agent.state.selection import resolve
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, resolve
 
 
 @frozen

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
-from agent.hardware.functions import Function, Wanted, WantedNic
+from agent.hardware.functions import Function
 from agent.kinds import Kind, Reading
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Value
 from agent.runtime import journal, write_atomically
 from agent.spec.nic import Nic, Selector
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
 
 ORIGINALS = "originals.jsonl"
 """The file's name in /run/trackbed."""

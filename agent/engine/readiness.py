@@ -13,12 +13,12 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from agent.hardware.functions import Wanted
 from agent.machine import Machine
 from agent.probes import Probe, probes
 from agent.report.records import Condition, Status
 from agent.spec.node import ProbePolicy, ProbeSeverity, Silence
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 Judge = Callable[[Wanted, Snapshot], list[Condition]]
 """The conditions of all probes, given what one pass wanted and read."""

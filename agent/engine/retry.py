@@ -8,7 +8,7 @@ from attrs import define, evolve, field, frozen
 
 from agent.engine.contention import Contention
 from agent.report.records import SETTLING, Change, Disruption, Outcome, Value
-from agent.state.snapshot import Scope, devices
+from agent.state.scope import Scope, devices
 
 FIRST_RETRY = 0.25
 HASTENED_RETRY = 1.0

@@ -9,11 +9,12 @@ from contextlib import suppress
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, PCI, VFIO, Wanted, driver, ifindex, netdev, pci_of, targets
+from agent.hardware.functions import NET, PCI, VFIO, driver, ifindex, netdev, pci_of, targets
 from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
+from agent.state.wanted import Wanted
 from agent.vendors import vendor
 
 # nfs and ceph name their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).

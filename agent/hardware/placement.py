@@ -10,24 +10,7 @@ from itertools import combinations
 
 from attrs import frozen
 
-
-@frozen
-class Cpu:
-    """An online CPU. ``core`` is the lowest CPU of its core, ``llc`` the lowest that shares its last-level cache."""
-
-    id: int
-    node: int
-    core: int
-    llc: int
-
-
-@frozen
-class Topology:
-    """The online CPUs by id; those the kernel keeps free (isolcpus, nohz_full); the NUMA nodes' distances."""
-
-    cpus: Mapping[int, Cpu]
-    isolated: frozenset[int]
-    distances: Mapping[int, Mapping[int, int]]
+from agent.hardware.topology import Cpu, Topology
 
 
 @frozen

@@ -18,17 +18,17 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from graphlib import TopologicalSorter
 from typing import Any, Literal, Protocol, cast
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted, pci_of, targets
-from agent.machine import Files, Machine
-from agent.report.records import HOST, Change, Disruption, Value
-from agent.state.snapshot import Scope, Snapshot, devices, own
+from agent.machine import Machine
+from agent.report.records import Change, Disruption, Value
+from agent.state.scope import Scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 
 class Kind(Protocol):
@@ -81,41 +81,3 @@ def ordered() -> tuple[Kind, ...]:
     found = by_name()
     sorter = TopologicalSorter({name: sorted(found[name].AFTER) for name in sorted(found)})
     return tuple(found[name] for name in sorter.static_order())
-
-
-def host_in_scope(scope: Scope) -> bool:
-    """Whether ``scope`` includes what belongs to no device."""
-    return scope is None or HOST in scope
-
-
-def in_scope(want: Wanted, scope: Scope) -> list[str]:
-    """The PCI addresses of the wanted PFs that ``scope`` names, themselves or by one of their VFs, sorted."""
-    if scope is None:
-        return sorted(want.nics)
-    return sorted(want.nics.keys() & devices(scope))
-
-
-def whole(address: str, scope: Scope) -> bool:
-    """Whether ``scope`` means a PF with all its VFs."""
-    return scope is None or address in scope
-
-
-def pfs_in_scope(want: Wanted, scope: Scope) -> list[str]:
-    """The PCI addresses of the wanted PFs whose own function ``scope`` means, sorted."""
-    return [address for address in in_scope(want, scope) if scope is None or scope & {address, own(address)}]
-
-
-def functions_in_scope(files: Files, want: Wanted, scope: Scope) -> dict[str, dict[str, str]]:
-    """For each wanted PF in ``scope``, the functions that it means, PF and VFs: target to PCI address."""
-    found = {}
-    for address in in_scope(want, scope):
-        if whole(address, scope):
-            found[address] = targets(files, address)
-            continue
-        named = {name for name in scope or () if name.startswith(f"{address}#")}
-        functions = {address: address} if own(address) in named else {}
-        for target in sorted(named - {own(address)}):
-            with suppress(FileNotFoundError):
-                functions[target] = pci_of(files, target)
-        found[address] = functions
-    return found

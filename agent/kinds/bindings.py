@@ -7,24 +7,15 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import (
-    NET,
-    PCI,
-    VFIO,
-    Wanted,
-    device_path,
-    driver,
-    ifindex_of,
-    netdev,
-    pci_of,
-    vf_addresses,
-)
+from agent.hardware.functions import NET, PCI, VFIO, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
 from agent.hardware.sysfs import names_or_none, read_or
-from agent.kinds import in_scope, links, vf_attributes, vfs
+from agent.kinds import links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo
 from agent.report.records import Change, Disruption
 from agent.spec.nic import VfAttributes
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "bindings"

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted
 from agent.hardware.sysfs import names_or_none, parsed
-from agent.kinds import Reading, host_in_scope
+from agent.hardware.topology import NODE
+from agent.kinds import Reading
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
 from agent.spec.node import HugepagePool
-from agent.state.snapshot import NODE, Scope, Snapshot
+from agent.state.scope import Scope, host_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "hugepages"
 AFTER: tuple[str, ...] = ()

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted
 from agent.hardware.sysfs import read_or
-from agent.kinds import host_in_scope
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, host_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "irqbalance"
 AFTER: tuple[str, ...] = ()

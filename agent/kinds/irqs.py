@@ -15,14 +15,17 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from agent.hardware.functions import PCI, Wanted, driver, pci_of
-from agent.hardware.placement import Key, Pool, Topology, place, pool
+from agent.hardware.functions import PCI, driver, pci_of
+from agent.hardware.placement import Key, Pool, place, pool
 from agent.hardware.sysfs import names_or_none, ranges, read_or
-from agent.kinds import Reading, functions_in_scope
+from agent.hardware.topology import Topology
+from agent.kinds import Reading
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
 from agent.spec.ranges import format_ranges, parse_ranges
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, functions_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 from agent.vendors import vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 

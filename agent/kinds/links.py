@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import Wanted, WantedNic, device_path, driver, ifindex_of, link_of, netdev, pci_of
+from agent.hardware.functions import device_path, driver, ifindex_of, link_of, netdev, pci_of
 from agent.hardware.sysfs import names_or_none, read_or
-from agent.kinds import Reading, pfs_in_scope
+from agent.kinds import Reading
 from agent.machine import Files, Link, Machine
 from agent.report.records import Change, Disruption
 from agent.spec.nic import LinkState, Nic, VfAttributes
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, pfs_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
 from agent.vendors import vendor
 
 NAME = "links"

@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
-from agent.hardware.functions import Wanted, device_path
-from agent.kinds import Reading, pfs_in_scope
+from agent.hardware.functions import device_path
+from agent.kinds import Reading
 from agent.machine import Machine
 from agent.report.records import Change
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, pfs_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "max_read_request"
 AFTER = ("vfs",)

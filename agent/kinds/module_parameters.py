@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted
 from agent.hardware.sysfs import names_or_none
-from agent.kinds import Reading, host_in_scope
+from agent.kinds import Reading
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Disruption
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, host_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "module_parameters"
 AFTER: tuple[str, ...] = ()

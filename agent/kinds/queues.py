@@ -12,14 +12,16 @@ from typing import Literal
 
 from attrs import frozen
 
-from agent.hardware.functions import NET, Wanted, driver, netdev, pci_of
+from agent.hardware.functions import NET, driver, netdev, pci_of
 from agent.hardware.placement import from_mask, mask
 from agent.hardware.sysfs import names_or_none, number_or, parsed, read_or
-from agent.kinds import Reading, functions_in_scope
+from agent.kinds import Reading
 from agent.machine import Attributes, Files, Machine
 from agent.report.records import Change
 from agent.spec.ranges import format_ranges, parse_ranges
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, functions_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 from agent.vendors import vendor
 
 NAME = "queues"

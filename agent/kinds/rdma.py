@@ -7,13 +7,13 @@ from typing import Any
 
 from attrs import evolve
 
-from agent.hardware.functions import Wanted
 from agent.hardware.rdma import Gid, RdmaDevice, Reader, gid_fits
-from agent.kinds import functions_in_scope
 from agent.machine import Machine
 from agent.report.records import HOST, Change
 from agent.spec.nic import RdmaDevices
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, functions_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "rdma"
 AFTER = ("vf_links",)

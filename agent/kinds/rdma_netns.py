@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 
-from agent.hardware.functions import Wanted
-from agent.kinds import Reading, host_in_scope
+from agent.kinds import Reading
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, host_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "rdma_netns"
 AFTER: tuple[str, ...] = ()

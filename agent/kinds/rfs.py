@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.hardware.functions import Wanted
 from agent.hardware.sysfs import number_or
-from agent.kinds import Reading, host_in_scope, queues
+from agent.kinds import Reading, queues
 from agent.machine import Machine
 from agent.report.records import HOST, Change
 from agent.spec.ranges import format_ranges
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, host_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "rfs"
 AFTER = ("queues", "rps")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.hardware.functions import Wanted, ifindex_of
+from agent.hardware.functions import ifindex_of
 from agent.kinds import Reading, channels, vf_links
 from agent.machine import Machine, Quantity
 from agent.report.records import Change
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 from agent.vendors import Vendor, vendor
 
 NAME = "rings"

@@ -12,15 +12,17 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, field, frozen
 
-from agent.hardware.functions import NET, Wanted, netdev, netdev_of, pci_of
+from agent.hardware.functions import NET, netdev, netdev_of, pci_of
 from agent.hardware.rdma import RDMA, Reader
 from agent.hardware.sysfs import names_or_none, read_or
-from agent.kinds import Reading, functions_in_scope, links
+from agent.kinds import Reading, links
 from agent.machine import Files, Machine
 from agent.report.records import Change, Disruption, Value
 from agent.spec.nic import Roce
 from agent.spec.ranges import format_ranges, parse_ranges
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, functions_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 from agent.vendors import vendor
 
 NAME = "roce"

@@ -7,13 +7,14 @@ from typing import Any, Final
 
 from attrs import define, field
 
-from agent.hardware.functions import Wanted
 from agent.hardware.placement import Key, steering
 from agent.kinds import Reading, irqs, queues
 from agent.machine import Machine
 from agent.report.records import Change
 from agent.spec.ranges import format_ranges
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME: Final = "rps"
 AFTER = ("queues",)

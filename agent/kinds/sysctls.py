@@ -11,12 +11,13 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted
-from agent.kinds import Reading, host_in_scope
+from agent.kinds import Reading
 from agent.machine import Machine
 from agent.report.records import HOST, Change
 from agent.spec.sysctl_names import path
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, host_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "sysctls"
 AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is

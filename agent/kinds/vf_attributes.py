@@ -9,12 +9,14 @@ import errno
 from collections.abc import Mapping
 from typing import Any
 
-from agent.hardware.functions import Wanted, ifindex_of, link_of, netdev, netdev_of
-from agent.kinds import Reading, links, pfs_in_scope, vfs
+from agent.hardware.functions import ifindex_of, link_of, netdev, netdev_of
+from agent.kinds import Reading, links, vfs
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Value
 from agent.spec.nic import VfAttributes
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, pfs_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "vf_attributes"
 AFTER = ("vfs",)

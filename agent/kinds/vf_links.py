@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import VFIO, Wanted, WantedNic, ifindex, ifindex_of, netdev, pci_of
-from agent.kinds import Reading, functions_in_scope, in_scope, links, vf_attributes
+from agent.hardware.functions import VFIO, ifindex, ifindex_of, netdev, pci_of
+from agent.kinds import Reading, links, vf_attributes
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Disruption, Value
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, functions_in_scope, in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
 from agent.vendors import Vendor, vendor
 
 NAME = "vf_links"

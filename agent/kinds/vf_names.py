@@ -13,12 +13,14 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted, link_of, netdev
+from agent.hardware.functions import link_of, netdev
 from agent.hardware.sysfs import read_or
-from agent.kinds import functions_in_scope, links
+from agent.kinds import links
 from agent.machine import Files, Link, Machine
 from agent.report.records import Change, Disruption
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, functions_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 NAME = "vf_names"
 AFTER = ("bindings",)

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import Wanted, device_path
+from agent.hardware.functions import device_path
 from agent.hardware.sysfs import number_or
-from agent.kinds import links, pfs_in_scope
+from agent.kinds import links
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
-from agent.state.snapshot import Scope, Snapshot
+from agent.state.scope import Scope, pfs_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 from agent.vendors import vendor
 
 NAME = "vfs"

@@ -27,10 +27,10 @@ from typing import Any
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted
 from agent.machine import Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 PERIOD = 60.0
 """Seconds between two readings: the worker's resync, which reads everything else again."""

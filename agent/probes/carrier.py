@@ -1,9 +1,9 @@
 """Each netdev that should be up has carrier; but for VFs whose link the PF is to hold down."""
 
-from agent.hardware.functions import Wanted, WantedNic
 from agent.kinds import links, vf_links
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
 
 TYPE = "Carrier"
 STAGE: Stage = "network"

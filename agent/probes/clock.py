@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agent.hardware.functions import Wanted
 from agent.machine import Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "ClockSynchronised"
 STAGE: Stage = "device"

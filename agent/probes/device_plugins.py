@@ -6,11 +6,11 @@ plugins' folder there.
 
 from __future__ import annotations
 
-from agent.hardware.functions import Wanted
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "DevicePlugins"
 STAGE: Stage = "cluster"

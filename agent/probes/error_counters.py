@@ -12,12 +12,13 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from agent.hardware.functions import NET, Wanted, device_path, netdev
+from agent.hardware.functions import NET, device_path, netdev
 from agent.hardware.rdma import RDMA
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Files, Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "ErrorCounters"
 STAGE: Stage = "network"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "GpusPresent"
 STAGE: Stage = "cluster"  # on some nodes the driver comes in a container

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from agent.hardware.functions import REMEDY, UNREADABLE, Wanted
+from agent.hardware.functions import REMEDY, UNREADABLE
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "DevicesAnswer"
 STAGE: Stage = "device"

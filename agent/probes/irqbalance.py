@@ -1,9 +1,9 @@
 """irqbalance does what the spec says: it undoes pinned interrupts while it runs, unless it keeps off ours."""
 
-from agent.hardware.functions import Wanted
 from agent.kinds import irqbalance
 from agent.report.records import HOST, Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "IrqbalancePolicy"
 STAGE: Stage = "device"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted
 from agent.hardware.sysfs import read_or
 from agent.machine import Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "KernelModules"
 STAGE: Stage = "device"

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import Wanted
 from agent.kinds import links
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "LinkFlaps"
 STAGE: Stage = "network"

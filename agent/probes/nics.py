@@ -1,8 +1,8 @@
 """Each NIC of the spec is there, and is one."""
 
-from agent.hardware.functions import Wanted
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "NicsPresent"
 STAGE: Stage = "device"

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted, device_path
+from agent.hardware.functions import device_path
 from agent.hardware.sysfs import read_or
 from agent.machine import Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 
 TYPE = "PcieLink"
 STAGE: Stage = "device"

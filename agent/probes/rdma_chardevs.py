@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.hardware.functions import Wanted, WantedNic
 from agent.hardware.rdma import CHAR_DEVICES
 from agent.kinds import rdma
 from agent.probes.rdma_devices import Devices, Fault, expected, faults
 from agent.report.records import HOST, Condition, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
 
 TYPE = "RdmaCharDevices"
 STAGE: Stage = "device"

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import frozen
 
-from agent.hardware.functions import Wanted, WantedNic
 from agent.hardware.rdma import RdmaDevice
 from agent.kinds import rdma, vf_links
 from agent.report.records import Condition, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
 
 TYPE = "RdmaDevices"
 STAGE: Stage = "device"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.hardware.functions import Wanted, WantedNic
 from agent.hardware.rdma import Family, RdmaDevice, RdmaPort, gid_index
 from agent.probes.rdma_devices import Devices, Fault, expected, judged
 from agent.report.records import Condition, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
 from agent.vendors import vendor
 
 TYPE = "RdmaPorts"

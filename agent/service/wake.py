@@ -11,7 +11,7 @@ from attrs import define, evolve, field, frozen
 
 from agent.engine.readiness import Readiness
 from agent.machine import Event, EventSource
-from agent.state.snapshot import Scope, devices
+from agent.state.scope import Scope, devices
 
 MOST_KEPT = 10_000
 """Events that are kept until they are judged again; beyond that they count as lost."""

@@ -34,7 +34,7 @@ from agent.service.supervisor import CRASHED, REPEATED
 from agent.service.traced_machine import traced
 from agent.service.wake import Known, WakeUp, Watch
 from agent.spec.node import NodeSpec, spec_hash
-from agent.state.snapshot import Scope, own
+from agent.state.scope import Scope, own
 
 RESYNC = 60.0
 """Seconds after which everything is read again: sysfs and interrupt writes by others emit no event."""

@@ -1,7 +1,7 @@
 """What a spec gives twice, or gives in two ways that cannot both hold; each conflict names both keys.
 
 What shows only on the machine (two NICs that mean one function, an address that another function has) says
-:func:`agent.state.selection.resolve`.
+:func:`agent.state.wanted.resolve`.
 """
 
 from __future__ import annotations

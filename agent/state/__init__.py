@@ -1,1 +1,1 @@
-"""What is wanted of the machine, and what was read of it in one pass."""
+"""What the spec asks for of this machine, and what one pass has read of it."""

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve, field, frozen
 
 from agent.hardware.functions import Function, discover
-from agent.hardware.placement import Cpu, Topology
-from agent.hardware.sysfs import names_or_none, parsed, ranges, read_or
+from agent.hardware.topology import Topology, read_topology
 from agent.machine import Machine
-from agent.spec.ranges import parse_ranges
-
-CPU = "/sys/devices/system/cpu"
-NODE = "/sys/devices/system/node"
-
-Scope = frozenset[str] | None
-"""What to read; None is everything. A PF's PCI address means all of its VFs, too; :func:`own` the PF alone, a target one VF."""
-
-OWN = "pf"
-
-
-def own(address: str) -> str:
-    """How a scope names a PF without its VFs."""
-    return f"{address}#{OWN}"
-
-
-def devices(scope: frozenset[str]) -> frozenset[str]:
-    """The PFs that a scope names, whole or in part."""
-    return frozenset(name.partition("#")[0] for name in scope)
+from agent.state.scope import Scope
 
 
 @frozen
@@ -78,34 +59,3 @@ def _joined(before: Any, found: Any) -> Any:
 def read_basis(machine: Machine, serials: bool = False) -> Snapshot:
     """What only a full reading looks at, before any kind was observed; ``serials``: a selector asks for serial numbers."""
     return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running())
-
-
-def read_topology(machine: Machine) -> Topology:
-    """The online CPUs and their NUMA nodes, cores and last-level caches, from sysfs."""
-    files = machine.files
-
-    def told(path: str, parse: Callable[[str], tuple[int, ...]] = parse_ranges) -> tuple[int, ...]:
-        return parsed(parse, files.read(path), path)
-
-    nodes = [name for name in names_or_none(files, NODE) if name.startswith("node") and name[4:].isdigit()]
-    node_of = {id: int(name[4:]) for name in nodes for id in told(f"{NODE}/{name}/cpulist")}
-    ids = sorted(int(name[4:]) for name in nodes)
-    distances = {
-        int(name[4:]): dict(zip(ids, told(f"{NODE}/{name}/distance", _numbers), strict=False)) for name in nodes
-    }
-    kept_free = ((f"{CPU}/{name}", read_or(files, f"{CPU}/{name}", "")) for name in ("isolated", "nohz_full"))
-    # A mask that was never allocated is printed so.
-    isolated = [parsed(parse_ranges, text, path) for path, text in kept_free if "(null)" not in text]
-    cpus = {}
-    for id in told(f"{CPU}/online"):
-        # A shared cache never spans sockets; the last index is the last level.
-        caches = [name for name in names_or_none(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
-        core = ranges(files, f"{CPU}/cpu{id}/topology/core_cpus_list")
-        llc = ranges(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list") if caches else ()
-        node = node_of.get(id, 0)
-        cpus[id] = Cpu(id, node, core[0] if core else id, llc[0] if llc else node)
-    return Topology(cpus, frozenset().union(*isolated), distances)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split())

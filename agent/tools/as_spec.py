@@ -14,11 +14,12 @@ from typing import Any
 from attrs import evolve, fields, frozen
 
 from agent.engine.dry_run import preview
-from agent.hardware.functions import Function, derived_mac, device_path, discover, netdev, vf_addresses
+from agent.hardware.functions import Function, device_path, discover, netdev, vf_addresses
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Machine, VfInfo
 from agent.spec.nic import NIC_NAME, OF_ONE_VF, Nic, Selector, VfAttributes, VfGroup, Vfs
 from agent.spec.node import Irqs, NodeSpec, Rps, Xps
+from agent.state.wanted import derived_mac
 
 Values = Mapping[str, Any]
 

@@ -12,12 +12,12 @@ import pytest
 from attrs import evolve, field, frozen
 from testinfra.host import Host
 
-from agent.hardware.functions import derived_mac
 from agent.spec.nic import Nic as WantedNic
 from agent.spec.nic import Selector, VfAttributes
 from agent.spec.node import NodeSpec, parse
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.spec.validators import MAC
+from agent.state.wanted import derived_mac
 
 __all__ = ["Cpus", "Finding", "Host", "Nic", "Node", "Vf", "equal", "judge", "read_node"]
 

@@ -5,9 +5,10 @@ import pytest
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
-from agent.hardware.functions import derived_mac, vf_addresses
+from agent.hardware.functions import vf_addresses
 from agent.report.records import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
+from agent.state.wanted import derived_mac
 from agent.tools.as_spec import NotFound, adopt
 from tests.sim.kernel import Kernel
 

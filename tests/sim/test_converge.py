@@ -8,10 +8,11 @@ import pytest
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
-from agent.hardware.functions import derived_mac, vf_addresses
+from agent.hardware.functions import vf_addresses
 from agent.machine import Machine
 from agent.report.records import Disruption, is_ready
 from agent.spec.node import NodeSpec, from_mapping
+from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel, no_fault
 
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"

@@ -14,8 +14,8 @@ from agent.kinds import coalescing, links
 from agent.machine import Link, Quantity
 from agent.report.records import Disruption, Outcome, is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.state.selection import resolve
 from agent.state.snapshot import read_basis
+from agent.state.wanted import resolve
 from agent.vendors import vendor
 from tests.sim.ethtool import SimEthtool
 from tests.sim.kernel import Kernel

@@ -15,7 +15,7 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.state.snapshot import Scope
+from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
 
 PFS = {"0000:21:00.0": "02:00:00:00:01:00", "0000:41:00.0": "02:00:00:00:01:01"}

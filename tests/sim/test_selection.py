@@ -7,9 +7,9 @@ import pytest
 from agent.engine.converge import converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
-from agent.hardware.functions import derived_mac
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
+from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel
 
 PF, OTHER, THIRD = "0000:21:00.0", "0000:22:00.0", "0000:23:00.0"

@@ -16,7 +16,7 @@ from agent.hardware.functions import vf_addresses
 from agent.machine import DcbState
 from agent.report.records import HOST, is_ready, to_plain
 from agent.spec.node import NodeSpec, from_mapping
-from agent.state.snapshot import Scope
+from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
 

@@ -5,7 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hardware.placement import Cpu, Key, Pool, Topology, from_mask, mask, place, pool, steering
+from agent.hardware.placement import Key, Pool, from_mask, mask, place, pool, steering
+from agent.hardware.topology import Cpu, Topology
 
 
 def machine(

@@ -7,7 +7,8 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.hardware.placement import Cpu, Key, Pool, Senders, Topology, place, pool
+from agent.hardware.placement import Key, Pool, Senders, place, pool
+from agent.hardware.topology import Cpu, Topology
 from agent.spec.ranges import parse_ranges
 
 Pools = dict[Key, Pool]

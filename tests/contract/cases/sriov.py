@@ -2,10 +2,11 @@
 
 import errno
 
-from agent.hardware.functions import PCI, derived_mac, driver, ifindex, netdev, targets, vf_addresses
+from agent.hardware.functions import PCI, driver, ifindex, netdev, targets, vf_addresses
 from agent.kinds import links
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine
+from agent.state.wanted import derived_mac
 from tests.contract.asking import errno_of, soon
 
 

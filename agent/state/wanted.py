@@ -1,13 +1,118 @@
-"""Which physical function each NIC of the spec means, and what the machine shows of conflicts between them."""
+"""What the spec asks for of this machine: which physical function each NIC means, and what its VFs should be."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
 
-from agent.hardware.functions import REMEDY, UNREADABLE, Function, Wanted, WantedNic
+from attrs import evolve, field, frozen
+
+from agent.hardware.functions import REMEDY, UNREADABLE, VFIO, Function
 from agent.report.records import Condition, Severity, Status
-from agent.spec.nic import Nic, Selector
+from agent.spec.nic import Nic, Selector, VfAttributes
 from agent.spec.node import NodeSpec
+from agent.spec.ranges import parse_ranges
+
+
+@frozen
+class WantedNic:
+    """A NIC of the spec and the function it stands for."""
+
+    nic: Nic
+    function: Function
+    _vfs: dict[int, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
+    # By what the spec gives: all VFs of a group differ in their addresses alone, and there may be a thousand.
+    _filled: dict[VfAttributes, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
+
+    def vf_count(self) -> int | None:
+        """How many VFs it should have; None leaves them alone."""
+        return None if self.nic.vfs is None else self.nic.vfs.count
+
+    def vf(self, index: int) -> VfAttributes:
+        """All that VF ``index`` should be, defaults filled in."""
+        if index not in self._vfs:
+            self._vfs[index] = self._with_address(index)
+        return self._vfs[index]
+
+    def _with_address(self, index: int) -> VfAttributes:
+        assert self.nic.vfs is not None  # noqa: S101  callers iterate over vf_count()
+        given = self.nic.vfs.attributes(index)
+        if given not in self._filled:
+            self._filled[given] = self._fill(given)
+        filled = self._filled[given]
+        link = self.function.link
+        permanent = link.permanent_mac if link and self.nic.vfs.derive_macs else ""
+        # An InfiniBand PF's address has 20 octets, and its VFs have GUIDs instead.
+        if filled.mac or len(permanent) != len("00:00:00:00:00:00"):
+            return filled
+        return _with_derived_mac(filled, permanent, index)
+
+    def _fill(self, given: VfAttributes) -> VfAttributes:
+        has_netdev = given.driver != VFIO
+        return evolve(
+            given,
+            # A VF without a VLAN has no priority in it either.
+            qos=0 if given.vlan == 0 and given.qos is None else given.qos,
+            mtu=(given.mtu or self.nic.mtu) if has_netdev else None,
+            state=(given.state or self.nic.state) if has_netdev else None,
+            txqueuelen=(given.txqueuelen or self.nic.txqueuelen) if has_netdev else None,
+            owner=given.owner or "taker",
+        )
+
+    def settings(self, key: str) -> dict[str, Any]:
+        """What the spec gives under ``key`` to the PF's netdev and to its VFs', by target; who is given nothing is left out."""
+        address, vfs = self.function.address, self.nic.vfs
+        given = {address: getattr(self.nic, key)}
+        if vfs is not None:
+            # The same as vfs.attributes(index) of each, of which there may be a thousand.
+            if (default := getattr(vfs.defaults, key)) is not None:
+                given |= {f"{address}#{index}": default for index in range(vfs.count)}
+            for group in vfs.groups:
+                if (value := getattr(group, key)) is not None:
+                    given |= {f"{address}#{index}": value for index in parse_ranges(group.index)}
+        return {target: value for target, value in given.items() if value is not None}
+
+    def vf_wanted(self, index: int) -> VfAttributes:
+        """:meth:`vf`, and nothing of a VF that the spec does not have."""
+        return self.vf(index) if index < (self.vf_count() or 0) else VfAttributes()
+
+
+@frozen
+class Wanted:
+    """The spec, resolved against what the machine has. ``missing`` says which NICs could not be found, and why.
+
+    ``unreadable``: those of them whose function cannot be read, by its address.
+    """
+
+    spec: NodeSpec
+    nics: Mapping[str, WantedNic] = field(factory=dict)
+    missing: tuple[Condition, ...] = ()
+    unreadable: Mapping[str, Nic] = field(factory=dict)
+
+
+@lru_cache(maxsize=16384)
+def _with_derived_mac(filled: VfAttributes, permanent: str, index: int) -> VfAttributes:
+    """The same in every pass, and there may be thousands."""
+    return evolve(filled, mac=derived_mac(permanent, index))
+
+
+def derived_mac(permanent: str, index: int) -> str:
+    """A VF's address made from its PF's permanent one: locally administered, and the same after every reload.
+
+    Two PFs of one vendor never share one, up to 1,024 VFs each: the PF's last three octets and the index are kept as they are,
+    the vendor's prefix is folded to 12 bits.
+    """
+    octets = bytes.fromhex(permanent.replace(":", ""))
+    prefix = int.from_bytes(hashlib.sha256(octets[:3]).digest()[:2], "big")
+    made = bytes([prefix >> 8 & 0xFC | 0x02, prefix & 0xFC | index >> 8 & 0x03, index & 0xFF, *octets[3:]])
+    return made.hex(":")
+
+
+def asks_serials(spec: NodeSpec) -> bool:
+    """Whether a selector of the spec wants a serial number: reading Vital Product Data may take a card a tenth of a second."""
+    return any(nic.select.serial for nic in spec.nics)
 
 
 def _matches(selector: Selector, function: Function) -> bool:

@@ -1,0 +1,63 @@
+"""Which devices and functions to read: a wake-up, or what a pass wrote, names them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from agent.hardware.functions import pci_of, targets
+from agent.machine import Files
+from agent.report.records import HOST
+from agent.state.wanted import Wanted
+
+Scope = frozenset[str] | None
+"""What to read; None is everything. A PF's PCI address means all of its VFs, too; :func:`own` the PF alone, a target one VF."""
+
+OWN = "pf"
+
+
+def own(address: str) -> str:
+    """How a scope names a PF without its VFs."""
+    return f"{address}#{OWN}"
+
+
+def devices(scope: frozenset[str]) -> frozenset[str]:
+    """The PFs that a scope names, whole or in part."""
+    return frozenset(name.partition("#")[0] for name in scope)
+
+
+def host_in_scope(scope: Scope) -> bool:
+    """Whether ``scope`` includes what belongs to no device."""
+    return scope is None or HOST in scope
+
+
+def in_scope(want: Wanted, scope: Scope) -> list[str]:
+    """The PCI addresses of the wanted PFs that ``scope`` names, themselves or by one of their VFs, sorted."""
+    if scope is None:
+        return sorted(want.nics)
+    return sorted(want.nics.keys() & devices(scope))
+
+
+def whole(address: str, scope: Scope) -> bool:
+    """Whether ``scope`` means a PF with all its VFs."""
+    return scope is None or address in scope
+
+
+def pfs_in_scope(want: Wanted, scope: Scope) -> list[str]:
+    """The PCI addresses of the wanted PFs whose own function ``scope`` means, sorted."""
+    return [address for address in in_scope(want, scope) if scope is None or scope & {address, own(address)}]
+
+
+def functions_in_scope(files: Files, want: Wanted, scope: Scope) -> dict[str, dict[str, str]]:
+    """For each wanted PF in ``scope``, the functions that it means, PF and VFs: target to PCI address."""
+    found = {}
+    for address in in_scope(want, scope):
+        if whole(address, scope):
+            found[address] = targets(files, address)
+            continue
+        named = {name for name in scope or () if name.startswith(f"{address}#")}
+        functions = {address: address} if own(address) in named else {}
+        for target in sorted(named - {own(address)}):
+            with suppress(FileNotFoundError):
+                functions[target] = pci_of(files, target)
+        found[address] = functions
+    return found
