@@ -1,4 +1,4 @@
-"""The agent's worker on a netdev of a benchmark's namespace, as the service runs it."""
+"""Runs the agent's worker on a netdev of a benchmark's namespace, as the service runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPEC = {"node_name": "bench", "nics": [{"name": "rail0", "select": {"pci": ADDRE
 
 
 def keep(netdev: str, out: TextIO) -> None:
-    """Keep the MTU of a netdev until killed; what the worker has to say goes to ``out``."""
+    """Keep the MTU of a netdev as the spec says, until killed. The worker's messages go to ``out``."""
     with devices({ADDRESS: netdev}) as root, TemporaryDirectory() as name:
         folder = Path(name)
         spec = folder / "node.json"
@@ -31,7 +31,7 @@ def keep(netdev: str, out: TextIO) -> None:
         control, _ = os.pipe()
         adopted, originals = Adopted(folder, folder), Originals.load(folder / ORIGINALS)
         requests, history = Requests(folder / "apply.sock"), History(folder)
-        # Somebody does put it back again and again here.
+        # The benchmark itself changes the value again and again.
         tireless = Failures(Contention(limit=0))
         activity = Activity.at(None)
         work(machine(root), spec, adopted, originals, activity, control, out, requests, history, tireless)

@@ -1,9 +1,11 @@
-"""All VFs of a PF made and configured, beside a bare loop of the same writes: `python -m bench.creation`.
+"""Measures how long all VFs of a PF take to be made and configured, beside a bare loop of the same writes.
+
+Run it with `python -m bench.creation`.
 
 Both run on the first node of the lab: seven VFs of its igb, and 128 of a netdevsim, which has no PCI functions. The agent's
-time is that of the pass of its engine that the event of their deletion causes, with all that it reads before and afterwards;
-probes have threads of their own. The bare counterpart makes the writes of that very pass again, with nothing between them
-but a look for the netdev of a VF that has just come: files by open(), netlink by pyroute2.
+time is that of one pass: the pass that the event of the VFs' deletion causes, with all of its readings. Probes have threads of
+their own. The bare counterpart repeats the writes of that pass: files by open(), netlink by pyroute2. Between them it only
+looks for the netdevs of new VFs.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from agent.spec.node import NodeSpec, from_mapping
 from bench import namespace
 
 ATTRIBUTES = {"trust": True, "spoofchk": False}
-# Interrupts are given anew with the VFs: what was written to one of them cannot be written again.
+# New VFs have new interrupts, so a write to an old interrupt cannot be repeated.
 NO_STEERING: dict[str, Any] = {"irqs": {"pin": False}, "rps": {"enable": False}, "xps": {"enable": False}}
 SIMULATED = 128
 
@@ -44,7 +46,7 @@ Write = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 class Recorder:
-    """One protocol of the machine; its writes are noted in ``log``."""
+    """Wraps one protocol of the machine, and records its writes in ``log``."""
 
     def __init__(self, inner: object, log: list[Write]) -> None:
         self._inner = inner
@@ -64,9 +66,9 @@ class Recorder:
 
 @frozen
 class Case:
-    """What VFs are made of: the machine, the PF's address, how many, and how they are taken away.
+    """A device with VFs: the machine, the PF's address, the number of VFs, and how to remove them.
 
-    ``place``: where a file of the machine really is.
+    ``place``: the real path of a file of the machine.
     """
 
     name: str
@@ -77,16 +79,16 @@ class Case:
     place: Callable[[str], str] = str
 
     def spec(self) -> NodeSpec:
-        """All VFs, each with the same attributes and an address of its own."""
+        """The spec: all VFs have the same attributes, and each an address of its own."""
         nic = {"name": "rail0", "select": {"pci": self.address}, "vfs": {"count": self.count, "defaults": ATTRIBUTES}}
         return from_mapping({"node_name": "bench", "nics": [nic], **NO_STEERING})
 
 
 def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
-    """Milliseconds of each round by the agent and by the bare loop, and how many writes that is.
+    """Milliseconds of each round by the agent and by the bare loop, and the number of writes.
 
-    A pass in which a VF had to be bound again, since its driver had not found the PF ready, cannot be made again write by
-    write: the next VFs need it elsewhere, or not at all. Such a round is none.
+    If the driver of a VF probed before the PF was ready, the pass binds that VF again. The writes of such a pass cannot be
+    repeated, since other VFs need it the next time, or none. Such a round does not count.
     """
     log: list[Write] = []
     recorded = evolve(
@@ -118,16 +120,16 @@ def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
         try:
             bare.append(_timed(partial(_all, again)))
         except (OSError, NetlinkError) as error:
-            print(f"{case.name}: a round is left out, its writes cannot be made again: {error}", file=sys.stderr)  # noqa: T201
+            print(f"{case.name}: a round does not count, since its writes cannot be repeated: {error}", file=sys.stderr)  # noqa: T201
         else:
             ours.append(took)
     if len(bare) < rounds:
-        raise SystemExit(f"{case.name}: only {len(bare)} of {rounds} rounds could be made again; is the node at rest?")
+        raise SystemExit(f"{case.name}: only {len(bare)} of {rounds} rounds could be repeated; is the node idle?")
     return ours, bare, len(log)
 
 
 def _netdevs(machine: Machine, address: str) -> Iterator[tuple[int, str]]:
-    """The ifindex of each VF's netdev, and the VF: the next time it has another."""
+    """The VF of each ifindex: new VFs have other ones."""
     for vf in vf_addresses(machine.files, address).values():
         if name := netdev(machine.files, vf):
             yield ifindex(machine.files, name), vf
@@ -167,12 +169,12 @@ def _bare(ip: Any, write: Write, case: Case, vfs: Mapping[int, str]) -> Callable
 
 
 def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:  # noqa: PTH123  the least there is
+    with open(path, "w") as file:  # noqa: PTH123  the fastest way to write a file
         file.write(text)
 
 
 def igb(address: str) -> Case:
-    """The lab's own card."""
+    """The lab's emulated card."""
     machine = this_machine()
     return Case("igb", machine, address, 7, lambda: _clear(Path(device_path(address))))
 
@@ -182,7 +184,7 @@ def _clear(device: Path) -> None:
 
 
 def _forget(machine: Machine, name: str, device: Path) -> None:
-    """Take the VFs away; unlike a card, netdevsim keeps what was granted to them."""
+    """Remove the VFs, and reset what was granted to them: unlike a card, netdevsim keeps that."""
     if (link := machine.netlink.link(name)) is not None:
         for vf in link.vfs:
             machine.netlink.set_vf(link.ifindex, vf.index, mac="00:00:00:00:00:00", trust=False, spoofchk=True)
@@ -191,7 +193,7 @@ def _forget(machine: Machine, name: str, device: Path) -> None:
 
 @contextmanager
 def netdevsim() -> Iterator[Case]:
-    """A simulated device of the kernel's own, in the place of a PCI function."""
+    """The kernel's simulated device, in the place of a PCI function."""
     bus, number = Path("/sys/bus/netdevsim"), "77"
     (bus / "new_device").write_text(f"{number} 1")
     try:
@@ -242,7 +244,7 @@ def main() -> None:
     from bench.nodes import nodes
 
     @click.command()
-    @click.option("--rounds", default=5, show_default=True, help="How often all VFs are made.")
+    @click.option("--rounds", default=5, show_default=True, help="Rounds: how often all VFs are made.")
     def command(rounds: int) -> None:
         """Print the milliseconds from no VFs to all of them, by the agent and by the same writes alone."""
         (node, *_) = nodes()

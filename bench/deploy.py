@@ -1,7 +1,7 @@
-"""What the deploy costs where there is nothing to do: `python -m bench.deploy`.
+"""Measures a deploy that has nothing to do: `python -m bench.deploy`.
 
-On one host, beside a bare ssh that runs `true`; on many, beside an Ansible playbook that does the same. Both on a simulated
-fleet of this machine's own (bench/simulated_fleet.py), so both pay for the nodes' work, too.
+On one host it is compared with a bare ssh that runs `true`; on many hosts with an Ansible playbook that does the same. Both
+run on a simulated fleet on this machine (bench/simulated_fleet.py), so both times include the nodes' work.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FILES = (
 
 
 def seconds(command: Sequence[str], **environment: str) -> tuple[float, str]:
-    """How long a command takes, and what it prints; a failure ends the benchmark."""
+    """The seconds that a command takes, and its output. A failure ends the benchmark."""
     began = time.monotonic()
     done = subprocess.run(
         command,
@@ -57,7 +57,7 @@ def seconds(command: Sequence[str], **environment: str) -> tuple[float, str]:
 
 
 def inventory(hosts: Fleet, folder: Path) -> Path:
-    """pyinfra's inventory of the fleet; all hosts are one node, so they have one name."""
+    """pyinfra's inventory of the fleet. All hosts are one node, so they have one name."""
     data = {
         "ssh_port": hosts.port,
         "ssh_user": "root",
@@ -65,7 +65,7 @@ def inventory(hosts: Fleet, folder: Path) -> Path:
         "ssh_known_hosts_file": str(hosts.known_hosts),
         "ssh_strict_host_key_checking": "yes",
         "node_name": "simulated",
-        # What this machine's kernel cannot load is no matter here.
+        # This machine's kernel may lack the modules, which does not matter here.
         "kernel_modules": [],
         "reporter_listen": f"127.0.0.1:{free_port()}",
     }
@@ -75,18 +75,18 @@ def inventory(hosts: Fleet, folder: Path) -> Path:
 
 
 def deploy(file: Path, addresses: Sequence[str], first: bool = False) -> float:
-    """Seconds of the deploy of some hosts, which must find nothing to do unless it is their first."""
+    """Seconds of a deploy of the first hosts. It must change nothing, unless it is their first deploy."""
     limits = [word for address in addresses for word in ("--limit", address)]
     took, printed = seconds([sys.executable, "-m", "pyinfra", "-y", "--json", str(file), "deploy.py", *limits])
     operations = json.loads(printed)["results"]["operations"]
     changed = [one["name"] for one in operations if len(one["no_change"]) != len(addresses)]
     if changed and not first:
-        raise click.ClickException(f"the deploy found something to do: {', '.join(changed)}")
+        raise click.ClickException(f"the deploy changed something: {', '.join(changed)}")
     return took
 
 
 def ansible(hosts: Fleet, folder: Path) -> list[str]:
-    """The command that runs the playbook on all hosts, with all that makes Ansible fast."""
+    """The command that runs the playbook on all hosts, with all settings that make Ansible fast."""
     inventory = folder / "hosts"
     inventory.write_text("".join(f"{address}\n" for address in hosts.addresses))
     contents = {file: seconds(hosts.ssh(hosts.addresses[0], "cat", file))[1] for file in FILES}
@@ -108,7 +108,7 @@ def ansible(hosts: Fleet, folder: Path) -> list[str]:
 
 
 def play(command: Sequence[str], folder: Path) -> float:
-    """Seconds of the playbook, which must find nothing to do."""
+    """Seconds of the playbook, which must change nothing."""
     took, printed = seconds(
         command,
         PYTHONPATH=str(cached("ansible", (ANSIBLE.encode(),), _install)),
@@ -118,7 +118,7 @@ def play(command: Sequence[str], folder: Path) -> float:
     )
     recap = printed.rpartition("PLAY RECAP")[2]
     if not re.search(r"changed=0", recap) or re.search(r"changed=[1-9]", recap):
-        raise click.ClickException(f"the playbook found something to do: {recap}")
+        raise click.ClickException(f"the playbook changed something: {recap}")
     return took
 
 

@@ -1,7 +1,7 @@
-"""From drift to verified repair of a netdev's MTU, beside a bare pyroute2 loop: `python -m bench.drift` (as root).
+"""Measures the time from a drifted MTU to its verified repair, beside a bare pyroute2 loop: `python -m bench.drift` (as root).
 
-Both run on this host's kernel in a network namespace of their own, one after the other. A round is from before the write
-that breaks the value to the moment at which the repairer has read it back right.
+Both run on this host's kernel in a network namespace of their own, one after the other. A round begins before the write
+that changes the value, and ends when the agent or the loop has read the right value back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Repairer = Callable[[Connection, str], None]
 
 
 def _bare(done: Connection, netdev: str) -> None:
-    """Listen, get, set, get: the least that pyroute2 can do."""
+    """Listen, get, set, get: the shortest loop with pyroute2."""
     ip: Any = IPRoute()
     events: Any = IPRoute()
     events.bind(groups=RTMGRP_LINK)
@@ -47,7 +47,7 @@ def _bare(done: Connection, netdev: str) -> None:
 
 
 class _Reports:
-    """The worker's output: each time that it is ready again is passed on."""
+    """The worker's output. It passes on each report that the node is ready again."""
 
     def __init__(self, done: Connection) -> None:
         self._done = done
@@ -62,7 +62,7 @@ class _Reports:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: lines are not buffered."""
 
 
 def _agent(done: Connection, netdev: str) -> None:
@@ -88,7 +88,7 @@ def measure(repairer: Repairer, rounds: int) -> list[float]:
         if not ours.poll(10):
             raise click.ClickException(f"{repairer.__name__} did not repair within 10 s")
         took.append((ours.recv() - began) / 1e6)
-        # The wake-ups that the repair's own events cause are no part of the next round.
+        # Wait for the passes that the repair's own events cause: they do not belong to the next round.
         time.sleep(0.02)
     child.kill()
     child.join()
@@ -104,7 +104,7 @@ def _others(count: int) -> None:
 
 
 def _run(others: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Agent and bare loop in a namespace with so many other netdevs."""
+    """Measure the agent and the bare loop in a namespace with ``others`` more netdevs."""
     ours, theirs = multiprocessing.Pipe()
 
     def inside() -> None:

@@ -1,8 +1,8 @@
-"""What the agent costs while nothing happens: `python -m bench.idle` (as root).
+"""Measures the agent's CPU time, wake-ups and memory while nothing happens: `python -m bench.idle` (as root).
 
 Supervisor, worker and reporter run as their services run them, on this host's kernel in a network namespace of their own.
-With `--node` those of a node of the lab are looked at instead, with its drivers and, of `make lab-cluster`, with Kubernetes.
-The bare counterpart of their memory is a Python that has imported pyroute2 and does nothing.
+With `--node` the processes of a node of the lab are measured instead, with its drivers and, in `make lab-cluster`, with
+Kubernetes. The counterpart of their memory is a Python that has imported pyroute2 and does nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import click
 from attrs import frozen
 
-# What only the onlooker needs is imported by it: the processes that are measured have what the service's have.
+# Modules that only the measuring process needs are imported there: the measured processes import what the services import.
 
 NICS = 8
 BARE = "import pyroute2, sys; print(flush=True); sys.stdin.read()"
@@ -41,7 +41,7 @@ Shell = Callable[[str], str]
 class Usage:
     """A process's CPU seconds, its wake-ups (voluntary context switches of all threads), and its proportional set size in MB.
 
-    The thread in which the worker reads its probes ends each time and is not counted: one more wake-up a minute.
+    The thread in which the worker reads its probes ends each time, so its one wake-up a minute is not counted.
     """
 
     cpu: float
@@ -50,7 +50,7 @@ class Usage:
 
 
 def usages(shell: Shell, pids: list[int]) -> list[Usage]:
-    """Read some processes' usage from /proc."""
+    """Read the usage of processes from /proc."""
     return [
         _usage(text.splitlines()) for text in shell(READ.format(pids=" ".join(map(str, pids)))).split("process\n")[1:]
     ]
@@ -69,7 +69,7 @@ def here(script: str) -> str:
 
 
 def serve(folder: Path) -> None:
-    """Supervisor and worker, with a spec of some NICs that are there."""
+    """Run supervisor and worker, with a spec of existing NICs."""
     from agent.report.publisher import Publisher
     from agent.runtime import boot_id, version
     from agent.service.supervisor import supervise
@@ -79,7 +79,7 @@ def serve(folder: Path) -> None:
 
 
 def work(folder: Path, activity: int) -> None:
-    """The worker of :func:`serve`."""
+    """Run the worker of :func:`serve`."""
     from agent.service import worker
     from agent.spec.node import from_mapping, to_json
     from bench.namespace import devices, enter, machine
@@ -104,11 +104,11 @@ def _network() -> None:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--seconds", default=600, show_default=True, help="How long to look.")
-@click.option("--node", "name", help="Look at this node of the running lab.")
+@click.option("--seconds", default=600, show_default=True, help="How long to measure.")
+@click.option("--node", "name", help="Measure this node of the running lab.")
 @click.pass_context
 def main(context: click.Context, seconds: int, name: str | None) -> None:
-    """Print CPU, wake-ups and memory of the idle agent, all processes together."""
+    """Print CPU time, wake-ups and memory of the idle agent, all processes together."""
     if context.invoked_subcommand:
         return
     if name is None:

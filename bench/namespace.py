@@ -1,4 +1,4 @@
-"""A network namespace of this host's own kernel, with netdevs that the agent takes for functions of PCI devices."""
+"""A network namespace on this host's kernel, whose netdevs look to the agent like PCI functions."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ ADDRESS = "0000:01:00.0"
 
 
 class Overlay(LinuxFiles):
-    """The real files, but for PCI devices, which are below ``root``: a virtual netdev has none."""
+    """The real files, except PCI devices, which are below ``root``: a virtual netdev has no PCI device."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def place(self, path: str) -> str:
-        """Where a file really is."""
+        """The real path of a file."""
         return f"{self._root}{path}" if path.startswith(PCI) else path
 
     def read(self, path: str) -> str:
-        """Read, from below the root if it is a PCI device's."""
+        """Read a file at its real path."""
         return super().read(self.place(path))
 
     def write(self, path: str, text: str) -> None:
-        """Write, as above."""
+        """Write a file at its real path."""
         super().write(self.place(path), text)
 
     def names(self, path: str) -> list[str]:
-        """List, as above."""
+        """List a folder at its real path."""
         return super().names(self.place(path))
 
     def target(self, path: str) -> str:
-        """Read a link, as above."""
+        """Read a link at its real path."""
         return super().target(self.place(path))
 
 
 def enter() -> None:
-    """Go on in a new network namespace with a sysfs of its own; the process cannot come back."""
+    """Enter a new network namespace with a sysfs of its own. The process cannot leave it."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def check(result: int, what: str) -> None:
@@ -66,7 +66,7 @@ def enter() -> None:
 
 @contextmanager
 def devices(netdevs: dict[str, str]) -> Iterator[Path]:
-    """A folder in the place of sysfs's PCI devices, with a function at each given address for a netdev."""
+    """Make a folder that replaces sysfs's PCI devices. It has a function at each given address, with a netdev."""
     root = Path(tempfile.mkdtemp(prefix="trackbed-bench-"))
     try:
         for address, netdev in netdevs.items():
@@ -74,7 +74,7 @@ def devices(netdevs: dict[str, str]) -> Iterator[Path]:
             (folder / "net" / netdev).mkdir(parents=True)
             for name, text in (("class", "0x020000"), ("vendor", "0x0000"), ("device", "0x0000"), ("numa_node", "0")):
                 (folder / name).write_text(text)
-            # Of a driver that changes an MTU without losing the link: nobody has to be asked then.
+            # A driver that changes an MTU without losing the link, so that the agent need not look for users.
             (folder / "driver").symlink_to("../drivers/mlx5_core")
         yield root
     finally:
@@ -82,5 +82,5 @@ def devices(netdevs: dict[str, str]) -> Iterator[Path]:
 
 
 def machine(root: Path) -> Machine:
-    """This kernel, with the PCI devices below ``root``."""
+    """The machine with this kernel and the PCI devices below ``root``."""
     return evolve(linux.machine(), files=Overlay(root))

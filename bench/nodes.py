@@ -1,4 +1,4 @@
-"""The running lab's nodes, for benchmarks that look at what only they have."""
+"""The running lab's nodes, for benchmarks that need real SR-IOV or systemd."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import lab
 
 
 def nodes() -> tuple[lab.Node, ...]:
-    """All of them.
+    """The nodes of the running lab.
 
     :raises click.ClickException: the lab is down.
     """

@@ -1,4 +1,4 @@
-"""A full observation beside many netdevs, and a bare pyroute2 dump of them: `python -m bench.observe` (as root)."""
+"""Measures a full observation beside many netdevs, and a bare pyroute2 dump of them: `python -m bench.observe` (as root)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def _run(told: Connection, netdevs: int, rounds: int) -> None:
 
 @click.command()
 @click.option("--netdevs", default=1000, show_default=True, help="Netdevs in the namespace.")
-@click.option("--rounds", default=10, show_default=True, help="Observations and dumps, in turn; the fastest counts.")
+@click.option(
+    "--rounds", default=10, show_default=True, help="Rounds of an observation and a dump; the fastest counts."
+)
 def main(netdevs: int, rounds: int) -> None:
     """Print the milliseconds of both, and their ratio."""
     ours, theirs = multiprocessing.Pipe()

@@ -1,8 +1,8 @@
-"""How fast drift is put back on a node of the lab, beside the same writes done bare: `python -m bench.repair`.
+"""Measures how fast drift is repaired on a node of the lab, beside the same writes by a shell: `python -m bench.repair`.
 
-Times are taken on the node, by its own clock, from the end of the write that broke something to the moment at which a
-tool that is not ours reads the wanted value again; it pauses between two looks, as all of an emulated node's CPUs share one
-thread of this host's. The bare counterpart is the shell doing the same write by itself.
+The node's own clock measures the time from the end of the write that broke something until an independent tool reads the
+wanted value again. That tool pauses between two readings, since all CPUs of an emulated node share one thread of this host.
+The counterpart is a shell that makes the same write.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SYSFS = f"/sys/bus/pci/devices/{NIC.pci}"
 
 @frozen
 class Drift:
-    """What breaks it, what a person would type to mend it, and what tells that it is mended."""
+    """One kind of drift: the command that breaks the value, the command that mends it, and the check that it is mended."""
 
     name: str
     broken: str
@@ -73,18 +73,18 @@ def _measure(node: lab.Node, script: str, drift: Drift, rounds: int) -> list[int
 
 
 def _once(node: lab.Node, text: str) -> int:
-    """One measurement, and then the node's recovery from it."""
+    """Measure once, and wait until the node has recovered."""
     took = int(node.sh(text, timeout=120))
     if node.run(["systemctl", "is-active", "--quiet", "trackbed"]).returncode == 0:
-        # Not `wait`: this also has the agent forget that somebody puts the value back again and again.
+        # Not `wait`: `apply` also resets the count of how often the value was put back.
         node.run(["trackbed", "apply", "--timeout", "120"], timeout=150, check=True)
-    # The passes that the repair's own events caused.
+    # Wait for the passes that the repair's own events cause.
     node.sh("udevadm settle")
     return took
 
 
 @click.command()
-@click.option("--rounds", default=10, show_default=True, help="Measurements of each kind.")
+@click.option("--rounds", default=10, show_default=True, help="Measurements of each kind of drift.")
 def main(rounds: int) -> None:
     """Print the milliseconds from drift to repair, by the agent and by hand."""
     (node, *_) = nodes()

@@ -1,4 +1,4 @@
-"""What a full observation and plan cost as a node grows, on the simulated kernel: `python -m bench.scale`."""
+"""Measures how a full observation and plan slow down as a node grows, on the simulated kernel: `python -m bench.scale`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IRQS_PER_VF = 4
 
 
 def node(vfs: int) -> tuple[Machine, NodeSpec]:
-    """A simulated node with so many VFs, all of them as its spec says."""
+    """A simulated node with the given number of VFs, all as its spec says."""
     kernel = Kernel(cpus=128, nodes=2, vf_queues=IRQS_PER_VF - 1)
     nics = []
     for number in range(math.ceil(vfs / VFS_PER_NIC)):
@@ -40,9 +40,9 @@ def node(vfs: int) -> tuple[Machine, NodeSpec]:
 
 
 def milliseconds(vfs: int, rounds: int) -> float:
-    """The fastest of some rounds: what else runs here only ever adds."""
+    """The fastest round: other programs on this machine only ever add time."""
     machine, spec = node(vfs)
-    # What the simulated kernel is made of is no garbage of the agent's.
+    # The garbage collector must not scan the simulated kernel's objects, which are not the agent's.
     gc.collect()
     gc.freeze()
     took = []

@@ -1,8 +1,8 @@
-"""Many hosts on one machine, to measure what a deploy costs: one sshd on many loopback addresses.
+"""Simulates many hosts on one machine, to measure a deploy: one sshd on many loopback addresses.
 
 All addresses lead to one simulated node: an overlay of this machine's root file system, with processes and mounts of its own,
-so that nothing on this machine changes. ssh, shell, files, the packages' database and the agent are real; systemd is a stand-in
-that starts what a unit's ExecStart says. The login shell has no start-up files.
+so that nothing on this machine changes. ssh, shell, files, the packages' database and the agent are real; a script replaces
+systemd and starts a unit's ExecStart. The login shell has no start-up files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lab.repository import cached
 START_S = 20.0
 
 PACKAGES = ("openssh-server", "libwrap0")
-"""What the node has beside this machine's own packages: a server, and a library of it that little else needs."""
+"""The packages that the node has besides this machine's own: the ssh server, and a library that it needs."""
 
 # $1: a folder of ours; $2: sshd and what it needs. The new root has this machine's devices, and a /run of its own.
 _ENTER = """
@@ -122,7 +122,7 @@ LogLevel ERROR
 
 @frozen
 class Fleet:
-    """The hosts: their addresses and port, and the files that a client needs."""
+    """The simulated hosts: their addresses and port, and the files that a client needs."""
 
     addresses: tuple[str, ...]
     port: int
@@ -130,7 +130,7 @@ class Fleet:
     known_hosts: Path
 
     def ssh(self, address: str, *command: str) -> list[str]:
-        """A bare ssh that runs one command."""
+        """The ssh command that runs one command on a host."""
         return [
             "ssh", "-F", "none", "-o", "BatchMode=yes", "-o", f"UserKnownHostsFile={self.known_hosts}",
             "-i", str(self.key), "-p", str(self.port), f"root@{address}", *command,
@@ -139,7 +139,7 @@ class Fleet:
 
 @contextmanager
 def fleet(hosts: int, packages: Sequence[str]) -> Iterator[Fleet]:
-    """So many hosts, which have the given packages; as root."""
+    """Run the given number of hosts, with the given packages. Needs root."""
     with TemporaryDirectory(prefix="trackbed-bench-") as name:
         work = Path(name)
         for folder in ("root", "over", "node"):

@@ -1,6 +1,8 @@
-"""What a storm of link events costs: `python -m bench.storm` (as root, on this host's kernel in a namespace of its own).
+"""Measures what a storm of link events costs: `python -m bench.storm` (as root).
 
-The bare counterpart is a socket that receives the same events and looks at none.
+It runs on this host's kernel in a network namespace of its own.
+
+The counterpart is a socket that receives the same events and decodes none.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ QUIET = 1.0
 
 
 class _Passes:
-    """Tells each of the worker's passes."""
+    """Reports each of the worker's passes."""
 
     def __init__(self, told: Connection) -> None:
         self._told = told
@@ -59,7 +61,7 @@ def _bare(told: Connection) -> None:
 
 
 def _listen(target: Any, storm_on: str, events: int) -> tuple[int, float]:
-    """How often a child acted on a storm, and the CPU seconds that it took."""
+    """How often a child process acted during a storm, and its CPU seconds."""
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=target, args=(theirs,), daemon=True)
     child.start()
@@ -107,7 +109,7 @@ _ROWS = (
 @click.command()
 @click.option("--events", default=10_000, show_default=True, help="Link events in each storm.")
 def main(events: int) -> None:
-    """Print how often the agent looked again, and its CPU seconds."""
+    """Print the number of the agent's passes, and its CPU seconds."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=_run, args=(theirs, events))
     process.start()

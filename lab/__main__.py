@@ -1,4 +1,4 @@
-"""`python -m lab`: what a person does with the virtual fleet."""
+"""`python -m lab`: the commands for the virtual servers."""
 
 import json
 import os
@@ -32,14 +32,14 @@ NEXT = (
     "    make test, make lab-down",
 )
 REMEDIES = {
-    "off": "is off: `python -m lab power-on {name}` boots it, `python -m lab logs {name}` collects what it said",
-    "no ssh": "does not answer: `python -m lab console {name}` shows what it is at, `python -m lab logs {name}` what it said",
+    "off": "is off: `python -m lab power-on {name}` boots it, `python -m lab logs {name}` collects its logs",
+    "no ssh": "does not answer: `python -m lab console {name}` opens its console, `python -m lab logs {name}` collects logs",
     "no report": "has no agent yet: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys it",
     "not ready": "is not ready: `python -m lab ssh {name} trackbed doctor` says why, and what to do",
     "report not understood": "has another agent: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys this one",
 }
-"""What to do about a node, by what `status` says of it."""
-ANYWAY = "`python -m lab status` shows the nodes; `python -m lab logs NODE` collects what one of them said."
+"""The remedy for each state that `status` shows for a node."""
+ANYWAY = "`python -m lab status` shows the nodes; `python -m lab logs NODE` collects the logs of one."
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -62,15 +62,15 @@ def _at_once(act: Callable[[Node], None], chosen: list[Node]) -> None:
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`make lab` runs `up` and deploys both nodes; docs/lab.md has what else there is to know.",
+    epilog="`make lab` runs `up` and deploys to both nodes. More is in docs/lab.md.",
 )
 def main() -> None:
-    """Two virtual servers with real SR-IOV and RDMA. TRACKBED_LAB names the lab, "lab" by default."""
+    """Two virtual servers with real SR-IOV and RDMA. TRACKBED_LAB names the lab; the default is "lab"."""
 
 
 @main.command()
 def up() -> None:
-    """Boot both nodes, building the image first if needed; what runs already is left alone."""
+    """Boot both nodes; build the image first if needed. Nodes that run already are left alone."""
     began = time.monotonic()
     if fleet.up():
         say(f"the lab is up after {time.monotonic() - began:.0f} s; `python -m lab ssh node1` gets in")
@@ -80,7 +80,7 @@ def up() -> None:
 
 @main.command()
 def down() -> None:
-    """Stop both nodes, and the cluster's control plane if there is one, and discard their disks; logs and keys stay."""
+    """Stop both nodes, and the cluster's control plane if there is one, and delete their disks; logs and keys stay."""
     commands.discard(instance.named())
     was_up = fleet.down()
     say(
@@ -116,7 +116,7 @@ def status(ready: bool) -> None:
         table.add_row(*row)
         if state in REMEDIES:
             remedies.append(f"{node.name} {REMEDIES[state].format(name=node.name)}")
-    # A pipe has no width, and a folder that is cut off is of no use.
+    # A pipe has no width. The folder must not be cut off.
     Console(width=None if sys.stdout.isatty() else 200).print(table)
     for line in NEXT if ready and all_ready else remedies:
         say(line)
@@ -161,7 +161,7 @@ def check(arguments: tuple[str, ...]) -> None:
 @main.command()
 @_one
 def power_cut(name: str) -> None:
-    """Pull a node's plug: no clean shutdown; its disk stays."""
+    """Switch a node off without a clean shutdown; its disk stays."""
     (node,) = _chosen(name)
     node.power_cut()
     say(f"{name} is off; `python -m lab power-on {name}` boots it again on the same disk")
@@ -212,7 +212,7 @@ def unplug(name: str, pci: str) -> None:
 @main.command()
 @_one
 def replug(name: str) -> None:
-    """Bring back what was unplugged."""
+    """Have a node look for its PCI devices again, which brings back unplugged ones."""
     (node,) = _chosen(name)
     node.replug()
     say(f"{name} has looked for its PCI devices again; `python -m lab ssh {name} trackbed wait` ends once it is ready")
@@ -232,7 +232,7 @@ def logs(name: str) -> None:
         _keep(node, folder / "journal.txt", ["journalctl", "--no-pager", "-o", "short-precise"])
         _keep(node, folder / "dmesg.txt", ["dmesg", "-T"])
     else:
-        say(f"{name} does not answer: only what it said on its console is there")
+        say(f"{name} does not answer: the folder has only its console's output")
     click.echo(folder)
 
 
@@ -244,8 +244,8 @@ main.add_command(commands.cluster)
 
 
 def cli() -> None:
-    """Run; a failure is one message and status 1, bad input status 2."""
-    # As Ctrl-C: children are ended and locks released in order.
+    """Run the command line. A failure is one message with exit code 1; bad input has exit code 2."""
+    # The same as Ctrl-C: children are ended and locks released in order.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         main(prog_name="python -m lab")

@@ -1,4 +1,4 @@
-"""The build host's own apt: where its mirrors are, and a throw-away configuration that leaves /etc/apt alone."""
+"""Uses the build host's apt: reads its mirrors, and makes temporary configurations that leave /etc/apt alone."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from lab.command import run
 from lab.errors import LabError
 
 SUITE = "bookworm"
-# What the path to the mirror needs, wherever the machine that asks is.
+# Options for reaching a mirror. They are the same on this host and on a node.
 CARRIED = (
     "Acquire::http::Proxy",
     "Acquire::https::Proxy",
@@ -31,22 +31,22 @@ class Source:
     component: str
 
     def line(self) -> str:
-        """As in sources.list; apt's trusted keys are Debian's archive keys on every Debian."""
+        """A line of sources.list. On every Debian, apt trusts Debian's archive keys."""
         return f"deb {self.uri} {self.suite} {self.component}"
 
 
 def host_sources() -> tuple[Source, ...]:
-    """The Debian 12 entries of this host, read by apt itself so that .list and deb822 files both count."""
+    """The Debian 12 entries of this host. apt itself reads them, so .list and deb822 files both count."""
     return _listed() or _listed_after_update()
 
 
 def backports(sources: tuple[Source, ...]) -> Source:
-    """Backports live on the mirror that carries the suite."""
+    """The source of backports, on the mirror that has the suite."""
     return next(attrs.evolve(s, suite=f"{SUITE}-backports") for s in sources if s.suite == SUITE)
 
 
 def carried_options() -> tuple[str, ...]:
-    """Options of the host's apt without which its mirrors cannot be reached or trusted, as apt.conf lines."""
+    """Lines of the host's apt.conf without which its mirrors cannot be reached or trusted."""
     dump = run(["apt-config", "dump"]).splitlines()
     return tuple(line for line in dump if line.split(" ", 1)[0] in CARRIED and not line.endswith('"";'))
 
@@ -67,7 +67,7 @@ class Apt:
         """The version that would be installed."""
         found = re.search(r"Candidate: (\S+)", run(["apt-cache", *self.options(), "policy", package]))
         if found is None or found[1] == "(none)":
-            raise LabError(f"apt knows no package {package}", "Look at the mirrors in /etc/apt.")
+            raise LabError(f"apt knows no package {package}", "Check the mirrors in /etc/apt.")
         return found[1]
 
     def depends(self, package: str) -> str:
@@ -76,7 +76,7 @@ class Apt:
         return next(line for line in show.splitlines() if line.startswith("Depends:"))
 
     def options(self) -> list[str]:
-        """What makes any apt command use this configuration."""
+        """The options that make an apt command use this configuration."""
         return [
             f"-oDir::Etc::SourceList={self.folder}/sources.list",
             "-oDir::Etc::SourceParts=/dev/null",
@@ -84,16 +84,16 @@ class Apt:
             "-oDir::Etc::PreferencesParts=/dev/null",
             f"-oDir::State::Lists={self.folder}/lists",
             f"-oDir::Cache={self.folder}/cache",
-            # Root downloads into a folder of its own; the _apt user cannot.
+            # Download as root: the _apt user may not write to root's folder.
             "-oAPT::Sandbox::User=root",
-            # Another apt on this host (unattended upgrades) is waited for.
+            # Wait while another apt runs on this host (unattended upgrades).
             "-oDPkg::Lock::Timeout=300",
         ]
 
 
 @contextmanager
 def throwaway(sources: tuple[Source, ...]) -> Iterator[Apt]:
-    """An apt of exactly these sources, freshly updated."""
+    """An apt with exactly these sources, after an update."""
     with TemporaryDirectory(prefix="trackbed-apt-") as name:
         folder = Path(name)
         (folder / "sources.list").write_text("".join(f"{source.line()}\n" for source in sources))
@@ -105,7 +105,7 @@ def throwaway(sources: tuple[Source, ...]) -> Iterator[Apt]:
 
 
 def _listed_after_update() -> tuple[Source, ...]:
-    # apt lists its targets only once it has seen their Release files, which container images throw away.
+    # apt lists its targets only if it has their Release files, which container images delete.
     run(["apt-get", "update", "-q"])
     sources = _listed()
     if not any(source.suite == SUITE for source in sources):

@@ -1,5 +1,7 @@
-"""A boot loader for a node, which QEMU otherwise gives its kernel: grub, on a small disk of its own, reads the menu that the
-node's own update-grub has written. So kernel arguments and kernels come to be as on a server, and a reboot shows them.
+"""Boots a node by grub. Otherwise QEMU gives the node its kernel, and a boot loader's settings have no effect.
+
+Grub's core is on a small disk of its own, and reads the menu that the node's own update-grub has written. So kernels and kernel
+arguments are chosen as on a server, and take effect at a reboot.
 
 The node needs the packages grub2-common and grub-pc-bin.
 """
@@ -11,7 +13,7 @@ import attrs
 
 from lab.node import Node
 
-# grub has no other name for the file system here; the modules are those that a menu of Debian's asks for.
+# Grub finds the file system by its label. A menu of Debian's needs these modules.
 _CORE = """\
 serial --unit=0 --speed=115200
 terminal_input serial
@@ -25,7 +27,7 @@ _MODULES = (
     *("serial", "terminal", "loadenv", "gzio", "minicmd", "gettext", "gfxterm", "all_video", "sleep", "reboot"),
 )
 
-# What QEMU would have given the kernel comes from the menu now, for all entries.
+# The arguments that QEMU gave the kernel are put into the menu, for all entries.
 _MAKE = """
 core=$1; shift
 given=$(sed 's/root=[^ ]*//; s/ rw / /' /proc/cmdline)
@@ -37,15 +39,15 @@ printf %s "$core" > "$work/core.cfg"
 grub-mkimage -O i386-pc -p /boot/grub -c "$work/core.cfg" -o "$work/core.img" "$@"
 cat /usr/lib/grub/i386-pc/boot.img "$work/core.img" | base64
 """
-# Of a disk; QEMU wants whole sectors.
+# Of a disk: QEMU needs whole sectors.
 _SIZE = 4 << 20
 
 
 def install(node: Node, loader: Path) -> Node:
-    """Power the node off and on again by its own boot loader, whose disk is to be that file of this host.
+    """Power the node off, and on again by its own boot loader. The given file of this host becomes that loader's disk.
 
-    What is returned is the same node. A snapshot that was made before is of another machine, without that disk: power the
-    node off before it is restored.
+    Returns the same node with that disk. An earlier snapshot is of a machine without the disk: power the node off before you
+    restore one.
     """
     disk = base64.b64decode(node.run(["sh", "-euc", _MAKE, "sh", _CORE, *_MODULES], timeout=300, check=True).stdout)
     loader.write_bytes(disk.ljust(_SIZE, b"\0"))

@@ -11,14 +11,14 @@ from lab.node import Node
 
 ROOT = Path(__file__).parent.parent
 
-# igb has no such call, or takes it only while the PF's link is up; irqbalance is either off or has our interrupts banned; there
-# is a kubelet in the lab's cluster only, no DKMS in the image, and no IPv4 address, hence no GID for NCCL, on the fabric.
-# The image has no container engine either.
+# igb does not support some settings, or only while the PF's link is up. irqbalance is either off or has our interrupts banned.
+# There is a kubelet in the lab's cluster only. The image has neither DKMS nor a container engine. The fabric has no IPv4
+# address, hence no GID for NCCL.
 MAY_SKIP = (
     *("link_state", "min_tx_rate", "max_tx_rate", "banned", "gate", "DKMS", "gid"),
     *("docker", "containerd", "CDI"),
 )
-"""The last words of the reasons for which a check may be skipped here; any other skip is a failure."""
+"""How the reason of a permitted skip may end. Any other skip is a failure."""
 
 
 def command(nodes: tuple[Node, ...], *arguments: str) -> list[str]:
@@ -29,7 +29,7 @@ def command(nodes: tuple[Node, ...], *arguments: str) -> list[str]:
 
 
 def run(nodes: tuple[Node, ...], *arguments: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run them; what they print goes to the terminal, or is kept."""
+    """Run the checks; their output goes to the terminal, or is returned."""
     return subprocess.run(
         command(nodes, *arguments),
         cwd=ROOT,

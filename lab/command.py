@@ -1,4 +1,4 @@
-"""Every host process of this package starts here."""
+"""Starts all processes of this package on the host."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,10 @@ def run(
     env: Mapping[str, str] | None = None,
     remedy: str = "",
 ) -> str:
-    """Run to the end and return standard output; a failure says the command, the end of its output and the log."""
+    """Run a command to its end and return its standard output.
+
+    :raises LabError: it failed; with the command, the end of its output, and its log.
+    """
     words = [str(word) for word in argv]
     try:
         done = subprocess.run(

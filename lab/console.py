@@ -1,4 +1,4 @@
-"""A serial console on a person's terminal."""
+"""Connects the terminal to a node's serial console."""
 
 import os
 import select
@@ -15,7 +15,7 @@ DETACH = b"\x1d"
 
 
 def attach(path: Path) -> None:
-    """Join terminal and console until Ctrl-] is typed or the node goes off."""
+    """Connect terminal and console until Ctrl-] is typed or the node is switched off."""
     if not sys.stdin.isatty():
         raise LabError("the console needs a terminal", "`python -m lab ssh` runs commands without one.")
     with socket.socket(socket.AF_UNIX) as console:

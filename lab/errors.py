@@ -1,8 +1,8 @@
-"""The one exception that this package raises on purpose."""
+"""The exceptions that this package raises for people to read."""
 
 
 class LabError(Exception):
-    """What happened and where, and what to do about it; shown to a person without a traceback."""
+    """An error with what happened, where, and the remedy. It is shown without a traceback."""
 
     def __init__(self, what: str, remedy: str = "") -> None:
         super().__init__(f"{what}\n{remedy}" if remedy else what)
@@ -11,4 +11,4 @@ class LabError(Exception):
 
 
 class BadInput(LabError):
-    """The person asked for something that cannot be; nothing was done."""
+    """The arguments cannot be right; nothing was done."""

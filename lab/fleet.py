@@ -1,4 +1,4 @@
-"""Both nodes together: up, down, and looking them up."""
+"""Both nodes together: boot them, stop them, and look them up."""
 
 from lab import host, image, instance
 from lab.errors import LabError
@@ -9,7 +9,7 @@ from lab.progress import say, step
 
 
 def nodes(name: str | None = None) -> tuple[Node, ...]:
-    """The nodes of a lab that is up, by default of the one that TRACKBED_LAB names."""
+    """The nodes of a lab that is up; by default TRACKBED_LAB names the lab."""
     lab = instance.named(name)
     plan = lab.plan()
     if plan is None:
@@ -18,7 +18,7 @@ def nodes(name: str | None = None) -> tuple[Node, ...]:
 
 
 def up(name: str | None = None) -> bool:
-    """Build what is missing and boot what is off; say whether anything had to be done."""
+    """Build the image if it is missing, and boot the nodes that are off. Returns whether anything had to be done."""
     lab = instance.named(name)
     with lab.lock():
         plan = lab.plan()
@@ -42,10 +42,10 @@ def up(name: str | None = None) -> bool:
 
 
 def down(name: str | None = None) -> bool:
-    """Stop the nodes and discard their disks; say whether anything was there."""
+    """Stop the nodes and delete their disks. Returns whether there was anything to delete."""
     lab = instance.named(name)
     with lab.lock():
-        # Also with a damaged or missing plan: this is the way out.
+        # This must work with a damaged or missing plan, too: it is the remedy for both.
         leftovers = _nodes(lab, Plan(image.Image(lab.folder), {machine.name: 0 for machine in MACHINES}))
         found = any(node.pid() is not None or node.overlay.exists() for node in leftovers)
         for node in leftovers:
@@ -59,7 +59,7 @@ def _nodes(lab: Instance, plan: Plan) -> tuple[Node, ...]:
 
 
 def _with_ports(lab: Instance, plan: Plan) -> Plan:
-    """Keep the ports of running nodes, and of others where they are still free."""
+    """Keep the ports of running nodes, and those of other nodes if they are still free."""
     ports: dict[str, int] = {}
     for machine in MACHINES:
         port = plan.ports.get(machine.name, 0)

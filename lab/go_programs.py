@@ -1,4 +1,4 @@
-"""Programs written in Go, built from the Go module proxy and kept in the cache by what decides their content."""
+"""Builds programs written in Go from the Go module proxy, and caches them by a hash of their inputs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from lab.lock import exclusive
 from lab.progress import step
 
 PLACES = ("usr/local/go/bin", "usr/lib/go-1.*/bin")
-"""Where Go is, beside PATH: its own archive's place, and Debian's."""
+"""Folders with Go besides PATH: that of Go's own archive, and Debian's."""
 
 DEBIAN_GO = "golang-1.23-go"
 """Of Debian 12's backports; it fetches the newer Go that a program asks for by itself (GOTOOLCHAIN)."""
@@ -30,9 +30,9 @@ REMEDY = f"Install Go: from https://go.dev/dl into /usr/local/go, or {DEBIAN_GO}
 class Build:
     """Go packages that are built together.
 
-    ``folder`` is a module of ours whose go.mod and go.sum decide all versions; without it each package is written
+    ``folder`` is a module of ours whose go.mod and go.sum decide all versions. Without it each package is written
     `path@version`, and is built by its own go.mod, checked against Go's public checksum database.
-    ``host_packages``: Debian's that it is compiled with, where some of it is C (``cgo``).
+    ``host_packages``: Debian's packages that its C code (``cgo``) needs.
     """
 
     name: str
@@ -48,11 +48,11 @@ class Build:
 
     @property
     def target(self) -> Path:
-        """Where the programs are once built."""
+        """The folder with the programs, once they are built."""
         return image.cache_home() / "go" / f"{self.name}-{self._key()}"
 
     def program(self, name: str) -> Path:
-        """One of them."""
+        """The path of one program."""
         return self.target / name
 
     def _key(self) -> str:
@@ -64,27 +64,27 @@ class Build:
 
 
 def ensure(build: Build) -> Path:
-    """The folder with the programs, built first if they are not cached."""
+    """The folder with the programs. They are built first if they are not cached."""
     if build.target.exists():
         return build.target
     build.target.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(build.target.parent / "lock", "another build of Go programs is under way"):
-        # Whoever held the lock may have built them.
+        # The command that held the lock may have built them.
         if not build.target.exists():
             _build(build)
     return build.target
 
 
 def source(build: Build, module: str) -> Path:
-    """The files of a module that a build asks for: what comes with a program and is none."""
-    told = run([go(), "mod", "download", "-C", str(build.folder), "-json", module])
-    return Path(json.loads(told)["Dir"])
+    """The folder with a module's source, for files that come with a program."""
+    output = run([go(), "mod", "download", "-C", str(build.folder), "-json", module])
+    return Path(json.loads(output)["Dir"])
 
 
 def go() -> Path:
     """The `go` command of this host; Debian's is installed if there is none.
 
-    :raises LabError: there is none and it cannot be installed, or it is too old; with what to install.
+    :raises LabError: Go is missing and cannot be installed, or is too old; the remedy says what to install.
     """
     found = _find()
     if found is None:
@@ -116,7 +116,7 @@ def _build(build: Build) -> None:
     # GOTOOLCHAIN: a Go older than a module asks for fetches the right one through the module proxy.
     env = {**os.environ, "GOTOOLCHAIN": "auto", "CGO_ENABLED": str(int(build.cgo)), "GOBIN": str(new)}
     if build.cgo and shutil.which("gcc") is None:
-        # The one that the lab has installed for kernel modules.
+        # The compiler that the lab has installed for kernel modules.
         env["CC"] = "gcc-12"
     flags = ["-trimpath", "-buildvcs=false", f"-tags={build.tags}", f"-ldflags=-s -w {build.ldflags}"]
     with step(f"Go: building {build.name}", usual_s=build.usual_s):

@@ -1,17 +1,17 @@
-"""What each virtual server is made of: one frozen table that tests and inventories import."""
+"""The hardware of each virtual server: a table that tests and inventories import."""
 
 import attrs
 
 
 @attrs.frozen
 class Nic:
-    """A fabric card, an Intel 82576 (`igb`) with seven virtual functions, wired to its namesake on the other machine."""
+    """A fabric NIC: an Intel 82576 (`igb`) with seven VFs, connected to the NIC of the same name on the other machine."""
 
     name: str
     mac: str
     numa_node: int
     slot: int
-    # The expander bus it sits below. The root port takes this number and the card the next one.
+    # The number of its expander bus. The root port has this bus number, and the card the next one.
     bus: int
 
     @property
@@ -21,12 +21,12 @@ class Nic:
 
     @property
     def netdev(self) -> str:
-        """The physical function's name by systemd's rules; its first VF appends v0."""
+        """The PF's name by systemd's rules. The name of its first VF adds v0."""
         return f"ens{self.slot}f0"
 
     @property
     def vf_pcis(self) -> tuple[str, ...]:
-        """Addresses of the virtual functions: this card starts at 10.0 and steps by two."""
+        """The VFs' addresses: they start at 10.0, and every second function is a VF."""
         return tuple(f"0000:{self.bus + 1:02x}:{0x10 + vf * 2 // 8:02x}.{vf * 2 % 8}" for vf in range(VFS_PER_NIC))
 
 
@@ -37,7 +37,7 @@ class Machine:
     name: str
     machine_id: str
     mgmt_mac: str
-    # Machines share no management network, yet their addresses differ: Kubernetes tells nodes apart by address.
+    # Machines share no management network. Their addresses differ because Kubernetes identifies nodes by address.
     mgmt_ip: str
     nics: tuple[Nic, ...]
 

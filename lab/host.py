@@ -1,4 +1,4 @@
-"""What this host must have to build and run the nodes."""
+"""Installs what this host needs to build and run the nodes."""
 
 import os
 import re
@@ -27,9 +27,9 @@ PACKAGES = (
 
 
 def ensure_packages(more: tuple[str, ...] = (), newer: tuple[str, ...] = ()) -> None:
-    """Install what is missing of PACKAGES and ``more``, and of ``newer``, which only backports have.
+    """Install the missing packages of PACKAGES and ``more``, and those of ``newer``, which only backports have.
 
-    Nothing is downloaded, nor root needed, when all is there.
+    If none is missing, nothing is downloaded, and root is not needed.
     """
     missing = [package for package in (*PACKAGES, *more) if not _installed(package)]
     late = [*(() if _qemu_major() >= QEMU_MAJOR else FROM_BACKPORTS), *(p for p in newer if not _installed(p))]
@@ -47,7 +47,7 @@ def ensure_packages(more: tuple[str, ...] = (), newer: tuple[str, ...] = ()) -> 
         if missing:
             ours.get(*install, *missing)
         if late:
-            # -t, as QEMU wants the firmware and data of its own release.
+            # -t, because QEMU needs the firmware and data of its own release.
             ours.get(*install, "-t", f"{apt.SUITE}-backports", *late)
 
 

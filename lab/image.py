@@ -1,4 +1,4 @@
-"""The node image: Debian by mmdebstrap, made a disk by mke2fs, cached under a hash of what decides its content."""
+"""Builds the node image: Debian by mmdebstrap, on a disk made by mke2fs. It is cached by a hash of its inputs."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from lab.errors import LabError
 from lab.lock import exclusive
 from lab.progress import step
 
-# jq is left out on purpose: the deploy installs it, by the real apt in the node.
+# jq is left out on purpose: the deploy must install it with the node's real apt.
 PACKAGES = (
     "ca-certificates",
     "dbus",
@@ -39,7 +39,7 @@ PACKAGES = (
     "udev",
     "zstd",
 )
-# Each costs seconds of an emulated boot, or disturbs a test at a time of its own choosing.
+# Each of these makes an emulated boot seconds longer, or disturbs tests at random times.
 MASKED = (
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -70,7 +70,7 @@ HOST_CAS = Path("/usr/local/share/ca-certificates")
 
 @attrs.frozen
 class Image:
-    """A finished image; never written to again."""
+    """A finished image. It is never written to again."""
 
     folder: Path
 
@@ -81,26 +81,26 @@ class Image:
 
     @property
     def kernel(self) -> Path:
-        """Given to QEMU directly: no boot loader."""
+        """The kernel, which QEMU loads without a boot loader."""
         return self.folder / "vmlinuz"
 
     @property
     def initrd(self) -> Path:
-        """Its initial RAM disk."""
+        """The initial RAM disk."""
         return self.folder / "initrd.img"
 
     def complete(self) -> bool:
-        """Whether it is all there; someone may have cleaned the cache."""
+        """Whether all files are there: the cache may have been cleaned."""
         return self.disk.exists() and self.kernel.exists() and self.initrd.exists()
 
 
 def cache_home() -> Path:
-    """Where images are kept, outside the repository."""
+    """The folder of the cache, outside the repository."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed"
 
 
 def ensure() -> Image:
-    """The current image, built first if it is not cached."""
+    """The current image. It is built first if it is not cached."""
     sources = apt.host_sources()
     options = apt.carried_options()
     image = Image(cache_home() / f"image-{_key(sources, options)}")
@@ -110,7 +110,7 @@ def ensure() -> Image:
         raise LabError("building the node image needs root", "Run it with sudo once, or as root.")
     image.folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(image.folder.parent / "lock", "another build of the image is under way"):
-        # Whoever held the lock may have built it.
+        # The command that held the lock may have built it.
         if not image.complete():
             _build(image, sources, options)
     return image
@@ -128,7 +128,7 @@ def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
     ]
     for file in files:
         if file.is_file():
-            # Where the repository lies decides nothing.
+            # The path of the repository does not matter.
             name = file.relative_to(HERE) if file.is_relative_to(HERE) else file
             digest.update(f"\0{name}\0".encode() + file.read_bytes())
     digest.update("\n".join([*(source.line() for source in sources), *options]).encode())
@@ -137,7 +137,7 @@ def _key(sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> str:
 
 def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ...]) -> None:
     work = image.folder.with_name("building")
-    # An interrupted build's; the lock says that nobody works there. Its mounts went with its mount namespace.
+    # This is left of an interrupted build: by the lock no other build runs. Its mounts ended with its mount namespace.
     run(["rm", "-rf", "--one-file-system", work])
     work.mkdir()
     log = image.folder.parent / "build.log"
@@ -158,7 +158,7 @@ def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ..
         done.folder.mkdir()
         shutil.copy(root / f"boot/vmlinuz-{release}", done.kernel)
         shutil.copy(root / f"boot/initrd.img-{release}", done.initrd)
-        # Without lazy initialisation, which would have each node write to its overlay in the background.
+        # Lazy initialisation would have each node write to its overlay in the background.
         extended = "lazy_itable_init=0,lazy_journal_init=0,nodiscard"
         run(
             ["mke2fs", "-q", "-t", "ext4", "-L", "root", "-E", extended, "-d", root, done.disk, f"{DISK_MIB}M"], log=log
@@ -171,11 +171,11 @@ def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ..
 def _bootstrap(root: Path, sources: tuple[apt.Source, ...], options: tuple[str, ...], log: Path) -> None:
     lines = root.with_name("sources.list")
     lines.write_text("".join(f"{source.line()}\n" for source in sources))
-    # The initramfs is made while the kernel is installed: what shapes it must be there before.
+    # The initramfs is made while the kernel is installed, so its configuration must be there before.
     early = f'mkdir -p "$1/etc" && cp -rT {ROOTFS}/etc/initramfs-tools "$1/etc/initramfs-tools"'
     run(
         [
-            # However it is interrupted, its processes and mounts end with its namespaces.
+            # If the build is interrupted, its processes and mounts end with its namespaces.
             *(
                 "unshare",
                 "--mount",
@@ -190,7 +190,7 @@ def _bootstrap(root: Path, sources: tuple[apt.Source, ...], options: tuple[str, 
             f"--include={','.join(PACKAGES)}",
             '--aptopt=Acquire::Languages "none"',
             *(f"--aptopt={option}" for option in options),
-            # Kept, so that `apt-get update` in a node fetches only what changed.
+            # Keep the lists, so that `apt-get update` in a node fetches only changes.
             "--skip=cleanup/apt/lists",
             f"--essential-hook={early}",
             *(apt.SUITE, str(root), str(lines)),
@@ -200,7 +200,7 @@ def _bootstrap(root: Path, sources: tuple[apt.Source, ...], options: tuple[str, 
 
 
 def _furnish(root: Path, release: str, built: list[Path], log: Path) -> None:
-    """All that is not a package."""
+    """Add everything that does not come from a package."""
     updates = root / f"lib/modules/{release}/updates"
     updates.mkdir()
     for module in built:
@@ -212,10 +212,10 @@ def _furnish(root: Path, release: str, built: list[Path], log: Path) -> None:
     for key in (root / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     run(["cp", "-rT", "--no-preserve=mode", ROOTFS, root], log=log)
-    # Empty, so that systemd takes the one on the kernel's command line and does not call it a first boot.
+    # Empty: systemd then uses the machine ID on the kernel's command line, and does not treat the boot as a first boot.
     (root / "etc/machine-id").write_text("")
 
-    # A proxy on this host's loopback is the gateway to a node.
+    # A node reaches a proxy on this host's loopback at the gateway's address.
     for conf in (root / "etc/apt/apt.conf.d").glob("99mmdebstrap*"):
         conf.write_text(conf.read_text().replace("//127.0.0.1", "//10.0.2.2").replace("//localhost", "//10.0.2.2"))
     for ca in _host_cas():
@@ -223,7 +223,7 @@ def _furnish(root: Path, release: str, built: list[Path], log: Path) -> None:
     run(["chroot", root, "update-ca-certificates"], log=log)
     run(["chroot", root, "systemctl", "mask", *MASKED], log=log)
     run(["chroot", root, "systemctl", "enable", *ENABLED], log=log)
-    # apt's own index of the lists: half a minute of an emulated CPU.
+    # apt's own index of the lists, which takes an emulated CPU half a minute to make.
     run(["chroot", root, "apt-cache", "gencaches"], log=log)
 
 

@@ -1,4 +1,4 @@
-"""One lab's place on disk. Several can run at once; TRACKBED_LAB names the one that is meant."""
+"""The folder of one lab. Several labs can run at once; TRACKBED_LAB selects one."""
 
 import json
 import os
@@ -16,14 +16,14 @@ from lab.hardware import MACHINES, Machine
 from lab.image import Image
 from lab.lock import exclusive
 
-# Of a unix socket's address. ssh binds its control socket under a name with 17 more characters first.
+# The longest path of a unix socket. ssh first binds its control socket under a name that is 17 characters longer.
 SOCKET_PATH_MAX = 107
 SSH_SUFFIX = 17
 
 
 @attrs.frozen
 class Plan:
-    """What was decided when the lab came up, and holds until it goes down."""
+    """The image and the ports of a lab, chosen by `up` and valid until `down`."""
 
     image: Image
     ports: dict[str, int]
@@ -31,43 +31,43 @@ class Plan:
 
 @attrs.frozen
 class Instance:
-    """The folder of one lab: keys and plan here, and a folder for each node."""
+    """The folder of one lab: its keys, its plan, and a folder for each node."""
 
     name: str
     folder: Path
 
     @property
     def ssh_key(self) -> Path:
-        """Private; made for this lab alone."""
+        """The private key, made for this lab only."""
         return self.folder / "id_ed25519"
 
     @property
     def known_hosts(self) -> Path:
-        """Both nodes' keys, by address and by name."""
+        """The nodes' host keys, by address and by name."""
         return self.folder / "known_hosts"
 
     @property
     def ssh_config(self) -> Path:
-        """`ssh -F this node1` works from anywhere."""
+        """ssh's configuration: `ssh -F FILE node1` works from anywhere."""
         return self.folder / "ssh_config"
 
     def node_folder(self, machine: Machine) -> Path:
-        """Everything of one node, its logs too."""
+        """The folder of one node: disk, sockets, logs."""
         return self.folder / machine.name
 
     def host_key(self, machine: Machine) -> Path:
-        """The key that the node's sshd will have."""
+        """The host key of the node's sshd."""
         return self.node_folder(machine) / "ssh_host_ed25519_key"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One `up` or `down` at a time."""
+        """Allow one `up` or `down` at a time."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with exclusive(self.folder / "lock", f"another command is changing lab {self.name}"):
             yield
 
     def plan(self) -> Plan | None:
-        """As recorded; None when the lab is down."""
+        """The plan; None while the lab is down."""
         try:
             raw = json.loads(self._plan_file.read_text())
             return Plan(Image(Path(raw["image"])), {str(name): int(port) for name, port in raw["ports"].items()})
@@ -79,18 +79,18 @@ class Instance:
             ) from None
 
     def record(self, plan: Plan) -> None:
-        """Write the plan, and what ssh needs to follow it."""
+        """Write the plan, and the ssh configuration for its ports."""
         raw = {"image": str(plan.image.folder), "ports": plan.ports}
         _write(self._plan_file, json.dumps(raw, indent=2) + "\n")
         _write(self.known_hosts, "".join(self._known_host(machine, plan) for machine in MACHINES))
         _write(self.ssh_config, "".join(self._ssh_host(machine, plan) for machine in MACHINES))
 
     def forget(self) -> None:
-        """The lab is down: the next `up` decides anew."""
+        """Delete the plan: the lab is down, and the next `up` makes a new one."""
         self._plan_file.unlink(missing_ok=True)
 
     def make_keys(self) -> None:
-        """Make the key pairs that are missing."""
+        """Make the missing key pairs."""
         for machine in MACHINES:
             self.node_folder(machine).mkdir(parents=True, exist_ok=True, mode=0o700)
         wanted = {self.ssh_key: f"trackbed-{self.name}"}
@@ -109,7 +109,7 @@ class Instance:
         return f"[127.0.0.1]:{plan.ports[machine.name]},{machine.name} {kind} {key}\n"
 
     def _ssh_host(self, machine: Machine, plan: Plan) -> str:
-        # Multiplexed, for a handshake costs an emulated machine half a second.
+        # Multiplexed, since a handshake takes an emulated machine half a second.
         return f"""\
 Host {machine.name}
     HostName 127.0.0.1
@@ -129,10 +129,10 @@ Host {machine.name}
 
 
 def named(name: str | None = None) -> Instance:
-    """The lab of that name, by default TRACKBED_LAB's."""
+    """The lab of that name; by default TRACKBED_LAB names it."""
     name = name or os.environ.get("TRACKBED_LAB") or "lab"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
-        raise BadInput(f"TRACKBED_LAB: {name!r} is no name for a lab", "Use letters, digits, - and _.")
+        raise BadInput(f"TRACKBED_LAB: {name!r} is not a valid name for a lab", "Use letters, digits, - and _.")
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (home / "trackbed" / "lab" / name).absolute()
     longest = max(len(str(folder / machine.name / "console.sock")) for machine in MACHINES)
@@ -145,14 +145,14 @@ def named(name: str | None = None) -> Instance:
 
 
 def free_port() -> int:
-    """A port that nobody listens on just now."""
+    """A port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_free(port: int) -> bool:
-    """Whether it can be listened on."""
+    """Whether a process could listen on the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""One command at a time: a lock on a file, and word of it while another holds it."""
+"""A lock on a file, so that one command runs at a time. A command that has to wait says so."""
 
 import fcntl
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from lab.progress import say
 
 @contextmanager
 def exclusive(path: Path, holder: str) -> Iterator[None]:
-    """Hold the lock of a file until the block, or the process, ends; ``holder`` is what people are told that is waited for."""
+    """Hold a file's lock until the block or the process ends. While another process holds it, the message names ``holder``."""
     with path.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Kernel modules that Debian does not build, or not as the lab needs them, built outside the node for its exact kernel."""
+"""Builds kernel modules that Debian does not build, or not as the lab needs them, on this host for the node's exact kernel."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from lab.errors import LabError
 
 @attrs.frozen
 class Module:
-    """One driver of the kernel's own source."""
+    """A driver from the kernel's source."""
 
     source: str
     config: str
@@ -27,13 +27,13 @@ MODULES = (
     Module("drivers/net/ethernet/intel/igb", "CONFIG_IGB=m"),
 )
 
-# A module of the lab's own: no device that QEMU emulates has a driver with DCB.
+# The lab's own module: no device that QEMU emulates has a driver with DCB.
 DCBSIM = Path(__file__).parent / "dcbsim"
 
 
 @attrs.frozen
 class Patch:
-    """One line of the kernel's source, and what stands in its place."""
+    """A line of the kernel's source, and its replacement."""
 
     source: str
     line: str
@@ -50,7 +50,7 @@ class Patch:
         source.write_text(text.replace(self.line, self.becomes))
 
 
-# The kernel's rxe has no parent, so nothing appears under its PCI function, where device plugins look for it.
+# The kernel's rxe has no parent, so it does not appear under the PCI function, where device plugins look.
 RXE_PARENT = Patch(
     "drivers/infiniband/sw/rxe/rxe_verbs.c",
     "\terr = ib_register_device(dev, ibdev_name, NULL);\n",
@@ -58,17 +58,17 @@ RXE_PARENT = Patch(
 )
 PATCHES = (
     RXE_PARENT,
-    # QEMU's card never says that its NVM is read (EEMNGCTL.CFG_DONE; hw/net/igb_core.c leaves it 0), and each reset waits for
-    # it in vain for 100 ticks: 0.4 s, three times when VFs are made. A real card says so at once.
+    # QEMU's card never reports that its NVM is read (EEMNGCTL.CFG_DONE; hw/net/igb_core.c leaves it 0), so each reset waits for
+    # it in vain for 100 ticks: 0.4 s, three times when VFs are made. A real card reports it at once.
     Patch("drivers/net/ethernet/intel/igb/e1000_82575.c", "\ts32 timeout = PHY_CFG_TIMEOUT;\n", "\ts32 timeout = 1;\n"),
 )
 
 
 def kernel_release(apt: Apt) -> str:
-    """The release that linux-image-amd64 would install, such as 6.1.0-44-amd64."""
+    """The kernel release that linux-image-amd64 would install, such as 6.1.0-44-amd64."""
     found = re.search(r"linux-image-(\S+-amd64)\b", apt.depends("linux-image-amd64"))
     if found is None:
-        raise LabError("linux-image-amd64 depends on no kernel that this understands")
+        raise LabError("linux-image-amd64 depends on no kernel of a known name")
     return found[1]
 
 
@@ -80,7 +80,7 @@ def build(apt: Apt, release: str, work: Path, log: Path) -> list[Path]:
     debs = work / "debs"
     debs.mkdir(parents=True)
     packages = [f"{name}={version}" for name in (headers, common, "linux-kbuild-6.1", "linux-source-6.1")]
-    # A download lands in the working directory; apt has no option for another.
+    # apt always downloads into the working directory.
     run(["env", "-C", debs, "apt-get", *apt.options(), "-q", "download", *packages], log=log)
     for deb in sorted(debs.glob("*.deb")):
         run(["dpkg-deb", "-x", deb, work], log=log)

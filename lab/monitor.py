@@ -1,4 +1,4 @@
-"""QEMU's monitor, spoken over its QMP socket."""
+"""A client of QEMU's monitor, over its QMP socket."""
 
 import json
 import socket
@@ -8,12 +8,12 @@ from typing import Any
 
 from lab.errors import LabError
 
-# savevm of a busy machine writes a gigabyte.
+# Seconds. savevm of a busy machine writes a gigabyte.
 TIMEOUT_S = 120.0
 
 
 class Monitor:
-    """One conversation; QEMU serves one at a time and keeps the next one waiting."""
+    """One connection to the monitor. QEMU serves one connection at a time; the next one waits."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class Monitor:
         self._socket.close()
 
     def execute(self, command: str, **arguments: object) -> Any:
-        """Run a command and return what it returns."""
+        """Run a command and return its result."""
         try:
             self._stream.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
             self._stream.flush()
@@ -57,5 +57,5 @@ class Monitor:
         return f"`python -m lab power-cut {node}`, then `python -m lab power-on {node}` start it anew; its disk stays."
 
     def human(self, line: str) -> str:
-        """Run a line of the human monitor, which has what QMP lacks; it answers only to complain."""
+        """Run a line of the human monitor, which has commands that QMP lacks. It prints something only if the line fails."""
         return str(self.execute("human-monitor-command", **{"command-line": line})).strip()

@@ -24,7 +24,7 @@ from lab.image import Image
 from lab.instance import Instance
 from lab.monitor import Monitor
 
-# Four times what it takes on two idle cores: the suite runs a second lab beside this one.
+# Four times as long as on two idle cores: the suite runs a second lab beside this one.
 BOOT_S = 300.0
 EXIT_S = 15.0
 RESTORE_S = 120.0
@@ -32,7 +32,7 @@ RESTORE_S = 120.0
 
 @attrs.frozen
 class Node:
-    """A virtual server of one lab; the methods act on it, and all facts are read when asked for."""
+    """A virtual server of one lab. Nothing is cached: each method reads the present state."""
 
     machine: Machine
     instance: Instance
@@ -43,17 +43,17 @@ class Node:
 
     @property
     def name(self) -> str:
-        """Its host name too."""
+        """Its name in the lab, which is also its host name."""
         return self.machine.name
 
     @property
     def folder(self) -> Path:
-        """Overlay, sockets and logs."""
+        """The node's folder: overlay, sockets and logs."""
         return self.instance.node_folder(self.machine)
 
     @property
     def ssh_key(self) -> Path:
-        """The private key that lets root in."""
+        """The private key for root's logins."""
         return self.instance.ssh_key
 
     @property
@@ -63,41 +63,41 @@ class Node:
 
     @property
     def ssh_config(self) -> Path:
-        """For OpenSSH, testinfra and people."""
+        """A configuration for OpenSSH, which testinfra uses, too."""
         return self.instance.ssh_config
 
     @property
     def overlay(self) -> Path:
-        """The node's own disk, over the shared image; it holds the snapshots."""
+        """The node's own disk, an overlay of the shared image. It has the snapshots."""
         return self.folder / "overlay.qcow2"
 
     @property
     def console_log(self) -> Path:
-        """All that its serial console said, over all boots."""
+        """The output of its serial console, of all boots."""
         return self.folder / "console.log"
 
     @property
     def qemu_log(self) -> Path:
-        """QEMU's own complaints."""
+        """QEMU's own messages."""
         return self.folder / "qemu.log"
 
     @property
     def console_socket(self) -> Path:
-        """Its serial console."""
+        """The socket of its serial console."""
         return self.folder / "console.sock"
 
     def pid(self) -> int | None:
-        """QEMU's process, None when the node is off."""
+        """The process id of QEMU; None while the node is off."""
         try:
             pid = int(self._pid_file.read_text())
-            # A number may have been handed out again; the command line tells.
+            # The kernel may have given the id to another process; the command line tells.
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             return None
         return pid if str(self._pid_file).encode() in words else None
 
     def power_on(self) -> None:
-        """Boot it, on its overlay if it has one; a running node is left alone."""
+        """Boot the node, on its overlay if it has one. A running node is left alone."""
         if self.pid() is not None:
             return
         if not self.image.complete():
@@ -114,7 +114,7 @@ class Node:
         run(["qemu-system-x86_64", *self._qemu_arguments()], timeout=60, remedy=remedy)
 
     def power_cut(self) -> None:
-        """Pull the plug: what the guest did not flush is lost, its disk stays."""
+        """End QEMU at once: what the guest did not flush is lost; its disk stays."""
         pid = self.pid()
         if pid is None:
             return
@@ -123,13 +123,13 @@ class Node:
         wait(lambda: _has_ended(pid), EXIT_S, f"{self.name}: QEMU's end")
 
     def discard(self) -> None:
-        """Stop it and throw its disk away; keys and logs stay."""
+        """Stop the node and delete its disk; keys and logs stay."""
         self.power_cut()
         for path in (self.overlay, self._pid_file, *self.folder.glob("*.sock"), *self.folder.glob("*.snapshot")):
             path.unlink(missing_ok=True)
 
     def answers(self, timeout: float = 1.0) -> bool:
-        """Whether its sshd greets; QEMU itself accepts the connection even when the guest does not."""
+        """Whether its sshd sends its greeting. A connection proves nothing: QEMU accepts it even if the guest does not."""
         try:
             with socket.create_connection(("127.0.0.1", self.ssh_port), timeout=timeout) as connection:
                 return connection.recv(4) == b"SSH-"
@@ -137,7 +137,7 @@ class Node:
             return False
 
     def wait_ssh(self, deadline: float = BOOT_S) -> None:
-        """Wait until a command runs through ssh, at most so many seconds."""
+        """Wait until a command runs through ssh, at most the given seconds."""
 
         def ready() -> bool:
             if self.pid() is None:
@@ -152,9 +152,9 @@ class Node:
             raise LabError(f"{error.what}\n{tail(self.console_log)}", f"Its logs are in {self.folder}.") from None
 
     def boot(self) -> None:
-        """Power it on if it is off, and wait until ssh answers.
+        """Power the node on if it is off, and wait until ssh answers.
 
-        QEMU 10 has been seen to abort while a guest boots (an assertion in iotlb_to_section): then it is started once more.
+        QEMU 10 was seen to abort while a guest boots (an assertion in iotlb_to_section). Then it is started once more.
         """
         self.power_on()
         try:
@@ -193,17 +193,17 @@ class Node:
         return done
 
     def sh(self, script: str, timeout: float = 60.0) -> str:
-        """Run a shell script on the node and return its standard output; a failure is a LabError."""
+        """Run a shell script on the node and return its standard output. A failure raises a LabError."""
         return self.run(["sh", "-euc", script], timeout, check=True).stdout
 
     def unpack(self, tar: bytes, folder: str, timeout: float = 60.0) -> None:
-        """Unpack a tar file into a folder on the node that is there."""
-        # Standard input is text here, and so is base64.
+        """Unpack a tar file into an existing folder on the node."""
+        # `run` takes standard input as text only, so the file is sent as base64.
         words = ["sh", "-euc", 'base64 -d | tar -x -C "$1"', "sh", folder]
         self.run(words, timeout, check=True, stdin=b64encode(tar).decode())
 
     def snapshot(self, name: str) -> None:
-        """Save memory, devices and disk under a name, over an older one of that name."""
+        """Save memory, devices and disk under a name. An older snapshot of that name is replaced."""
         _check_snapshot_name(name)
         with self._monitor() as monitor:
             monitor.execute("stop")
@@ -219,7 +219,7 @@ class Node:
         return self._vfs_of(snapshot).exists()
 
     def restore(self, name: str) -> None:
-        """Go back to a snapshot, and on from there; the clock is set right."""
+        """Go back to a snapshot and continue from there. The clock is set to the present time."""
         _check_snapshot_name(name)
         if not self.has(name):
             has = ", ".join(sorted(path.stem for path in self.folder.glob("*.snapshot"))) or "none"
@@ -232,13 +232,13 @@ class Node:
             vf_state.load(self._test_port, json.loads(self._vfs_of(name).read_text()))
             monitor.execute("cont")
         self.wait_ssh(RESTORE_S)
-        # The guest's clock stands where it was; only this host knows the time.
+        # The guest's clock has the time of the snapshot; only this host knows the present time.
         self.sh(f"date -s @{time.time():.3f} >/dev/null")
 
     def unplug(self, pci: str) -> None:
         """Take a PCI function off the node's bus."""
         if not re.fullmatch(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", pci):
-            raise BadInput(f"{pci!r} is no PCI address", "Give it as in 0000:21:00.0.")
+            raise BadInput(f"{pci!r} is not a PCI address", "Give it as in 0000:21:00.0.")
         device = f"/sys/bus/pci/devices/{pci}"
         if self.run(["test", "-e", device]).returncode != 0:
             raise LabError(
@@ -247,7 +247,7 @@ class Node:
         self.sh(f"echo 1 > {device}/remove")
 
     def replug(self) -> None:
-        """Let the node find what was unplugged."""
+        """Have the node rescan its PCI bus, which brings back unplugged devices."""
         self.sh("echo 1 > /sys/bus/pci/rescan")
 
     @property
@@ -275,12 +275,12 @@ class Node:
         return Monitor(self._monitor_socket)
 
     def _forget_ssh(self) -> None:
-        """End the shared connection: the guest at its other end is about to be another one."""
+        """End the shared ssh connection: the guest at its other end is about to change."""
         if (self.folder / "ssh.sock").exists():
             subprocess.run(["ssh", "-F", self.ssh_config, "-O", "exit", self.name], capture_output=True, check=False)
 
     def _write_credentials(self) -> None:
-        """Systemd reads its credentials from SMBIOS; files, as a command line is for all to see."""
+        """Write the credentials that systemd reads from SMBIOS. They are files, since every user can see a command line."""
         hosts = "127.0.0.1 localhost\n::1 localhost\n" + "".join(f"{m.mgmt_ip} {m.name}\n" for m in MACHINES)
         values = {
             "ssh.authorized_keys.root": self.ssh_key.with_suffix(".pub").read_bytes(),
@@ -299,13 +299,13 @@ class Node:
         arguments = [
             *("-name", f"{self.instance.name}-{machine.name}", "-nodefaults", "-no-user-config", "-display", "none"),
             *("-daemonize", "-pidfile", str(self._pid_file), "-D", str(self.qemu_log)),
-            # Emulation whatever /dev/kvm promises: it may exist and not work. In one thread: with one for each CPU a CPU
+            # Emulate even if /dev/kvm exists: it may not work. Use one thread: with one for each CPU a CPU
             # was seen to lose its timer for good (RCU stalls, no ssh), and on a host of two cores it boots slower.
             *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=single", "-cpu", "max"),
             *("-smp", f"{CPUS},sockets={NUMA_NODES},cores={per_node}", "-m", str(MEMORY_MIB)),
             *("-device", "intel-iommu,intremap=on,caching-mode=on"),
             *self._boot_arguments(),
-            # Unsafe only if this host itself crashes: a flush of the guest still reaches the file before QEMU is killed.
+            # This is unsafe only if this host itself crashes: a flush of the guest reaches the file even if QEMU is killed.
             *("-drive", f"file={self.overlay},if=none,id=disk,format=qcow2,cache=unsafe"),
             *("-device", "virtio-blk-pci,drive=disk,bus=pcie.0,addr=0x4"),
             *(
@@ -334,7 +334,7 @@ class Node:
 
     def _boot_arguments(self) -> list[str]:
         if self.loader is not None:
-            # Linux names disks in the order of their addresses.
+            # The order decides the disks' names: Linux names them by their addresses.
             return [
                 *("-drive", f"file={self.loader},if=none,id=loader,format=raw,readonly=on"),
                 *("-device", "virtio-blk-pci,drive=loader,bus=pcie.0,addr=0x6,bootindex=0"),
@@ -342,7 +342,7 @@ class Node:
         command_line = [
             "root=/dev/vda rw console=ttyS0 intel_iommu=on iommu=pt",
             f"systemd.hostname={self.machine.name} systemd.machine_id={self.machine.machine_id}",
-            # An emulated CPU has no use for the first, and trips the second whenever this host is busy.
+            # An emulated CPU does not need the first; the second reports false alarms whenever this host is busy.
             "mitigations=off nowatchdog",
             # A one-shot timer whose interrupt emulation loses leaves a halted CPU asleep; a periodic tick wakes it again.
             "highres=off nohz=off",
@@ -361,7 +361,7 @@ class Node:
         return [
             *("-device", f"pxb-pcie,id=pxb-{nic.name},bus=pcie.0,bus_nr={nic.bus},numa_node={nic.numa_node}"),
             *("-device", f"pcie-root-port,id=port-{nic.name},bus=pxb-{nic.name},chassis={nic.slot},slot={nic.slot}"),
-            # Datagrams: neither side waits for the other, and either may come and go.
+            # Datagrams: neither node waits for the other, and either may stop and start.
             *(
                 "-netdev",
                 f"dgram,id={nic.name},local.type=unix,local.path={mine},remote.type=unix,remote.path={theirs}",
@@ -371,7 +371,7 @@ class Node:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a process is gone with all of its threads: until then it locks its pid file, and no other can start."""
+    """Whether a process and all of its threads are gone. Until then it locks its pid file, and no other one can start."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -390,7 +390,7 @@ def wait(condition: Callable[[], bool], deadline: float, what: str) -> None:
 
 
 def tail(log: Path, lines: int = 20) -> str:
-    """The end of a log, as much as a person reads."""
+    """The last lines of a log, for an error message."""
     try:
         return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
     except FileNotFoundError:
@@ -399,7 +399,9 @@ def tail(log: Path, lines: int = 20) -> str:
 
 def _check_snapshot_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]{0,60}", name):
-        raise BadInput(f"{name!r} is no name for a snapshot", "Start with a letter; then letters, digits, . _ and -.")
+        raise BadInput(
+            f"{name!r} is not a valid name for a snapshot", "Start with a letter; then letters, digits, . _ and -."
+        )
 
 
 def _human(monitor: Monitor, line: str) -> None:

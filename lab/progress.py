@@ -1,4 +1,4 @@
-"""Says what is being done, how far it is and how long it took."""
+"""Prints which step runs, for how long it has run, and how long it took."""
 
 import os
 import threading
@@ -8,30 +8,30 @@ from contextlib import contextmanager
 
 import click
 
-# Often enough that nobody thinks it hangs, seldom enough for a CI log.
+# Seconds between two lines: often enough to show that nothing hangs, seldom enough for a CI log.
 BEAT_S = 10.0
 
 
 def say(text: str) -> None:
-    """One line for a person, on standard error: standard output is for results."""
+    """Print one line to standard error; standard output is for results."""
     click.echo(text, err=True)
 
 
 def usually(seconds: float, load: float, cpus: int) -> str:
-    """How long a step takes on a machine that is idle, and whether this one is busy; empty if the former is not known.
+    """How long a step takes on an idle machine, and whether this machine is busy. Empty if the duration is not known.
 
     :param load: the average number of tasks that ran or waited to run in the last minute.
     """
     if not seconds:
         return ""
-    # A build keeps every CPU busy by itself; more than that is others' work.
+    # A build alone keeps every CPU busy; a higher load comes from other programs.
     busy = f"; this machine is busy: a load of {load:.1f} on {cpus} CPUs" if load > 1.5 * cpus else ""
     return f" (usually {seconds:.0f} s{busy})"
 
 
 @contextmanager
 def step(what: str, usual_s: float = 0) -> Iterator[None]:
-    """Announce a step, report its age while it runs and its duration at the end."""
+    """Print a step's name, for how long it has run while it runs, and its duration at the end."""
     began = time.monotonic()
     ended = threading.Event()
 

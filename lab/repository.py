@@ -1,4 +1,4 @@
-"""A vendor's package repository of the lab's own: built, signed by a key of its own, cached, and served to the nodes.
+"""Builds package repositories like those of vendors, signs each with a key of its own, caches and serves them.
 
 repository = repository.ensure("tools", inputs=[b"1"], build=lambda pool: repository.deb(pool, {...}, tree))
 with repository.serve(repository.folder) as url:  # http://10.0.2.2:PORT, as the nodes see this host's loopback
@@ -25,11 +25,11 @@ from lab.image import cache_home
 from lab.lock import exclusive
 
 HOST = "10.0.2.2"
-"""This host's loopback, as QEMU's user networking shows it to the nodes."""
+"""The address at which the nodes reach this host's loopback, by QEMU's user networking."""
 
 MAINTAINER = "Trackbed's lab <lab@trackbed.invalid>"
 
-# What Debian's dh_dkms puts into the packages that it makes, in short.
+# A short form of the scripts that Debian's dh_dkms adds to packages.
 _DKMS_POSTINST = """\
 #!/bin/sh
 set -e
@@ -47,22 +47,22 @@ esac
 
 @attrs.frozen
 class Repository:
-    """A finished repository, flat as NVIDIA's are (suite ``./``); never written to again."""
+    """A finished repository, flat like NVIDIA's (suite ``./``). It is never written to again."""
 
     folder: Path
 
     @property
     def key(self) -> Path:
-        """The public key that it is signed by, armored; it is served with the rest."""
+        """The public key of its signature, armored. It is served with the packages."""
         return self.folder / "key.asc"
 
     @property
     def fingerprint(self) -> str:
-        """The key's, 40 hexadecimal digits."""
+        """The key's fingerprint, 40 hexadecimal digits."""
         return (self.folder / "fingerprint").read_text().strip()
 
     def deb(self, package: str, version: str) -> Path:
-        """One of its packages."""
+        """The path of one of its packages."""
         return next(self.folder.glob(f"{package}_{version}_*.deb"))
 
 
@@ -110,7 +110,7 @@ def dkms_deb(
 
 
 def repack(pool: Path, package: Path) -> Path:
-    """The same package without compression: an emulated CPU unpacks it in a fraction of the time."""
+    """Write a package again without compression: an emulated CPU unpacks it in a fraction of the time."""
     made = pool / package.name
     with tempfile.TemporaryDirectory(prefix="trackbed-deb-") as folder:
         tree = Path(folder) / "tree"
@@ -120,7 +120,7 @@ def repack(pool: Path, package: Path) -> Path:
 
 
 def ensure(name: str, inputs: Iterable[bytes], build: Callable[[Path], object]) -> Repository:
-    """The repository of that name and content, built first if it is not cached.
+    """The repository of that name and content. It is built first if it is not cached.
 
     ``inputs`` are what decides the content, beside this file (``source_of`` gives those of a module); ``build`` puts the
     packages into the folder that it is given.
@@ -134,7 +134,7 @@ def ensure(name: str, inputs: Iterable[bytes], build: Callable[[Path], object]) 
 
 
 def cached(name: str, inputs: Iterable[bytes], make: Callable[[Path], object]) -> Path:
-    """A folder of the cache, made first if it is not there; half-made ones are thrown away."""
+    """A folder of the cache. It is made first if it is not there; a half-made folder is deleted."""
     digest = hashlib.sha256(Path(__file__).read_bytes())
     for part in inputs:
         digest.update(hashlib.sha256(part).digest())
@@ -143,7 +143,7 @@ def cached(name: str, inputs: Iterable[bytes], make: Callable[[Path], object]) -
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(folder.parent / f"{name}.lock", f"another build of {name} is under way"):
-        # Whoever held the lock may have made it.
+        # The command that held the lock may have made it.
         if not folder.exists():
             host.ensure_packages()
             work = folder.with_name(f"{name}.building")
@@ -161,10 +161,10 @@ def sign(folder: Path) -> None:
     (folder / "Packages.gz").write_bytes(gzip.compress(entries.encode(), mtime=0))
     listed = [folder / "Packages", folder / "Packages.gz"]
     lines = ["Origin: Trackbed's lab", "Label: lab", "Suite: ./", "Codename: lab"]
-    # apt wants a date; nothing here depends on which.
+    # apt requires a date; any will do.
     lines += ["Date: Wed, 01 Jan 2025 00:00:00 UTC", "SHA256:"]
     lines += [f" {_sha256(file)} {file.stat().st_size} {file.name}" for file in listed]
-    # Not below the folder: a socket's path is short.
+    # Not below the folder, since a socket's path must be short.
     with tempfile.TemporaryDirectory(prefix="trackbed-gpg-") as home:
         gpg = ["gpg", "--batch", "--quiet", "--homedir", home]
         try:
@@ -206,11 +206,11 @@ class _Quiet(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the node says what it fetched."""
+        """Log nothing: the node logs what it fetched."""
 
 
 def _pack(tree: Path, made: Path) -> None:
-    # The same bytes each time.
+    # The same input gives the same bytes.
     run(
         ["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, made],
         env={**os.environ, "SOURCE_DATE_EPOCH": "1735689600"},

@@ -1,8 +1,8 @@
-"""The part of a VF's state that QEMU forgets in a snapshot: its configuration space and MSI-X table.
+"""Saves what QEMU leaves out of a snapshot: the configuration space and the MSI-X table of each VF.
 
-QEMU saves an igb card with its VFs' rings and registers, but the VFs themselves come back as after a reset: no bus
-mastering, no interrupts, and a guest that believes otherwise. Both are read before savevm and written after loadvm, while
-the machine stands still, over the test port of QEMU, which reads and writes what a CPU could.
+QEMU saves an igb card with its VFs' rings and registers, but it restores the VFs as after a reset: without bus mastering and
+interrupts, while the guest still has both on. So both are read before savevm and written after loadvm, while the machine is
+stopped. QEMU's test port reads and writes the same memory as a CPU.
 """
 
 import socket
@@ -24,14 +24,14 @@ SRIOV_BAR3 = 0x190
 VF_BAR3_SIZE = 0x4000
 MSIX_DWORDS = 3 * 4
 
-# Width and address, such as w:0xb2180004 -> value; writing in this order restores.
+# Width and address, such as w:0xb2180004, to value. They must be written in this order.
 State = Mapping[str, int]
 
 
 class TestPort:
-    """One conversation with QEMU's qtest server."""
+    """One connection to QEMU's qtest server."""
 
-    __test__ = False  # pytest takes the name for its own
+    __test__ = False  # pytest would collect the class by its name
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class TestPort:
 
 
 def save(path: Path, machine: Machine) -> dict[str, int]:
-    """Read it all from a machine that stands still."""
+    """Read the state of all VFs of a stopped machine."""
     with TestPort(path) as port:
         state: dict[str, int] = {}
         for nic in machine.nics:
@@ -81,7 +81,7 @@ def save(path: Path, machine: Machine) -> dict[str, int]:
 
 
 def load(path: Path, state: State) -> None:
-    """Write it back to a machine that stands still."""
+    """Write the state back to a stopped machine."""
     with TestPort(path) as port:
         for key, value in state.items():
             width, address = _split(key)
@@ -91,7 +91,7 @@ def load(path: Path, state: State) -> None:
 def _places(vf: str, table: int) -> Sequence[str]:
     config = _config(vf)
     entries = [f"l:{table + 4 * number:#x}" for number in range(MSIX_DWORDS)]
-    # Interrupts last: a vector that is unmasked before its message is written would go astray.
+    # Interrupts come last: a vector that is unmasked before its message is written would send an interrupt to a wrong address.
     command, device, msix = (f"w:{config + word:#x}" for word in (COMMAND, DEVICE_CONTROL, MSIX_CONTROL))
     return [command, device, *entries, msix]
 

@@ -1,4 +1,4 @@
-"""All that a node of the lab gets to become a Kubernetes node, in one archive, kept in the cache by its content."""
+"""The archive with all files that make a node of the lab a Kubernetes node. It is cached by its content."""
 
 import shutil
 from hashlib import sha256
@@ -13,16 +13,16 @@ from lab.progress import step
 
 ROOTFS = Path(__file__).parent / "rootfs"
 IMAGES = "var/lib/trackbed-lab/images"
-"""Where the archives of images are, on the node."""
+"""The folder on the node with the archives of images."""
 
 
 def pause() -> Image:
-    """Holds a pod's namespaces."""
+    """The pause image, whose container holds a pod's namespaces."""
     return Image("pause:1", ["/pause"], files={"pause": go_programs.ensure(programs.PAUSE) / "pause"})
 
 
 def device_plugin() -> Image:
-    """The real k8s-rdma-shared-dev-plugin. It gives up at once where it finds no list of PCI devices."""
+    """The real k8s-rdma-shared-dev-plugin. It ends at once if there is no list of PCI devices."""
     return Image(
         "k8s-rdma-shared-dp:v1.5.3",
         ["/k8s-rdma-shared-dp"],
@@ -34,13 +34,13 @@ def device_plugin() -> Image:
 
 
 def tools() -> Image:
-    """Nothing but links into /usr, where a pod mounts the node's own: its shell, ibv_devinfo, perftest."""
+    """Only links into /usr. A pod mounts the node's /usr there, with its shell, ibv_devinfo and perftest."""
     links = {name: f"usr/{name}" for name in ("bin", "lib", "lib64", "sbin")}
     return Image("tools:1", ["/usr/bin/sh"], links=links, folders=["usr", "etc", "proc", "sys", "dev", "tmp", "run"])
 
 
 def ensure() -> Path:
-    """The archive (tar, zstd) to unpack in a node's root folder, built first if it is not cached."""
+    """The archive (tar, zstd) to unpack in a node's root folder. It is built first if it is not cached."""
     builds = (programs.KUBERNETES, *programs.ON_THE_NODES)
     archive = image.cache_home() / f"cluster-{_key(builds)}.tar.zst"
     if archive.exists():
@@ -49,7 +49,7 @@ def ensure() -> Path:
         go_programs.ensure(build)
     work = archive.with_name("cluster-bundle.new")
     shutil.rmtree(work, ignore_errors=True)
-    with step("packing what the nodes get", usual_s=10):
+    with step("packing the nodes' archive", usual_s=10):
         shutil.copytree(ROOTFS, work)
         _copy(programs.kubernetes("kubelet"), work / "usr/bin")
         for build in (programs.CONTAINERD, programs.RUNC):

@@ -1,4 +1,4 @@
-"""The cluster's certificates and kubeconfig files: an authority of its own, keys that only their owner reads."""
+"""The cluster's certificates and kubeconfig files, signed by an authority of its own. Only their owner can read the keys."""
 
 import base64
 import datetime
@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LIFE = datetime.timedelta(days=365)
-# Clocks of snapshots that were restored are behind.
+# After a restored snapshot a node's clock may be behind.
 LEEWAY = datetime.timedelta(days=1)
 
 
@@ -35,16 +35,16 @@ class Authority:
 
     @property
     def pair(self) -> Pair:
-        """Its own, signed by itself."""
+        """The authority's own certificate, signed by itself."""
         return self._pair("ca")
 
     @property
     def service_accounts(self) -> Pair:
-        """With this key tokens of service accounts are signed; the certificate is its public key alone."""
+        """The key that signs tokens of service accounts; ``certificate`` is only its public key."""
         return Pair(self.folder / "service-accounts.pub", self.folder / "service-accounts.key")
 
     def create(self) -> None:
-        """Make both keys, unless they are there."""
+        """Make both keys if they are missing."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not self.pair.certificate.exists():
             key = _new_key(self.pair.key)
@@ -61,7 +61,7 @@ class Authority:
             )
 
     def client(self, user: str, groups: Sequence[str] = (), life: datetime.timedelta = LIFE) -> Pair:
-        """A client's certificate: for Kubernetes its common name is the user, its organisations are the groups."""
+        """A client's certificate. Kubernetes takes its common name as the user and its organisations as the groups."""
         pair = self._pair("client-" + user.replace(":", "-").replace("/", "-"))
         self._issue(pair, _name(user, groups), ExtendedKeyUsageOID.CLIENT_AUTH, (), life)
         return pair
@@ -100,7 +100,7 @@ class Authority:
 
 
 def write_kubeconfig(file: Path, server: str, authority: Path, user: dict[str, str]) -> Path:
-    """Write a kubeconfig, for its owner's eyes only, with all that it needs inside."""
+    """Write a kubeconfig that contains its certificates and key. Only its owner can read it."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -116,12 +116,12 @@ def write_kubeconfig(file: Path, server: str, authority: Path, user: dict[str, s
 
 
 def inline(file: Path) -> str:
-    """A file's content as kubeconfig files carry it."""
+    """A file's content in base64, as kubeconfig files contain it."""
     return base64.b64encode(file.read_bytes()).decode()
 
 
 def write_secret(file: Path, content: bytes) -> None:
-    """Replace a file by one that only its owner reads, from its first byte on."""
+    """Replace a file by one that only its owner can read, from its first byte on."""
     new = file.with_name(f"{file.name}.new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
@@ -132,7 +132,7 @@ def write_secret(file: Path, content: bytes) -> None:
 def _new_key(file: Path) -> ec.EllipticCurvePrivateKey:
     key = ec.generate_private_key(ec.SECP256R1())
     plain = serialization.NoEncryption()
-    # SEC1, as the API server reads keys of service accounts in this form only.
+    # SEC1: the API server reads keys of service accounts in this form only.
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, plain)
     write_secret(file, pem)
     return key

@@ -12,7 +12,7 @@ from lab.instance import Instance
 from lab.progress import say, step
 
 OURS = Path(__file__).parent.parent.parent / "fleet" / "cluster"
-"""What a cluster needs for Trackbed: namespace, roles, admission policies."""
+"""The cluster's objects for Trackbed: namespace, roles, admission policies."""
 
 
 def plane_of(lab: Instance) -> ControlPlane:
@@ -21,20 +21,20 @@ def plane_of(lab: Instance) -> ControlPlane:
 
 
 def discard(lab: Instance) -> None:
-    """Stop a lab's control plane and forget what it knew, if there is one."""
+    """Stop a lab's control plane and delete its data, if there is one."""
     if (lab.folder / "cluster").exists():
         plane_of(lab).discard()
 
 
 @click.group()
 def cluster() -> None:
-    """A real Kubernetes: control plane on this host, kubelet and containerd on the nodes."""
+    """A real Kubernetes cluster: its control plane on this host, kubelet and containerd on the nodes."""
 
 
 def bring_up(lab: Instance) -> ControlPlane:
-    """Start a lab's control plane with what Trackbed and the device plugin need there, and bring its nodes the programs."""
+    """Start a lab's control plane, create what Trackbed and the device plugin need, and install the programs on the nodes."""
     plane = plane_of(lab)
-    # First, as they may take minutes.
+    # The programs come first, as building them may take minutes.
     bundle.ensure()
     programs.etcd()
     if not plane.running():
@@ -49,15 +49,15 @@ def bring_up(lab: Instance) -> ControlPlane:
 
 @cluster.command()
 def up() -> None:
-    """Start the control plane and bring the nodes what a member needs; programs are built first, once (6 minutes)."""
+    """Start the control plane and install a member's programs on the nodes; the programs are built once (6 minutes)."""
     plane = bring_up(instance.named())
     say(f"the control plane runs: {plane.url}; `python -m lab cluster join` lets the nodes join")
 
 
 def nodes_line(names: dict[str, str]) -> str:
-    """The Nodes, each with the lab's machine behind it where that is called otherwise.
+    """The Nodes' names; a Node whose machine has another name in the lab is shown with that name, too.
 
-    :param names: the lab's names, by those of the Nodes.
+    :param names: the machines' names in the lab, by the Nodes' names.
     """
     return "Nodes " + ", ".join(
         name if name == machine else f"{name} (the lab's {machine})" for name, machine in names.items()
@@ -92,6 +92,6 @@ def join_command() -> None:
 
 @cluster.command()
 def down() -> None:
-    """Stop the control plane and forget what it knew; the nodes keep what they have."""
+    """Stop the control plane and delete its data; nothing is removed from the nodes."""
     discard(instance.named())
-    say("the control plane is gone; `python -m lab cluster up` makes another one")
+    say("the control plane is deleted; `python -m lab cluster up` makes a new one")

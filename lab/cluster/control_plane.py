@@ -2,7 +2,7 @@
 
 It needs no node, and starts in seconds once its programs are built (about five minutes, once):
 
-    plane = control_plane.create(folder)         certificates, keys, ports; what is there already stays
+    plane = control_plane.create(folder)         certificates, keys, ports; existing ones stay
     plane.start()                                until the API server says that it is ready
     plane.kubectl("get", "nodes")                as the administrator (plane.admin is that kubeconfig)
     plane.get("nodes")                           the same as JSON
@@ -40,7 +40,7 @@ from lab.node import wait
 READY_S = 120.0
 ROOT = Path(__file__).parent.parent.parent
 GATEWAY = "10.0.2.2"
-"""This host's loopback, as the nodes see it."""
+"""The address at which the nodes reach this host's loopback."""
 
 SERVICES = "10.96.0.0/16"
 SERVED_AS = (
@@ -52,7 +52,7 @@ SERVED_AS = (
     "kubernetes.default",
     "kubernetes.default.svc",
 )
-# Smaller, for a little more CPU time: the lab's nodes need the memory.
+# Less memory for a little more CPU time: the lab's nodes need the memory.
 FRUGAL = {"GOGC": "50"}
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -75,7 +75,7 @@ AUDIT_POLICY = {
 
 @attrs.frozen
 class Ports:
-    """Where it listens, all on 127.0.0.1."""
+    """The control plane's ports, all on 127.0.0.1."""
 
     api: int
     etcd: int
@@ -84,26 +84,26 @@ class Ports:
 
 @attrs.frozen
 class ControlPlane:
-    """A control plane in a folder of its own; the methods act on it, and all facts are read when asked for."""
+    """A control plane in a folder of its own. Nothing is cached: each method reads the present state."""
 
     folder: Path
     ports: Ports
-    # The lab whose kubelets it reaches, for `kubectl logs` and `exec`.
+    # The lab whose kubelets the API server can reach, for `kubectl logs` and `exec`.
     lab: str | None = None
 
     @property
     def url(self) -> str:
-        """The API server, from this host."""
+        """The API server's URL on this host."""
         return f"https://127.0.0.1:{self.ports.api}"
 
     @property
     def node_url(self) -> str:
-        """The API server, from a node of the lab."""
+        """The API server's URL on a node of the lab."""
         return f"https://{GATEWAY}:{self.ports.api}"
 
     @property
     def authority(self) -> Authority:
-        """What signs its certificates; `authority.pair.certificate` is what clients must trust."""
+        """The authority that signs the cluster's certificates. Clients must trust `authority.pair.certificate`."""
         return Authority(self.folder / "pki")
 
     @property
@@ -113,7 +113,7 @@ class ControlPlane:
 
     @property
     def audit_log(self) -> Path:
-        """A JSON document a line; ordered by when requests ended."""
+        """The audit log: one JSON document a line, ordered by the time at which requests ended."""
         return self.folder / "audit.log"
 
     @property
@@ -128,7 +128,7 @@ class ControlPlane:
         return Daemon("kube-apiserver", self.folder)
 
     def start(self) -> None:
-        """Start what does not run, and wait until it serves."""
+        """Start the processes that do not run, and wait until the API server answers."""
         if self.lab is not None:
             self._egress.start(egress.command(self._egress_socket, self.lab), {"PYTHONPATH": str(ROOT)})
         etcd = f"http://127.0.0.1:{self.ports.etcd}"
@@ -165,7 +165,7 @@ class ControlPlane:
             ],
             self._thrift,
         )
-        # Its controllers make this; until then a pod is refused.
+        # The controller manager makes this account; until then the API server refuses pods.
         wait(lambda: self._answers("get", "serviceaccount", "default"), READY_S, "the default service account")
 
     def start_api_server(self) -> None:
@@ -200,34 +200,34 @@ class ControlPlane:
         wait(self._ready, READY_S, f"the API server (its log is {self.api_server.log})")
 
     def kill_api_server(self) -> None:
-        """Kill the API server: an outage, until :meth:`start_api_server` or :meth:`start`."""
+        """Kill the API server. The outage lasts until :meth:`start_api_server` or :meth:`start`."""
         self.api_server.stop(signal.SIGKILL)
 
     def empty(self) -> None:
-        """Throw everything in etcd away and start anew; identities by certificate stay valid, tokens do not."""
+        """Delete everything in etcd and start again. Certificates stay valid, tokens do not."""
         self.stop()
         shutil.rmtree(self._data, ignore_errors=True)
         self.start()
 
     def stop(self) -> None:
-        """Stop all of it; what etcd has, and the logs, stay."""
+        """Stop all processes; etcd's data and the logs stay."""
         for daemon in reversed(self.daemons):
-            # Nothing that is lost by it matters, and a polite API server takes its time.
+            # SIGKILL: nothing that it loses matters, and the API server takes long to end by itself.
             daemon.stop(signal.SIGKILL)
 
     def discard(self) -> None:
-        """Stop it, and remove its folder."""
+        """Stop the processes, and delete the folder."""
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def running(self) -> bool:
-        """Whether all of its processes run."""
+        """Whether all processes run."""
         return all(daemon.pid() is not None for daemon in self.daemons)
 
     def kubectl(
         self, *words: str, stdin: str | None = None, kubeconfig: Path | None = None, timeout: float = 60.0
     ) -> str:
-        """Run kubectl, as the administrator unless another kubeconfig is given; a failure is a LabError."""
+        """Run kubectl, as the administrator unless another kubeconfig is given. A failure raises a LabError."""
         done = self.try_kubectl(*words, stdin=stdin, kubeconfig=kubeconfig, timeout=timeout)
         if done.returncode != 0:
             raise LabError(f"kubectl {' '.join(words)} failed with status {done.returncode}: {done.stderr.strip()}")
@@ -236,9 +236,9 @@ class ControlPlane:
     def try_kubectl(
         self, *words: str, stdin: str | None = None, kubeconfig: Path | None = None, timeout: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
-        """The same, and a failure is an answer."""
+        """Run kubectl like :meth:`kubectl`, but return a failure instead of raising it."""
         command = [str(programs.kubernetes("kubectl")), f"--kubeconfig={kubeconfig or self.admin}", *words]
-        # Its cache of what the API server offers would be kept by port, and ports are used again.
+        # kubectl caches the API server's resources by its port, and ports are used again by other servers.
         env = {**os.environ, "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
         try:
             return subprocess.run(
@@ -275,7 +275,7 @@ class ControlPlane:
         )
 
     def bearer(self, name: str, token: str, server: str | None = None) -> Path:
-        """A kubeconfig for whoever holds a token."""
+        """A kubeconfig with a token."""
         file = self.folder / "pki" / f"token-{name}.kubeconfig"
         return write_kubeconfig(file, server or self.url, self.authority.pair.certificate, {"token": token})
 
@@ -284,7 +284,7 @@ class ControlPlane:
         if not self.audit_log.exists():
             return []
         lines = self.audit_log.read_text().split("\n")
-        # The last one may be half written: what follows the last newline.
+        # Leave out what follows the last newline: an event may be half written.
         return [json.loads(line) for line in lines[:-1]]
 
     @property
@@ -345,7 +345,7 @@ class ControlPlane:
 
 
 def create(folder: Path, lab: str | None = None) -> ControlPlane:
-    """The control plane of a folder: as it was created before, or with new keys and ports.
+    """The control plane of a folder: with the existing keys and ports, or with new ones.
 
     :param lab: the lab whose nodes will join it; without it there are no nodes.
     """

@@ -1,4 +1,4 @@
-"""A process of this host that outlives the command that started it."""
+"""A process of this host that goes on after the command that started it."""
 
 import os
 import signal
@@ -16,30 +16,30 @@ EXIT_S = 20.0
 
 @attrs.frozen
 class Daemon:
-    """One program of a cluster. ``folder`` has its pid file and its log; its command line must name that folder."""
+    """A program of the cluster. Its pid file and log are in ``folder``, whose path its command line must contain."""
 
     name: str
     folder: Path
 
     @property
     def log(self) -> Path:
-        """All that it said, over all its starts."""
+        """The process's output, of all its starts."""
         return self.folder / f"{self.name}.log"
 
     def pid(self) -> int | None:
-        """Its process, None when it does not run."""
+        """The process's id; None while it does not run."""
         try:
             pid = int(self._pid_file.read_text())
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-            # A number may have been handed out again; the command line tells.
+            # The kernel may have given the id to another process; the command line tells.
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (OSError, ValueError):
             return None
         return pid if os.fsencode(self.folder) in words else None
 
     def start(self, argv: Sequence[str | Path], env: Mapping[str, str] | None = None) -> None:
-        """Start it; one that runs is left alone."""
+        """Start the process, unless it runs."""
         if self.pid() is not None:
             return
         words = [str(word) for word in argv]
@@ -56,11 +56,11 @@ class Daemon:
             setsid=True,
         )
         self._pid_file.write_text(f"{pid}\n")
-        # Its command line, by which it is known, is there a moment later.
+        # Wait until /proc shows its command line, by which it is recognised.
         wait(lambda: self.pid() is not None or _has_ended(pid), EXIT_S, f"{self.name}'s start")
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End it, and wait until it has; SIGKILL lets it say nothing any more."""
+        """End the process, and wait until it has ended. After SIGKILL it cannot write anything."""
         pid = self.pid()
         if pid is not None:
             os.kill(pid, how)
@@ -68,7 +68,7 @@ class Daemon:
         self._pid_file.unlink(missing_ok=True)
 
     def must_run(self) -> None:
-        """Raise a LabError with its last words if it has ended."""
+        """Raise a LabError with the end of its log if it has ended."""
         if self.pid() is None:
             raise LabError(f"{self.name} has ended\n{tail(self.log)}", f"Its log is {self.log}.")
 
@@ -78,11 +78,11 @@ class Daemon:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether it is gone with all of its threads: until then its ports are taken."""
+    """Whether the process and all of its threads are gone: until then its ports are in use."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
-        # Another command's child, whose parent may never ask after it.
+        # A zombie counts as ended: its parent is another command and may never wait for it.
         task = Path(f"/proc/{pid}/task")
         try:
             return len(list(task.iterdir())) <= 1 and not Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,6 +1,6 @@
-"""The API server's way to the kubelets: a proxy (HTTP CONNECT on a unix socket) that goes through each node's ssh.
+"""A proxy through which the API server reaches the kubelets: HTTP CONNECT on a unix socket, forwarded through each node's ssh.
 
-A node's address means nothing on this host, so without it `kubectl logs` and `kubectl exec` could not work.
+This host has no route to the nodes' addresses, so `kubectl logs` and `kubectl exec` need the proxy.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ CHUNK = 65536
 
 
 def command(socket: Path, lab: str) -> list[str]:
-    """How this module is run as a program."""
+    """The command that runs this module."""
     return [sys.executable, "-m", "lab.cluster.egress", str(socket), lab]
 
 
 def configuration(socket: Path) -> dict[str, Any]:
-    """The API server's EgressSelectorConfiguration for it."""
+    """The API server's EgressSelectorConfiguration for this proxy."""
     connection = {"proxyProtocol": "HTTPConnect", "transport": {"uds": {"udsName": str(socket)}}}
     return {
         "apiVersion": "apiserver.k8s.io/v1beta1",

@@ -1,4 +1,4 @@
-"""Container images, written here as OCI archives: one layer, and nothing that is pulled."""
+"""Writes container images as OCI archives of one layer, without a registry."""
 
 import io
 import json
@@ -11,12 +11,12 @@ from typing import Any
 import attrs
 
 REGISTRY = "trackbed.internal/lab"
-"""No such host: what asks for one of these images must find it on the node."""
+"""There is no such host, so an image must already be on the node."""
 
 
 @attrs.frozen
 class Image:
-    """What an image is made of: files of this host by their path in it, links, and empty folders."""
+    """An image's content: files of this host by their paths in the image, links, and empty folders."""
 
     name: str
     entrypoint: Sequence[str]
@@ -26,11 +26,11 @@ class Image:
 
     @property
     def reference(self) -> str:
-        """As a pod names it."""
+        """The image's name in a pod's manifest."""
         return f"{REGISTRY}/{self.name}"
 
     def write(self, archive: Path) -> None:
-        """Write the archive, for `ctr -n k8s.io images import`."""
+        """Write the archive that `ctr -n k8s.io images import` reads."""
         layer = self._layer()
         config = _json(
             {

@@ -15,13 +15,13 @@ from lab.progress import step
 
 READY_S = 240.0
 POD_NETWORK = "10.88.{}.0/24"
-# An emulated CPU is busy with statistics otherwise: every cgroup's, every ten seconds.
+# Otherwise statistics of every cgroup, every ten seconds, keep an emulated CPU busy.
 FLAGS = "KUBELET_KUBEADM_ARGS=--hostname-override={} --housekeeping-interval=60s\n"
 BOOTSTRAPPERS = "system:bootstrappers:kubeadm:default-node-token"
 
 
 def install(node: Node) -> None:
-    """Bring containerd, the kubelet and the images to a node, and start containerd; what is there already stays."""
+    """Install containerd, the kubelet and the images on a node, unless it has them, and start containerd."""
     archive = bundle.ensure()
     mark = f"/var/lib/trackbed-lab/{archive.name}"
     if node.run(["test", "-e", mark]).returncode == 0:
@@ -42,25 +42,25 @@ def install(node: Node) -> None:
 
 
 def join(plane: ControlPlane, node: Node) -> str:
-    """Let a node's kubelet ask for its certificate with a bootstrap token, as `kubeadm join` does; the Node's name."""
+    """Start a node's kubelet with a bootstrap token for its certificate, as `kubeadm join` does. Returns the Node's name."""
     name = node_name(node)
     node.sh("install -d -m 755 /etc/kubernetes/pki")
     put(node, "/etc/kubernetes/pki/ca.crt", plane.authority.pair.certificate.read_text())
     put(node, "/etc/kubernetes/bootstrap-kubelet.conf", invitation(plane, node), mode="600")
     put(node, "/var/lib/kubelet/kubeadm-flags.env", FLAGS.format(name))
-    # An earlier cluster's, of the same name.
+    # These may be from an earlier cluster of the same name.
     node.sh("rm -rf /etc/kubernetes/kubelet.conf /var/lib/kubelet/pki; systemctl enable --quiet kubelet")
     node.sh("systemctl restart kubelet", timeout=READY_S)
     return name
 
 
 def invitation(plane: ControlPlane, node: Node) -> str:
-    """A kubeconfig with a new bootstrap token, by which a node's kubelet may ask for its certificate."""
+    """A kubeconfig with a new bootstrap token, with which a node's kubelet asks for its certificate."""
     return plane.bearer(f"bootstrap-{node.name}", _token(plane), plane.node_url).read_text()
 
 
 def ready(plane: ControlPlane, name: str) -> bool:
-    """Whether a Node exists, and its kubelet calls it ready."""
+    """Whether a Node exists and its condition Ready is True."""
     found = plane.try_kubectl("get", "node", name, "-o", "json")
     if found.returncode != 0:
         return False
@@ -69,12 +69,12 @@ def ready(plane: ControlPlane, name: str) -> bool:
 
 
 def wait_ready(plane: ControlPlane, name: str) -> None:
-    """Wait for it."""
+    """Wait until :func:`ready`."""
     wait(lambda: ready(plane, name), READY_S, f"Node {name}: Ready")
 
 
 def node_name(node: Node) -> str:
-    """What the node's spec calls its Node; its host name before the first deploy."""
+    """The Node's name by the node's spec; before the first deploy, its host name."""
     spec = node.run(["cat", "/etc/trackbed/node.json"])
     return str(json.loads(spec.stdout)["node_name"]) if spec.returncode == 0 else node.name
 
@@ -87,7 +87,7 @@ def _network(node: Node) -> dict[str, Any]:
 
 
 def _token(plane: ControlPlane) -> str:
-    """A bootstrap token that any node may join with, and the rights that kubeadm gives to its holders."""
+    """Make a bootstrap token with which any node may join, and give its holders the rights that kubeadm gives them."""
     number, secret = secrets.token_hex(3), secrets.token_hex(8)
     plane.apply(
         {
@@ -118,7 +118,7 @@ def _token(plane: ControlPlane) -> str:
 
 
 def binding(name: str, role: str, group: str) -> dict[str, Any]:
-    """Gives a group a ClusterRole."""
+    """A ClusterRoleBinding of a group to a ClusterRole."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
@@ -129,7 +129,7 @@ def binding(name: str, role: str, group: str) -> dict[str, Any]:
 
 
 def put(node: Node, path: str, content: str, mode: str = "644") -> None:
-    """Write a small file; its content is no argument, which all could see."""
+    """Write a small file. Its content goes through standard input: every user can see a command's arguments."""
     script = 'install -D -m "$2" /dev/null "$1"; cat > "$1"'
     node.run(["sh", "-euc", script, "sh", path, mode], check=True, stdin=content)
 

@@ -1,4 +1,4 @@
-"""What the lab's cluster is given to run: the device plugin, and pods to try it with."""
+"""Manifests for the lab's cluster: the device plugin, and pods to try it with."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,16 +9,16 @@ from lab.cluster import bundle
 from lab.cluster.images import REGISTRY
 
 SELECTOR = {"rdma": "hca"}
-"""The label that the plugin's DaemonSet selects its nodes by."""
+"""The label by which the plugin's DaemonSet selects its nodes."""
 
 RESOURCE = "rdma/hca_shared_devices_b"
 PLUGIN = "rdma-shared-dp"
 NAMESPACE = "kube-system"
 SHARES = 8
-"""How many pods may have the node's RDMA devices at a time."""
+"""How many pods may share the node's RDMA devices at a time."""
 
 CONFIGURATION = {
-    # Never: one look at the devices takes an emulated CPU a minute.
+    # 0 is never: looking for devices once takes an emulated CPU a minute.
     "periodicUpdateInterval": 0,
     "configList": [
         {
@@ -93,10 +93,10 @@ def pod(
     node: str | None = None,
     selector: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """A pod that runs a program of its node's own.
+    """A pod that runs a program of its node.
 
-    :param rdma: how many shares of the RDMA devices it asks for.
-    :param node: the Node that it is put on, past the scheduler.
+    :param rdma: how many shares of the RDMA devices it requests.
+    :param node: its `nodeName`, which bypasses the scheduler.
     """
     mounts = {"usr": "/usr", "verbs": "/etc/libibverbs.d"}
     spec: dict[str, Any] = {

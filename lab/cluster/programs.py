@@ -1,4 +1,4 @@
-"""The programs of a cluster: all built here, none pulled from a registry."""
+"""The programs of the cluster. All are built here; none comes from a registry."""
 
 import fcntl
 import re
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent / "go"
 
 
 def _required(module: str, folder: Path) -> str:
-    """The version of a module that a go.mod of ours asks for: said once, there."""
+    """The version of a module in one of our go.mod files, which is the only place that says it."""
     found = re.search(rf"\b{re.escape(module)} (v\S+)", (folder / "go.mod").read_text())
     if found is None:
         raise LabError(f"{folder}/go.mod requires no {module}")
@@ -32,7 +32,7 @@ KUBERNETES = Build(
         f"k8s.io/kubernetes/cmd/{name}"
         for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubeadm", "kubectl", "kubelet")
     ),
-    # Built from the module alone it would call itself v0.0.0, which clients compare with theirs.
+    # Without these flags the API server would report v0.0.0, which clients compare with their own version.
     ldflags=" ".join(
         f"-X {package}.gitVersion={KUBERNETES_VERSION} -X {package}.gitMajor={_MAJOR} -X {package}.gitMinor={_MINOR}"
         for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -52,7 +52,7 @@ CONTAINERD = Build(
     memory_mib=1024,
     disk_mib=2048,
 )
-# Its first steps in a new namespace are C. Without seccomp it would refuse every pod's sandbox, which has a profile.
+# runc's first steps in a new namespace are in C. Every pod's sandbox has a seccomp profile, which runc without seccomp refuses.
 RUNC = Build(
     name="runc-v1.3.5",
     packages=("github.com/opencontainers/runc@v1.3.5",),
@@ -95,12 +95,12 @@ ON_THE_NODES = (CONTAINERD, RUNC, CNI, DEVICE_PLUGIN, PAUSE)
 
 
 def kubernetes(name: str) -> Path:
-    """One of Kubernetes' programs, built first if need be."""
+    """One of Kubernetes' programs. It is built first if it is not cached."""
     return go_programs.ensure(KUBERNETES) / name
 
 
 def etcd() -> Path:
-    """Debian's etcd, taken out of its package: installed, it would run as a service of this host."""
+    """Debian's etcd, taken out of its package. If the package were installed, etcd would run as a service of this host."""
     return unpacked("etcd-server") / "usr/bin/etcd"
 
 
@@ -122,7 +122,7 @@ def unpacked(package: str) -> Path:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
             with step(f"fetching Debian's {package}", usual_s=15), apt.throwaway(apt.host_sources()) as ours:
-                # A download lands in the working directory; apt has no option for another.
+                # apt always downloads into the working directory.
                 run(["env", "-C", new, "apt-get", *ours.options(), "-q", "download", package])
                 (deb,) = new.glob("*.deb")
                 run(["dpkg-deb", "-x", deb, new])

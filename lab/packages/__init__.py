@@ -1,1 +1,1 @@
-"""What the lab's vendor repositories hold: one file a package, or a set of them, each made from public sources."""
+"""The contents of the lab's vendor repositories: one file for each package or set of packages, made from public sources."""

@@ -1,4 +1,4 @@
-"""Alibaba's DKMS package in miniature: the kernel's own erdma, with the one parameter that the vendor's has and it lacks."""
+"""A stand-in for Alibaba's DKMS package: the kernel's own erdma, with the vendor's parameter `compat_mode` added."""
 
 import shutil
 from pathlib import Path
@@ -41,13 +41,13 @@ dkms install -m erdma -v VERSION
 
 
 def vendor(disk: image.Image) -> repository.Repository:
-    """A repository with both versions of `erdma-dkms`, of the source of this image's kernel."""
+    """A repository with both versions of `erdma-dkms`, made from the source of this image's kernel."""
     inputs = [str(disk.folder).encode(), *repository.source_of(__file__, toolchain.__file__)]
     return repository.ensure("erdma", inputs, lambda pool: _build(disk, pool))
 
 
 def installer(disk: image.Image) -> Path:
-    """The vendor's archive in miniature: its `install.sh --batch` gives the driver's source to DKMS, and has it built."""
+    """A stand-in for the vendor's archive: its `install.sh --batch` adds the driver's source to DKMS, and builds it."""
     inputs = [str(disk.folder).encode(), *repository.source_of(__file__, toolchain.__file__)]
     folder = repository.cached("erdma-installer", inputs, lambda made: _archive(vendor(disk), made))
     return folder / ARCHIVE
@@ -73,13 +73,13 @@ def _build(disk: image.Image, pool: Path) -> None:
         if text.count(ANCHOR) != 1 or "compat_mode" in text:
             raise LabError(f"{MAIN} of this kernel is not as expected", f"Adapt {__file__} to it.")
         for version in VERSIONS:
-            # A version of its own gives each a srcversion of its own.
+            # Each has its own version, hence its own srcversion.
             main.write_text(text.replace(ANCHOR, f'{ANCHOR}MODULE_VERSION("{version}");\n{PARAMETER}'))
             repository.dkms_deb(pool, "erdma", version, source, CONF)
 
 
 def kernel_source(kernel: toolchain.Kernel, folders: tuple[str, ...], work: Path) -> Path:
-    """Some folders of the source that this kernel was made of, from linux-source; returns the tree's root."""
+    """Unpack some folders of this kernel's source, from linux-source. Returns the tree's root."""
     name = f"linux-source-{'.'.join(kernel.release.split('.')[:2])}"
     with step(f"{name} {kernel.version}", usual_s=30), apt.throwaway(apt.host_sources()) as ours:
         run(["env", "-C", work, "apt-get", *ours.options(), "-q", "download", f"{name}={kernel.version}"])

@@ -1,7 +1,7 @@
-"""NVIDIA's container toolkit, built from its Go module and packaged as NVIDIA does; beside it Debian's container engines.
+"""Packages NVIDIA's container toolkit as NVIDIA does, built from its Go module, together with Debian's container engines.
 
-What its module has not is left out: libnvidia-container, which is C, and which the runtime's own way to devices (CDI) does not
-need; packages of its names hold nothing.
+libnvidia-container is left out: it is C code outside of the module, and the runtime does not need it for CDI devices. Empty
+packages have its names.
 """
 
 import json
@@ -24,13 +24,13 @@ TOOLKIT = go_programs.Build(
         for name in ("nvidia-ctk", "nvidia-cdi-hook", "nvidia-container-runtime", "nvidia-container-runtime-hook")
     ),
     ldflags=f"-X {MODULE}/internal/info.version={RELEASE}",
-    # It loads NVML, if there is one, by a C library's dlopen.
+    # It loads NVML, if there is one, by the C library's dlopen.
     cgo=True,
     usual_s=40,
 )
 ENGINES = ("docker.io", "containerd", "runc", "iptables", "tini", "busybox-static", "gpg", "apparmor")
 
-# As the postinst of its own package, in short.
+# A short form of the postinst of NVIDIA's package.
 _POSTINST = """\
 #!/bin/sh
 set -e
@@ -39,7 +39,7 @@ nvidia-ctk --quiet config --config-file=/etc/nvidia-container-runtime/config.tom
 
 
 def vendor(disk: image.Image) -> repository.Repository:
-    """A repository with the toolkit, and the engines that a node of this image lacks."""
+    """A repository with the toolkit, and with the engines that a node of this image lacks."""
     inputs = [TOOLKIT.target.name.encode(), str(disk.folder).encode()]
     inputs += repository.source_of(__file__, toolchain.__file__)
     return repository.ensure("nvidia", inputs, lambda pool: _build(disk, pool))

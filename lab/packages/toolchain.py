@@ -1,4 +1,4 @@
-"""What a node needs to build kernel modules: DKMS, a compiler, and the headers of the image's kernel; from Debian."""
+"""Debian's packages that a node needs to build kernel modules: DKMS, a compiler, and the headers of the image's kernel."""
 
 import re
 import shutil
@@ -11,20 +11,20 @@ from lab.command import run
 from lab.errors import LabError
 from lab.progress import step
 
-# gpg: the deploy asks it for the fingerprint of a vendor's key, and Debian's minimal systems do not have it.
+# gpg: the deploy gets the fingerprint of a vendor's key from it, and Debian's minimal systems do not have it.
 PACKAGES = ("dkms", "gcc-12", "gpg", "make")
 
 
 @attrs.frozen
 class Kernel:
-    """A kernel of Debian's: its release as `uname -r` prints it, and the version of its packages."""
+    """A kernel of Debian: its release as `uname -r` prints it, and the version of its packages."""
 
     release: str
     version: str
 
 
 def kernel_of(disk: image.Image) -> Kernel:
-    """The kernel that is installed in an image."""
+    """The kernel in an image."""
     found = re.search(r"^Package: linux-image-(\d\S+)\n(?:.+\n)*?Version: (\S+)", _status(disk), re.MULTILINE)
     if found is None:
         raise LabError(
@@ -44,13 +44,13 @@ def debs(disk: image.Image) -> list[Path]:
 
 
 def link(disk: image.Image, pool: Path) -> None:
-    """Put them into a repository that is being built."""
+    """Link the packages into a repository that is being built."""
     for package in debs(disk):
         (pool / package.name).hardlink_to(package)
 
 
 def mirror(disk: image.Image, *more: str) -> repository.Repository:
-    """A distribution's mirror in miniature, for a node of this image: these packages, `more` of Debian's, and no others."""
+    """A small mirror for a node of this image. It has these packages and `more` of Debian's, and no others."""
 
     def build(pool: Path) -> None:
         link(disk, pool)
@@ -73,16 +73,16 @@ def _fetch(disk: image.Image, made: Path) -> None:
 
 
 def fetch(disk: image.Image, made: Path, *packages: str) -> None:
-    """Put Debian packages, and those that they need and a node of this image lacks, into a folder, repacked."""
+    """Put Debian packages into a folder, repacked, with their dependencies that a node of this image lacks."""
     status = made / "status"
     status.write_text(_status(disk))
     with apt.throwaway(apt.host_sources()) as ours:
-        # As if this host were the node: what the image has is not fetched again.
+        # Use the image's package status, so that packages of the image are not fetched again.
         as_node = (f"-oDir::State::status={status}", "-oDebug::NoLocking=1", "--no-install-recommends")
         ours.get(*as_node, "--download-only", "-y", "-q", "install", *packages)
         for package in sorted((ours.folder / "cache/archives").glob("*.deb")):
             plain = repository.repack(made, package)
-            # apt saves an epoch's colon as %3a, which an HTTP server would decode.
+            # apt writes an epoch's colon as %3a, which an HTTP server would decode.
             shutil.move(plain, made / plain.name.replace("%3a", "."))
     status.unlink()
 

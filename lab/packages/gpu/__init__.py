@@ -1,4 +1,4 @@
-"""Modules of NVIDIA's driver by name, where there is no GPU: built on this host for a node's kernel."""
+"""Builds modules with the names of NVIDIA's, for nodes without a GPU, on this host for the node's kernel."""
 
 import shutil
 from pathlib import Path
@@ -13,7 +13,7 @@ NAMES = ("nvidia", "nvidia_peermem")
 
 
 def modules(disk: image.Image) -> list[Path]:
-    """Their .ko files for the kernel of an image."""
+    """The modules' .ko files for the kernel of an image."""
     sources = sorted(str(path) for path in HERE.iterdir() if path.is_file())
     inputs = [str(disk.folder).encode(), *repository.source_of(*sources)]
     folder = repository.cached("gpu-modules", inputs, lambda made: _build(disk, made))

@@ -1,7 +1,7 @@
-"""DOCA-OFED and MLNX_OFED in miniature: the vendor's names and shapes of packages, and the kernel's own rxe for its drivers.
+"""Stand-ins for DOCA-OFED and MLNX_OFED: the vendor's names and shapes of packages, with the kernel's own rxe as the driver.
 
-That rxe has the VF as its parent, as a ConnectX VF's RDMA device has (lab/modules.py). It is compiled as one file: its twenty
-would take minutes under emulation.
+That rxe has the VF as its parent, like a ConnectX VF's RDMA device (lab/modules.py). It is compiled as one file: its
+twenty files would take minutes under emulation.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from lab.packages.erdma import kernel_source
 HERE = Path(__file__).parent
 DRIVER = "drivers/infiniband/sw/rxe"
 LICENSE = 'MODULE_LICENSE("Dual BSD/GPL");\n'
-# Two functions of this file have namesakes in another one.
+# Two functions of this file have the same names as functions of another file.
 RENAMED = "#define check_psn responder_check_psn\n#define do_complete responder_do_complete\n"
 CONF = """\
 BUILT_MODULE_NAME="rdma_rxe"
@@ -26,7 +26,7 @@ DEST_MODULE_LOCATION="/updates"
 MAKE="make -C ${kernel_source_dir} M=${dkms_tree}/mlnx-ofed-kernel/${PACKAGE_VERSION}/build modules"
 CLEAN="make -C ${kernel_source_dir} M=${dkms_tree}/mlnx-ofed-kernel/${PACKAGE_VERSION}/build clean"
 """
-# The profile's versions, and those of the kernel part; the last one does not compile.
+# The profile's versions, and those of its kernel package. The last one does not compile.
 DOCA = {"3.2.0-1": "25.10.OFED.25.10.1.2.2", "3.2.1-1": "25.10.OFED.25.10.1.7.1", "3.2.2-1": "25.10.OFED.25.10.9.9.9"}
 BROKEN = "3.2.2-1"
 RDMA_CORE = "2510mlnx58-1.2510067"
@@ -34,12 +34,12 @@ MLNX_OFED = ("24.10-1.1.4.0", "24.10-2.1.8.0")
 
 
 def vendor(disk: image.Image, version: str) -> repository.Repository:
-    """The repository of one version of the profile, as NVIDIA has them, with what a node needs to build its drivers."""
+    """The repository of one version of the profile, shaped like NVIDIA's, with the packages that building the drivers needs."""
     return repository.ensure(f"doca-{version}", _inputs(disk), lambda pool: _doca(disk, version, pool))
 
 
 def bundle(disk: image.Image, version: str) -> Path:
-    """MLNX_OFED of a version, one of those above, as the .tgz that people download."""
+    """MLNX_OFED of one of those versions, as a .tgz like the vendor's."""
     folder = repository.cached("mlnx-ofed", _inputs(disk), lambda made: _bundles(disk, made))
     return folder / f"MLNX_OFED_LINUX-{version}-debian12.5-x86_64.tgz"
 
@@ -78,7 +78,7 @@ def _bundles(disk: image.Image, made: Path) -> None:
 
 
 def _driver(disk: image.Image, work: Path) -> Path:
-    """The source of rxe as one file."""
+    """Write the source of rxe as one file."""
     tree = kernel_source(toolchain.kernel_of(disk), (DRIVER,), work)
     RXE_PARENT.apply(tree)
     source = tree / DRIVER
@@ -90,7 +90,7 @@ def _driver(disk: image.Image, work: Path) -> Path:
 
 
 def _kernel_part(pool: Path, source: Path, version: str, broken: bool = False) -> None:
-    """``mlnx-ofed-kernel-dkms``: a module with a version has a srcversion, of its own."""
+    """``mlnx-ofed-kernel-dkms``. The module has a version, so that it has a srcversion of its own."""
     with TemporaryDirectory(prefix="trackbed-ofed-") as folder:
         tree = Path(folder) / "source"
         shutil.copytree(source, tree)
@@ -115,7 +115,7 @@ def _tools(pool: Path, version: str, name: str) -> None:
 
 
 def _rdma_core(pool: Path, work: Path) -> None:
-    """Debian's, under a version as the vendor's."""
+    """Debian's rdma-core, with a version like the vendor's."""
     with apt.throwaway(apt.host_sources()) as ours:
         run(["env", "-C", work, "apt-get", *ours.options(), "-q", "download", "rdma-core"])
     tree = work / "rdma-core"
