@@ -26,6 +26,9 @@ OPTIONAL_USAGES = frozenset({"digital signature"})
 YEAR = 365 * 86400
 """Seconds for which a certificate may hold at most."""
 
+MOST_RENEWALS = 8
+"""Pending renewals of one node that are approved. A reporter has one; it may have forgotten another, which ends after a day."""
+
 # A Node's name: a DNS subdomain (RFC 1123).
 _NODE_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
@@ -65,23 +68,32 @@ def verdicts(
     """
     unreadable = faults or {}
     found = []
-    keys: dict[str, set[bytes]] = defaultdict(set)
+    rivals: dict[tuple[str, str], set[bytes]] = defaultdict(set)
     for request in requests:
         if _is_pending(request) and _is_ours(request):
             asked = read(request.spec.request)
             if name_of(request) in unreadable:
                 asked = evolve(asked, faults=(*asked.faults, f"it cannot be read: {unreadable[name_of(request)]}"))
             found.append(_judge(request, asked, known))
-            if found[-1].action == "approve" and found[-1].requester != asked.common_name:
-                keys[found[-1].node].add(asked.key)
-    return [_unless_ambiguous(verdict, keys) for verdict in found]
+            if found[-1].action == "approve":
+                # With one key a node can ask as often as with many.
+                enrols = found[-1].requester == names.ENROLMENT
+                rivals[found[-1].requester, found[-1].node].add(asked.key if enrols else name_of(request).encode())
+    return [_unless_ambiguous(verdict, rivals) for verdict in found]
 
 
-def _unless_ambiguous(verdict: Verdict, keys: dict[str, set[bytes]]) -> Verdict:
-    """Two who claim to be one new node cannot be told apart from here."""
-    if verdict.action != "approve" or len(keys.get(verdict.node, ())) < 2:
+def _unless_ambiguous(verdict: Verdict, rivals: Mapping[tuple[str, str], Collection[bytes]]) -> Verdict:
+    """Two who claim to be one new node cannot be told apart from here; a node that asks again and again needs a look."""
+    count = len(rivals.get((verdict.requester, verdict.node), ()))
+    enrols = verdict.requester == names.ENROLMENT
+    if verdict.action != "approve" or count <= (1 if enrols else MOST_RENEWALS):
         return verdict
-    reason = f"several requests with different keys claim to be {verdict.node}; delete the wrong ones: kubectl delete csr NAME"
+    delete = "delete the wrong ones: kubectl delete csr NAME"
+    reason = f"several requests with different keys claim to be {verdict.node}; {delete}"
+    if not enrols:
+        reason = (
+            f"{verdict.node} asks for {count} certificates at once, and at most {MOST_RENEWALS} are given; {delete}"
+        )
     return evolve(verdict, action="leave", reason=reason)
 
 

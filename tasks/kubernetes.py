@@ -27,7 +27,7 @@ from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import host
 
-from agent.report import published
+from agent.report import names, published
 from agent.report.printable import printable
 from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
@@ -46,6 +46,9 @@ UNIT = "trackbed-reporter.service"
 
 ENROLMENT_LIFE = 3600
 """Seconds for which a token can request a certificate. The API server's shortest tokens live ten minutes."""
+
+LONGEST_COMMON_NAME = 64
+"""Characters of a certificate's common name: X.520's bound, which OpenSSL keeps to."""
 
 DAY = 86400
 RENEW_AT = 2 / 3
@@ -104,11 +107,17 @@ class Wanted:
 def wanted(spec: NodeSpec) -> Wanted | None:
     """What the inventory gives the current host; None: its reporter publishes nothing to Kubernetes.
 
-    :raises DeployError: the certificate authority's file cannot be read.
+    :raises DeployError: the certificate authority's file cannot be read, or the node's name does not fit into a certificate.
     """
     key = KUBERNETES.here()
     if key is None:
         return None
+    longest = LONGEST_COMMON_NAME - len(names.NODE_USER)
+    if key.identity == "certificate" and len(spec.node_name) > longest:
+        raise DeployError(
+            f"{host.name}.{KUBERNETES.name}.identity: the Node's name has {len(spec.node_name)} characters, and at most "
+            f"{longest} fit into a certificate; give identity 'token', or a shorter node_name"
+        )
     file = Path(key.ca_file).expanduser()
     try:
         authority = file.read_text()

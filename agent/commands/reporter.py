@@ -38,16 +38,18 @@ def reporter(
     """Serve the report over HTTP: /readyz, /livez, /status and /metrics; what the unit trackbed-reporter runs.
 
     Anywhere but on this machine's own address it asks for TLS and a token. With --kubernetes it also keeps
-    condition, labels and taint of the node's Node, and a Lease.
+    condition, labels and taint of the node's Node, and a Lease. Then a port that another process has stops it not:
+    it publishes, and tries the port again every 5 s.
 
-    Exit code: 0 after SIGTERM, 1 if it cannot serve.
+    Exit code: 0 after SIGTERM, 1 if it cannot serve (with --kubernetes: if its settings cannot be read).
 
     Example: trackbed reporter --listen 127.0.0.1:9809
     """
     from agent.reporter.http.server import Address, Guard, Refused, serve
 
     def started(port: int) -> None:
-        click.echo(f"serving {_common.RUN / publisher.REPORT} on port {port}", err=True)
+        if port:
+            click.echo(f"serving {_common.RUN / publisher.REPORT} on port {port}", err=True)
         notify("READY=1")
 
     # Its threads hold nothing that must be put away.
@@ -56,7 +58,9 @@ def reporter(
         if settings is not None:
             _publish(settings, secret)
         address = Address.parse(listen)
-        serve(_common.RUN / publisher.REPORT, address, Guard.load(address, certificate, key, token), unix, started)
+        guard = Guard.load(address, certificate, key, token)
+        # Any user of the node can take a free port. That must not stop the publishing.
+        serve(_common.RUN / publisher.REPORT, address, guard, unix, started, patient=settings is not None)
     except Refused as error:
         raise _common.Failed(str(error)) from None
 

@@ -154,6 +154,7 @@ class ControlPlane:
                 f"--root-ca-file={self.authority.pair.certificate}",
                 f"--cluster-signing-cert-file={self.authority.pair.certificate}",
                 f"--cluster-signing-key-file={self.authority.pair.key}",
+                *self._no_kubelets("--controllers=*,-node-lifecycle-controller"),
             ],
             self._thrift,
         )
@@ -193,6 +194,7 @@ class ControlPlane:
                 "--kubelet-preferred-address-types=InternalIP",
                 *(f"--audit-policy-file={self.folder / 'audit-policy.json'}", f"--audit-log-path={self.audit_log}"),
                 *("--profiling=false", "--v=1"),
+                *self._no_kubelets("--disable-admission-plugins=TaintNodesByCondition"),
                 *self._egress_arguments(),
             ],
             self._thrift,
@@ -286,6 +288,13 @@ class ControlPlane:
         lines = self.audit_log.read_text().split("\n")
         # Leave out what follows the last newline: an event may be half written.
         return [json.loads(line) for line in lines[:-1]]
+
+    def _no_kubelets(self, *options: str) -> tuple[str, ...]:
+        """Options for Nodes that are objects only.
+
+        No kubelet renews them, so the controller would taint each and turn its conditions, some 50 s after it was created.
+        """
+        return () if self.lab else options
 
     @property
     def _thrift(self) -> Mapping[str, str]:

@@ -241,3 +241,16 @@ def test_no_repository_is_asked_for_an_openssl_that_is_there(node: Node, key: di
     there = {**ROCKY_9, "rpm --queryformat": ["openssl 3.0.7-1"], CREDENTIALS: ["certificate yes"]}
     result = evolve(node, data={"kubernetes": key}).deploy(configure, there)
     assert not any("dnf" in command for command in result.ran)
+
+
+def test_a_name_that_fits_into_no_certificate_is_refused(node: Node, key: dict[str, Any]) -> None:
+    """OpenSSL takes common names of at most 64 characters, and 14 of them are trackbed:node:."""
+
+    def deploy(length: int, **change: str) -> None:
+        spec = evolve(SPEC, node_name="a" * length)
+        wanted = evolve(node, data={"kubernetes": {**key, **change}})
+        wanted.deploy(lambda: kubernetes.configure(spec=spec), {**HAS_OPENSSL, CREDENTIALS: [BOUND]})
+
+    deploy(51, identity="token")
+    with pytest.raises(DeployError, match="has 51 characters, and at most 50 fit into a certificate; give identity"):
+        deploy(51)

@@ -129,6 +129,21 @@ def test_each_path_and_link_leads_somewhere(page: Path) -> None:
     assert [str(path) for path in (*(ROOT / name for name in paths), *links) if not path.exists()] == []
 
 
+@cache
+def tests_there() -> frozenset[str]:
+    """The tests that there are."""
+    found = (
+        re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE) for path in (ROOT / "tests").rglob("*.py")
+    )
+    return frozenset(name for names in found for name in names)
+
+
+@pages
+def test_each_test_that_is_named_is_there(page: Path) -> None:
+    named = {name for line in inline(page.read_text()) for name in re.findall(r"^(test_\w+)$", line)}
+    assert named <= tests_there()
+
+
 def test_the_hooks_before_a_commit_run_what_make_check_runs() -> None:
     makefile = (ROOT / "Makefile").read_text()
     hooks = [

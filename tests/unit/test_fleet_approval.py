@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -232,3 +233,16 @@ def test_what_is_decided_is_not_decided_again() -> None:
     decided = CertificateSigningRequestCondition(status="True", type="Approved")
     request.status = CertificateSigningRequestStatus(conditions=[decided])
     assert verdicts([request], KNOWN) == []
+
+
+@pytest.mark.parametrize("keys", [1, 9], ids=["one-key", "many-keys"])
+def test_a_node_that_floods_the_cluster_with_requests_gets_no_certificate_and_others_do(keys: int) -> None:
+    made = [ec.generate_private_key(ec.SECP256R1()) for _ in range(keys)]
+    flood = [asked(common_name(A, key=made[number % keys]), name=f"flood-{number}") for number in range(9)]
+    other = asked(common_name(f"{names.NODE_USER}b"), f"{names.NODE_USER}b", "other")
+    known = evolve(KNOWN, joined={"a", "b"})
+    found = {one.request: one for one in verdicts([*flood, other], known)}
+    assert {one.action for name, one in found.items() if name != "other"} == {"leave"}
+    assert "a asks for 9 certificates at once, and at most 8 are given" in found["flood-0"].reason
+    assert found["other"].action == "approve"
+    assert {one.action for one in verdicts(flood[:8], known)} == {"approve"}

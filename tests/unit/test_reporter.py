@@ -7,6 +7,8 @@ import json
 import queue
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from agent.__main__ import cli
 from agent.report.records import STALE, Change, Condition, Outcome, Report, report_to_json
 from agent.reporter.http import server
 from agent.reporter.http.server import Address, Guard, serve
+from agent.reporter.settings import Settings, to_json
 from agent.runtime import boot_id, uptime
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
@@ -258,6 +261,62 @@ def test_it_refuses_to_serve_in_an_unsafe_way(arguments: tuple[str, ...], why: s
     refused = CliRunner().invoke(cli, ["reporter", *arguments])
     assert refused.exit_code == 1
     assert why in refused.output
+
+
+def test_a_request_has_bounds(served: Served) -> None:
+    """Any user of the node can send one, and the unit's memory is for all of them."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=10) as client:
+        client.sendall(b"GET /readyz HTTP/1.0\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"x" * 4000) for n in range(5)))
+        assert b" 431 " in client.recv(100)
+    status, _ = served.get("/readyz", **{"X-Long": "x" * 8000})
+    assert status == 200
+
+
+def test_a_port_that_was_taken_is_served_once_it_is_free(served: Served, tmp_path: Path) -> None:
+    folder = tmp_path / "another"
+    folder.mkdir()
+    unix = folder / "http.sock"
+    free = socket.socket()
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    free.bind(("127.0.0.1", 0))
+    free.listen()
+    port = free.getsockname()[1]
+    started: queue.Queue[int] = queue.Queue()
+    arguments = (served.file, Address("127.0.0.1", port), OPEN, unix, started.put, True)
+    threading.Thread(target=serve, args=arguments, daemon=True).start()
+    assert started.get(timeout=10) == 0
+    second = Served(served.file, port, unix, None)
+    assert second.get_by_unix("/readyz") == (200, "ready\n")
+    free.close()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            assert second.get("/readyz") == (200, "ready\n")
+        except ConnectionRefusedError:
+            continue
+        return
+    pytest.fail("the port is free, and nobody listens there")
+
+
+def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path, pair: tuple[Path, Path]) -> None:
+    """Another user of the node may take it while the reporter is restarted."""
+    secret, settings = tmp_path / "token", tmp_path / "settings.json"
+    secret.write_text("a.b.c")
+    with socket.create_server(("127.0.0.1", 0)) as api_server:
+        api_server.settimeout(60)
+        url = f"https://127.0.0.1:{api_server.getsockname()[1]}"
+        settings.write_text(to_json(Settings("n1", url, str(pair[0]), identity="token")))
+        words = ("--listen", f"127.0.0.1:{served.port}", "--kubernetes", settings, "--kubernetes-secret", secret)
+        command = [sys.executable, "-m", "agent", "reporter", *map(str, words)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            said = next((line for line in process.stderr if "cannot listen" in line), "")
+            assert "Address already in use; it is tried again every 5 s" in said
+            # It goes on asking the API server.
+            for _ in range(2):
+                api_server.accept()[0].close()
+            process.terminate()
+            assert process.wait(timeout=60) == 0
 
 
 def test_a_port_that_is_taken_is_said(served: Served) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import http.client
+import io
 import ipaddress
 import json
 import re
@@ -11,6 +13,7 @@ import socket
 import socketserver
 import ssl
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -19,7 +22,7 @@ from pathlib import Path
 from threading import BoundedSemaphore, Timer
 from typing import Any
 
-from attrs import frozen
+from attrs import define, frozen
 
 from agent.report.records import to_plain
 from agent.reporter.http.metrics import render
@@ -30,6 +33,12 @@ AT_ONCE = 16
 
 TIMEOUT = 10.0
 """Seconds that a client may take to send its request and to take the answer."""
+
+LONGEST_REQUEST = 16 << 10
+"""Bytes of a request line and headers. The library's own bounds allow 6 MB a request, and the unit has 128 MB for all."""
+
+AGAIN = 5.0
+"""Seconds between two tries to listen on a port that somebody else has."""
 
 LAST_PORT = 65535
 
@@ -131,6 +140,29 @@ def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
+@define
+class _Head:
+    """Reads the lines of a request, as far as it may be long."""
+
+    file: io.BufferedIOBase
+    left: int = LONGEST_REQUEST
+
+    def readline(self, size: int) -> bytes:
+        """Read the next line.
+
+        :raises http.client.LineTooLong: there is more than may be read; it is answered with 431.
+        """
+        if not self.left:
+            raise http.client.LineTooLong("request")
+        line = self.file.readline(min(size, self.left))
+        self.left -= len(line)
+        return line
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One request. Every answer ends its connection."""
 
@@ -138,6 +170,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = "trackbed"
     sys_version = ""
     timeout = TIMEOUT
+
+    def setup(self) -> None:
+        """Prepare to read the request."""
+        super().setup()
+        self.rfile = _Head(self.rfile)  # type: ignore[assignment]  # nothing else of a file is used
 
     def do_GET(self) -> None:
         """Answer."""
@@ -180,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log a request that could not be understood."""
-        print(format % args, file=sys.stderr)  # noqa: T201  the journal
+        _say(format % args)
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
@@ -223,7 +260,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away, or that speaks no TLS, is worth a line."""
-        print(f"a request failed: {sys.exc_info()[1]!r}", file=sys.stderr)  # noqa: T201  the journal
+        _say(f"a request failed: {sys.exc_info()[1]!r}")
 
 
 def _cut_off(request: socket.socket) -> None:
@@ -231,27 +268,74 @@ def _cut_off(request: socket.socket) -> None:
         socket.socket.shutdown(request, socket.SHUT_RDWR)
 
 
-def serve(report: Path, address: Address, guard: Guard, unix: Path | None, started: Callable[[int], None]) -> None:
+def serve(
+    report: Path,
+    address: Address,
+    guard: Guard,
+    unix: Path | None,
+    started: Callable[[int], None],
+    patient: bool = False,
+) -> None:
     """Answer requests until the process ends; without one, sleep.
 
     :param report: the report's file.
     :param unix: a socket's path, for those who may reach that; a file that is there is replaced.
-    :param started: called with the port once all is listened on.
+    :param started: called with the port once it was tried to listen; with 0 if the port is somebody else's.
+    :param patient: where it cannot be listened, that is said and tried again, so that the process goes on with its other work.
     :raises Refused: it cannot be listened there.
     """
-    servers = []
-    try:
-        servers.append(_Server(address.family, (address.host, address.port), guard, report))
-        if unix is not None:
-            unix.unlink(missing_ok=True)
-            servers.append(_Server(socket.AF_UNIX, str(unix), Guard(), report))
-            unix.chmod(0o666)
-    except OSError as error:
-        raise Refused(f"cannot listen on {address.host}:{address.port} or {unix}: {error.strerror or error}") from None
-    started(servers[0].server_address[1])
-    selector = selectors.DefaultSelector()
-    for server in servers:
-        selector.register(server, selectors.EVENT_READ, server)
+    port_at, selector = f"{address.host}:{address.port}", selectors.DefaultSelector()
+    closed: dict[str, Callable[[], _Server]] = {
+        port_at: lambda: _Server(address.family, (address.host, address.port), guard, report)
+    }
+    if unix is not None:
+        closed[str(unix)] = lambda: _unix_server(unix, report)
+    opened, faults = _open(closed, selector)
+    if faults and not patient:
+        raise Refused("; ".join(faults))
+    for fault in faults:
+        _say(f"{fault}; it is tried again every {AGAIN:.0f} s")
+    started(opened[port_at].server_address[1] if port_at in opened else 0)
+    while closed:
+        _answer(selector, AGAIN)
+        for where in _open(closed, selector)[0]:
+            _say(f"listening on {where} now")
     while True:
-        for key, _ in selector.select():
-            key.data.handle_request()
+        _answer(selector, None)
+
+
+def _open(
+    closed: dict[str, Callable[[], _Server]], selector: selectors.BaseSelector
+) -> tuple[dict[str, _Server], list[str]]:
+    """Listen wherever nobody does yet: what is listened on now, and why some cannot be."""
+    opened, faults = {}, []
+    for where, make in list(closed.items()):
+        try:
+            opened[where] = server = make()
+        except OSError as error:
+            faults.append(f"cannot listen on {where}: {error.strerror or error}")
+        else:
+            selector.register(server, selectors.EVENT_READ)
+            del closed[where]
+    return opened, faults
+
+
+def _unix_server(path: Path, report: Path) -> _Server:
+    path.unlink(missing_ok=True)
+    server = _Server(socket.AF_UNIX, str(path), Guard(), report)
+    path.chmod(0o666)
+    return server
+
+
+def _answer(selector: selectors.BaseSelector, timeout: float | None) -> None:
+    """Answer the requests that come within ``timeout`` seconds; None: the next ones, whenever they come."""
+    end = time.monotonic() + (timeout or 0.0)
+    while True:
+        for key, _ in selector.select(None if timeout is None else max(0.0, end - time.monotonic())):
+            key.fileobj.handle_request()  # type: ignore[union-attr]  # a _Server
+        if time.monotonic() >= end:
+            return
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)  # noqa: T201  the journal

@@ -1,0 +1,264 @@
+"""What others than a reporter try: the kubelet's credentials of one node, and a user with rights in one namespace."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.report import names
+from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
+from agent.reporter.kubernetes.identity import make_request
+from fleet.certificate_request import read
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.reporters import Fixed, admit, by_certificate, node, prepare, session
+from tests.cluster.test_reporter_rights import (
+    ACCOUNTS,
+    APPLY,
+    BINDINGS,
+    LEASES,
+    OURS,
+    POLICIES,
+    RBAC,
+    READY,
+    REQUESTS,
+    THEIRS,
+    Thief,
+    add,
+    labels,
+    lease,
+    remove,
+    status,
+    taints,
+)
+
+OWN, OTHER, TENANT = "attacked-a", "attacked-b", "tenant"
+SYSTEM = names.NAMESPACE
+
+
+@pytest.fixture(scope="module")
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    prepare(control_plane)
+    control_plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": TENANT}})
+    words = ("--clusterrole=admin", "--user=tenant", f"--namespace={TENANT}")
+    control_plane.kubectl("create", "rolebinding", "tenant", *words)
+    for name in (OWN, OTHER):
+        control_plane.apply(
+            node(name), {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease(name, SYSTEM)}
+        )
+    admit(control_plane, OWN, OTHER)
+    return control_plane
+
+
+def kubelet(plane: ControlPlane) -> Thief:
+    """Whoever is root on a node has its kubelet's certificate."""
+    return user(plane, f"system:node:{OWN}", "system:nodes")
+
+
+def tenant(plane: ControlPlane) -> Thief:
+    return user(plane, "tenant")
+
+
+def user(plane: ControlPlane, name: str, *groups: str) -> Thief:
+    pair = plane.authority.client(name, list(groups))
+    return Thief(plane, Fixed(session(plane.authority.pair.certificate, pair)))
+
+
+# Method, path and body of what gives trust, or takes it away from another node.
+TRUSTED: dict[str, tuple[str, str, Any, str]] = {
+    "another node's condition": ("PATCH", f"/api/v1/nodes/{OTHER}/status", status(conditions=[READY]), STRATEGIC_PATCH),
+    "another node's label": ("PATCH", f"/api/v1/nodes/{OTHER}", labels(rdma="hca"), MERGE_PATCH),
+    "another node's taint": ("PATCH", f"/api/v1/nodes/{OTHER}", taints(THEIRS, OURS), MERGE_PATCH),
+    "another node": ("DELETE", f"/api/v1/nodes/{OTHER}", None, JSON),
+    "another's Lease": (
+        "PATCH",
+        f"{LEASES.format(SYSTEM)}/{OTHER}",
+        {"spec": {"leaseDurationSeconds": 1}},
+        MERGE_PATCH,
+    ),
+    "its Lease gone": ("DELETE", f"{LEASES.format(SYSTEM)}/{OWN}", None, JSON),
+    "a Lease": ("POST", LEASES.format(SYSTEM), lease("made-up", SYSTEM), JSON),
+    "a token of a reporter": ("POST", f"{ACCOUNTS}/reporter/token", {"spec": {}}, JSON),
+    "a token of the enrolment": ("POST", f"{ACCOUNTS}/enrolment/token", {"spec": {}}, JSON),
+    "the listed labels": (
+        *("PATCH", f"/api/v1/namespaces/{SYSTEM}/configmaps/reporter", {"data": {"labels": "x"}}, MERGE_PATCH),
+    ),
+    "a pod with the enrolment's account": (
+        "POST",
+        f"/api/v1/namespaces/{SYSTEM}/pods",
+        {
+            "metadata": {"name": "p"},
+            "spec": {"serviceAccountName": "enrolment", "nodeName": OWN, "containers": [{"name": "c", "image": "x"}]},
+        },
+        JSON,
+    ),
+    "a binding": (
+        "POST",
+        f"{RBAC}/namespaces/{SYSTEM}/rolebindings",
+        {
+            "metadata": {"name": "x"},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "trackbed:reporter"},
+            "subjects": [{"kind": "User", "apiGroup": "rbac.authorization.k8s.io", "name": "tenant"}],
+        },
+        JSON,
+    ),
+    "a policy": ("DELETE", f"{POLICIES}/trackbed-nodes", None, JSON),
+    "a policy's binding": ("DELETE", f"{BINDINGS}/trackbed-nodes", None, JSON),
+    "secrets": ("GET", f"/api/v1/namespaces/{SYSTEM}/secrets", None, JSON),
+}
+
+
+@pytest.mark.parametrize("who", [kubelet, tenant])
+@pytest.mark.parametrize("what", TRUSTED)
+def test_who_is_no_reporter_writes_nothing_that_is_trusted(
+    plane: ControlPlane, who: Callable[[ControlPlane], Thief], what: str
+) -> None:
+    method, path, body, kind = TRUSTED[what]
+    assert who(plane).tries(method, path, body, kind) == 403
+
+
+@pytest.mark.parametrize("path", [f"/api/v1/nodes/{OWN}", f"/api/v1/nodes/{OWN}/status"])
+def test_a_user_of_one_namespace_touches_no_node(plane: ControlPlane, path: str) -> None:
+    thief = tenant(plane)
+    assert thief.tries("GET", path) == 403
+    assert thief.tries("PATCH", path, labels(rdma="hca"), MERGE_PATCH) == 403
+    assert thief.tries("POST", REQUESTS, {"metadata": {"name": "trackbed-x"}, "spec": {}}) == 403
+
+
+def fleet(plane: ControlPlane, *words: str) -> Any:
+    """The answer of `trackbed fleet`; whatever its exit code."""
+    command = [sys.executable, "-m", "agent", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=dict(os.environ))
+    return json.loads(done.stdout)
+
+
+def test_a_lease_of_a_nodes_name_in_another_namespace_counts_for_nothing(plane: ControlPlane) -> None:
+    thief = tenant(plane)
+    made = lease("attacked-c", TENANT)
+    made["metadata"]["annotations"] = {names.NOT_READY: "Made: up"}
+    assert thief.tries("POST", LEASES.format(TENANT), made) in (200, 403)
+    assert "attacked-c" not in [one["name"] for one in fleet(plane, "status")["nodes"]]
+
+
+def test_a_kubelet_asks_in_vain_for_a_reporters_certificate(plane: ControlPlane, tmp_path: Path) -> None:
+    # As kubeadm lets kubelets ask for theirs.
+    words = ("--clusterrole=trackbed:request-certificate", "--group=system:nodes")
+    plane.kubectl("create", "clusterrolebinding", "kubelets-ask", *words)
+    thief = kubelet(plane)
+    try:
+        for name in (OWN, OTHER):
+            body = request(f"kubelet-{name}", name, tmp_path)
+            assert thief.tries("POST", REQUESTS, body) == 200
+        found = {one["request"]: one["action"] for one in fleet(plane, "approve", OWN, OTHER, "--dry")["requests"]}
+        assert (found[f"kubelet-{OWN}"], found[f"kubelet-{OTHER}"]) == ("deny", "deny")
+    finally:
+        plane.kubectl("delete", "clusterrolebinding", "kubelets-ask")
+        plane.kubectl("delete", "csr", f"kubelet-{OWN}", f"kubelet-{OTHER}", "--ignore-not-found")
+
+
+def request(name: str, node: str, folder: Path) -> dict[str, Any]:
+    key, asked = folder / "key", folder / "csr"
+    make_request(node, key, asked)
+    spec = {
+        "request": base64.b64encode(asked.read_bytes()).decode(),
+        "signerName": "kubernetes.io/kube-apiserver-client",
+        "usages": ["client auth"],
+        "expirationSeconds": 86400,
+    }
+    assert not read(str(spec["request"])).faults
+    return {"metadata": {"name": name}, "spec": spec}
+
+
+# --- as a reporter: what is read in two ways -----------------------------------------------------------------------
+
+
+SEVERAL = """
+apiVersion: v1
+kind: Node
+metadata: {{name: {name}, labels: {{rdma: hca}}}}
+---
+apiVersion: v1
+kind: Node
+metadata: {{name: {name}, labels: {{example.net/gpu: "yes"}}}}
+"""
+TWICE = """
+apiVersion: v1
+kind: Node
+metadata: {{name: {name}, labels: {{rdma: hca}}}}
+metadata: {{name: {name}, labels: {{example.net/gpu: "yes"}}}}
+"""
+ALIASES = """
+apiVersion: v1
+kind: Node
+metadata: {{name: {name}, labels: &l {{rdma: hca, example.net/gpu: "yes"}}, annotations: *l}}
+"""
+
+
+@pytest.mark.parametrize("text", [SEVERAL, TWICE, ALIASES], ids=["documents", "keys", "aliases"])
+@pytest.mark.parametrize("subresource", ["", "/status"])
+def test_a_text_that_two_parsers_read_differently_changes_nothing_more(
+    plane: ControlPlane, text: str, subresource: str, tmp_path: Path
+) -> None:
+    pair = plane.authority.client(f"trackbed:node:{OWN}", [])
+    thief = Thief(plane, by_certificate(plane, OWN))
+    before = thief.seen(OWN)
+    file = tmp_path / "body"
+    file.write_text(text.format(name=OWN))
+    url = f"{plane.url}/api/v1/nodes/{OWN}{subresource}?fieldManager=trackbed-reporter&force=true"
+    done = subprocess.run(
+        [
+            *("curl", "--silent", "--show-error", "--request", "PATCH", "--header", f"Content-Type: {APPLY}"),
+            *("--cacert", str(plane.authority.pair.certificate), "--cert", str(pair.certificate)),
+            *("--key", str(pair.key), "--data-binary", f"@{file}", url),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    answer = json.loads(done.stdout)
+    assert answer["kind"] in ("Node", "Status"), answer
+    after = thief.seen(OWN)
+    assert "example.net/gpu" not in after["metadata"]["labels"]
+    after["metadata"]["labels"].pop("rdma", None)
+    before["metadata"]["labels"].pop("rdma", None)
+    for seen in (before, after):
+        del seen["managers"]
+    assert after == before
+
+
+DEFAULTED: dict[str, list[dict[str, Any]]] = {
+    "a time in another's taint": add("/spec/taints/0/timeAdded", "2026-01-01T00:00:00Z"),
+    "a value in another's taint": add("/spec/taints/0/value", "x"),
+    "another's taint copied": [{"op": "copy", "from": "/spec/taints/0", "path": "/spec/taints/-"}],
+    "its cordon, written as the default": [*add("/spec/unschedulable", True), *add("/spec/unschedulable", None)],
+    "the whole spec": add("/spec", {"taints": [THEIRS, OURS], "unschedulable": True}),
+    "the whole metadata": add("/metadata", {"name": OWN, "labels": {"example.net/gpu": "yes"}}),
+    "the whole Node": add("", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OWN, "labels": {"x": "y"}}}),
+    "its name": add("/metadata/name", OTHER),
+    "its kind": add("/kind", "Pod"),
+    "its uid": add("/metadata/uid", "00000000-0000-0000-0000-000000000000"),
+    "its creation": add("/metadata/creationTimestamp", "2001-01-01T00:00:00Z"),
+    "its deletion": add("/metadata/deletionTimestamp", "2001-01-01T00:00:00Z"),
+    "its name made by the server": add("/metadata/generateName", "x-"),
+    "a field with another case": add("/Spec", {"unschedulable": True}),
+    "the labels gone": remove("/metadata/labels"),
+}
+
+
+@pytest.mark.parametrize("subresource", ["", "/status"])
+@pytest.mark.parametrize("what", DEFAULTED)
+def test_by_json_patch_nothing_else_is_written_whatever_the_server_fills_in(
+    plane: ControlPlane, what: str, subresource: str
+) -> None:
+    thief = Thief(plane, by_certificate(plane, OWN))
+    before = thief.seen(OWN)
+    thief.tries("PATCH", f"/api/v1/nodes/{OWN}{subresource}", DEFAULTED[what], JSON_PATCH)
+    assert thief.seen(OWN) == before
