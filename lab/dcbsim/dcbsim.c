@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Data Center Bridging for a netdev whose driver has none, so that dcbnl's own half can be run: the priorities with PFC are kept
- * here, the entries for DSCPs in the kernel's table (net/dcb/dcbnl.c). Priority 7 is refused.
+ * Adds Data Center Bridging to a netdev whose driver has none, so that the kernel's half (dcbnl) can be run. This module keeps the
+ * priorities with PFC; the kernel's table (net/dcb/dcbnl.c) has the entries for DSCPs. Priority 7 is refused.
  */
 #include <linux/module.h>
 #include <linux/netdevice.h>

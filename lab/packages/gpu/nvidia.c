@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Dual MIT/GPL
-// NVIDIA's open driver by name and licence, and nothing else of it.
+// A module with the name and licence of NVIDIA's open driver, and nothing else of it.
 #include <linux/module.h>
 
 MODULE_LICENSE("Dual MIT/GPL");
