@@ -29,8 +29,8 @@ from attrs import evolve, frozen
 from pyroute2.iproute.linux import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import converge
-from agent.engine.retry import Failures
 from agent.hardware.functions import device_path, ifindex, netdev, vf_addresses
 from agent.linux import machine as this_machine
 from agent.machine import Machine
@@ -97,12 +97,14 @@ def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
     ours: list[float] = []
     bare: list[float] = []
     spec, ip = case.spec(), IPRoute()
-    last = converge(recorded, spec, None, None, Failures(), time.monotonic)
+    last = converge(recorded, Goal(spec), Memory(time.monotonic))
 
     def caused_by_deletion() -> None:
         nonlocal last
         scope = frozenset({case.address})
-        last = converge(recorded, spec, last.have, scope, Failures(), time.monotonic, judge=lambda want, have: [])
+        last = converge(
+            recorded, Goal(spec), Memory(time.monotonic), last.have, scope, Callbacks(judge=lambda want, have: [])
+        )
 
     for _ in range(rounds * 3):
         if len(bare) == rounds:

@@ -10,9 +10,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.dry_run import preview
-from agent.engine.retry import Failures
 from agent.machine import Machine
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
@@ -33,7 +33,7 @@ def node(vfs: int) -> tuple[Machine, NodeSpec]:
         nics.append({**nic, "vfs": {"count": count, "defaults": {"trust": True}}})
     spec = from_mapping({"node_name": "bench", "nics": nics})
     machine = kernel.machine()
-    left = converge(machine, spec, None, None, Failures(), time.monotonic).outcomes
+    left = converge(machine, Goal(spec), Memory(time.monotonic)).outcomes
     if differing := [outcome for outcome in left if outcome.result != "applied"]:
         raise click.ClickException(f"the simulated node did not converge: {differing[0]}")
     return machine, spec

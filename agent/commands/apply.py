@@ -77,6 +77,7 @@ def _is_done(found: Progress) -> bool:
 
 def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> Iterator[Progress]:
     from agent import linux
+    from agent.engine.context import Callbacks, Goal, Memory
     from agent.engine.converge import converge
     from agent.engine.dry_run import preview
     from agent.engine.originals import ORIGINALS, Originals
@@ -100,7 +101,10 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     history = History(_common.STATE)
     while True:
         found = converge(
-            machine, spec, None, None, failures, time.monotonic, limit, judge=readiness.judge, originals=originals
+            machine,
+            Goal(spec, allow=limit),
+            Memory(time.monotonic, failures, originals),
+            callbacks=Callbacks(judge=readiness.judge),
         )
         if _common.STATE.is_dir() and (gap := history.record(found.outcomes, spec_hash(spec), "apply")):
             click.echo(printable(f"trackbed: {gap}"), err=True)

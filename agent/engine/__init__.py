@@ -1,1 +1,1 @@
-"""The pass: observe, plan, apply, observe again; what it remembers between passes, and what it may disturb."""
+"""A pass (observe, plan, apply, observe again), what is remembered between passes, and what a pass may disturb."""

@@ -1,4 +1,4 @@
-"""A machine of which is kept what several kinds ask of the same device, until it is forgotten."""
+"""Caches link, directory and symlink reads until forget() is called: several kinds read the same ones."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from agent.machine import Files, Link, Machine, Netlink
 
 
 class CachedMachine:
-    """``machine`` answers about single links, the names in folders and where links lead as it did when first asked."""
+    """Wraps a machine: ``machine`` reads each link, folder and symlink once."""
 
     def __init__(self, machine: Machine) -> None:
         self._netlink, self._files = _Netlink(machine.netlink), _Files(machine.files)
         self.machine = evolve(machine, netlink=self._netlink, files=self._files)
 
     def forget(self) -> None:
-        """Something was changed, or may have changed: ask again."""
-        self._netlink.found.clear()
-        self._files.listed.clear()
-        self._files.led.clear()
+        """Read everything again: something was written, or may have changed."""
+        self._netlink.by_name.clear()
+        self._files.folders.clear()
+        self._files.targets.clear()
 
 
 class _Netlink:
     def __init__(self, netlink: Netlink) -> None:
         self._netlink = netlink
-        self.found: dict[str, Link | None] = {}
+        self.by_name: dict[str, Link | None] = {}
 
     def link(self, name: str) -> Link | None:
-        if name not in self.found:
-            self.found[name] = self._netlink.link(name)
-        return self.found[name]
+        if name not in self.by_name:
+            self.by_name[name] = self._netlink.link(name)
+        return self.by_name[name]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._netlink, name)
@@ -40,22 +40,22 @@ class _Netlink:
 class _Files:
     def __init__(self, files: Files) -> None:
         self._files = files
-        # Thousands of times a pass: not by way of __getattr__.
+        # Called thousands of times a pass, and __getattr__ is slow.
         self.read = files.read
-        self.listed: dict[str, list[str]] = {}
-        self.led: dict[str, str] = {}
+        self.folders: dict[str, list[str]] = {}
+        self.targets: dict[str, str] = {}
 
     def names(self, path: str) -> list[str]:
-        found = self.listed.get(path)
-        if found is None:
-            found = self.listed[path] = self._files.names(path)
-        return found.copy()
+        names = self.folders.get(path)
+        if names is None:
+            names = self.folders[path] = self._files.names(path)
+        return names.copy()
 
     def target(self, path: str) -> str:
-        found = self.led.get(path)
-        if found is None:
-            found = self.led[path] = self._files.target(path)
-        return found
+        target = self.targets.get(path)
+        if target is None:
+            target = self.targets[path] = self._files.target(path)
+        return target
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._files, name)

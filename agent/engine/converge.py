@@ -1,45 +1,39 @@
-"""The pass: observe, plan, apply, observe again, until a fresh reading gives an empty plan."""
+"""A pass: observe, plan and apply, then observe again, until the plan of a new reading is empty."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from agent.engine.attempts import Work, attempts, is_required, write_of
-from agent.engine.cached_machine import CachedMachine
+from agent.engine.attempts import attempts, is_required, write_of
+from agent.engine.context import SILENT, Callbacks, Goal, Memory, PassContext
 from agent.engine.observation import not_observed, observed, unreadable
-from agent.engine.originals import Originals
 from agent.engine.readiness import Judge, at_once
-from agent.engine.retry import Failures, identity
+from agent.engine.retry import identity
 from agent.hardware.functions import rediscover
 from agent.kinds import by_name, irqbalance, ordered, rdma
 from agent.machine import Machine
-from agent.report.activity import Mode
-from agent.report.records import HOST, Change, Condition, Disruption, Outcome
-from agent.spec.node import NodeSpec
+from agent.report.records import HOST, Change, Condition, Outcome
 from agent.state.scope import Scope, devices, own
 from agent.state.snapshot import Snapshot, read_basis
 from agent.state.wanted import Wanted, asks_serials, resolve
 
-# A change may bring up what another kind must see (VFs, netdevs, interrupts); deeper chains do not exist.
+# A change can create what another kind acts on (VFs, netdevs, interrupts); no chain of such changes is longer.
 ROUNDS = 5
-# What probes judge of them is read only as far as a spec asks for it.
+# These kinds read only what a spec asks for, and the probes judge it.
 ASKED_FOR = (irqbalance, rdma)
-
-
-# The conditions that no probe says.
-OWN = frozenset({"Converged", "Uncontended", "OriginalsKept"})
+# The conditions that come from the engine, not from a probe.
+ENGINE_CONDITIONS = frozenset({"Converged", "Uncontended", "OriginalsKept"})
 
 
 @frozen
 class Pass:
-    """What one pass found and did. ``outcomes``: first what was applied, then all that still differs.
+    """The result of one pass. ``outcomes``: first the applied changes, then all that still differs.
 
-    ``waiting``: those of them that the node was not asked for before and that nothing was done about: it is as ready as it was.
-    ``standard``: what the probes judge the node by: the spec before, as long as something waits; ``seen``: what they judge,
-    ``have`` with what only that spec asks for.
+    ``waiting``: new changes that are deferred or blocked; they do not affect readiness.
+    ``standard`` and ``judged``: what the probes compare. While something waits these are the last verified spec, and
+    ``have`` with what only that spec has the kinds read; else ``want`` and ``have``.
     """
 
     want: Wanted
@@ -49,156 +43,176 @@ class Pass:
     applied: int
     waiting: tuple[Outcome, ...]
     standard: Wanted
-    seen: Snapshot
+    judged: Snapshot
+
+
+@frozen
+class _State:
+    """How far a pass has come: what is wanted, what was read, and the outcomes of the changes."""
+
+    want: Wanted
+    have: Snapshot
+    applied: tuple[Outcome, ...] = ()
+    remaining: tuple[Outcome, ...] = ()
+
+    def adding(self, outcomes: Sequence[Outcome]) -> _State:
+        """With more outcomes."""
+        applied = tuple(outcome for outcome in outcomes if outcome.result == "applied")
+        remaining = tuple(outcome for outcome in outcomes if outcome.result != "applied")
+        return evolve(self, applied=self.applied + applied, remaining=self.remaining + remaining)
 
 
 def converge(
     machine: Machine,
-    spec: NodeSpec,
-    last: Snapshot | None,
-    scope: Scope,
-    failures: Failures,
-    clock: Callable[[], float],
-    allow: Disruption | None = None,
-    announce: Callable[[Change], None] = lambda change: None,
-    acknowledged: Callable[[Change], None] = lambda change: None,
-    verified: NodeSpec | None = None,
-    now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
-    heard: Callable[[], Scope] = frozenset,
-    judge: Judge | None = None,
-    doing: Callable[[str, Mode], None] = lambda kind, mode: None,
-    originals: Originals | None = None,
+    goal: Goal,
+    memory: Memory,
+    last: Snapshot | None = None,
+    scope: Scope = None,
+    callbacks: Callbacks = SILENT,
 ) -> Pass:
-    """Make the machine what ``spec`` says, as far as is allowed, and say what came of it.
+    """Change the machine until it matches the goal's spec, as far as is allowed now, and return what was done and what is left.
 
     :param last: the snapshot of the pass before; None reads everything.
-    :param scope: what a wake-up named.
-    :param allow: the most disruptive level; the spec's own if None.
-    :param announce: called with the first change to a required NIC before it is made: the node is not ready from then on.
-    :param acknowledged: called after that, before the first change that disturbs a required NIC is made: it returns once the
-        node is published as not ready, or cannot be. Whoever took a device meanwhile keeps it.
-    :param verified: the spec that was last seen to be true; what a newer one still waits for does not make the node unready.
-    :param now: the time of day, for maintenance windows.
-    :param heard: takes what has happened meanwhile, our own writes' events included: it is read before the pass ends.
-    :param judge: what asks the probes; here and now if None.
-    :param doing: called with each kind whose state is read or written next.
-    :param originals: what values were before; those that leave the spec get them back.
+    :param scope: the devices that events named; None reads everything.
     :raises OSError: a device went away while it was read; the caller starts again.
     """
-    doing("devices", "read")
-    reading = CachedMachine(machine)
-    work = Work(
-        machine,
-        reading,
-        allow,
-        now(),
-        failures,
-        clock,
-        announce,
-        acknowledged,
-        doing,
-        originals or Originals(),
+    callbacks.doing("devices", "read")
+    context = PassContext.begin(machine, goal, memory, callbacks)
+    state = _rounds(context, last, scope)
+    if last is None or scope is None:
+        state = _restore_devices_that_left(context, state)
+    state = state.adding(_unreadable(context, state.want, state.have))
+    _remember(memory, state)
+    waiting = _waiting(goal, state.have, state.remaining)
+    callbacks.doing("probes", "read")
+    standard, judged = _judged_by_probes(context, state, waiting)
+    result = Pass(
+        state.want,
+        state.have,
+        (*state.applied, *state.remaining),
+        (),
+        len(state.applied),
+        waiting,
+        standard,
+        judged,
     )
-    machine = reading.machine
+    return _with_conditions(
+        result, _engine_conditions(memory, state, waiting), callbacks.judge or at_once(context.cache.machine)
+    )
+
+
+def judged_again(result: Pass, judge: Judge) -> Pass:
+    """The result of a pass with what the probes answer now."""
+    return _with_conditions(result, tuple(c for c in result.conditions if c.type in ENGINE_CONDITIONS), judge)
+
+
+def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State:
+    """Observe, plan and apply until nothing more can be applied."""
+    machine = context.cache.machine
+    spec = context.goal.spec
     serials = asks_serials(spec)
     have, scope = (read_basis(machine, serials), None) if last is None or scope is None else (last, scope)
     if scope is not None:
-        # Of a device that could not be read before, all is read.
+        # A device that could not be read before has no state yet: read all of it.
         scope |= devices(scope) & {function.address for function in have.functions if function.unreadable}
-    whole = scope is None
-    applied: list[Outcome] = []
-    for _ in range(ROUNDS):
+    applied: tuple[Outcome, ...] = ()
+    for number in range(1, ROUNDS + 1):
         if scope is not None:
-            # Names, and the permanent address that the VFs' are made from, come with a netdev: it may be a new one.
+            # A netdev that was created again may have another name, or a new permanent MAC, from which VFs' MACs derive.
             have = evolve(have, functions=rediscover(machine, have.functions, _pfs(scope), serials))
-        want, have, outcomes = _round(work, resolve(spec, have.functions), have, scope)
+        want, have, outcomes = _round(context, resolve(spec, have.functions), have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
-        remaining = [outcome for outcome in outcomes if outcome.result != "applied"]
-        applied += done
+        state = _State(want, have, applied).adding(outcomes)
         if not done:
-            break
-        # Everything else was read in this pass already; what was written is what must be read again.
-        scope = frozenset(name for outcome in done for name in _touched(outcome.change))
-        meanwhile = heard()
-        reading.forget()
-        have, scope = (read_basis(machine, serials), None) if meanwhile is None else (have, scope | meanwhile)
-    else:
-        remaining += [_unverified(work, outcome) for outcome in done]
-    if whole:
-        have, given_back = _give_back(work, work.originals.left(want, have.functions), have)
-    else:
-        given_back = []
-    applied += [outcome for outcome in given_back if outcome.result == "applied"]
-    remaining += [outcome for outcome in given_back if outcome.result != "applied"]
-    remaining += _quarantined(work, want, have)
-    failures.keep({identity(outcome.change) for outcome in remaining})
-    failures.contention.keep(write_of(have, outcome.change) for outcome in remaining)
-    failures.contention.wrote((write_of(have, outcome.change) for outcome in applied), clock())
-    waiting = _waiting(spec, verified, have, remaining)
-    doing("probes", "read")
-    judged = [outcome for outcome in remaining if outcome not in waiting]
-    required = [write_of(have, outcome.change) for outcome in judged if is_required(want, outcome.change)]
-    standard, seen = want, have
-    if waiting and verified is not None:
-        standard = resolve(verified, have.functions)
-        for kind in ASKED_FOR if _asks(standard) != _asks(want) else ():
-            read = observed(machine, kind, standard, seen, None)
-            standard, seen = read.want, read.have
-    found = Pass(want, have, (*applied, *remaining), (), len(applied), waiting, standard, seen)
-    own = [_converged(want, judged), failures.contention.condition(required)]
-    own += [trouble] if (trouble := work.originals.trouble) is not None else []
-    return _judged(found, tuple(own), judge or at_once(machine))
+            return state
+        applied = state.applied
+        if number == ROUNDS:
+            break  # the events stay for the next pass
+        # Only what was written must be read again, and what events name meanwhile.
+        written = frozenset(name for outcome in done for name in _reread(outcome.change))
+        events = context.callbacks.new_events()
+        context.cache.forget()
+        have, scope = (read_basis(machine, serials), None) if events is None else (have, written | events)
+    context.cache.forget()
+    return state.adding([_unverified(context, outcome) for outcome in done])
 
 
-def _asks(want: Wanted) -> tuple[object, ...]:
-    """What of a spec :data:`ASKED_FOR` goes by."""
-    return want.spec.irqs.irqbalance, {address: nic.nic.rdma for address, nic in want.nics.items()}
+def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Wanted, Snapshot, list[Outcome]]:
+    """Observe, plan and apply each kind once, in their order."""
+    outcomes: list[Outcome] = []
+    machine, originals = context.cache.machine, context.memory.originals
+    for kind in ordered():
+        context.callbacks.doing(kind.NAME, "read")
+        read = observed(machine, kind, want, have, scope)
+        want, have = read.want, read.have
+        if read.fault is not None:
+            outcomes.append(not_observed(kind, read.fault))
+            context.remember_failure(outcomes[-1])
+            continue
+        changes = kind.plan(want, have) + originals.restoring(machine, kind, want, have, whole=scope is None)
+        outcomes += attempts(context, want, have, kind, changes)
+    return want, have, outcomes
 
 
-def _unverified(work: Work, outcome: Outcome) -> Outcome:
-    """What was written in the last round was not read again: it is looked at in another pass, and soon."""
+def _unverified(context: PassContext, outcome: Outcome) -> Outcome:
+    """The failure of a change that was written in the last round and not read again. The next pass reads it soon."""
     error = f"it was still being changed after {ROUNDS} rounds, and has not been read again"
-    found = evolve(outcome, result="failed", error=error, remedy="see who else sets it: trackbed history")
-    work.failures.add(found, work.clock())
-    return found
+    failed = evolve(outcome, result="failed", error=error, remedy="see who else sets it: trackbed history")
+    context.remember_failure(failed)
+    return failed
 
 
-def judged_again(found: Pass, judge: Judge) -> Pass:
-    """What a pass found, with what the probes say by now."""
-    return _judged(found, tuple(c for c in found.conditions if c.type in OWN), judge)
+def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
+    """Give the devices that are no longer in the spec their original values back."""
+    machine, originals, have = context.cache.machine, context.memory.originals, state.have
+    left = originals.removed_devices(state.want, have.functions)
+    outcomes: list[Outcome] = []
+    for kind in ordered() if left.nics else ():
+        context.callbacks.doing(kind.NAME, "read")
+        read = observed(machine, kind, left, have, frozenset(left.nics))
+        left, have = read.want, read.have
+        if read.fault is None:
+            changes = originals.restoring(machine, kind, left, have, device_left=True)
+            outcomes += attempts(context, left, have, kind, changes)
+    return evolve(state, have=have).adding(outcomes)
 
 
-def _judged(found: Pass, own: tuple[Condition, ...], judge: Judge) -> Pass:
-    """A pass with its conditions: the engine's ``own`` first."""
-    conditions = (*own, *judge(found.standard, found.seen))
-    if found.want.spec.mode == "observe":
-        # Nothing was in our hands, so nothing is held against the node: whoever put it into service answers for it.
-        conditions = tuple(evolve(condition, severity="warn") for condition in conditions)
-    return evolve(found, conditions=conditions)
+def _unreadable(context: PassContext, want: Wanted, have: Snapshot) -> list[Outcome]:
+    """The failures of devices that cannot be read. The next pass tries them soon."""
+    outcomes = unreadable(want, have)
+    for outcome in outcomes:
+        context.remember_failure(outcome)
+    return outcomes
+
+
+def _remember(memory: Memory, state: _State) -> None:
+    """Note what was written, and forget the failures of changes that are no longer planned."""
+    contention = memory.failures.contention
+    memory.failures.keep({identity(outcome.change) for outcome in state.remaining})
+    contention.keep(write_of(state.have, outcome.change) for outcome in state.remaining)
+    contention.wrote((write_of(state.have, outcome.change) for outcome in state.applied), memory.clock())
 
 
 def _pfs(scope: frozenset[str]) -> frozenset[str]:
-    """The PFs whose own function a scope means."""
+    """The PFs whose own function a scope includes."""
     whole = {name for name in scope if "#" not in name and name != HOST}
     return frozenset(whole | {device for device in devices(scope) if own(device) in scope})
 
 
-def _touched(change: Change) -> frozenset[str]:
-    """What must be read again after a change."""
+def _reread(change: Change) -> frozenset[str]:
+    """The scope that must be read again after a change."""
     if by_name()[change.kind].REACH == "device":
         return frozenset({change.device})
-    # What a PF grants to a VF is read from the PF.
+    # The attributes that a PF grants to a VF are read from the PF.
     return frozenset({own(change.device), change.target} - {change.device})
 
 
-def _waiting(
-    spec: NodeSpec, verified: NodeSpec | None, have: Snapshot, remaining: Sequence[Outcome]
-) -> tuple[Outcome, ...]:
-    """What of a new spec was not done because of others, and does not differ from the spec before."""
+def _waiting(goal: Goal, have: Snapshot, remaining: Sequence[Outcome]) -> tuple[Outcome, ...]:
+    """The deferred and blocked changes that only the new spec asks for: the machine matches the verified spec there."""
     held = tuple(outcome for outcome in remaining if outcome.result in ("deferred", "blocked"))
-    if not held or verified is None or verified == spec:
+    if not held or goal.verified is None or goal.verified == goal.spec:
         return ()
-    want = resolve(verified, have.functions)
+    want = resolve(goal.verified, have.functions)
     differing = {_place(change) for kind in ordered() for change in kind.plan(want, have)}
     return tuple(outcome for outcome in held if _place(outcome.change) not in differing)
 
@@ -207,51 +221,50 @@ def _place(change: Change) -> tuple[str, str, str]:
     return change.kind, change.target, change.field
 
 
-def _quarantined(work: Work, want: Wanted, have: Snapshot) -> list[Outcome]:
-    """What cannot be read is looked at in another pass, and soon."""
-    found = unreadable(want, have)
-    for outcome in found:
-        work.failures.add(outcome, work.clock())
-    return found
-
-
-def _round(work: Work, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Wanted, Snapshot, list[Outcome]]:
-    outcomes: list[Outcome] = []
-    machine = work.reading.machine
-    for kind in ordered():
-        work.doing(kind.NAME, "read")
-        read = observed(machine, kind, want, have, scope)
+def _judged_by_probes(context: PassContext, state: _State, waiting: Sequence[Outcome]) -> tuple[Wanted, Snapshot]:
+    """What the probes compare: the verified spec as long as changes of a newer one wait, and what was read for it."""
+    verified = context.goal.verified
+    if not waiting or verified is None:
+        return state.want, state.have
+    want, have = resolve(verified, state.have.functions), state.have
+    for kind in ASKED_FOR if _asks(want) != _asks(state.want) else ():
+        read = observed(context.cache.machine, kind, want, have, None)
         want, have = read.want, read.have
-        if read.fault is not None:
-            outcomes.append(not_observed(kind, read.fault))
-            work.failures.add(outcomes[-1], work.clock())
-            continue
-        changes = kind.plan(want, have) + work.originals.returning(machine, kind, want, have, whole=scope is None)
-        outcomes += attempts(work, want, have, kind, changes)
-    return want, have, outcomes
+    return want, have
 
 
-def _give_back(work: Work, left: Wanted, have: Snapshot) -> tuple[Snapshot, list[Outcome]]:
-    """What was set on devices that are no longer in the spec gets its original value back."""
-    outcomes: list[Outcome] = []
-    machine = work.reading.machine
-    for kind in ordered() if left.nics else ():
-        work.doing(kind.NAME, "read")
-        read = observed(machine, kind, left, have, frozenset(left.nics))
-        left, have = read.want, read.have
-        if read.fault is None:
-            changes = work.originals.returning(machine, kind, left, have, left=True)
-            outcomes += attempts(work, left, have, kind, changes)
-    return have, outcomes
+def _asks(want: Wanted) -> tuple[object, ...]:
+    """The part of a spec that decides what the kinds in :data:`ASKED_FOR` read."""
+    return want.spec.irqs.irqbalance, {address: nic.nic.rdma for address, nic in want.nics.items()}
 
 
-def _converged(want: Wanted, remaining: list[Outcome]) -> Condition:
-    """Whether the wanted state is all there, judged on the NICs that are required."""
-    required = [o for o in remaining if is_required(want, o.change)]
+def _engine_conditions(memory: Memory, state: _State, waiting: Sequence[Outcome]) -> tuple[Condition, ...]:
+    counted = [outcome for outcome in state.remaining if outcome not in waiting]
+    required = [write_of(state.have, o.change) for o in counted if is_required(state.want, o.change)]
+    kept = memory.originals.condition
+    return (
+        _converged(state.want, counted),
+        memory.failures.contention.condition(required),
+        *([kept] if kept is not None else []),
+    )
+
+
+def _with_conditions(result: Pass, engine: tuple[Condition, ...], judge: Judge) -> Pass:
+    """The result with its conditions, those of the engine first."""
+    conditions = (*engine, *judge(result.standard, result.judged))
+    if result.want.spec.mode == "observe":
+        # In observe mode the agent writes nothing, so no condition is required.
+        conditions = tuple(evolve(condition, severity="warn") for condition in conditions)
+    return evolve(result, conditions=conditions)
+
+
+def _converged(want: Wanted, remaining: Sequence[Outcome]) -> Condition:
+    """``Converged``: False while a required change is not made; the message names the first."""
     if not remaining:
         return Condition("Converged", "True", "AsWanted")
-    first = (required or remaining)[0]
-    more = f" (and {len(required or remaining) - 1} more)" if len(required or remaining) > 1 else ""
+    required = [outcome for outcome in remaining if is_required(want, outcome.change)]
+    first, *others = required or remaining
+    more = f" (and {len(others)} more)" if others else ""
     message = f"{first.change}: {first.error}; {first.remedy}{more}"
     if want.spec.mode == "observe":
         return Condition("Converged", "False", "Observing", message)

@@ -1,4 +1,4 @@
-"""What may be disturbed now: the node's policy, a NIC's own, and their maintenance windows."""
+"""How disruptive a change may be now: the policy of the node or of the NIC, and its maintenance windows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.spec.nic import DAYS, DisruptionPolicy, Window
 
 @frozen
 class Allowed:
-    """The most disruptive level, whether those in the way count, and what else there is to say of it (for messages)."""
+    """The most disruptive level that is allowed now. ``force``: despite users. ``until``: when more is allowed."""
 
     level: Disruption
     force: bool = False
@@ -20,7 +20,7 @@ class Allowed:
 
 
 def allowed(node: DisruptionPolicy, nic: DisruptionPolicy | None, asked: Disruption | None, now: datetime) -> Allowed:
-    """What a device's policy allows at ``now`` (UTC). ``asked``: a person's level stands above the policy's."""
+    """What a device's policy allows at ``now`` (UTC). ``asked``: an administrator's level, which overrides it."""
     policy = nic or node
     if asked is not None:
         return Allowed(asked, policy.force)
@@ -31,7 +31,7 @@ def allowed(node: DisruptionPolicy, nic: DisruptionPolicy | None, asked: Disrupt
 
 
 def _open(window: Window, now: datetime) -> bool:
-    """Whether ``now`` is in a window. One that goes past midnight belongs to the day it starts on."""
+    """Whether ``now`` is in a window. A window that ends after midnight belongs to the day on which it starts."""
     clock = now.strftime("%H:%M")
     if window.start < window.end:
         return window.start <= clock < window.end and _on(window, now)

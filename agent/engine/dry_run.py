@@ -1,4 +1,4 @@
-"""What a spec would do to this machine now, with nothing touched."""
+"""A dry run: what a spec would change on this machine now. Nothing is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from agent.engine.cached_machine import CachedMachine
 from agent.engine.observation import observed
 from agent.engine.originals import Originals
-from agent.engine.users import User, taken, users, with_affected
+from agent.engine.users import User, is_owned, users, with_affected
 from agent.kinds import bindings, ordered
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
@@ -19,67 +19,72 @@ from agent.state.wanted import Wanted, asks_serials, resolve
 
 KNOWN_AFTER = "known after"
 
-# What is missing now and comes with a pending change of another kind to the same device is no blocker of the spec.
+# A kind that is blocked because something does not exist yet, and the kind whose pending change on the device creates it.
 BROUGHT_BY = {"vf_attributes": "vfs", "bindings": "vfs", "vf_links": "bindings"}
 
 
 @frozen
 class Preview:
-    """What a spec would do to this machine now. ``errors``: why it cannot be had at all."""
+    """What a spec would change on this machine now. ``errors``: why the machine cannot match it."""
 
     changes: tuple[Change, ...]
     errors: tuple[str, ...]
 
 
 def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None) -> Preview:
-    """Plan without touching anything; ``originals``: what values were before.
+    """Plan all changes of a spec and write nothing; ``originals``: the values to restore if they leave the spec.
 
-    What cannot be known yet, because the devices come with another change, is one change whose ``after`` says after which kind.
+    Where a plan depends on devices that another change creates, one change stands for it; its ``after`` names that kind.
     """
-    # Nothing is written, so that what one kind has asked for the next need not ask for again.
+    # Nothing is written, so what was read for one kind is still valid for the next.
     machine = CachedMachine(machine).machine
     have = read_basis(machine, asks_serials(spec))
     want = resolve(spec, have.functions)
     planned: list[Change] = []
-    back = (originals or Originals()).returning
+    restoring = (originals or Originals()).restoring
     pending: dict[str, set[str]] = {}
-    unread: list[str] = []
-    seen: dict[str, Mapping[str, tuple[User, ...]]] = {}
+    errors: list[str] = []
+    users_of: dict[str, Mapping[str, tuple[User, ...]]] = {}
     for kind in ordered():
         read = observed(machine, kind, want, have, None)
         want, have = read.want, read.have
         if read.fault is not None:
-            unread.append(f"{kind.NAME}: {read.fault}")
+            errors.append(f"{kind.NAME}: {read.fault}")
             continue
         changes = [
-            _judged(machine, want, change, seen)
-            for change in (*kind.plan(want, have), *back(machine, kind, want, have))
+            _with_users(machine, want, change, users_of)
+            for change in (*kind.plan(want, have), *restoring(machine, kind, want, have))
         ]
         changes = [
-            change for change in changes if not (change.skip_if_owned and taken(seen[change.device], change.target))
+            change
+            for change in changes
+            if not (change.skip_if_owned and is_owned(users_of[change.device], change.target))
         ]
         for device in sorted(want.nics):
             first = next((k for k in kind.UNKNOWN_UNTIL if device in pending.get(k, ())), None)
-            # A kind that observed nothing of a device was asked for nothing there.
+            # If the kind has no state of the device, the spec asks nothing of it there.
             if first is not None and device in have[kind.NAME]:
                 changes = [change for change in changes if change.device != device]
                 changes.append(Change(kind.NAME, device, "*", None, f"{KNOWN_AFTER} {first}"))
         pending[kind.NAME] = {change.device for change in changes}
         planned += changes
-    errors = [*unread, *(c.message for c in want.missing if c.severity == "required")]
-    errors += [f"{c}: {c.blocker}; {c.remedy}" for c in planned if c.blocker and not _comes(c, pending)]
-    changes = [evolve(c, blocker="", remedy="") if _comes(c, pending) else c for c in planned]
+    errors += [c.message for c in want.missing if c.severity == "required"]
+    errors += [f"{c}: {c.blocker}; {c.remedy}" for c in planned if c.blocker and not _is_pending(c, pending)]
+    changes = [evolve(c, blocker="", remedy="") if _is_pending(c, pending) else c for c in planned]
     return Preview(tuple(c for c in changes if c.blocker or c.field != "netdev"), tuple(errors))
 
 
-def _judged(machine: Machine, want: Wanted, change: Change, seen: dict[str, Mapping[str, tuple[User, ...]]]) -> Change:
-    """A change of a preview with its affected; ``seen`` remembers the users of each device."""
-    if change.device not in seen and (change.skip_if_owned or change.disruption > Disruption.NONE):
-        seen[change.device] = users(machine, want, change.device) if change.device in want.nics else {}
+def _with_users(
+    machine: Machine, want: Wanted, change: Change, users_of: dict[str, Mapping[str, tuple[User, ...]]]
+) -> Change:
+    """A planned change with the users whom it would disturb. ``users_of``: a cache, the users of each device."""
+    if change.device not in users_of and (change.skip_if_owned or change.disruption > Disruption.NONE):
+        users_of[change.device] = users(machine, want, change.device) if change.device in want.nics else {}
     if change.disruption == Disruption.NONE:
         return change
-    return with_affected(change, want, seen[change.device])
+    return with_affected(change, want, users_of[change.device])
 
 
-def _comes(change: Change, pending: Mapping[str, set[str]]) -> bool:
+def _is_pending(change: Change, pending: Mapping[str, set[str]]) -> bool:
+    """Whether what blocks a change now comes with a pending change of another kind."""
     return change.blocker != bindings.NO_VFIO and change.device in pending.get(BROUGHT_BY.get(change.kind, ""), ())

@@ -1,4 +1,4 @@
-"""Reading a kind's state so that a device which cannot be read costs nobody but itself."""
+"""Reads a kind's state. A device that cannot be read is left out; the others are read all the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent.state.wanted import Wanted, resolve
 
 @frozen
 class Observed:
-    """What the spec means and what was read, without the devices that could not be; ``fault``: why nothing could be."""
+    """What is wanted and what was read, without the unreadable devices. ``fault``: the error if nothing could be read."""
 
     want: Wanted
     have: Snapshot
@@ -23,7 +23,7 @@ class Observed:
 
 
 def observed(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
-    """A snapshot with a kind's state of the devices in ``scope``; those that cannot be read leave it, with all their state."""
+    """Read a kind's state of the devices in ``scope``. An unreadable device loses its state of all kinds."""
     try:
         return Observed(want, have.merged(kind.NAME, scope, kind.observe(machine, want, scope)))
     except OSError:
@@ -32,7 +32,7 @@ def observed(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scope: 
 
 def _one_by_one(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
     try:
-        # What is read for no device in particular: if that fails, no device is to blame.
+        # First the host's part of the state: if that fails, no device is the cause.
         state = dict(kind.observe(machine, evolve(want, nics={}), frozenset({HOST})))
     except OSError as error:
         return Observed(want, have.merged(kind.NAME, scope, {}), error)
@@ -53,15 +53,15 @@ def _one_by_one(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scop
 
 
 def quarantined(want: Wanted, have: Snapshot) -> Wanted:
-    """``want`` without the devices that cannot be read, which are missing now."""
+    """``want`` with the unreadable devices moved to ``missing``."""
     resolved = resolve(want.spec, have.functions)
-    gone = {function.address for function in have.functions if function.unreadable}
-    nics = {address: nic for address, nic in want.nics.items() if address not in gone}
+    failed = {function.address for function in have.functions if function.unreadable}
+    nics = {address: nic for address, nic in want.nics.items() if address not in failed}
     return evolve(resolved, nics=nics)
 
 
 def unreadable(want: Wanted, have: Snapshot) -> list[Outcome]:
-    """One outcome for each NIC of the spec that cannot be read."""
+    """A failure for each NIC of the spec that cannot be read."""
     why = {function.address: function.unreadable for function in have.functions}
     return [
         _failed(Change("devices", address, "state", "unreadable", "readable", required=nic.required), why[address])
@@ -70,7 +70,7 @@ def unreadable(want: Wanted, have: Snapshot) -> list[Outcome]:
 
 
 def not_observed(kind: Kind, error: OSError) -> Outcome:
-    """The outcome of a kind of which nothing can be read."""
+    """The failure of a kind whose state cannot be read at all."""
     return _failed(Change(kind.NAME, HOST, "state", "unreadable", "readable"), str(error))
 
 

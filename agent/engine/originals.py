@@ -1,7 +1,7 @@
-"""What values were before the agent first changed them: what leaves the spec gets its original value back.
+"""Original values: the agent notes a value before it first changes it, and restores it when it leaves the spec.
 
-Only for kinds with ``readings`` or ``reading`` (agent/kinds), and only within a boot: the file lies in /run, as volatile as the
-values.
+Only kinds with ``readings`` or ``reading`` (agent/kinds) have originals. They last for one boot, as the values do: the file is
+in /run.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ Key = tuple[str, str, str]
 
 
 UNREADABLE = "originals that cannot be read"
-"""In the place of a kind, in a line that says so of others: they were lost before the file was written anew."""
+"""Stands in place of a kind in a line that records a loss: originals were unreadable when the file was last rewritten."""
 
 SPARE = 1000
-"""Lines that the file may have beyond those that count, before it is written anew."""
+"""How many superseded lines the file may have before it is rewritten."""
 
 
 @frozen
 class _Original:
-    """``value``: before the first change. ``ours``: what the agent may have written since, the last one last.
+    """``value``: the value before the first change. ``written``: the values that the agent may have written since, newest last.
 
-    It is several values only while the end of a write is not known: it failed, or the agent was killed.
+    ``written`` has several values only while the result of a write is unknown: it failed, or the agent was killed.
     """
 
     value: Value
-    ours: tuple[Value, ...]
+    written: tuple[Value, ...]
 
 
 @define
 class Originals:
     """The originals of this boot.
 
-    Each change is noted in a file before it is made, and once it was made, so that a crash at any time loses none and takes no
-    value of ours for an original.
+    A file notes each change before it is made and again afterwards. So a crash at any time loses no original, and no value that
+    the agent wrote is taken for one.
     """
 
     _path: Path | None = None
-    _found: dict[Key, _Original] = field(factory=dict)
-    _returning: set[Key] = field(factory=set)
+    _originals: dict[Key, _Original] = field(factory=dict)
+    _restoring: set[Key] = field(factory=set)
     _file: FileIO | None = None
     _lines: int = 0
     _unreadable: bool = False
@@ -67,12 +67,12 @@ class Originals:
 
     @classmethod
     def load(cls, path: Path, keep: bool = True) -> Originals:
-        """Read what an agent of this boot has kept in a file, and write the file anew, with what counts of it.
+        """Read the originals that an agent of this boot has noted, and rewrite the file without superseded lines.
 
-        A last line without an end was being written when the agent was killed: its change was not made yet. Any other line that
-        cannot be read stands for an original that is lost.
+        A last line without a line end was being written when the agent was killed; its change was not made yet. Any other line
+        that cannot be read is an original that is lost.
 
-        :param keep: write to it, too; else nothing is touched.
+        :param keep: note changes in the file; False never writes to it.
         """
         originals = cls(path if keep else None)
         try:
@@ -85,17 +85,17 @@ class Originals:
             read = _read_line(line)
             if read is None or read[0][0] == UNREADABLE:
                 originals._unreadable = True
-            elif read[1].ours:
-                originals._found[read[0]] = read[1]
+            elif read[1].written:
+                originals._originals[read[0]] = read[1]
             else:
-                originals._found.pop(read[0], None)
+                originals._originals.pop(read[0], None)
         if keep:
-            originals._write_anew()
+            originals._rewrite()
         return originals
 
     @property
-    def trouble(self) -> Condition | None:
-        """What of the originals is lost, or would be if the agent were killed now; None: nothing."""
+    def condition(self) -> Condition | None:
+        """``OriginalsKept`` if originals are lost, or would be if the agent were killed now; else None."""
         if self._unwritten:
             message = f"{self._unwritten}; they are lost if the agent ends now: make room in /run"
             return Condition("OriginalsKept", "False", "NotWritten", message, severity="warn")
@@ -108,48 +108,50 @@ class Originals:
         return None
 
     def keep(self, kind: Kind, change: Change) -> None:
-        """Remember what a change replaces; called before it is made.
+        """Note the value that a change replaces; called before the change is made.
 
-        One that gives a value back replaces nothing: it is forgotten once the value is read as it was.
+        A change that restores an original replaces nothing: it is forgotten once the restored value is read.
         """
-        for passing in kind.transients(change) if hasattr(kind, "transients") else ():
-            self._replace(passing)
+        for transient in kind.transients(change) if hasattr(kind, "transients") else ():
+            self._replace(transient)
         if not change.original and (hasattr(kind, "readings") or hasattr(kind, "reading")):
             self._replace(change)
 
     def _replace(self, change: Change) -> None:
         key = _key(change)
-        known = self._found.get(key)
+        known = self._originals.get(key)
         if known is not None:
-            ours = (*(value for value in known.ours if value != change.after), change.after)
-            self._remember(key, _Original(known.value, ours))
+            written = (*(value for value in known.written if value != change.after), change.after)
+            self._remember(key, _Original(known.value, written))
         elif change.before is not None and not self._unreadable:
-            # With some originals lost, what is there now may be a value of ours: an original must not be made of it.
+            # If originals were lost, the agent may have written the present value itself: it is no original then.
             self._remember(key, _Original(change.before, (change.after,)))
 
     def made(self, change: Change) -> None:
-        """A change that was kept is made: what was ours before it is so no more."""
-        known = self._found.get(_key(change))
+        """Note that a change was made: it has replaced the values that the agent wrote before."""
+        known = self._originals.get(_key(change))
         if known is not None and not change.original:
-            ours = () if change.after == known.value else (change.after,)
-            self._remember(_key(change), evolve(known, ours=ours))
+            written = () if change.after == known.value else (change.after,)
+            self._remember(_key(change), evolve(known, written=written))
 
     def give_up(self, change: Change) -> None:
-        """A value that the device cannot have any more (channels that its VFs have now) is not given back."""
+        """Forget an original that the device cannot have any more, such as channels that its VFs use now."""
         if change.original:
             self._forget(_key(change))
 
-    def returning(
-        self, machine: Machine, kind: Kind, want: Wanted, have: Snapshot, left: bool = False, whole: bool = True
+    def restoring(
+        self, machine: Machine, kind: Kind, want: Wanted, have: Snapshot, device_left: bool = False, whole: bool = True
     ) -> list[Change]:
-        """The changes that give back what no longer is in the spec; only values that still are as we wrote them.
+        """The changes that restore values which have left the spec. Values that others have changed since are not restored.
 
-        :param left: ``want`` is what :meth:`left` gave.
-        :param whole: look for what has left the spec; else only at what is being given back already, which costs nothing.
+        :param device_left: ``want`` comes from :meth:`removed_devices`.
+        :param whole: look at all originals; False looks only at those whose restoring has begun, which costs nothing.
         """
-        keys = self._found if whole else self._returning
-        # What belongs to no device leaves with the spec, never with a device.
-        mine = {key: self._found[key] for key in keys if key[0] == kind.NAME and not (left and key[1] == HOST)}
+        keys = self._originals if whole else self._restoring
+        # Values of the host leave with the spec, never with a device.
+        mine = {
+            key: self._originals[key] for key in keys if key[0] == kind.NAME and not (device_left and key[1] == HOST)
+        }
         if not mine:
             return []
         readings = {(reading.target, reading.field): reading for reading in read(kind, want, have)}
@@ -158,26 +160,26 @@ class Originals:
             _, target, name = key
             reading = readings.get((target, name))
             if reading is None:
-                reading = read_one(machine, kind, want, Change(*key, original.value, original.ours[-1]))
+                reading = read_one(machine, kind, want, Change(*key, original.value, original.written[-1]))
             if reading is None and target == HOST and not hasattr(kind, "reading"):
-                # What belongs to no device is read only while the spec has it.
-                reading = Reading(target, name, original.ours[-1], wanted=False)
-            if reading is None or (reading.wanted and not left):
+                # Some values of the host are read only while the spec sets them: assume the one that the agent wrote.
+                reading = Reading(target, name, original.written[-1], wanted=False)
+            if reading is None or (reading.wanted and not device_left):
                 continue
-            if reading.value == original.value or reading.value not in original.ours:
+            if reading.value == original.value or reading.value not in original.written:
                 self._forget(key)
                 continue
-            back = Change(*key, reading.value, original.value, reading.disruption, required=False, original=True)
-            changes.append(evolve(back, skip_if_owned=reading.skip_if_owned))
-            self._returning.add(key)
+            restore = Change(*key, reading.value, original.value, reading.disruption, required=False, original=True)
+            changes.append(evolve(restore, skip_if_owned=reading.skip_if_owned))
+            self._restoring.add(key)
         return changes
 
-    def left(self, want: Wanted, functions: tuple[Function, ...]) -> Wanted:
-        """The devices that have left the spec and still have values of ours, as NICs of which nothing is wanted."""
+    def removed_devices(self, want: Wanted, functions: tuple[Function, ...]) -> Wanted:
+        """The devices that have left the spec with values that the agent wrote, as NICs without any settings."""
         known = {function.address for function in functions if function.unreadable and function.vendor}
         if len(want.missing) > len(want.unreadable.keys() & known):
-            return Wanted(want.spec)  # one of them may be a NIC of the spec that cannot be told for the moment
-        devices = {target.partition("#")[0] for _, target, _ in self._found} - want.nics.keys()
+            return Wanted(want.spec)  # a device that seems to have left may be a NIC that cannot be found now
+        devices = {target.partition("#")[0] for _, target, _ in self._originals} - want.nics.keys()
         nics = {
             function.address: WantedNic(
                 Nic(function.address.replace(":", "-"), Selector(pci=function.address), required=False), function
@@ -188,27 +190,27 @@ class Originals:
         return Wanted(want.spec, nics)
 
     def _forget(self, key: Key) -> None:
-        known = self._found.get(key)
+        known = self._originals.get(key)
         if known is not None:
-            self._remember(key, evolve(known, ours=()))
+            self._remember(key, evolve(known, written=()))
 
     def _remember(self, key: Key, original: _Original) -> None:
-        """``ours`` empty: it is forgotten."""
-        if self._found.get(key) == original:
+        """Keep and note an original; one whose ``written`` is empty is forgotten."""
+        if self._originals.get(key) == original:
             return
-        if original.ours:
-            self._found[key] = original
+        if original.written:
+            self._originals[key] = original
         else:
-            self._found.pop(key, None)
-            self._returning.discard(key)
+            self._originals.pop(key, None)
+            self._restoring.discard(key)
         if self._path is None:
             return
-        if self._file is None or self._unwritten or self._lines > SPARE + 2 * len(self._found):
-            self._write_anew()
+        if self._file is None or self._unwritten or self._lines > SPARE + 2 * len(self._originals):
+            self._rewrite()
             return
         line = _line(key, original)
         try:
-            # A full file system may take a part of it.
+            # A full file system may accept only a part of the line.
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._lines += 1
@@ -216,17 +218,17 @@ class Originals:
             self._not_written(error)
 
     def _not_written(self, error: OSError) -> None:
-        """Repairs go on; the journal says it once, and the condition as long as it lasts."""
+        """Report it once in the journal, and in the condition as long as it lasts. Repairs go on."""
         why = f"{self._path} cannot be written: {error.strerror}"
         if not self._unwritten:
             journal(f"{why}; until it can be, a restart of the agent forgets what values were before")
         self._unwritten = why
 
-    def _write_anew(self) -> None:
-        """The file with the lines that count, one for each original. That of a failed try is whole, or the one before."""
-        assert self._path is not None  # noqa: S101  callers have seen to that
+    def _rewrite(self) -> None:
+        """Rewrite the file with one line for each original. If that fails, the file is as before."""
+        assert self._path is not None  # noqa: S101  callers check it
         lost = [_line((UNREADABLE, "", ""), _Original(None, ()))] if self._unreadable else []
-        lines = [*lost, *(_line(key, original) for key, original in self._found.items())]
+        lines = [*lost, *(_line(key, original) for key, original in self._originals.items())]
         try:
             if self._file is not None:
                 self._file.close()
@@ -242,33 +244,33 @@ def _key(change: Change) -> Key:
 
 
 def _line(key: Key, original: _Original) -> bytes:
-    text = json.dumps([*key, original.value, original.ours]).encode()
+    text = json.dumps([*key, original.value, original.written]).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 def _read_line(line: bytes) -> tuple[Key, _Original] | None:
-    """What :func:`_line` has written; None: it is something else.
+    """Read a line that :func:`_line` has written; None for any other.
 
-    The checksum is what tells a value with a byte changed from the value.
+    The checksum shows when a byte of it was changed.
     """
     checksum, _, text = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
         return None
-    kind, target, name, value, ours = json.loads(text)
-    return (kind, target, name), _Original(value, tuple(ours))
+    kind, target, name, value, written = json.loads(text)
+    return (kind, target, name), _Original(value, tuple(written))
 
 
 def read(kind: Kind, want: Wanted, have: Snapshot) -> list[Reading]:
-    """What a kind tells of its values; nothing if their originals are of no use."""
+    """The readings of a kind's values; empty if the kind has no originals."""
     readings = getattr(kind, "readings", None)
     return list(readings(want, have)) if readings else []
 
 
 def read_one(machine: Machine, kind: Kind, want: Wanted, kept: Change) -> Reading | None:
-    """What a kind that observes no more than the spec gives tells of one value; None: it cannot be told now."""
+    """The reading of one value, of a kind that observes only values in the spec; None if it cannot be read now."""
     reading = getattr(kind, "reading", None)
     try:
-        found: Reading | None = reading(machine, want, kept) if reading else None
+        result: Reading | None = reading(machine, want, kept) if reading else None
     except OSError:
-        return None  # a device that is gone, or has nothing of the kind for the moment
-    return found
+        return None  # the device is gone, or does not have such a value now
+    return result

@@ -1,4 +1,4 @@
-"""Asks the probes, and says what their answers mean: severity, hysteresis, silence, and a reading that does not come back."""
+"""Asks the probes and applies the spec's rules to their answers: severity, hysteresis, silences and deadlines."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 Judge = Callable[[Wanted, Snapshot], list[Condition]]
-"""The conditions of all probes, given what one pass wanted and read."""
+"""Returns the conditions of all probes for what a pass wanted and read."""
 
 SLACK = 5.0
-"""Seconds by which a reading may come early or late, so that it goes with a pass that is made anyway."""
+"""Seconds by which a reading may be early or late, so that it coincides with a pass that is due anyway."""
 
 AGAIN = 10.0
 """Seconds after which a reading that failed is tried again."""
 
 HANDOVER = 1.0
-"""Seconds after which the readings that wait behind one that does not return go on in another thread."""
+"""Seconds after which the readings that wait behind a hanging one continue in another thread."""
 
 CHECKS = 100
-"""How many checks of a probe are remembered; the spec asks for no more."""
+"""How many checks of a probe are kept; the spec cannot ask for more."""
 
 
 def at_once(machine: Machine) -> Judge:
-    """Ask every probe here and now: without hysteresis or memory, and waiting for a reading for as long as it takes."""
+    """Ask every probe at once, without hysteresis or memory, and wait for each reading however long it takes."""
 
     def judge(want: Wanted, have: Snapshot) -> list[Condition]:
-        said = []
+        conditions = []
         for probe, rule in _asked(want):
             try:
                 facts = probe.read(machine, want) if probe.read else None
             except OSError as error:
-                said.append(rule.applied(_failed(probe, str(error)), _today()))
+                conditions.append(rule.applied(_failed(probe, str(error)), _today()))
                 continue
             if probe.remember:
                 facts = probe.remember(None, 0.0, have, facts)
-            said += [rule.applied(condition, _today()) for condition in probe.judge(want, have, facts)]
-        return said
+            conditions += [rule.applied(condition, _today()) for condition in probe.judge(want, have, facts)]
+        return conditions
 
     return judge
 
@@ -61,7 +61,7 @@ def _today() -> date:
 
 @frozen
 class _Rule:
-    """How the answers of one probe are taken: its own defaults, and what the spec says instead."""
+    """How one probe is judged: the spec's settings, or else the probe's defaults."""
 
     probe: Probe
     severity: ProbeSeverity
@@ -71,7 +71,7 @@ class _Rule:
     silence: Silence | None
 
     def applied(self, condition: Condition, today: date) -> Condition:
-        """With its stage and severity. What the probe itself only warns of is never raised to required."""
+        """A condition with its stage, severity and silence. A condition that the probe only warns of is never made required."""
         severity = condition.severity if self.severity == "required" else "warn"
         message = condition.message
         if self.silence is not None and condition.status != "True":
@@ -84,7 +84,7 @@ class _Rule:
 
 
 def _asked(want: Wanted) -> Iterable[tuple[Probe, _Rule]]:
-    """The probes that are not off."""
+    """The probes that are not off, each with its rule."""
     readiness = want.spec.readiness
     for probe in probes():
         policy = readiness.probes.get(probe.name, ProbePolicy())
@@ -103,7 +103,7 @@ def _asked(want: Wanted) -> Iterable[tuple[Probe, _Rule]]:
 
 @define(eq=False)
 class _Reading:
-    """One run of a probe's ``read``, which a thread fills in; ``finished`` is set last. ``started`` is inf while it waits."""
+    """One run of a probe's ``read``; a thread fills it in and sets ``finished`` last. ``started`` is inf until it starts."""
 
     probe: Probe
     want: Wanted
@@ -114,13 +114,13 @@ class _Reading:
     finished: bool = False
 
     def is_of(self, want: Wanted) -> bool:
-        """Whether it was made for the same devices: facts of others are no facts."""
+        """Whether it was made for the same devices; else its facts are not used."""
         return self.want.nics.keys() == want.nics.keys()
 
 
 @define
 class _Record:
-    """What one probe has answered so far."""
+    """The readings, memory and answers of one probe so far."""
 
     under_way: _Reading | None = None
     late: bool = False
@@ -135,10 +135,9 @@ class _Record:
 class Readiness:
     """The probes of one machine, over time.
 
-    :meth:`judge` never waits: a reading goes on in a thread, and until its answer is there its condition is Unknown. Who is
-    about to wait calls :meth:`go_on`; while he works he and that thread would take the interpreter from each other at each
-    call. The descriptor :meth:`fileno` becomes readable when there is more to judge; :meth:`drain` makes it wait for the next
-    time.
+    :meth:`judge` never waits: readings run in a thread, and the condition is Unknown until the first one returns. Call
+    :meth:`go_on` just before waiting for events, since a thread that runs during a pass slows it down: both need the
+    interpreter's lock. The descriptor :meth:`fileno` becomes readable when readings have ended; :meth:`drain` resets it.
     """
 
     _machine: Machine
@@ -152,20 +151,20 @@ class Readiness:
     _woken: int = field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK), init=False)
 
     def fileno(self) -> int:
-        """What to poll."""
+        """The descriptor to poll."""
         return self._woken
 
     def drain(self) -> None:
-        """Take notice of the readings that ended so far."""
+        """Reset the descriptor; :meth:`judge` is due."""
         os.eventfd_read(self._woken)
         self._ended = True
 
     def waiting(self) -> bool:
-        """Whether a reading that may still come in time is under way."""
+        """Whether a reading that has not passed its deadline is under way."""
         return any(record.under_way is not None and not record.late for record in self._records.values())
 
     def timeout(self) -> float:
-        """Seconds after which :meth:`judge` is due again: 0 if readings have ended, inf if it need not be."""
+        """Seconds until :meth:`judge` is due: 0 if readings have ended, inf if it is not due."""
         if self._ended:
             return 0.0
         times = [math.inf]
@@ -174,41 +173,41 @@ class Readiness:
             if reading is None:
                 times.append(_due(record, _period(name)) + SLACK)
             elif not record.late and not reading.finished:
-                # Begun since, or not yet: looking once more tells.
+                # It may have started since judge() last looked: look again soon.
                 soon = min(reading.started, self._looked) + HANDOVER
                 times.append(soon if self._looked < soon else reading.started + reading.deadline)
         return max(0.0, min(times) - self._clock())
 
     def judge(self, want: Wanted, have: Snapshot) -> list[Condition]:
-        """What the probes say of the snapshot and of their last readings; those that are due go on with :meth:`go_on`."""
+        """The conditions from the snapshot and the last readings. Readings that are due are queued for :meth:`go_on`."""
         now = self._looked = self._clock()
         is_new = have is not self._judged
         self._judged, self._ended = have, False
-        said: list[Condition] = []
+        conditions: list[Condition] = []
         asked = list(_asked(want))
         self._forget_all_but({probe.name for probe, _ in asked})
         for probe, rule in asked:
             record = self._records.setdefault(probe.name, _Record())
             answer = self._answer(probe, rule, record, want, have, now, is_new)
-            said += [rule.applied(condition, self._today()) for condition in answer]
+            conditions += [rule.applied(condition, self._today()) for condition in answer]
             if probe.read and record.under_way is None and now >= _due(record, probe.period) - SLACK:
                 record.under_way = _Reading(probe, want, rule.deadline)
                 self._queue.append(record.under_way)
-        return said
+        return conditions
 
     def go_on(self) -> None:
-        """Have a thread take up what waits, unless one is about to."""
+        """Start a thread for the queued readings, unless a thread is working on them."""
         now = self._clock()
         readings = [record.under_way for record in self._records.values() if record.under_way is not None]
         busy = any(now - HANDOVER < reading.started < math.inf and not reading.finished for reading in readings)
         if self._queue and not busy:
-            # Thread.start() would wait until the thread runs.
+            # Not Thread.start(), which waits until the thread runs.
             start_new_thread(self._read, ())
 
     def _forget_all_but(self, names: set[str]) -> None:
         for name in self._records.keys() - names:
             record = self._records[name]
-            # One that hangs is remembered: it must not be started a second time when it is wanted again.
+            # Keep one that hangs: it must not be started a second time if the spec turns the probe on again.
             record.late = record.under_way is not None and not record.under_way.finished
             if not record.late:
                 del self._records[name]
@@ -222,7 +221,7 @@ class Readiness:
             unknown = _unknown(probe, record)
             if unknown is not None:
                 return [unknown]
-            assert record.taken is not None  # noqa: S101  _unknown has seen to that
+            assert record.taken is not None  # noqa: S101  _unknown checks it
             facts = record.taken.facts
         if probe.remember is not None:
             if is_new or record.memory is None:
@@ -231,7 +230,7 @@ class Readiness:
         return _damped(record, rule, probe.judge(want, have, facts), is_new)
 
     def _read(self) -> None:
-        """In a thread: read what waits, one after the other, and wake the loop when none is left."""
+        """In a thread: do the queued readings one after the other, then make the descriptor readable."""
         while self._queue:
             try:
                 reading = self._queue.popleft()
@@ -260,7 +259,7 @@ def _due(record: _Record, period: float) -> float:
 
 
 def _collect(record: _Record, want: Wanted, now: float) -> bool:
-    """See how far the reading has come; True if it brought a new answer."""
+    """Take the result of the reading under way; True if there is a new one."""
     if record.taken is not None and not record.taken.is_of(want):
         record.taken = None
     reading = record.under_way
@@ -297,12 +296,12 @@ def _failed(probe: Probe, error: str) -> Condition:
 
 
 def _damped(record: _Record, rule: _Rule, answer: list[Condition], is_new: bool) -> list[Condition]:
-    """The answer after the hysteresis: False while ``fail_after`` of the last ``of`` checks failed, and not before."""
+    """The answer with hysteresis: False only while at least ``fail_after`` of the last ``of`` checks failed."""
     fails = any(condition.status == "False" for condition in answer)
     if is_new or not record.checks:
         record.checks.append(fails)
     else:
-        record.checks[-1] = fails  # the same check, seen again beside a newer snapshot
+        record.checks[-1] = fails  # the same check, judged again with a newer snapshot
     failures = sum(list(record.checks)[-rule.of :])
     count = f"failed {failures} of the last {rule.of} checks, False from {rule.fail_after} on"
     if fails:

@@ -1,4 +1,4 @@
-"""Who uses a function: asked for when a change would disturb it, since looking costs more than a pass."""
+"""Finds who uses a function. That costs more than a pass, so it is done only when a change would disturb users."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from agent.report.records import Change, Disruption
 from agent.state.wanted import Wanted
 from agent.vendors import vendor
 
-# nfs and ceph name their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).
+# nfs and ceph have their servers in the options or in the source (`10.0.0.1:/export`, `10.0.0.1:6789,10.0.0.2:6789:/`).
 ADDRESS = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?![\d.])|\[[0-9a-f:]+\]")
 NETWORK_FILE_SYSTEMS = frozenset({"nfs", "nfs4", "ceph", "cifs", "smb3", "lustre", "9p", "glusterfs"})
 
 
 @frozen
 class User:
-    """Someone who would lose a function.
+    """A user of a function: a process, a pod, a route, a mount.
 
-    ``takes``: it was handed to them, so that its attributes, MTU and name are theirs (a container, a virtual machine).
+    ``owns``: it owns the function, so the attributes, MTU and name are its own (a container, a virtual machine).
     """
 
     name: str
-    takes: bool = False
+    owns: bool = False
 
 
 @frozen
@@ -42,87 +42,87 @@ class _Functions:
 
 
 def reaches(change: Change) -> str | None:
-    """The function whose users a change may hit; None: the PF's and those of all of its VFs."""
+    """The function whose users a change may disturb; None means the PF and all of its VFs."""
     return change.target if "#" in change.target else None
 
 
 def users(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
 ) -> dict[str, tuple[User, ...]]:
-    """The users of a PF and of its VFs, by target; those without users are left out.
+    """The users of a PF and of its VFs, by target; targets without users are left out.
 
-    :param among: look only at these targets; None: at all.
+    :param among: look only at these targets; None looks at all.
 
-    What cannot be told (a kubelet that does not answer) counts as a user: nothing is disturbed on a guess.
+    If a source gives no answer (the kubelet), it counts as a user: a device with unknown users is not disturbed.
     """
-    return _found(machine, want, address, among, (*OTHERS, *TAKERS))
+    return _look_up(machine, want, address, among, (*OTHERS, *OWNERS))
 
 
 def owners(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
 ) -> dict[str, tuple[User, ...]]:
-    """As :func:`users`, without looking for those to whom nothing can have been handed: it costs much less."""
-    return _found(machine, want, address, among, TAKERS)
+    """Like :func:`users`, but only the sources that can show an owner: it costs much less."""
+    return _look_up(machine, want, address, among, OWNERS)
 
 
-def _found(
+def _look_up(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None, sources: Sequence[Source]
 ) -> dict[str, tuple[User, ...]]:
-    pci = targets(machine.files, address) if among is None else _those(machine, among)
-    found = {target: netdev(machine.files, function) for target, function in pci.items()}
-    functions = _Functions(pci, {target: name for target, name in found.items() if name is not None})
-    gathered: dict[str, list[User]] = {}
+    pci = targets(machine.files, address) if among is None else _existing(machine, among)
+    names = {target: netdev(machine.files, function) for target, function in pci.items()}
+    functions = _Functions(pci, {target: name for target, name in names.items() if name is not None})
+    by_target: dict[str, list[User]] = {}
     for source in sources:
         for target, user in source(machine, want, functions):
-            gathered.setdefault(target, []).append(user)
-    return {target: tuple(found) for target, found in gathered.items()}
+            by_target.setdefault(target, []).append(user)
+    return {target: tuple(users) for target, users in by_target.items()}
 
 
-def _those(machine: Machine, among: frozenset[str]) -> dict[str, str]:
-    """The PCI addresses of these targets, as far as they are there: not all of a device's, of which there may be a thousand."""
-    found = {}
+def _existing(machine: Machine, among: frozenset[str]) -> dict[str, str]:
+    """The PCI addresses of these targets, without those that do not exist. Does not list all VFs, perhaps a thousand."""
+    addresses = {}
     for target in sorted(among):
         with suppress(FileNotFoundError):
-            found[target] = pci_of(machine.files, target)
-    return found
+            addresses[target] = pci_of(machine.files, target)
+    return addresses
 
 
-def _victims(found: Mapping[str, tuple[User, ...]], change: Change) -> tuple[str, ...]:
-    """Whom a change of a VF (``ADDRESS#N``), or of a PF (``ADDRESS``) and so of any of its VFs, would hit."""
+def _affected(by_target: Mapping[str, tuple[User, ...]], change: Change) -> tuple[str, ...]:
+    """The users whom a change would disturb. A change of a PF disturbs the users of its VFs, too."""
     function = reaches(change)
-    keys = sorted(found) if function is None else [function]
-    return tuple(f"{user.name} ({key})" for key in keys for user in found.get(key, ()))
+    targets = sorted(by_target) if function is None else [function]
+    return tuple(f"{user.name} ({target})" for target in targets for user in by_target.get(target, ()))
 
 
-def with_affected(change: Change, want: Wanted, found: Mapping[str, tuple[User, ...]]) -> Change:
-    """A change with those whom it would hit."""
+def with_affected(change: Change, want: Wanted, by_target: Mapping[str, tuple[User, ...]]) -> Change:
+    """A change with the users whom it would disturb."""
     function = want.nics[change.device].function if change.device in want.nics else None
     if function and change.disruption is Disruption.VF_RESET and not vendor(function.driver).vf_count_flaps:
-        # Only its VFs go: whoever uses the PF itself notices nothing.
-        found = {target: found[target] for target in found if target != change.device}
-    return evolve(change, affected=_victims(found, change))
+        # Only the VFs are removed: users of the PF itself are not disturbed.
+        by_target = {target: by_target[target] for target in by_target if target != change.device}
+    return evolve(change, affected=_affected(by_target, change))
 
 
-def taken(found: Mapping[str, tuple[User, ...]], target: str) -> bool:
-    """Whether a VF was handed to somebody."""
-    return any(user.takes for user in found.get(target, ()))
+def is_owned(by_target: Mapping[str, tuple[User, ...]], target: str) -> bool:
+    """Whether a function has an owner."""
+    return any(user.owns for user in by_target.get(target, ()))
 
 
-Found = Iterator[tuple[str, User]]
-Source = Callable[[Machine, Wanted, _Functions], Found]
+Users = Iterator[tuple[str, User]]
+Source = Callable[[Machine, Wanted, _Functions], Users]
 
 
-def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Found:
+def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Users:
     """A bound network driver whose netdev the host does not see: a container runtime has moved it."""
     for target, pci in functions.pci.items():
         bound = driver(machine.files, pci)
-        # Asked for anew: it may have been moved since this look began.
+        # Read again: the netdev may have been moved since this lookup began.
         if bound is not None and vendor(bound).has_netdev and netdev(machine.files, pci) is None:
-            yield target, User("another network namespace", takes=True)
+            yield target, User("another network namespace", owns=True)
 
 
-def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """What the kubelet has given to pods."""
+def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """The functions that the kubelet has allocated to pods."""
     try:
         allocated = machine.kubelet.allocations()
     except OSError as error:
@@ -132,8 +132,8 @@ def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found
     reader = Reader(machine.files)
     for target, pci in functions.pci.items() if allocated else ():
         for pod in allocated.get(pci, ()):
-            yield target, User(f"pod {pod}", takes=True)
-        # What stands on it was given, not itself: a share of its RDMA device, a subfunction.
+            yield target, User(f"pod {pod}", owns=True)
+        # Not the function but a part of it was allocated: a share of its RDMA device, a subfunction.
         parts = {*reader.of(pci), *names_or_none(machine.files, f"{PCI}/{pci}")}
         for part in sorted(parts & allocated.keys()):
             for pod in allocated[part]:
@@ -142,34 +142,34 @@ def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Found
 
 
 def _must_be_whole(reader: Reader) -> None:
-    """An RDMA device that cannot be read may be anybody's, and nothing is disturbed on a guess.
+    """Fail if an RDMA device could not be read: it may belong to this function, and then its users are unknown.
 
-    :raises OSError: there was such a one.
+    :raises OSError: the error of that read.
     """
     if reader.failed is not None:
         raise reader.failed
 
 
-def _vfio(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """Processes that hold it open through its VFIO group, which it may share with others, or by itself: a virtual machine."""
+def _vfio(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Processes (virtual machines) that have the function open, by its VFIO group (shared with others) or its VFIO device."""
     nodes = [
         (f"/dev/vfio/{node}", target)
         for target, pci in functions.pci.items()
         if driver(machine.files, pci) == VFIO
         for node in _vfio_nodes(machine, pci)
     ]
-    return _held(machine, nodes, takes=True)
+    return _held(machine, nodes, owns=True)
 
 
 def _vfio_nodes(machine: Machine, pci: str) -> Iterator[str]:
     group = machine.files.target(f"{PCI}/{pci}/iommu_group")
-    # The second where there is no IOMMU (vfio_noiommu_group_alloc), the third for who uses iommufd (Linux 6.6).
+    # noiommu-N exists without an IOMMU (vfio_noiommu_group_alloc); devices/vfioN is for iommufd (Linux 6.6).
     yield from (group, f"noiommu-{group}")
     yield from (f"devices/{name}" for name in names_or_none(machine.files, f"{PCI}/{pci}/vfio-dev"))
 
 
-def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """Processes that hold RDMA devices open that serve it: its own, its bond's, those that stand on its netdev."""
+def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Processes that have an RDMA device of the function open: its own, its bond's, or one on top of its netdev."""
     reader = Reader(machine.files)
     nodes = [
         (f"{CHAR_DEVICES}/{name}", target)
@@ -179,19 +179,19 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Found:
         if name.startswith("uverbs")
     ]
     _must_be_whole(reader)
-    return _held(machine, nodes, takes=False)
+    return _held(machine, nodes, owns=False)
 
 
-def _held(machine: Machine, nodes: Sequence[tuple[str, str]], takes: bool) -> Found:
-    """Who has these device nodes open, each with its target: asked only if there are any, it reads all of /proc."""
+def _held(machine: Machine, nodes: Sequence[tuple[str, str]], owns: bool) -> Users:
+    """The processes that have these device nodes open, by target. It reads all of /proc, so not if there are no nodes."""
     holders = machine.processes.holders(frozenset(node for node, _ in nodes)) if nodes else {}
     for node, target in nodes:
         for holder in holders.get(node, ()):
-            yield target, User(holder, takes)
+            yield target, User(holder, owns)
 
 
-def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """Routes through a gateway, and the address by which the cluster knows the node."""
+def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Routes through a gateway, and the node's own address in the cluster."""
     routed = machine.netlink.gateway_ifindexes()
     addresses = machine.netlink.addresses()
     for target, name in functions.netdevs.items():
@@ -202,8 +202,8 @@ def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Found:
             yield target, User(f"the node's address on {name}")
 
 
-def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """Network file systems and NVMe over fabrics whose server is reached through it."""
+def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Network file systems and NVMe over Fabrics whose server is reached through the function."""
     by_ifindex = {ifindex(machine.files, name): target for target, name in functions.netdevs.items()}
     for what, server in sorted({*_mounted(machine), *_nvme(machine)}):
         target = by_ifindex.get(machine.netlink.route_ifindex(server) or 0)
@@ -235,15 +235,15 @@ def _addresses(text: str) -> Iterator[str]:
             continue
 
 
-def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Found:
-    """Netdevs that stand on it: bonds, bridges, VLANs, macvlans."""
+def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Netdevs on top of the function's netdev: bonds, bridges, VLANs, macvlans."""
     for target, name in functions.netdevs.items():
         for entry in names_or_none(machine.files, f"{NET}/{name}"):
             if entry.startswith("upper_"):
                 yield target, User(f"{entry.removeprefix('upper_')} on {name}")
 
 
-TAKERS: tuple[Source, ...] = (_vfio, _allocations, _namespaces)
-"""To whom a function can have been handed. Asked last: a function is taken at any time, and what is asked last is newest."""
+OWNERS: tuple[Source, ...] = (_vfio, _allocations, _namespaces)
+"""Sources of owners. They come last, so that their answers are the newest: a function can be handed over at any time."""
 
 OTHERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers)

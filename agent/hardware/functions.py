@@ -1,4 +1,4 @@
-"""Physical functions: which there are, and which of them the spec means."""
+"""Network controllers in sysfs: the physical functions, their VFs, drivers, netdevs and RDMA devices."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ LARGEST = 1 << 15
 class Function:
     """A physical function of a network controller.
 
-    ``numa_node`` is -1 where the firmware tells none; ``total_vfs`` is 0 where there is no SR-IOV. ``hung``: a call to it
-    never returned, so nothing but what the PCI core knows is asked of it. ``serials``: the serial numbers of its
-    configuration space and of its Vital Product Data, empty unless they were asked for.
-    ``unreadable``: why it is left alone until it is read again: a file or a netlink request of it failed. If that was while
-    it was looked for, nothing but its address is known (``vendor`` is empty).
+    ``numa_node`` is -1 if the firmware does not report one; ``total_vfs`` is 0 without SR-IOV. ``hung``: a call to its driver
+    never returned, so only what the PCI core answers is read. ``serials``: the serial numbers in its configuration space and
+    its Vital Product Data, read only on request.
+    ``unreadable``: the error of a file or netlink request; the function is left alone until it can be read. If discovery
+    itself failed, only the address is known (``vendor`` is empty).
     """
 
     address: str
@@ -60,12 +60,12 @@ def driver(files: Files, address: str) -> str | None:
 
 def netdev(files: Attributes, address: str) -> str | None:
     """The function's netdev in the host's network namespace; None if it has none, or it was moved away."""
-    found = names_or_none(files, f"{PCI}/{address}/net")
-    return found[0] if found else None
+    names = names_or_none(files, f"{PCI}/{address}/net")
+    return names[0] if names else None
 
 
 def physical_function(files: Files, address: str) -> str:
-    """The address of the PF that a function is a VF of, or its own."""
+    """The address of a VF's PF; a PF's own address."""
     try:
         return files.target(f"{PCI}/{address}/physfn")
     except FileNotFoundError:
@@ -75,9 +75,9 @@ def physical_function(files: Files, address: str) -> str:
 def rdma_devices(files: Files, address: str) -> list[str]:
     """The RDMA devices of a function.
 
-    With RoCE LAG two ports of a card share one, ``mlx5_bond_0``, whose PCI function is that of the first port alone. Its netdev
-    is the bond (gid_attrs/ndevs), and the second port is told by its netdev being in that bond. From vendor documents (NVIDIA,
-    "RoCE over LAG"; drivers/infiniband/hw/mlx5/main.c): not run on such a card.
+    With RoCE LAG the two ports of a card share one device, ``mlx5_bond_0``, which sysfs shows only under the first port. Its
+    netdev is the bond (gid_attrs/ndevs), so the second port is recognised by its netdev being in that bond. This follows the
+    vendor's documents (NVIDIA, "RoCE over LAG"; drivers/infiniband/hw/mlx5/main.c) and was not tried on such a card.
     """
     own = names_or_none(files, f"{PCI}/{address}/infiniband")
     name = netdev(files, address)
@@ -96,12 +96,12 @@ def rdma_devices(files: Files, address: str) -> list[str]:
 def rdma_bond(files: Files, device: str) -> str | None:
     """The bond whose two ports an RDMA device serves (RoCE LAG); None for a device with a netdev of its own."""
     folder = f"/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs"
-    told = next((read_or(files, f"{folder}/{index}", "") for index in names_or_none(files, folder)[:1]), "")
-    return told if told and bonded(files, told) else None
+    name = next((read_or(files, f"{folder}/{index}", "") for index in names_or_none(files, folder)[:1]), "")
+    return name if name and bonded(files, name) else None
 
 
 def bonded(files: Files, name: str) -> tuple[str, ...]:
-    """The netdevs that a bond is made of; none of a netdev that is no bond."""
+    """The member netdevs of a bond; empty if the netdev is not a bond."""
     return tuple(read_or(files, f"{NET}/{name}/bonding/slaves", "").split())
 
 
@@ -119,13 +119,13 @@ def vf_addresses(files: Files, address: str) -> dict[int, str]:
 
 
 def targets(files: Files, address: str) -> dict[str, str]:
-    """A PF and its VFs as changes call them (``ADDRESS``, ``ADDRESS#N``), with the PCI address of each."""
+    """The targets of a PF and its VFs (``ADDRESS``, ``ADDRESS#N``), with the PCI address of each."""
     vfs = sorted(vf_addresses(files, address).items())
     return {address: address} | {f"{address}#{index}": vf for index, vf in vfs}
 
 
 def pci_of(files: Files, target: str) -> str:
-    """The PCI address that a change's target stands for now.
+    """The PCI address that a target has now.
 
     :raises FileNotFoundError: that VF does not exist.
     """
@@ -137,7 +137,7 @@ def pci_of(files: Files, target: str) -> str:
 
 
 def netdev_of(files: Files, target: str) -> str:
-    """The netdev that a change's target has now.
+    """The netdev that a target has now.
 
     :raises FileNotFoundError: it has none in the host's network namespace.
     """
@@ -153,16 +153,16 @@ def ifindex(files: Files, name: str) -> int:
 
 
 def ifindex_of(files: Files, target: str) -> int:
-    """The index of the netdev that a change's target has now; raises as :func:`netdev_of`.
+    """The index of the netdev that a target has now; raises like :func:`netdev_of`.
 
-    All that most changes need: asking rtnetlink for the link costs twenty times as much, and a PF's answer tells all its VFs.
+    Most changes need only the index. Reading it from sysfs takes a twentieth of a link request, which lists a PF's VFs, too.
     """
     path = f"{NET}/{netdev_of(files, target)}/ifindex"
     return parsed(int, files.read(path), path)
 
 
 def link_of(machine: Machine, target: str) -> Link:
-    """The link that a change's target has now; raises as :func:`netdev_of`."""
+    """The link that a target has now; raises like :func:`netdev_of`."""
     name = netdev_of(machine.files, target)
     link = machine.netlink.link(name)
     if link is None:
@@ -172,22 +172,22 @@ def link_of(machine: Machine, target: str) -> Link:
 
 def discover(machine: Machine, serials: bool = False) -> tuple[Function, ...]:
     """Every physical function of PCI class 02 (network controller), by address."""
-    # One by one: a node may have a thousand netdevs that are none of a PCI function, and a dump tells all of them.
-    found = (_function(machine, address, serials) for address in names_or_none(machine.files, PCI))
-    return tuple(function for function in found if function is not None)
+    # One request for each function: a dump would list all netdevs, perhaps a thousand without a PCI function.
+    candidates = (_function(machine, address, serials) for address in names_or_none(machine.files, PCI))
+    return tuple(function for function in candidates if function is not None)
 
 
 def rediscover(
     machine: Machine, functions: tuple[Function, ...], addresses: frozenset[str], serials: bool = False
 ) -> tuple[Function, ...]:
-    """``functions`` with those at ``addresses`` read again: gone, or with the netdev that they have now."""
+    """``functions`` with those at ``addresses`` read again; a function that is gone is left out."""
     kept = {function.address: function for function in functions}
     read = {address: _function(machine, address, serials) for address in addresses - machine.hung}
     return tuple(function for _, function in sorted({**kept, **read}.items()) if function is not None)
 
 
 def _function(machine: Machine, address: str, serials: bool) -> Function | None:
-    """The function at an address, None if it is no physical one of a network; of one that fails to read only that it does."""
+    """The physical function at an address; None if it is no network controller. If it fails to read: the error."""
     try:
         return _read_function(machine, address, serials)
     except OSError as error:
@@ -215,16 +215,16 @@ def _read_function(machine: Machine, address: str, serials: bool) -> Function | 
 
 def _link(machine: Machine, address: str, name: str) -> Link | None:
     if address in machine.hung:
-        # A dump asks no driver for its VFs.
+        # Unlike a request for one link, a dump does not call the driver for its VFs.
         return next((link for link in machine.netlink.links() if link.name == name), None)
     return machine.netlink.link(name)
 
 
 def serial_numbers(files: Files, address: str) -> tuple[str, ...]:
-    """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them."""
+    """The serial numbers in a function's configuration space and its Vital Product Data, if it has any."""
     path = device_path(address)
-    told = (device_serial_number(_data(files, f"{path}/config")), vpd_serial_number(_data(files, f"{path}/vpd")))
-    return tuple(serial for serial in told if serial)
+    serials = (device_serial_number(_data(files, f"{path}/config")), vpd_serial_number(_data(files, f"{path}/vpd")))
+    return tuple(serial for serial in serials if serial)
 
 
 def _data(files: Files, path: str) -> bytes:

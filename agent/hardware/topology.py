@@ -26,7 +26,7 @@ class Cpu:
 
 @frozen
 class Topology:
-    """The online CPUs by id; those the kernel keeps free (isolcpus, nohz_full); the NUMA nodes' distances."""
+    """The online CPUs by number, those that the kernel keeps free (isolcpus, nohz_full), and the NUMA nodes' distances."""
 
     cpus: Mapping[int, Cpu]
     isolated: frozenset[int]
@@ -37,21 +37,21 @@ def read_topology(machine: Machine) -> Topology:
     """The online CPUs and their NUMA nodes, cores and last-level caches, from sysfs."""
     files = machine.files
 
-    def told(path: str, parse: Callable[[str], tuple[int, ...]] = parse_ranges) -> tuple[int, ...]:
+    def numbers(path: str, parse: Callable[[str], tuple[int, ...]] = parse_ranges) -> tuple[int, ...]:
         return parsed(parse, files.read(path), path)
 
     nodes = [name for name in names_or_none(files, NODE) if name.startswith("node") and name[4:].isdigit()]
-    node_of = {id: int(name[4:]) for name in nodes for id in told(f"{NODE}/{name}/cpulist")}
+    node_of = {id: int(name[4:]) for name in nodes for id in numbers(f"{NODE}/{name}/cpulist")}
     ids = sorted(int(name[4:]) for name in nodes)
     distances = {
-        int(name[4:]): dict(zip(ids, told(f"{NODE}/{name}/distance", _numbers), strict=False)) for name in nodes
+        int(name[4:]): dict(zip(ids, numbers(f"{NODE}/{name}/distance", _numbers), strict=False)) for name in nodes
     }
     kept_free = ((f"{CPU}/{name}", read_or(files, f"{CPU}/{name}", "")) for name in ("isolated", "nohz_full"))
-    # A mask that was never allocated is printed so.
+    # The kernel prints "(null)" for a mask that was never allocated.
     isolated = [parsed(parse_ranges, text, path) for path, text in kept_free if "(null)" not in text]
     cpus = {}
-    for id in told(f"{CPU}/online"):
-        # A shared cache never spans sockets; the last index is the last level.
+    for id in numbers(f"{CPU}/online"):
+        # The last index is the last level. A last-level cache never spans sockets.
         caches = [name for name in names_or_none(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
         core = ranges(files, f"{CPU}/cpu{id}/topology/core_cpus_list")
         llc = ranges(files, f"{CPU}/cpu{id}/cache/{caches[-1]}/shared_cpu_list") if caches else ()

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from attrs import define, evolve, field
 
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge, judged_again
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.readiness import Readiness
@@ -240,19 +241,17 @@ class _Loop:
         try:
             self.last = converge(
                 self.machine,
-                spec,
+                Goal(spec, verified=self.adopted.verified, allow=self.requests.allowed()),
+                Memory(time.monotonic, self.failures, self.originals),
                 self.last.have if self.last else None,
                 self.scope,
-                self.failures,
-                time.monotonic,
-                self.requests.allowed(),
-                announce=lambda change: self.say(_body(spec, (), _converging(change, self.last), self.adopted)),
-                acknowledged=self._acknowledged,
-                verified=self.adopted.verified,
-                heard=lambda: self._listen(0.0, first=self.last is None),
-                judge=self.readiness.judge,
-                doing=self.activity.doing,
-                originals=self.originals,
+                Callbacks(
+                    announce=lambda change: self.say(_body(spec, (), _converging(change, self.last), self.adopted)),
+                    wait_until_published=self._acknowledged,
+                    new_events=lambda: self._listen(0.0, first=self.last is None),
+                    judge=self.readiness.judge,
+                    doing=self.activity.doing,
+                ),
             )
         except OSError as error:
             # A device vanished under our hands: nothing that was read can be trusted.

@@ -1,4 +1,4 @@
-"""Which devices and functions to read: a wake-up, or what a pass wrote, names them."""
+"""Scopes: which devices and functions to read, as named by kernel events or by the changes that a pass wrote."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from agent.report.records import HOST
 from agent.state.wanted import Wanted
 
 Scope = frozenset[str] | None
-"""What to read; None is everything. A PF's PCI address means all of its VFs, too; :func:`own` the PF alone, a target one VF."""
+"""What to read; None is everything. A PF's PCI address includes its VFs; :func:`own` names it alone, ``ADDRESS#N`` one VF."""
 
 OWN = "pf"
 
 
 def own(address: str) -> str:
-    """How a scope names a PF without its VFs."""
+    """The name of a PF without its VFs."""
     return f"{address}#{OWN}"
 
 
 def devices(scope: frozenset[str]) -> frozenset[str]:
-    """The PFs that a scope names, whole or in part."""
+    """The PFs that a scope names, themselves or by one of their functions."""
     return frozenset(name.partition("#")[0] for name in scope)
 
 
 def host_in_scope(scope: Scope) -> bool:
-    """Whether ``scope`` includes what belongs to no device."""
+    """Whether ``scope`` includes the state that belongs to the host and to no device."""
     return scope is None or HOST in scope
 
 
@@ -38,26 +38,26 @@ def in_scope(want: Wanted, scope: Scope) -> list[str]:
 
 
 def whole(address: str, scope: Scope) -> bool:
-    """Whether ``scope`` means a PF with all its VFs."""
+    """Whether ``scope`` includes a PF with all its VFs."""
     return scope is None or address in scope
 
 
 def pfs_in_scope(want: Wanted, scope: Scope) -> list[str]:
-    """The PCI addresses of the wanted PFs whose own function ``scope`` means, sorted."""
+    """The PCI addresses of the wanted PFs whose own function ``scope`` includes, sorted."""
     return [address for address in in_scope(want, scope) if scope is None or scope & {address, own(address)}]
 
 
 def functions_in_scope(files: Files, want: Wanted, scope: Scope) -> dict[str, dict[str, str]]:
-    """For each wanted PF in ``scope``, the functions that it means, PF and VFs: target to PCI address."""
-    found = {}
+    """For each wanted PF in ``scope``, the included functions (PF and VFs): target to PCI address."""
+    result = {}
     for address in in_scope(want, scope):
         if whole(address, scope):
-            found[address] = targets(files, address)
+            result[address] = targets(files, address)
             continue
         named = {name for name in scope or () if name.startswith(f"{address}#")}
         functions = {address: address} if own(address) in named else {}
         for target in sorted(named - {own(address)}):
             with suppress(FileNotFoundError):
                 functions[target] = pci_of(files, target)
-        found[address] = functions
-    return found
+        result[address] = functions
+    return result

@@ -1,4 +1,4 @@
-"""What was read of the machine in one pass, and the reading of what every kind needs."""
+"""The state of the machine as one pass has read it, and the part of it that every kind needs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agent.state.scope import Scope
 
 @frozen
 class Snapshot:
-    """The machine as observed: each kind's state by device (a PF's PCI address, or ``host``).
+    """The state of the machine: each kind's state by device (a PF's PCI address, or ``host``).
 
-    ``processes``: the command names of what runs.
+    ``processes``: the command names of the running processes.
     """
 
     functions: tuple[Function, ...]
@@ -29,18 +29,18 @@ class Snapshot:
         return self.states.get(kind, {})
 
     def merged(self, kind: str, scope: Scope, state: Mapping[str, Any]) -> Snapshot:
-        """With the ``state`` of a kind that was read for ``scope``; a device that is wholly in scope and not in it is gone."""
+        """With the ``state`` of a kind that was read for ``scope``. A device in ``scope`` that ``state`` lacks is gone."""
         if scope is None:
             return evolve(self, states={**self.states, kind: state})
         before = self[kind]
         if not state and before.keys().isdisjoint(scope):
             return self
-        kept = {device: found for device, found in before.items() if device not in scope}
-        read = {device: _joined(kept.get(device), found) for device, found in state.items()}
+        kept = {device: value for device, value in before.items() if device not in scope}
+        read = {device: _joined(kept.get(device), value) for device, value in state.items()}
         return evolve(self, states={**self.states, kind: {**kept, **read}})
 
     def without(self, address: str, why: str) -> Snapshot:
-        """With nothing of a device that cannot be read, but that, and ``why``."""
+        """Without the state of a device that cannot be read; ``why`` stands in its function."""
         functions = (evolve(each, unreadable=why) if each.address == address else each for each in self.functions)
         states = {
             kind: {device: state for device, state in of_kind.items() if device != address}
@@ -49,13 +49,13 @@ class Snapshot:
         return evolve(self, functions=tuple(functions), states=states)
 
 
-def _joined(before: Any, found: Any) -> Any:
-    """Functions that were read of a device, with those that were not."""
-    if isinstance(before, Mapping) and isinstance(found, Mapping):
-        return {**before, **found}
-    return found
+def _joined(before: Any, now: Any) -> Any:
+    """A device's state of which a part was read again: functions that were not read keep their state."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        return {**before, **now}
+    return now
 
 
 def read_basis(machine: Machine, serials: bool = False) -> Snapshot:
-    """What only a full reading looks at, before any kind was observed; ``serials``: a selector asks for serial numbers."""
+    """Read the functions, CPUs and processes, as each full reading begins. ``serials``: also the cards' serial numbers."""
     return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running())

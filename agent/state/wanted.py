@@ -1,4 +1,4 @@
-"""What the spec asks for of this machine: which physical function each NIC means, and what its VFs should be."""
+"""The spec applied to this machine: which physical function each NIC is, and what its VFs should be."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from agent.spec.ranges import parse_ranges
 
 @frozen
 class WantedNic:
-    """A NIC of the spec and the function it stands for."""
+    """A NIC of the spec, and its physical function."""
 
     nic: Nic
     function: Function
     _vfs: dict[int, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
-    # By what the spec gives: all VFs of a group differ in their addresses alone, and there may be a thousand.
+    # Keyed by the attributes in the spec: the VFs of a group, perhaps a thousand, differ only in their MACs.
     _filled: dict[VfAttributes, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
 
     def vf_count(self) -> int | None:
-        """How many VFs it should have; None leaves them alone."""
+        """How many VFs it should have; None if the spec does not say."""
         return None if self.nic.vfs is None else self.nic.vfs.count
 
     def vf(self, index: int) -> VfAttributes:
-        """All that VF ``index`` should be, defaults filled in."""
+        """The attributes that VF ``index`` should have, defaults filled in."""
         if index not in self._vfs:
             self._vfs[index] = self._with_address(index)
         return self._vfs[index]
@@ -44,7 +44,7 @@ class WantedNic:
         filled = self._filled[given]
         link = self.function.link
         permanent = link.permanent_mac if link and self.nic.vfs.derive_macs else ""
-        # An InfiniBand PF's address has 20 octets, and its VFs have GUIDs instead.
+        # An InfiniBand PF has an address of 20 octets, and its VFs have GUIDs instead of MACs.
         if filled.mac or len(permanent) != len("00:00:00:00:00:00"):
             return filled
         return _with_derived_mac(filled, permanent, index)
@@ -53,7 +53,7 @@ class WantedNic:
         has_netdev = given.driver != VFIO
         return evolve(
             given,
-            # A VF without a VLAN has no priority in it either.
+            # VLAN 0 means no VLAN, and then there is no VLAN priority.
             qos=0 if given.vlan == 0 and given.qos is None else given.qos,
             mtu=(given.mtu or self.nic.mtu) if has_netdev else None,
             state=(given.state or self.nic.state) if has_netdev else None,
@@ -62,11 +62,11 @@ class WantedNic:
         )
 
     def settings(self, key: str) -> dict[str, Any]:
-        """What the spec gives under ``key`` to the PF's netdev and to its VFs', by target; who is given nothing is left out."""
+        """What the spec sets under ``key`` for the netdevs of the PF and its VFs, by target; unset ones are left out."""
         address, vfs = self.function.address, self.nic.vfs
         given = {address: getattr(self.nic, key)}
         if vfs is not None:
-            # The same as vfs.attributes(index) of each, of which there may be a thousand.
+            # The same as vfs.attributes(index) for each VF, but fast for a thousand.
             if (default := getattr(vfs.defaults, key)) is not None:
                 given |= {f"{address}#{index}": default for index in range(vfs.count)}
             for group in vfs.groups:
@@ -81,9 +81,9 @@ class WantedNic:
 
 @frozen
 class Wanted:
-    """The spec, resolved against what the machine has. ``missing`` says which NICs could not be found, and why.
+    """The spec, resolved against the machine's functions. ``missing``: a condition for each NIC without a usable one.
 
-    ``unreadable``: those of them whose function cannot be read, by its address.
+    ``unreadable``: the NICs among them whose function cannot be read, by its address.
     """
 
     spec: NodeSpec
@@ -94,15 +94,15 @@ class Wanted:
 
 @lru_cache(maxsize=16384)
 def _with_derived_mac(filled: VfAttributes, permanent: str, index: int) -> VfAttributes:
-    """The same in every pass, and there may be thousands."""
+    """Cached: a node may have thousands of VFs, and each pass asks for the same MACs."""
     return evolve(filled, mac=derived_mac(permanent, index))
 
 
 def derived_mac(permanent: str, index: int) -> str:
-    """A VF's address made from its PF's permanent one: locally administered, and the same after every reload.
+    """A MAC for a VF, derived from the permanent MAC of its PF: locally administered, and the same after every reload.
 
-    Two PFs of one vendor never share one, up to 1,024 VFs each: the PF's last three octets and the index are kept as they are,
-    the vendor's prefix is folded to 12 bits.
+    It has the PF's last three octets, the VF's index (10 bits) and a hash of the vendor's prefix (12 bits), so VFs of two PFs
+    of one vendor never have the same MAC as long as each PF has at most 1,024 VFs.
     """
     octets = bytes.fromhex(permanent.replace(":", ""))
     prefix = int.from_bytes(hashlib.sha256(octets[:3]).digest()[:2], "big")
@@ -111,7 +111,7 @@ def derived_mac(permanent: str, index: int) -> str:
 
 
 def asks_serials(spec: NodeSpec) -> bool:
-    """Whether a selector of the spec wants a serial number: reading Vital Product Data may take a card a tenth of a second."""
+    """Whether a selector uses a serial number. If not, none is read: Vital Product Data can take a tenth of a second."""
     return any(nic.select.serial for nic in spec.nics)
 
 
@@ -130,60 +130,60 @@ def _matches(selector: Selector, function: Function) -> bool:
 
 
 def _may_match(selector: Selector, function: Function) -> bool:
-    """Whether a function of which nothing but its address could be read may be the one."""
+    """Whether a function that could not be read at all may be the selected one: only its address can be compared."""
     return bool(function.unreadable) and not function.vendor and selector.pci in (None, function.address)
 
 
 def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
-    """Find the function that each NIC of the spec means; a NIC that means none, several or another's is said to be missing."""
+    """Find the function of each NIC of the spec. A NIC that selects none, several or another NIC's is missing."""
     nics: dict[str, WantedNic] = {}
     missing: list[Condition] = []
     unreadable: dict[str, Nic] = {}
     claims: dict[str, list[Nic]] = {}
-    means = {nic.name: [function for function in functions if _matches(nic.select, function)] for nic in spec.nics}
+    selected = {nic.name: [function for function in functions if _matches(nic.select, function)] for nic in spec.nics}
     for nic in spec.nics:
-        if len(means[nic.name]) == 1:
-            claims.setdefault(means[nic.name][0].address, []).append(nic)
+        if len(selected[nic.name]) == 1:
+            claims.setdefault(selected[nic.name][0].address, []).append(nic)
     for nic in spec.nics:
-        found = means[nic.name]
-        unknown = [] if found else [function for function in functions if _may_match(nic.select, function)]
-        if len(found) == 1 and len(claims[found[0].address]) > 1:
+        matching = selected[nic.name]
+        possible = [] if matching else [function for function in functions if _may_match(nic.select, function)]
+        if len(matching) == 1 and len(claims[matching[0].address]) > 1:
             continue
-        if (fault := _fault(nic, found, unknown, functions)) is None:
-            nics[found[0].address] = WantedNic(nic, found[0])
+        if (fault := _fault(nic, matching, possible, functions)) is None:
+            nics[matching[0].address] = WantedNic(nic, matching[0])
             continue
         missing.append(fault)
         if fault.reason == UNREADABLE:
-            unreadable |= {function.address: nic for function in found or unknown}
+            unreadable |= {function.address: nic for function in matching or possible}
     missing += [_claimed_twice(address, claiming) for address, claiming in sorted(claims.items()) if len(claiming) > 1]
     missing += _without_shared_addresses(nics, functions)
     return Wanted(spec, nics, tuple(missing), unreadable)
 
 
 def _fault(
-    nic: Nic, found: Sequence[Function], unknown: Sequence[Function], functions: Sequence[Function]
+    nic: Nic, matching: Sequence[Function], possible: Sequence[Function], functions: Sequence[Function]
 ) -> Condition | None:
-    """Why a NIC has no function that can be used; None if it has one.
+    """Why a NIC has no usable function; None if it has one.
 
-    :param found: the functions that its selector matches.
-    :param unknown: those that it may match, if nothing but their address could be read.
+    :param matching: the functions that its selector matches.
+    :param possible: the unreadable functions that it may match; used only if ``matching`` is empty.
     """
-    if not found and unknown:
-        listed = "; ".join(f"{function.address}: {function.unreadable}" for function in unknown)
-        may_be = "is not there, unless it is one that cannot be read" if nic.select.pci is None else "cannot be read"
+    if not matching and possible:
+        listed = "; ".join(f"{function.address}: {function.unreadable}" for function in possible)
+        may_be = "does not exist, or is a function that cannot be read" if nic.select.pci is None else "cannot be read"
         return _lacking([nic], UNREADABLE, f"NIC {nic.name} ({nic.select}) {may_be} ({listed}); {REMEDY}", "Unknown")
-    if not found:
+    if not matching:
         have = ", ".join(f"{f.address} ({f.link.name if f.link else f.driver or 'no driver'})" for f in functions)
         message = (
             f"NIC {nic.name} ({nic.select}) is not there; this node has {have or 'no network function'}: "
             "check the slot, the driver and the selector"
         )
         return _lacking([nic], "NicMissing", message)
-    if len(found) > 1:
-        several = ", ".join(function.address for function in found)
-        message = f"NIC {nic.name} ({nic.select}) means {several}; select one of them by pci or mac"
+    if len(matching) > 1:
+        several = ", ".join(function.address for function in matching)
+        message = f"NIC {nic.name} ({nic.select}) matches {several}; select one of them by pci or mac"
         return _lacking([nic], "NicAmbiguous", message)
-    (function,) = found
+    (function,) = matching
     if function.hung:
         message = (
             f"a call to {function.address} (NIC {nic.name}) never returned, so it is left alone for now; "
@@ -200,7 +200,7 @@ def _fault(
 
 def _claimed_twice(address: str, claiming: Sequence[Nic]) -> Condition:
     names = " and ".join(sorted(nic.name for nic in claiming))
-    message = f"NICs {names} all mean {address}, which is left alone; keep one of them, or select another function"
+    message = f"NICs {names} all select {address}, which is left alone; keep one of them, or select another function"
     return _lacking(claiming, "NicClaimedTwice", message)
 
 
@@ -210,7 +210,7 @@ def _lacking(nics: Collection[Nic], reason: str, message: str, status: Status = 
 
 
 def _without_shared_addresses(nics: dict[str, WantedNic], functions: tuple[Function, ...]) -> list[Condition]:
-    """Leave out the NICs of which a VF would have the MAC of another function, given or derived; says which and why."""
+    """Remove the NICs with a VF that would have the MAC of another function; return a condition for each group of them."""
     owners: dict[str, tuple[str, str | None]] = {
         function.link.permanent_mac: (function.address, None) for function in functions if function.link
     }
@@ -222,13 +222,13 @@ def _without_shared_addresses(nics: dict[str, WantedNic], functions: tuple[Funct
                 continue
             other, device = owners.setdefault(mac, (target, address))
             if other != target:
-                concerned = tuple(sorted({address, *([device] if device in nics else [])}))
-                shared.setdefault(concerned, []).append(f"{other} and {target} would both have {mac}")
-    told = []
-    for concerned, found in sorted(shared.items()):
-        names = " and ".join(nics[address].nic.name for address in concerned)
-        message = f"NIC {names} is left alone: {found[0]}; give VFs addresses that no other function has (vfs.groups)"
-        told.append(_lacking([nics[address].nic for address in concerned], "AddressGivenTwice", message))
-    for address in {address for concerned in shared for address in concerned}:
+                addresses = tuple(sorted({address, *([device] if device in nics else [])}))
+                shared.setdefault(addresses, []).append(f"{other} and {target} would both have {mac}")
+    conditions = []
+    for addresses, reasons in sorted(shared.items()):
+        names = " and ".join(nics[address].nic.name for address in addresses)
+        message = f"NIC {names} is left alone: {reasons[0]}; give VFs addresses that no other function has (vfs.groups)"
+        conditions.append(_lacking([nics[address].nic for address in addresses], "AddressGivenTwice", message))
+    for address in {address for addresses in shared for address in addresses}:
         del nics[address]
-    return told
+    return conditions

@@ -12,9 +12,9 @@ from typing import TextIO
 
 from attrs import define, field
 
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge, judged_again
 from agent.engine.readiness import Readiness
-from agent.engine.retry import Failures
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
@@ -51,49 +51,51 @@ class Node:
         spec = from_mapping({"node_name": "n1", "nics": nics, "readiness": judged, **self.more})
         have = self.last.have if self.last else None
         machine = self.kernel.machine()
-        self.last = converge(machine, spec, have, None, Failures(), lambda: self.now, judge=self.probes.judge)
+        self.last = converge(
+            machine, Goal(spec), Memory(lambda: self.now), have, callbacks=Callbacks(judge=self.probes.judge)
+        )
         self.probes.go_on()
-        return self.said()
+        return self.conditions()
 
     def again(self) -> dict[str, Condition]:
         """The probes judged again, without a pass."""
         assert self.last is not None
         self.last = judged_again(self.last, self.probes.judge)
         self.probes.go_on()
-        return self.said()
+        return self.conditions()
 
     def woken(self) -> dict[str, Condition]:
-        """What is said once readings have ended."""
+        """The conditions after readings have ended."""
         assert select.select([self.probes], [], [], 20)[0], "no reading has ended"
         self.probes.drain()
         return self.again()
 
     def until(self, type: str, reason: str) -> dict[str, Condition]:
-        """What is said once one condition has come to this."""
-        said = self.said()
-        while said[type].reason != reason:
-            said = self.woken()
-        return said
+        """The conditions once one of them has this reason."""
+        conditions = self.conditions()
+        while conditions[type].reason != reason:
+            conditions = self.woken()
+        return conditions
 
     def look(self, **judged: object) -> dict[str, Condition]:
         """A pass, and all the readings that it starts."""
-        said = self.begin(**judged)
+        conditions = self.begin(**judged)
         while self.probes.waiting():
-            said = self.woken()
-        return said
+            conditions = self.woken()
+        return conditions
 
-    def said(self) -> dict[str, Condition]:
+    def conditions(self) -> dict[str, Condition]:
         assert self.last is not None
         return {condition.type: condition for condition in self.last.conditions}
 
 
 def writer(pipe: Path) -> TextIO:
-    """A named pipe, opened to write as soon as somebody reads it."""
+    """A named pipe, opened for writing as soon as it has a reader."""
     deadline = time.monotonic() + 20
     while True:
         try:
             return os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "w")
         except OSError as error:
             assert error.errno == errno.ENXIO, error
-            assert time.monotonic() < deadline, f"nobody has come to read {pipe}"
+            assert time.monotonic() < deadline, f"nothing has opened {pipe} to read"
             time.sleep(0.01)

@@ -2,9 +2,9 @@
 
 import pytest
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
-from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
@@ -27,7 +27,7 @@ def kernel() -> Kernel:
 
 
 def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
 
 
 def wanted(**more: object) -> NodeSpec:

@@ -1,10 +1,11 @@
-"""The engine on the simulated kernel: what it reaches, what it leaves alone, what it says."""
+"""Whole passes on the simulated kernel: what they change, what they leave alone, and what they report."""
 
 import errno
 import os
 
 import pytest
 
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
@@ -37,12 +38,12 @@ def spec(count: int = 7, **more: object) -> NodeSpec:
 
 
 def settle(machine: Machine, wanted: NodeSpec, last: Pass | None = None, failures: Failures | None = None) -> Pass:
-    return converge(machine, wanted, last.have if last else None, None, failures or Failures(), lambda: 0.0)
+    return converge(machine, Goal(wanted), Memory(lambda: 0.0, failures or Failures()), last.have if last else None)
 
 
-def test_a_fresh_machine_becomes_what_the_spec_says_in_one_pass(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec())
-    assert is_ready(found.conditions), found.conditions
+def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:
+    result = settle(kernel.machine(), spec())
+    assert is_ready(result.conditions), result.conditions
     pf = kernel.link("enp33s0")
     assert pf is not None
     assert (pf.mtu, pf.up, len(pf.vfs)) == (9000, True, 7)
@@ -56,15 +57,15 @@ def test_a_fresh_machine_becomes_what_the_spec_says_in_one_pass(kernel: Kernel) 
 
 
 def test_a_second_pass_writes_nothing(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec())
+    result = settle(kernel.machine(), spec())
     kernel.writes.clear()
-    again = settle(kernel.machine(), spec(), found)
+    again = settle(kernel.machine(), spec(), result)
     assert kernel.writes == []
     assert again.outcomes == ()
 
 
-def test_what_is_not_read_again_is_not_called_true(kernel: Kernel) -> None:
-    """Whatever is put right, somebody breaks the next one: a pass is bounded, and its last write is unverified."""
+def test_a_change_that_was_not_read_again_is_not_reported_as_converged(kernel: Kernel) -> None:
+    """Each repair is followed by new drift. The number of rounds is limited, so the last write is not verified."""
     wanted = from_mapping(
         {
             "node_name": "n1",
@@ -75,22 +76,52 @@ def test_what_is_not_read_again_is_not_called_true(kernel: Kernel) -> None:
     pf = kernel.netdev(PF0).ifindex
     kernel.set_vf(pf, 0, vlan=77)
 
-    def meddle(operation: str, where: str, value: str) -> OSError | None:
+    def drift(operation: str, where: str, value: str) -> OSError | None:
         if operation == "set_vf":
             kernel.fault = no_fault
             kernel.set_vf(pf, (int(value.split()[0]) + 1) % 7, vlan=77)
-            kernel.fault = meddle
+            kernel.fault = drift
         return None
 
-    kernel.fault = meddle
-    found = settle(kernel.machine(), wanted)
+    kernel.fault = drift
+    result = settle(kernel.machine(), wanted)
     assert [vf.vlan for vf in kernel.vfs(PF0)].count(77) == 1
-    assert not is_ready(found.conditions)
+    assert not is_ready(result.conditions)
     kernel.fault = no_fault
     assert is_ready(settle(kernel.machine(), wanted).conditions)
 
 
-def test_queues_are_pinned_to_the_nic_s_node_and_spread(kernel: Kernel) -> None:
+def test_the_last_round_leaves_its_events_to_the_next_pass(kernel: Kernel) -> None:
+    """A pass that took an event without reading the device again would lose it."""
+    vlan = {"name": "a", "select": {"pci": PF0}, "vfs": {"count": 7, "defaults": {"vlan": 9}}}
+    wanted = from_mapping({"node_name": "n1", "nics": [vlan]})
+    settle(kernel.machine(), wanted)
+    pf = kernel.netdev(PF0).ifindex
+    events: set[str] = set()
+
+    def set_other_vlan(index: int) -> None:
+        kernel.fault = no_fault
+        kernel.set_vf(pf, index, vlan=77)
+        events.add(f"{PF0}#{index}")
+        kernel.fault = drift
+
+    def drift(operation: str, where: str, value: str) -> OSError | None:
+        if operation == "set_vf":
+            set_other_vlan((int(value.split()[0]) + 1) % 7)
+        return None
+
+    def new_events() -> frozenset[str]:
+        named = frozenset(events)
+        events.clear()
+        return named
+
+    set_other_vlan(0)
+    converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0), callbacks=Callbacks(new_events=new_events))
+    (drifted,) = [index for index, vf in enumerate(kernel.vfs(PF0)) if vf.vlan == 77]
+    assert f"{PF0}#{drifted}" in events
+
+
+def test_queues_are_pinned_to_cpus_of_the_nics_numa_node_and_spread(kernel: Kernel) -> None:
     settle(kernel.machine(), spec())
     for pf, cpus in ((PF0, {"0", "1"}), (PF1, {"2", "3"})):
         taken = [
@@ -103,7 +134,7 @@ def test_queues_are_pinned_to_the_nic_s_node_and_spread(kernel: Kernel) -> None:
         assert abs(taken.count(min(cpus)) - taken.count(max(cpus))) <= 2
 
 
-def test_a_preview_touches_nothing_and_says_what_comes_later(kernel: Kernel) -> None:
+def test_a_dry_run_writes_nothing_and_names_changes_that_depend_on_others(kernel: Kernel) -> None:
     planned = preview(kernel.machine(), spec())
     assert kernel.writes == []
     assert not planned.errors
@@ -111,52 +142,52 @@ def test_a_preview_touches_nothing_and_says_what_comes_later(kernel: Kernel) -> 
     assert ("irqs", PF0, "known after vfs") in [(c.kind, c.target, c.after) for c in planned.changes]
 
 
-def test_deleted_vfs_come_back_as_they_were(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec())
+def test_deleted_vfs_are_created_again_with_the_same_attributes(kernel: Kernel) -> None:
+    result = settle(kernel.machine(), spec())
     before = kernel.link("enp33s0")
     kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
-    found = converge(kernel.machine(), spec(), found.have, frozenset({PF0}), Failures(), lambda: 0.0)
-    assert is_ready(found.conditions)
+    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF0}))
+    assert is_ready(result.conditions)
     assert kernel.link("enp33s0") == before
 
 
 @pytest.mark.parametrize("happening", ["reload", "remove"])
-def test_a_nic_that_comes_back_is_made_whole(kernel: Kernel, happening: str) -> None:
-    found = settle(kernel.machine(), spec())
+def test_a_nic_that_was_removed_or_reloaded_is_configured_again(kernel: Kernel, happening: str) -> None:
+    result = settle(kernel.machine(), spec())
     if happening == "reload":
         kernel.reload_driver(PF0)
     else:
         kernel.remove_nic(PF0)
-        found = settle(kernel.machine(), spec(), found)
-        missing = [c for c in found.conditions if c.type == "NicsPresent"]
+        result = settle(kernel.machine(), spec(), result)
+        missing = [c for c in result.conditions if c.type == "NicsPresent"]
         assert [(c.status, c.reason) for c in missing] == [("False", "NicMissing")]
         assert "rail0" in missing[0].message
         kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
-    found = settle(kernel.machine(), spec(), found)
-    assert is_ready(found.conditions)
+    result = settle(kernel.machine(), spec(), result)
+    assert is_ready(result.conditions)
     assert not preview(kernel.machine(), spec()).changes
 
 
-def test_a_pf_that_udev_is_not_through_with_gets_no_vfs_yet(kernel: Kernel) -> None:
+def test_vfs_are_not_created_before_udev_has_processed_the_pf(kernel: Kernel) -> None:
     kernel.udev_lags(PF0)
-    found = settle(kernel.machine(), spec())
-    assert not is_ready(found.conditions)
+    result = settle(kernel.machine(), spec())
+    assert not is_ready(result.conditions)
     assert kernel.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "0"
     kernel.udev_catches_up(PF0)
-    found = converge(kernel.machine(), spec(), found.have, frozenset({PF0}), Failures(), lambda: 0.0)
-    assert is_ready(found.conditions)
+    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF0}))
+    assert is_ready(result.conditions)
 
 
-def test_a_netdev_that_comes_after_its_function_still_gives_the_vfs_their_addresses(kernel: Kernel) -> None:
+def test_vfs_get_derived_macs_although_the_pfs_netdev_appears_late(kernel: Kernel) -> None:
     kernel.unbind(PF1)
-    found = settle(kernel.machine(), spec())
-    assert not is_ready(found.conditions)
+    result = settle(kernel.machine(), spec())
+    assert not is_ready(result.conditions)
     kernel.bind(PF1, "enp65s0", MAC1)
-    found = converge(kernel.machine(), spec(), found.have, frozenset({PF1}), Failures(), lambda: 0.0)
-    assert is_ready(found.conditions)
-    told = kernel.link("enp65s0")
-    assert told is not None
-    assert [vf.mac for vf in told.vfs] == [derived_mac(MAC1, index) for index in range(2)]
+    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF1}))
+    assert is_ready(result.conditions)
+    pf = kernel.link("enp65s0")
+    assert pf is not None
+    assert [vf.mac for vf in pf.vfs] == [derived_mac(MAC1, index) for index in range(2)]
 
 
 def only(vfs: object = None) -> NodeSpec:
@@ -164,34 +195,34 @@ def only(vfs: object = None) -> NodeSpec:
     return from_mapping({"node_name": "n1", "nics": [nic]})
 
 
-def test_a_pf_whose_driver_made_no_netdev_is_not_ready(kernel: Kernel) -> None:
-    """A firmware that died, a driver that gave up: it stays bound, and no network namespace has the netdev."""
+def test_a_pf_whose_driver_created_no_netdev_is_not_ready(kernel: Kernel) -> None:
+    """After a firmware or driver failure the driver stays bound, but no network namespace has the netdev."""
     settle(kernel.machine(), only())
     kernel.lose_netdev(PF0)
-    found = settle(kernel.machine(), only())
-    assert not is_ready(found.conditions)
-    (blocked,) = found.outcomes
+    result = settle(kernel.machine(), only())
+    assert not is_ready(result.conditions)
+    (blocked,) = result.outcomes
     assert (blocked.change.kind, blocked.change.target, blocked.result) == ("links", PF0, "blocked")
     assert "its netdev is not there (driver: igb)" in blocked.error
 
 
-def test_a_pf_that_a_container_has_is_as_it_should_be_unless_vfs_are_lacking(kernel: Kernel) -> None:
+def test_a_pf_in_a_container_is_ready_unless_vfs_must_be_created(kernel: Kernel) -> None:
     settle(kernel.machine(), only())
     kernel.move_away(PF0)
     assert is_ready(settle(kernel.machine(), only()).conditions)
-    found = settle(kernel.machine(), only({"count": 3}))
-    assert not is_ready(found.conditions)
-    (blocked,) = found.outcomes
+    result = settle(kernel.machine(), only({"count": 3}))
+    assert not is_ready(result.conditions)
+    (blocked,) = result.outcomes
     assert "the PF has no netdev here" in blocked.error
 
 
-def test_infiniband_needs_a_netdev_for_its_vfs_alone(kernel: Kernel) -> None:
+def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> None:
     kernel.lose_netdev(PF0)
     kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
     assert is_ready(settle(kernel.machine(), only()).conditions)
-    found = settle(kernel.machine(), only({"count": 4}))
-    assert not is_ready(found.conditions)
-    assert "load ib_ipoib" in found.conditions[0].message
+    result = settle(kernel.machine(), only({"count": 4}))
+    assert not is_ready(result.conditions)
+    assert "load ib_ipoib" in result.conditions[0].message
 
 
 @pytest.mark.parametrize(
@@ -204,7 +235,7 @@ def test_infiniband_needs_a_netdev_for_its_vfs_alone(kernel: Kernel) -> None:
         "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
     ],
 )
-def test_a_file_with_nothing_in_it_is_as_good_as_none(kernel: Kernel, path: str) -> None:
+def test_an_empty_file_counts_as_missing(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "")
     assert is_ready(settle(kernel.machine(), only()).conditions)
 
@@ -219,7 +250,7 @@ def test_a_file_with_nothing_in_it_is_as_good_as_none(kernel: Kernel, path: str)
         "/sys/devices/system/node/node0/distance",
     ],
 )
-def test_a_file_with_something_else_than_belongs_there_is_an_error_that_names_it(kernel: Kernel, path: str) -> None:
+def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "N/A")
     with pytest.raises(OSError, match=r"'N/A' is nothing that belongs there") as refused:
         settle(kernel.machine(), only())
@@ -234,32 +265,32 @@ def test_a_file_with_something_else_than_belongs_there_is_an_error_that_names_it
         "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
     ],
 )
-def test_a_file_of_a_device_with_something_else_than_belongs_there_is_named(kernel: Kernel, path: str) -> None:
+def test_malformed_content_of_a_device_file_is_reported_with_its_path(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "N/A")
-    found = settle(kernel.machine(), only())
-    (missing,) = [condition for condition in found.conditions if condition.type == "NicsPresent"]
+    result = settle(kernel.machine(), only())
+    (missing,) = [condition for condition in result.conditions if condition.type == "NicsPresent"]
     assert (missing.status, missing.reason) == ("Unknown", "DeviceUnreadable")
     assert "'N/A' is nothing that belongs there" in missing.message and path in missing.message
 
 
-def test_more_vfs_than_the_device_has_is_refused_with_the_remedy_and_nothing_is_written(kernel: Kernel) -> None:
+def test_more_vfs_than_the_device_supports_are_refused_with_a_remedy_and_nothing_is_written(kernel: Kernel) -> None:
     planned = preview(kernel.machine(), spec(8))
     assert len(planned.errors) == 1
     assert "has 7 VFs at most, the spec wants 8" in planned.errors[0]
     assert "lower vfs.count to 7" in planned.errors[0]
-    found = settle(kernel.machine(), spec(8))
-    assert not is_ready(found.conditions)
+    result = settle(kernel.machine(), spec(8))
+    assert not is_ready(result.conditions)
     assert not any(path.endswith(f"{PF0}/sriov_numvfs") for path, _ in kernel.writes)
 
 
-def test_a_nic_that_is_not_there_is_named_with_what_is(kernel: Kernel) -> None:
+def test_a_missing_nic_is_reported_with_the_nics_that_exist(kernel: Kernel) -> None:
     wanted = from_mapping({"node_name": "n1", "nics": [{"name": "rail9", "select": {"pci": "0000:99:00.0"}}]})
     (error,) = preview(kernel.machine(), wanted).errors
     assert "rail9 (pci=0000:99:00.0) is not there" in error
     assert "enp33s0" in error
 
 
-def test_two_functions_for_one_selector_is_an_error_that_names_them(kernel: Kernel) -> None:
+def test_a_selector_that_matches_two_functions_is_an_error_that_names_them(kernel: Kernel) -> None:
     wanted = from_mapping({"node_name": "n1", "nics": [{"name": "any", "select": {"vendor": "8086"}}]})
     (error,) = preview(kernel.machine(), wanted).errors
     assert PF0 in error
@@ -267,48 +298,48 @@ def test_two_functions_for_one_selector_is_an_error_that_names_them(kernel: Kern
 
 
 def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec())
+    result = settle(kernel.machine(), spec())
     kernel.move_away(vf_addresses(kernel, PF0)[3])
     kernel.writes.clear()
-    found = settle(kernel.machine(), spec(5), found)
-    (deferred,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
+    result = settle(kernel.machine(), spec(5), result)
+    (deferred,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
     assert deferred.change.disruption is Disruption.VF_RESET
     assert deferred.change.affected == (f"another network namespace ({PF0}#3)",)
     assert kernel.writes == []
 
 
-def test_a_netdev_with_the_default_route_keeps_its_link(kernel: Kernel) -> None:
+def test_the_netdev_with_the_default_route_is_not_disturbed(kernel: Kernel) -> None:
     kernel.set_link(kernel.netdev(PF0).ifindex, up=True)
     kernel.routed.add("enp33s0")
-    found = settle(kernel.machine(), spec())
-    assert {o.result for o in found.outcomes if o.change.target == PF0 and o.change.kind == "vfs"} == {"deferred"}
+    result = settle(kernel.machine(), spec())
+    assert {o.result for o in result.outcomes if o.change.target == PF0 and o.change.kind == "vfs"} == {"deferred"}
     assert kernel.netdev(PF0).mtu == 1500
 
 
-def test_what_a_driver_refuses_is_unsupported_and_not_tried_again_at_once(kernel: Kernel) -> None:
+def test_a_change_that_the_driver_refuses_is_unsupported_and_not_tried_again_at_once(kernel: Kernel) -> None:
     def fault(operation: str, where: str, value: str) -> OSError | None:
         refused = operation == "set_vf" and "trust" in value and "'trust': True" in value
         return OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP)) if refused else None
 
     kernel.fault = fault
     failures = Failures()
-    found = settle(kernel.machine(), spec(), failures=failures)
-    assert {o.result for o in found.outcomes if o.change.field == "trust"} == {"unsupported"}
-    assert not is_ready(found.conditions)
+    result = settle(kernel.machine(), spec(), failures=failures)
+    assert {o.result for o in result.outcomes if o.change.field == "trust"} == {"unsupported"}
+    assert not is_ready(result.conditions)
     kernel.writes.clear()
-    settle(kernel.machine(), spec(), found, failures)
+    settle(kernel.machine(), spec(), result, failures)
     assert not kernel.writes
 
 
-def test_a_vf_without_carrier_is_brought_up_again_after_its_time_to_settle(kernel: Kernel) -> None:
+def test_a_vf_without_carrier_is_brought_up_again_after_the_grace_period(kernel: Kernel) -> None:
     failures = Failures()
-    found = settle(kernel.machine(), spec(), failures=failures)
+    result = settle(kernel.machine(), spec(), failures=failures)
     kernel.lose_carrier(vf_addresses(kernel, PF0)[3])
     kernel.writes.clear()
     now = 100.0
 
     def look() -> Pass:
-        return converge(kernel.machine(), spec(), found.have, frozenset({PF0}), failures, lambda: now)
+        return converge(kernel.machine(), Goal(spec()), Memory(lambda: now, failures), result.have, frozenset({PF0}))
 
     assert not is_ready(look().conditions)
     failures.hasten(None)
@@ -320,57 +351,56 @@ def test_a_vf_without_carrier_is_brought_up_again_after_its_time_to_settle(kerne
     assert len(kernel.writes) >= 2
 
 
-def test_a_vf_in_use_keeps_its_link_even_without_carrier(kernel: Kernel) -> None:
+def test_a_vf_in_use_is_not_set_down_even_without_carrier(kernel: Kernel) -> None:
     failures = Failures()
-    found = settle(kernel.machine(), spec(), failures=failures)
+    result = settle(kernel.machine(), spec(), failures=failures)
     vf = vf_addresses(kernel, PF0)[3]
     kernel.routed.add(kernel.netdev(vf).name)
     kernel.lose_carrier(vf)
     kernel.writes.clear()
     for now in (100.0, 200.0):
-        outcomes = converge(kernel.machine(), spec(), found.have, None, failures, lambda now=now: now).outcomes  # type: ignore[misc]
+        outcomes = converge(kernel.machine(), Goal(spec()), Memory(lambda now=now: now, failures), result.have).outcomes  # type: ignore[misc]
     assert [o.result for o in outcomes] == ["deferred"]
     assert kernel.writes == []
 
 
 def test_a_difference_is_announced_before_the_first_write(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec())
+    result = settle(kernel.machine(), spec())
     kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
     kernel.writes.clear()
     written_before: list[int] = []
     converge(
         kernel.machine(),
-        spec(),
-        found.have,
+        Goal(spec()),
+        Memory(lambda: 0.0),
+        result.have,
         frozenset({PF0}),
-        Failures(),
-        lambda: 0.0,
-        announce=lambda change: written_before.append(len(kernel.writes)),
+        Callbacks(announce=lambda change: written_before.append(len(kernel.writes))),
     )
     assert written_before == [0]
 
 
-def test_a_failed_count_leaves_the_vfs_that_were_there(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec())
+def test_the_old_vfs_are_restored_if_the_new_number_cannot_be_created(kernel: Kernel) -> None:
+    result = settle(kernel.machine(), spec())
 
     def fault(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.ENOSPC, "no space") if where.endswith("sriov_numvfs") and value == "5" else None
 
     kernel.fault = fault
-    found = settle(kernel.machine(), spec(5), found)
-    (failed,) = [o for o in found.outcomes if o.result == "failed"]
+    result = settle(kernel.machine(), spec(5), result)
+    (failed,) = [o for o in result.outcomes if o.result == "failed"]
     assert "out of MSI-X vectors" in failed.error
     assert kernel.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "7"
 
 
-def test_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
+def test_a_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
     kernel.host.processes.add("irqbalance")
-    found = settle(kernel.machine(), spec())
-    assert [c.reason for c in found.conditions if c.status == "False"] == ["IrqbalanceRunning"]
+    result = settle(kernel.machine(), spec())
+    assert [c.reason for c in result.conditions if c.status == "False"] == ["IrqbalanceRunning"]
     assert is_ready(settle(kernel.machine(), spec(irqs={"irqbalance": "untouched"})).conditions)
 
 
-def test_a_function_without_a_netdev_has_its_interrupts_placed(kernel: Kernel) -> None:
+def test_the_interrupts_of_a_function_without_a_netdev_are_pinned(kernel: Kernel) -> None:
     kernel.add_erdma("0000:61:00.0", node=1)
     wanted = from_mapping(
         {"node_name": "n1", "nics": [{"name": "erdma0", "select": {"vendor": "1ded", "device": "107f"}}]}
@@ -380,18 +410,25 @@ def test_a_function_without_a_netdev_has_its_interrupts_placed(kernel: Kernel) -
     assert kernel.read("/proc/irq/91/smp_affinity_list") == "2"
 
 
-def test_what_happens_between_two_rounds_is_read_in_the_second(kernel: Kernel) -> None:
-    """An event that is taken in the middle of a pass comes once: what was read before it does not answer for it."""
+def test_devices_named_by_events_between_two_rounds_are_read_in_the_second(kernel: Kernel) -> None:
+    """A pass receives each event once, so it must read the device again after the event."""
     settled = settle(kernel.machine(), spec())
     vf = vf_addresses(kernel, PF0)[3]
     kernel.set_vf(kernel.netdev(PF0).ifindex, 3, trust=False)
     events = [frozenset({f"{PF0}#3"}), frozenset[str]()]
 
-    def heard() -> frozenset[str]:
+    def new_events() -> frozenset[str]:
         if len(events) == 2:
             kernel.set_link(kernel.netdev(vf).ifindex, mtu=1500)
         return events.pop(0) if events else frozenset()
 
-    found = converge(kernel.machine(), spec(), settled.have, frozenset({PF0}), Failures(), lambda: 0.0, heard=heard)
-    assert is_ready(found.conditions)
+    result = converge(
+        kernel.machine(),
+        Goal(spec()),
+        Memory(lambda: 0.0),
+        settled.have,
+        frozenset({PF0}),
+        Callbacks(new_events=new_events),
+    )
+    assert is_ready(result.conditions)
     assert kernel.netdev(vf).mtu == 9000

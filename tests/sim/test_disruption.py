@@ -1,4 +1,4 @@
-"""Nobody loses a device: who is in the way, what is allowed when, and what a new spec waits for."""
+"""Users keep their devices: who counts as a user, what the policy allows when, and which changes of a new spec wait."""
 
 import errno
 from collections.abc import Callable
@@ -6,8 +6,8 @@ from datetime import datetime, timezone
 
 import pytest
 
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Change, Disruption, is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -41,12 +41,12 @@ def settle(
     def clock() -> float:
         return 0.0
 
-    return converge(kernel.machine(), wanted, None, None, Failures(), clock, allow, verified=verified, now=lambda: now)
+    return converge(kernel.machine(), Goal(wanted, verified=verified, allow=allow, at=now), Memory(clock))
 
 
-def deferred(found: Pass) -> tuple[str, ...]:
+def deferred(result: Pass) -> tuple[str, ...]:
     """The affected of the one change that was deferred."""
-    (outcome,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
+    (outcome,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
     return outcome.change.affected
 
 
@@ -54,25 +54,25 @@ def hand_to_pod(kernel: Kernel, index: int) -> None:
     kernel.host.allocated[vf_addresses(kernel, PF)[index]] = ("team/trainer-0",)
 
 
-def test_a_pod_that_the_kubelet_gave_a_vf_is_in_the_way(kernel: Kernel) -> None:
+def test_a_pod_with_an_allocated_vf_defers_the_change(kernel: Kernel) -> None:
     settle(kernel, spec())
     hand_to_pod(kernel, 2)
     assert deferred(settle(kernel, spec(6))) == (f"pod team/trainer-0 ({PF}#2)",)
 
 
 @pytest.mark.parametrize("part", ["infiniband/erdma_0", "mlx5_core.sf.4"])
-def test_a_pod_with_a_part_of_a_nic_is_in_the_way_and_owns_no_attributes(kernel: Kernel, part: str) -> None:
+def test_a_pod_with_a_part_of_a_vf_defers_the_change_and_does_not_own_the_vf(kernel: Kernel, part: str) -> None:
     settle(kernel, spec())
     kernel.tree.put(f"/sys/bus/pci/devices/{vf_addresses(kernel, PF)[1]}/{part}/uevent", "")
     name = part.rpartition("/")[2]
     kernel.host.allocated[name] = ("team/trainer-0",)
     kernel.set_vf(kernel.netdev(PF).ifindex, 1, trust=True)
-    found = settle(kernel, spec(6, trust=False))
-    assert deferred(found) == (f"pod team/trainer-0 by {name} ({PF}#1)",)
+    result = settle(kernel, spec(6, trust=False))
+    assert deferred(result) == (f"pod team/trainer-0 by {name} ({PF}#1)",)
     assert not kernel.vfs(PF)[1].trust
 
 
-def test_a_process_with_an_rdma_device_open_is_in_the_way(kernel: Kernel) -> None:
+def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.rdma.add(vf_addresses(kernel, PF)[1], "rocep33s0v1", None)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
@@ -81,16 +81,16 @@ def test_a_process_with_an_rdma_device_open_is_in_the_way(kernel: Kernel) -> Non
 
 
 @pytest.mark.parametrize("node_type", ["1: CA", "4: RNIC"])
-def test_an_rdma_device_that_stands_on_a_netdev_is_in_the_way_of_that(kernel: Kernel, node_type: str) -> None:
-    """rxe and siw have no PCI function, and eRDMA's is another one than its netdev's."""
+def test_users_of_an_rdma_device_on_top_of_a_netdev_are_users_of_the_netdev(kernel: Kernel, node_type: str) -> None:
+    """rxe and siw have no PCI function, and the PCI function of eRDMA is not that of its netdev."""
     settle(kernel, spec())
     kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name, node_type=node_type)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
 
 
-def test_an_rdma_device_of_two_ports_is_in_the_way_of_both(kernel: Kernel) -> None:
-    """RoCE LAG: the device is the first port's, the second has none."""
+def test_users_of_an_rdma_device_of_two_ports_are_users_of_both(kernel: Kernel) -> None:
+    """With RoCE LAG sysfs shows the device only under the first port."""
     second = PF[:-1] + "1"
     kernel.add_nic(second, "enp33s0f1", "02:00:00:00:01:01")
     wanted = from_mapping({"node_name": "n1", "nics": [{"name": "b", "select": {"pci": second}, "vfs": {"count": 4}}]})
@@ -104,10 +104,10 @@ def test_an_rdma_device_of_two_ports_is_in_the_way_of_both(kernel: Kernel) -> No
     assert deferred(settle(kernel, more)) == (f"nccl (pid 4711) ({second})",)
 
 
-def test_a_kubelet_that_does_not_answer_stops_what_disturbs(kernel: Kernel) -> None:
+def test_a_kubelet_that_does_not_answer_defers_disruptive_changes(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
-    assert all("the kubelet does not say" in victim for victim in deferred(settle(kernel, spec(6))))
+    assert all("the kubelet does not say" in user for user in deferred(settle(kernel, spec(6))))
 
 
 @pytest.mark.parametrize(
@@ -118,16 +118,16 @@ def test_a_kubelet_that_does_not_answer_stops_what_disturbs(kernel: Kernel) -> N
         ("[fd00::9]:/export /data nfs rw,addr=fd00::9 0 0", "fd00::9"),
     ],
 )
-def test_storage_behind_a_nic_keeps_its_link(kernel: Kernel, mounts: str, server: str) -> None:
+def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel, mounts: str, server: str) -> None:
     settle(kernel, spec())
     kernel.tree.put("/proc/1/mounts", mounts)
     kernel.servers[server] = "enp33s0"
     kernel.set_link(kernel.netdev(PF).ifindex, up=True)
-    (victim,) = deferred(settle(kernel, spec(6)))
-    assert f"of {server}" in victim
+    (user,) = deferred(settle(kernel, spec(6)))
+    assert f"of {server}" in user
 
 
-def test_the_node_s_own_address_and_a_bond_keep_a_nic(kernel: Kernel) -> None:
+def test_a_nic_with_the_nodes_address_or_in_a_bond_is_not_disturbed(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.ip["enp33s0"] = ("10.0.0.7/24",)
     kernel.tree.put("/sys/class/net/enp33s0/upper_bond0/ifindex", "9")
@@ -135,40 +135,40 @@ def test_the_node_s_own_address_and_a_bond_keep_a_nic(kernel: Kernel) -> None:
     assert affected == (f"the node's address on enp33s0 ({PF})", f"bond0 on enp33s0 ({PF})")
 
 
-def test_force_in_the_spec_is_the_only_way_past_users(kernel: Kernel) -> None:
+def test_only_force_in_the_spec_disturbs_users(kernel: Kernel) -> None:
     settle(kernel, spec())
     hand_to_pod(kernel, 2)
     assert deferred(settle(kernel, spec(6), allow=Disruption.REBOOT))
     assert is_ready(settle(kernel, spec(6, {"force": True})).conditions)
 
 
-def test_what_a_new_spec_waits_for_leaves_the_node_as_ready_as_it_was(kernel: Kernel) -> None:
+def test_waiting_changes_of_a_new_spec_leave_the_node_ready(kernel: Kernel) -> None:
     settle(kernel, spec())
     hand_to_pod(kernel, 2)
-    found = settle(kernel, spec(6, trust=True), verified=spec())
-    assert is_ready(found.conditions)
-    assert {outcome.change.field for outcome in found.waiting} >= {"count"}
+    result = settle(kernel, spec(6, trust=True), verified=spec())
+    assert is_ready(result.conditions)
+    assert {outcome.change.field for outcome in result.waiting} >= {"count"}
     assert [vf.trust for vf in kernel.vfs(PF)] == [True, True, False, True]
     kernel.host.allocated.clear()
-    found = settle(kernel, spec(6, trust=True), verified=spec())
-    assert is_ready(found.conditions)
-    assert not found.waiting
+    result = settle(kernel, spec(6, trust=True), verified=spec())
+    assert is_ready(result.conditions)
+    assert not result.waiting
 
 
-def test_the_devices_of_vfs_that_a_new_spec_waits_for_are_not_missed_yet(kernel: Kernel) -> None:
+def test_rdma_devices_of_waiting_vfs_are_not_reported_missing(kernel: Kernel) -> None:
     def with_rdma(count: int) -> NodeSpec:
         nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": count}, "rdma": {"pf": False, "vfs": True}}
         return from_mapping({"node_name": "n1", "nics": [nic]})
 
-    def devices(found: Pass) -> str:
-        return next(condition.status for condition in found.conditions if condition.type == "RdmaDevices")
+    def devices(result: Pass) -> str:
+        return next(condition.status for condition in result.conditions if condition.type == "RdmaDevices")
 
     kernel.rdma.rxe = True
     assert devices(settle(kernel, with_rdma(4))) == "True"
     hand_to_pod(kernel, 2)
-    found = settle(kernel, with_rdma(6), verified=with_rdma(4))
-    assert found.waiting
-    assert devices(found) == "True"
+    result = settle(kernel, with_rdma(6), verified=with_rdma(4))
+    assert result.waiting
+    assert devices(result) == "True"
     kernel.host.allocated.clear()
     assert devices(settle(kernel, with_rdma(6), verified=with_rdma(4))) == "True"
     assert len(kernel.vfs(PF)) == 6
@@ -183,7 +183,7 @@ def test_the_devices_of_vfs_that_a_new_spec_waits_for_are_not_missed_yet(kernel:
     ],
     ids=["rdma", "gids", "irqbalance"],
 )
-def test_what_a_new_spec_does_not_ask_for_is_judged_by_the_one_before_all_the_same(
+def test_while_changes_wait_the_probes_judge_by_the_verified_spec(
     kernel: Kernel, before: dict[str, object], after: dict[str, object]
 ) -> None:
     def wanting(count: int, irqs: object = None, **more: object) -> NodeSpec:
@@ -193,34 +193,34 @@ def test_what_a_new_spec_does_not_ask_for_is_judged_by_the_one_before_all_the_sa
     kernel.rdma.add(PF, "rocep33s0", "enp33s0")
     assert is_ready(settle(kernel, wanting(4, **before)).conditions)
     hand_to_pod(kernel, 2)
-    found = settle(kernel, wanting(6, **after), verified=wanting(4, **before))
-    assert found.waiting
-    assert is_ready(found.conditions), found.conditions
+    result = settle(kernel, wanting(6, **after), verified=wanting(4, **before))
+    assert result.waiting
+    assert is_ready(result.conditions), result.conditions
 
 
-def test_what_drifts_and_cannot_be_put_back_is_not_ready_though_it_is_deferred(kernel: Kernel) -> None:
+def test_deferred_drift_makes_the_node_not_ready(kernel: Kernel) -> None:
     wanted = spec(disruption={"allow": "none"})
     settle(kernel, wanted, allow=Disruption.VF_RESET)
     kernel.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
-    found = settle(kernel, wanted, verified=wanted)
-    assert not is_ready(found.conditions)
-    assert not found.waiting
+    result = settle(kernel, wanted, verified=wanted)
+    assert not is_ready(result.conditions)
+    assert not result.waiting
 
 
-def test_a_pod_s_vf_keeps_what_its_network_plugin_gave_it(kernel: Kernel) -> None:
+def test_a_pods_vf_keeps_the_attributes_that_its_network_plugin_set(kernel: Kernel) -> None:
     wanted = spec(vlan=7, trust=False)
     settle(kernel, wanted)
     hand_to_pod(kernel, 2)
     index = kernel.netdev(PF).ifindex
     for vf in (1, 2):
         kernel.set_vf(index, vf, vlan=99, mac="02:aa:00:00:00:01")
-    found = settle(kernel, wanted)
-    assert is_ready(found.conditions)
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions)
     assert [vf.vlan for vf in kernel.vfs(PF)] == [7, 7, 99, 7]
     assert kernel.vfs(PF)[2].mac == "02:aa:00:00:00:01"
 
 
-def test_unless_the_spec_says_that_it_stays_ours(kernel: Kernel) -> None:
+def test_with_owner_trackbed_a_pods_vf_gets_the_attributes_of_the_spec(kernel: Kernel) -> None:
     wanted = spec(vlan=7, owner="trackbed")
     settle(kernel, wanted)
     hand_to_pod(kernel, 2)
@@ -244,12 +244,12 @@ NIGHTLY = {"allow": "none", "windows": [{"start": "22:00", "end": "02:00", "allo
         (NOON.replace(day=5, hour=23), False),
     ],
 )
-def test_a_window_allows_more_while_it_is_open(kernel: Kernel, now: datetime, open_: bool) -> None:
+def test_a_maintenance_window_allows_more_while_it_is_open(kernel: Kernel, now: datetime, open_: bool) -> None:
     settle(kernel, spec())
-    found = settle(kernel, spec(6, NIGHTLY), now=now)
-    assert is_ready(found.conditions) is open_
+    result = settle(kernel, spec(6, NIGHTLY), now=now)
+    assert is_ready(result.conditions) is open_
     if not open_:
-        (outcome,) = [outcome for outcome in found.outcomes if outcome.result == "deferred"]
+        (outcome,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
         assert "more in the window Wed 22:00-02:00 UTC (vf-reset)" in outcome.error
 
 
@@ -262,59 +262,62 @@ def test_a_window_allows_more_while_it_is_open(kernel: Kernel, now: datetime, op
         (NOON, False),
     ],
 )
-def test_a_window_is_over_at_its_end(kernel: Kernel, now: datetime, open_: bool) -> None:
+def test_a_maintenance_window_closes_at_its_end(kernel: Kernel, now: datetime, open_: bool) -> None:
     settle(kernel, spec())
     assert is_ready(settle(kernel, spec(6, NOONISH), now=now).conditions) is open_
 
 
-def test_a_nic_s_own_policy_stands_in_the_place_of_the_node_s(kernel: Kernel) -> None:
+def test_a_nics_policy_replaces_the_nodes_policy(kernel: Kernel) -> None:
     settle(kernel, spec())
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 6}, "disruption": {"allow": "none"}}
-    found = settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
-    assert not is_ready(found.conditions)
+    result = settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
+    assert not is_ready(result.conditions)
 
 
 def converge_with(
-    kernel: Kernel, wanted: NodeSpec, acknowledged: Callable[[Change], None], clock: Callable[[], float]
+    kernel: Kernel, wanted: NodeSpec, wait_until_published: Callable[[Change], None], clock: Callable[[], float]
 ) -> Pass:
     return converge(
-        kernel.machine(), wanted, None, None, Failures(), clock, acknowledged=acknowledged, now=lambda: NOON
+        kernel.machine(),
+        Goal(wanted, at=NOON),
+        Memory(clock),
+        callbacks=Callbacks(wait_until_published=wait_until_published),
     )
 
 
-def test_a_pod_that_came_while_the_world_was_told_keeps_its_device(kernel: Kernel) -> None:
+def test_a_pod_that_gets_a_vf_during_the_publication_keeps_it(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.writes.clear()
     seconds = [0.0]
 
-    def acknowledged(change: Change) -> None:
+    def publish(change: Change) -> None:
         hand_to_pod(kernel, 2)
         seconds.append(1.0)
 
-    found = converge_with(kernel, spec(6), acknowledged, lambda: seconds[-1])
-    assert deferred(found) == (f"pod team/trainer-0 ({PF}#2)",)
+    result = converge_with(kernel, spec(6), publish, lambda: seconds[-1])
+    assert deferred(result) == (f"pod team/trainer-0 ({PF}#2)",)
     assert kernel.writes == []
 
 
-def test_the_world_is_told_once_before_the_first_disruptive_write_and_not_of_others(kernel: Kernel) -> None:
-    told: list[tuple[str, int]] = []
+def test_not_ready_is_published_once_before_the_first_disruptive_write_only(kernel: Kernel) -> None:
+    published: list[tuple[str, int]] = []
     settle(kernel, spec())
     kernel.writes.clear()
 
-    def acknowledged(change: Change) -> None:
-        told.append((change.field, len(kernel.writes)))
+    def publish(change: Change) -> None:
+        published.append((change.field, len(kernel.writes)))
 
-    converge_with(kernel, spec(trust=True), acknowledged, lambda: 0.0)
-    assert told == [] and kernel.vfs(PF)[1].trust
+    converge_with(kernel, spec(trust=True), publish, lambda: 0.0)
+    assert published == [] and kernel.vfs(PF)[1].trust
     kernel.writes.clear()
-    converge_with(kernel, spec(6, trust=True), acknowledged, lambda: 0.0)
-    assert told == [("count", 0)]
+    converge_with(kernel, spec(6, trust=True), publish, lambda: 0.0)
+    assert published == [("count", 0)]
 
 
 class Slow:
-    """A machine each of whose reads takes half a second, and on which a VF is taken at the read of a number.
+    """A machine on which each read takes half a second. At read number ``at``, ``take`` hands a VF to a user.
 
-    ``log``: what was read and, of the writes, the VFs that were unbound.
+    ``log``: the reads, and the VFs that were unbound.
     """
 
     def __init__(self, at: int, take: Callable[[Kernel, str], None]) -> None:
@@ -340,7 +343,7 @@ class Slow:
 
     def converge(self) -> list[str]:
         machine = seen(self.kernel.machine(), self.see)
-        converge(machine, spec(driver="vfio-pci"), None, None, Failures(), lambda: self.now, now=lambda: NOON)
+        converge(machine, Goal(spec(driver="vfio-pci"), at=NOON), Memory(lambda: self.now))
         return self.log
 
 
@@ -353,7 +356,7 @@ def give_to_pod(kernel: Kernel, vf: str) -> None:
     [(give_to_pod, "kubelet.allocations"), (Kernel.move_away, "files.names")],
     ids=["pod", "namespace"],
 )
-def test_a_vf_that_is_taken_while_others_are_bound_anew_is_looked_at_once_more(
+def test_a_vf_that_gets_a_user_while_other_vfs_are_rebound_is_not_unbound(
     take: Callable[[Kernel, str], None], look: str
 ) -> None:
     undisturbed = Slow(-1, take)
@@ -361,13 +364,13 @@ def test_a_vf_that_is_taken_while_others_are_bound_anew_is_looked_at_once_more(
     unbound = log.index(f"unbind {undisturbed.vf}")
     first = log.index("kubelet.allocations")
     last = max(number for number in range(unbound) if log[number] == look)
-    assert unbound - last < 12, "many reads lie between the last look and the write"
+    assert unbound - last < 12, "many reads lie between the last lookup of users and the write"
     for at in (number for number in range(first, last + 1) if not log[number].startswith("unbind")):
         slow = Slow(at, take)
-        assert f"unbind {slow.vf}" not in slow.converge(), f"taken before read {at} of {last}, and unbound all the same"
+        assert f"unbind {slow.vf}" not in slow.converge(), f"taken before read {at} of {last}, but unbound"
 
 
-def test_a_device_whose_rdma_users_cannot_be_told_is_not_disturbed(kernel: Kernel) -> None:
+def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
@@ -377,7 +380,7 @@ def test_a_device_whose_rdma_users_cannot_be_told_is_not_disturbed(kernel: Kerne
             raise OSError(errno.EIO, "Input/output error", where)
 
     machine = seen(kernel.machine(), broken)
-    found = converge(machine, spec(6), None, None, Failures(), lambda: 0.0, now=lambda: NOON)
-    (failed,) = [outcome for outcome in found.outcomes if outcome.result == "failed"]
-    assert failed.error.startswith("who uses it cannot be told")
+    result = converge(machine, Goal(spec(6), at=NOON), Memory(lambda: 0.0))
+    (failed,) = [outcome for outcome in result.outcomes if outcome.result == "failed"]
+    assert failed.error.startswith("its users cannot be determined")
     assert len(kernel.vfs(PF)) == 4

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from attrs import evolve
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
@@ -37,7 +38,7 @@ def spec(vfs: object = None, **nic: object) -> NodeSpec:
 
 
 def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
 
 
 def writes(kernel: Kernel, word: str) -> list[str]:
@@ -91,7 +92,7 @@ class Deaf:
 
 def test_a_nic_that_is_given_nothing_is_not_looked_at(kernel: Kernel) -> None:
     machine = evolve(kernel.machine(), ethtool=Deaf())  # type: ignore[arg-type]
-    found = converge(machine, spec({"count": 3}), None, None, Failures(), lambda: 0.0)
+    found = converge(machine, Goal(spec({"count": 3})), Memory(lambda: 0.0))
     assert is_ready(found.conditions)
 
 
@@ -288,7 +289,7 @@ def test_a_feature_that_was_asked_for_in_vain_says_so(kernel: Kernel) -> None:
 def test_a_value_that_a_driver_takes_and_changes_is_not_written_for_ever(kernel: Kernel) -> None:
     failures = Failures()
     for _ in range(3):
-        found = converge(kernel.machine(), spec(rings={"rx": 16}), None, None, failures, lambda: 0.0)
+        found = converge(kernel.machine(), Goal(spec(rings={"rx": 16})), Memory(lambda: 0.0, failures))
     (failed,) = of_kind(found, "rings")
     assert (failed.result, failed.error) == ("failed", "written 2 times, and it still reads rx=64")
     assert not is_ready(found.conditions)

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import Originals
@@ -105,14 +106,11 @@ class Faults(RuleBasedStateMachine):
         try:
             self.last = converge(
                 self.kernel.machine(),
-                self.spec,
+                Goal(self.spec, verified=self.verified),
+                Memory(lambda: self.now, self.failures, self.originals),
                 self.last.have if self.last else None,
                 scope,
-                self.failures,
-                lambda: self.now,
-                verified=self.verified,
-                heard=self.listen,
-                originals=self.originals,
+                Callbacks(new_events=self.listen),
             )
         except Killed:
             self.last, self.failures = None, Failures()

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
@@ -37,7 +38,7 @@ def settle(
 ) -> Pass:
     nics = [{"name": "rail0", "select": {"pci": PF}, **(nic or {})}]
     spec = from_mapping({"node_name": "n1", "nics": nics, **wanted})
-    return converge(kernel.machine(), spec, None, None, failures or Failures(), lambda: now)
+    return converge(kernel.machine(), Goal(spec), Memory(lambda: now, failures or Failures()))
 
 
 def only(found: Pass, kind: str) -> Outcome:
@@ -211,9 +212,9 @@ def test_a_locked_down_kernel_makes_the_read_request_unsupported(kernel: Kernel)
 def test_a_driver_that_resets_the_function_has_its_read_request_set_again(kernel: Kernel) -> None:
     nic = {"name": "rail0", "select": {"pci": PF}, "max_read_request": 4096}
     spec = from_mapping({"node_name": "n1", "nics": [nic]})
-    found = converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
     kernel.config[CONFIG] = config_space.made()
-    found = converge(kernel.machine(), spec, found.have, frozenset({PF}), Failures(), lambda: 0.0)
+    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), found.have, frozenset({PF}))
     assert found.applied == 1
 
 

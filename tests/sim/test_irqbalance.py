@@ -2,9 +2,9 @@
 
 import pytest
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
-from agent.engine.retry import Failures
 from agent.kinds.irqbalance import LIST, SCRIPT
 from agent.report.records import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -28,7 +28,7 @@ def spec(policy: str = "banned") -> NodeSpec:
 
 
 def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
 
 
 def test_the_wanted_functions_are_listed_before_their_interrupts_are_placed_and_irqbalance_is_told(

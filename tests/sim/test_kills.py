@@ -1,4 +1,4 @@
-"""A worker that is killed at any write, of the machine or of the file of originals, makes no original of a value of ours."""
+"""A worker is killed at any write to the machine or to the file of originals: no value that it wrote becomes an original."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given, settings
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
@@ -51,7 +52,7 @@ specs = st.fixed_dictionaries(
 
 
 class Killed(BaseException):
-    """The worker is gone; what it knew, too."""
+    """The worker was killed; what it had in memory is lost."""
 
 
 def wanting(desired: dict[str, Any]) -> NodeSpec:
@@ -68,8 +69,8 @@ NOTHING = wanting({"vf": {}, "nic": {}, "pin": False, "queue": None})
 class Node:
     """A node, and its agent's file of originals.
 
-    ``writes``: after how many of them the worker is killed, None: not at all. ``cut``: how much of what was written to the file
-    between the last write and that one is there by then (0 to 1).
+    ``writes``: the number of writes after which the worker is killed; None: never. ``cut``: the part (0 to 1) of the last line
+    in the file that was written by then.
     """
 
     path: Path
@@ -99,24 +100,22 @@ class Node:
         return self.path.read_bytes() if self.path.exists() else b""
 
     def follow(self, spec: NodeSpec) -> None:
-        """Start a worker, as after each kill, and have it make three passes."""
+        """Start a worker, as after each kill, and let it make three passes."""
         originals, failures = Originals.load(self.path), Failures()
         self.before = self.file()
         self.kernel.fault = self.written
         try:
             for number in range(3):
                 now = 1000.0 * number
-                found = converge(
-                    self.kernel.machine(), spec, None, None, failures, partial(float, now), originals=originals
-                )
+                result = converge(self.kernel.machine(), Goal(spec), Memory(partial(float, now), failures, originals))
         except Killed:
             return
         finally:
             self.kernel.fault = no_fault
-        assert is_ready(found.conditions), found.conditions
+        assert is_ready(result.conditions), result.conditions
 
     def values(self) -> list[object]:
-        """All that the specs are about."""
+        """The present value of everything that the specs set."""
         ethtool, netdev = self.kernel.machine().ethtool, self.kernel.netdev(PF)
         links = [self.kernel.netdev(function) for function in (PF, *vf_addresses(self.kernel, PF).values())]
         return [
@@ -129,7 +128,7 @@ class Node:
         ]
 
     def set_otherwise(self, trust: bool, vlan: int, mtu: int) -> None:
-        """What somebody has set before the agent was told to care."""
+        """Set values before the agent manages them."""
         for index in range(2):
             self.kernel.set_vf(self.kernel.netdev(PF).ifindex, index, trust=trust, vlan=vlan)
         self.kernel.set_link(self.kernel.netdev(PF).ifindex, mtu=mtu)
@@ -140,7 +139,7 @@ steps = st.lists(st.tuples(specs, st.none() | st.integers(0, 25), st.floats(0, 1
 
 @settings(max_examples=150, deadline=None)
 @given(steps, st.booleans(), st.sampled_from([0, 5]), st.sampled_from([1500, 9000]))
-def test_after_any_kills_what_leaves_the_spec_is_as_it_was(steps: Any, trust: bool, vlan: int, mtu: int) -> None:
+def test_after_any_kills_values_that_leave_the_spec_are_restored(steps: Any, trust: bool, vlan: int, mtu: int) -> None:
     with TemporaryDirectory() as folder:
         node = Node(Path(folder) / ORIGINALS)
         node.set_otherwise(trust, vlan, mtu)
@@ -159,8 +158,8 @@ DISTRUSTED = {"vf": {"trust": False}, "nic": {"mtu": 1500}, "pin": False, "queue
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=6)), max_size=5), st.integers(0, 5))
-def test_bytes_that_are_written_over_the_originals_make_up_no_value(spots: Any, writes: int) -> None:
-    """What cannot be known stays as it is: at no time does a value appear that was never there."""
+def test_overwritten_bytes_in_the_file_never_make_up_an_original(spots: Any, writes: int) -> None:
+    """A value whose original is unknown stays as it is: no value ever appears that was never set."""
     with TemporaryDirectory() as folder:
         node = Node(Path(folder) / ORIGINALS)
         node.writes = writes
@@ -177,28 +176,24 @@ def test_bytes_that_are_written_over_the_originals_make_up_no_value(spots: Any, 
         assert node.kernel.read(QUEUE) in ("128", "4096")
 
 
-def test_an_original_that_is_lost_is_said_and_not_made_up(tmp_path: Path) -> None:
+def test_a_lost_original_is_reported_and_not_made_up(tmp_path: Path) -> None:
     node = Node(tmp_path / ORIGINALS)
     node.follow(wanting(TRUSTED))
     node.path.write_bytes(b"\xff\xfe[[[[\n" + node.file().replace(b"9000", b"9001"))
     originals = Originals.load(node.path)
     for kept in (originals, Originals.load(node.path)):  # the second reads what the first wrote
-        assert kept.trouble is not None
-        assert kept.trouble.reason == "Unreadable"
+        assert kept.condition is not None
+        assert kept.condition.reason == "Unreadable"
     changed = converge(
         node.kernel.machine(),
-        wanting({**TRUSTED, "nic": {"mtu": 4000}}),
-        None,
-        None,
-        Failures(),
-        lambda: 0.0,
-        originals=originals,
+        Goal(wanting({**TRUSTED, "nic": {"mtu": 4000}})),
+        Memory(lambda: 0.0, originals=originals),
     )
-    (said,) = [condition for condition in changed.conditions if condition.type == "OriginalsKept"]
-    assert (said.status, said.severity) == ("False", "warn")
+    (lost,) = [condition for condition in changed.conditions if condition.type == "OriginalsKept"]
+    assert (lost.status, lost.severity) == ("False", "warn")
     node.follow(NOTHING)
-    assert node.kernel.netdev(PF).mtu == 4000, "9000 was ours, and is nobody's original"
-    assert [vf.trust for vf in node.kernel.vfs(PF)] == [False, False], "the others are known"
+    assert node.kernel.netdev(PF).mtu == 4000, "the agent wrote 9000, so it is no original"
+    assert [vf.trust for vf in node.kernel.vfs(PF)] == [False, False], "the other originals are known"
 
 
 def test_the_file_of_originals_stays_small(tmp_path: Path) -> None:
@@ -206,7 +201,7 @@ def test_the_file_of_originals_stays_small(tmp_path: Path) -> None:
     originals, failures = Originals.load(node.path), Failures()
     for number in range(3000):
         desired = {**DISTRUSTED, "queue": "4096" if number % 2 else "512"}
-        converge(node.kernel.machine(), wanting(desired), None, None, failures, lambda: 0.0, originals=originals)
+        converge(node.kernel.machine(), Goal(wanting(desired)), Memory(lambda: 0.0, failures, originals))
     assert len(node.file().splitlines()) < 1100
     node.follow(NOTHING)
     assert node.kernel.read(QUEUE) == "128"
@@ -214,7 +209,7 @@ def test_the_file_of_originals_stays_small(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full() -> Iterator[Callable[[bool], None]]:
-    """No file can grow any more (EFBIG), as on a full file system."""
+    """Files cannot grow (EFBIG), as on a full file system."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def set_full(full: bool) -> None:
@@ -224,29 +219,29 @@ def full() -> Iterator[Callable[[bool], None]]:
     set_full(False)
 
 
-def test_originals_that_cannot_be_written_stop_no_repair_and_are_said(
+def test_if_originals_cannot_be_written_repairs_go_on_and_it_is_reported(
     tmp_path: Path, full: Callable[[bool], None]
 ) -> None:
     node = Node(tmp_path / ORIGINALS)
     originals = Originals.load(node.path)
 
-    def said(spec: NodeSpec) -> list[str]:
-        found = converge(node.kernel.machine(), spec, None, None, Failures(), lambda: 0.0, originals=originals)
-        return [c.reason for c in found.conditions if c.type == "OriginalsKept"]
+    def reasons(spec: NodeSpec) -> list[str]:
+        result = converge(node.kernel.machine(), Goal(spec), Memory(lambda: 0.0, originals=originals))
+        return [c.reason for c in result.conditions if c.type == "OriginalsKept"]
 
     full(True)
-    assert said(wanting(TRUSTED)) == ["NotWritten"]
+    assert reasons(wanting(TRUSTED)) == ["NotWritten"]
     assert node.kernel.netdev(PF).mtu == 9000
     full(False)
-    assert said(wanting({**TRUSTED, "nic": {"mtu": 4000}})) == []
+    assert reasons(wanting({**TRUSTED, "nic": {"mtu": 4000}})) == []
     node.follow(NOTHING)
     assert node.kernel.netdev(PF).mtu == 1500
     assert [vf.trust for vf in node.kernel.vfs(PF)] == [False, False]
 
 
-def test_a_link_that_a_kill_left_down_was_not_down_before(tmp_path: Path) -> None:
+def test_a_link_that_a_kill_left_down_is_not_noted_as_down_before(tmp_path: Path) -> None:
     node = Node(tmp_path / ORIGINALS)
-    node.path.unlink()  # another boot's agent found the VFs up
+    node.path.unlink()  # as after a reboot: the agent finds the VFs up
     vf = vf_addresses(node.kernel, PF)[0]
     node.kernel.lose_carrier(vf)
 
@@ -257,9 +252,9 @@ def test_a_link_that_a_kill_left_down_was_not_down_before(tmp_path: Path) -> Non
 
     originals, failures = Originals.load(node.path), Failures()
     node.kernel.fault = kill
-    converge(node.kernel.machine(), NOTHING, None, None, failures, lambda: 0.0, originals=originals)
+    converge(node.kernel.machine(), Goal(NOTHING), Memory(lambda: 0.0, failures, originals))
     with pytest.raises(Killed):
-        converge(node.kernel.machine(), NOTHING, None, None, failures, lambda: 100.0, originals=originals)
+        converge(node.kernel.machine(), Goal(NOTHING), Memory(lambda: 100.0, failures, originals))
     assert not node.kernel.netdev(vf).up
     node.kernel.fault = no_fault
     node.follow(NOTHING)

@@ -1,4 +1,4 @@
-"""What leaves the spec gets the value back that it had before, through whole passes on the simulated kernel."""
+"""Values that leave the spec are restored: whole passes on the simulated kernel."""
 
 import errno
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import ORIGINALS, Originals
@@ -44,22 +45,22 @@ def spec(defaults: dict[str, Any] | None = None, second: bool = True, **more: ob
 
 
 def settle(kernel: Kernel, wanted: NodeSpec, originals: Originals) -> Pass:
-    found = converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0, originals=originals)
-    assert is_ready(found.conditions), found.conditions
-    return found
+    result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
+    assert is_ready(result.conditions), result.conditions
+    return result
 
 
 def affinities(kernel: Kernel) -> set[str]:
     return {kernel.read(f"/proc/irq/{number}/smp_affinity_list") for number in kernel.names("/proc/irq")}
 
 
-def test_values_that_leave_the_spec_are_as_they_were(kernel: Kernel, originals: Originals) -> None:
+def test_values_that_leave_the_spec_are_restored(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec({"vlan": 100, "trust": True}, mtu=9000), originals)
     assert affinities(kernel) == {"0", "1", "2", "3", "0-1", "2-3"}
     left = spec(irqs={"pin": False}, rps={"enable": False})
-    found = settle(kernel, left, originals)
-    assert {outcome.change.original for outcome in found.outcomes} == {True}
-    assert f"links {PF0} mtu: 9000 -> 1500 (as it was before)" in [str(outcome.change) for outcome in found.outcomes]
+    result = settle(kernel, left, originals)
+    assert {outcome.change.original for outcome in result.outcomes} == {True}
+    assert f"links {PF0} mtu: 9000 -> 1500 (as it was before)" in [str(outcome.change) for outcome in result.outcomes]
     pf = kernel.link("enp33s0")
     assert pf is not None
     assert pf.mtu == 1500
@@ -70,7 +71,7 @@ def test_values_that_leave_the_spec_are_as_they_were(kernel: Kernel, originals: 
     assert kernel.writes == []
 
 
-def test_vfs_and_their_addresses_stay(kernel: Kernel, originals: Originals) -> None:
+def test_vfs_and_their_macs_are_not_removed(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(), originals)
     before = kernel.link("enp33s0")
     settle(kernel, from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]}), originals)
@@ -79,7 +80,7 @@ def test_vfs_and_their_addresses_stay(kernel: Kernel, originals: Originals) -> N
     assert [vf.mac for vf in after.vfs] == [vf.mac for vf in before.vfs]
 
 
-def test_a_nic_that_leaves_the_spec_gets_its_values_back(kernel: Kernel, originals: Originals) -> None:
+def test_the_values_of_a_nic_that_leaves_the_spec_are_restored(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(mtu=9000), originals)
     assert kernel.netdev(PF1).mtu == 9000
     settle(kernel, spec(mtu=9000, second=False), originals)
@@ -87,18 +88,18 @@ def test_a_nic_that_leaves_the_spec_gets_its_values_back(kernel: Kernel, origina
     assert kernel.netdev(PF0).mtu == 9000
 
 
-def test_a_nic_that_cannot_be_told_for_the_moment_has_not_left(kernel: Kernel, originals: Originals) -> None:
+def test_a_nic_that_cannot_be_found_now_has_not_left_the_spec(kernel: Kernel, originals: Originals) -> None:
     by_name = {"name": "rail1", "select": {"netdev": "enp65s0"}, "mtu": 9000}
     wanted = from_mapping({"node_name": "n1", "nics": [by_name]})
     settle(kernel, wanted, originals)
     kernel.unbind(PF1)
     kernel.bind(PF1, "eth0", "02:00:00:00:01:01")
     kernel.set_link(kernel.netdev(PF1).ifindex, mtu=9000)
-    converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0, originals=originals)
+    converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
     assert kernel.netdev(PF1).mtu == 9000
 
 
-def test_what_another_one_has_set_meanwhile_is_theirs(kernel: Kernel, originals: Originals) -> None:
+def test_a_value_that_another_program_has_set_since_is_not_restored(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(mtu=9000), originals)
     kernel.set_link(kernel.netdev(PF0).ifindex, mtu=4000)
     settle(kernel, spec(), originals)
@@ -126,15 +127,15 @@ def test_the_original_is_the_value_before_the_first_change(
     assert not preview(kernel.machine(), spec(), Originals.load(tmp_path / ORIGINALS)).changes
 
 
-def test_a_link_in_use_is_not_disturbed_to_give_a_value_back(kernel: Kernel, originals: Originals) -> None:
+def test_a_link_in_use_is_not_disturbed_to_restore_a_value(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(mtu=9000), originals)
     kernel.routed.add("enp33s0")
-    found = settle(kernel, spec(), originals)
-    assert [(o.result, o.change.target) for o in found.outcomes if o.result != "applied"] == [("deferred", PF0)]
+    result = settle(kernel, spec(), originals)
+    assert [(o.result, o.change.target) for o in result.outcomes if o.result != "applied"] == [("deferred", PF0)]
     assert kernel.netdev(PF0).mtu == 9000
 
 
-def test_a_value_of_a_vf_that_somebody_has_taken_is_theirs(kernel: Kernel, originals: Originals) -> None:
+def test_the_values_of_a_vf_with_an_owner_are_not_restored(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec({"vlan": 100}), originals)
     kernel.move_away(vf_addresses(kernel, PF0)[1])
     settle(kernel, spec(), originals)
@@ -163,7 +164,7 @@ HUGEPAGES = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepa
 
 @pytest.fixture
 def rich(kernel: Kernel) -> Kernel:
-    """A node that takes every setting there is."""
+    """A node that supports every setting."""
     kernel.tree.put(TCP_RMEM, "4096\t131072\t6291456")
     kernel.tree.put(IO_TIMEOUT, "30")
     kernel.rdma.add(PF0, "rocep33s0", "enp33s0")
@@ -172,7 +173,7 @@ def rich(kernel: Kernel) -> Kernel:
 
 
 def everything(kernel: Kernel) -> list[object]:
-    """Whatever SETTINGS and OF_THE_HOST are about, as the kernel has it."""
+    """The present value of everything in SETTINGS and OF_THE_HOST."""
     netdev, ethtool = kernel.netdev(PF0), kernel.machine().ethtool
     read = (ethtool.channels, ethtool.rings, ethtool.coalescing, ethtool.features)
     return [
@@ -190,7 +191,7 @@ def one(nic: dict[str, object], **more: object) -> NodeSpec:
 
 
 @pytest.mark.parametrize("nics", [[{"name": "rail0", "select": {"pci": PF0}}], []])
-def test_settings_that_are_read_only_while_the_spec_has_them_come_back_as_well(
+def test_settings_that_are_read_only_while_in_the_spec_are_restored(
     rich: Kernel, originals: Originals, nics: list[object]
 ) -> None:
     settle(rich, one({}), originals)
@@ -210,7 +211,7 @@ def test_settings_that_are_read_only_while_the_spec_has_them_come_back_as_well(
     assert rich.writes == []
 
 
-def test_a_setting_that_someone_else_changed_since_is_theirs(rich: Kernel, originals: Originals) -> None:
+def test_a_setting_that_another_program_has_changed_since_is_not_restored(rich: Kernel, originals: Originals) -> None:
     settle(rich, one({"coalescing": {"rx_usecs": 50}}, **OF_THE_HOST), originals)
     rich.machine().ethtool.set_coalescing(rich.netdev(PF0).ifindex, {"rx_usecs": 70})
     rich.tree.put(IO_TIMEOUT, "60")
@@ -219,7 +220,7 @@ def test_a_setting_that_someone_else_changed_since_is_theirs(rich: Kernel, origi
     assert rich.read(IO_TIMEOUT) == "60"
 
 
-def test_altnames_of_ours_go_with_the_spec_and_those_of_others_stay(kernel: Kernel, originals: Originals) -> None:
+def test_only_altnames_that_the_agent_added_are_removed(kernel: Kernel, originals: Originals) -> None:
     kernel.add_altname(kernel.netdev(PF0).ifindex, "somebody-s")
     settle(kernel, one({"altnames": ["somebody-s", "rail0", "storage"]}), originals)
     assert kernel.netdev(PF0).altnames == ("somebody-s", "rail0", "storage")
@@ -232,7 +233,7 @@ def test_altnames_of_ours_go_with_the_spec_and_those_of_others_stay(kernel: Kern
     assert kernel.netdev(PF0).altnames == ("somebody-s",)
 
 
-def test_an_altname_that_went_and_was_given_by_another_since_is_theirs(kernel: Kernel, originals: Originals) -> None:
+def test_an_altname_that_another_program_has_added_again_stays(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, one({"altnames": ["rail0"]}), originals)
     kernel.reload_driver(PF0)
     settle(kernel, one({}), originals)
@@ -251,7 +252,9 @@ def test_an_altname_moves_from_one_nic_to_another(kernel: Kernel, originals: Ori
     failures, time = Failures(), iter(range(1000))
     for _ in range(2):
         converge(
-            kernel.machine(), on([], ["storage"]), None, None, failures, lambda: float(next(time)), originals=originals
+            kernel.machine(),
+            Goal(on([], ["storage"])),
+            Memory(lambda: float(next(time)), failures, originals),
         )
     assert (kernel.netdev(PF0).altnames, kernel.netdev(PF1).altnames) == ((), ("storage",))
 
@@ -263,18 +266,18 @@ def refuse(kernel: Kernel, mtu: int) -> None:
     kernel.fault = fault
 
 
-def test_a_value_that_could_not_be_given_back_is_tried_again(kernel: Kernel, originals: Originals) -> None:
+def test_a_failed_restore_is_tried_again(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, one({"mtu": 9000}), originals)
     refuse(kernel, 1500)
-    found = settle(kernel, one({}), originals)
-    assert [outcome.result for outcome in found.outcomes] == ["failed"]
+    result = settle(kernel, one({}), originals)
+    assert [outcome.result for outcome in result.outcomes] == ["failed"]
     kernel.fault = no_fault
     settle(kernel, one({}), originals)
     assert kernel.netdev(PF0).mtu == 1500
 
 
-def test_a_value_that_the_device_cannot_have_any_more_is_not_given_back(kernel: Kernel, originals: Originals) -> None:
-    """igb has more channels without VFs."""
+def test_a_value_that_the_device_no_longer_supports_is_not_restored(kernel: Kernel, originals: Originals) -> None:
+    """igb supports more channels without VFs."""
     settle(kernel, one({"channels": {"combined": 2}}), originals)
     settle(kernel, one({"vfs": {"count": 2}}), originals)
     assert ("enp33s0", "channels {'combined': 4}") in kernel.writes
@@ -282,10 +285,12 @@ def test_a_value_that_the_device_cannot_have_any_more_is_not_given_back(kernel: 
     assert not preview(kernel.machine(), one({"vfs": {"count": 2}}), originals).changes
 
 
-def test_a_value_that_was_refused_leaves_the_one_before_it_ours(kernel: Kernel, originals: Originals) -> None:
+def test_after_a_refused_write_the_value_before_it_is_restored_when_it_leaves_the_spec(
+    kernel: Kernel, originals: Originals
+) -> None:
     settle(kernel, one({"mtu": 9000}), originals)
     refuse(kernel, 4000)
-    converge(kernel.machine(), one({"mtu": 4000}), None, None, Failures(), lambda: 0.0, originals=originals)
+    converge(kernel.machine(), Goal(one({"mtu": 4000})), Memory(lambda: 0.0, originals=originals))
     assert kernel.netdev(PF0).mtu == 9000
     settle(kernel, one({}), originals)
     assert kernel.netdev(PF0).mtu == 1500

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from attrs import evolve
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
@@ -42,7 +43,7 @@ def spec(count: int = 5) -> NodeSpec:
 
 
 def settle(kernel: Kernel) -> Pass:
-    return converge(kernel.machine(), spec(), None, None, Failures(), lambda: 0.0)
+    return converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0))
 
 
 def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
@@ -85,12 +86,12 @@ def test_an_interrupt_that_the_kernel_manages_is_unsupported_and_left_alone(kern
 
     kernel.fault = fault
     failures = Failures()
-    found = converge(kernel.machine(), spec(), None, None, failures, lambda: 0.0)
+    found = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0, failures))
     refused = [outcome for outcome in found.outcomes if outcome.change.kind == "irqs"]
     assert {outcome.result for outcome in refused} == {"unsupported"}
     assert {outcome.error for outcome in refused} == {"the kernel manages this interrupt's affinity"}
     kernel.writes.clear()
-    converge(kernel.machine(), spec(), found.have, None, failures, lambda: 100.0)
+    converge(kernel.machine(), Goal(spec()), Memory(lambda: 100.0, failures), found.have)
     assert kernel.writes == []
 
 
@@ -104,7 +105,7 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
     failures, time = Failures(), iter(range(1000))
     machine = kernel.machine()
     for _ in range(4):
-        last = converge(machine, spec(), None, None, failures, lambda: float(next(time)))
+        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
     assert not last.outcomes
     assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
     assert "2" not in affinities(kernel).values()
@@ -118,7 +119,7 @@ def test_a_full_cpu_that_cannot_be_remembered_is_said(kernel: Kernel) -> None:
         return OSError(errno.ENOSPC, "no space") if operation == "replace" or value == "2" else None
 
     kernel.fault = full
-    last = converge(kernel.machine(), spec(), None, None, Failures(), lambda: 0.0)
+    last = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0))
     errors = [outcome.error for outcome in last.outcomes if outcome.result == "failed"]
     assert errors
     assert all("CPU 2 has no interrupt vector left; that cannot be kept" in error for error in errors)
@@ -139,7 +140,7 @@ def test_who_is_on_a_cpu_before_it_is_full_stays_there(kernel: Kernel) -> None:
     kernel.fault = full
     failures, time = Failures(), iter(range(1000))
     for _ in range(4):
-        last = converge(machine, spec(), None, None, failures, lambda: float(next(time)))
+        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
     assert not last.outcomes
     there = {key for key, cpus in before.items() if cpus == home}
     after = affinities(kernel)
@@ -160,7 +161,7 @@ def test_a_queue_whose_second_interrupt_finds_no_room_goes_elsewhere_with_both(k
     failures, time = Failures(), iter(range(1000))
     machine = kernel.machine()
     for _ in range(4):
-        last = converge(machine, spec(), None, None, failures, lambda: float(next(time)))
+        last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
     assert not last.outcomes
     assert list(affinities(kernel).values()).count("2") <= room
     assert not preview(machine, spec()).changes

@@ -5,9 +5,9 @@ import json
 from attrs import evolve
 from hypothesis import given, settings
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.dry_run import preview
-from agent.engine.retry import Failures
 from agent.report.records import is_ready, to_plain
 from agent.spec.node import NodeSpec
 from tests.sim.test_faults import node, specs
@@ -18,11 +18,11 @@ from tests.sim.test_faults import node, specs
 def test_from_any_spec_to_any_other_and_then_nothing_is_left_to_change(first: NodeSpec, second: NodeSpec) -> None:
     kernel = node()
     for wanted in (first, second):
-        found = converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+        found = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
         assert is_ready(found.conditions), found.conditions
         assert preview(kernel.machine(), wanted).changes == ()
     kernel.writes.clear()
-    again = converge(kernel.machine(), second, None, None, Failures(), lambda: 0.0)
+    again = converge(kernel.machine(), Goal(second), Memory(lambda: 0.0))
     assert (again.outcomes, kernel.writes) == ((), [])
 
 

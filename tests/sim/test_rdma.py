@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
@@ -37,7 +38,7 @@ def settle(
     given = [(PF0, rail0), *([(PF1, rail1)] if rail1 is not None else [])]
     nics = [{"name": f"rail{n}", "select": {"pci": pf}, **nic} for n, (pf, nic) in enumerate(given)]
     spec = from_mapping({"node_name": "n1", "nics": nics, **more})
-    return converge(kernel.machine(), spec, None, None, failures or Failures(), lambda: clock)
+    return converge(kernel.machine(), Goal(spec), Memory(lambda: clock, failures or Failures()))
 
 
 def told(found: Pass, type: str) -> Condition:
@@ -88,7 +89,7 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
     kernel.rdma.set_cm_defaults(first, 1, tos=0)
     kernel.rdma.set_cm_defaults(second, 1, tos=0)
     scope = frozenset({f"{PF0}#1"})
-    found = converge(kernel.machine(), spec, found.have, scope, Failures(), lambda: 0.0)
+    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), found.have, scope)
     assert first in told(found, "RdmaPorts").message
     assert second not in told(found, "RdmaPorts").message
     assert [o.change.target for o in found.outcomes] == [f"{PF0}#1"]
@@ -206,7 +207,7 @@ def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
     kernel.rdma.add("0000:05:00.0", "erdma_0", None, node_type="4: RNIC", rate="2.5 Gb/sec (1X SDR)")
     wanted = {"name": "erdma", "select": {"driver": "erdma"}, "rdma": {"rate": 100}}
     spec = from_mapping({"node_name": "n1", "nics": [wanted]})
-    found = converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
     assert is_ready(found.conditions), found.conditions
 
 
@@ -221,7 +222,7 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
     spec = from_mapping({"node_name": "n1", "nics": nics})
 
     def settled() -> Pass:
-        return converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+        return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
 
     found = settled()
     assert [d.name for d in found.have["rdma"][second][second]] == ["mlx5_bond_0"]

@@ -1,4 +1,4 @@
-"""The probes over time: what a node is said to be while they are asked, fail now and then, hang, or are silenced."""
+"""The probes over time: the conditions while probes are first read, fail now and then, hang, or are silenced."""
 
 import os
 from datetime import date
@@ -21,7 +21,7 @@ def node() -> Node:
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A named pipe that nobody writes to."""
+    """A named pipe without a writer: reading it hangs."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     return path
@@ -30,16 +30,14 @@ def pipe(tmp_path: Path) -> Path:
 REQUIRED = {"pcie_link": {"severity": "required"}}
 
 
-def test_until_a_required_probe_has_spoken_the_node_is_not_ready(node: Node) -> None:
+def test_the_node_is_not_ready_before_a_required_probe_has_answered(node: Node) -> None:
     said = node.begin(probes=REQUIRED)
     assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "NotYetRead")
     assert not is_ready(said.values())
     assert is_ready(node.until("PcieLink", "FullWidthAndSpeed").values())
 
 
-def test_a_reading_that_never_returns_is_unknown_after_its_deadline_and_is_not_started_again(
-    node: Node, pipe: Path
-) -> None:
+def test_a_reading_that_hangs_is_unknown_after_its_deadline_and_is_not_started_again(node: Node, pipe: Path) -> None:
     assert is_ready(node.look(probes=REQUIRED).values())
     node.kernel.pipes[WIDTH] = str(pipe)
     node.now += 60
@@ -67,7 +65,7 @@ def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(
     stuck = "/sys/module/ib_core/srcversion"
     node.kernel.pipes[stuck] = str(pipe)
     node.begin()
-    with writer(pipe):  # those before it are through
+    with writer(pipe):  # the readings before it have ended
         assert 0 < node.probes.timeout() <= HANDOVER
         node.now += HANDOVER
         assert node.probes.timeout() == 0
@@ -82,7 +80,7 @@ def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(
         assert 50 < node.probes.timeout() <= 65, "nothing more to do before the others are due"
 
 
-def test_the_spec_gives_a_probe_its_deadline(node: Node, pipe: Path) -> None:
+def test_the_spec_can_set_a_probes_deadline(node: Node, pipe: Path) -> None:
     node.kernel.pipes[WIDTH] = str(pipe)
     node.begin(probes={"pcie_link": {"deadline": 2}})
     with writer(pipe):
@@ -90,7 +88,7 @@ def test_the_spec_gives_a_probe_its_deadline(node: Node, pipe: Path) -> None:
         assert node.again()["PcieLink"].reason == "ProbeTimedOut"
 
 
-def test_what_a_probe_cannot_read_is_unknown_and_read_again_soon(node: Node) -> None:
+def test_a_failed_reading_is_unknown_and_tried_again_soon(node: Node) -> None:
     node.kernel.tree.put(WIDTH, "")
     node.kernel.unreadable.add(WIDTH)
     said = node.look(probes=REQUIRED)
@@ -101,14 +99,14 @@ def test_what_a_probe_cannot_read_is_unknown_and_read_again_soon(node: Node) -> 
     assert node.look(probes=REQUIRED)["PcieLink"].status == "True"
 
 
-def test_facts_of_other_devices_are_no_facts(node: Node) -> None:
+def test_a_reading_of_other_devices_is_not_used(node: Node) -> None:
     assert node.look()["PcieLink"].status == "True"
     node.kernel.remove_nic(PF1)
     assert node.begin()["PcieLink"].reason == "NotYetRead"
     node.until("PcieLink", "FullWidthAndSpeed")
 
 
-def test_another_spec_of_the_same_devices_judges_the_facts_there_are(node: Node) -> None:
+def test_a_new_spec_of_the_same_devices_uses_the_last_reading(node: Node) -> None:
     node.look(probes=REQUIRED)
     node.more = {"gpus": {"count": 1}}
     said = node.begin(probes=REQUIRED)
@@ -116,7 +114,7 @@ def test_another_spec_of_the_same_devices_judges_the_facts_there_are(node: Node)
     assert said["GpusPresent"].reason == "DriverMissing"
 
 
-def test_a_narrow_link_is_warned_of_unless_the_spec_requires_it(node: Node) -> None:
+def test_a_narrow_link_only_warns_unless_the_spec_requires_it(node: Node) -> None:
     node.kernel.tree.put(WIDTH, "8")
     said = node.look()
     assert (said["PcieLink"].status, said["PcieLink"].severity) == ("False", "warn")
@@ -125,14 +123,14 @@ def test_a_narrow_link_is_warned_of_unless_the_spec_requires_it(node: Node) -> N
     assert not is_ready(node.look(probes=REQUIRED).values())
 
 
-def test_what_a_probe_itself_only_warns_of_is_not_raised_to_required(node: Node) -> None:
+def test_a_warning_of_a_probe_is_never_made_required(node: Node) -> None:
     node.more = {"nics": [{"name": "spare", "select": {"pci": "0000:99:00.0"}, "required": False}]}
     said = node.look(probes={"nics": {"severity": "required"}})
     assert (said["NicsPresent"].status, said["NicsPresent"].severity) == ("False", "warn")
     assert is_ready(said.values())
 
 
-def test_a_slow_link_is_degraded_and_one_without_a_speed_is_passed_over(node: Node) -> None:
+def test_a_slow_link_is_degraded_and_a_link_without_a_speed_is_ignored(node: Node) -> None:
     node.kernel.tree.put(WIDTH.replace("width", "speed"), "16.0 GT/s PCIe")
     assert "x16 at 16 GT/s of x16 at 32 GT/s" in node.look()["PcieLink"].message
     node.kernel.tree.put(WIDTH.replace("width", "speed"), "Unknown")
@@ -140,12 +138,12 @@ def test_a_slow_link_is_degraded_and_one_without_a_speed_is_passed_over(node: No
     assert node.look()["PcieLink"].status == "True"
 
 
-def test_a_probe_that_is_off_is_neither_read_nor_said(node: Node, pipe: Path) -> None:
+def test_a_probe_that_is_off_is_neither_read_nor_reported(node: Node, pipe: Path) -> None:
     node.kernel.pipes[WIDTH] = str(pipe)
     assert "PcieLink" not in node.look(probes={"pcie_link": {"severity": "off"}})
 
 
-def test_a_condition_is_false_only_after_so_many_failures_within_so_many_checks(node: Node) -> None:
+def test_a_condition_is_false_only_after_fail_after_failures_of_the_last_checks(node: Node) -> None:
     judged = {"probes": {"pcie_link": {"fail_after": 2, "of": 3}}}
 
     def check(width: str) -> str:
@@ -165,7 +163,7 @@ def test_a_first_failure_that_does_not_count_yet_is_unknown(node: Node) -> None:
     assert "failed 1 of the last 2 checks" in said["PcieLink"].message
 
 
-def test_a_silenced_condition_only_warns_and_says_why_until_its_day_is_over(node: Node) -> None:
+def test_a_silenced_condition_only_warns_and_gives_the_reason_until_its_last_day(node: Node) -> None:
     node.kernel.host.processes.add("irqbalance")
     silenced = {"irqbalance": {"until": "2026-06-01", "reason": "it is being measured"}}
     said = node.look(silenced=silenced)
@@ -178,7 +176,7 @@ def test_a_silenced_condition_only_warns_and_says_why_until_its_day_is_over(node
     assert not is_ready(said.values())
 
 
-def test_an_event_between_two_readings_is_no_new_check_of_what_is_read(node: Node) -> None:
+def test_an_event_between_two_readings_does_not_count_as_a_check(node: Node) -> None:
     node.kernel.tree.put(WIDTH, "8")
     judged = {"probes": {"pcie_link": {"fail_after": 2, "of": 2}}}
     node.look(**judged)
@@ -186,7 +184,7 @@ def test_an_event_between_two_readings_is_no_new_check_of_what_is_read(node: Nod
     assert node.look(**judged)["PcieLink"].status == "Unknown"
 
 
-def test_readings_go_with_the_resync_and_are_forced_only_when_none_comes(node: Node) -> None:
+def test_readings_coincide_with_the_resync_and_run_alone_only_without_one(node: Node) -> None:
     node.look()
     assert 60 < node.probes.timeout() <= 65
     node.now += 57

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.dry_run import preview
-from agent.engine.retry import Failures
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
 from agent.state.wanted import derived_mac
@@ -40,7 +40,7 @@ def found(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
     for ordered in (nics, nics[::-1]):
         spec = from_mapping({"node_name": "n1", "nics": list(ordered), "irqs": {"irqbalance": "untouched"}})
         assert preview(kernel.machine(), spec).errors
-        conditions = converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0).conditions
+        conditions = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0)).conditions
         said.append([c for c in conditions if c.type == "NicsPresent"])
     assert said[0] == said[1]
     return said[0]
@@ -50,7 +50,7 @@ def found(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
 def test_two_entries_that_mean_one_function(kernel: Kernel, second: dict[str, str]) -> None:
     (said,) = found(kernel, nic("a", {"pci": PF}), nic("b", second))
     assert (said.status, said.reason, said.severity) == ("False", "NicClaimedTwice", "required")
-    assert f"NICs a and b all mean {PF}" in said.message
+    assert f"NICs a and b all select {PF}" in said.message
     assert kernel.writes == []
 
 

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from attrs import define, evolve, field
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
 from agent.machine import Files
@@ -62,7 +63,7 @@ class Agent:
 
     def look(self) -> Pass:
         assert self.adopted.spec is not None
-        found = converge(self.kernel.machine(), self.adopted.spec, None, None, self.failures, lambda: self.now)
+        found = converge(self.kernel.machine(), Goal(self.adopted.spec), Memory(lambda: self.now, self.failures))
         if is_ready(found.conditions):
             self.adopted.ready(found)
         if self.adopted.gives_up(found, self.now):

@@ -12,6 +12,7 @@ from attrs import asdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import Originals
@@ -51,7 +52,9 @@ def group(**attributes: object) -> dict[str, object]:
 def settle(
     kernel: Kernel, wanted: NodeSpec, failures: Failures | None = None, originals: Originals | None = None
 ) -> Pass:
-    return converge(kernel.machine(), wanted, None, None, failures or Failures(), lambda: 0.0, originals=originals)
+    return converge(
+        kernel.machine(), Goal(wanted), Memory(lambda: 0.0, failures or Failures(), originals or Originals())
+    )
 
 
 def told(kernel: Kernel, index: int) -> dict[str, Any]:
@@ -346,7 +349,7 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
     wanted = spec(group(link_state="disable"))
     failures, time = Failures(), iter(range(1000))
     for _ in range(3):
-        found = converge(kernel.machine(), wanted, None, None, failures, lambda: 10.0 * next(time))
+        found = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
     assert found.outcomes == ()
     assert is_ready(found.conditions)
     link = kernel.link(kernel.netdev(address(kernel, 1)).name)
@@ -356,7 +359,7 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
     kernel.set_vf(kernel.netdev(PF).ifindex, 2, link_state="disable")
     kernel.writes.clear()
     for _ in range(3):
-        found = converge(kernel.machine(), wanted, None, None, failures, lambda: 10.0 * next(time))
+        found = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
     assert not is_ready(found.conditions)
     assert kernel.writes == []
 
@@ -458,11 +461,11 @@ def test_a_nic_selected_by_its_serial_number_that_comes_back_is_known_again(two:
     wanted = spec(group(), select={"serial": "MT2231X001"})
     found = settle(two, wanted)
     two.remove_nic(PF)
-    found = converge(two.machine(), wanted, found.have, frozenset({PF}), Failures(), lambda: 0.0)
+    found = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), found.have, frozenset({PF}))
     assert not is_ready(found.conditions)
     two.add_nic(PF, NAME, MAC)
     two.give_serials(PF, DSN, VPD)
-    found = converge(two.machine(), wanted, found.have, frozenset({PF}), Failures(), lambda: 0.0)
+    found = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), found.have, frozenset({PF}))
     assert is_ready(found.conditions)
 
 

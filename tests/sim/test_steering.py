@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import ORIGINALS, Originals
-from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import HOST, Outcome, is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -34,7 +34,7 @@ def spec(**more: object) -> NodeSpec:
 
 
 def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
-    return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0)
+    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
 
 
 def blocked(found: Pass) -> list[Outcome]:
@@ -144,7 +144,7 @@ def test_a_namespace_that_cannot_be_entered_leaves_its_vf_as_it_is(kernel: Kerne
 def test_what_only_an_earlier_spec_asked_to_be_read_is_no_reason_to_fail(kernel: Kernel) -> None:
     earlier = spec(rfs={"enable": True}, irqs={"irqbalance": "banned"})
     settle(kernel, earlier)
-    found = converge(kernel.machine(), spec(), None, None, Failures(), lambda: 0.0, verified=earlier)
+    found = converge(kernel.machine(), Goal(spec(), verified=earlier), Memory(lambda: 0.0))
     assert is_ready(found.conditions)
 
 
@@ -152,7 +152,7 @@ def test_tables_and_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, t
     originals = Originals.load(tmp_path / ORIGINALS)
 
     def settle_by(wanted: NodeSpec) -> Pass:
-        return converge(kernel.machine(), wanted, None, None, Failures(), lambda: 0.0, originals=originals)
+        return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
 
     settle_by(spec(rfs={"enable": True}))
     kernel.move_away(vf_addresses(kernel, PF)[1])

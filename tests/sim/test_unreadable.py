@@ -1,4 +1,4 @@
-"""An error of any single read costs the device that was read, and no other: it is left alone and named until it can be read."""
+"""If any single read fails, only the device that was read is left alone and reported, until it can be read again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from attrs import define, field
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
@@ -34,7 +35,7 @@ ROCE = {"roce": {"trust": "dscp", "pfc": "3", "cm_tos": 106}, "rdma": {"pf": Tru
 
 
 def spec(required: bool) -> NodeSpec:
-    """Two NICs and a function that is in no spec; the second has all that can be given."""
+    """A spec of two NICs; the second has every setting."""
     sound = {"name": "rail0", "select": {"pci": SOUND}, **SETTINGS}
     faulty = {"name": "rail1", "select": {"pci": FAULTY}, "required": required, **SETTINGS, **ROCE}
     return from_mapping({"node_name": "n1", "nics": [sound, faulty], "rfs": {"enable": True}, "xps": {"enable": True}})
@@ -42,7 +43,7 @@ def spec(required: bool) -> NodeSpec:
 
 @define
 class Node:
-    """A node on which one read fails: ``broken``, what is asked and how, with an error of the number ``error``."""
+    """A node on which one read fails. ``broken``: the operation and its path; ``error``: the errno."""
 
     kernel: Kernel = field(factory=Kernel)
     broken: tuple[str, str] | None = None
@@ -67,11 +68,11 @@ class Node:
         self.now += 4000
         machine = seen(self.kernel.machine(), self.see)
         have = self.last.have if self.last else None
-        self.last = converge(machine, wanted, have, scope, self.failures, lambda: self.now)
+        self.last = converge(machine, Goal(wanted), Memory(lambda: self.now, self.failures), have, scope)
         return self.last
 
     def names(self, address: str) -> set[str]:
-        """All that a function and its VFs are called by in what is read of them."""
+        """The names by which paths and requests refer to a function and its VFs."""
         functions = [address, *vf_addresses(self.kernel, address).values()]
         links = [self.kernel.netdev(function) for function in functions if self.kernel.has_netdev(function)]
         folders = (f"/sys/bus/pci/devices/{function}/msi_irqs" for function in functions)
@@ -87,7 +88,7 @@ class Node:
         }
 
     def of(self, address: str, what: str, where: str) -> bool:
-        """Whether something that is read is the device's."""
+        """Whether a read belongs to a device."""
         functions = [address, *vf_addresses(self.kernel, address).values()]
         links = [self.kernel.netdev(function) for function in functions]
         by_index = what.startswith("ethtool.") and where in {str(link.ifindex) for link in links}
@@ -101,18 +102,18 @@ class Node:
         return self.kernel.netdev(SOUND).mtu, self.kernel.netdev(FAULTY).mtu
 
 
-def said(found: Pass) -> str:
-    """The report's text, without what is as it should be."""
-    conditions = [condition for condition in found.conditions if condition.status != "True" or condition.message]
-    outcomes = [outcome for outcome in found.outcomes if outcome.result != "applied"]
+def report(result: Pass) -> str:
+    """The text of the conditions that are not True and of the outcomes that were not applied."""
+    conditions = [condition for condition in result.conditions if condition.status != "True" or condition.message]
+    outcomes = [outcome for outcome in result.outcomes if outcome.result != "applied"]
     return json.dumps(to_plain((conditions, outcomes)))
 
 
 def settled(required: bool) -> tuple[Node, NodeSpec]:
     node, wanted = Node(), spec(required)
     for _ in range(3):
-        found = node.turn(wanted)
-    assert is_ready(found.conditions), found.conditions
+        result = node.turn(wanted)
+    assert is_ready(result.conditions), result.conditions
     node.reads.clear()
     node.turn(wanted)
     return node, wanted
@@ -127,50 +128,50 @@ def broken_in_turn(node: Node, address: str) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("scope", [None, frozenset({SOUND, FAULTY, HOST})], ids=["whole", "event"])
 @pytest.mark.parametrize("error", [errno.EIO, errno.ETIMEDOUT, errno.ENODEV])
 @pytest.mark.parametrize("required", [True, False])
-def test_each_read_of_a_nic_that_fails_costs_that_nic_alone(required: bool, error: int, scope: Scope) -> None:
+def test_a_failing_read_of_a_nic_affects_only_that_nic(required: bool, error: int, scope: Scope) -> None:
     node, wanted = settled(required)
     for read in broken_in_turn(node, FAULTY):
         node.broken, node.error = read, error
         node.drift()
         for _ in range(2):
-            found = node.turn(wanted, scope)
+            result = node.turn(wanted, scope)
         sound, faulty = node.mtus()
         assert sound == 9000, read
-        text = said(found)
-        # An attribute that a kernel may lack reads as absent where that is what the error says.
+        text = report(result)
+        # Some errors mean that the kernel does not have the attribute: it is read as absent.
         assert faulty == 9000 or any(name in text for name in (FAULTY, "ens1")), read
         if faulty != 9000:
-            assert is_ready(found.conditions) is not required, (read, found.conditions)
+            assert is_ready(result.conditions) is not required, (read, result.conditions)
             assert error == errno.ENODEV or "reset the device" in text, read
         node.broken = None
-        found = node.turn(wanted)
+        result = node.turn(wanted)
         assert node.mtus() == (9000, 9000), read
-        assert is_ready(found.conditions), (read, found.conditions)
+        assert is_ready(result.conditions), (read, result.conditions)
 
 
-def test_each_read_of_a_function_that_is_in_no_spec_costs_nothing() -> None:
+def test_a_failing_read_of_a_function_that_is_in_no_spec_affects_nothing() -> None:
     node, wanted = settled(required=True)
     for read in broken_in_turn(node, OTHER):
         node.broken = read
         node.drift()
-        found = node.turn(wanted)
+        result = node.turn(wanted)
         assert node.mtus() == (9000, 9000), read
-        assert is_ready(found.conditions), (read, found.conditions)
-        assert OTHER in said(found), read
+        assert is_ready(result.conditions), (read, result.conditions)
+        assert OTHER in report(result), read
 
 
-def test_a_required_nic_that_cannot_be_read_says_which_file_and_what_to_do() -> None:
+def test_the_condition_of_an_unreadable_required_nic_names_the_file_and_a_remedy() -> None:
     node, wanted = settled(required=True)
     node.broken = ("files.read", "/sys/class/net/ens1/queues/rx-0/rps_cpus")
-    found = node.turn(wanted)
-    (missing,) = [c for c in found.conditions if c.type == "NicsPresent"]
+    result = node.turn(wanted)
+    (missing,) = [c for c in result.conditions if c.type == "NicsPresent"]
     assert (missing.status, missing.reason, missing.severity) == ("Unknown", "DeviceUnreadable", "required")
     assert FAULTY in missing.message and "rps_cpus" in missing.message and "dmesg" in missing.message
     assert node.failures.next_try() is not None, "it is read again soon"
 
 
-def test_each_read_of_what_belongs_to_no_device_leaves_the_devices_to_converge() -> None:
-    """But for the lists of devices and processes, and for the CPUs: without them nothing can be placed."""
+def test_devices_converge_although_a_read_of_the_hosts_state_fails() -> None:
+    """Except for the lists of devices and processes and for the CPUs, which every pass needs."""
     node, wanted = settled(required=True)
     essential = (
         "files.read /sys/devices/system/",
@@ -183,10 +184,10 @@ def test_each_read_of_what_belongs_to_no_device_leaves_the_devices_to_converge()
         node.broken = read
         node.drift()
         try:
-            found = node.turn(wanted)
+            result = node.turn(wanted)
         except OSError as error:
             pytest.fail(f"{read}: {error}")
-        # Where it tells who uses a device, nothing is disturbed on a guess.
-        assert node.mtus() == (9000, 9000) or "who uses it cannot be told" in said(found), read
+        # If the read is a source of users, the device is not disturbed.
+        assert node.mtus() == (9000, 9000) or "its users cannot be determined" in report(result), read
         node.broken = None
         node.turn(wanted)

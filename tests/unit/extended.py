@@ -12,8 +12,8 @@ import json
 import sys
 
 from agent import kinds, probes, vendors
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
-from agent.engine.retry import Failures
 from agent.spec.node import from_mapping
 from tests.sim.kernel import PCI, Kernel
 
@@ -41,7 +41,7 @@ def main(folder: str) -> None:
             "readiness": {"probes": {"temperature": {"severity": "warn"}}},
         }
     )
-    found = converge(kernel.machine(), spec, None, None, Failures(), lambda: 0.0)
+    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
     conditions = {condition.type: [condition.status, condition.reason] for condition in found.conditions}
     irqs = {name: kernel.read(f"/proc/irq/{number}/smp_affinity_list") for name, number in IRQS.items()}
     print(json.dumps({"conditions": conditions, "numa_balancing": kernel.read(BALANCING), "irqs": irqs}))  # noqa: T201

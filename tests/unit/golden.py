@@ -25,9 +25,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.dry_run import preview
-from agent.engine.retry import Failures
 from agent.hardware.functions import pci_of
 from agent.machine import DcbState
 from agent.report.records import to_plain
@@ -62,7 +62,7 @@ def machine(observed: dict[str, Any]) -> Kernel:
     for netdev, priorities in observed.get("pfc", {}).items():
         kernel.rdma.dcb[netdev] = DcbState(frozenset(priorities), {})
     if "follows" in observed:
-        converge(kernel.machine(), from_mapping(observed["follows"]), None, None, Failures(), lambda: 0.0)
+        converge(kernel.machine(), Goal(from_mapping(observed["follows"])), Memory(lambda: 0.0))
     for target, given in observed.get("vf_attributes", {}).items():
         address, _, index = target.partition("#")
         kernel.set_vf(kernel.netdev(address).ifindex, int(index), **given)

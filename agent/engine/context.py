@@ -1,0 +1,105 @@
+"""What a pass is given (a goal, a memory, callbacks), and what it keeps while it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timezone
+
+from attrs import define, field, frozen
+
+from agent.engine.cached_machine import CachedMachine
+from agent.engine.originals import Originals
+from agent.engine.readiness import Judge
+from agent.engine.recent_users import RecentUsers
+from agent.engine.retry import Failures, Identity
+from agent.machine import Machine
+from agent.report.activity import Mode
+from agent.report.records import Change, Disruption, Outcome
+from agent.spec.node import NodeSpec
+from agent.state.scope import Scope
+
+
+@frozen
+class Goal:
+    """What a pass is to reach, and how far it may go.
+
+    ``verified``: the last spec that the node was seen to match; changes that only a newer spec asks for and that are
+    deferred or blocked do not make the node unready. ``allow``: the most disruptive level that an administrator allows for
+    this pass; None leaves it to the spec's policy. ``at``: the time of day (UTC), for maintenance windows.
+    """
+
+    spec: NodeSpec
+    verified: NodeSpec | None = None
+    allow: Disruption | None = None
+    at: datetime = field(factory=lambda: datetime.now(timezone.utc))
+
+
+@frozen
+class Memory:
+    """What passes remember of the passes before.
+
+    ``clock``: a monotonic clock, by which failures are timed. ``failures``: what failed, and when it may be tried again.
+    ``originals``: the values from before the agent first changed them.
+    """
+
+    clock: Callable[[], float]
+    failures: Failures = field(factory=Failures)
+    originals: Originals = field(factory=Originals)
+
+
+def _ignore(*arguments: object) -> None:
+    pass
+
+
+@frozen
+class Callbacks:
+    """What a pass calls on its way.
+
+    ``announce``: called with the first change to a required NIC, before it is made: the node is not ready from then on.
+    ``wait_until_published``: called with that change before the first one that disturbs users. It returns once the node is
+    published as not ready, or cannot be. Users who appear meanwhile keep their device.
+    ``new_events``: returns what has happened since it was last called, including events that the pass's own writes caused;
+    None if events were lost.
+    ``judge``: asks the probes; None asks each of them at once and waits for the answer.
+    ``doing``: called with the kind that is read or written next.
+    """
+
+    announce: Callable[[Change], None] = _ignore
+    wait_until_published: Callable[[Change], None] = _ignore
+    new_events: Callable[[], Scope] = frozenset
+    judge: Judge | None = None
+    doing: Callable[[str, Mode], None] = _ignore
+
+
+SILENT = Callbacks()
+"""Calls nobody, and asks the probes at once."""
+
+
+@define
+class PassContext:
+    """One pass while it runs. Writes go to ``machine``; kinds read through ``cache``.
+
+    ``announced``: the change that was announced; ``published``: the wait for its publication is over. ``writes``: how often
+    each change was written in this pass.
+    """
+
+    machine: Machine
+    cache: CachedMachine
+    goal: Goal
+    memory: Memory
+    callbacks: Callbacks
+    users: RecentUsers
+    announced: Change | None = None
+    published: bool = False
+    writes: Counter[Identity] = field(factory=Counter)
+
+    @classmethod
+    def begin(cls, machine: Machine, goal: Goal, memory: Memory, callbacks: Callbacks) -> PassContext:
+        """The context of a pass that has not read anything yet."""
+        users = RecentUsers(machine, memory.clock, callbacks.doing)
+        return cls(machine, CachedMachine(machine), goal, memory, callbacks, users)
+
+    def remember_failure(self, outcome: Outcome) -> None:
+        """Note a failure: the change is tried again later."""
+        self.memory.failures.add(outcome, self.memory.clock())

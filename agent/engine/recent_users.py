@@ -1,0 +1,79 @@
+"""Remembers for a moment who uses a device: a lookup is costly, and several changes of a pass need the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import define, field, frozen
+
+from agent.engine.users import User, owners, reaches, users
+from agent.machine import Machine
+from agent.report.activity import Mode
+from agent.report.records import Change
+from agent.state.wanted import Wanted
+
+FRESH = 0.2
+"""Seconds for which a lookup stays valid; longer where the lookup itself took longer."""
+
+
+@frozen
+class _Lookup:
+    """The users that were found, by target. ``targets``: the functions that were looked at; None: all of the device.
+
+    ``complete``: all users were looked for, not only owners. ``until``: the time up to which it is valid.
+    """
+
+    until: float
+    targets: frozenset[str] | None
+    complete: bool
+    users: Mapping[str, tuple[User, ...]]
+
+    def answers(self, change: Change, complete: bool, now: float) -> bool:
+        """Whether it is recent and covers every function that a change reaches."""
+        covered = self.targets is None or reaches(change) in self.targets
+        return covered and self.complete >= complete and now <= self.until
+
+
+@define
+class RecentUsers:
+    """Looks up users of devices. ``planned``: the changes that come next; one lookup covers those of the same device."""
+
+    _machine: Machine
+    _clock: Callable[[], float]
+    _doing: Callable[[str, Mode], None]
+    planned: Sequence[Change] = field(default=(), init=False)
+    _lookups: dict[str, _Lookup] = field(factory=dict, init=False)
+
+    def users(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
+        """The users of what a change reaches, as of a moment ago.
+
+        That is enough to defer a change. Before a write that disturbs users, :meth:`users_now` is asked as well.
+        """
+        return self._recent(want, change, complete=True)
+
+    def owners(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
+        """At least the owners among these users: containers and virtual machines that were given a function."""
+        return self._recent(want, change, complete=False)
+
+    def users_now(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
+        """The users of what a change reaches, looked up now."""
+        target = reaches(change)
+        return self._look_up(want, change.device, True, None if target is None else frozenset({target})).users
+
+    def _recent(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:
+        device = change.device
+        lookup = self._lookups.get(device)
+        if lookup is None or not lookup.answers(change, complete, self._clock()):
+            reached = [reaches(each) for each in (change, *self.planned) if each.device == device]
+            targets = None if None in reached else frozenset(target for target in reached if target)
+            lookup = self._lookups[device] = self._look_up(want, device, complete, targets)
+        return lookup.users
+
+    def _look_up(self, want: Wanted, device: str, complete: bool, targets: frozenset[str] | None) -> _Lookup:
+        if device not in want.nics:
+            return _Lookup(0.0, targets, complete, {})
+        self._doing("users", "read")
+        began = self._clock()
+        by_target = (users if complete else owners)(self._machine, want, device, targets)
+        ended = self._clock()
+        return _Lookup(ended + max(FRESH, ended - began), targets, complete, by_target)
