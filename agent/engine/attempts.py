@@ -13,7 +13,7 @@ from agent.engine.disruption_policy import Allowed, allowed
 from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
 from agent.hardware.functions import REMEDY
-from agent.kinds import Kind, bindings, links, vf_attributes, vf_links
+from agent.kinds import Kind, by_name, links, vf_links
 from agent.report.records import Change, Disruption, Outcome
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -144,7 +144,7 @@ def _write(context: PassContext, kind: Kind, change: Change) -> Outcome:
 
 def write_of(have: Snapshot, change: Change) -> Write:
     """A change with the index of the netdev to which it is made."""
-    if change.field == "mac" and change.kind in (vf_attributes.NAME, bindings.NAME):
+    if (kind := by_name().get(change.kind)) is not None and change.field in kind.REMAKES_NETDEV:
         # The driver takes a new MAC only when the VF's netdev is created again: its index changes with each write.
         return change, 0
     statuses = have[vf_links.NAME if "#" in change.target else links.NAME].get(change.device, {})

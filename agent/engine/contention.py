@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from attrs import define, field, frozen
 
+from agent.kinds import by_name
 from agent.report.records import Change, Condition, Outcome, Value
 
 LIMIT = 5
@@ -20,20 +21,6 @@ WINDOW = 600.0
 PAUSE = 3600.0
 """Seconds after which the agent writes the value once more."""
 
-SUSPECTS: dict[str, tuple[str, ...]] = {
-    "irqs": ("irqbalance", "tuned"),
-    "rps": ("tuned",),
-    "rfs": ("tuned",),
-    "xps": ("tuned",),
-    "sysctls": ("tuned",),
-    "links": ("NetworkManager", "systemd-networkd", "ifplugd", "netplan"),
-    "vf_links": ("NetworkManager", "systemd-networkd"),
-    "vfs": ("sriov-network-config-daemon", "NetworkManager"),
-    "vf_attributes": ("sriov-network-config-daemon", "libvirtd", "virtqemud", "NetworkManager"),
-    "bindings": ("sriov-network-config-daemon", "driverctl", "libvirtd", "virtqemud"),
-}
-"""Programs known to set the same values as a kind, by process name."""
-
 Write = tuple[Change, int]
 """A change, and the index of its target's netdev (0: none)."""
 
@@ -42,7 +29,7 @@ Identity = tuple[str, str, str, Value, int]
 
 def suspect(kind: str, processes: frozenset[str]) -> str:
     """The programs that may undo a change: the known ones that run, else other possible causes."""
-    running = [name for name in SUSPECTS.get(kind, ()) if name in processes]
+    running = [name for name in by_name()[kind].OTHER_WRITERS if name in processes]
     return " or ".join(running) if running else "a driver or a script: none of the programs known to do so runs"
 
 

@@ -12,7 +12,7 @@ from agent.engine.observation import not_observed, observed, unreadable
 from agent.engine.readiness import Judge, at_once
 from agent.engine.retry import identity
 from agent.hardware.functions import rediscover
-from agent.kinds import by_name, irqbalance, ordered, rdma
+from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Outcome
 from agent.state.scope import Scope, devices, own
@@ -21,8 +21,6 @@ from agent.state.wanted import Wanted, asks_serials, resolve
 
 # A change can create what another kind acts on (VFs, netdevs, interrupts); no chain of such changes is longer.
 ROUNDS = 5
-# These kinds read only what a spec asks for, and the probes judge it.
-ASKED_FOR = (irqbalance, rdma)
 # The conditions that come from the engine, not from a probe.
 ENGINE_CONDITIONS = frozenset({"Converged", "Uncontended", "OriginalsKept"})
 
@@ -111,7 +109,7 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
     machine = context.cache.machine
     spec = context.goal.spec
     serials = asks_serials(spec)
-    have, scope = (read_basis(machine, serials), None) if last is None or scope is None else (last, scope)
+    have, scope = (read_basis(machine, serials, last), None) if last is None or scope is None else (last, scope)
     if scope is not None:
         # A device that could not be read before has no state yet: read all of it.
         scope |= devices(scope) & {function.address for function in have.functions if function.unreadable}
@@ -132,7 +130,7 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
         written = frozenset(name for outcome in done for name in _reread(outcome.change))
         events = context.callbacks.new_events()
         context.cache.forget()
-        have, scope = (read_basis(machine, serials), None) if events is None else (have, written | events)
+        have, scope = (read_basis(machine, serials, have), None) if events is None else (have, written | events)
     context.cache.forget()
     return state.adding([_unverified(context, outcome) for outcome in done])
 
@@ -148,6 +146,8 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
         if read.fault is not None:
             outcomes.append(not_observed(kind, read.fault))
             context.remember_failure(outcomes[-1])
+            continue
+        if not isinstance(kind, Kind):
             continue
         changes = kind.plan(want, have) + originals.restoring(machine, kind, want, have, whole=scope is None)
         outcomes += attempts(context, want, have, kind, changes)
@@ -171,7 +171,7 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
         context.callbacks.doing(kind.NAME, "read")
         read = observed(machine, kind, left, have, frozenset(left.nics))
         left, have = read.want, read.have
-        if read.fault is None:
+        if read.fault is None and isinstance(kind, Kind):
             changes = originals.restoring(machine, kind, left, have, device_left=True)
             outcomes += attempts(context, left, have, kind, changes)
     return evolve(state, have=have).adding(outcomes)
@@ -213,7 +213,7 @@ def _waiting(goal: Goal, have: Snapshot, remaining: Sequence[Outcome]) -> tuple[
     if not held or goal.verified is None or goal.verified == goal.spec:
         return ()
     want = resolve(goal.verified, have.functions)
-    differing = {_place(change) for kind in ordered() for change in kind.plan(want, have)}
+    differing = {_place(change) for kind in by_name().values() for change in kind.plan(want, have)}
     return tuple(outcome for outcome in held if _place(outcome.change) not in differing)
 
 
@@ -227,15 +227,11 @@ def _judged_by_probes(context: PassContext, state: _State, waiting: Sequence[Out
     if not waiting or verified is None:
         return state.want, state.have
     want, have = resolve(verified, state.have.functions), state.have
-    for kind in ASKED_FOR if _asks(want) != _asks(state.want) else ():
-        read = observed(context.cache.machine, kind, want, have, None)
-        want, have = read.want, read.have
+    for kind in ordered():
+        if kind.read_for(want) != kind.read_for(state.want):
+            read = observed(context.cache.machine, kind, want, have, None)
+            want, have = read.want, read.have
     return want, have
-
-
-def _asks(want: Wanted) -> tuple[object, ...]:
-    """The part of a spec that decides what the kinds in :data:`ASKED_FOR` read."""
-    return want.spec.irqs.irqbalance, {address: nic.nic.rdma for address, nic in want.nics.items()}
 
 
 def _engine_conditions(memory: Memory, state: _State, waiting: Sequence[Outcome]) -> tuple[Condition, ...]:

@@ -10,7 +10,7 @@ from agent.engine.cached_machine import CachedMachine
 from agent.engine.observation import observed
 from agent.engine.originals import Originals
 from agent.engine.users import User, is_owned, users, with_affected
-from agent.kinds import bindings, ordered
+from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
 from agent.spec.node import NodeSpec
@@ -18,9 +18,6 @@ from agent.state.snapshot import read_basis
 from agent.state.wanted import Wanted, asks_serials, resolve
 
 KNOWN_AFTER = "known after"
-
-# A kind that is blocked because something does not exist yet, and the kind whose pending change on the device creates it.
-BROUGHT_BY = {"vf_attributes": "vfs", "bindings": "vfs", "vf_links": "bindings"}
 
 
 @frozen
@@ -50,6 +47,8 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
         want, have = read.want, read.have
         if read.fault is not None:
             errors.append(f"{kind.NAME}: {read.fault}")
+            continue
+        if not isinstance(kind, Kind):
             continue
         changes = [
             _with_users(machine, want, change, users_of)
@@ -86,5 +85,5 @@ def _with_users(
 
 
 def _is_pending(change: Change, pending: Mapping[str, set[str]]) -> bool:
-    """Whether what blocks a change now comes with a pending change of another kind."""
-    return change.blocker != bindings.NO_VFIO and change.device in pending.get(BROUGHT_BY.get(change.kind, ""), ())
+    """Whether a pending change of another kind to the same device removes a change's blocker."""
+    return change.device in pending.get(by_name()[change.kind].lifted_by(change), ())

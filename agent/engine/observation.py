@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from agent.hardware.functions import REMEDY
-from agent.kinds import Kind
+from agent.kinds import Observer
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Outcome
 from agent.state.scope import Scope, in_scope
@@ -22,7 +22,7 @@ class Observed:
     fault: OSError | None = None
 
 
-def observed(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
+def observed(machine: Machine, kind: Observer, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
     """Read a kind's state of the devices in ``scope``. An unreadable device loses its state of all kinds."""
     try:
         return Observed(want, have.merged(kind.NAME, scope, kind.observe(machine, want, scope)))
@@ -30,7 +30,7 @@ def observed(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scope: 
         return _one_by_one(machine, kind, want, have, scope)
 
 
-def _one_by_one(machine: Machine, kind: Kind, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
+def _one_by_one(machine: Machine, kind: Observer, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
     try:
         # First the host's part of the state: if that fails, no device is the cause.
         state = dict(kind.observe(machine, evolve(want, nics={}), frozenset({HOST})))
@@ -69,7 +69,7 @@ def unreadable(want: Wanted, have: Snapshot) -> list[Outcome]:
     ]
 
 
-def not_observed(kind: Kind, error: OSError) -> Outcome:
+def not_observed(kind: Observer, error: OSError) -> Outcome:
     """The failure of a kind whose state cannot be read at all."""
     return _failed(Change(kind.NAME, HOST, "state", "unreadable", "readable"), str(error))
 

@@ -18,7 +18,7 @@ from attrs import define, evolve, field, frozen
 from agent.hardware.functions import Function
 from agent.kinds import Kind, Reading
 from agent.machine import Machine
-from agent.report.records import HOST, Change, Condition, Value
+from agent.report.records import HOST, Change, Condition, Value, to_plain, value_from_plain
 from agent.runtime import journal, write_atomically
 from agent.spec.nic import Nic, Selector
 from agent.state.snapshot import Snapshot
@@ -112,9 +112,9 @@ class Originals:
 
         A change that restores an original replaces nothing: it is forgotten once the restored value is read.
         """
-        for transient in kind.transients(change) if hasattr(kind, "transients") else ():
+        for transient in kind.transients(change):
             self._replace(transient)
-        if not change.original and (hasattr(kind, "readings") or hasattr(kind, "reading")):
+        if not change.original and (kind.readings is not None or kind.reading is not None):
             self._replace(change)
 
     def _replace(self, change: Change) -> None:
@@ -161,7 +161,7 @@ class Originals:
             reading = readings.get((target, name))
             if reading is None:
                 reading = read_one(machine, kind, want, Change(*key, original.value, original.written[-1]))
-            if reading is None and target == HOST and not hasattr(kind, "reading"):
+            if reading is None and target == HOST and kind.reading is None:
                 # Some values of the host are read only while the spec sets them: assume the one that the agent wrote.
                 reading = Reading(target, name, original.written[-1], wanted=False)
             if reading is None or (reading.wanted and not device_left):
@@ -244,7 +244,7 @@ def _key(change: Change) -> Key:
 
 
 def _line(key: Key, original: _Original) -> bytes:
-    text = json.dumps([*key, original.value, original.written]).encode()
+    text = json.dumps([*key, to_plain(original.value), to_plain(original.written)]).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
@@ -257,20 +257,17 @@ def _read_line(line: bytes) -> tuple[Key, _Original] | None:
     if checksum != b"%08x" % zlib.crc32(text):
         return None
     kind, target, name, value, written = json.loads(text)
-    return (kind, target, name), _Original(value, tuple(written))
+    return (kind, target, name), _Original(value_from_plain(value), tuple(map(value_from_plain, written)))
 
 
 def read(kind: Kind, want: Wanted, have: Snapshot) -> list[Reading]:
     """The readings of a kind's values; empty if the kind has no originals."""
-    readings = getattr(kind, "readings", None)
-    return list(readings(want, have)) if readings else []
+    return [] if kind.readings is None else list(kind.readings(want, have))
 
 
 def read_one(machine: Machine, kind: Kind, want: Wanted, kept: Change) -> Reading | None:
     """The reading of one value, of a kind that observes only values in the spec; None if it cannot be read now."""
-    reading = getattr(kind, "reading", None)
     try:
-        result: Reading | None = reading(machine, want, kept) if reading else None
+        return None if kind.reading is None else kind.reading(machine, want, kept)
     except OSError:
         return None  # the device is gone, or does not have such a value now
-    return result

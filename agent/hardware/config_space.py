@@ -1,4 +1,4 @@
-"""A PCI function's configuration space: where its capabilities are, and the fields of PCI Express.
+"""A PCI function's configuration space: its list of capabilities, and the PCI Express capability.
 
 From the PCI Express Base Specification and the kernel's include/uapi/linux/pci_regs.h.
 """
@@ -21,9 +21,9 @@ SMALLEST = 128
 
 
 def device_control(files: Files, address: str) -> tuple[int, int] | None:
-    """Where a function's Device Control register is, and its value; None if it has no PCI Express capability.
+    """The offset of a function's Device Control register and its value; None without a PCI Express capability.
 
-    :raises OSError: the function is gone, or its configuration space cannot be read (as who is not root).
+    :raises OSError: the function is gone, or its configuration space cannot be read (only root may).
     """
     path = f"{device_path(address)}/config"
     space = files.read_at(path, 0, 256)
@@ -33,21 +33,21 @@ def device_control(files: Files, address: str) -> tuple[int, int] | None:
     at = space[FIRST_CAPABILITY] & ~3
     while 0x40 <= at <= 256 - DEVICE_CONTROL - 2 and at not in seen:
         if space[at] == CAPABILITY_EXPRESS:
-            found = at + DEVICE_CONTROL
-            return found, int.from_bytes(space[found : found + 2], "little")
+            offset = at + DEVICE_CONTROL
+            return offset, int.from_bytes(space[offset : offset + 2], "little")
         seen.add(at)
         at = space[at + 1] & ~3
     return None
 
 
 def max_read_request(control: int) -> int:
-    """The most bytes that a function asks for in one read, of its Device Control register."""
+    """The largest read request in bytes, from the value of a Device Control register."""
     return SMALLEST << ((control & READ_REQUEST) >> READ_REQUEST_SHIFT)
 
 
 def with_max_read_request(control: int, size: int) -> int:
-    """A Device Control register with another largest read request, of 128 to 4096 bytes.
+    """The value of a Device Control register with another largest read request (128 to 4096 bytes).
 
-    Bit 15 starts a reset of the function; it reads as 0, and so is written as 0.
+    Bit 15 resets the function. It always reads as 0, so writing back what was read does not set it.
     """
     return control & ~READ_REQUEST | (size // SMALLEST).bit_length() - 1 << READ_REQUEST_SHIFT

@@ -1,7 +1,7 @@
-"""How much goes through an RDMA device or a netdev: the counters of any vendor under four names, and their rates.
+"""The traffic of an RDMA device or a netdev: the counters of every vendor under four common names, and their rates.
 
-From vendor documents and the drivers' sources: not run on mlx5, eRDMA, EFA, bnxt_re or irdma, only on rxe and netdevs. What
-goes by RDMA past the kernel is in no netdev's counters (mlx5 counts it in ethtool's `*_rdma_*`), so both are shown.
+From vendor documents and driver sources; run on rxe and netdevs, not on mlx5, eRDMA, EFA, bnxt_re or irdma. RDMA traffic
+bypasses the kernel and is not in a netdev's counters (mlx5 has it in ethtool's `*_rdma_*`), so both are shown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FIELDS = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
 IB_UNIT = 4
 """Octets in one unit of port_{rcv,xmit}_data (Documentation/ABI/stable/sysfs-class-infiniband)."""
 
-# Below ports/N, the first that is there; several files in one are added up.
+# Files below ports/N. The first entry whose files all exist counts; the files of an entry are added up.
 # counters: InfiniBand's own (mlx5 and others that answer the PMA). hw_counters: bnxt_re and EFA; erdma, as Alibaba's driver and
 # as Linux (drivers/infiniband/hw/erdma/erdma_verbs.c) call them; irdma, by IP version; rxe, which counts packets only.
 RDMA_COUNTERS: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
@@ -58,19 +58,19 @@ RDMA_COUNTERS: Mapping[str, tuple[tuple[int, tuple[str, ...]], ...]] = {
 
 
 class NoDevice(ValueError):
-    """There is no such device, or not just one; says which there are."""
+    """There is no such device, or several match; the message lists the devices."""
 
 
 @frozen
 class Source:
-    """Something that counts: a netdev, or a port of an RDMA device (``port`` is None for a netdev)."""
+    """Something that has counters: a netdev, or a port of an RDMA device (``port`` is None for a netdev)."""
 
     name: str
     port: int | None = None
 
     @property
     def folder(self) -> str:
-        """Where its counters are."""
+        """The folder of its counters."""
         return f"{NET}/{self.name}/statistics" if self.port is None else f"{RDMA}/{self.name}/ports/{self.port}"
 
     def __str__(self) -> str:
@@ -78,17 +78,17 @@ class Source:
 
 
 def sources(files: Files, device: str | None) -> tuple[Source, ...]:
-    """What counts for a device: the RDMA devices' ports first, then the netdevs beside them.
+    """The sources of a device's counters: first the ports of its RDMA devices, then its netdevs.
 
     :param device: an RDMA device, a netdev or a PCI address; None is the only RDMA device.
-    :raises NoDevice: as it says.
+    :raises NoDevice: no device matches, several do, or it has neither RDMA devices nor netdevs.
     """
     rdma = names_or_none(files, RDMA)
     netdevs = names_or_none(files, NET)
     if device is None:
         if len(rdma) != 1:
-            have = f"one of {', '.join(rdma)}" if rdma else "a netdev: this node has no RDMA device"
-            raise NoDevice(f"which device? give -d {have}")
+            choice = f"one of {', '.join(rdma)}" if rdma else "a netdev: this node has no RDMA device"
+            raise NoDevice(f"which device? give -d {choice}")
         device = rdma[0]
     if device in rdma:
         beside = _beside(files, device)
@@ -112,21 +112,21 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
 
 
 def _beside(files: Files, rdma: str) -> frozenset[str]:
-    """The netdevs of an RDMA device: of its PCI function, of its GIDs, of its bond (RoCE LAG), and what rxe and siw say."""
+    """An RDMA device's netdevs: of its PCI function, its GIDs, its bond (RoCE LAG), and of ``parent`` (rxe, siw)."""
     ports = [f"{RDMA}/{rdma}/ports/{port}" for port in names_or_none(files, f"{RDMA}/{rdma}/ports")]
-    told = [read_or(files, f"{port}/gid_attrs/ndevs/0", "") for port in ports]
-    told.append(read_or(files, f"{RDMA}/{rdma}/parent", ""))
-    slaves = [slave for name in filter(None, told) for slave in bonded(files, name)]
-    return frozenset(filter(None, (*names_or_none(files, f"{RDMA}/{rdma}/device/net"), *told, *slaves)))
+    named = [read_or(files, f"{port}/gid_attrs/ndevs/0", "") for port in ports]
+    named.append(read_or(files, f"{RDMA}/{rdma}/parent", ""))
+    slaves = [slave for name in filter(None, named) for slave in bonded(files, name)]
+    return frozenset(filter(None, (*names_or_none(files, f"{RDMA}/{rdma}/device/net"), *named, *slaves)))
 
 
 def read(files: Files, source: Source) -> dict[str, int]:
-    """The totals that a source counts now, of :data:`FIELDS`; those that its driver does not count are left out."""
+    """A source's totals, under the names of :data:`FIELDS`, without those that its driver does not count."""
     if source.port is None:
-        found = {name: _number(files, f"{source.folder}/{name}") for name in FIELDS}
+        totals: dict[str, int | None] = {name: _number(files, f"{source.folder}/{name}") for name in FIELDS}
     else:
-        found = {name: _first(files, source.folder, RDMA_COUNTERS[name]) for name in FIELDS}
-    return {name: value for name, value in found.items() if value is not None}
+        totals = {name: _first(files, source.folder, RDMA_COUNTERS[name]) for name in FIELDS}
+    return {name: value for name, value in totals.items() if value is not None}
 
 
 def counters(files: Files, source: Source) -> dict[str, int]:
@@ -150,14 +150,14 @@ def _first(files: Files, folder: str, choices: tuple[tuple[int, tuple[str, ...]]
 
 
 def _number(files: Files, path: str) -> int | None:
-    """A counter's value; None for what is not there or is no number ("N/A (no PMA)")."""
+    """A counter's value; None if it does not exist or is not a number ("N/A (no PMA)")."""
     text = read_or(files, path, "")
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 @frozen
 class Rate:
-    """One counter over the intervals so far: per second, and in all."""
+    """One counter over the intervals so far: its rates per second, and the total."""
 
     now: float
     maximum: float
@@ -185,7 +185,7 @@ class Meter:
     _read: float = 0.0
 
     def take(self, totals: Mapping[str, int], now: float) -> None:
-        """Take what was read at ``now`` (seconds of a monotonic clock)."""
+        """Add a reading made at ``now`` (seconds of a monotonic clock)."""
         elapsed = now - self._read
         if self._began is None:
             self._began = now
@@ -193,7 +193,7 @@ class Meter:
             self._series[name].now = 0.0
         for name, value in totals.items():
             series = self._series.get(name)
-            # A counter that went back begins anew: its device was reset, or made again.
+            # A counter that went back was reset, or its device was created again: count from here.
             if series is None or value < series.last:
                 self._series.setdefault(name, _Series(value)).last = value
                 continue
@@ -210,7 +210,7 @@ class Meter:
         return self._read - (self._read if self._began is None else self._began)
 
     def rates(self) -> Iterator[tuple[str, Rate]]:
-        """The counters there are, in the order of :data:`FIELDS`; none before the second reading."""
+        """The rates of the counters that exist, in the order of :data:`FIELDS`; none before the second reading."""
         for name in FIELDS:
             series = self._series.get(name)
             if series is not None and series.minimum != float("inf"):

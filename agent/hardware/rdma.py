@@ -1,7 +1,7 @@
-"""RDMA devices as sysfs tells them: whose they are, their ports, and their GIDs.
+"""RDMA devices in sysfs: the PCI function that each belongs to, their ports, and their GIDs.
 
-Everything is found again from the PCI function or the class folder at each reading: udev renames an RDMA device a moment
-after it appears, and GIDs come and go with IP addresses. A device may go at any time: what cannot be read is None or empty.
+Each reading starts again from the PCI function or the class folder, because udev renames an RDMA device just after it appears,
+and GIDs come and go with IP addresses. A device may vanish at any time: what cannot be read is None or empty.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Family = Literal["IPv4", "IPv6"]
 class Gid:
     """An entry of a port's GID table (ports/N/gids, gid_attrs/types, gid_attrs/ndevs).
 
-    ``type`` is ``RoCE v2`` or ``RoCE v1`` on a RoCE port, ``IB`` on InfiniBand, and empty on iWARP, where GIDs say nothing.
-    ``address`` is the address in it as text, IPv4 for a mapped one. ``netdev`` is the one that it was made for.
+    ``type`` is ``RoCE v2`` or ``RoCE v1`` on a RoCE port, ``IB`` on InfiniBand, and empty on iWARP, where GIDs have no use.
+    ``address`` is the GID's IP address as text, IPv4 for a mapped one. ``netdev`` is the netdev with that address.
     """
 
     index: int
@@ -41,7 +41,7 @@ class Gid:
 
     @property
     def family(self) -> Family:
-        """``IPv4`` if it was made from an IPv4 address."""
+        """``IPv4`` if the GID is a mapped IPv4 address."""
         return "IPv6" if ":" in self.address else "IPv4"
 
 
@@ -51,7 +51,7 @@ class RdmaPort:
 
     ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the
     kernel's words. ``netdev`` is that of its first GID (gid_attrs/ndevs).
-    ``bonded``: the netdevs that ``netdev`` is made of, if it is a bond (RoCE LAG).
+    ``bonded``: the members of ``netdev``, if that is a bond (RoCE LAG).
     """
 
     number: int
@@ -65,7 +65,7 @@ class RdmaPort:
 
     @property
     def gigabits(self) -> float | None:
-        """The rate as a number, of `100 Gb/sec (4X EDR)`."""
+        """The rate in Gbit/s: 100 for `100 Gb/sec (4X EDR)`."""
         found = re.match(r"([\d.]+) Gb/sec", self.rate or "")
         return float(found[1]) if found else None
 
@@ -74,7 +74,7 @@ class RdmaPort:
 class CharDevice:
     """A character device of an RDMA device: uverbsN, umadN, issmN.
 
-    The kernel has it (/sys/class/infiniband_{verbs,mad}/*/ibdev); ``present``: so has /dev/infiniband.
+    The kernel lists it in /sys/class/infiniband_{verbs,mad}/*/ibdev. ``present``: it is in /dev/infiniband, too.
     """
 
     name: str
@@ -102,8 +102,8 @@ def gid_index(
 ) -> int | None:
     """The lowest index of a GID of the given type, netdev and address family; None if the port has none.
 
-    What applications are to be given (NCCL_IB_GID_INDEX, `-x` of perftest) is never a constant: the kernel fills the
-    table in the order in which addresses come.
+    The index for applications (NCCL_IB_GID_INDEX, `-x` of perftest) is no constant: the kernel fills the table in the
+    order in which addresses are added.
     """
     fits = (gid.index for gid in port.gids if gid_fits(gid, type, netdev=netdev, family=family))
     return next(fits, None)
@@ -112,11 +112,11 @@ def gid_index(
 def gid_fits(gid: Gid, type: str | None, *, netdev: str | None = None, family: Family | None = None) -> bool:
     """Whether a GID is of the given type, netdev and address family, as far as they are given."""
     given = ((type, gid.type), (netdev, gid.netdev), (family, gid.family))
-    return all(wanted is None or wanted == told for wanted, told in given)
+    return all(wanted is None or wanted == value for wanted, value in given)
 
 
 def transport(node_type: str, link_layer: str | None) -> str | None:
-    """How RDMA travels: enum rdma_node_type's words (node_type_show, drivers/infiniband/core/sysfs.c) and link layer."""
+    """The transport, from node_type (node_type_show, drivers/infiniband/core/sysfs.c) and link layer."""
     if node_type == "RNIC":
         return "iWARP"
     if node_type == "CA" and link_layer is not None:
@@ -128,9 +128,9 @@ def transport(node_type: str, link_layer: str | None) -> str | None:
 
 
 class Reader:
-    """The RDMA devices of a machine as they are now; made anew for each reading.
+    """Reads the RDMA devices of a machine; a new one is created for each reading.
 
-    ``failed``: why something that is there could not be read, the last such error; it is taken for absent.
+    ``failed``: the last error from reading something that exists. It is treated as absent.
     """
 
     def __init__(self, files: Files) -> None:
@@ -184,7 +184,7 @@ class Reader:
         ports = self.port_numbers(device)
         owners = [self._netdev(device, number) or self.mac_in_gid(device, number) for number in ports]
         if self.failed is not before and self._has_owner(device):
-            # Whoever asks is another function: it is no concern of theirs.
+            # The device belongs to another function, so its fault does not concern the present one.
             self.failed = before
         return [owner for owner in owners if owner]
 
@@ -209,7 +209,7 @@ class Reader:
         """An RDMA device, without its GIDs.
 
         :param char_devices: the names of its character devices, of :meth:`char_devices`.
-        :param beside: the only netdev of its function, for a port whose own no file tells.
+        :param beside: the only netdev of its function, for a port whose own netdev no file names.
         """
         path = f"{RDMA}/{name}"
         ports = tuple(self._port(name, number, beside) for number in self.port_numbers(name))
@@ -237,15 +237,15 @@ class Reader:
         )
 
     def _netdev(self, device: str, number: int) -> str | None:
-        # Only rxe tells its netdev in `parent` (rxe_verbs.c, parent_show); without a GID nothing else would.
+        # rxe alone names its netdev in `parent` (rxe_verbs.c, parent_show), which helps while a port has no GID.
         path = f"{RDMA}/{device}"
         return self._text(f"{path}/ports/{number}/gid_attrs/ndevs/0") or self._text(f"{path}/parent") or None
 
     def gids(self, device: RdmaDevice, number: int) -> Iterator[Gid]:
         """The GIDs of a port by index, each read when it is asked for: a table of 256 (rxe: 1,024) is mostly empty.
 
-        The kernel takes the first free entry (find_gid, drivers/infiniband/core/cache.c): behind :data:`GAP` empty ones is
-        another only if so many were taken away at once.
+        The kernel takes the first free entry (find_gid, drivers/infiniband/core/cache.c): after :data:`GAP` empty ones
+        another follows only if that many were removed at once.
         """
         path = f"{RDMA}/{device.name}/ports/{number}"
         empty = 0
@@ -291,7 +291,7 @@ class Reader:
 
     def char_devices_of(self, address: str, device: str) -> list[str]:
         """The character devices of an RDMA device that serves a PCI function, of :meth:`of`."""
-        # One without a parent, or with another function as its parent, has them elsewhere.
+        # They are elsewhere if the RDMA device has no parent, or another function as its parent.
         return self.char_devices(device_path(address)).get(device) or self.char_devices().get(device, [])
 
     def _text(self, path: str) -> str:
@@ -320,10 +320,10 @@ def _present(files: Files) -> list[str]:
         return []
 
 
-def _gid_type(told: str, transport: str | None) -> str:
+def _gid_type(kind: str, transport: str | None) -> str:
     """The kernel has one word for two types (`IB/RoCE v1`, drivers/infiniband/core/cache.c), and uses it for iWARP as well."""
     if transport == "RoCE":
-        return "RoCE v1" if told == "IB/RoCE v1" else told
+        return "RoCE v1" if kind == "IB/RoCE v1" else kind
     return "" if transport == "iWARP" else "IB"
 
 

@@ -1,4 +1,4 @@
-"""How attributes of sysfs and /proc are read: absent ones as a default, numbers and lists as such."""
+"""Reading files of sysfs and /proc: a default for absent ones, and parsed numbers and lists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.spec.ranges import parse_ranges
 
 T = TypeVar("T")
 
-# What sysfs answers for an attribute that the device does not implement, or has just lost.
+# The errors of sysfs for an attribute that the device does not implement or no longer has.
 ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO})
 
 
@@ -28,28 +28,28 @@ def read_or(files: Attributes, path: str, default: str) -> str:
 
 
 def parsed(parse: Callable[[str], T], text: str, path: str) -> T:
-    """What ``parse`` makes of the text of a file.
+    """The text of a file, parsed.
 
-    :raises OSError: it makes nothing of it (ValueError): what was read of the device is worth nothing.
+    :raises OSError: ``parse`` raised ValueError, so the device reports nonsense.
     """
     try:
         return parse(text)
     except ValueError:
-        raise OSError(errno.EPROTO, f"{text!r} is nothing that belongs there", path) from None
+        raise OSError(errno.EPROTO, f"the file has an unexpected value: {text!r}", path) from None
 
 
 def number_or(files: Attributes, path: str, default: int) -> int:
-    """The number in a file, or ``default`` where there is no such file or nothing in it; raises as :func:`parsed`."""
+    """The number in a file, or ``default`` if the file does not exist or is empty; raises as :func:`parsed`."""
     return parsed(lambda text: int(text or default), read_or(files, path, ""), path)
 
 
 def ranges(files: Attributes, path: str) -> tuple[int, ...]:
-    """A list of CPUs (``0-3,8``), none where there is no such file; raises as :func:`parsed`."""
+    """A list of CPUs (``0-3,8``), empty if the file does not exist; raises as :func:`parsed`."""
     return parsed(parse_ranges, read_or(files, path, ""), path)
 
 
 def names_or_none(files: Attributes, path: str) -> list[str]:
-    """The names in a directory, none if it is not there."""
+    """The names in a directory, empty if it does not exist."""
     try:
         return files.names(path)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,6 +1,6 @@
-"""Serial numbers of PCI devices: that of the configuration space, and that of the Vital Product Data.
+"""Serial numbers of PCI devices, from the configuration space and from the Vital Product Data (VPD).
 
-From the PCI specifications: not run on a card that has either (QEMU's igb has none).
+From the PCI specifications, not run on a card that has either (QEMU's igb has neither).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-# PCI Express Base Specification, "Extended Capabilities": they begin here, in the space that only root may read.
+# PCI Express Base Specification, "Extended Capabilities": they begin at this offset, which only root may read.
 EXTENDED = 0x100
 DEVICE_SERIAL_NUMBER = 0x0003
 # PCI Local Bus Specification 3.0, appendix I: large resource tags of the VPD.
@@ -16,7 +16,7 @@ VPD_READ_ONLY = 0x90
 
 
 def device_serial_number(config: bytes) -> str | None:
-    """The Device Serial Number capability, written as lspci does (``b8-3f-d2-ff-ff-12-34-56``); None without one."""
+    """The Device Serial Number capability, in the form of lspci (``b8-3f-d2-ff-ff-12-34-56``); None without one."""
     offset, seen = EXTENDED, set[int]()
     while EXTENDED <= offset <= len(config) - 12 and offset not in seen:
         seen.add(offset)
@@ -42,7 +42,7 @@ def vpd_serial_number(vpd: bytes) -> str | None:
 
 
 def _resources(vpd: bytes) -> Iterator[tuple[int, bytes]]:
-    """The large resources: a tag, a length in two bytes, content. A small one (the end tag) ends them."""
+    """The large resources, as tag and content; the length is two bytes between them. A small resource (the end tag) ends."""
     offset = 0
     while offset + 3 <= len(vpd) and vpd[offset] & 0x80:
         length = int.from_bytes(vpd[offset + 1 : offset + 3], "little")

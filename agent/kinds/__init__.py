@@ -1,28 +1,22 @@
-"""Kinds of state: one module a kind, found by being in this folder.
+"""The kinds of kernel state that the agent reads and sets: one module a kind, found by being in this folder.
 
-A kind is three functions, the names of the kinds it comes ``AFTER``, and ``UNKNOWN_UNTIL``: the kinds without whose
-pending changes it cannot be planned in full, because what it plans for does not exist yet. ``REACH`` is what one of its
-changes may touch: the function alone, or the whole device.
-
-A kind of plain values may also have ``readings(want, have) -> Iterable[Reading]``: then a value that leaves the spec gets
-its original back (agent/engine/originals.py). Of values that are observed only as far as the spec gives them it has
-``reading(machine, want, kept) -> Reading | None``: a value that was changed (from ``kept.before`` to ``kept.after``) as it is
-now, read only if the spec does not give it any more; None while it cannot be told.
-
-A kind whose change takes another value away on its way has ``transients(change) -> list[Change]``: those, so that a crash
-half way makes no originals of what it left.
+A kind is three functions: ``observe`` reads the state, ``plan`` lists the changes that make it as the spec says, ``apply``
+makes one of them. A module without ``plan`` and ``apply`` is an observer: it reads what other kinds and the probes need.
+The fields of :class:`Observer` and :class:`Kind` are what a module may have, under the same names. Those without a default it
+must have.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
-from typing import Any, Literal, Protocol, cast
+from types import ModuleType
+from typing import Any, Literal
 
-from attrs import frozen
+from attrs import fields, frozen
 
 from agent.machine import Machine
 from agent.report.records import Change, Disruption, Value
@@ -31,33 +25,12 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 
-class Kind(Protocol):
-    """What a module of this folder has."""
-
-    NAME: str
-    AFTER: tuple[str, ...]
-    UNKNOWN_UNTIL: tuple[str, ...]
-    REACH: Literal["function", "device"]
-
-    def observe(self, machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
-        """Read the state of the wanted devices in ``scope``, canonicalised, by device. A device that is gone is left out."""
-        ...
-
-    def plan(self, want: Wanted, have: Snapshot) -> list[Change]:
-        """What would make the state as wanted. Pure, and the same for the same input, to the byte."""
-        ...
-
-    def apply(self, machine: Machine, change: Change) -> None:
-        """Carry out one change of :meth:`plan`; OSError as the kernel gave it."""
-        ...
-
-
 @frozen
 class Reading:
-    """A value as it was read.
+    """One value as it was read, for a kind whose values are restored when they leave the spec.
 
-    ``target`` and ``field`` are those of the changes that the kind plans for it, and so is the way ``value`` is written.
-    ``wanted``: the spec gives it one; ``disruption``: what changing it costs; ``skip_if_owned``: as in a change.
+    ``target``, ``field`` and the form of ``value`` are those of the kind's changes.
+    ``wanted``: the spec gives the value; ``disruption``: what changing it costs; ``skip_if_owned``: as in a change.
     """
 
     target: str
@@ -68,16 +41,97 @@ class Reading:
     skip_if_owned: bool = False
 
 
+def _same_for_all_specs(want: Wanted) -> object:
+    return None
+
+
+def _no_transients(change: Change) -> list[Change]:
+    return []
+
+
+def _not_lifted(change: Change) -> str:
+    return ""
+
+
+@frozen(kw_only=True)
+class Observer:
+    """A kind of state that is read.
+
+    ``AFTER``: the kinds that come before it in a pass.
+
+    ``observe(machine, want, scope)`` returns the state of the wanted devices in ``scope``, by device, in canonical form. A
+    device that is gone is left out.
+
+    ``read_for(want)``: what of the spec decides how much ``observe`` reads, if probes judge the result. The probes may judge
+    by another spec than the pass; the engine then reads again where this differs.
+    """
+
+    NAME: str
+    AFTER: tuple[str, ...]
+    observe: Callable[[Machine, Wanted, Scope], Mapping[str, Any]]
+    read_for: Callable[[Wanted], object] = _same_for_all_specs
+
+
+@frozen(kw_only=True)
+class Kind(Observer):
+    """A kind of state that is read and set.
+
+    ``plan(want, have)`` returns the changes that make the state as wanted. It is pure: the same input gives the same bytes.
+
+    ``apply(machine, change)`` makes one change of ``plan``, and raises the kernel's OSError if that fails.
+
+    ``UNKNOWN_UNTIL``: kinds whose pending changes create what this kind plans for. Until they are made, a dry run cannot know
+    its changes.
+
+    ``REACH``: what a change may affect, and so what is read again after it: the function alone, or the whole device.
+
+    ``readings(want, have)``: the values that the pass has read; ``reading(machine, want, kept)`` reads one value that the agent
+    has changed, from ``kept.before`` to ``kept.after``, or returns None while it cannot be read. A kind that observes all its
+    values has ``readings``; one that observes only what the spec gives has ``reading``. A kind with either has its values
+    restored when they leave the spec (agent/engine/originals.py).
+
+    ``transients(change)``: other values that a change sets on its way, as changes. They are kept before the change is made, so
+    that a crash half way does not turn them into originals.
+
+    ``lifted_by(change)``: the kind whose pending change to the same device removes the change's blocker; empty if none does.
+
+    ``REMAKES_NETDEV``: the fields whose change makes the driver create the netdev anew.
+
+    ``OTHER_WRITERS``: programs known to set the same state, by the names of their processes.
+    """
+
+    plan: Callable[[Wanted, Snapshot], list[Change]]
+    apply: Callable[[Machine, Change], None]
+    UNKNOWN_UNTIL: tuple[str, ...]
+    REACH: Literal["function", "device"]
+    readings: Callable[[Wanted, Snapshot], Iterable[Reading]] | None = None
+    reading: Callable[[Machine, Wanted, Change], Reading | None] | None = None
+    transients: Callable[[Change], list[Change]] = _no_transients
+    lifted_by: Callable[[Change], str] = _not_lifted
+    REMAKES_NETDEV: tuple[str, ...] = ()
+    OTHER_WRITERS: tuple[str, ...] = ()
+
+
+def declared(module: ModuleType) -> Observer:
+    """The record of a module: what it has under the names of the record's fields, and the defaults of the others.
+
+    :raises TypeError: the module lacks a part that has no default.
+    """
+    record = Kind if hasattr(module, "plan") else Observer
+    names = (field.name for field in fields(record))
+    return record(**{name: getattr(module, name) for name in names if hasattr(module, name)})
+
+
+@cache
+def ordered() -> tuple[Observer, ...]:
+    """Every observer and kind in the order of a pass; names decide between equals."""
+    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
+    observers = {observer.NAME: observer for observer in map(declared, modules)}
+    sorter = TopologicalSorter({name: sorted(observers[name].AFTER) for name in sorted(observers)})
+    return tuple(observers[name] for name in sorter.static_order())
+
+
 @cache
 def by_name() -> dict[str, Kind]:
-    """Every kind by its name."""
-    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
-    return {kind.NAME: kind for kind in (cast(Kind, module) for module in modules)}
-
-
-@cache
-def ordered() -> tuple[Kind, ...]:
-    """Every kind, those that come first first; names decide between equals."""
-    found = by_name()
-    sorter = TopologicalSorter({name: sorted(found[name].AFTER) for name in sorted(found)})
-    return tuple(found[name] for name in sorter.static_order())
+    """Every kind that makes changes, by its name, in the order of a pass."""
+    return {kind.NAME: kind for kind in ordered() if isinstance(kind, Kind)}

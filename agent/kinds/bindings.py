@@ -1,4 +1,4 @@
-"""Which driver a VF is bound to, and that the driver took the address which the PF gave the VF."""
+"""The driver that each VF is bound to, and whether that driver uses the MAC address and GUID that the PF assigned."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ NAME = "bindings"
 AFTER = ("vf_attributes",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
+OTHER_WRITERS = ("sriov-network-config-daemon", "driverctl", "libvirtd", "virtqemud")
+# For its driver to take another MAC, a VF is bound again.
+REMAKES_NETDEV = ("mac",)
 
 DRIVERS = "/sys/bus/pci/drivers"
 NETDEVICE = "netdevice"
-# What driver_override reads as when there is none (driver_override_show, drivers/pci/pci-sysfs.c).
+# driver_override reads so when none is set (driver_override_show, drivers/pci/pci-sysfs.c).
 NO_OVERRIDE = "(null)"
 
 NO_VFIO = "vfio-pci is not loaded"
@@ -33,9 +36,9 @@ NO_VFIO = "vfio-pci is not loaded"
 
 @frozen
 class Binding:
-    """A VF's driver, and its netdev's address as long as that is in the host's network namespace.
+    """A VF's driver, and the MAC address of its netdev if that is in the host's network namespace.
 
-    Only of VFs of which the spec asks for it: whether an IOMMU isolates it, and its RDMA device's ``node_guid``.
+    ``isolated`` (the VF is in an IOMMU group) and ``node_guid`` are read only for VFs whose spec needs them.
     """
 
     driver: str | None
@@ -46,7 +49,7 @@ class Binding:
 
 @frozen
 class Bindings:
-    """A PF's VFs by index; ``autoprobe``: new VFs are given a driver at once. ``vfio``: vfio-pci is loaded."""
+    """A PF's VFs by index. ``autoprobe``: the kernel binds new VFs to a driver at once. ``vfio``: vfio-pci is loaded."""
 
     autoprobe: bool
     vfs: Mapping[int, Binding]
@@ -56,7 +59,7 @@ class Bindings:
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindings]:
     """The bindings of each PF's VFs."""
     vfio = VFIO in names_or_none(machine.files, DRIVERS)
-    found = {}
+    bindings = {}
     for address in in_scope(want, scope):
         nic = want.nics[address]
         vfs = {
@@ -64,8 +67,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bindin
             for index, vf in vf_addresses(machine.files, address).items()
         }
         autoprobe = read_or(machine.files, f"{device_path(address)}/sriov_drivers_autoprobe", "1") == "1"
-        found[address] = Bindings(autoprobe, vfs, vfio)
-    return found
+        bindings[address] = Bindings(autoprobe, vfs, vfio)
+    return bindings
 
 
 def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
@@ -73,7 +76,7 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
     name = netdev(files, vf)
     mac = read_or(files, f"{NET}/{name}/address", "") if name else ""
     if mac and wanted.mac not in (None, mac):
-        # A bond gives all that it is made of one address, and keeps theirs.
+        # A bond gives its members one address. Their own is kept in bonding_slave.
         mac = read_or(files, f"{NET}/{name}/bonding_slave/perm_hwaddr", mac)
     return Binding(
         driver(files, vf),
@@ -84,29 +87,29 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
 
 
 def _node_guid(files: Files, vf: str) -> str | None:
-    """``0011:2233:4455:6677`` of sysfs, written as the spec does."""
+    """The node GUID in the spec's form. sysfs writes it as ``0011:2233:4455:6677``."""
     devices = names_or_none(files, f"{device_path(vf)}/infiniband")
     digits = read_or(files, f"/sys/class/infiniband/{devices[0]}/node_guid", "").replace(":", "") if devices else ""
     return ":".join(digits[place : place + 2] for place in range(0, len(digits), 2)) or None
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """Bind the VFs that have no driver or another than wanted; bind again those whose driver holds another address."""
+    """Bind VFs that have no driver or the wrong one. Rebind VFs whose driver uses another address than the PF assigned."""
     changes = []
     for address, nic in links.usable(want, have):
         state: Bindings = have[NAME][address]
         count = nic.vf_count() or 0
         if count and not state.autoprobe:
-            # With it off, pci_device_can_probe() refuses every driver that is no override, the one that we ask for included.
+            # While it is off, pci_device_can_probe() refuses every driver but an override, even for our write to drivers_probe.
             changes.append(Change(NAME, address, "autoprobe", False, True))
-        told: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
+        granted: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
         for index in range(count):
-            change = _plan_vf(f"{address}#{index}", nic.vf(index), state, index, told.get(index))
+            change = _plan_vf(f"{address}#{index}", nic.vf(index), state, index, granted.get(index))
             changes += [change] if change else []
     return changes
 
 
-def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, told: VfInfo | None) -> Change | None:
+def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, granted: VfInfo | None) -> Change | None:
     vf = state.vfs.get(index)
     bound = vf.driver if vf else None
     if wanted.driver == VFIO:
@@ -120,8 +123,8 @@ def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, tol
         )
     for field, before in (("mac", vf.mac), ("node_guid", vf.node_guid)):
         after = getattr(wanted, field)
-        # What its PF did not take the VF's driver would not find either.
-        if before not in (None, after) and after is not None and after == getattr(told, field, None):
+        # Rebind only if the PF has the wanted value: the driver reads it from there.
+        if before not in (None, after) and after is not None and after == getattr(granted, field, None):
             skip_if_owned = wanted.owner != "trackbed"
             return Change(NAME, target, field, before, after, Disruption.REBIND, skip_if_owned=skip_if_owned)
     return None
@@ -140,8 +143,13 @@ def _bind_vfio(target: str, vf: Binding | None, vfio: bool) -> Change:
     return change
 
 
+def lifted_by(change: Change) -> str:
+    """A VF that is not there comes with the number of VFs; a module that is not loaded does not."""
+    return "" if change.blocker == NO_VFIO else vfs.NAME
+
+
 def apply(machine: Machine, change: Change) -> None:
-    """Let the kernel find a VF's driver, after taking it from the present one for another driver or a new address."""
+    """Unbind a VF from its driver if it has one, and have the kernel bind it again."""
     files = machine.files
     if change.field == "autoprobe":
         files.write(f"{device_path(change.device)}/sriov_drivers_autoprobe", "1")
@@ -149,22 +157,22 @@ def apply(machine: Machine, change: Change) -> None:
     vf = pci_of(files, change.target)
     override = VFIO if change.after == VFIO else ""
     path = f"{PCI}/{vf}/driver_override"
-    # For an address the driver stays the same, and so does what says which it may be.
+    # A new address needs no other driver, so driver_override stays as it is.
     if change.field == "driver" and read_or(files, path, NO_OVERRIDE) != (override or NO_OVERRIDE):
         files.write(path, override or "\n")
     if change.before is not None and driver(files, vf) is not None:
         files.write(f"{PCI}/{vf}/driver/unbind", vf)
         if change.field == "mac":
-            # A trusted VF's driver has given its PF the old address again as it went (igbvf_down).
+            # On unbinding, the driver of a trusted VF has set the old address in the PF again (igbvf_down).
             index = int(change.target.partition("#")[2])
             machine.netlink.set_vf(ifindex_of(files, change.device), index, mac=str(change.after))
     files.write("/sys/bus/pci/drivers_probe", vf)
     bound = driver(files, vf)
     if bound is None:
-        raise FileNotFoundError(errno.ENOENT, f"no loaded driver takes {vf}; {_advice(override)}")
+        raise FileNotFoundError(errno.ENOENT, f"no loaded driver binds to {vf}; {_advice(override)}")
     if change.field == "driver" and (bound in PASSTHROUGH.drivers) != bool(override):
-        raise FileExistsError(errno.EEXIST, f"{bound} took {vf}; see who else sets its driver_override")
+        raise FileExistsError(errno.EEXIST, f"{bound} bound to {vf} instead; see what else sets its driver_override")
 
 
 def _advice(override: str) -> str:
-    return "see the kernel's log for the reason of vfio-pci" if override else "load the VF's driver"
+    return "see the kernel log (dmesg) for the reason that vfio-pci gives" if override else "load the VF's driver"

@@ -1,4 +1,4 @@
-"""When a netdev's queues interrupt (`ethtool -c`)."""
+"""Interrupt coalescing of a netdev (`ethtool -c`)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def observe(
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """Every value that differs. Off comes before the numbers and on after them: some drivers take none while they adapt."""
+    """Every value that differs. Adaptive mode goes off first and on last: some drivers accept no numbers while it is on."""
     changes = []
     for setting in vf_links.settings(want, have, NAME, NAME):
         given = {name: getattr(setting.given, name) for name in (*ADAPTIVE, *NUMBERS)}
@@ -55,5 +55,5 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 def apply(machine: Machine, change: Change) -> None:
     """Set one value, after finding the netdev again."""
-    given = {change.field: change.after if isinstance(change.after, bool) else int(change.after or 0)}
+    given = {change.field: change.after if isinstance(change.after, bool) else change.number}
     machine.ethtool.set_coalescing(ifindex_of(machine.files, change.target), given)

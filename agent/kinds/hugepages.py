@@ -1,7 +1,7 @@
 """Huge pages in the kernel's pools, on one NUMA node or over all of them.
 
-Compared is the persistent pool, ``nr_hugepages`` less ``surplus_hugepages``: when a pool is made smaller than what is in use,
-the kernel takes nothing from anybody but calls the rest surplus, and frees each such page when its user is through with it.
+The persistent pool is compared: ``nr_hugepages`` minus ``surplus_hugepages``. When a pool is made smaller than what is in use,
+the kernel counts the excess pages as surplus, and frees each when its user releases it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALL_NODES = "/sys/kernel/mm/hugepages"
 
 @frozen
 class Pool:
-    """A pool as the kernel has it, in pages; ``missing`` says why there is none."""
+    """A pool in pages; ``missing`` says why there is none."""
 
     total: int = 0
     free: int = 0
@@ -40,7 +40,7 @@ class Pool:
 
     @property
     def persistent(self) -> int:
-        """What was asked of the kernel and given by it."""
+        """The pages that were requested and allocated."""
         return self.total - self.surplus
 
 
@@ -76,9 +76,9 @@ def read(files: Files, pool: HugepagePool) -> Pool:
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The pools whose size differs."""
     changes = []
-    found: Mapping[str, Pool] = have[NAME].get(HOST, {})
+    pools: Mapping[str, Pool] = have[NAME].get(HOST, {})
     for pool in sorted(want.spec.hugepages, key=lambda pool: pool.name):
-        now = found.get(pool.name, Pool(missing="it has not been read"))
+        now = pools.get(pool.name, Pool(missing="it has not been read"))
         if now.missing:
             remedy = "compare with /sys/devices/system/node/node*/hugepages"
             changes.append(Change(NAME, HOST, pool.name, None, pool.count, blocker=now.missing, remedy=remedy))
@@ -89,7 +89,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """A pool's pages as they are now."""
+    """A pool's persistent pages as they are now."""
     if any(pool.name == kept.field for pool in want.spec.hugepages):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     now = read(machine.files, HugepagePool.named(kept.field, 0))
@@ -97,8 +97,8 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Ask the kernel for the pool. It may find less contiguous memory than that, and keeps what it found."""
-    pool = HugepagePool.named(change.field, int(change.after or 0))
+    """Request the pool's size. The kernel may find less contiguous memory than that; it then keeps the pages it found."""
+    pool = HugepagePool.named(change.field, change.number)
     machine.files.write(f"{path(pool)}/nr_hugepages", str(pool.count))
     now = read(machine.files, pool)
     if now.persistent < pool.count:

@@ -1,7 +1,7 @@
-"""What irqbalance must keep off, while it may balance all else (policy ``banned``).
+"""The devices whose interrupts irqbalance must not move (policy ``banned``); it may balance all others.
 
-irqbalance asks its policy script about each interrupt that it finds, so that a ban outlives restarts and new numbers. The
-deploy makes it run with ours, and that looks a device up in the list that is kept here. SIGHUP makes irqbalance look again.
+irqbalance runs a policy script for each interrupt that it finds, so a ban survives restarts and new interrupt numbers. The
+deploy installs the script, which looks a device up in the list that this kind writes. SIGHUP makes irqbalance ask again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ LIST = "/var/lib/trackbed/irqbalance-banned"
 
 @frozen
 class Bans:
-    """The PFs that are listed; ``asked``: every irqbalance that runs asks our script (the last of several counts)."""
+    """``functions``: the listed PFs. ``asked``: every running irqbalance uses our script; its last option counts."""
 
     functions: tuple[str, ...]
     asked: bool
 
 
+def read_for(want: Wanted) -> object:
+    """The spec's policy for irqbalance."""
+    return want.spec.irqs.irqbalance
+
+
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bans]:
-    """The list, and how irqbalance runs; nothing unless the policy is to ban."""
+    """The list, and whether irqbalance uses the script; nothing unless the policy is ``banned``."""
     if want.spec.irqs.irqbalance != "banned" or not host_in_scope(scope):
         return {}
     listed = tuple(read_or(machine.files, LIST, "").split())
@@ -46,17 +51,17 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Bans]:
 
 
 def _policy_script(command: tuple[str, ...]) -> str | None:
-    given: str | None = None
+    script: str | None = None
     for option, value in zip(command, (*command[1:], ""), strict=True):
         if option in ("-l", "--policyscript"):
-            given = value
+            script = value
         elif option.startswith("--policyscript="):
-            given = option.partition("=")[2]
-    return given
+            script = option.partition("=")[2]
+    return script
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """A list that is not that of the wanted NICs."""
+    """One change if the list differs from the wanted NICs."""
     bans: Bans | None = have[NAME].get(HOST)
     if want.spec.irqs.irqbalance != "banned" or bans is None:
         return []

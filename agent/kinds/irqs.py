@@ -1,8 +1,8 @@
-"""Which CPU serves which queue's interrupt, over the whole node.
+"""The CPU that serves each queue's interrupt, placed over the whole node.
 
-Judged by smp_affinity_list. It shows a move that waits for the next interrupt (x86 without interrupt remapping), which
-effective_affinity_list shows only after that: an idle interrupt may lag for ever, and writing again would not help. A move that
-fails then is dropped, and smp_affinity_list shows the old CPUs again (kernel/irq/migration.c, irq_move_masked_irq).
+smp_affinity_list is compared, not effective_affinity_list. On x86 without interrupt remapping a move takes effect at the next
+interrupt, and effective_affinity_list shows the old CPU until then: for an idle interrupt, for ever. If the move fails at that
+time, smp_affinity_list shows the old CPUs again (kernel/irq/migration.c, irq_move_masked_irq).
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 
 from agent.hardware.functions import PCI, driver, pci_of
 from agent.hardware.placement import Key, Pool, place, pool
 from agent.hardware.sysfs import names_or_none, ranges, read_or
-from agent.hardware.topology import Topology
 from agent.kinds import Reading
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
@@ -30,17 +29,18 @@ from agent.vendors import vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "irqs"
-# Channels are what has interrupts, and a driver may request them anew for other rings.
+# Interrupts belong to channels, and a driver may request them again when its rings change.
 AFTER = ("channels", "irqbalance", "rings")
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
+OTHER_WRITERS = ("irqbalance", "tuned")
 
 MANAGEMENT = "management"
 
 
 @frozen
 class Irq:
-    """One requested interrupt of a function; ``role`` and ``queue`` name it, since its number does not last."""
+    """One requested interrupt of a function. ``role`` and ``queue`` identify it, since its number may change."""
 
     number: int
     role: str
@@ -53,29 +53,29 @@ class Irq:
         return f"{self.role}-{self.queue}"
 
 
-# No file of the kernel's tells how many vectors a CPU has left; a refused write does. It is believed until the next boot: a CPU
-# that is asked again now and then would take the node's readiness each time. Kept where `trackbed plan` finds it, too.
+# The CPUs without a free interrupt vector. The kernel shows this only by refusing a write (ENOSPC). A CPU counts as full until
+# the next boot: each new try would make the node unready for a moment. It is a file so that `trackbed plan` knows them, too.
 FULL = "/run/trackbed/full-cpus"
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
-    """Each PF's interrupts and its VFs', by target; those of a VF in a process's hands (vfio) are its own business.
+    """The interrupts of each PF and its VFs, by target; none for a function that is passed through (vfio).
 
-    None if nothing is placed by them. Under HOST the CPUs that have no interrupt vector left, if any.
+    Empty if the spec uses no interrupt placement. Under HOST: the CPUs without a free interrupt vector, if any.
     """
     if not _places(want):
         return {}
-    found: dict[str, Any] = {
+    irqs: dict[str, Any] = {
         address: {target: _placeable(machine.files, pci) for target, pci in functions.items()}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
     if full := _full(machine.files):
-        found[HOST] = full
-    return found
+        irqs[HOST] = full
+    return irqs
 
 
 def _places(want: Wanted) -> bool:
-    """Whether anything goes by where interrupts are."""
+    """Whether the spec asks for anything that depends on where interrupts are."""
     return want.spec.irqs.pin or want.spec.rps.enable or want.spec.xps.enable
 
 
@@ -91,7 +91,7 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     """The interrupts that a function's driver has requested, by number."""
     pattern = vendor(driver(files, pci)).queue_irqs
     management = 0
-    found = []
+    irqs = []
     for number in sorted(map(int, names_or_none(files, f"{PCI}/{pci}/msi_irqs"))):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
@@ -101,13 +101,13 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
         if role == MANAGEMENT:
             queue = management
             management += 1
-        found.append(Irq(number, role, queue, affinity))
-    return tuple(found)
+        irqs.append(Irq(number, role, queue, affinity))
+    return tuple(irqs)
 
 
 @lru_cache(maxsize=32768)
 def _serves(pattern: re.Pattern[str], action: str) -> tuple[str, int]:
-    """The role and queue of an interrupt by its name; the same in every pass, and there may be thousands."""
+    """The role and queue in an interrupt's name. Cached: there may be thousands, the same in every pass."""
     match = pattern.search(action)
     return (match["role"].lower(), int(match["queue"])) if match else (MANAGEMENT, 0)
 
@@ -131,31 +131,13 @@ def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
     return {address: pool(have.topology, nic.function.numa_node, exclude) for address, nic in want.nics.items()}
 
 
-@define
-class _Placed:
-    """The last placement, and what it was made of: several kinds need it in each pass, and most passes find nothing new."""
-
-    want: Wanted | None = None
-    irqs: Mapping[str, Any] | None = None
-    topology: Topology | None = None
-    result: Mapping[Key, int] = field(factory=dict)
-
-
-_placed = _Placed()
-
-
 def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
     """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it.
 
-    The same object as before while spec, interrupts and CPUs are the same.
+    Several kinds need it in each pass, and in most passes spec, interrupts and CPUs are those of the pass before: it is
+    the same object then.
     """
-    last = _placed
-    new = (last.want, last.irqs, last.topology) != (want, have[NAME], have.topology)
-    # Kept if they are equal, too: the next kind of this pass then asks about the same objects, which takes no comparing.
-    last.want, last.irqs, last.topology = want, have[NAME], have.topology
-    if new:
-        last.result = _place(want, have)
-    return last.result
+    return have.derived.get("placement", (want, have[NAME], have.topology), lambda: _place(want, have))
 
 
 def _place(want: Wanted, have: Snapshot) -> dict[Key, int]:
@@ -171,20 +153,20 @@ def _place(want: Wanted, have: Snapshot) -> dict[Key, int]:
             if len(irq.affinity) == 1:
                 previous.setdefault(key, irq.affinity[0])
             affinities.setdefault(key, set()).add(irq.affinity)
-            # Who has its vectors on a full CPU keeps them; a queue of which one found none there goes elsewhere, whole.
+            # A queue already on a full CPU stays there. If one of its interrupts gets no vector, the whole queue moves.
             stays = previous.get(key) in full and len(affinities[key]) == 1
             keys[key] = (local if stays else roomy)[address]
     return place(have.topology, keys, previous)
 
 
 def _without(pool: Pool, full: frozenset[int]) -> Pool:
-    """The pool's CPUs that take another interrupt; all of them if none does."""
+    """The pool's CPUs that have a free vector; all of them if none has."""
     left = tuple(id for id in pool.cpus if id not in full)
     return evolve(pool, cpus=left) if left else pool
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """Queues' interrupts to one CPU each; management ones to any CPU of the pool."""
+    """Each queue's interrupts go to one CPU, management interrupts to all CPUs of the pool."""
     if not want.spec.irqs.pin:
         return []
     placed = placement(want, have)
@@ -209,7 +191,7 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """One interrupt's affinity, where they are not observed; one that was and was not found is not sought again."""
+    """One interrupt's affinity, if :func:`observe` reads none. If it does, an interrupt that it has not found is gone."""
     if _places(want) or kept.device not in want.nics:
         return None
     irqs = function_irqs(machine.files, pci_of(machine.files, kept.target))
@@ -230,16 +212,18 @@ def apply(machine: Machine, change: Change) -> None:
         if error.errno in (errno.EPERM, errno.EIO):
             raise OSError(errno.EOPNOTSUPP, "the kernel manages this interrupt's affinity") from error
         if error.errno == errno.ENOSPC:
-            said = f"ENOSPC: CPU {change.after} has no interrupt vector left; {_remember_full(machine.files, change)}"
-            raise OSError(errno.ENOSPC, said) from error
+            message = (
+                f"ENOSPC: CPU {change.after} has no interrupt vector left; {_remember_full(machine.files, change)}"
+            )
+            raise OSError(errno.ENOSPC, message) from error
         raise
 
 
 def _remember_full(files: Files, change: Change) -> str:
-    """Plan without this CPU from now on. :returns: what comes of it."""
+    """Leave this CPU out of placements until the next boot. :returns: what happens next, for the message."""
     if len(asked := parse_ranges(str(change.after))) == 1:
         try:
             files.replace(FULL, format_ranges({*_full(files), *asked}))
         except OSError as error:
-            return f"that cannot be kept ({FULL}: {error.strerror}), so it is tried again; make room there"
-    return "another one is next"
+            return f"{FULL} cannot be written ({error.strerror}), so the same CPU is tried again; make room in /run"
+    return "another CPU is tried next"

@@ -1,7 +1,7 @@
-"""The netdevs of PFs: there, up, with MTU and names. Before their VFs: a VF driver that finds its PF down takes no address.
+"""The netdevs of PFs: present, up, with the wanted MTU, queue length and alternative names.
 
-So a PF's MTU is raised before its VFs', and lowered before them as well: igb allows that (seen on 6.1), and its VFs keep theirs
-until their turn comes.
+They come before VFs, because a VF driver that is bound while its PF is down gets no MAC address. A PF's MTU is therefore also
+lowered before that of its VFs. igb allows that (seen on 6.1): the VFs keep their larger MTU until they are set.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ NAME = "links"
 AFTER: tuple[str, ...] = ()
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
+OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "ifplugd", "netplan")
 
-# Each alternative name is a value of its own: `altname NAME`, there or not.
+# Each alternative name is a field of its own, `altname NAME`, whose value is one of these.
 ALTNAME = "altname "
 PRESENT, ABSENT = "present", "absent"
 
 
 @frozen
 class LinkStatus:
-    """The netdev of the function at ``pci``. ``ready``: udev has initialised it; until then its name is not settled.
+    """The netdev of the function at ``pci``. ``ready``: udev has initialised it; before that its name may still change.
 
-    ``missing``: the driver of a PF is bound, and no network namespace has its netdev.
+    ``missing``: a PF has a driver, and its netdev is in no network namespace.
     """
 
     pci: str
@@ -55,7 +56,7 @@ def _status_of_pf(machine: Machine, pci: str) -> LinkStatus:
     found = status(machine, pci)
     if found.link is not None or found.driver is None or not vendor(found.driver).has_netdev:
         return found
-    # InfiniBand does without, unless it is to carry IP (ib_ipoib).
+    # An InfiniBand function has a netdev only with ib_ipoib.
     if names_or_none(machine.files, f"{device_path(pci)}/infiniband"):
         return found
     return evolve(found, missing=pci not in machine.namespaces.holding([pci]))
@@ -70,8 +71,8 @@ def status(machine: Machine, pci: str) -> LinkStatus:
 
 
 def initialised(files: Files, ifindex: int) -> bool:
-    """Whether udev is through with a netdev (its database has an entry), or does not run here at all."""
-    # Its folder has an entry for each device of the node: too many to list for each.
+    """Whether udev has initialised a netdev (its database has an entry), or does not run on this machine."""
+    # The database has an entry for each device of the node: too many to list for every netdev.
     if read_or(files, f"/run/udev/data/n{ifindex}", ""):
         return True
     try:
@@ -82,15 +83,15 @@ def initialised(files: Files, ifindex: int) -> bool:
 
 
 def usable(want: Wanted, have: Snapshot) -> list[tuple[str, WantedNic]]:
-    """The wanted NICs whose VFs can be seen to: their netdev is there, and udev is through with it.
+    """The wanted NICs whose VFs can be configured: the PF's netdev is there, and udev has initialised it.
 
-    A VF that is made earlier finds its PF down, and has no address to be given.
+    A VF that is created earlier finds its PF down and gets no MAC address.
     """
-    found: Mapping[str, Mapping[str, LinkStatus]] = have[NAME]
+    statuses: Mapping[str, Mapping[str, LinkStatus]] = have[NAME]
     return [
         (address, nic)
         for address, nic in sorted(want.nics.items())
-        if (own := found.get(address, {}).get(address)) and (own.ready or not vendor(own.driver).has_netdev)
+        if (own := statuses.get(address, {}).get(address)) and (own.ready or not vendor(own.driver).has_netdev)
     ]
 
 
@@ -114,11 +115,11 @@ def plan_link(
     state: LinkState | None,
     txqueuelen: int | None,
 ) -> list[Change]:
-    """What one netdev needs; nothing while another network namespace has it, or if its family makes none."""
+    """The changes of one netdev; none while it is in another network namespace, or if its driver creates none."""
     if found is not None and not vendor(found.driver).has_netdev:
         return []
     if found is not None and found.link is None and found.driver is not None and not found.missing:
-        return []  # another network namespace has it
+        return []  # it is in another network namespace
     if found is None or found.link is None or not found.ready:
         return [_absent(kind, target, found)]
     link = found.link
@@ -142,25 +143,27 @@ def _absent(kind: str, target: str, found: LinkStatus | None) -> Change:
         bound = found.driver if found else None
         blocker = f"its netdev is not there (driver: {bound or 'none'})"
         remedy = (
-            "load the driver that makes its netdev" if bound is None else "see the kernel's log for the driver's error"
+            "load the driver that creates its netdev"
+            if bound is None
+            else "see the kernel log (dmesg) for the driver's error"
         )
     return Change(kind, target, "netdev", ABSENT, PRESENT, blocker=blocker, remedy=remedy)
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     """Each PF's MTU, state and queue length."""
-    found: Mapping[str, Mapping[str, LinkStatus]] = have[NAME]
+    statuses: Mapping[str, Mapping[str, LinkStatus]] = have[NAME]
     return [
         reading
         for address, nic in sorted(want.nics.items())
-        for reading in link_readings(address, found.get(address, {}).get(address), nic.nic)
+        for reading in link_readings(address, statuses.get(address, {}).get(address), nic.nic)
     ]
 
 
 def link_readings(
     target: str, found: LinkStatus | None, wanted: Nic | VfAttributes, skip_if_owned: bool = False
 ) -> Iterator[Reading]:
-    """One netdev's MTU, state and queue length; nothing while it is not there."""
+    """One netdev's MTU, state and queue length; none while it is not there."""
     if found is None or found.link is None or not found.ready:
         return
     link = found.link
@@ -172,7 +175,7 @@ def link_readings(
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """An alternative name that was given to a netdev; those that others gave it are none of ours to tell."""
+    """Whether a netdev still has an alternative name that the agent added."""
     nic = want.nics.get(kept.target)
     if nic is None or not kept.field.startswith(ALTNAME):
         return None
@@ -185,12 +188,12 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Set one thing of a netdev, after finding it again by its PCI address: names and indexes do not last."""
+    """Set one value of a netdev. It is looked up by its PCI address again, since names and indexes change."""
     ifindex = ifindex_of(machine.files, change.target)
     if change.field == "mtu":
-        machine.netlink.set_link(ifindex, mtu=int(change.after or 0))
+        machine.netlink.set_link(ifindex, mtu=change.number)
     elif change.field == "txqueuelen":
-        machine.netlink.set_link(ifindex, txqueuelen=int(change.after or 0))
+        machine.netlink.set_link(ifindex, txqueuelen=change.number)
     elif change.field.startswith(ALTNAME) and change.after == PRESENT:
         _add_altname(machine, change.target, change.field.removeprefix(ALTNAME))
     elif change.field.startswith(ALTNAME):

@@ -1,7 +1,7 @@
-"""How much a NIC asks for in one PCIe read (MRRS): with too little, requests hold up who reads memory at 200 Gb/s and more.
+"""The largest PCIe read request of a NIC (MRRS). Too small a value limits NICs of 200 Gb/s and more.
 
-It is in the Device Control register of the physical function, which its VFs follow. A reset or a driver puts its own value
-back.
+It is a field of the Device Control register of the physical function, and counts for its VFs as well. A reset or the driver
+may set another value.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ REACH = "function"
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, int]]:
-    """The bytes of each PF that the spec gives a value, by target; without a PCI Express capability it is left out."""
-    found: dict[str, dict[str, int]] = {}
+    """The value in bytes of each PF for which the spec gives one, by target; empty without a PCI Express capability."""
+    sizes: dict[str, dict[str, int]] = {}
     for address in pfs_in_scope(want, scope):
         if want.nics[address].nic.max_read_request is None:
             continue
         with suppress(FileNotFoundError):
             register = device_control(machine.files, address)
-            found[address] = {address: max_read_request(register[1])} if register else {}
-    return found
+            sizes[address] = {address: max_read_request(register[1])} if register else {}
+    return sizes
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -56,7 +56,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """A PF's bytes as they are now."""
+    """A PF's value as it is now."""
     nic = want.nics.get(kept.device)
     if nic is None:
         return None
@@ -67,13 +67,13 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Write the register's two bytes, with what it holds otherwise as it is now."""
+    """Write the register's two bytes; its other fields keep their present values."""
     register = device_control(machine.files, change.device)
     if register is None:
-        raise FileNotFoundError(errno.ENOENT, f"{change.device} has no PCI Express capability any more")
+        raise FileNotFoundError(errno.ENOENT, f"{change.device} no longer has a PCI Express capability")
     at, control = register
-    made = with_max_read_request(control, int(change.after or 0))
+    made = with_max_read_request(control, change.number)
     try:
         machine.files.write_at(f"{device_path(change.device)}/config", at, made.to_bytes(2, "little"))
     except PermissionError as error:
-        raise OSError(errno.EOPNOTSUPP, "the kernel is locked down (Secure Boot) and lets nobody write it") from error
+        raise OSError(errno.EOPNOTSUPP, "the kernel is locked down (Secure Boot), which forbids writing it") from error

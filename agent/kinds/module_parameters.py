@@ -1,7 +1,7 @@
-"""Parameters of loaded kernel modules: the value in /sys/module, not the file that says what they are loaded with.
+"""Parameters of loaded kernel modules: the value in /sys/module, not the file in /etc/modprobe.d.
 
-A parameter whose file has no write bit is taken when the module is loaded, and never again: such a change waits for a reload
-or a reboot. Names are compared as modprobe(8) does: ``-`` and ``_`` are the same.
+A parameter whose file has no write bit is read only when the module is loaded, so such a change waits for a reload or a
+reboot. Names are compared as modprobe(8) does: ``-`` and ``_`` are the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REACH = "device"
 
 @frozen
 class Parameter:
-    """One parameter as the module has it; ``missing`` says why it has none."""
+    """One parameter of a loaded module; ``missing`` says why there is none."""
 
     value: str = ""
     writable: bool = False
@@ -67,11 +67,11 @@ def _read(machine: Machine, module: str, name: str) -> Parameter:
         shown = ", ".join(names_or_none(files, _path(module)))
         return Parameter(missing=f"{module} shows no parameter {name} (it has {shown or 'none'})")
     except PermissionError:
-        return Parameter(missing=f"{module} does not tell its parameter {name}")
+        return Parameter(missing=f"parameter {name} of {module} cannot be read (its file has no read permission)")
 
 
 def _same(one: str, other: str) -> bool:
-    """Whether two texts are one value: Y and 1, 0x10 and 16."""
+    """Whether two texts mean the same value: Y and 1, 0x10 and 16."""
     return _number(one) == _number(other)
 
 
@@ -87,20 +87,21 @@ def _number(text: str) -> int | str:
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The parameters whose value differs."""
     changes = []
-    found: Mapping[str, Parameter] = have[NAME].get(HOST, {})
+    parameters_now: Mapping[str, Parameter] = have[NAME].get(HOST, {})
     for module, parameters in sorted(want.spec.module_parameters.items()):
         for name, after in sorted(parameters.items()):
             field = f"{module}.{name}"
-            now = found.get(field, Parameter(missing="it has not been read"))
+            now = parameters_now.get(field, Parameter(missing="it has not been read"))
             if now.missing:
                 remedy = f"load it (kernel_modules), see modinfo {module}, or take {field} out of the spec"
                 changes.append(Change(NAME, HOST, field, None, after, blocker=now.missing, remedy=remedy))
             elif not _same(now.value, after):
                 disruption = Disruption.NONE if now.writable else Disruption.REBOOT
                 remedy = (
-                    f"see what it takes: modinfo {module}"
+                    f"see which values it accepts: modinfo {module}"
                     if now.writable
-                    else f"it is taken when the module is loaded: write `options {module} {name}={after}` to /etc/modprobe.d "
+                    else f"it is read only when the module is loaded: write "
+                    f"`options {module} {name}={after}` to /etc/modprobe.d "
                     f"(kernel_module_options), then reload {module} or reboot"
                 )
                 changes.append(Change(NAME, HOST, field, now.value, after, disruption, remedy=remedy))
@@ -115,7 +116,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     now = _read(machine, module, name)
     if now.missing:
         return None
-    # It shows Y where 1 was written.
+    # The kernel shows Y where 1 was written.
     value = kept.after if _same(now.value, str(kept.after)) else now.value
     return Reading(HOST, kept.field, value, wanted=False)
 
@@ -126,8 +127,8 @@ def apply(machine: Machine, change: Change) -> None:
     try:
         machine.files.write(f"{_path(module)}/{canonical(name)}", str(change.after))
     except PermissionError as error:
-        raise OSError(errno.EOPNOTSUPP, "a loaded module does not take it") from error
+        raise OSError(errno.EOPNOTSUPP, "the module reads it only when it is loaded") from error
     except OSError as error:
         if error.errno == errno.EINVAL:
-            raise OSError(errno.EINVAL, f"the module does not take the value {change.after!r}") from error
+            raise OSError(errno.EINVAL, f"the module does not accept the value {change.after!r}") from error
         raise

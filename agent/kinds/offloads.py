@@ -1,4 +1,4 @@
-"""Which of a netdev's features are on (`ethtool -k`)."""
+"""The offloads of a netdev (`ethtool -k`): which of its features are on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AFTER = ("coalescing",)
 UNKNOWN_UNTIL = ("vfs", "bindings")
 REACH = "function"
 
-# What the ethtool command calls the kernel's features by names of its own (off_flag_def in its common.c).
+# The ethtool command has its own names for some of the kernel's features (off_flag_def in its common.c).
 ETHTOOL_NAMES = {
     "rx": "rx-checksum",
     "rx-checksumming": "rx-checksum",
@@ -66,7 +66,9 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def _unknown(setting: vf_links.Setting, name: str) -> Change:
     if not setting.read:
-        return setting.change(NAME, name, None, setting.given[name])  # what the kernel answers to that is the reason
+        return setting.change(
+            NAME, name, None, setting.given[name]
+        )  # nothing was read: apply reports the kernel's own error
     near = [ETHTOOL_NAMES[name]] if name in ETHTOOL_NAMES else difflib.get_close_matches(name, setting.read, n=1)
     remedy = f"did you mean {near[0]!r}?" if near else "see `ethtool -k` for those there are"
     blocker = f"this kernel knows no feature {name!r}"
@@ -76,13 +78,15 @@ def _unknown(setting: vf_links.Setting, name: str) -> Change:
 def _differing(setting: vf_links.Setting, wanted: Mapping[str, bool]) -> list[Change]:
     resets = vendor(setting.status.driver).offloads_flap
     features: Mapping[str, Feature] = setting.read
-    # Asked for before, and not so: only another feature's change can help.
+    # All were requested before and did not change: a further request would change nothing.
     stuck = all(features[name].changeable and features[name].requested == on for name, on in wanted.items())
     changes = []
     for name, on in sorted(wanted.items()):
         flaps = features[name].changeable and (resets is None or name in resets)
-        kept = f"it was asked for, and the driver or a feature that it goes with keeps it {'off' if on else 'on'}"
-        blocker, remedy = (kept, "see `ethtool -k`, and give the others as well") if stuck else ("", "")
+        kept = f"it was requested, but the driver or a feature that it depends on keeps it {'off' if on else 'on'}"
+        blocker, remedy = (
+            (kept, "see `ethtool -k`, and give the features that it depends on as well") if stuck else ("", "")
+        )
         changes.append(setting.change(NAME, name, not on, on, flaps, blocker, remedy))
     return changes
 
@@ -100,5 +104,5 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Ask for one feature, after finding the netdev again."""
+    """Request one feature, after finding the netdev again."""
     machine.ethtool.set_feature(ifindex_of(machine.files, change.target), change.field, bool(change.after))

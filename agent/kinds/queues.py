@@ -1,6 +1,7 @@
-"""The receive and transmit queues of netdevs, wherever they are: read for rps, rfs and xps. Nothing to plan.
+"""Observer: the receive and transmit queues of netdevs in any network namespace, read for rps, rfs and xps.
 
-A VF whose netdev was moved to another network namespace, a pod's, is read and written there: interrupts and steering stay ours.
+A VF's netdev may be in a pod's network namespace. Its queues are read and written there, since the node's agent remains
+responsible for interrupts and steering.
 """
 
 from __future__ import annotations
@@ -26,15 +27,13 @@ from agent.vendors import vendor
 
 NAME = "queues"
 AFTER = ("irqs",)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
 
 Masks = Literal["rps", "xps"]
-# Of which queues they are.
+# The direction of the queues that have the mask.
 DIRECTIONS: Mapping[Masks, str] = {"rps": "rx", "xps": "tx"}
 
 QUEUES = NET + "/{name}/queues"
-# RFS's table of the node. It exists in the host's network namespace only, and is for all of them (sysctl_net_core.c).
+# The node's RFS table. The file exists only in the host's network namespace and applies to all (sysctl_net_core.c).
 ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
 
 
@@ -42,8 +41,8 @@ ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
 class Queues:
     """A netdev's queues by their numbers.
 
-    ``rps``: the CPUs that each receive queue is steered to. ``flows``: the size of its flow table; not read on a node
-    without RFS. ``xps``: the CPUs that send through each transmit queue; a netdev with a single one has none.
+    ``rps``: the CPUs that process each receive queue's packets. ``flows``: the size of each receive queue's flow table; not
+    read on a node without RFS. ``xps``: the CPUs that send through each transmit queue; empty if there is only one queue.
     """
 
     rps: Mapping[int, frozenset[int]]
@@ -55,30 +54,30 @@ NONE = Queues({}, {}, {})
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Queues]]:
-    """The queues of each PF and its VFs, by target; none of a netdev that cannot be seen."""
+    """The queues of each PF and its VFs, by target; empty for a netdev that cannot be reached."""
     functions = functions_in_scope(machine.files, want, scope)
     flows = want.spec.rfs.enable or read_or(machine.files, ENTRIES, "0") != "0"
-    away = [pci for found in functions.values() for pci in found.values() if _is_away(machine.files, pci)]
+    away = [pci for of_pf in functions.values() for pci in of_pf.values() if _is_away(machine.files, pci)]
     places = machine.namespaces.holding(away) if away else {}
-    found: dict[str, dict[str, Queues]] = {}
+    queues: dict[str, dict[str, Queues]] = {}
     for address, of_address in functions.items():
-        found[address] = {}
+        queues[address] = {}
         for target, pci in of_address.items():
-            found[address][target] = NONE
+            queues[address][target] = NONE
             if (name := netdev(machine.files, pci)) is not None:
-                found[address][target] = _read(machine.files, QUEUES.format(name=name), flows)
+                queues[address][target] = _read(machine.files, QUEUES.format(name=name), flows)
             elif pci in places:
                 try:
                     with machine.namespaces.files(places[pci]) as files:
                         if (name := netdev(files, pci)) is not None:
-                            found[address][target] = _read(files, QUEUES.format(name=name), flows)
+                            queues[address][target] = _read(files, QUEUES.format(name=name), flows)
                 except FileNotFoundError:
-                    continue  # it went with its namespace; an event tells where it came out
-    return found
+                    continue  # the namespace is gone; an event follows when the netdev is back
+    return queues
 
 
 def _is_away(files: Files, pci: str) -> bool:
-    """A network driver without a netdev in the host's namespace."""
+    """Whether a function has a network driver, but no netdev in the host's network namespace."""
     bound = driver(files, pci)
     return bound is not None and vendor(bound).has_netdev and netdev(files, pci) is None
 
@@ -87,7 +86,7 @@ def _read(files: Attributes, folder: str, flows: bool) -> Queues:
     names = names_or_none(files, folder)
     receive = {int(name[3:]): f"{folder}/{name}" for name in names if name.startswith("rx-")}
     transmit = {int(name[3:]): f"{folder}/{name}" for name in names if name.startswith("tx-")}
-    # The attribute of a single transmit queue is there and gives ENOENT (net-sysfs.c, xps_cpus_show).
+    # With a single transmit queue the file exists, but reading it gives ENOENT (net-sysfs.c, xps_cpus_show).
     several = transmit if len(transmit) > 1 else {}
     return Queues(
         rps={q: _mask(files, f"{p}/rps_cpus") for q, p in receive.items()},
@@ -101,14 +100,14 @@ def _mask(files: Attributes, path: str) -> frozenset[int]:
 
 
 def each(have: Snapshot) -> Iterator[tuple[str, str, Queues]]:
-    """PF, target and queues of every netdev that was read, in an order that does not change."""
+    """PF, target and queues of every netdev that was read, in a stable order."""
     for address, netdevs in sorted(have[NAME].items()):
         for target, queues in netdevs.items():
             yield address, target, queues
 
 
 def readings(want: Wanted, have: Snapshot, masks: Masks, wanted: bool) -> list[Reading]:
-    """Each queue's mask of one sort, of the netdevs of wanted NICs; ``wanted``: the spec asks for it."""
+    """Each queue's RPS or XPS mask, for the netdevs of wanted NICs. ``wanted``: the spec has it set."""
     return [
         Reading(target, f"{DIRECTIONS[masks]}-{queue}", format_ranges(value), wanted)
         for address, target, found in each(have)
@@ -118,12 +117,12 @@ def readings(want: Wanted, have: Snapshot, masks: Masks, wanted: bool) -> list[R
 
 
 def write_mask(machine: Machine, change: Change, masks: Masks) -> None:
-    """Write the mask of the queue that a change is about."""
+    """Write the mask of a change's queue."""
     write(machine, change.target, f"{change.field}/{masks}_cpus", mask(parse_ranges(str(change.after))))
 
 
 def write(machine: Machine, target: str, path: str, text: str) -> None:
-    """Write one attribute (``rx-0/rps_cpus``) of the netdev that a target has now, in whichever namespace that is."""
+    """Write one file (``rx-0/rps_cpus``) of a target's netdev, in the network namespace that has it now."""
     with _opened(machine, target) as (files, folder):
         files.write(f"{folder}/{path}", text)
 
@@ -136,18 +135,10 @@ def _opened(machine: Machine, target: str) -> Iterator[tuple[Attributes, str]]:
         return
     namespace = machine.namespaces.holding([pci]).get(pci)
     if namespace is None:
-        raise FileNotFoundError(errno.ENOENT, f"the netdev of {target} is in no network namespace that can be seen")
+        raise FileNotFoundError(
+            errno.ENOENT, f"the netdev of {target} is in no network namespace that the agent can enter"
+        )
     with machine.namespaces.files(namespace) as files:
         if (name := netdev(files, pci)) is None:
             raise FileNotFoundError(errno.ENOENT, f"the netdev of {target} has left its network namespace")
         yield files, QUEUES.format(name=name)
-
-
-def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """Nothing: queues are observed, not wanted."""
-    return []
-
-
-def apply(machine: Machine, change: Change) -> None:
-    """Never called, since nothing is planned."""
-    raise NotImplementedError(change.kind)

@@ -1,4 +1,4 @@
-"""The RDMA devices of the NICs of which the spec expects some: read for probes. Nothing to plan."""
+"""Observer: the RDMA devices of the NICs for which the spec expects some, read for probes."""
 
 from __future__ import annotations
 
@@ -9,37 +9,39 @@ from attrs import evolve
 
 from agent.hardware.rdma import Gid, RdmaDevice, Reader, gid_fits
 from agent.machine import Machine
-from agent.report.records import HOST, Change
+from agent.report.records import HOST
 from agent.spec.nic import RdmaDevices
 from agent.state.scope import Scope, functions_in_scope
-from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 NAME = "rdma"
 AFTER = ("vf_links",)
-UNKNOWN_UNTIL: tuple[str, ...] = ()
-REACH = "function"
 
 RDMA_CM = "rdma_cm"
 
 
-def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Any]]:
-    """By target, the devices that serve each PF and VF of the NICs whose ``rdma`` the spec gives.
+def read_for(want: Wanted) -> object:
+    """Which RDMA devices each NIC of the spec must have."""
+    return {address: nic.nic.rdma for address, nic in want.nics.items()}
 
-    The GIDs of a port are those up to the first that the spec asks for, none if it asks for none. The host's
-    :data:`RDMA_CM`: whether /dev/infiniband has it.
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Any]]:
+    """By target, the RDMA devices of each PF and VF of the NICs whose ``rdma`` the spec gives.
+
+    A port's GIDs are read up to the first that fits the spec; none if the spec names no GID type. Under HOST,
+    :data:`RDMA_CM`: whether /dev/infiniband has that device.
     """
     reader = Reader(machine.files)
-    found: dict[str, Mapping[str, Any]] = {}
+    devices: dict[str, Mapping[str, Any]] = {}
     for address, functions in functions_in_scope(machine.files, want, scope).items():
         expected = want.nics[address].nic.rdma
         if expected is not None:
-            found[address] = {
+            devices[address] = {
                 target: tuple(_device(reader, pci, name, expected) for name in reader.of(pci))
                 for target, pci in functions.items()
             }
-            found[HOST] = {RDMA_CM: reader.rdma_cm}
-    return found
+            devices[HOST] = {RDMA_CM: reader.rdma_cm}
+    return devices
 
 
 def _device(reader: Reader, pci: str, name: str, expected: RdmaDevices) -> RdmaDevice:
@@ -51,19 +53,9 @@ def _device(reader: Reader, pci: str, name: str, expected: RdmaDevices) -> RdmaD
 
 
 def _gids(reader: Reader, device: RdmaDevice, number: int, expected: RdmaDevices) -> tuple[Gid, ...]:
-    found = []
+    gids = []
     for gid in reader.gids(device, number):
-        found.append(gid)
+        gids.append(gid)
         if gid_fits(gid, expected.gid_type, family="IPv4" if expected.gid_ipv4 else None):
             break
-    return tuple(found)
-
-
-def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """Nothing: what is expected of RDMA devices is judged by probes, since nobody can write it."""
-    return []
-
-
-def apply(machine: Machine, change: Change) -> None:
-    """Never called, since nothing is planned."""
-    raise NotImplementedError(change.kind)
+    return tuple(gids)

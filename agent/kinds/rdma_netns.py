@@ -27,7 +27,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """A mode that differs. Nobody is disturbed: the kernel refuses while a namespace is there that could be."""
+    """One change if the mode differs. It disturbs nobody: the kernel refuses it while other network namespaces exist."""
     after = want.spec.rdma.netns_mode
     before: str | None = have[NAME].get(HOST, {}).get(FIELD)
     return [] if after is None or before == after else [Change(NAME, HOST, FIELD, before, after)]

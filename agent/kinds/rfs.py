@@ -1,7 +1,7 @@
 """Receive flow steering: a packet goes to the CPU where the application last read from its flow.
 
-Two tables: the node's (net.core.rps_sock_flow_entries), and one for each receive queue (rps_flow_cnt). Whoever writes them
-empties them, the same value again included; so they are written only when they differ.
+There is one table for the node (net.core.rps_sock_flow_entries) and one for each receive queue (rps_flow_cnt). Writing a
+table's size empties it, even if the size stays the same, so a size is written only when it differs.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ NAME = "rfs"
 AFTER = ("queues", "rps")
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "device"
+OTHER_WRITERS = ("tuned",)
 
 ENTRIES = "net.core.rps_sock_flow_entries"
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, int]:
-    """The size of the node's table; :mod:`agent.kinds.queues` reads those of the queues."""
+    """The size of the node's table; :mod:`agent.kinds.queues` reads those of the queues' tables."""
     return {HOST: number_or(machine.files, queues.ENTRIES, 0)} if host_in_scope(scope) else {}
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """The tables whose size differs: each queue of a netdev has its share of the node's."""
+    """The tables whose size differs. The node's entries are divided evenly among the queues of each netdev."""
     wanted = want.spec.rfs
     entries: int | None = have[NAME].get(HOST)
     if not wanted.enable or entries is None:
         return []
     if have.topology.isolated and not wanted.isolated:
         isolated = format_ranges(have.topology.isolated)
-        blocker = f"it steers packets to where applications run, and CPUs {isolated} are isolated"
+        blocker = f"RFS steers packets to the CPUs where applications run, and CPUs {isolated} are isolated"
         remedy = "set rfs.isolated: true, or rfs.enable: false"
         return [Change(NAME, HOST, ENTRIES, entries, wanted.entries, blocker=blocker, remedy=remedy)]
     changes = []
@@ -55,7 +56,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _rounded(flows: int) -> int:
-    """As store_rps_dev_flow_table_cnt() does: up to the next power of two."""
+    """Rounded up to a power of two, as store_rps_dev_flow_table_cnt() does."""
     return 1 << max(0, flows - 1).bit_length()
 
 

@@ -1,4 +1,4 @@
-"""How many descriptors a netdev's rings have (`ethtool -g`)."""
+"""The sizes of a netdev's rings in descriptors (`ethtool -g`)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from agent.hardware.functions import ifindex_of
 from agent.kinds import Reading, channels, vf_links
 from agent.machine import Machine, Quantity
-from agent.report.records import Change
+from agent.report.records import Change, Numbers
 from agent.state.scope import Scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -27,45 +27,36 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """The netdevs whose sizes differ, each set in one step: the link goes down once, not twice."""
+    """One change for each netdev whose sizes differ: both are set in one step, so the link goes down only once."""
     changes = []
     for setting in vf_links.settings(want, have, NAME, NAME):
         before, after = channels.numbers(setting, FIELDS)
         if before == after:
             continue
         family = vendor(setting.status.driver)
-        flaps = channels.NONE not in before and family.rings_flap
+        flaps = len(before.present) == len(after.present) and family.rings_flap
         blocker, remedy = _impossible(setting, after, family)
         changes.append(setting.change(NAME, NAME, before, after, flaps, blocker, remedy))
     return changes
 
 
-def _impossible(setting: vf_links.Setting, after: str, family: Vendor) -> tuple[str, str]:
-    """Why the driver would not make the rings as they are wanted, and the remedy; empty if it would."""
+def _impossible(setting: vf_links.Setting, after: Numbers, family: Vendor) -> tuple[str, str]:
+    """Why the driver would not set the wanted sizes, and the remedy; both empty if it would."""
     if blocker := channels.beyond(setting, FIELDS):
         return blocker, "give at most that many descriptors (`ethtool -g`)"
-    wanted = channels.parsed(after)
+    wanted = after.present
     made = {name: family.ring_size(size) for name, size in wanted.items()}
     if made == wanted:
         return "", ""
     sizes = " and ".join(f"{name} {size}" for name, size in made.items())
-    return f"{setting.status.driver} would make it {sizes}", f"give {sizes}"
+    return f"{setting.status.driver} would round it to {sizes}", f"give {sizes}"
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """Those sizes that were set, as they are now."""
-    if channels.NONE in str(kept.before):
-        return None
-    return vf_links.setting_now(
-        machine,
-        want,
-        kept,
-        lambda given: any(getattr(given, name) is not None for name in FIELDS),
-        lambda ifindex: channels.written(kept, machine.ethtool.rings(ifindex)),
-        lambda family: family.rings_flap,
-    )
+    return channels.numbers_now(machine, want, kept, FIELDS, machine.ethtool.rings, lambda family: family.rings_flap)
 
 
 def apply(machine: Machine, change: Change) -> None:
     """Set the sizes, after finding the netdev again."""
-    machine.ethtool.set_rings(ifindex_of(machine.files, change.target), channels.parsed(change.after))
+    machine.ethtool.set_rings(ifindex_of(machine.files, change.target), channels.given(change))

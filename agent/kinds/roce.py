@@ -1,7 +1,8 @@
-"""RoCE quality of service: what the port trusts, priority flow control, congestion notification, the rdma_cm's defaults.
+"""RoCE quality of service: trust mode, priority flow control (PFC), congestion notification (ECN), rdma_cm defaults.
 
-PFC and trust of DSCPs go over DCBNL, except where MLNX_OFED has a file for trust; ECN and the traffic class are files of
-MLNX_OFED alone. From the driver's source and vendor documents: not run on such a NIC. The rdma_cm's defaults were.
+PFC and DSCP trust are set over DCBNL, or trust through MLNX_OFED's sysfs file if that exists. ECN and the traffic class exist
+only as files of MLNX_OFED. Written from the driver's source and vendor documents, not run on such a NIC; only the rdma_cm
+defaults were.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 
 ON_PORTS = ("cm_tos", "cm_mode", "traffic_class")
-# The reaction point slows down, the notification point tells it to.
+# The reaction point sends more slowly when the notification point asks it to.
 ECN = {"ecn_np": "roce_np", "ecn_rp": "roce_rp"}
 NO_PRIORITY = "none"
-# By class selector, as mlx5's firmware has it before anyone changes it. All are given: those that are not would map to 0.
+# By class selector, the default of mlx5's firmware. All DSCPs are listed, since one that is missing would map to priority 0.
 DSCP_PRIORITIES = {dscp: dscp >> 3 for dscp in range(64)}
 
 
 @frozen
 class RoceState:
-    """What a function tells: trust, PFC and ECN of a PF's netdev; None where it tells nothing, and for VFs.
+    """Trust, PFC and ECN of a PF's netdev. None: it does not report them, or the function is a VF.
 
-    ``ports``: the settings of :data:`ON_PORTS` that the spec gives, each on every RoCE port; empty without one.
+    ``ports``: for each setting of :data:`ON_PORTS` that the spec gives, its value on every RoCE port; empty without a port.
     """
 
     trust: str | None = None
@@ -55,7 +56,7 @@ class RoceState:
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, RoceState]]:
     """By target, the state of each PF whose ``roce`` the spec gives, and of its VFs."""
     reader = Reader(machine.files)
-    found = {}
+    states_of = {}
     for address, functions in functions_in_scope(machine.files, want, scope).items():
         wanted = want.nics[address].nic.roce
         if wanted is None:
@@ -66,8 +67,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
             state = _port_state(machine, address) if target == address else RoceState()
             ports = reader.roce_ports(pci) if asked else []
             states[target] = evolve(state, ports=_on_ports(machine, ports, asked)) if ports else state
-        found[address] = states
-    return found
+        states_of[address] = states
+    return states_of
 
 
 def _port_state(machine: Machine, address: str) -> RoceState:
@@ -84,10 +85,10 @@ def _port_state(machine: Machine, address: str) -> RoceState:
 
 
 def _trust(files: Files, name: str) -> str | None:
-    """What MLNX_OFED's file says: one word, or several with the present one in brackets."""
+    """The trust mode in MLNX_OFED's file: one word, or several with the current one in brackets."""
     text = read_or(files, f"{NET}/{name}/qos/trust", "")
-    found = re.search(r"\[(\w+)\]", text) or re.match(r"(\w+)", text)
-    return found[1] if found else None
+    match = re.search(r"\[(\w+)\]", text) or re.match(r"(\w+)", text)
+    return match[1] if match else None
 
 
 def _ecn(files: Files, name: str, setting: str) -> frozenset[int] | None:
@@ -98,18 +99,18 @@ def _ecn(files: Files, name: str, setting: str) -> frozenset[int] | None:
 
 
 def _on_ports(machine: Machine, ports: list[tuple[str, int]], asked: list[str]) -> Mapping[str, tuple[Value, ...]]:
-    """The settings asked for, each on every port."""
-    told: dict[str, tuple[Value, ...]] = {}
+    """The requested settings, each with its value on every port."""
+    values: dict[str, tuple[Value, ...]] = {}
     if "traffic_class" in asked:
         texts = (read_or(machine.files, _traffic_class(*port), "") for port in ports)
         # Empty until someone writes it (traffic_class_show of MLNX_OFED's mlx5_ib).
-        found = (re.match(r"Global tclass=(\d+)", text) for text in texts)
-        told["traffic_class"] = tuple(int(match[1]) if match else None for match in found)
+        matches = (re.match(r"Global tclass=(\d+)", text) for text in texts)
+        values["traffic_class"] = tuple(int(match[1]) if match else None for match in matches)
     if "cm_tos" in asked or "cm_mode" in asked:
         defaults = [machine.rdma.cm_defaults(*port) for port in ports]
-        told["cm_tos"] = tuple(each.tos if each else None for each in defaults)
-        told["cm_mode"] = tuple(each.mode if each else None for each in defaults)
-    return told
+        values["cm_tos"] = tuple(each.tos if each else None for each in defaults)
+        values["cm_mode"] = tuple(each.mode if each else None for each in defaults)
+    return values
 
 
 def _traffic_class(device: str, port: int) -> str:
@@ -117,7 +118,7 @@ def _traffic_class(device: str, port: int) -> str:
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """What differs on the PF's netdev, then what differs on any RoCE port of it and its VFs."""
+    """What differs on each PF's netdev, then what differs on the RoCE ports of the PF and its VFs."""
     changes = []
     for address, nic in links.usable(want, have):
         states: Mapping[str, RoceState] = have[NAME].get(address, {})
@@ -132,10 +133,10 @@ def _plan_port(address: str, wanted: Roce, state: RoceState, trust_flaps: bool) 
         disruption = Disruption.LINK_FLAP if trust_flaps else Disruption.NONE
         yield Change(NAME, address, "trust", state.trust, wanted.trust, disruption)
     for setting, text in (("pfc", wanted.pfc), ("ecn_np", wanted.ecn), ("ecn_rp", wanted.ecn)):
-        # A device that knows nothing of it has it on for no priority.
-        told: frozenset[int] | None = getattr(state, setting)
-        if text is not None and frozenset(parse_ranges(text)) != (told or frozenset()):
-            before = None if told is None else format_ranges(told) or NO_PRIORITY
+        # A device that does not report the setting has it on for no priority.
+        now: frozenset[int] | None = getattr(state, setting)
+        if text is not None and frozenset(parse_ranges(text)) != (now or frozenset()):
+            before = None if now is None else format_ranges(now) or NO_PRIORITY
             disruption = Disruption.LINK_FLAP if setting == "pfc" else Disruption.NONE
             yield Change(NAME, address, setting, before, format_ranges(parse_ranges(text)) or NO_PRIORITY, disruption)
 
@@ -154,7 +155,7 @@ def _plan_devices(address: str, wanted: Roce, states: Mapping[str, RoceState]) -
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """One setting as it is now; of several ports, one that has another value than was set."""
+    """One setting as it is now. If several ports have it, the first value that differs from what was set."""
     nic = want.nics.get(kept.device)
     if nic is None:
         return None
@@ -166,17 +167,17 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
         values = _on_ports(machine, ports, [kept.field])[kept.field]
         value = next((value for value in values if value != kept.after), kept.after) if values else None
         return Reading(kept.target, kept.field, value, wanted=False)
-    told = getattr(_port_state(machine, kept.device), kept.field)
+    now = getattr(_port_state(machine, kept.device), kept.field)
     if kept.field == "trust":
         disruption = Disruption.LINK_FLAP if vendor(nic.function.driver).trust_flaps else Disruption.NONE
-        return Reading(kept.target, kept.field, told, False, disruption)
+        return Reading(kept.target, kept.field, now, False, disruption)
     disruption = Disruption.LINK_FLAP if kept.field == "pfc" else Disruption.NONE
-    value = None if told is None else format_ranges(told) or NO_PRIORITY
+    value = None if now is None else format_ranges(now) or NO_PRIORITY
     return Reading(kept.target, kept.field, value, False, disruption)
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Set one value, on the PF's netdev or on every RoCE port of a function as it is now."""
+    """Set one value, on the PF's netdev or on every RoCE port that the function has now."""
     if change.field in ON_PORTS:
         ports = Reader(machine.files).roce_ports(pci_of(machine.files, change.target))
         if not ports:
@@ -197,7 +198,7 @@ def apply(machine: Machine, change: Change) -> None:
             machine.dcb.set_pfc(name, _priorities(change.after))
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
-            message = f"the driver of {name} takes no {change.field} of {change.after} (DCBNL)"
+            message = f"the driver of {name} does not support {change.field} {change.after} (DCBNL)"
             raise OSError(errno.EOPNOTSUPP, message) from error
         raise
 
@@ -210,7 +211,7 @@ def _set_trust(machine: Machine, name: str, trust: str) -> None:
     if "trust" in names_or_none(machine.files, f"{NET}/{name}/qos"):
         machine.files.write(f"{NET}/{name}/qos/trust", trust)
         return
-    # Entries for DSCPs are what makes a driver trust them; it goes back to PCP when the last is gone.
+    # A driver trusts DSCPs while there are entries for them, and PCP again when the last is removed.
     if trust == "dscp":
         machine.dcb.add_dscp(name, DSCP_PRIORITIES)
     elif state := machine.dcb.state(name):
@@ -229,7 +230,7 @@ def _set_ecn(files: Files, name: str, setting: str, priorities: frozenset[int]) 
 
 def _set_on_port(machine: Machine, change: Change, device: str, port: int) -> None:
     if change.field == "cm_tos":
-        machine.rdma.set_cm_defaults(device, port, tos=int(change.after or 0))
+        machine.rdma.set_cm_defaults(device, port, tos=change.number)
     elif change.field == "cm_mode":
         try:
             machine.rdma.set_cm_defaults(device, port, mode=str(change.after))

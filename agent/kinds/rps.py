@@ -1,13 +1,11 @@
-"""Receive packet steering: where a netdev has fewer queues than its CPUs, the others share the work."""
+"""Receive packet steering (RPS): if a netdev has fewer queues than CPUs, the other CPUs share the work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import define, field
-
-from agent.hardware.placement import Key, steering
+from agent.hardware.placement import steering
 from agent.kinds import Reading, irqs, queues
 from agent.machine import Machine
 from agent.report.records import Change
@@ -20,40 +18,31 @@ NAME: Final = "rps"
 AFTER = ("queues",)
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
+OTHER_WRITERS = ("tuned",)
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
-    """Nothing of its own: :mod:`agent.kinds.queues` reads the masks."""
+    """Nothing: :mod:`agent.kinds.queues` reads the masks."""
     return {}
 
 
-@define
-class _Steered:
-    """The masks by PF, number of queues and CPU of the interrupt, for as long as a placement holds."""
-
-    placed: Mapping[Key, int] | None = None
-    masks: dict[tuple[str, int, int], frozenset[int]] = field(factory=dict)
-
-
-_steered = _Steered()
-
-
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """The masks that differ from what the placement of the queues' interrupts asks for."""
+    """The masks that differ from those that follow from the placement of the queues' interrupts."""
     if not want.spec.rps.enable:
         return []
     placed = irqs.placement(want, have)
     local = irqs.pools(want, have)
     changes = []
-    if _steered.placed is not placed:
-        _steered.placed, _steered.masks = placed, {}
-    masks = _steered.masks
+    # By PF, number of queues, and CPU of the interrupt: netdevs of one PF mostly have the same masks.
+    masks: dict[tuple[str, int, int], frozenset[int]] = have.derived.get(
+        "rps masks", (placed, local, have.topology), dict
+    )
     for address, target, found in queues.each(have):
         if address not in local:
             continue
         for queue, before in found.rps.items():
             if (cpu := placed.get((target, str(queue)))) is None:
-                continue  # a netdev that is down has requested no interrupts
+                continue  # a netdev that is down has no interrupts
             question = address, len(found.rps), cpu
             if (after := masks.get(question)) is None:
                 after = masks[question] = steering(have.topology, local[address], len(found.rps), cpu)

@@ -1,7 +1,7 @@
 """Kernel parameters below /proc/sys, by the names that sysctl(8) takes.
 
-Those of the network (``net.``) are the host's network namespace's. Values are compared by their words: the kernel separates the
-words of ``net.ipv4.tcp_rmem`` by tabs, whatever was written.
+Network parameters (``net.``) are those of the host's network namespace. Values are compared word by word, since the kernel
+separates the words of ``net.ipv4.tcp_rmem`` by tabs, whatever was written.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ NAME = "sysctls"
 AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
+OTHER_WRITERS = ("tuned",)
 
-# Seconds. A netdev's parameters come with it, and events about a netdev do not look here again.
+# Seconds. A netdev's parameters appear with the netdev, and events about netdevs do not cause this kind to be read again.
 GRACE_PERIOD = 5.0
 
 
 @frozen
 class Sysctl:
-    """One parameter's value, None if this kernel has it not; ``error`` says why it cannot be read."""
+    """One parameter's value, None if the kernel does not have it; ``error`` says why it cannot be read."""
 
     value: str | None
     error: str = ""
@@ -59,17 +60,19 @@ def _read(machine: Machine, name: str) -> Sysctl:
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The parameters whose value differs."""
     changes = []
-    found: Mapping[str, Sysctl] = have[NAME].get(HOST, {})
+    parameters: Mapping[str, Sysctl] = have[NAME].get(HOST, {})
     for name, wanted in sorted(want.spec.sysctls.items()):
-        now, after = found.get(name, Sysctl(None)), _words(wanted)
+        now, after = parameters.get(name, Sysctl(None)), _words(wanted)
         if now.error:
             remedy = f"take {name} out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, blocker=now.error, remedy=remedy))
         elif now.value is None:
-            remedy = f"load the module that brings {name}, or take it out of the spec"
+            remedy = f"load the module that provides {name}, or take it out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, remedy=remedy, grace_period=GRACE_PERIOD))
         elif now.value != after:
-            changes.append(Change(NAME, HOST, name, now.value, after, remedy=f"see what {name} takes: sysctl(8)"))
+            changes.append(
+                Change(NAME, HOST, name, now.value, after, remedy=f"see which values {name} accepts: sysctl(8)")
+            )
     return changes
 
 
@@ -89,8 +92,8 @@ def apply(machine: Machine, change: Change) -> None:
         raise OSError(errno.EOPNOTSUPP, "this kernel has no such parameter") from error
     except OSError as error:
         causes = {
-            errno.EINVAL: f"the kernel does not take the value {change.after!r}",
+            errno.EINVAL: f"the kernel does not accept the value {change.after!r}",
             errno.EACCES: "it is read-only",
-            errno.EPERM: "it cannot be changed to that any more (some can only be raised, until the next boot)",
+            errno.EPERM: "it cannot be set to that before the next boot (some parameters can only be raised)",
         }
         raise OSError(error.errno, causes.get(error.errno or 0, str(error.strerror))) from error

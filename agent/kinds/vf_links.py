@@ -1,4 +1,4 @@
-"""The netdevs of VFs: there, up, with their MTU. For the kinds after this one: every netdev of a NIC, and what is set on it."""
+"""The netdevs of VFs: present, up, with the wanted MTU and queue length. Also what the kinds of ethtool settings share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from attrs import evolve, frozen
 
 from agent.hardware.functions import VFIO, ifindex, ifindex_of, netdev, pci_of
-from agent.kinds import Reading, links, vf_attributes
+from agent.kinds import Reading, bindings, links, vf_attributes
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Disruption, Value
 from agent.state.scope import Scope, functions_in_scope, in_scope
@@ -21,11 +21,12 @@ NAME = "vf_links"
 AFTER = ("bindings", "vf_names")
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
+OTHER_WRITERS = ("NetworkManager", "systemd-networkd")
 
 Read = TypeVar("Read")
 
 SETTLING = 5.0
-"""Seconds that a VF's link may take to come up once its PF's is; the drivers' watchdogs look every two."""
+"""Seconds within which a VF's link follows its PF's; the drivers' watchdogs run every two seconds."""
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, links.LinkStatus]]:
@@ -40,16 +41,16 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The VFs' netdevs that differ."""
     changes: list[Change] = []
     for address, nic in links.usable(want, have):
-        found: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
-        told: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
+        statuses: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
+        granted: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
         for index in range(nic.vf_count() or 0):
             target, wanted = f"{address}#{index}", nic.vf(index)
-            status = found.get(target)
+            status = statuses.get(target)
             if wanted.driver == VFIO:
-                continue  # it makes no netdev
+                continue  # vfio-pci creates no netdev
             differing = links.plan_link(NAME, target, status, wanted.mtu, wanted.state, wanted.txqueuelen)
-            # One whose link the PF holds down has none for that reason.
-            held = index in told and told[index].link_state == "disable"
+            # A VF whose link_state is "disable" has no carrier for that reason.
+            held = index in granted and granted[index].link_state == "disable"
             if status and not differing and not held and _is_stuck(status, have[links.NAME][address][address]):
                 flap = Change(NAME, target, "carrier", "lost", "up", Disruption.LINK_FLAP, grace_period=SETTLING)
                 differing.append(flap)
@@ -58,7 +59,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _is_stuck(vf: links.LinkStatus, pf: links.LinkStatus) -> bool:
-    """A VF that came up while its PF was being reset stays without carrier until it is brought up again (igbvf)."""
+    """Whether a VF lacks carrier although its PF has it. igbvf does, if it came up while its PF was being reset."""
     if vf.link is None or pf.link is None:
         return False
     return pf.link.carrier and vf.link.up and not vf.link.carrier
@@ -66,22 +67,27 @@ def _is_stuck(vf: links.LinkStatus, pf: links.LinkStatus) -> bool:
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     """Each VF's MTU, state and queue length."""
-    found: list[Reading] = []
+    values: list[Reading] = []
     for address, nic in sorted(want.nics.items()):
         statuses: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
         for target, status in statuses.items():
             wanted = nic.vf_wanted(int(target.partition("#")[2]))
-            found += links.link_readings(target, status, wanted, skip_if_owned=True)
-    return found
+            values += links.link_readings(target, status, wanted, skip_if_owned=True)
+    return values
 
 
 def transients(change: Change) -> list[Change]:
-    """For its carrier a VF's link is down for a moment."""
+    """To regain its carrier, a VF's link is taken down and up."""
     return [evolve(change, field="state", before="up", after="down")] if change.field == "carrier" else []
 
 
+def lifted_by(change: Change) -> str:
+    """A VF's netdev comes with its driver."""
+    return bindings.NAME
+
+
 def apply(machine: Machine, change: Change) -> None:
-    """Set a VF's netdev as :func:`links.apply` does; for its carrier, take it down and up."""
+    """Set one value as :func:`links.apply` does; for ``carrier``, take the link down and up."""
     if change.field != "carrier":
         links.apply(machine, change)
         return
@@ -92,7 +98,7 @@ def apply(machine: Machine, change: Change) -> None:
 
 @frozen
 class Setting:
-    """What the spec has ``given`` to the netdev of ``target``, what was ``read`` of it, and the netdev itself."""
+    """The settings of one netdev: those that the spec gives (``given``) and those that it has (``read``)."""
 
     target: str
     given: Any
@@ -110,7 +116,7 @@ class Setting:
         blocker: str = "",
         remedy: str = "",
     ) -> Change:
-        """A change of it; ``flaps``: it takes the link down, if that is up. With a blocker it is not made at all."""
+        """A change of one setting. ``flaps``: it takes the link down if that is up. With a blocker it is not made."""
         up = self.status.link is not None and self.status.link.up
         disruption = Disruption.LINK_FLAP if flaps and up and not blocker else Disruption.NONE
         _, _, index = self.target.partition("#")
@@ -123,12 +129,12 @@ class Setting:
 def observe_settings(
     machine: Machine, want: Wanted, scope: Scope, key: str, read: Callable[[int], Read]
 ) -> Mapping[str, Mapping[str, Read | None]]:
-    """What ``read`` says of each netdev, given its ifindex, to which the spec gives something under ``key``, by target.
+    """The settings of each netdev for which the spec gives some under ``key``, by target; ``read`` takes an ifindex.
 
-    A netdev that is given nothing is not looked at; of one in another network namespace nothing is said (None).
+    None for a netdev that is in another network namespace.
     """
     given = {address: asked for address in in_scope(want, scope) if (asked := want.nics[address].settings(key))}
-    # Most nodes are given nothing: for them not even the functions are listed.
+    # Most specs give none: for them not even the functions are listed.
     functions = functions_in_scope(machine.files, want, scope) if given else {}
     return {
         address: {target: _of(machine, pci, read) for target, pci in functions[address].items() if target in asked}
@@ -155,10 +161,11 @@ def setting_now(
     read: Callable[[int], Value],
     flaps: Callable[[Vendor], bool] = lambda vendor: False,
 ) -> Reading | None:
-    """What ``read`` says of a netdev whose setting the agent has changed, for ``reading`` of the kinds of settings.
+    """One setting that the agent has changed, as it is now: ``reading`` of the kinds of ethtool settings.
 
-    :param given: whether what the spec has for the netdev includes it.
-    :param flaps: whether the link goes down if it is changed.
+    :param given: whether the netdev's settings in the spec include it.
+    :param read: reads the setting, by ifindex.
+    :param flaps: whether the driver takes the link down to change it.
     """
     nic = want.nics.get(kept.device)
     if nic is None:
@@ -176,12 +183,12 @@ def setting_now(
 
 
 def settings(want: Wanted, have: Snapshot, kind: str, key: str) -> Iterator[Setting]:
-    """What ``kind`` has to compare: the netdevs that it observed, once udev is through with them."""
+    """The settings that ``kind`` compares: those of the netdevs that it observed and that udev has initialised."""
     for address, observed in sorted(have[kind].items()):
         netdevs = {**have[links.NAME].get(address, {}), **have[NAME].get(address, {})}
         nic = want.nics.get(address)
         given = nic.settings(key) if nic else {}
-        for target, found in observed.items():
+        for target, read in observed.items():
             status: links.LinkStatus | None = netdevs.get(target)
-            if nic is not None and found is not None and target in given and status is not None and status.ready:
-                yield Setting(target, given[target], found, status, nic)
+            if nic is not None and read is not None and target in given and status is not None and status.ready:
+                yield Setting(target, given[target], read, status, nic)

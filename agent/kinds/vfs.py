@@ -21,6 +21,7 @@ NAME = "vfs"
 AFTER = ("links",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
+OTHER_WRITERS = ("sriov-network-config-daemon", "NetworkManager")
 
 
 @frozen
@@ -32,17 +33,17 @@ class VfCount:
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCount]:
-    """The VF counts; a function without SR-IOV has ``total`` 0."""
-    found = {}
+    """The VF counts; ``total`` is 0 without SR-IOV."""
+    counts = {}
     for address in pfs_in_scope(want, scope):
         path = device_path(address)
         total = number_or(machine.files, f"{path}/sriov_totalvfs", 0)
-        found[address] = VfCount(number_or(machine.files, f"{path}/sriov_numvfs", 0), total)
-    return found
+        counts[address] = VfCount(number_or(machine.files, f"{path}/sriov_numvfs", 0), total)
+    return counts
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """A count that differs; from one count to another all VFs are lost on the way."""
+    """The counts that differ. To change a count that is not 0, the kernel must remove all VFs first."""
     changes = []
     usable = dict(links.usable(want, have))
     for address, nic in sorted(want.nics.items()):
@@ -71,27 +72,29 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def _unseen(change: Change, have: Snapshot) -> list[Change]:
-    """A change of a PF whose netdev is not here, unless that is said already: nobody could see to its VFs."""
-    found: links.LinkStatus | None = have[links.NAME].get(change.device, {}).get(change.device)
-    if found is None or found.link is not None or found.driver is None or found.missing:
+    """The blocked change of a PF whose netdev is not in the host's namespace; none if ``links`` has a change for it."""
+    status: links.LinkStatus | None = have[links.NAME].get(change.device, {}).get(change.device)
+    if status is None or status.link is not None or status.driver is None or status.missing:
         return []
-    blocker = f"the PF has no netdev here, by which its VFs are seen to (driver: {found.driver})"
+    blocker = (
+        f"the PF has no netdev in the host's network namespace to configure its VFs with (driver: {status.driver})"
+    )
     remedy = "load ib_ipoib if it is InfiniBand, else take the netdev back from the network namespace that has it"
     return [evolve(change, blocker=blocker, remedy=remedy)]
 
 
 def absent(change: Change) -> Change:
-    """A change of a VF that is not there."""
+    """A change of a VF that does not exist, blocked for that reason."""
     return evolve(change, blocker="the VF is not there", remedy="it comes with the number of VFs (vfs.count)")
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Write the count. The VFs stay without a driver, so that they are configured before one looks at them."""
+    """Write the count, with autoprobe off: VFs must be configured before a driver reads their configuration."""
     path = device_path(change.device)
     try:
         machine.files.write(f"{path}/sriov_drivers_autoprobe", "0")
         if change.before:
-            # The kernel refuses to go from one number to another (EBUSY).
+            # The kernel refuses to change one count to another directly (EBUSY).
             machine.files.write(f"{path}/sriov_numvfs", "0")
         if change.after:
             machine.files.write(f"{path}/sriov_numvfs", str(change.after))
@@ -109,7 +112,7 @@ def _explain(error: OSError) -> str:
     causes = {
         errno.ENOSPC: "ENOSPC from sriov_numvfs: the device is out of MSI-X vectors or bus numbers; lower vfs.count",
         errno.ENOMEM: "ENOMEM from sriov_numvfs: no room in the bridge's memory window; boot with pci=realloc",
-        errno.EBUSY: "EBUSY from sriov_numvfs: someone else changed the number of VFs at the same time",
+        errno.EBUSY: "EBUSY from sriov_numvfs: something else changed the number of VFs at the same time",
         errno.ERANGE: "ERANGE from sriov_numvfs: more VFs than the device has; lower vfs.count",
     }
     return causes.get(error.errno or 0, f"sriov_numvfs: {error.strerror}")

@@ -1,13 +1,11 @@
-"""Transmit packet steering: each CPU sends through one queue of a netdev, that whose interrupt is nearest."""
+"""Transmit packet steering (XPS): each CPU sends through the queue of a netdev whose interrupt is nearest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attrs import define
-
-from agent.hardware.placement import Key, Senders, pool
+from agent.hardware.placement import Senders, pool
 from agent.hardware.topology import Topology
 from agent.kinds import Reading, irqs, queues
 from agent.machine import Machine
@@ -21,37 +19,25 @@ NAME: Final = "xps"
 AFTER = ("queues",)
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
+OTHER_WRITERS = ("tuned",)
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
-    """Nothing of its own: :mod:`agent.kinds.queues` reads the masks."""
+    """Nothing: :mod:`agent.kinds.queues` reads the masks."""
     return {}
 
 
-@define
-class _Asked:
-    """What has been answered about who sends where, for as long as a placement holds."""
-
-    placed: Mapping[Key, int] | None = None
-    senders: Senders | None = None
-
-
-_asked = _Asked()
-
-
-def _senders(placed: Mapping[Key, int], topology: Topology, exclude: str) -> Senders:
-    if _asked.senders is None or _asked.placed is not placed:
-        ids = pool(topology, -1, frozenset(parse_ranges(exclude))).cpus
-        _asked.placed, _asked.senders = placed, Senders(topology, ids)
-    return _asked.senders
+def _senders(topology: Topology, excluded: str) -> Senders:
+    return Senders(topology, pool(topology, -1, frozenset(parse_ranges(excluded))).cpus)
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
-    """The masks that differ, of netdevs with several transmit queues; those without an interrupt are left alone."""
+    """The masks that differ, of netdevs with several transmit queues. Queues without an interrupt are left alone."""
     if not want.spec.xps.enable:
         return []
     placed = irqs.placement(want, have)
-    senders = _senders(placed, have.topology, want.spec.irqs.exclude_cpus)
+    excluded = want.spec.irqs.exclude_cpus
+    senders = have.derived.get("senders", (placed, have.topology, excluded), lambda: _senders(have.topology, excluded))
     changes = []
     for address, target, found in queues.each(have):
         if address not in want.nics:

@@ -1,19 +1,19 @@
 """Readiness checks: one module a check, found by being in this folder.
 
-A probe names its condition's ``TYPE``, the ``STAGE`` that it belongs to, and its ``SEVERITY`` unless the spec gives another. It
-either judges what the pass has read, with ``check(want, have)``, or looks at what no kind reads: ``read(machine, want)`` gives
-facts and ``judge(want, have, facts)`` says what they mean. Both judge purely.
+A probe has the ``TYPE`` of its condition, the ``STAGE`` that it belongs to, and its default ``SEVERITY``, which the spec can
+override. It either judges what the pass has read, with ``check(want, have)``, or reads something that no kind reads:
+``read(machine, want)`` returns facts, and ``judge(want, have, facts)`` returns conditions. ``check`` and ``judge`` are pure.
 
-``read`` looks at the wanted NICs, and at no more of the spec: its facts are judged by the next spec, too. It runs in a
-thread, since a driver may never return from it; it may use the machine's files, processes and system, but not its netlink,
-whose sockets belong to the thread that made them.
+``read`` may depend on the wanted NICs, but on nothing else of the spec, since its facts may be judged by the next spec. It runs
+in a thread, because a driver call may never return. It may use the machine's files, processes and system, but not its netlink:
+netlink sockets belong to the thread that opened them.
 
-What is judged over time has ``remember(before, now, have, facts)``, which makes what ``judge`` is given instead of the facts:
-out of what it made the last time (None at first), the time ``now`` (seconds of a monotonic clock), the snapshot, and the new
-facts (None for a probe without ``read``).
+A probe that judges over time has ``remember(before, now, have, facts)``, whose result ``judge`` gets in place of the facts.
+``before`` is its result of the last time (None at first), ``now`` the time in seconds of a monotonic clock, ``have`` the
+snapshot, and ``facts`` what ``read`` returned (None for a probe without ``read``).
 
-Optional: ``PERIOD`` and ``DEADLINE`` of a reading in seconds; ``FAIL_AFTER`` and ``OF``: so many failures within so many checks
-make the condition False.
+Optional: ``PERIOD`` and ``DEADLINE`` of ``read`` in seconds; ``FAIL_AFTER`` and ``OF``: the condition becomes False after
+``FAIL_AFTER`` failures within the last ``OF`` checks.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 PERIOD = 60.0
-"""Seconds between two readings: the worker's resync, which reads everything else again."""
+"""Seconds between two calls of ``read``: the same as between two full passes."""
 
 DEADLINE = 10.0
-"""Seconds after which a reading that has not returned is Unknown."""
+"""Seconds after which the condition is Unknown if ``read`` has not returned."""
 
 
 @frozen

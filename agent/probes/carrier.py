@@ -1,4 +1,4 @@
-"""Each netdev that should be up has carrier; but for VFs whose link the PF is to hold down."""
+"""Each netdev that should be up has carrier, except VFs whose ``link_state`` is ``disable``."""
 
 from agent.kinds import links, vf_links
 from agent.report.records import Condition, Severity, Stage
@@ -11,7 +11,7 @@ SEVERITY: Severity = "required"
 
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
-    """False names the netdevs of required NICs that are up and have none."""
+    """False if netdevs of required NICs are up without carrier; the message names them."""
     dark = [
         f"{status.link.name} ({target})"
         for address, nic in sorted(want.nics.items())

@@ -9,19 +9,19 @@ from agent.state.wanted import Wanted
 
 TYPE = "ClockSynchronised"
 STAGE: Stage = "device"
-# timedated may have to be started for it, and a clock that nobody sets is noticed after hours only.
+# Reading may start timedated, and an unsynchronised clock shows only after hours: seldom, with a long deadline.
 PERIOD = 900.0
 DEADLINE = 90.0
-SEVERITY: Severity = "warn"  # all nodes share the time service: its outage must not take a fleet down
+SEVERITY: Severity = "warn"  # all nodes share the time service: its outage must not make a whole fleet unready
 
 
 def read(machine: Machine, want: Wanted) -> bool:
-    """Whether something keeps the clock right; OSError while nobody tells, as early in a boot."""
+    """Whether the clock is synchronised; OSError while that cannot be told, as early in a boot."""
     return machine.system.clock_synchronised()
 
 
 def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
-    """False if nobody disciplines the clock."""
+    """False if the clock is not synchronised."""
     if facts:
         return [Condition(TYPE, "True", "Synchronised")]
     remedy = "start chronyd or systemd-timesyncd, and see `timedatectl` and whether its servers are reached"

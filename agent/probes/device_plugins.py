@@ -1,7 +1,6 @@
-"""The kubelet takes registrations of device plugins: without its socket no pod gets a VF or an RDMA device.
+"""The kubelet accepts device plugins: without its registration socket no pod gets a VF or an RDMA device.
 
-Where no kubelet runs there is nothing to say. One that was moved away from /var/lib/kubelet (``--root-dir``) still has its
-plugins' folder there.
+The condition is True where no kubelet runs. The socket is in /var/lib/kubelet even if the kubelet has another ``--root-dir``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from agent.state.wanted import Wanted
 TYPE = "DevicePlugins"
 STAGE: Stage = "cluster"
 SEVERITY: Severity = "required"
-# A kubelet that starts makes its socket anew.
+# A starting kubelet removes its socket and creates it again.
 FAIL_AFTER = 2
 OF = 2
 
@@ -29,7 +28,7 @@ def read(machine: Machine, want: Wanted) -> bool:
 
 
 def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
-    """False if a kubelet runs and has no socket."""
+    """False if a kubelet runs without a socket."""
     if "kubelet" not in have.processes:
         return [Condition(TYPE, "True", "NoKubelet")]
     if facts:

@@ -1,8 +1,8 @@
-"""Counters of broken frames and lost packets do not rise: a bad cable or transceiver shows there first.
+"""Error counters do not rise: a bad cable or transceiver shows there first.
 
-Read are the netdev's ``statistics`` and, of each RDMA device on the function, ``ports/N/counters`` and ``hw_counters``,
-of each NIC of the spec. What is dropped for want of buffers is load and no fault, and is not looked at. Hardware
-counters of ConnectX and eRDMA are from vendor documents: not run on such.
+Read are, for each NIC of the spec, the netdev's ``statistics``, and its RDMA devices' ``ports/N/counters`` and ``hw_counters``.
+Drops for lack of buffers are left out: they mean load, not a fault. The hardware counters of ConnectX and eRDMA are from vendor
+documents, not run on such devices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Counters = Mapping[str, int]
 
 @frozen
 class Sample:
-    """The counters at a time (seconds), by where they are: ``ens1f0 rx_errors``."""
+    """The counters at one time (seconds), by device and name: ``ens1f0 rx_errors``."""
 
     time: float
     counters: Counters
@@ -62,18 +62,18 @@ def _function(files: Files, address: str) -> Iterator[tuple[str, int]]:
 
 def _folder(files: Files, folder: str, names: tuple[str, ...], owner: str) -> Iterator[tuple[str, int]]:
     for name in names:
-        # Some drivers say "N/A (no PMA)".
+        # Some drivers report "N/A (no PMA)".
         if (text := read_or(files, f"{folder}/{name}", "")).isdigit():
             yield f"{owner} {name}", int(text)
 
 
 def remember(before: tuple[Sample, ...] | None, now: float, have: Snapshot, facts: Counters) -> tuple[Sample, ...]:
-    """The samples of the window, the oldest first."""
+    """The samples within the window, the oldest first."""
     return (*(sample for sample in before or () if now - sample.time <= WINDOW), Sample(now, facts))
 
 
 def rises(samples: tuple[Sample, ...]) -> dict[str, int]:
-    """How much each counter rose; one that fell was begun anew (a driver's reload), and what it has since is its rise."""
+    """How much each counter rose. A counter that fell was reset (a driver reload), so its whole value counts as a rise."""
     risen: dict[str, int] = {}
     for earlier, later in pairwise(samples):
         for name, value in later.counters.items():
@@ -83,7 +83,7 @@ def rises(samples: tuple[Sample, ...]) -> dict[str, int]:
 
 
 def judge(want: Wanted, have: Snapshot, facts: tuple[Sample, ...]) -> list[Condition]:
-    """False names the counters that rose within the window."""
+    """False if counters rose within the window; the message names them."""
     risen = rises(facts)
     if not risen:
         return [Condition(TYPE, "True", "NoErrors")]

@@ -1,6 +1,6 @@
-"""The GPU driver is loaded and has every GPU; peer memory (GPUDirect RDMA) where the spec asks for it.
+"""The GPU driver is loaded and has every GPU, and peer memory (GPUDirect RDMA) if the spec asks for it.
 
-From vendor documents: not run on such. NVIDIA's driver lists its GPUs in ``/proc/driver/nvidia/gpus``, by PCI address;
+From vendor documents, not run on such a machine. NVIDIA's driver lists GPUs in ``/proc/driver/nvidia/gpus``, by PCI address;
 ``nvidia_peermem`` is its module for memory registration with GPUs.
 """
 
@@ -15,7 +15,7 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 TYPE = "GpusPresent"
-STAGE: Stage = "cluster"  # on some nodes the driver comes in a container
+STAGE: Stage = "cluster"  # on some nodes a container installs the driver
 SEVERITY: Severity = "required"
 
 MODULE = "/sys/module/nvidia"
@@ -40,7 +40,7 @@ def read(machine: Machine, want: Wanted) -> Gpus:
 
 
 def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
-    """False says what is missing; nothing is said if the spec has no GPUs."""
+    """False if something is missing, which the message names; no condition if the spec has no GPUs."""
     wanted = want.spec.gpus
     if wanted is None:
         return []
@@ -48,9 +48,9 @@ def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
         message = "the module nvidia is not loaded; install the driver, and see dmesg: modprobe nvidia"
         return [Condition(TYPE, "False", "DriverMissing", message)]
     if len(facts.addresses) != wanted.count:
-        have_now = ", ".join(facts.addresses) or "none"
+        listed = ", ".join(facts.addresses) or "none"
         message = (
-            f"the driver has {len(facts.addresses)} GPUs ({have_now}), the spec wants {wanted.count}; compare with "
+            f"the driver has {len(facts.addresses)} GPUs ({listed}), the spec wants {wanted.count}; compare with "
             "lspci -d 10de: and see dmesg for Xid errors: one that fell off the bus comes back with a power cycle"
         )
         return [Condition(TYPE, "False", "GpusMissing", message)]

@@ -1,4 +1,4 @@
-"""Every device answers. One to which a call never returned, or that cannot be read, is left alone: nobody knows its state."""
+"""Every device answers. The agent does not touch a device to which a call never returned, or that cannot be read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from agent.state.wanted import Wanted
 
 TYPE = "DevicesAnswer"
 STAGE: Stage = "device"
-SEVERITY: Severity = "warn"  # a NIC of the spec among them is missing besides: NicsPresent, as required as the NIC is
+SEVERITY: Severity = (
+    "warn"  # for a NIC of the spec, NicsPresent is False or Unknown as well, with the NIC's own severity
+)
 
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
-    """Unknown names the devices that do not."""
+    """Unknown if some devices do not answer; the message names them."""
     hung = [function.address for function in have.functions if function.hung]
     unreadable = [f"{each.address} ({each.unreadable})" for each in have.functions if each.unreadable and not each.hung]
     parts = (

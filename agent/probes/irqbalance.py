@@ -1,4 +1,4 @@
-"""irqbalance does what the spec says: it undoes pinned interrupts while it runs, unless it keeps off ours."""
+"""irqbalance follows the policy of the spec; otherwise it moves pinned interrupts."""
 
 from agent.kinds import irqbalance
 from agent.report.records import HOST, Condition, Severity, Stage
@@ -11,7 +11,7 @@ SEVERITY: Severity = "required"
 
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
-    """False while it runs although the policy is ``disabled``, or without our script if it is ``banned``."""
+    """False if it runs although the policy is ``disabled``, or without our script although the policy is ``banned``."""
     policy = want.spec.irqs.irqbalance
     if policy == "disabled" and irqbalance.PROCESS in have.processes:
         message = "irqbalance is running and moves interrupts away; stop it: systemctl disable --now irqbalance"

@@ -1,8 +1,7 @@
-"""The loaded drivers are the installed ones: after an upgrade the old code runs until a module is loaded again.
+"""The loaded drivers are the installed ones: after an upgrade the old code runs until the module is loaded again.
 
-Compared are ``/sys/module/M/srcversion`` and the module's file as modprobe would find it. A module that has no
-srcversion (those of some distributions' kernels have none) or no file (it is part of the kernel) tells nothing and is
-passed over.
+``/sys/module/M/srcversion`` is compared with that of the file which modprobe would load. Modules without a srcversion (some
+distributions build none in) or without a file (built into the kernel) are skipped.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from agent.state.wanted import Wanted
 
 TYPE = "KernelModules"
 STAGE: Stage = "device"
-SEVERITY: Severity = "warn"  # an upgrade reaches a whole fleet at once, and what is loaded still works
-PERIOD = 300.0  # files are opened and unpacked; nothing of it is urgent
+SEVERITY: Severity = "warn"  # an upgrade reaches a whole fleet at once, and the loaded modules still work
+PERIOD = 300.0  # module files are opened and unpacked, and the result is not urgent
 
-# What RDMA and GPUDirect stand on, beside the drivers of the wanted NICs.
+# The modules that RDMA and GPUDirect need, besides the drivers of the wanted NICs.
 WATCHED = frozenset(
     {
         *("ib_core", "ib_uverbs", "ib_umad", "rdma_cm", "rdma_ucm", "mlx5_core", "mlx5_ib", "mlx_compat", "erdma"),
@@ -39,19 +38,19 @@ class Loaded:
 
 
 def read(machine: Machine, want: Wanted) -> tuple[Loaded, ...]:
-    """The modules of which both are known, by name."""
+    """The modules for which both versions are known, by name."""
     drivers = {nic.function.driver.replace("-", "_") for nic in want.nics.values() if nic.function.driver}
-    found = []
+    modules = []
     for module in sorted(drivers | WATCHED):
         loaded = read_or(machine.files, f"/sys/module/{module}/srcversion", "")
         installed = machine.system.installed_srcversion(module) if loaded else None
         if installed:
-            found.append(Loaded(module, loaded, installed))
-    return tuple(found)
+            modules.append(Loaded(module, loaded, installed))
+    return tuple(modules)
 
 
 def judge(want: Wanted, have: Snapshot, facts: tuple[Loaded, ...]) -> list[Condition]:
-    """False names the modules that are not what is installed."""
+    """False if loaded modules differ from the installed ones; the message names them."""
     stale = [f"{m.module} (loaded {m.loaded}, installed {m.installed})" for m in facts if m.loaded != m.installed]
     if not stale:
         return [Condition(TYPE, "True", "AsInstalled" if facts else "NothingToCompare")]

@@ -1,7 +1,7 @@
-"""A link that comes and goes is no link: three losses of 25 s or more, or one of four minutes, within the last 12 hours.
+"""No PF loses its carrier repeatedly: at most two losses of 25 s or more within 12 hours, and none of four minutes.
 
-Counted is what the agent has seen itself (each loss of carrier wakes it), of PFs that should be up; a netdev that
-somebody set down is no loss. What happened while the agent was not running is not known.
+The agent counts the losses that it sees itself; each one wakes it. A netdev that was set down does not count. Losses while the
+agent was not running are unknown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent.state.wanted import Wanted
 
 TYPE = "LinkFlaps"
 STAGE: Stage = "network"
-# One switch that is replaced would take every node behind it away for the whole window.
+# Replacing one switch would make every node behind it unready for the whole window.
 SEVERITY: Severity = "warn"
 
 WINDOW = 12 * 3600.0
@@ -28,9 +28,9 @@ DROP = 240.0
 
 @frozen
 class Carrier:
-    """A netdev's losses of carrier that were long enough to count: when each began, and its seconds.
+    """A netdev's losses of carrier that were long enough to count: when each began, and how many seconds it lasted.
 
-    ``lost``: when the present one began; ``seen``: when it was last looked at.
+    ``lost``: when the present loss began; ``seen``: when the netdev was last read.
     """
 
     name: str
@@ -48,8 +48,8 @@ History = Mapping[str, Carrier]
 
 
 def remember(before: History | None, now: float, have: Snapshot, facts: None) -> History:
-    """What is known of each PF's carrier with what the snapshot has of it."""
-    found = {}
+    """The history of each PF's carrier, with the snapshot's state added."""
+    current = {}
     for address, statuses in have[links.NAME].items():
         status: links.LinkStatus | None = statuses.get(address)
         if status is None or status.link is None:
@@ -60,14 +60,14 @@ def remember(before: History | None, now: float, have: Snapshot, facts: None) ->
         lost = (now if known.lost is None else known.lost) if dark else None
         if known.lost is not None and status.link.up and not dark and now - known.lost >= FLAP:
             losses = (*losses, (known.lost, now - known.lost))
-        found[address] = evolve(known, name=status.link.name, seen=now, lost=lost, losses=losses)
-    # A NIC that is away for a moment keeps its history.
+        current[address] = evolve(known, name=status.link.name, seen=now, lost=lost, losses=losses)
+    # A NIC that is gone for a moment keeps its history.
     kept = {address: known for address, known in (before or {}).items() if now - known.seen < WINDOW}
-    return {**kept, **found}
+    return {**kept, **current}
 
 
 def judge(want: Wanted, have: Snapshot, facts: History) -> list[Condition]:
-    """False names the netdevs of required NICs whose link flapped or was long away."""
+    """False if the link of a required NIC flapped or was lost for long; the message names its netdev."""
     faults = []
     for address, nic in sorted(want.nics.items()):
         known = facts.get(address)

@@ -1,7 +1,7 @@
-"""Containers may lock memory: registering it for RDMA is charged to RLIMIT_MEMLOCK, which they inherit from their runtime.
+"""Containers may lock memory without limit.
 
-A container with CAP_IPC_LOCK needs none of it. Read with prlimit(2) of the runtimes that run; on a node without one there is
-nothing to say.
+Memory that is registered for RDMA counts against RLIMIT_MEMLOCK, which a container inherits from its runtime unless it has
+CAP_IPC_LOCK. The limit is read with prlimit(2) from the running container runtimes; without one the condition is True.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from agent.state.wanted import Wanted
 
 TYPE = "ContainerMemlock"
 STAGE: Stage = "cluster"
-SEVERITY: Severity = "warn"  # their packages come with 8 MiB, and pods that have CAP_IPC_LOCK do without
+SEVERITY: Severity = "warn"  # their packages set 8 MiB, and pods with CAP_IPC_LOCK need no limit raised
 
 RUNTIMES = {"containerd": "containerd", "dockerd": "docker", "crio": "crio"}
 """The units of container runtimes, by the name of their process."""
 
 
 def read(machine: Machine, want: Wanted) -> Mapping[str, int]:
-    """The limit of each runtime that runs, in bytes; -1 is none."""
+    """The limit of each running runtime in bytes; -1 is unlimited."""
     return machine.processes.memlock(frozenset(RUNTIMES))
 
 
 def judge(want: Wanted, have: Snapshot, facts: Mapping[str, int]) -> list[Condition]:
-    """False names the runtimes that have a limit."""
+    """False if a runtime has a limit; the message names it."""
     limited = {name: limit for name, limit in sorted(facts.items()) if limit >= 0}
     if not limited:
         return [Condition(TYPE, "True", "Unlimited" if facts else "NoRuntime")]
-    told = ", ".join(f"{name} {limit} bytes" for name, limit in limited.items())
+    listed = ", ".join(f"{name} {limit} bytes" for name, limit in limited.items())
     units = ", ".join(f"{RUNTIMES[name]}.service" for name in limited)
     remedy = (
         f"give {units} LimitMEMLOCK=infinity in a drop-in, and restart it: only containers started after that have it"
     )
-    return [Condition(TYPE, "False", "MemlockLimited", f"locked memory of containers is limited: {told}; {remedy}")]
+    return [Condition(TYPE, "False", "MemlockLimited", f"locked memory of containers is limited: {listed}; {remedy}")]

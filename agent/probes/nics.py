@@ -1,4 +1,4 @@
-"""Each NIC of the spec is there, and is one."""
+"""Each NIC of the spec matches exactly one device."""
 
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
@@ -10,5 +10,5 @@ SEVERITY: Severity = "required"
 
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
-    """One condition for each NIC that could not be found; a NIC that is not required is only warned of."""
+    """One condition for each NIC that was not found; its severity is a warning if the NIC is not required."""
     return list(want.missing) or [Condition(TYPE, "True", "AllPresent")]

@@ -1,8 +1,8 @@
-"""Each NIC's PCIe link is as wide and as fast as the device can have it.
+"""Each NIC's PCIe link is as wide and as fast as the device supports.
 
-A link trained down (a bad contact, a slot with fewer lanes) costs bandwidth and nothing else tells of it. Read from sysfs'
-``current_link_width``, ``current_link_speed`` and their ``max_`` counterparts; functions without a link of their own (virtual
-ones, those integrated in the chipset) say 0, 255 or "Unknown" and are passed over.
+A link that trained to fewer lanes or a lower speed (a bad contact, a narrow slot) costs bandwidth, and nothing else reports it.
+sysfs has ``current_link_width``, ``current_link_speed`` and the same with ``max_``. Functions without a link of their own
+(virtual, or integrated in the chipset) report 0, 255 or "Unknown" and are skipped.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SEVERITY: Severity = "warn"  # a node with a slow link still works, and a slot m
 
 @frozen
 class PcieLink:
-    """Lanes and gigatransfers per second of a link, as trained and as the device can have it."""
+    """The lanes and gigatransfers per second of a link, as trained and as the device supports."""
 
     width: int
     max_width: int
@@ -35,25 +35,25 @@ class PcieLink:
 
 def read(machine: Machine, want: Wanted) -> Mapping[str, PcieLink]:
     """The link of each wanted function that has one, by PCI address."""
-    found = {}
+    links = {}
     for address in want.nics:
 
-        def told(name: str, folder: str = device_path(address)) -> float:
+        def leading_number(name: str, folder: str = device_path(address)) -> float:
             # "8" lanes, "16.0 GT/s PCIe"
             first = read_or(machine.files, f"{folder}/{name}", "").partition(" ")[0]
             return float(first) if first.replace(".", "", 1).isdigit() else 0.0
 
-        width, most = int(told("current_link_width")), int(told("max_link_width"))
-        speed, fastest = told("current_link_speed"), told("max_link_speed")
+        width, most = int(leading_number("current_link_width")), int(leading_number("max_link_width"))
+        speed, fastest = leading_number("current_link_speed"), leading_number("max_link_speed")
         if width > 0 and 0 < most < 255 and speed and fastest:
-            found[address] = PcieLink(width, most, speed, fastest)
-    return found
+            links[address] = PcieLink(width, most, speed, fastest)
+    return links
 
 
 def judge(want: Wanted, have: Snapshot, facts: Mapping[str, PcieLink]) -> list[Condition]:
-    """False names the NICs whose link is narrower or slower than the device's own limit."""
+    """False if a NIC's link is narrower or slower than the device supports; the message names the NIC."""
     degraded = [
-        f"{nic.nic.name} ({address}) has {_say(link.width, link.speed)} of {_say(link.max_width, link.max_speed)}"
+        f"{nic.nic.name} ({address}) has {_size(link.width, link.speed)} of {_size(link.max_width, link.max_speed)}"
         for address, nic in sorted(want.nics.items())
         if (link := facts.get(address)) and (link.width < link.max_width or link.speed < link.max_speed)
     ]
@@ -63,5 +63,5 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, PcieLink]) -> list[C
     return [Condition(TYPE, "False", "PcieDegraded", f"{'; '.join(degraded)}; {remedy}")]
 
 
-def _say(width: int, speed: float) -> str:
+def _size(width: int, speed: float) -> str:
     return f"x{width} at {speed:g} GT/s"

@@ -1,4 +1,4 @@
-"""The character devices are there that applications and device plugins open: uverbs, umad, rdma_cm."""
+"""The character devices that applications and device plugins open are present: uverbs, umad, rdma_cm."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TYPE = "RdmaCharDevices"
 STAGE: Stage = "device"
 SEVERITY: Severity = "required"
 
-# The kernel module that makes them. iWARP has no management datagrams, and so no umad.
+# The kernel module that creates each. iWARP has no management datagrams, so it has no umad.
 MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad"}
 
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
-    """False names those that the expected RDMA devices of required NICs lack; nothing if the spec expects none."""
+    """False if RDMA devices of required NICs lack some; the message names them. No condition if the spec expects no devices."""
     asked = {nic.name for nic in want.spec.nics if nic.rdma is not None}
     if not asked:
         return []
@@ -47,4 +47,8 @@ def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[
                     yield Fault(target, f"{kind} of {device.name}", f"load {module}")
                 for each in found:
                     if not each.present:
-                        yield Fault(target, f"{each.name} of {device.name}", "the kernel has it: see udev")
+                        yield Fault(
+                            target,
+                            f"{each.name} of {device.name}",
+                            "the kernel has it, /dev/infiniband does not: see journalctl -u systemd-udevd",
+                        )

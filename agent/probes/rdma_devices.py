@@ -1,4 +1,4 @@
-"""The NICs have the RDMA devices that the spec expects of them."""
+"""The NICs have the RDMA devices that the spec expects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Devices = Mapping[str, tuple[RdmaDevice, ...]]
 
 @frozen
 class Fault:
-    """What is wrong with a function: of whom it is said, and what."""
+    """A fault of a function: ``whose`` names the function, device or port, ``what`` says what is wrong with it."""
 
     target: str
     whose: str
@@ -34,15 +34,15 @@ Find = Callable[[WantedNic, RdmaDevices, Devices], Iterator[Fault]]
 
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
-    """False names the functions of required NICs that have none; nothing if the spec expects none.
+    """False if functions of required NICs have none, which the message names; no condition if the spec expects none.
 
-    With ``rdma.at_least`` it holds if that many NICs are whole.
+    With ``rdma.at_least`` it is True if that many NICs have no fault.
     """
     return judged(TYPE, "DeviceMissing", "AllPresent", want, have, _missing)
 
 
 def judged(type: str, lacking: str, whole: str, want: Wanted, have: Snapshot, find: Find) -> list[Condition]:
-    """The condition of what ``find`` finds wrong with the NICs of which the spec expects RDMA devices."""
+    """The condition that follows from the faults that ``find`` reports for the NICs with expected RDMA devices."""
     asked = [nic for nic in want.spec.nics if nic.rdma is not None]
     if not asked:
         return []
@@ -60,10 +60,9 @@ def judged(type: str, lacking: str, whole: str, want: Wanted, have: Snapshot, fi
 
 
 def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list[str]]]:
-    """By the name of each NIC of which RDMA devices are expected: what is wrong, and with whom.
+    """For each NIC with expected RDMA devices, by its name: what is wrong, and the functions that have the fault.
 
-    A VF that has a driver and no netdev in the host's network namespace was handed to somebody (a container, vfio), and is as
-    they made it.
+    A VF with a driver but no netdev in the host's network namespace belongs to a container or to vfio and is not judged.
     """
     found = {}
     for address, nic in sorted(want.nics.items()):
@@ -80,7 +79,7 @@ def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list
 
 
 def expected(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> list[str]:
-    """The targets of which the spec expects a device."""
+    """The targets for which the spec expects an RDMA device."""
     address = nic.function.address
     count = nic.vf_count()
     vfs = devices if count is None else (f"{address}#{index}" for index in range(count))

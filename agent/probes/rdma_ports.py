@@ -18,9 +18,9 @@ SEVERITY: Severity = "required"
 
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
-    """False names the ports of required NICs that are not as the spec says, and the remedy; nothing if it expects none.
+    """False if ports of required NICs differ from the spec, with the remedy; no condition if the spec expects no devices.
 
-    With ``rdma.at_least`` it holds if that many NICs are whole.
+    With ``rdma.at_least`` it is True if that many NICs have no fault.
     """
     return judged(TYPE, "PortNotReady", "AllActive", want, have, _unfit)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any, Literal, TypeVar
 
@@ -13,7 +13,28 @@ from attrs import frozen
 
 from agent.documents import LARGEST_REPORT, load
 
-Value = str | int | bool | None
+
+@frozen
+class Numbers:
+    """Numbers that a device takes in one step, by name and in the order of the names. None: it does not have that number."""
+
+    values: tuple[tuple[str, int | None], ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, int | None]) -> Numbers:
+        """These numbers."""
+        return cls(tuple(sorted(values.items())))
+
+    @property
+    def present(self) -> dict[str, int]:
+        """Those that the device has."""
+        return {name: value for name, value in self.values if value is not None}
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={_say(value)}" for name, value in self.values)
+
+
+Value = str | int | bool | Numbers | None
 Record = TypeVar("Record")
 
 SETTLING = "it may come right by itself"
@@ -72,6 +93,11 @@ class Change:
     skip_if_owned: bool = False
     required: bool = True
     original: bool = False
+
+    @property
+    def number(self) -> int:
+        """``after``, of a field that has one number as its value."""
+        return self.after if isinstance(self.after, int) else 0
 
     @property
     def device(self) -> str:
@@ -164,7 +190,8 @@ class Report:
 _converter = cattrs.Converter()
 _converter.register_unstructure_hook(Disruption, str)
 _converter.register_structure_hook(Disruption, lambda value, _: Disruption.parse(value))
-_converter.register_structure_hook_func(lambda t: t == Value, lambda value, _: _encodable(value))
+_converter.register_structure_hook_func(lambda t: t == Value, lambda value, _: value_from_plain(value))
+_converter.register_unstructure_hook(Numbers, lambda numbers: dict(numbers.values))
 _converter.register_structure_hook(str, lambda value, _: _encodable(str(value)))
 _converter.register_structure_hook(float, lambda value, _: _finite(value))
 
@@ -181,6 +208,21 @@ def _finite(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is no number")
     return float(value)
+
+
+def value_from_plain(value: Any) -> Value:
+    """Read the :func:`to_plain` of a value back.
+
+    :raises ValueError: it is no such value.
+    """
+    if isinstance(value, dict):
+        if not all(number is None or type(number) is int for number in value.values()):
+            raise ValueError(f"{value!r} has values that are no numbers")
+        return Numbers.of(value)
+    if value is not None and not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is no value of a change")
+    plain: Value = _encodable(value)
+    return plain
 
 
 def to_plain(record: Any) -> Any:

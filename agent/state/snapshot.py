@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from agent.hardware.functions import Function, discover
 from agent.hardware.topology import Topology, read_topology
 from agent.machine import Machine
 from agent.state.scope import Scope
+
+T = TypeVar("T")
+
+
+@define
+class Derived:
+    """What several kinds compute of the same input, kept with the snapshot so that it is computed once.
+
+    Snapshots that were made of one another share it. It changes no answer: a result counts only for equal input.
+    """
+
+    _results: dict[str, tuple[tuple[object, ...], Any]] = field(factory=dict)
+
+    def get(self, name: str, made_of: tuple[object, ...], make: Callable[[], T]) -> T:
+        """The result of ``make``, or that of the call before under this name, if ``made_of`` is equal."""
+        before = self._results.get(name)
+        result: T = make() if before is None or before[0] != made_of else before[1]
+        # The newest input is kept, although it is equal: objects that are the same take no comparing the next time.
+        self._results[name] = made_of, result
+        return result
 
 
 @frozen
@@ -24,6 +44,7 @@ class Snapshot:
     topology: Topology
     processes: frozenset[str] = frozenset()
     states: Mapping[str, Mapping[str, Any]] = field(factory=dict)
+    derived: Derived = field(factory=Derived, eq=False, repr=False)
 
     def __getitem__(self, kind: str) -> Mapping[str, Any]:
         return self.states.get(kind, {})
@@ -56,6 +77,11 @@ def _joined(before: Any, now: Any) -> Any:
     return now
 
 
-def read_basis(machine: Machine, serials: bool = False) -> Snapshot:
-    """Read the functions, CPUs and processes, as each full reading begins. ``serials``: also the cards' serial numbers."""
-    return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running())
+def read_basis(machine: Machine, serials: bool = False, last: Snapshot | None = None) -> Snapshot:
+    """Read the functions, CPUs and processes, as each full reading begins.
+
+    :param serials: also the cards' serial numbers.
+    :param last: the snapshot of the pass before; its derived results are kept.
+    """
+    derived = Derived() if last is None else last.derived
+    return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running(), derived=derived)

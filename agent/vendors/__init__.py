@@ -11,20 +11,20 @@ from functools import cache
 from attrs import frozen
 
 
-def _as_asked(size: int) -> int:
+def _exact(size: int) -> int:
     return size
 
 
 @frozen
 class Vendor:
-    """What one family's drivers do that others do not.
+    """How the drivers of one NIC family behave. The defaults are the worst case.
 
-    ``queue_irqs`` finds role and queue in the name of a queue's interrupt, by groups of these names; an interrupt whose
-    name it does not find is a management one. ``mtu_flaps`` and ``vf_count_flaps``: the driver takes the PF's link down
-    to change its MTU or its number of VFs, ``channels_flap`` and ``rings_flap``: a netdev's link for its channels or rings.
-    ``ring_size``: the size that the driver makes of one that was asked for. ``offloads_flap``: the features for whose change it
-    takes the link down; None: it may for any. ``trust_flaps``: it takes the link down to trust the DSCP or the PCP.
-    ``has_netdev``: its functions bring netdevs of their own. ``invents_rate``: the rate of its RDMA ports means nothing.
+    ``queue_irqs``: matches the name of a queue's interrupt, with the groups ``role`` and ``queue``; any other interrupt is a
+    management interrupt. ``mtu_flaps``, ``vf_count_flaps``: the driver takes the PF's link down to change its MTU or its number
+    of VFs. ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
+    ``ring_size``: the ring size that the driver sets for a requested one. ``offloads_flap``: the features for which it takes
+    the link down; None: possibly for any. ``trust_flaps``: it takes the link down to change the trust mode (DSCP or PCP).
+    ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that its RDMA ports report is not real.
     """
 
     name: str
@@ -34,14 +34,14 @@ class Vendor:
     vf_count_flaps: bool = True
     channels_flap: bool = True
     rings_flap: bool = True
-    ring_size: Callable[[int], int] = _as_asked
+    ring_size: Callable[[int], int] = _exact
     offloads_flap: tuple[str, ...] | None = None
     has_netdev: bool = True
     trust_flaps: bool = True
     invents_rate: bool = False
 
 
-# `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: what most drivers call a queue's interrupt.
+# `<netdev>-TxRx-3`, `<netdev>-rx-0`, `virtio3-input.0`: the names that most drivers give to the interrupts of queues.
 UNKNOWN = Vendor(
     name="unknown",
     drivers=(),
@@ -56,5 +56,5 @@ def _by_driver() -> dict[str, Vendor]:
 
 
 def vendor(driver: str | None) -> Vendor:
-    """The record of the family that ``driver`` belongs to, or one that assumes the worst."""
+    """The record of the family that ``driver`` belongs to, or the worst case for an unknown driver."""
     return _by_driver().get(driver or "", UNKNOWN)

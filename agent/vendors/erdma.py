@@ -1,4 +1,4 @@
-"""Alibaba Cloud eRDMA. From the in-tree driver's source (drivers/infiniband/hw/erdma): not run on such an instance."""
+"""Alibaba Cloud eRDMA. From the source of the in-tree driver (drivers/infiniband/hw/erdma), not run on such an instance."""
 
 import re
 
@@ -11,6 +11,6 @@ VENDOR = Vendor(
     queue_irqs=re.compile(r"erdma-(?P<role>ceq)(?P<queue>\d+)@"),
     # It uses the netdev of the elastic network interface with the same permanent address.
     has_netdev=False,
-    # The out-of-tree driver tells a constant; the in-tree one what the netdev says, which is no rate of the eRDMA.
+    # The out-of-tree driver reports a constant, the in-tree one the netdev's rate. Neither is the rate of eRDMA.
     invents_rate=True,
 )

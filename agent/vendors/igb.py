@@ -11,10 +11,10 @@ VENDOR = Vendor(
     # igb_change_mtu and igb_enable_sriov both take the adapter down and up.
     mtu_flaps=True,
     vf_count_flaps=True,
-    # igb_set_channels opens the netdev anew; igb_set_ringparam and igbvf_set_ringparam take it down and up.
+    # igb_set_channels closes and opens the netdev; igb_set_ringparam and igbvf_set_ringparam take it down and up.
     channels_flap=True,
     rings_flap=True,
-    # REQ_RX_DESCRIPTOR_MULTIPLE and REQ_TX_DESCRIPTOR_MULTIPLE, in igbvf as well. The least size differs: 80, later 64.
+    # REQ_RX_DESCRIPTOR_MULTIPLE and REQ_TX_DESCRIPTOR_MULTIPLE, in igbvf as well. The minimum is 80, in later kernels 64.
     ring_size=lambda size: (size + 7) // 8 * 8,
     # igb_set_features resets the adapter for these two only.
     offloads_flap=("rx-all", "rx-ntuple-filter"),

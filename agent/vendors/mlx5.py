@@ -14,9 +14,9 @@ VENDOR = Vendor(
     vf_count_flaps=False,
     channels_flap=False,
     rings_flap=False,
-    # Both sizes are kept as their logarithm (order_base_2 in mlx5e_ethtool_set_ringparam).
+    # The driver keeps both sizes as a power of two (order_base_2 in mlx5e_ethtool_set_ringparam).
     ring_size=lambda size: 1 << (size - 1).bit_length(),
     offloads_flap=(),
-    # Trust is switched in the same way (mlx5e_set_trust_state); priority flow control takes the port down for a moment.
+    # The trust mode is changed without closing channels, too (mlx5e_set_trust_state). PFC takes the port down for a moment.
     trust_flaps=False,
 )

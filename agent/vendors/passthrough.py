@@ -1,4 +1,4 @@
-"""Drivers that hand a function to a process or a virtual machine as it is (Documentation/driver-api/vfio.rst)."""
+"""Drivers that pass a function through to a process or a virtual machine (Documentation/driver-api/vfio.rst)."""
 
 from agent.vendors import UNKNOWN, Vendor
 

@@ -1,4 +1,4 @@
-"""virtio-net (drivers/net/virtio_net.c): its netdev belongs to a device of the virtio bus below the PCI function."""
+"""virtio-net (drivers/net/virtio_net.c). Its netdev's parent is a device on the virtio bus, below the PCI function."""
 
 from agent.vendors import UNKNOWN, Vendor
 

@@ -189,7 +189,7 @@ def test_with_limit_0_a_change_is_always_written(node: Node) -> None:
         ("links", {"NetworkManager", "irqbalance"}, "NetworkManager"),
         ("irqs", {"irqbalance", "tuned"}, "irqbalance or tuned"),
         ("links", {"irqbalance"}, "a driver or a script"),
-        ("unheard-of", set(), "a driver or a script"),
+        ("hugepages", {"irqbalance"}, "a driver or a script"),
     ],
 )
 def test_the_likely_programs_of_a_kind_are_named(kind: str, processes: set[str], named: str) -> None:

@@ -252,7 +252,7 @@ def test_an_empty_file_counts_as_missing(kernel: Kernel, path: str) -> None:
 )
 def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel: Kernel, path: str) -> None:
     kernel.tree.put(path, "N/A")
-    with pytest.raises(OSError, match=r"'N/A' is nothing that belongs there") as refused:
+    with pytest.raises(OSError, match=r"the file has an unexpected value: 'N/A'") as refused:
         settle(kernel.machine(), only())
     assert refused.value.filename == path
 
@@ -270,7 +270,7 @@ def test_malformed_content_of_a_device_file_is_reported_with_its_path(kernel: Ke
     result = settle(kernel.machine(), only())
     (missing,) = [condition for condition in result.conditions if condition.type == "NicsPresent"]
     assert (missing.status, missing.reason) == ("Unknown", "DeviceUnreadable")
-    assert "'N/A' is nothing that belongs there" in missing.message and path in missing.message
+    assert "the file has an unexpected value: 'N/A'" in missing.message and path in missing.message
 
 
 def test_more_vfs_than_the_device_supports_are_refused_with_a_remedy_and_nothing_is_written(kernel: Kernel) -> None:

@@ -152,7 +152,7 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
     [
         ({"channels": {"combined": 9}}, "combined is 8 at most, the spec wants 9", "`ethtool -l`"),
         ({"rings": {"rx": 8192}}, "rx is 4096 at most, the spec wants 8192", "`ethtool -g`"),
-        ({"rings": {"rx": 1001}}, "igb would make it rx 1008", "give rx 1008"),
+        ({"rings": {"rx": 1001}}, "igb would round it to rx 1008", "give rx 1008"),
         ({"offloads": {"rx-gro-hv": True}}, "this kernel knows no feature 'rx-gro-hv'", "did you mean 'rx-gro-hw'?"),
         ({"offloads": {"generic-receive-offload": False}}, "knows no feature", "did you mean 'rx-gro'?"),
     ],
@@ -279,7 +279,7 @@ def test_a_feature_that_was_asked_for_in_vain_says_so(kernel: Kernel) -> None:
         o for o in settle(kernel, spec(offloads={"tx-vlan-hw-insert": False})).outcomes if o.result != "applied"
     ]
     assert (blocked.result, blocked.change.field) == ("blocked", "tx-vlan-hw-insert")
-    assert "it was asked for, and the driver or a feature that it goes with keeps it on" in blocked.error
+    assert "it was requested, but the driver or a feature that it depends on keeps it on" in blocked.error
     assert writes(kernel, "feature") == ["feature {'tx-vlan-hw-insert': False}"]
     both = spec(offloads={"tx-vlan-hw-insert": False, "rx-vlan-hw-parse": False})
     assert not preview(kernel.machine(), both).errors

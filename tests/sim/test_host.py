@@ -76,7 +76,7 @@ def test_a_sysctl_that_this_kernel_has_not_is_unsupported_once_it_has_had_its_ti
     found = settle(kernel, sysctls=wanted, failures=failures, now=5.0)
     outcome = only(found, "sysctls")
     assert (outcome.result, outcome.error) == ("unsupported", "this kernel has no such parameter")
-    assert "load the module that brings" in outcome.remedy
+    assert "load the module that provides" in outcome.remedy
     assert not is_ready(found.conditions)
 
 

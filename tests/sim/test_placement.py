@@ -122,7 +122,9 @@ def test_a_full_cpu_that_cannot_be_remembered_is_said(kernel: Kernel) -> None:
     last = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0))
     errors = [outcome.error for outcome in last.outcomes if outcome.result == "failed"]
     assert errors
-    assert all("CPU 2 has no interrupt vector left; that cannot be kept" in error for error in errors)
+    assert all(
+        "CPU 2 has no interrupt vector left; /run/trackbed/full-cpus cannot be written" in error for error in errors
+    )
 
 
 def test_who_is_on_a_cpu_before_it_is_full_stays_there(kernel: Kernel) -> None:

@@ -248,7 +248,10 @@ def test_iwarp_has_no_umad_and_none_is_missed(kernel: Kernel) -> None:
     ("gone", "said"),
     [
         ("/sys/bus/pci/devices/0000:21:00.0/infiniband_mad", "umad of rocep33s0 (load ib_umad)"),
-        ("/dev/infiniband/uverbs0", "uverbs0 of rocep33s0 (the kernel has it: see udev)"),
+        (
+            "/dev/infiniband/uverbs0",
+            "uverbs0 of rocep33s0 (the kernel has it, /dev/infiniband does not: see journalctl -u systemd-udevd)",
+        ),
         ("/dev/infiniband/rdma_cm", "rdma_cm (load rdma_ucm)"),
     ],
 )
@@ -337,7 +340,7 @@ def test_a_driver_without_dcb_is_unsupported_and_an_optional_nic_does_not_make_u
     assert {field: result for field, (result, _) in refused(found).items()} == dict.fromkeys(
         ["trust", "pfc", "ecn_np", "ecn_rp"], "unsupported"
     )
-    assert refused(found)["pfc"][1] == f"the driver of {NAME0} takes no pfc of 3 (DCBNL)"
+    assert refused(found)["pfc"][1] == f"the driver of {NAME0} does not support pfc 3 (DCBNL)"
     assert "comes with MLNX_OFED" in refused(found)["ecn_np"][1]
     assert not is_ready(found.conditions)
     assert is_ready(settle(kernel, {"required": False, "roce": {"trust": "dscp"}}).conditions)

@@ -97,7 +97,7 @@ def test_a_largest_rate_below_the_smallest_one_that_was_left_alone_says_so(kerne
     kernel.able.add(PF)
     settle(kernel, spec(group(min_tx_rate=200, max_tx_rate=300)))
     (outcome,) = settle(kernel, spec(group(max_tx_rate=100))).outcomes
-    assert (outcome.result, outcome.error) == ("failed", "EINVAL: its min_tx_rate is 200; give that, too")
+    assert (outcome.result, outcome.error) == ("failed", "EINVAL: its min_tx_rate is 200; set that as well")
 
 
 def test_two_vfs_that_come_back_with_each_other_s_names_get_their_own(kernel: Kernel) -> None:
@@ -132,8 +132,8 @@ def test_a_name_that_another_netdev_has_is_said(kernel: Kernel) -> None:
         ("link_state", "enable", "cannot set link_state"),
         ("rss_query", True, "cannot set rss_query"),
         ("node_guid", "00:11:22:33:44:55:66:77", "cannot set node_guid"),
-        ("vlan_protocol", "802.1ad", "VLANs of another protocol"),
-        ("min_tx_rate", 10, "grants no min_tx_rate"),
+        ("vlan_protocol", "802.1ad", "does not support this vlan_protocol"),
+        ("min_tx_rate", 10, "does not support min_tx_rate"),
     ],
 )
 @pytest.mark.parametrize("required", [True, False])
@@ -521,7 +521,7 @@ def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second:
         found = settle(kernel, wanted, originals=originals)
         # A rate that only the other spec gave may stand in the way of one that is left alone now: said, not hidden.
         stuck = [o for o in found.outcomes if o.result != "applied"]
-        assert all(o.change.field == "max_tx_rate" and "give that, too" in o.error for o in stuck), stuck
+        assert all(o.change.field == "max_tx_rate" and "set that as well" in o.error for o in stuck), stuck
         assert is_ready(found.conditions) is not bool(stuck)
         left = preview(kernel.machine(), wanted, originals).changes
         assert [(c.target, c.field) for c in left] == [(o.change.target, o.change.field) for o in stuck]
