@@ -1,4 +1,4 @@
-"""JSON documents that somebody else wrote: bounded in size and depth, each key once, no number that JSON does not have."""
+"""Reads JSON from outside: limits size and depth, and refuses repeated keys and numbers that are not JSON (NaN)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 LARGEST_SPEC = 4 << 20
-"""Bytes. A spec that gives each of 4096 VFs a group of its own has less than one million."""
+"""Bytes. A spec with a group for each of 4096 VFs has less than one million."""
 
 LARGEST_REPORT = 64 << 20
-"""Bytes. A report on a thousand VFs that were just made has four million."""
+"""Bytes. A report on a thousand VFs that were just created has four million."""
 
 DEEPEST = 32
-"""Objects and lists within each other; a spec has 7 levels, a report 4."""
+"""Levels of nested objects and lists. A spec has 7, a report 4."""
 
 
 def read(path: Path, largest: int) -> str:
-    """The text of a file that has at most ``largest`` bytes.
+    """The text of a file of at most ``largest`` bytes.
 
-    :raises OSError: it cannot be read, or is no regular file (another might never end).
+    :raises OSError: it cannot be read, or is not a regular file (reading another kind might never end).
     :raises ValueError: it is larger, or not UTF-8.
     """
     # O_NONBLOCK: opening a FIFO would wait for a writer.
@@ -36,14 +36,14 @@ def read(path: Path, largest: int) -> str:
 
 
 def too_large(largest: int) -> str:
-    """What is said of a document that has more bytes than it may."""
+    """The message for a document that is too large."""
     return f"it has more than the {largest} bytes that it may have"
 
 
 def load(text: str | bytes, largest: int) -> Any:
-    """Plain data of a JSON text.
+    """The data of a JSON text.
 
-    :raises ValueError: it is none, or too large, or nested too deeply.
+    :raises ValueError: it is not JSON, too large, or nested too deeply.
     """
     if len(text) > largest or (isinstance(text, str) and len(text.encode(errors="surrogatepass")) > largest):
         raise ValueError(too_large(largest))
@@ -64,14 +64,14 @@ _TOO_DEEP = f"its objects and lists are nested more than {DEEPEST} levels deep"
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         seen = set[str]()
         for key, _ in pairs:
             if key in seen:
                 raise ValueError(f"the key {key[:80]!r} is given twice")
             seen.add(key)
-    return found
+    return unique
 
 
 def _refuse(constant: str) -> NoReturn:

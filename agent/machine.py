@@ -1,4 +1,4 @@
-"""The seam: what the agent needs of a machine. ``linux/`` implements it; the tests' fake does too."""
+"""The interface to the machine. ``linux/`` implements it, and so does the fake machine of the tests."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from attrs import frozen
 
 @frozen
 class VfInfo:
-    """What a PF says of one of its VFs (IFLA_VFINFO_LIST); ``None`` where its driver reports nothing.
+    """The attributes of a VF as its PF reports them (IFLA_VFINFO_LIST); ``None``: the driver does not report it.
 
-    Rates in Mbit/s, 0 is none. Of a driver that knows nothing of ``link_state``, rates or ``vlan_protocol`` the kernel tells
-    these defaults (rtnl_fill_vfinfo, net/core/rtnetlink.c).
+    Rates are in Mbit/s; 0 is no limit. If a driver does not support ``link_state``, rates or ``vlan_protocol``, the kernel
+    reports these defaults (rtnl_fill_vfinfo, net/core/rtnetlink.c).
     """
 
     index: int
@@ -36,7 +36,7 @@ class VfInfo:
 class Link:
     """One netdev of the host's network namespace.
 
-    ``mac`` is the current address, ``permanent_mac`` the one it was made with (IFLA_PERM_ADDRESS; empty if none).
+    ``mac``: the current address; ``permanent_mac``: the hardware's (IFLA_PERM_ADDRESS; empty if none).
     ``carrier`` is False while the link is down. ``mtu`` in bytes, ``txqueuelen`` in packets.
     """
 
@@ -53,14 +53,14 @@ class Link:
 
 
 class Attributes(Protocol):
-    """What the kernel shows as files, by absolute path. Every method raises OSError as the kernel does."""
+    """The kernel's attribute files, by absolute path. Every method raises OSError with the kernel's errno."""
 
     def read(self, path: str) -> str:
         """The file's text without the white space at its end."""
         ...
 
     def write(self, path: str, text: str) -> None:
-        """One write(2), as kernel attributes want it."""
+        """Write with one write(2): an attribute takes its whole value at once."""
         ...
 
     def names(self, path: str) -> list[str]:
@@ -68,15 +68,15 @@ class Attributes(Protocol):
         ...
 
     def target(self, path: str) -> str:
-        """The last component of where a symbolic link points."""
+        """The last component of a symbolic link's target."""
         ...
 
 
 class Files(Attributes, Protocol):
-    """sysfs, procfs and plain files. Every method raises OSError as the kernel does."""
+    """sysfs, procfs and plain files. Every method raises OSError with the kernel's errno."""
 
     def replace(self, path: str, text: str) -> None:
-        """Make a plain file of our own anew: readers see the old one or the new one, whole."""
+        """Replace a plain file atomically: readers see all of the old text or all of the new one."""
         ...
 
     def writable(self, path: str) -> bool:
@@ -88,7 +88,7 @@ class Files(Attributes, Protocol):
         ...
 
     def write_at(self, path: str, offset: int, data: bytes) -> None:
-        """One write of all of ``data`` at ``offset``."""
+        """Write all of ``data`` at ``offset`` with one call."""
         ...
 
 
@@ -100,7 +100,7 @@ class Netlink(Protocol):
         ...
 
     def link(self, name: str) -> Link | None:
-        """One netdev by its name, or an alternative one, with its VFs; None if it is not there."""
+        """A netdev by its name or an alternative name, with its VFs; None if there is none."""
         ...
 
     def set_link(
@@ -110,15 +110,15 @@ class Netlink(Protocol):
         ...
 
     def add_altname(self, ifindex: int, name: str) -> None:
-        """Give a netdev one more alternative name; EEXIST if any netdev of the namespace has it."""
+        """Add an alternative name to a netdev; EEXIST if a netdev of the namespace has that name."""
         ...
 
     def remove_altname(self, ifindex: int, name: str) -> None:
-        """Take one of its alternative names from a netdev; ENOENT or EINVAL if it has none such."""
+        """Remove an alternative name from a netdev; ENOENT or EINVAL if it does not have it."""
         ...
 
     def rename(self, ifindex: int, name: str) -> None:
-        """Give a netdev another name, its own alternative one if need be; before Linux 6.2 EBUSY while it is up."""
+        """Rename a netdev, also to one of its alternative names. Before Linux 6.2: EBUSY while it is up."""
         ...
 
     def set_vf(
@@ -141,8 +141,8 @@ class Netlink(Protocol):
     ) -> None:
         """Change the given values of VF ``index`` through its PF.
 
-        The kernel takes ``vlan``, ``qos`` and ``vlan_protocol`` as one, and the two rates: the rest of what is given in part
-        becomes 0 (802.1Q).
+        The kernel sets ``vlan``, ``qos`` and ``vlan_protocol`` together, and the two rates together: of these, a value that is
+        not given becomes 0 (802.1Q).
         """
         ...
 
@@ -151,7 +151,7 @@ class Netlink(Protocol):
         ...
 
     def route_ifindex(self, address: str) -> int | None:
-        """The netdev through which an IP address is reached; None if it is not."""
+        """The netdev through which an IP address is reached; None if it is unreachable."""
         ...
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
@@ -163,15 +163,15 @@ class Processes(Protocol):
     """The processes of the node."""
 
     def running(self) -> frozenset[str]:
-        """The command names (`comm`) of what runs now."""
+        """The names (`comm`) of all processes."""
         ...
 
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-        """The processes (``ib_write_bw (pid 4711)``) that hold each of the given device nodes open; without any, left out."""
+        """The processes (``ib_write_bw (pid 4711)``) that hold each device node open. A node that nobody holds is left out."""
         ...
 
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
-        """The lowest soft limit of locked memory (bytes, -1 is none) of the processes of each of these names that run."""
+        """The lowest soft limit of locked memory (bytes, -1: unlimited) among the running processes of each name."""
         ...
 
     def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
@@ -184,14 +184,14 @@ class Processes(Protocol):
 
 
 class System(Protocol):
-    """What only a library or a system call tells."""
+    """What only a library or another service knows."""
 
     def installed_srcversion(self, module: str) -> str | None:
-        """The ``srcversion`` in the module's file that modprobe would load; None if there is no file, or none is in it."""
+        """The ``srcversion`` of the module's file that modprobe would load; None if there is no file, or it has none."""
         ...
 
     def clock_synchronised(self) -> bool:
-        """Whether something keeps the clock right; OSError if that cannot be told."""
+        """Whether the clock is synchronised; OSError if that cannot be found out."""
         ...
 
 
@@ -199,22 +199,22 @@ class Kubelet(Protocol):
     """The node's kubelet, if it has one."""
 
     def allocations(self) -> Mapping[str, tuple[str, ...]]:
-        """The pods (``namespace/name``) that each device was given to.
+        """The pods (``namespace/name``) to which each device is allocated.
 
-        A device is a PCI address, or else what its device plugin calls it: an RDMA device, a subfunction.
+        A device is a PCI address or, where its device plugin uses another name, that name (of an RDMA device or a subfunction).
 
         :raises OSError: there is a kubelet, and it does not answer.
         """
         ...
 
     def started(self) -> float:
-        """When it was started last (seconds since the epoch); 0: there is none."""
+        """When it was last started (seconds since the epoch); 0: there is no kubelet."""
         ...
 
 
 @frozen
 class Quantity:
-    """A number of channels, or a ring's size, and the most that the device can have."""
+    """A number of channels or the size of a ring, and the device's maximum."""
 
     value: int
     maximum: int
@@ -222,7 +222,7 @@ class Quantity:
 
 @frozen
 class Feature:
-    """A netdev's feature: whether it is on, whether that was asked for, and whether it can be changed at all."""
+    """A feature of a netdev: whether it is on, whether it was requested, and whether it can be changed."""
 
     on: bool
     requested: bool
@@ -230,10 +230,10 @@ class Feature:
 
 
 class Ethtool(Protocol):
-    """What ethtool reads and sets, of netdevs in the host's network namespace.
+    """The settings of ethtool, for netdevs in the host's network namespace.
 
-    What a driver does not have is left out of what is read, and EOPNOTSUPP when it is set. Other errors are the kernel's,
-    with its reason; ENODEV: the netdev is gone.
+    A setting that the driver does not support is missing when read, and setting it raises EOPNOTSUPP. Other errors are the
+    kernel's, with its message. ENODEV: the netdev is gone.
     """
 
     def channels(self, ifindex: int) -> Mapping[str, Quantity]:
@@ -261,41 +261,42 @@ class Ethtool(Protocol):
         ...
 
     def features(self, ifindex: int) -> Mapping[str, Feature]:
-        """Every feature that this kernel knows, by its name."""
+        """All features that the kernel knows, by name."""
         ...
 
     def set_feature(self, ifindex: int, name: str, on: bool) -> None:
-        """Ask for a feature to be on or off. What it depends on may keep the kernel from that: then it stays as it is."""
+        """Request a feature on or off. If another feature that it depends on forbids that, the kernel leaves it unchanged."""
         ...
 
 
 @frozen
 class Namespace:
-    """A network namespace: its inode, and a path that leads to it. It holds nothing open."""
+    """A network namespace: its inode and a path to it. The record keeps no file open."""
 
     inode: int
     path: str
 
 
 class Namespaces(Protocol):
-    """The network namespaces beside the host's, which netdevs may have been moved to."""
+    """The other network namespaces, to which netdevs may have been moved."""
 
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
-        """Where the netdevs of those of these PCI functions are that another namespace has."""
+        """The namespace of each of these PCI functions whose netdev is in another one."""
         ...
 
     def files(self, namespace: Namespace) -> AbstractContextManager[Attributes]:
-        """The sysfs of that namespace, under the usual paths, within a `with` block: each time anew, since what is read of a
-        namespace that is gone by now may look like success. OSError if it is gone already.
+        """The sysfs of that namespace, under the usual paths, for a `with` block. OSError: the namespace is gone.
+
+        It must not be kept longer: reading the sysfs of a namespace that has gone may look like success.
         """
         ...
 
 
 class Details(Protocol):
-    """What nothing is decided by and `inspect` shows; ``None`` and empty where it is not told."""
+    """Details that only `inspect` shows; ``None`` or empty where they are unknown."""
 
     def firmware(self, netdev: str) -> str | None:
-        """The firmware's version, as the driver tells it."""
+        """The firmware's version as the driver reports it."""
         ...
 
     def vpd(self, address: str) -> bytes:
@@ -305,9 +306,9 @@ class Details(Protocol):
 
 @frozen
 class DcbState:
-    """What a netdev tells by Data Center Bridging (802.1Qaz): the priorities with PFC, and the priority of each DSCP.
+    """The Data Center Bridging (802.1Qaz) of a netdev: the priorities with PFC, and the priority of each DSCP.
 
-    A netdev that has entries for DSCPs trusts the DSCP of a packet, otherwise the priority in its VLAN tag (PCP).
+    If a netdev has entries for DSCPs, it trusts the DSCP of a packet, otherwise the priority in its VLAN tag (PCP).
     """
 
     pfc: frozenset[int]
@@ -318,11 +319,11 @@ class Dcb(Protocol):
     """Data Center Bridging of netdevs by name. OSError(EOPNOTSUPP) where the driver has none."""
 
     def state(self, netdev: str) -> DcbState | None:
-        """What the netdev tells; None if its driver tells nothing, or it is gone."""
+        """The state; None if the driver has no DCB, or the netdev is gone."""
         ...
 
     def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
-        """Turn PFC on for these priorities, off for the others."""
+        """Turn PFC on for these priorities and off for the others."""
         ...
 
     def add_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
@@ -330,20 +331,20 @@ class Dcb(Protocol):
         ...
 
     def remove_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
-        """Take entries of :attr:`DcbState.dscp` away."""
+        """Remove entries of :attr:`DcbState.dscp`."""
         ...
 
 
 @frozen
 class CmDefaults:
-    """What the rdma_cm gives the connections of a RoCE port: ``tos`` an octet, ``mode`` ``RoCE v1`` or ``RoCE v2``."""
+    """The rdma_cm's defaults for connections of a RoCE port: ``tos`` is an octet, ``mode`` is ``RoCE v1`` or ``RoCE v2``."""
 
     tos: int
     mode: str
 
 
 class Rdma(Protocol):
-    """What of the RDMA subsystem is not in sysfs."""
+    """The settings of the RDMA subsystem that are not in sysfs."""
 
     def netns_mode(self) -> str | None:
         """``shared``: every network namespace sees all RDMA devices; ``exclusive``: its own. None: no RDMA subsystem."""
@@ -354,11 +355,11 @@ class Rdma(Protocol):
         ...
 
     def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
-        """The rdma_cm's defaults of a port; None where it cannot tell them: not loaded, no configfs, no such device."""
+        """The rdma_cm's defaults of a port; None if it is not loaded, there is no configfs, or no such device."""
         ...
 
     def set_cm_defaults(self, device: str, port: int, *, tos: int | None = None, mode: str | None = None) -> None:
-        """Change the given defaults; those who are connected keep theirs."""
+        """Change the given defaults. Existing connections keep theirs."""
         ...
 
 
@@ -401,7 +402,7 @@ class Events(Protocol):
 
 @frozen(kw_only=True)
 class Machine:
-    """Everything the agent touches. ``hung``: the PCI addresses of devices left alone, since a call to one never returned."""
+    """All of the machine that the agent uses. ``hung``: PCI addresses of devices that are avoided since a call hung."""
 
     files: Files
     netlink: Netlink

@@ -1,4 +1,4 @@
-"""What every process of ours needs at run time: this boot and its clock, small files, systemd, the version."""
+"""Used by every process of trackbed: the boot and its clock, atomic writes, the journal, systemd, the version."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def boot_id() -> str:
 
 
 def uptime() -> float:
-    """Seconds since the boot, those of a suspend included."""
+    """Seconds since the boot, including time in suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def journal(message: str) -> None:
-    """Write a line to standard error, which is the journal's. That nobody takes it must not end the process."""
+    """Write a line to standard error, which systemd passes to the journal. If that fails, the process goes on."""
     with suppress(OSError, ValueError):
         print(message.encode(errors="backslashreplace").decode(), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def fault(error: Exception) -> str:
-    """What to say of an exception that nobody expected: what and where, and what to do."""
+    """The message for an unexpected exception: what it is, where it was raised, and what to do."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     what = f"{type(error).__name__}: {str(error)[:400]}{where}"
@@ -38,7 +38,7 @@ def fault(error: Exception) -> str:
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     """Replace a file so that a reader sees the old or the new text, and a power cut leaves one of them.
 
-    :raises OSError: the old file is as it was, and nothing is left beside it that would take the room of others.
+    :raises OSError: the old file is unchanged, and the temporary file is removed.
     """
     beside = path.with_name(f".{path.name}.new")
     try:
@@ -55,11 +55,11 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
 
 
 NOTIFY_TIMEOUT = 1.0
-"""Seconds that a message may wait for room on systemd's socket."""
+"""Seconds to wait while systemd's socket is full."""
 
 
 def notify(message: str) -> None:
-    """Tell systemd (sd_notify(3)); nothing outside of a unit. What does not get through is said in the journal."""
+    """Send a message to systemd (sd_notify(3)) if this is a unit's process. A failure is logged."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -76,7 +76,7 @@ UNRELEASED = "unreleased"
 
 
 def version() -> str:
-    """The version that the archive's VERSION file names; the sources themselves have none."""
+    """The version from the file VERSION, which only a built archive has."""
     try:
         return (Path(__file__).parent.parent / "VERSION").read_text().strip()
     except FileNotFoundError:

@@ -13,7 +13,8 @@ from agent.engine.retry import Failures
 from agent.report.activity import Activity
 from agent.report.history import History
 from agent.service.apply_socket import Requests
-from agent.service.spec_in_force import Adopted
+from agent.service.passes import Memory
+from agent.service.spec_in_force import SpecInForce
 from agent.service.worker import work
 from agent.spec.node import from_mapping, to_json
 from bench.namespace import ADDRESS, devices, machine
@@ -29,9 +30,9 @@ def keep(netdev: str, out: TextIO) -> None:
         spec = folder / "node.json"
         spec.write_text(to_json(from_mapping(SPEC)))
         control, _ = os.pipe()
-        adopted, originals = Adopted(folder, folder), Originals.load(folder / ORIGINALS)
-        requests, history = Requests(folder / "apply.sock"), History(folder)
-        # The benchmark itself changes the value again and again.
-        tireless = Failures(Contention(limit=0))
+        in_force, requests = SpecInForce(folder, folder), Requests(folder / "apply.sock")
+        # The benchmark puts the MTU back again and again; the agent must not take that for contention.
+        failures = Failures(Contention(limit=0))
+        memory = Memory(Originals.load(folder / ORIGINALS), failures, History(folder))
         activity = Activity.at(None)
-        work(machine(root), spec, adopted, originals, activity, control, out, requests, history, tireless)
+        work(machine(root), spec, in_force, memory, activity, control, out, requests)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from agent.commands import _common
-from agent.report.records import Change
 
 
 @click.command(hidden=True)
@@ -17,7 +16,7 @@ def worker(activity_fd: int | None, hung: tuple[str, ...]) -> None:
     from agent.report import published, publisher
     from agent.service import worker as process
 
-    def acknowledged(change: Change) -> str:
-        return published.wait_until_not_ready(_common.RUN / publisher.REPORT, change)
+    def wait_until_published(announcement: str) -> str:
+        return published.wait_until_not_ready(_common.RUN / publisher.REPORT, announcement)
 
-    process.main(linux.machine(), _common.SPEC, _common.RUN, _common.STATE, hung, activity_fd, acknowledged)
+    process.main(linux.machine(), _common.SPEC, _common.RUN, _common.STATE, hung, activity_fd, wait_until_published)

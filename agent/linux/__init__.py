@@ -1,4 +1,4 @@
-"""All kernel I/O: the machine of ``machine.py`` on a real Linux, one module a protocol."""
+"""All kernel I/O: implements the protocols of ``machine.py`` on Linux, one module each."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Data Center Bridging over rtnetlink (include/uapi/linux/dcbnl.h, net/dcb/dcbnl.c).
 
-The messages were compared byte for byte with those of iproute2's `dcb`. No driver at hand implements it: what mlx5 makes of
-them is from its source (drivers/net/ethernet/mellanox/mlx5/core/en_dcbnl.c), not run on such a NIC.
+The messages equal those of iproute2's `dcb`, byte for byte. They were not run on a NIC: how mlx5 handles them is taken from its
+source (drivers/net/ethernet/mellanox/mlx5/core/en_dcbnl.c).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ATTR_IEEE_PFC = 2
 ATTR_IEEE_APP_TABLE = 3
 ATTR_IEEE_APP = 1
 
-# struct ieee_pfc: capability, enabled priorities, mbc, delay, then counters that a driver does not take from us.
+# struct ieee_pfc: capability, enabled priorities, mbc, delay, then counters that drivers ignore.
 PFC_ENABLED = 1
 PFC_SIZE = 136
 # struct dcb_app: selector, priority, protocol.
@@ -38,26 +38,26 @@ SELECTOR_DSCP = 5
 
 
 class LinuxDcb:
-    """Data Center Bridging by netlink; each request on a socket of its own."""
+    """Data Center Bridging over netlink. Each request opens a socket."""
 
     def state(self, netdev: str) -> DcbState | None:
-        """Ask for all that there is (DCB_CMD_IEEE_GET)."""
+        """Read everything (DCB_CMD_IEEE_GET)."""
         try:
-            told = _get(netdev)
+            values = _get(netdev)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENODEV):
                 return None
             raise
-        pfc = told.get(ATTR_IEEE_PFC, bytes(PFC_SIZE))[PFC_ENABLED]
-        entries = (APP.unpack_from(entry) for _, entry in attributes(told.get(ATTR_IEEE_APP_TABLE, b"")))
+        pfc = values.get(ATTR_IEEE_PFC, bytes(PFC_SIZE))[PFC_ENABLED]
+        entries = (APP.unpack_from(entry) for _, entry in attributes(values.get(ATTR_IEEE_APP_TABLE, b"")))
         dscp = {protocol: priority for selector, priority, protocol in entries if selector == SELECTOR_DSCP}
         return DcbState(frozenset(bit for bit in range(8) if pfc >> bit & 1), dscp)
 
     def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
-        """Send the driver's own record back with other priorities: mbc and delay (the cable's length) stay."""
+        """Send the driver's record back with other priorities: mbc and delay (for the cable's length) must stay."""
         record = _get(netdev).get(ATTR_IEEE_PFC)
         if record is None:
-            raise OSError(errno.EOPNOTSUPP, f"the driver of {netdev} tells no PFC")
+            raise OSError(errno.EOPNOTSUPP, f"the driver of {netdev} reports no PFC")
         _send(IEEE_SET, netdev, attribute(ATTR_IEEE_PFC, with_priorities(record, priorities)))
 
     def add_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
@@ -65,7 +65,7 @@ class LinuxDcb:
         _send(IEEE_SET, netdev, app_table(priorities))
 
     def remove_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
-        """Send the entries in one message; each with its priority, or it is not found."""
+        """Send the entries in one message. The kernel finds an entry only by DSCP and priority together."""
         _send(IEEE_DEL, netdev, app_table(priorities))
 
 
@@ -97,7 +97,7 @@ def _get(netdev: str) -> dict[int, bytes]:
 
 def _send(command: int, netdev: str, ieee: bytes) -> None:
     answers = ask(socket.NETLINK_ROUTE, RTM_SETDCB, request(command, netdev, ieee))
-    # A driver's refusal is not in the acknowledgement, which is 0, but in the answer: the negative errno as one unsigned octet.
+    # If the driver refuses, the acknowledgement still is 0. Its negative errno is in the answer, as one unsigned octet.
     for answer in answers:
         if refusal := refusal_in(answer):
             raise OSError(refusal, os.strerror(refusal))

@@ -1,4 +1,4 @@
-"""What drivers and libraries tell only when asked in their own ways."""
+"""Details that only `inspect` shows: firmware versions and VPD."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ DRVINFO_FIRMWARE = slice(68, 100)
 
 
 class LinuxDetails:
-    """What drivers and libraries tell only when asked in their own ways."""
+    """Details that only `inspect` shows: firmware versions and VPD."""
 
     def firmware(self, netdev: str) -> str | None:
-        """Ask by SIOCETHTOOL, since ethtool's netlink has no such message.
+        """Use the ioctl SIOCETHTOOL, since ethtool's netlink family has no such message.
 
-        Any socket takes it (sock_do_ioctl); the agent's unit allows those of netlink, not of IP.
+        It works on any socket (sock_do_ioctl). The agent's unit allows netlink sockets, but no IP sockets.
         """
         buffer = array("B", ETHTOOL_GDRVINFO.to_bytes(4, sys.byteorder).ljust(DRVINFO_SIZE, b"\0"))
         request = struct.pack("16sP16x", netdev.encode(), buffer.buffer_info()[0])
@@ -35,7 +35,7 @@ class LinuxDetails:
         return None if version in ("", "N/A") else version
 
     def vpd(self, address: str) -> bytes:
-        """Read sysfs's `vpd`, which ends where the device's end tag is."""
+        """Read `vpd` in sysfs; the kernel ends it at the device's end tag."""
         try:
             return Path(f"/sys/bus/pci/devices/{address}/vpd").read_bytes()
         except OSError:

@@ -1,4 +1,4 @@
-"""ethtool's generic netlink family through pyroute2, which has no messages for most of it.
+"""ethtool's generic netlink family by pyroute2. Its messages are defined here, since pyroute2 lacks most of them.
 
 Commands and attributes: include/uapi/linux/ethtool_netlink.h, what they mean: Documentation/networking/ethtool-netlink.rst.
 """
@@ -25,7 +25,7 @@ COMPACT_BITSETS = 1
 
 
 class _Message(genlmsg):
-    """A message that begins with the netdev it is about. pyroute2 numbers the attributes as ``nla_map`` lists them."""
+    """A message whose first attribute names the netdev. pyroute2 numbers attributes by their position in ``nla_map``."""
 
     nla_map: Any
     device: Any = ethtoolheader
@@ -63,14 +63,14 @@ class _Coalesce(_Message):
 
 
 class LinuxEthtool:
-    """ethtool over netlink; belongs to the thread that makes it. The socket is opened when it is first asked something."""
+    """ethtool over netlink, for one thread. The socket is opened with the first request."""
 
     def __init__(self) -> None:
         self._socket: Any = None
         self._names: dict[int, str] = {}
 
     def channels(self, ifindex: int) -> Mapping[str, Quantity]:
-        """Ask for the numbers of channels (ETHTOOL_MSG_CHANNELS_GET)."""
+        """Read the numbers of channels (ETHTOOL_MSG_CHANNELS_GET)."""
         return _quantities(self._get(_Channels, CHANNELS_GET, ifindex), "rx", "tx", "combined")
 
     def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
@@ -78,7 +78,7 @@ class LinuxEthtool:
         self._set(_Channels, CHANNELS_SET, ifindex, given, "channels", self.channels(ifindex))
 
     def rings(self, ifindex: int) -> Mapping[str, Quantity]:
-        """Ask for the rings' sizes (ETHTOOL_MSG_RINGS_GET)."""
+        """Read the sizes of the rings (ETHTOOL_MSG_RINGS_GET)."""
         return _quantities(self._get(_Rings, RINGS_GET, ifindex), "rx", "tx")
 
     def set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
@@ -86,7 +86,7 @@ class LinuxEthtool:
         self._set(_Rings, RINGS_SET, ifindex, given, "rings", self.rings(ifindex))
 
     def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
-        """Ask for the coalescing (ETHTOOL_MSG_COALESCE_GET); the kernel leaves out what the driver does not support."""
+        """Read the coalescing (ETHTOOL_MSG_COALESCE_GET). The kernel leaves out what the driver does not support."""
         found = self._get(_Coalesce, COALESCE_GET, ifindex)
         values: dict[str, int | bool] = {
             name: found[name] for name in ("rx_usecs", "rx_frames", "tx_usecs", "tx_frames") if name in found
@@ -99,7 +99,7 @@ class LinuxEthtool:
         self._set(_Coalesce, COALESCE_SET, ifindex, given, "values of coalescing", self.coalescing(ifindex))
 
     def features(self, ifindex: int) -> Mapping[str, Feature]:
-        """Ask for the features (ETHTOOL_MSG_FEATURES_GET) as bits: parsing their names takes ten times as long."""
+        """Read the features (ETHTOOL_MSG_FEATURES_GET) as bits: parsing their names takes ten times as long."""
         if not self._names:
             self._names = _names(self._get(_Features, FEATURES_GET, ifindex))
         found = self._get(_Features, FEATURES_GET, ifindex, COMPACT_BITSETS)
@@ -113,14 +113,14 @@ class LinuxEthtool:
         }
 
     def set_feature(self, ifindex: int, name: str, on: bool) -> None:
-        """Ask for a feature (ETHTOOL_MSG_FEATURES_SET). A fixed one the kernel leaves as it is, without an error."""
+        """Request a feature (ETHTOOL_MSG_FEATURES_SET). The kernel ignores a request for a fixed one without an error."""
         feature = self.features(ifindex).get(name)
         if feature is not None and not feature.changeable:
             raise OSError(errno.EOPNOTSUPP, f"{name} is fixed: neither the driver nor the kernel lets it be changed")
         bit = [("ETHTOOL_A_BITSET_BIT_NAME", name), *([("ETHTOOL_A_BITSET_BIT_VALUE", True)] if on else [])]
         bits = {"attrs": [("ETHTOOL_A_BITSET_BITS_BIT", {"attrs": bit})]}
         wanted = ("wanted", {"attrs": [("ETHTOOL_A_BITSET_BITS", bits)]})
-        # It answers with what came of it, so that no acknowledgement is needed.
+        # The kernel answers with the result, so no acknowledgement is needed.
         self._ask(_Features, FEATURES_SET, ifindex, [wanted], NLM_F_REQUEST)
 
     def _get(self, kind: type[_Message], command: int, ifindex: int, header_flags: int = 0) -> dict[str, Any]:
@@ -139,11 +139,11 @@ class LinuxEthtool:
         ifindex: int,
         given: Mapping[str, Any],
         what: str,
-        there: Mapping[str, Any],
+        present: Mapping[str, Any],
     ) -> None:
-        # The kernel answers EINVAL for some of these, as for a value that is wrong.
-        if lacking := sorted(given.keys() - there.keys()):
-            raise OSError(errno.EOPNOTSUPP, f"the driver has no {', '.join(lacking)} among its {what}")
+        # For some of these the kernel answers EINVAL, as for an invalid value.
+        if unsupported := sorted(given.keys() - present.keys()):
+            raise OSError(errno.EOPNOTSUPP, f"the driver has no {', '.join(unsupported)} among its {what}")
         values = [(name, int(value)) for name, value in given.items()]
         self._ask(kind, command, ifindex, values, NLM_F_REQUEST | NLM_F_ACK)
 
@@ -156,7 +156,7 @@ class LinuxEthtool:
         message["attrs"] = [("header", {"attrs": header}), *given]
         try:
             socket = self._open()
-            # A family has one number for all its messages, and pyroute2 one class for a number.
+            # All messages of a family have the same type, and pyroute2 has one class for a type.
             socket.asyncore.marshal.msg_map[socket.prid] = kind
             return list(socket.nlm_request(message, msg_type=socket.prid, msg_flags=flags))
         except NetlinkError as error:
@@ -165,7 +165,7 @@ class LinuxEthtool:
     def _open(self) -> Any:
         if self._socket is None:
             opened: Any = GenericNetlinkSocket(ext_ack=True)
-            # Else pyroute2 writes to standard error that the family is missing.
+            # Otherwise pyroute2 writes to standard error if the family is missing.
             opened.asyncore.module_err_level = "debug"
             try:
                 opened.bind(ETHTOOL_GENL_NAME, genlmsg)

@@ -1,11 +1,11 @@
 """One gRPC call over a connected socket, and the strings in its answer.
 
 gRPC is HTTP/2, with five bytes before each message and its status in the trailers (grpc/doc/PROTOCOL-HTTP2.md). h2 does
-frames, header compression and flow control. grpcio would be 7 MB of compiled code, a wheel for each version of Python, and
-threads in a worker that has one.
+frames, header compression and flow control. grpcio would add 7 MB of compiled code, a wheel for each version of Python, and
+threads.
 
 A message of Protocol buffers is a series of fields, each a number and a wire type, then the value (protobuf.dev, "Encoding").
-It is read as far as it takes to find a few strings; protobuf's own package would be compiled code and generated classes.
+Only a few strings are read, so this needs neither protobuf's compiled package nor generated classes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from h2.events import (
 )
 from h2.exceptions import H2Error
 
-# Not compressed, no bytes long: a message none of whose fields are set.
+# The prefix of a message that is not compressed and has no bytes: no field is set.
 EMPTY_MESSAGE = bytes(5)
 PREFIX = 5
 
 READ = 1 << 16
 
-# Far above what any server of ours says; a server that never stops must not fill the memory.
+# Far more than a kubelet answers. A server that sends without end must not fill the memory.
 LARGEST = 64 << 20
 
 CODES = (
@@ -54,7 +54,7 @@ FIXED = {FIXED64: 8, FIXED32: 4}
 LONGEST_VARINT = 10
 
 Schema = Mapping[int, "str | Schema"]
-"""What to read of a message: by field number, what to call a string, or what to read of a nested message."""
+"""Which fields to read: by field number, the name for a string, or the schema of a nested message."""
 
 
 def call(connection: socket.socket, method: str, timeout: float) -> bytes:
@@ -64,7 +64,7 @@ def call(connection: socket.socket, method: str, timeout: float) -> bytes:
     :param timeout: seconds for the whole answer.
     :returns: the answering message.
     :raises OSError: ETIMEDOUT: no whole answer in time; ENOSYS: there is no such method; EREMOTEIO: the server answers with
-        another error; EPROTO: what it answers is no gRPC.
+        another error; EPROTO: the answer is not gRPC.
     """
     deadline = time.monotonic() + timeout
     http = H2Connection(H2Configuration(client_side=True, header_encoding=None))
@@ -78,17 +78,17 @@ def call(connection: socket.socket, method: str, timeout: float) -> bytes:
             for event in http.receive_data(_exchange(connection, http.data_to_send(), deadline)):
                 answer.take(event)
                 if isinstance(event, DataReceived):
-                    # Unless it is told that these were taken, the server stops after the first 64 KiB.
+                    # Without this the server stops after the first 64 KiB.
                     http.acknowledge_received_data(event.flow_controlled_length, stream)
     except TimeoutError:
         raise OSError(errno.ETIMEDOUT, f"no answer within {timeout:g} s") from None
     except H2Error as error:
-        raise OSError(errno.EPROTO, f"the answer is no HTTP/2: {error}") from error
+        raise OSError(errno.EPROTO, f"the answer is not HTTP/2: {error}") from error
     return answer.message()
 
 
 def _exchange(connection: socket.socket, data: bytes, deadline: float) -> bytes:
-    """Send what there is to send, and wait for what comes next."""
+    """Send data, and return what the server sends next."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -114,14 +114,14 @@ def _headers(method: str, timeout: float) -> list[tuple[str, str]]:
 
 @define
 class _Answer:
-    """What has come of an answer."""
+    """The part of an answer that has arrived."""
 
     headers: dict[bytes, bytes] = field(factory=dict)
     body: bytearray = field(factory=bytearray)
     ended: bool = False
 
     def take(self, event: Event) -> None:
-        """Add what has come."""
+        """Add an event."""
         if isinstance(event, (ResponseReceived, TrailersReceived)):
             self.headers.update(event.headers)
         elif isinstance(event, DataReceived):
@@ -129,27 +129,29 @@ class _Answer:
             if len(self.body) > LARGEST:
                 raise OSError(errno.EPROTO, f"the answer is longer than {LARGEST >> 20} MiB")
         elif isinstance(event, (StreamReset, ConnectionTerminated)):
-            raise OSError(errno.EPROTO, f"the server gave the call up: {event.error_code!r}")
+            raise OSError(errno.EPROTO, f"the server ended the call: {event.error_code!r}")
         self.ended = self.ended or isinstance(event, StreamEnded)
 
     def message(self) -> bytes:
-        """The one message of the whole answer."""
+        """The message of a complete answer."""
         if self.headers.get(b":status") != b"200" or not self.headers.get(b"grpc-status", b"").isdigit():
-            raise OSError(errno.EPROTO, "the answer is HTTP/2 and no gRPC")
+            raise OSError(errno.EPROTO, "the answer is HTTP/2, but not gRPC")
         if code := int(self.headers[b"grpc-status"]):
             name = CODES[code] if code < len(CODES) else str(code)
-            said = unquote(self.headers.get(b"grpc-message", b"").decode("ascii", "replace"))
-            raise OSError(ERRNOS.get(name, errno.EREMOTEIO), f"{name}: {said}")
+            message = unquote(self.headers.get(b"grpc-message", b"").decode("ascii", "replace"))
+            raise OSError(ERRNOS.get(name, errno.EREMOTEIO), f"{name}: {message}")
         length = int.from_bytes(self.body[1:PREFIX], "big")
         if len(self.body) != PREFIX + length or self.body[0]:
-            raise OSError(errno.EPROTO, f"the answer is no single, plain message: {len(self.body)} bytes of {length}")
+            raise OSError(
+                errno.EPROTO, f"the answer is not one uncompressed message: {len(self.body)} bytes of {length}"
+            )
         return bytes(self.body[PREFIX:])
 
 
 def strings(message: bytes, schema: Schema) -> Iterator[tuple[str, str]]:
-    """Every string that the schema names, with its name; what it does not name is skipped.
+    """The strings that the schema names, each with its name. Other fields are skipped.
 
-    :raises ValueError: it is no message.
+    :raises ValueError: it is not a message.
     """
     for number, content in fields(message):
         wanted = schema.get(number)
@@ -162,7 +164,7 @@ def strings(message: bytes, schema: Schema) -> Iterator[tuple[str, str]]:
 def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """The fields that have a length (strings and messages), each with its number.
 
-    :raises ValueError: it is no message.
+    :raises ValueError: it is not a message.
     """
     position = 0
     while position < len(message):

@@ -1,6 +1,6 @@
-"""Netlink messages by the struct module, for what each pass reads; the numbers and layouts are those of pyroute2.
+"""Reads netlink messages with the struct module, by the numbers and layouts of pyroute2's tables.
 
-pyroute2's own sockets and messages do all writes. Why reads differ: docs/decisions/0022-rtnetlink-reads.md.
+pyroute2 makes all writes. Why the readings of each pass do not use it: docs/decisions/0022-rtnetlink-reads.md.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def widen(channel: socket.socket, size: int) -> None:
 
 
 def attribute(kind: int, payload: bytes) -> bytes:
-    """An attribute, padded as the next one needs it."""
+    """An attribute, padded to the alignment of the next one."""
     packed = ATTRIBUTE.pack(ATTRIBUTE.size + len(payload), kind) + payload
     return packed + bytes(-len(packed) % 4)
 
@@ -79,7 +79,7 @@ def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
 
 
 def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
-    """Send one request and return the bodies of the messages that come before its acknowledgement.
+    """Send a request and return the bodies of the messages before its acknowledgement.
 
     :raises OSError: the kernel's refusal.
     """
@@ -88,7 +88,7 @@ def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
 
 
 def dump(protocol: int, kind: int, body: bytes) -> list[bytes]:
-    """Dump a table and return the bodies of its entries. A table that changed meanwhile may lack entries: it is read again.
+    """Dump a table and return the bodies of its entries. The dump is repeated if the table changed meanwhile.
 
     :raises OSError: the kernel's refusal.
     """
@@ -105,7 +105,7 @@ def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[b
     interrupted = False
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as channel:
         channel.bind((0, 0))
-        # An answer of ROOM does not fit into the usual buffer.
+        # The default buffer is too small for an answer of ROOM bytes.
         widen(channel, 2 * ROOM)
         channel.send(message)
         while True:

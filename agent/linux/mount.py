@@ -1,6 +1,6 @@
-"""Mounts that no path leads to: fsopen(2), fsconfig(2) and fsmount(2), Linux 5.2 or later.
+"""Mounts without a mount point: fsopen(2), fsconfig(2) and fsmount(2), Linux 5.2 or later.
 
-Such a mount is reached by its descriptor alone and ends with it.
+Such a mount is reachable only by its descriptor, and ends when that is closed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def detached(filesystem: str) -> int:
-    """The descriptor of a new mount of ``filesystem`` (``sysfs``, ``configfs``) that has no place in the tree."""
+    """The descriptor of a new mount of ``filesystem`` (``sysfs``, ``configfs``) without a mount point."""
     context = _call(SYS_FSOPEN, filesystem.encode(), FSOPEN_CLOEXEC)
     try:
         _call(SYS_FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
@@ -38,7 +38,7 @@ def reconfigure(mount: int, flag: str) -> None:
 
 
 def last_error(what: str) -> OSError:
-    """The error of the C library's last call, for ``what`` failed."""
+    """An OSError from errno after a call of the C library; ``what`` names the call."""
     number = ctypes.get_errno()
     return OSError(number, f"{what}: {os.strerror(number)}")
 

@@ -1,8 +1,8 @@
 """The sysfs of other network namespaces, without a mount point.
 
-A sysfs mount shows the netdevs of the namespace that its maker was in (fs/sysfs/mount.c). So: setns(2) there, a detached
-mount by fsopen(2) and fsmount(2), back, and all paths are opened below that mount's descriptor. It goes with the descriptor.
-Linux 5.2 or later; on an older kernel no other namespace is seen.
+A sysfs mount shows the netdevs of the namespace in which it was mounted (fs/sysfs/mount.c). So the agent enters the namespace
+(setns(2)), mounts sysfs without a mount point (fsopen(2), fsmount(2)), returns, and opens paths below the mount's descriptor.
+The mount ends when the descriptor is closed. This needs Linux 5.2; an older kernel shows no other namespaces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LinuxNamespaces:
         self._seen: dict[str, Namespace] = {}
 
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
-        """Look where each was last, then in the mounted namespaces, then in those of processes."""
+        """Search the namespaces in which they were found last, then mounted ones, then those of processes."""
         missing = set(functions)
         found: dict[str, Namespace] = {}
         looked: set[int] = {os.stat(OWN).st_ino}  # noqa: PTH116
@@ -41,7 +41,7 @@ class LinuxNamespaces:
                 break
             if namespace.inode in looked:
                 continue
-            # One that cannot be entered (gone, or a user namespace's that is not ours) has none that we can see to.
+            # Skip a namespace that cannot be entered: it is gone, or belongs to another user namespace.
             with suppress(OSError), self.files(namespace) as files:
                 here = {function for function in missing if _has_netdev(files, function)}
                 found |= dict.fromkeys(sorted(here), namespace)
@@ -66,7 +66,7 @@ class LinuxNamespaces:
 
     @contextmanager
     def files(self, namespace: Namespace) -> Iterator[Attributes]:
-        """Mount its sysfs on nothing; only the mount is kept meanwhile, which does not hold up the namespace's devices."""
+        """Mount its sysfs without a mount point. The mount does not keep the namespace or its devices alive."""
         sysfs = self._mount(namespace)
         try:
             yield _Below(sysfs)
@@ -78,7 +78,7 @@ class LinuxNamespaces:
         try:
             there = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # A process's number may have come round to another process.
+                # Another process may have this process's number by now.
                 if os.fstat(there).st_ino != namespace.inode:
                     raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
                 self._enter(there)
@@ -95,7 +95,7 @@ class LinuxNamespaces:
         try:
             self._enter(own)
         except OSError as error:
-            # Whatever this process would do from here on, it would do to a pod's namespace.
+            # From here on, every change would be made in a pod's namespace.
             raise SystemExit(f"cannot come back to the host's network namespace: {error}") from error
 
     def _enter(self, namespace: int) -> None:
@@ -109,7 +109,7 @@ def mounted(mountinfo: str) -> list[Namespace]:
     for line in mountinfo.splitlines():
         fields = line.split(" ")
         if len(fields) > 4 and fields[3].startswith("net:["):
-            # Blanks in paths are written \040.
+            # Blanks in paths are written as \040.
             path = fields[4].encode().decode("unicode_escape")
             found.append(Namespace(int(fields[3][len("net:[") : -1]), path))
     return found
@@ -123,14 +123,14 @@ def _has_netdev(files: Attributes, function: str) -> bool:
 
 
 class _Below:
-    """The files of a sysfs that is mounted nowhere, by the paths that they would have below /sys."""
+    """The files of a sysfs without a mount point, by their usual paths below /sys."""
 
     def __init__(self, sysfs: int) -> None:
         self._sysfs = sysfs
 
     def _path(self, path: str) -> str:
         if not path.startswith(SYSFS):
-            raise FileNotFoundError(errno.ENOENT, "only sysfs is seen of another network namespace", path)
+            raise FileNotFoundError(errno.ENOENT, "only sysfs can be read in another network namespace", path)
         return path[len(SYSFS) :]
 
     def read(self, path: str) -> str:
@@ -140,8 +140,8 @@ class _Below:
     def write(self, path: str, text: str) -> None:
         """Write in one call.
 
-        A namespace has one sysfs for all its mounts, and that is read-only where a container runtime mounted it first, and so.
-        It is made writable for the moment: the runtime's own mounts stay read-only by a flag of their own.
+        All mounts of a namespace's sysfs share one superblock, which is read-only if the container runtime mounted it so first.
+        It is made writable for this write. The runtime's own mounts stay read-only by their mount flag.
         """
         try:
             write_all(self._path(path), text, self._sysfs)

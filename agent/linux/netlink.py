@@ -57,7 +57,7 @@ U32 = struct.Struct("=I")
 
 
 @contextmanager
-def _asked(what: str) -> Iterator[None]:
+def _naming_errors(what: str) -> Iterator[None]:
     """Turn a refused request into an OSError with the kernel's errno that names the request."""
     try:
         yield
@@ -68,7 +68,7 @@ def _asked(what: str) -> Iterator[None]:
 
 
 class LinuxNetlink:
-    """rtnetlink in the host's network namespace; belongs to the thread that makes it."""
+    """rtnetlink in the host's network namespace, for one thread."""
 
     def __init__(self) -> None:
         # Not IPRoute: it runs an event loop for each request, which costs 1.2 ms where this costs 0.2 ms.
@@ -77,17 +77,17 @@ class LinuxNetlink:
 
     def links(self) -> list[Link]:
         """Dump every link."""
-        with _asked("dump of links"):
+        with _naming_errors("dump of links"):
             return [
                 decode_link(body) for body in dump(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(0, 0, 0, 0, 0))
             ]
 
     def link(self, name: str) -> Link | None:
-        """Ask for one link."""
+        """Request one link."""
         body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(IFLA_IFNAME, name.encode() + b"\0")
         body += attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
         try:
-            with _asked(f"link {name}"):
+            with _naming_errors(f"link {name}"):
                 (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, body)
                 return decode_link(answer)
         except OSError as error:
@@ -102,28 +102,28 @@ class LinuxNetlink:
         given = {"mtu": mtu, "up": up, "txqueuelen": txqueuelen}
         attrs = [(name, value) for name, value in (("IFLA_MTU", mtu), ("IFLA_TXQLEN", txqueuelen)) if value is not None]
         flags = {} if up is None else {"flags": IFF_UP if up else 0, "change": IFF_UP}
-        with _asked(f"set { {name: value for name, value in given.items() if value is not None} }"):
+        with _naming_errors(f"set { {name: value for name, value in given.items() if value is not None} }"):
             self._request(RTM_SETLINK, _link_message(ifindex, attrs, **flags))
 
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add one property (RTM_NEWLINKPROP)."""
-        with _asked(f"add the alternative name {name}"):
+        with _naming_errors(f"add the alternative name {name}"):
             self._request(RTM_NEWLINKPROP, _link_message(ifindex, [_altname(name)]))
 
     def remove_altname(self, ifindex: int, name: str) -> None:
         """Remove one property (RTM_DELLINKPROP)."""
-        with _asked(f"remove the alternative name {name}"):
+        with _naming_errors(f"remove the alternative name {name}"):
             self._request(RTM_DELLINKPROP, _link_message(ifindex, [_altname(name)]))
 
     def rename(self, ifindex: int, name: str) -> None:
-        """Set the name. The kernel refuses a name that is an alternative name of the netdev itself: that is removed first."""
-        with _asked(f"rename to {name}"):
+        """Set the name. The kernel refuses an alternative name of the same netdev, so that is removed first."""
+        with _naming_errors(f"rename to {name}"):
             (answer,) = ask(socket.NETLINK_ROUTE, RTM_GETLINK, IFINFOMSG.pack(socket.AF_UNSPEC, 0, ifindex, 0, 0))
         taken = name in decode_link(answer).altnames
         if taken:
             self.remove_altname(ifindex, name)
         try:
-            with _asked(f"rename to {name}"):
+            with _naming_errors(f"rename to {name}"):
                 self._request(RTM_SETLINK, _link_message(ifindex, [("IFLA_IFNAME", name)]))
         except OSError:
             if taken:
@@ -132,7 +132,7 @@ class LinuxNetlink:
 
     def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
         """Set a VF's values through its PF."""
-        with _asked(f"set VF {index} {given}"):
+        with _naming_errors(f"set VF {index} {given}"):
             self._request(RTM_SETLINK, vf_config.request(ifindex, index, given))
 
     def _request(self, kind: int, message: Any) -> list[Any]:
@@ -147,7 +147,7 @@ class LinuxNetlink:
             for answer in self._socket.get():
                 header = answer["header"]
                 if header["sequence_number"] != self._sequence:
-                    continue  # the answer to a request that was interrupted
+                    continue  # it answers an earlier request that was interrupted
                 if header["error"] is not None:
                     raise header["error"]
                 if header["type"] == NLMSG_ERROR:
@@ -157,16 +157,16 @@ class LinuxNetlink:
     def gateway_ifindexes(self) -> frozenset[int]:
         """Dump the routes of both families."""
         found: set[int] = set()
-        with _asked("dump of routes"):
+        with _naming_errors("dump of routes"):
             for family in (socket.AF_INET, socket.AF_INET6):
                 for body in dump(socket.NETLINK_ROUTE, RTM_GETROUTE, RTMSG.pack(family, *bytes(8))):
                     found |= _next_hops(body)
         return frozenset(found)
 
     def route_ifindex(self, address: str) -> int | None:
-        """Ask the kernel for the route."""
+        """Request the route."""
         try:
-            with _asked(f"route to {address}"):
+            with _naming_errors(f"route to {address}"):
                 routes = self._request(RTM_GETROUTE, _route_message(address))
                 return next((route.get("oif") for route in routes), None)
         except OSError as error:
@@ -175,9 +175,9 @@ class LinuxNetlink:
             raise
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
-        """Dump the addresses of both families (RTM_GETADDR); IFA_LOCAL is our end of a point-to-point link."""
+        """Dump the addresses of both families (RTM_GETADDR); IFA_LOCAL is the local end of a point-to-point link."""
         found: dict[int, list[str]] = {}
-        with _asked("dump of addresses"):
+        with _naming_errors("dump of addresses"):
             for body in dump(socket.NETLINK_ROUTE, RTM_GETADDR, IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
                 family, prefix, _, _, ifindex = IFADDRMSG.unpack_from(body)
                 values = dict(attributes(body, IFADDRMSG.size))
@@ -209,7 +209,7 @@ def _route_message(address: str) -> Any:
 
 
 def _next_hops(body: bytes) -> set[int]:
-    """The netdevs of a route that is a default one or leads through a gateway."""
+    """The netdevs of a route if it is a default route or has a gateway."""
     _, length, *_, kind, _ = RTMSG.unpack_from(body)
     default = length == 0 and kind == RTN_UNICAST
     values = dict(attributes(body, RTMSG.size))

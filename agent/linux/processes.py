@@ -19,7 +19,7 @@ class LinuxProcesses:
         return frozenset(name for _, name in _commands())
 
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
-        """Look where every descriptor points; psutil lists those of regular files only."""
+        """Read the link of every descriptor: psutil lists only regular files."""
         found: dict[str, list[str]] = {}
         for pid in psutil.pids():
             for path in sorted(paths.intersection(_open_files(pid))):
@@ -38,7 +38,7 @@ class LinuxProcesses:
         return found
 
     def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
-        """Ask those of the name."""
+        """Read the command line of each."""
         found = []
         for _, process in _named({name}):
             with suppress(psutil.NoSuchProcess):
@@ -46,7 +46,7 @@ class LinuxProcesses:
         return tuple(found)
 
     def hang_up(self, name: str) -> None:
-        """Signal those of the name."""
+        """Send the signal to each."""
         for _, process in _named({name}):
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGHUP)

@@ -25,22 +25,24 @@ ROCE_V1 = "IB/RoCE v1"
 
 
 class LinuxRdma:
-    """Netlink and configfs; each request on a socket of its own."""
+    """Netlink and configfs. Each netlink request opens a socket."""
 
     def __init__(self) -> None:
         self._configfs: Path | None = None
 
     def netns_mode(self) -> str | None:
-        """Ask by RDMA_NLDEV_CMD_SYS_GET."""
+        """Read it by RDMA_NLDEV_CMD_SYS_GET."""
         try:
             answers = ask(NETLINK_RDMA, NLDEV | SYS_GET, b"")
         except OSError as error:
-            # Without ib_core nobody listens; before Linux 5.3 it had no modes.
+            # ib_core is not loaded, or the kernel has no modes (before Linux 5.3).
             if error.errno in (errno.EPROTONOSUPPORT, errno.ECONNREFUSED, errno.EOPNOTSUPP, errno.EINVAL):
                 return None
             raise
-        told = (payload[0] for answer in answers for kind, payload in attributes(answer) if kind == SYS_ATTR_NETNS_MODE)
-        return next((MODES[bool(mode)] for mode in told), None)
+        modes = (
+            payload[0] for answer in answers for kind, payload in attributes(answer) if kind == SYS_ATTR_NETNS_MODE
+        )
+        return next((MODES[bool(mode)] for mode in modes), None)
 
     def set_netns_mode(self, mode: str) -> None:
         """Set it by RDMA_NLDEV_CMD_SYS_SET, which needs CAP_NET_ADMIN."""
@@ -53,7 +55,7 @@ class LinuxRdma:
                 mode = (folder / f"{port}/default_roce_mode").read_text().strip()
                 tos = int((folder / f"{port}/default_roce_tos").read_text())
         except OSError as error:
-            # No rdma_cm or device, no configfs, a kernel before fsopen(2), not root.
+            # There is no rdma_cm, device or configfs, the kernel has no fsopen(2), or this is not root.
             if error.errno in (errno.ENOENT, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EPERM):
                 return None
             raise
@@ -71,7 +73,7 @@ class LinuxRdma:
     def _cm_folder(self, device: str) -> Iterator[Path]:
         """The `ports` folder of a device below configfs's rdma_cm, which the kernel fills when the device's folder is made.
 
-        It is removed again if it was not there: it keeps rdma_cm from being unloaded, and the values are not in it anyway.
+        The folder is removed again if it is new: it would keep rdma_cm from being unloaded, and the values outlive it.
         """
         if self._configfs is None:
             self._configfs = _configfs()
@@ -91,9 +93,9 @@ class LinuxRdma:
 
 
 def _configfs() -> Path:
-    """Where configfs is, or a mount of it that has no place in the tree and lasts as long as this process.
+    """The path of configfs. If it is not mounted, it is mounted without a mount point for the lifetime of this process.
 
-    systemd mounts it only if its module was loaded when it looked, and rdma_cm may bring that later.
+    systemd mounts configfs at boot only if its module is loaded by then; rdma_cm may load it later.
     """
     if (CONFIGFS / "rdma_cm").is_dir():
         return CONFIGFS

@@ -1,4 +1,4 @@
-"""What only a library or a service can answer: which modules are installed, and whether the clock is synchronised."""
+"""Installed kernel modules by libkmod, and the clock's synchronisation by timedated."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jeepney.low_level import MessageType
 
 LIBKMOD = "libkmod.so.2"
 
-# org.freedesktop.timedate1(5). It may have to be started first.
+# org.freedesktop.timedate1(5). D-Bus may have to start it, hence the long timeout.
 TIMEDATED = DBusAddress("/org/freedesktop/timedate1", "org.freedesktop.timedate1", "org.freedesktop.timedate1")
 TIMEDATED_TIMEOUT = 60.0
 
 
 class LinuxSystem:
-    """libkmod through ctypes, which lets other threads run meanwhile, and timedated through D-Bus."""
+    """libkmod by ctypes, which releases the interpreter lock during calls, and timedated by D-Bus."""
 
     def installed_srcversion(self, module: str) -> str | None:
-        """What modinfo(8) says; it finds and unpacks a module as modprobe(8) does, and starts no process."""
+        """Read what modinfo(8) prints. libkmod finds and unpacks a module as modprobe(8) does, without a process."""
         library = _libkmod()
         if library is None:
             return None
@@ -76,9 +76,9 @@ def _libkmod() -> ctypes.CDLL | None:
 
 @contextmanager
 def _context(library: ctypes.CDLL) -> Iterator[int]:
-    # By way of the first process: in the unit's own view the folder is empty (ProtectKernelModules=).
+    # Through /proc/1/root, since the unit itself sees an empty folder (ProtectKernelModules=).
     folder = f"/proc/1/root/lib/modules/{os.uname().release}"
-    # An empty list of folders: nothing of /etc/modprobe.d matters here.
+    # The empty list means: read no configuration (/etc/modprobe.d).
     context = library.kmod_new(folder.encode(), (ctypes.c_char_p * 1)())
     if not context:
         raise MemoryError
@@ -89,7 +89,7 @@ def _context(library: ctypes.CDLL) -> Iterator[int]:
 
 
 def _info(library: ctypes.CDLL, module: ctypes.c_void_p) -> Iterator[tuple[str, str]]:
-    """The pairs of a module's file; none if no file is installed for it, or it is part of the kernel."""
+    """The information in a module's file; none if there is no file, or the module is built into the kernel."""
     first = ctypes.c_void_p()
     if library.kmod_module_get_info(module, ctypes.byref(first)) < 0 or not first.value:
         return

@@ -1,8 +1,8 @@
-"""What a PF is told, and reports, about one of its VFs: IFLA_VF_INFO of include/uapi/linux/if_link.h.
+"""The attributes of a VF in its PF's netlink messages: IFLA_VF_INFO of include/uapi/linux/if_link.h.
 
 Writes are made by pyroute2's messages. Reads have a decoder of their own, since each pass reads every VF of a PF
 (docs/decisions/0022-rtnetlink-reads.md); their numbers are those of pyroute2's tables.
-GUIDs: from the kernel's source, not run on InfiniBand.
+GUIDs follow the kernel's source; they were not run on InfiniBand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODE_GUID, PORT_GUID = _VF["IFLA_VF_IB_NODE_GUID"], _VF["IFLA_VF_IB_PORT_GUID"]
 LINK_STATES = ("auto", "enable", "disable")
 PROTOCOLS = {"802.1Q": 0x8100, "802.1ad": 0x88A8}
 NOT_REPORTED = 0xFFFFFFFF
-"""What rtnl_fill_vfinfo() presets where a driver may fill in nothing."""
+"""The value that rtnl_fill_vfinfo() sets before it calls the driver, which may leave it."""
 
 
 _VLAN_INFO: Any = ifinfmsg.vflist.vfinfo.vf_vlist.ivvi
@@ -54,7 +54,7 @@ class VfMessage(ifinfmsg):
                     fields = (*_VLAN_INFO.fields, ("__pad", "2x"))
 
 
-# The attribute of each value that is written alone, and what pyroute2 calls the value in it.
+# For each value that has an attribute of its own: the attribute, and pyroute2's name of the value in it.
 _SINGLE = {
     "mac": ("IFLA_VF_MAC", "mac"),
     "trust": ("IFLA_VF_TRUST", "trust"),
@@ -93,7 +93,7 @@ def _vlan(index: int, vlan: int, qos: int, protocol: str) -> tuple[str, Any]:
 
 
 def decode(entry: bytes) -> VfInfo:
-    """The content of one IFLA_VF_INFO; each of its attributes is a struct that begins with the VF's index."""
+    """Decode one IFLA_VF_INFO. Each of its attributes is a struct that begins with the VF's index."""
     values = dict(attributes(entry))
     index, vlan, qos = _words(values.get(VLAN, bytes(12)), 3)
     rates = _words(values.get(RATE, bytes(12)), 3)

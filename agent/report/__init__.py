@@ -1,1 +1,1 @@
-"""What the agent says of the node: its records and files, who reads them, and the names used in Kubernetes."""
+"""The report on the node: its records, the files that hold them, and the names used in Kubernetes."""

@@ -1,6 +1,6 @@
-"""What the worker is doing, told to its parent through memory that both have mapped: a step costs no system call.
+"""Shared memory in which the worker records its present call into the kernel. Recording a call costs no system call.
 
-The parent must not ask the worker, which may hang in the kernel, and must not look where it hangs.
+The supervisor cannot ask a worker that hangs in the kernel, and must not touch the device in which it hangs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ Mode = Literal["read", "write"]
 SIZE = 4096
 
 ANSWERED_WITHIN = 0.5
-"""Seconds within which a pass answers an event about a required device; a node that was ready is not, if it takes longer."""
+"""Seconds within which an event about a required device leads to a reading. After that, Ready is withdrawn."""
 
-# A sequence number, odd while the rest is being written; since when (seconds of CLOCK_MONOTONIC, 0 is idle); the text's length.
+# A sequence number, odd while the rest is being written; the call's start (seconds of CLOCK_MONOTONIC, 0: idle); the length of
+# the text.
 _HEAD = struct.Struct("=QdI")
 _SEQUENCE = struct.Struct("=Q")
-# Since when an event waits (seconds of CLOCK_MONOTONIC, 0: none does). It is aligned, so one store writes it whole.
+# When the oldest waiting event came (seconds of CLOCK_MONOTONIC, 0: none waits). It is aligned, so one store writes all of it.
 _WAITS = struct.Struct("@d")
 _WAITS_AT = SIZE - _WAITS.size
 
@@ -44,7 +45,7 @@ class Step:
 
 @define
 class Activity:
-    """The worker's end. What :meth:`doing` says holds for all calls until it says otherwise."""
+    """The worker's end. :meth:`doing` describes all calls that follow, until it is called again."""
 
     _memory: mmap.mmap
     _prefix: str = "\nread\n"
@@ -52,11 +53,11 @@ class Activity:
 
     @classmethod
     def at(cls, descriptor: int | None) -> Activity:
-        """Map the memory that the parent has made; memory that nobody reads if there is no parent."""
+        """Map the supervisor's memory, or memory that nobody reads if there is no supervisor."""
         return cls(mmap.mmap(-1 if descriptor is None else descriptor, SIZE))
 
     def doing(self, kind: str, mode: Mode) -> None:
-        """From here on, calls are made for ``kind``, to read or to write."""
+        """The calls that follow read or write ``kind``."""
         self._prefix = f"{kind}\n{mode}\n"
 
     def call(self, device: str, call: str) -> None:
@@ -68,7 +69,7 @@ class Activity:
         self._store(0.0, b"")
 
     def waits(self, since: float) -> None:
-        """An event about a required device has waited for its reading since then; 0: none waits."""
+        """Record when the oldest event about a required device that was not read since has come; 0: none waits."""
         _WAITS.pack_into(self._memory, _WAITS_AT, since)
 
     def _store(self, since: float, text: bytes) -> None:
@@ -77,26 +78,26 @@ class Activity:
         memory[_HEAD.size : _HEAD.size + len(text)] = text
         _HEAD.pack_into(memory, 0, self._sequence + 1, since, len(text))
         self._sequence += 2
-        # Last and by itself: whoever reads it finds all the rest written.
+        # Written last, so that a reader who sees an even number sees everything else.
         _SEQUENCE.pack_into(memory, 0, self._sequence)
 
 
 @define
 class View:
-    """The parent's end."""
+    """The supervisor's end."""
 
     descriptor: int
     _memory: mmap.mmap
 
     @classmethod
     def new(cls) -> View:
-        """Make the memory; the worker inherits ``descriptor``."""
+        """Create the memory. The worker inherits ``descriptor``."""
         descriptor = os.memfd_create("trackbed-activity", 0)
         os.ftruncate(descriptor, SIZE)
         return cls(descriptor, mmap.mmap(descriptor, SIZE, prot=mmap.PROT_READ))
 
     def step(self) -> Step | None:
-        """What the worker is in now; None while it waits, or while it is just changing over to the next step."""
+        """The worker's present call. None while it waits for events, or is recording the next call."""
         sequence, since, length = _HEAD.unpack_from(self._memory)
         text = self._memory[_HEAD.size : _HEAD.size + length]
         if not since or sequence % 2 or _SEQUENCE.unpack_from(self._memory)[0] != sequence:
@@ -108,11 +109,11 @@ class View:
         return Step(since, kind, "write" if mode == "write" else "read", device, call)
 
     def waits(self) -> float:
-        """Since when an event about a required device has waited for its reading; 0: none waits."""
+        """When the oldest event came about a required device that was not read since; 0: none waits."""
         (since,) = _WAITS.unpack_from(self._memory, _WAITS_AT)
         return float(since)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._memory.close()
         os.close(self.descriptor)

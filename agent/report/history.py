@@ -1,4 +1,4 @@
-"""What was changed on this node, when and why: one JSON line each, in a file that outlives reboots and stays small."""
+"""The history: what was changed on this node, when and why. One JSON line an outcome, in a file of limited size."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from agent.runtime import boot_id
 
 NAME = "history.jsonl"
 LARGEST = 1 << 20
-"""Bytes after which the file becomes the old one (``.1``), whose predecessor goes: so twice that is the most on disk."""
+"""Bytes after which the file is renamed to ``.1``, replacing the one before. At most twice that is on disk."""
 
 
 @frozen
 class Entry:
-    """One outcome. ``time`` in seconds since the epoch; ``trigger``: what had the agent look.
+    """One outcome. ``time``: seconds since the epoch; ``trigger``: why the pass ran.
 
-    A trigger is `start`, `spec` (another one was adopted), `event` with the devices it was about, `resync` (the timer),
-    `retry` (of something that failed), `apply` (somebody asked for it).
+    A trigger is `start`, `spec` (another one is in force), `event` with its devices, `resync` (the timer), `retry` (of a failed
+    change), `apply` (an operator ran it).
     """
 
     time: float
@@ -36,7 +36,7 @@ class Entry:
 
 @define
 class History:
-    """Appends to the file in ``folder``. A file that cannot be written stops nothing."""
+    """Appends to the file in ``folder``. If it cannot be written, the agent goes on."""
 
     folder: Path
     boot_id: str = ""
@@ -47,23 +47,23 @@ class History:
         self.boot_id = self.boot_id or boot_id()
 
     def record(self, outcomes: Iterable[Outcome], spec_hash: str, trigger: str) -> str:
-        """Write what a pass has done, and what it could not do unless that was said of the pass before.
+        """Append the outcomes of a pass, except those that the pass before also had.
 
-        :returns: why it could not be written, the first time; else nothing.
+        :returns: why they could not be written, the first time; otherwise empty.
         """
         outcomes = list(outcomes)
         remaining = frozenset(outcome for outcome in outcomes if outcome.result != "applied")
-        news = [o for o in outcomes if o not in self._last and o.error != SETTLING]
+        new = [o for o in outcomes if o not in self._last and o.error != SETTLING]
         self._last = remaining
         now = time.time()
-        lines = [json.dumps(to_plain(Entry(now, self.boot_id, spec_hash, trigger, outcome))) + "\n" for outcome in news]
+        lines = [json.dumps(to_plain(Entry(now, self.boot_id, spec_hash, trigger, outcome))) + "\n" for outcome in new]
         if not lines:
             return ""
         try:
             self._append("".join(lines).encode())
         except OSError as error:
-            said, self._complained = self._complained, True
-            return "" if said else f"{self.folder / NAME}: {error.strerror}; the history has a gap"
+            complained, self._complained = self._complained, True
+            return "" if complained else f"{self.folder / NAME}: {error.strerror}; the history has a gap"
         self._complained = False
         return ""
 
@@ -72,11 +72,11 @@ class History:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             size = os.fstat(descriptor).st_size
-            # A power cut may have left half a line; it must not spoil the next one.
+            # A power cut may have left half a line. The next one must start on a line of its own.
             torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
             left = b"\n" + text if torn else text
             while left:
-                left = left[os.write(descriptor, left) :]  # on a disk that becomes full, first a part, then ENOSPC
+                left = left[os.write(descriptor, left) :]  # a disk that becomes full takes a part, then says ENOSPC
         finally:
             os.close(descriptor)
         if size + len(text) > LARGEST:
@@ -84,7 +84,7 @@ class History:
 
 
 def read(folder: Path) -> Iterator[Entry]:
-    """Every entry, the oldest first; half lines and those of another agent are left out."""
+    """Every entry, the oldest first. Incomplete lines and unknown formats are skipped."""
     for path in (folder / f"{NAME}.1", folder / NAME):
         try:
             lines = path.read_text(errors="replace").splitlines()

@@ -8,7 +8,7 @@ STATE_FOLDER = "/var/lib/trackbed"
 """The agent's runtime and state directories, as its unit names them."""
 
 NAMESPACE = "trackbed-system"
-"""Of the Leases; one for each node, of the Node's name."""
+"""The namespace of the Leases. Each node has one, with the Node's name."""
 
 READY = "TrackbedReady"
 UP_TO_DATE = "TrackbedUpToDate"
@@ -21,28 +21,28 @@ READY_LABEL = "trackbed.internal/ready"
 
 SPEC_HASH = "trackbed.internal/spec-hash"
 AGENT_VERSION = "trackbed.internal/agent-version"
-"""Annotations of the Lease, written by the reporter: a Node's own annotations are not its to write."""
+"""Annotations of the Lease, written by the reporter, which may not write a Node's annotations."""
 
 NOT_READY = "trackbed.internal/not-ready"
-"""Annotation of the Lease, written by the reporter: why the node is not ready, while its Node cannot be made to say so."""
+"""Annotation of the Lease, written by the reporter if it cannot write the Node's condition: why the node is not ready."""
 
 MAINTENANCE = "trackbed.internal/maintenance"
-"""Annotation of the Node, written by `maintain`: what it has done and has not undone yet."""
+"""Annotation of the Node, written by `maintain`: the steps that it has taken and has not undone yet."""
 
 NODE_USER = "trackbed:node:"
 """The reporter's user name, followed by the Node's."""
 
 ENROLMENT = f"system:serviceaccount:{NAMESPACE}:enrolment"
-"""Who may ask for a node's first certificate."""
+"""The user that may request a node's first certificate."""
 
 LONGEST_MESSAGE = 1024
 """Characters of a condition's message."""
 
 LEASE_DURATION = 900
-"""Seconds after which a Lease has expired, whatever more it says itself."""
+"""Seconds after which a Lease has expired, even if it names a longer duration itself."""
 
 NOTICE = "SaidByItsLease"
-"""The reason of a node that is not ready by the annotation of its Lease, and of the condition that `sweep` then writes."""
+"""The reason of the condition that `sweep` writes for a node whose Lease has the annotation :data:`NOT_READY`."""
 
 EXPIRED = "LeaseExpired"
-"""The reason of a condition that `sweep` made Unknown."""
+"""The reason of the condition that `sweep` sets to Unknown."""

@@ -1,4 +1,4 @@
-"""Text that somebody else has written, made safe to print on a terminal."""
+"""Makes text from outside safe to print on a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reporter has told Kubernetes: it writes this, `trackbed status` shows it, and the agent waits for it."""
+"""What is published in Kubernetes. The reporter writes this file; `trackbed status` and the agent read it."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from attrs import frozen
 
 from agent import documents
 from agent.documents import LARGEST_REPORT, load
-from agent.report.records import Change, from_plain, report_from_json, to_plain
+from agent.report.records import from_plain, report_from_json, to_plain
 from agent.runtime import boot_id, journal, write_atomically
 
 PATH = Path("/run/trackbed-reporter/published.json")
 """Where the unit's reporter writes it; readable by all."""
 
 SETTINGS = Path("/etc/trackbed/reporter.json")
-"""The reporter's settings for Kubernetes; on nodes that have none, nothing is published there."""
-
+"""The reporter's settings for Kubernetes. A node without this file is not published there."""
 
 ACKNOWLEDGEMENT = 10.0
 """Seconds for which a disruptive change waits until NotReady is published: an API server that is gone must not stop repairs."""
 
-_LOOK = 0.05
+_POLL = 0.05
 
 
 @frozen
 class Published:
     """What the API server has acknowledged.
 
-    ``boot_id`` and ``generation``: of the newest report that is published as a whole; ``ready``: what it says.
-    ``error``: why something newer is not published; empty if all is. ``since``: since when it is so (seconds since the epoch).
-    ``devices``: those of the report that the device plugins were started with.
+    ``boot_id``, ``generation`` and ``ready``: those of the newest report that was published completely.
+    ``error``: why a newer report is not published; empty if there is none. ``since``: when this state began (seconds since the
+    epoch). ``devices``: the value in the report with which the device plugins were last started.
     """
 
     boot_id: str = ""
@@ -44,12 +43,12 @@ class Published:
     devices: str = ""
 
     def not_ready(self, boot_id: str, generation: int) -> bool:
-        """Whether NotReady is published for this generation, or a later one, of this boot."""
+        """Whether NotReady is published for this generation of this boot, or for a later one."""
         return self.boot_id == boot_id and self.generation >= generation and not self.ready
 
 
 def read(path: Path) -> Published | None:
-    """What is published; None: nothing yet, or nothing that can be read."""
+    """The file's content; None if it is missing or cannot be read."""
     try:
         return from_plain(load(documents.read(path, LARGEST_REPORT), LARGEST_REPORT), Published)
     except (OSError, ValueError):
@@ -57,7 +56,7 @@ def read(path: Path) -> Published | None:
 
 
 def write(path: Path, published: Published) -> bool:
-    """Replace the file; False: it cannot be written, and was removed, since what it says is no longer true."""
+    """Replace the file. False: it could not be written, so the outdated one was removed."""
     try:
         write_atomically(path, json.dumps(to_plain(published)) + "\n", 0o644)
     except OSError as error:
@@ -69,32 +68,32 @@ def write(path: Path, published: Published) -> bool:
 
 
 def wait_until_not_ready(
-    report: Path, change: Change, path: Path = PATH, settings: Path = SETTINGS, timeout: float = ACKNOWLEDGEMENT
+    path: Path, announcement: str, published: Path = PATH, settings: Path = SETTINGS, timeout: float = ACKNOWLEDGEMENT
 ) -> str:
-    """Wait until it is published that the node is not ready because of ``change``; at once where nothing is published.
+    """Wait until the report with this announcement is published. Where nothing is published, return at once.
 
-    :param report: the report's file, in which the change is announced.
-    :param timeout: seconds after which it is given up.
-    :returns: why it was given up; empty: it is published.
+    :param path: the report file.
+    :param announcement: as in :attr:`Report.announcement`.
+    :param timeout: seconds to wait at most.
+    :returns: why it was not published in that time; empty if it was.
     """
-    end = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while settings.exists():
-        generation = _announced(report, change)
-        done = read(path)
-        if generation is not None and done is not None and done.not_ready(boot_id(), generation):
+        generation = _generation_of(path, announcement)
+        latest = read(published)
+        if generation is not None and latest is not None and latest.not_ready(boot_id(), generation):
             return ""
-        if time.monotonic() >= end:
-            why = done.error if done is not None and done.error else "is trackbed-reporter running?"
-            return f"NotReady could not be published within {timeout:.0f} s ({why}); going on with {change}"
-        time.sleep(_LOOK)
+        if time.monotonic() >= deadline:
+            cause = latest.error if latest is not None and latest.error else "is trackbed-reporter running?"
+            return f"NotReady could not be published within {timeout:.0f} s ({cause})"
+        time.sleep(_POLL)
     return ""
 
 
-def _announced(report: Path, change: Change) -> int | None:
-    """The generation of the report that announces the change; None: it is not written yet."""
+def _generation_of(path: Path, announcement: str) -> int | None:
+    """The generation of the report if it has this announcement and is not ready, else None."""
     try:
-        found = report_from_json(documents.read(report, LARGEST_REPORT))
+        report = report_from_json(documents.read(path, LARGEST_REPORT))
     except (OSError, ValueError):
         return None
-    announced = any(c.reason == "Converging" and c.message == str(change) for c in found.conditions)
-    return found.generation if announced and not found.ready else None
+    return report.generation if report.announcement == announcement and not report.ready else None

@@ -1,4 +1,4 @@
-"""Writes the report file, and the marker that the kubelet's gate waits for."""
+"""Writes the report file, and the marker file that the kubelet's gate waits for."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from typing import Any, Literal
 
 from attrs import define, evolve, field
 
-from agent.documents import LARGEST_REPORT, read
 from agent.report.records import STALE, Condition, Report, passes_first, report_from_json, report_to_json
 from agent.runtime import journal, uptime, write_atomically
 
 READABLE = 0o644
-"""The mode of what the reporter and operators who are not root read."""
+"""The mode of files that the reporter, and operators without root, read."""
 
 CHECKING = "Checking"
-"""The reason of a Ready that was taken back because an event waits for its reading."""
+"""The reason of Converged after an event about a required device, until the device was read again."""
 
 REPORT = "report.json"
 FIRST_PASS = "first-pass"  # noqa: S105  the name of a file
 
 
 Unattended = Literal["DeviceTried", "Stopped", "WorkerLost", "WorkerStuck"]
-"""The reasons of ``WorkerAlive`` while nobody looks at the devices."""
+"""The reasons of ``WorkerAlive`` while no worker watches the devices."""
 
 
 @define
 class Publisher:
-    """Keeps the report file. ``generation`` grows with every change of what is said, also over restarts in one boot.
+    """Keeps the report file. Its generation grows with each change, and within one boot also across restarts of the agent.
 
-    A report that cannot be written is removed, which needs no space: no report is not ready.
+    A report that cannot be written is removed, which needs no space: a node without a report is not ready.
     """
 
     folder: Path
@@ -44,18 +43,14 @@ class Publisher:
     def __attrs_post_init__(self) -> None:
         starting = Condition("Converged", "Unknown", "Starting", "the agent has not looked at the devices yet")
         self._last = Report("", "", self.boot_id, self.agent_version, False, False, conditions=(starting,))
-        try:
-            before = report_from_json(read(self.folder / REPORT, LARGEST_REPORT))
-        except (OSError, ValueError):
-            before = None
-        if before is not None and before.boot_id == self.boot_id:
-            self._last = evolve(self._last, generation=before.generation + 1)
+        # No change takes less than a microsecond, so this is more than any generation that was given before in this boot.
+        self._last = evolve(self._last, generation=int(uptime() * 1_000_000))
         self._write()
 
     def found(self, body: dict[str, Any]) -> None:
-        """Publish what the worker found.
+        """Publish the result of the worker's pass.
 
-        :raises ValueError: it is no finding.
+        :raises ValueError: it is not the body of a report.
         """
         stamped = {"boot_id": self.boot_id, "agent_version": self.agent_version, **body}
         self._publish(report_from_json(json.dumps(stamped)))
@@ -63,7 +58,7 @@ class Publisher:
         self._mark()
 
     def unattended(self, reason: Unattended, message: str) -> None:
-        """Nobody looks at the devices now: what was true may no longer be."""
+        """Publish NotReady: no worker watches the devices now, so the last result may be outdated."""
         others = tuple(c for c in self._last.conditions if c.type != "WorkerAlive")
         lost = Condition("WorkerAlive", "False", reason, message)
         self._publish(evolve(self._last, ready=False, conditions=(*others, lost)))
@@ -74,13 +69,13 @@ class Publisher:
         return self._last.ready
 
     def checking(self, message: str) -> None:
-        """A required device may have changed and has not been read yet: Ready is unknown."""
+        """Publish NotReady: a required device may have changed and has not been read since."""
         others = tuple(c for c in self._last.conditions if c.type != "Converged")
         check = Condition("Converged", "Unknown", CHECKING, message)
         self._publish(evolve(self._last, ready=False, conditions=(check, *others)))
 
     def vouch(self) -> None:
-        """Renew the heartbeat, and write what could not be written before."""
+        """Renew the heartbeat, and write files that could not be written before."""
         self._write()
         self._mark()
 
@@ -97,7 +92,7 @@ class Publisher:
         except OSError:
             removed = _remove(path)
             try:
-                # In the room that the old one took.
+                # The removal has freed some space.
                 write_atomically(path, text, READABLE)
             except OSError as error:
                 self._complain(REPORT, f"{error.strerror}; {removed}")
@@ -105,7 +100,7 @@ class Publisher:
         self._missing.discard(REPORT)
 
     def _mark(self) -> None:
-        """Keep the kubelet's marker, from the first verified pass of this boot on."""
+        """Write the kubelet's marker after the first verified pass of this boot, and again if it was removed."""
         marker = self.folder / FIRST_PASS
         try:
             if not self._passed or marker.exists():
@@ -118,7 +113,7 @@ class Publisher:
         journal("the node is verified, for the first time in this boot")
 
     def _complain(self, name: str, why: str) -> None:
-        """Say that a file cannot be written: once, until it can be."""
+        """Log that a file cannot be written: once, until it could be written again."""
         if name not in self._missing:
             remedy = f"it is tried again with each heartbeat; make room: df {self.folder}; df -i {self.folder}"
             journal(f"{self.folder / name} cannot be written: {why}; {remedy}")
@@ -126,7 +121,7 @@ class Publisher:
 
 
 def _remove(path: Path) -> str:
-    """Remove a report that may no longer be true. :returns: what came of it."""
+    """Remove an outdated report. :returns: the result, for the journal."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the agent decides, what came of it, and what it says of the node: plain records, JSON both ways."""
+"""The records of changes, outcomes and reports, and their conversion to JSON and back."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Value = str | int | bool | Numbers | None
 Record = TypeVar("Record")
 
 SETTLING = "it may come right by itself"
-"""The error of a change whose grace_period is not over yet."""
+"""The error of a change whose grace period is not over yet."""
 
 HOST = "host"
 """The target of changes that concern no device: sysctls, hugepages, loaded modules."""
 
 
 class Disruption(IntEnum):
-    """What a change costs whoever uses the device; each level includes those before it."""
+    """How a change disturbs the users of a device. Each level includes those before it."""
 
     NONE = 0
     REBIND = 1
@@ -70,14 +70,14 @@ class Disruption(IntEnum):
 
 @frozen
 class Change:
-    """One step that would make one field true.
+    """One change of one field to its desired value.
 
     ``target`` is a physical function's PCI address, ``ADDRESS#N`` for its VF N, or ``host`` for what belongs to no device.
-    ``affected`` are those who use what the change would disturb. ``blocker`` says why it cannot be made at all (then
-    nothing is tried), ``remedy`` what to do about that. ``grace_period``: seconds for which it must have been needed before it
-    is made, since it may come right by itself. ``skip_if_owned``: it is not ours to make while someone else has the VF.
+    ``affected``: the users whom the change would disturb. ``blocker``: why it cannot be made at all (then it is not tried), and
+    ``remedy``: what to do about that. ``grace_period``: seconds to wait before it is made, since the value may become right by
+    itself. ``skip_if_owned``: it is not made while another program owns the VF.
     ``required``: without it the node is not ready (for a NIC's change, the NIC must be required, too).
-    ``original``: the value left the spec, and gets back what it was before the agent first changed it in this boot.
+    ``original``: the spec has no value any more, so the one from before the agent's first change in this boot is restored.
     """
 
     kind: str
@@ -120,7 +120,7 @@ Result = Literal["applied", "failed", "deferred", "unsupported", "blocked"]
 
 @frozen
 class Outcome:
-    """What came of a change. ``blocked``: it has a blocker; ``deferred``: the spec does not allow its disruption now."""
+    """The result of a change. ``blocked``: it has a blocker; ``deferred``: the spec does not allow its disruption now."""
 
     change: Change
     result: Result
@@ -151,23 +151,24 @@ def is_ready(conditions: Iterable[Condition]) -> bool:
 
 
 def passes_first(conditions: Iterable[Condition]) -> bool:
-    """Ready as far as it can be before the kubelet runs: every required condition of the stages device and network holds."""
+    """Whether the kubelet may start: every required condition of the stages device and network holds."""
     early = [c for c in conditions if c.stage != "cluster"]
     return bool(early) and is_ready(early)
 
 
 @frozen
 class Report:
-    """What the node says of itself; written to /run/trackbed/report.json.
+    """The state of the node; written to /run/trackbed/report.json.
 
-    ``time`` is when this was found (seconds since the epoch), ``heartbeat`` when the supervisor last vouched for it, and
-    ``uptime`` the same in seconds since the boot (CLOCK_BOOTTIME): on the node, age is judged by that, since a clock that
-    is set makes a heartbeat neither old nor new.
-    ``ready`` judges the adopted spec ``spec_hash``; ``up_to_date`` is False while a newer one waits or was refused, and
+    ``time``: when its content last changed (seconds since the epoch). ``heartbeat``: when the supervisor last confirmed it.
+    ``uptime``: the same in seconds since the boot (CLOCK_BOOTTIME). The node judges the age of the report by this one, since it
+    does not jump when the clock is set.
+    ``ready`` refers to the spec in force, ``spec_hash``. ``up_to_date`` is False while a newer one waits or was refused;
     ``refusal`` says why.
-    ``generation`` counts the changes of anything but the stamps since the boot ``boot_id``.
-    ``devices`` names the set of functions and RDMA devices that there are: another one, if another set is there.
-    ``kubelet`` is when the kubelet was started last (seconds since the epoch); 0: there is none.
+    ``generation`` grows with each change of anything but the stamps, within the boot ``boot_id``.
+    ``announcement`` identifies the announcement of a change that is about to be made; the agent waits until it is published.
+    ``devices``: a hash of the spec's PFs and their numbers of VFs.
+    ``kubelet``: when the kubelet was last started (seconds since the epoch); 0: there is none.
     """
 
     node_name: str
@@ -183,6 +184,7 @@ class Report:
     uptime: float = 0.0
     devices: str = ""
     kubelet: float = 0.0
+    announcement: str = ""
     conditions: tuple[Condition, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 
@@ -197,14 +199,14 @@ _converter.register_structure_hook(float, lambda value, _: _finite(value))
 
 
 def _encodable(value: Any) -> Any:
-    """JSON has texts that UTF-8 does not have (half of a character), and that nobody could print or send on."""
+    """Refuse half of a surrogate pair: JSON can express it, UTF-8 cannot, so it could not be printed or sent."""
     if isinstance(value, str) and not value.isascii():
         value.encode()
     return value
 
 
 def _finite(value: Any) -> float:
-    """By a time that is no number nothing would ever be too old."""
+    """Refuse NaN and infinity: no comparison with NaN holds, so no report would ever be too old."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is no number")
     return float(value)
@@ -247,15 +249,15 @@ def report_from_json(text: str) -> Report:
 
 
 STALE = 60.0
-"""Seconds after which a heartbeat is too old: one of the supervisor's was missed, and the next is late."""
+"""Seconds after which a heartbeat is too old: by then one was missed and the next is late."""
 
 
 def why_not(report: Report, boot_id: str, uptime: float, wanted_hash: str | None = None) -> list[str]:
-    """Why a node is not ready by its report, one line a reason; empty if it is.
+    """Why a node is not ready according to its report, one line a reason; empty if it is ready.
 
     :param boot_id: the present boot's.
-    :param uptime: seconds since it began.
-    :param wanted_hash: the spec by which it should be ready; any, if None.
+    :param uptime: seconds since the boot.
+    :param wanted_hash: the hash of the spec that must be in force; None: any.
     """
     reasons = []
     if report.boot_id != boot_id:
@@ -270,7 +272,7 @@ def why_not(report: Report, boot_id: str, uptime: float, wanted_hash: str | None
         reasons += [_say_condition(c) for c in report.conditions if c.type == "UpToDate"]
     if not report.ready or reasons:
         reasons += [_say_condition(c) for c in report.conditions if c.status != "True" and c.severity == "required"]
-    # A report that calls itself not ready says why in its conditions; if one does not, it is not ready all the same.
+    # A report that is not ready says why in its conditions. If none of them does, the node still is not ready.
     return reasons or ([] if report.ready else ["the agent does not call it ready"])
 
 

@@ -1,4 +1,4 @@
-"""What the report file says of the node, and whether it can be believed."""
+"""Reads the report file, and judges whether the node is ready by it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.report.records import Report, report_from_json
 
 
 class NoReport(Exception):
-    """There is no report that can be read; says why, and the remedy."""
+    """The report is missing or cannot be read. The message says why, and what to do."""
 
 
 def read_report(folder: Path) -> Report:
@@ -36,8 +36,8 @@ def read_report(folder: Path) -> Report:
 
 
 def unbelievable(report: Report) -> list[str]:
-    """Why the report says nothing of the node as it is now; empty if it is of this boot, and fresh."""
-    # Of a report that says that all is well, what is left is what speaks against the report itself.
+    """Why the report does not describe the node as it is now; empty if it is of this boot and has a fresh heartbeat."""
+    # With everything in it set to ready, only reasons against the report itself remain.
     return why_not(evolve(report, ready=True, conditions=()), None)
 
 

@@ -1,7 +1,7 @@
-"""`trackbed apply` beside the running service: it asks the worker, over a unix socket, to allow more for once.
+"""The unix socket by which `trackbed apply` asks the running service to allow a more disruptive change once.
 
-The client says one line of JSON, ``{"allow": "link-flap"}`` (or null, for what the spec itself allows), and hears of each
-pass as long as it stays connected; when it goes, what it allowed ends. Only root can connect: the socket's mode is 0600.
+The client sends one line of JSON, ``{"allow": "link-flap"}`` (null: only what the spec allows). While it stays connected it
+is sent the result of each pass. What it allowed ends when it disconnects. Only root can connect: the socket's mode is 0600.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from agent.runtime import journal
 NAME = "apply.sock"
 
 TIMEOUT = 2.0
-"""Seconds that a client may take to say what it wants: the worker waits for it."""
+"""Seconds that a client may take to send its request: the worker waits for it."""
 
 LONGEST_REQUEST = 4096
-"""Bytes of what a client may say."""
+"""Bytes of a request."""
 
 SO_SNDBUFFORCE = 32
 LONGEST = 16 << 20
-"""Bytes of what waits unsent for a client that does not read; more, and it is given up. A thousand VFs that were just made are
-told in four million.
+"""Bytes that may wait for a client that does not read. With more, it is disconnected. The result of a pass that has created a
+thousand VFs has four million.
 """
 
 
 @frozen
 class Progress:
-    """What a pass came to, as `apply` shows it. ``waiting``: a probe's answer may still come."""
+    """The result of a pass, as `apply` shows it. ``waiting``: a probe has not answered yet."""
 
     ready: bool
     outcomes: tuple[Outcome, ...] = ()
@@ -45,42 +45,42 @@ class Progress:
 
 
 class Requests:
-    """The worker's end. One client at a time; a second one is told so."""
+    """The worker's end. It serves one client at a time and refuses a second one."""
 
     def __init__(self, path: Path) -> None:
-        self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             path.unlink(missing_ok=True)
-            self._door.bind(str(path))
+            self._socket.bind(str(path))
             path.chmod(0o600)
         except OSError as error:
-            # Without it everything but `trackbed apply` works.
+            # Everything but `trackbed apply` works without it.
             journal(f"{path} cannot be made: {error.strerror}; make room, then: systemctl restart trackbed")
-            self._door.close()
-            self._door, self._nobody = socket.socketpair()  # nobody ever knocks
+            self._socket.close()
+            self._socket, self._never_used = socket.socketpair()  # a descriptor that never becomes readable
         else:
-            self._door.listen(4)
-        self._door.setblocking(False)
+            self._socket.listen(4)
+        self._socket.setblocking(False)
         self._client: socket.socket | None = None
         self._allow: Disruption | None = None
 
     def fileno(self) -> int:
-        """What becomes readable when somebody knocks."""
-        return self._door.fileno()
+        """A descriptor that becomes readable when a client connects."""
+        return self._socket.fileno()
 
     def accept(self) -> bool:
-        """Hear what a client wants; True if there is something to do for it."""
+        """Take a client's request. True: a pass should run for it. False: there was none, or it was refused."""
         try:
-            client, _ = self._door.accept()
+            client, _ = self._socket.accept()
         except OSError:
             return False
         client.settimeout(TIMEOUT)
         try:
-            wanted = load(client.recv(LONGEST_REQUEST), LONGEST_REQUEST)["allow"]
-            allow = None if wanted is None else Disruption.parse(wanted)
+            level = load(client.recv(LONGEST_REQUEST), LONGEST_REQUEST)["allow"]
+            allow = None if level is None else Disruption.parse(level)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return self._refuse(client, f"not understood: {error}")
-        if self.asked():
+            return self._refuse(client, f"the request is not understood: {error}")
+        if self.has_client():
             return self._refuse(client, "another `trackbed apply` is at work; wait for it")
         self._client, self._allow = client, allow
         try:
@@ -90,8 +90,8 @@ class Requests:
         client.setblocking(False)
         return True
 
-    def asked(self) -> bool:
-        """Whether a client still waits for what it asked for."""
+    def has_client(self) -> bool:
+        """Whether a client is still connected."""
         if self._client is None:
             return False
         try:
@@ -105,19 +105,19 @@ class Requests:
         return not gone
 
     def allowed(self) -> Disruption | None:
-        """The level that a client allows now; None: nobody does, so the spec's own holds."""
-        return self._allow if self.asked() else None
+        """The level that the client allows. None: only what the spec allows."""
+        return self._allow if self.has_client() else None
 
-    def tell(self, body: Mapping[str, Any]) -> None:
-        """Say what a pass came to: a report's ``ready``, ``outcomes`` and ``conditions``."""
+    def send(self, body: Mapping[str, Any]) -> None:
+        """Send the result of a pass to the client: a report's ``ready``, ``outcomes`` and ``conditions``."""
         if self._client is None:
             return
         line = json.dumps({name: body[name] for name in ("ready", "outcomes", "conditions")}) + "\n"
         try:
-            whole = self._client.send(line.encode()) == len(line.encode())
+            sent = self._client.send(line.encode()) == len(line.encode())
         except OSError:
-            whole = False
-        if not whole:
+            sent = False
+        if not sent:
             self._forget()
 
     def _forget(self) -> None:
@@ -130,18 +130,18 @@ class Requests:
         try:
             client.sendall(json.dumps({"refused": reason}).encode() + b"\n")
         except OSError:
-            pass  # it is gone: nobody to tell
+            pass  # the client has disconnected
         finally:
             client.close()
         return False
 
 
 class Refused(Exception):
-    """The worker does not take the request, or does not answer; says why."""
+    """The worker refuses the request or does not answer. The message says why."""
 
 
 def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progress]:
-    """The client's end: each pass, until the caller stops or ``timeout`` seconds are over.
+    """The client's end: the result of each pass, until the caller stops or ``timeout`` seconds are over.
 
     :raises Refused: there is no worker, it refused, or it went away.
     """

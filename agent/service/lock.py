@@ -1,6 +1,6 @@
-"""One writer on a node: the service holds this lock as long as it runs, `trackbed apply` while it works without it.
+"""The lock for the one writer on a node. The service holds it while it runs; `trackbed apply` takes it if no service runs.
 
-The supervisor holds it, not the worker: a worker that hangs in the kernel cannot be killed, and would keep it for ever.
+The supervisor holds it, not the worker: a worker that hangs in the kernel cannot be killed and would never release it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ NAME = "lock"
 
 
 class Held(Exception):
-    """Somebody else is the writer."""
+    """Another process holds the lock."""
 
 
 def held(folder: Path) -> bool:
-    """Whether there is a writer now; leaves no trace."""
+    """Whether a process holds the lock. Creates no file."""
     try:
         descriptor = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -32,10 +32,10 @@ def held(folder: Path) -> bool:
 
 
 def take(folder: Path, wait: bool = False) -> int:
-    """Become the writer until the process ends (or the returned descriptor is closed).
+    """Take the lock until the process ends or the returned descriptor is closed.
 
-    :param wait: wait for the present one to end.
-    :raises Held: there is one, and ``wait`` is False.
+    :param wait: wait until it is free.
+    :raises Held: another process holds it, and ``wait`` is False.
     """
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

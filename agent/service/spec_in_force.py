@@ -1,4 +1,4 @@
-"""Which spec is kept true: the file's, or the last verified one while the file's is refused or has failed."""
+"""Decides which spec is in force: the file's or, if that is refused or has failed, the last verified one."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from agent.runtime import fault, journal, write_atomically
 from agent.spec.node import NodeSpec, SpecError, parse, spec_hash, to_json
 
 TRIAL = 30.0
-"""Seconds after which a new spec with a write that still fails is given up for the last verified one."""
+"""Seconds after which a new spec is given up for the last verified one if a write of it still fails."""
 
 VERIFIED = "verified.json"
 FAILED = "failed-spec.json"
 
 
 @define
-class Adopted:
-    """The spec that is kept true, and why the file's present content is not it (empty if it is).
+class SpecInForce:
+    """``spec`` is in force. ``refusal`` says why the file's present content is not; empty if it is.
 
-    ``verified``: the spec that was last seen to be true in full; Ready means that one as long as a newer one waits.
-    ``state`` is the folder in which the last verified spec outlives a boot, ``run`` the one in which it is remembered
-    until the next boot that a spec has failed: it is not tried again by itself, and so nothing goes back and forth.
-    ``crashed``: what became of the workers before this one, if they ended by themselves again and again; the first spec that is
-    read gets the blame, unless it is the verified one.
+    ``verified``: the last spec that a pass found to be true completely. Ready refers to it while a newer one waits.
+    ``state``: the folder for the verified spec, which outlives a boot. ``run``: the folder for specs that have failed. They are
+    not tried again by themselves before the next boot, or the node would go back and forth between two specs.
+    ``crashed``: how the workers before this one crashed, if several did. The first spec that is read then counts as failed,
+    unless it is the verified one.
     """
 
     state: Path
@@ -49,7 +49,7 @@ class Adopted:
         except FileNotFoundError:
             pass
         except (OSError, ValueError) as error:
-            # An agent of another version has written it, or a disk has lost it.
+            # Another version of the agent may have written it, or the disk is damaged.
             journal(f"the last verified spec cannot be used: {error}")
         try:
             self._failed = {
@@ -59,12 +59,12 @@ class Adopted:
             self._failed = {}
 
     def reload(self, machine: Machine, path: Path, now: float, asked: bool) -> None:
-        """Take the file's spec, unless it is wrong, or asks for what the node does not have, or has failed before.
+        """Put the file's spec in force, unless it is invalid, does not fit this node, or has failed before.
 
-        Without an old one it is taken even if the node cannot have it, and the node is not ready by it.
+        If there is no other spec, one that does not fit is put in force too, and the node is not ready.
 
         :param now: seconds of a monotonic clock.
-        :param asked: somebody wants it taken, also if it has failed before.
+        :param asked: an operator asked for this, so a spec that failed before is tried again.
         """
         try:
             candidate = parse(read(path, LARGEST_SPEC), str(path))
@@ -78,7 +78,7 @@ class Adopted:
         except (SpecError, OSError) as error:
             self._refuse(str(error))
             return
-        except Exception as error:  # whatever the text is, it must not end the worker
+        except Exception as error:  # no text may end the worker
             self._refuse(f"{path}: {fault(error)}")
             return
         crashed, self.crashed = self.crashed, ""
@@ -96,31 +96,31 @@ class Adopted:
             self._trial_ends = None if self.verified in (None, candidate) else now + TRIAL
         self.spec, self.refusal = candidate, ""
 
-    def ready(self, found: Pass) -> None:
-        """The node is ready by what a pass found: unless a part of the spec still waits, that is verified."""
+    def ready(self, result: Pass) -> None:
+        """Note that the node is ready after a pass. The spec is then verified, unless part of it still waits."""
         self._trial_ends = None
-        if not found.waiting and found.want.spec != self.verified:
-            self.verified = found.want.spec
+        if not result.waiting and result.want.spec != self.verified:
+            self.verified = result.want.spec
             _write(self.state / VERIFIED, to_json(self.verified))
 
-    def gives_up(self, found: Pass, now: float) -> bool:
-        """After a pass: whether a new spec had its time, still fails, and was given up.
+    def gives_up(self, result: Pass, now: float) -> bool:
+        """After a pass: give up a new spec that still fails at the end of its trial. :returns: whether it was given up.
 
         :param now: seconds of a monotonic clock.
         """
         if self.spec is None or self._trial_ends is None or now < self._trial_ends:
             return False
         self._trial_ends = None
-        # No fault of the spec's: a device that waits until its users are gone fails at what comes after that, and one that
-        # cannot be read fails under any spec.
-        waiting = {outcome.change.device for outcome in found.outcomes if outcome.result == "deferred"}
-        waiting |= found.want.unreadable.keys()
+        # Failures of these devices do not count: one that waits for its users fails at changes that need the deferred one, and
+        # one that cannot be read fails under any spec.
+        excused = {outcome.change.device for outcome in result.outcomes if outcome.result == "deferred"}
+        excused |= result.want.unreadable.keys()
         failed = [
             outcome
-            for outcome in found.outcomes
+            for outcome in result.outcomes
             if outcome.result == "failed"
-            and outcome.change.device not in waiting
-            and is_required(found.want, outcome.change)
+            and outcome.change.device not in excused
+            and is_required(result.want, outcome.change)
         ]
         if not failed:
             return False
@@ -128,14 +128,14 @@ class Adopted:
         return True
 
     def gives_up_crashing(self, why: str) -> bool:
-        """After passes that ended with an exception: whether there is a verified spec to fall back to, and that was done."""
+        """After several crashed passes: fall back to the verified spec. :returns: whether there is another one."""
         if self.spec is None or self.verified in (None, self.spec):
             return False
         self._fall_back(self.spec, why)
         return True
 
     def trial_left(self, now: float) -> float:
-        """Seconds until the spec on trial is judged; infinite if none is."""
+        """Seconds until the trial of a new spec ends; infinite if there is none."""
         return math.inf if self._trial_ends is None else max(0.0, self._trial_ends - now)
 
     def _fall_back(self, spec: NodeSpec, why: str) -> None:
@@ -155,13 +155,13 @@ class Adopted:
 
 
 def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
-    """Why the node cannot have a spec; also if that cannot be told for the moment."""
+    """Why a spec does not fit this node, or why that cannot be found out at the moment."""
     try:
         return preview(machine, candidate).errors
     except OSError as error:
-        return (f"while looking whether the node can have the new spec: {error}; it is looked at again",)
+        return (f"while checking whether the new spec fits this node: {error}; it is checked again",)
     except Exception as error:  # a spec that cannot even be planned must not end the worker
-        return (f"while looking whether the node can have the new spec: {fault(error)}",)
+        return (f"while checking whether the new spec fits this node: {fault(error)}",)
 
 
 def _given_up(name: str, why: str) -> str:
@@ -169,8 +169,8 @@ def _given_up(name: str, why: str) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """A disk that is full, or read-only, is no reason to leave the devices alone."""
+    """Write a file. A full or read-only disk must not stop the agent, so an error is only logged."""
     try:
         write_atomically(path, text)
     except OSError as error:
-        journal(f"{path} cannot be written: {error.strerror}; it is forgotten at the next start")
+        journal(f"{path} cannot be written: {error.strerror}; the agent will not know its content after a restart")

@@ -1,6 +1,6 @@
-"""The parent: it vouches for the node in the report, talks to systemd, and replaces a worker that died or hangs.
+"""The parent process: it keeps the report's heartbeat, talks to systemd, and replaces a worker that died or hangs.
 
-It touches neither sysfs nor rtnetlink, so that no driver can hang it.
+It uses neither sysfs nor rtnetlink, so that no driver can hang it.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ FIRST_RESPAWN = 0.5
 LAST_RESPAWN = 30.0
 
 REPEATED = 3
-"""Deaths of the worker in a row, or passes that crashed, after which a new spec is given up for the last verified one."""
+"""After so many crashed workers or passes in a row, the last verified spec replaces a new one."""
 
 CRASHED = "TRACKBED_CRASHED"
-"""The variable of the worker's environment that tells of such deaths."""
+"""The environment variable by which a worker learns that those before it crashed."""
 
 LONGEST_LINE = 64 << 20
-"""Bytes of one message of the worker; a thousand VFs that were just made are told in four million."""
+"""Bytes of one message of the worker. One about a thousand VFs that were just created has four million."""
 
 LEAVE_WAIT = 10.0
-"""Seconds within which a worker that is in no call ends when it is asked to."""
+"""Seconds that a worker has to end after it was asked to, while it is in no call."""
 
 KILL_WAIT = 1.0
-"""Seconds after SIGKILL within which a process is gone, unless it waits in the kernel for what may never come."""
+"""Seconds to wait after SIGKILL. A process that is still there by then hangs in the kernel."""
 
 LAST_RETRY = 3600.0
-"""The longest time, in seconds, that a device which hung is left alone, once nothing hangs in it any more."""
+"""Seconds after which a device that hung is tried again at the latest, once no process hangs in it."""
 
 
 @frozen
 class Limits:
-    """Seconds that one call of the worker into the kernel may take, and that a device which hung is left alone at first.
+    """Seconds that a read or a write may take, and seconds until a device that hung is tried again for the first time.
 
-    A write may wait for a device's firmware: some need minutes to make their VFs. Each time that the device hangs again
-    doubles ``retry``, up to :data:`LAST_RETRY`.
+    A write may wait for a device's firmware: some need minutes to create VFs. Each further hang of the device doubles
+    ``retry``, up to :data:`LAST_RETRY`.
     """
 
     read: float = 30.0
@@ -62,7 +62,7 @@ class Limits:
 
 @define
 class _Worker:
-    """``leave_by``: when one that was asked to end, and is in no call, is killed. ``at_fault``: why it was asked to end."""
+    """``leave_by``: when the worker is killed if it was asked to end and is in no call. ``at_fault``: what it did wrong."""
 
     process: subprocess.Popen[bytes]
     started: float
@@ -86,9 +86,9 @@ class _Worker:
 
 @define
 class _Hung:
-    """A device that a call to did not return; the device ``""`` stands for what concerns none, or all.
+    """A device of which a call did not return. The device ``""`` stands for calls that concern no single device.
 
-    ``abandoned``: the processes that not even SIGKILL ended, since they wait in the kernel.
+    ``abandoned``: processes that SIGKILL did not end, since they hang in the kernel.
     """
 
     times: int = 0
@@ -97,7 +97,7 @@ class _Hung:
     abandoned: list[subprocess.Popen[bytes]] = field(factory=list)
 
     def is_held(self) -> bool:
-        """Whether a process still is in its call; SIGCHLD tells when it ends."""
+        """Whether a process still hangs in a call to it. SIGCHLD wakes the supervisor when that process ends."""
         return any(process.poll() is None for process in self.abandoned)
 
     def is_over(self, now: float) -> bool:
@@ -106,17 +106,17 @@ class _Hung:
 
 
 def supervise(command: list[str], publisher: Publisher, limits: Limits = Limits()) -> None:
-    """Run until SIGTERM or SIGINT. SIGHUP has the worker read the spec again.
+    """Run until SIGTERM or SIGINT. On SIGHUP the worker reads the spec again.
 
-    :param command: the worker's; it is given ``--activity FD`` and an ``--avoid ADDRESS`` for each device that hung. After
-        repeated deaths its environment says so in :data:`CRASHED`.
+    :param command: starts the worker; ``--activity FD`` and an ``--avoid ADDRESS`` for each device that hung are added. After
+        repeated crashes the environment variable :data:`CRASHED` describes them.
     """
     _Supervisor(command, publisher, limits).run()
 
 
 @define
 class _Supervisor:
-    """There is one writer: a worker is started only once the one before is gone, or is held by a device that is avoided."""
+    """Keeps one writer: a worker starts after the one before has ended, or hangs in a device that the new one avoids."""
 
     command: list[str]
     publisher: Publisher
@@ -171,7 +171,7 @@ class _Supervisor:
         return wake
 
     def _next_deadline(self) -> float:
-        """When there is something to do although nobody says anything. A worker that waits has no deadline."""
+        """When the supervisor must act although nothing has happened. A worker that waits for events has no deadline."""
         if self.worker is None:
             return math.inf if self._is_barred() else self.respawn_at
         step = self.worker.view.step()
@@ -184,7 +184,7 @@ class _Supervisor:
         return step.since + (self.limits.write if step.mode == "write" else self.limits.read)
 
     def _is_barred(self) -> bool:
-        """Whether a process is held in a write that concerns no device that another worker could avoid."""
+        """Whether a process hangs in a write to no single device: another worker could not avoid it."""
         everywhere = self.hung.get("")
         return everywhere is not None and everywhere.is_held()
 
@@ -211,7 +211,7 @@ class _Supervisor:
         self._pass_on(self.worker)
 
     def _reload(self) -> None:
-        """Have the worker read the spec again; without one, the next one is told."""
+        """Have the worker read the spec again. If there is none now, the next one does."""
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         self.deaths, self.asked = 0, True
         if self.worker is not None and not self.worker.is_leaving():
@@ -220,19 +220,19 @@ class _Supervisor:
 
     def _pass_on(self, worker: _Worker) -> None:
         if self.asked:
-            with suppress(OSError):  # it is gone: the next one is told
+            with suppress(OSError):  # it has ended: the next one reads the spec again
                 worker.input().write(b"reload\n")
                 self.asked = False
 
     def _release(self, worker: _Worker) -> None:
-        """Have nothing more to do with a worker."""
+        """Close the pipes and the memory shared with a worker."""
         self.selector.unregister(worker.output())
         for held in (worker.output(), worker.input(), worker.view):
             held.close()
         self.worker = None
 
     def _listen(self) -> None:
-        """Take what the worker says, or take note of its end."""
+        """Read the worker's messages, or handle the end of its output."""
         worker = self.worker
         if worker is None:
             return
@@ -259,19 +259,19 @@ class _Supervisor:
             elif message.pop("checking", False):
                 self.look_at = time.monotonic() + ANSWERED_WITHIN
             elif not (worker.is_leaving() and message.get("ready")):
-                # Who is leaving does not look any more, and cannot call the node ready.
+                # A worker that is leaving reads the devices no more, so its Ready may be outdated.
                 self.publisher.found(message)
         except (ValueError, RecursionError) as error:
             self._not_understood(worker, f"{line[:80]!r}: {error}")
 
     def _not_understood(self, worker: _Worker, what: str) -> None:
-        """The worker may have meant that the node is not ready; nobody knows what else it will not say."""
+        """Replace a worker whose message cannot be parsed: the message may have said that the node is not ready."""
         message = f"said what cannot be understood: {what[:400]}"
         self._send_away(worker, "WorkerLost", f"the worker {message}; another one takes its place")
         worker.at_fault = message
 
     def _send_away(self, worker: _Worker, reason: Unattended, message: str) -> None:
-        """Have the worker end once its pass is over: no write is cut short, and the next one starts after its end."""
+        """Ask the worker to end after its pass, so that no write is cut short. The next worker starts after that."""
         journal(message)
         self.publisher.unattended(reason, message)
         if not worker.is_leaving():
@@ -279,7 +279,7 @@ class _Supervisor:
             worker.leave_by = time.monotonic() + LEAVE_WAIT
 
     def _ended(self, worker: _Worker) -> None:
-        """The worker's standard output was closed, which is the last that it does."""
+        """Handle the end of the worker's standard output: a worker keeps it open until it exits."""
         now = time.monotonic()
         try:
             status = worker.process.wait(KILL_WAIT)
@@ -295,14 +295,14 @@ class _Supervisor:
             self._lost(worker.at_fault or f"ended with status {status}", now - worker.started)
 
     def _lost(self, why: str, lived: float) -> None:
-        """The worker is gone by its own fault: the next one waits, the longer the more often that was so in a row."""
+        """Handle the end of a worker that crashed or misbehaved. Each one in a row doubles the wait before the next start."""
         self.deaths = 1 if lived > LAST_RESPAWN else self.deaths + 1
         self.last_death = why
         self.publisher.unattended("WorkerLost", f"the worker {why}; it is started again")
         self.respawn_at = time.monotonic() + min(FIRST_RESPAWN * 2 ** min(self.deaths - 1, 16), LAST_RESPAWN)
 
     def _judge_step(self, now: float) -> None:
-        """Replace a worker whose present call does not return, or that was asked to end and does not."""
+        """Replace a worker whose call does not return, or that was asked to end and does not."""
         worker = self.worker
         if worker is None:
             return
@@ -318,7 +318,7 @@ class _Supervisor:
             self._replace(worker, step, message, now)
 
     def _replace(self, worker: _Worker, step: Step | None, message: str, now: float) -> None:
-        """Kill a worker, for another one that leaves alone what this one is in."""
+        """Kill a worker; the next one avoids the device of its call."""
         self.publisher.unattended("WorkerStuck", message)
         worker.process.kill()
         held = None
@@ -327,7 +327,7 @@ class _Supervisor:
         except subprocess.TimeoutExpired:
             held = worker.process
             message += f"; process {held.pid} waits in the kernel and is left there"
-            # A call that was only slow may have returned meanwhile, and the next one hangs.
+            # The call may have been slow and have returned by now: then it is the one after it that hangs.
             step = worker.view.step() or step
         journal(message)
         self._release(worker)
@@ -337,23 +337,23 @@ class _Supervisor:
 
     def _leave_alone(self, step: Step, held: subprocess.Popen[bytes] | None, now: float) -> None:
         hung = self.hung.setdefault(step.device, _Hung())
-        # A device that behaved for long starts from the beginning.
+        # A device that did not hang for a long time counts as one that never did.
         hung.times = 1 if now > hung.retry_at + LAST_RETRY else hung.times + 1
         hung.avoided = bool(step.device)
         hung.retry_at = now + min(self.limits.retry * 2 ** min(hung.times - 1, 16), LAST_RETRY)
-        # A process that is killed in a read writes nothing more.
+        # A process killed in a read of no single device is harmless once the read returns, so nothing waits for it.
         if held is not None and (step.device or step.mode == "write"):
             hung.abandoned.append(held)
-        # Where no device can be left alone, another worker would most likely hang in the same call. The first that could be
-        # killed may just have been slow, on a node that has no CPU left.
+        # If no device can be avoided, another worker would probably hang in the same call, so it starts later. The first time,
+        # if the worker could be killed, it may just have been slow on a busy node: the next one starts at once.
         slow = hung.times == 1 and held is None
         self.respawn_at = now if step.device or slow else hung.retry_at
 
     def _judge_wait(self, now: float) -> None:
-        """Take Ready back while an event about a required device waits longer for its reading than a quick pass takes."""
+        """Withdraw Ready if an event about a required device has waited longer than a quick pass takes."""
         if now >= self.look_at:
             self.look_at = math.inf
-        # The clock was read before this memory is; the worker does it the other way round.
+        # This reads the clock before the memory; the worker writes the memory before it reads the clock.
         view = self.worker.view if self.worker else None
         since = view.waits() if view else 0.0
         if view and since and self.publisher.ready and now >= since + ANSWERED_WITHIN:
@@ -364,17 +364,17 @@ class _Supervisor:
             )
 
     def _try_again(self, now: float) -> None:
-        """Have another worker look at a device again, once the present one has finished its pass."""
-        over = [device for device, hung in self.hung.items() if hung.is_over(now)]
-        for device in over:
+        """Have a new worker try devices that hung before, after the present worker has finished its pass."""
+        due = [device for device, hung in self.hung.items() if hung.is_over(now)]
+        for device in due:
             self.hung[device].avoided = False
             self.hung[device].abandoned.clear()
-        if over and self.worker is not None:
-            self._send_away(self.worker, "DeviceTried", f"{', '.join(over)} hung before, and is tried again")
+        if due and self.worker is not None:
+            self._send_away(self.worker, "DeviceTried", f"{', '.join(due)} hung before, and is tried again")
 
 
 def _stop(worker: _Worker) -> None:
-    """End the worker. Until it is gone this process keeps the lock: who comes next must not write beside it."""
+    """End the worker. This process holds the lock until it has ended, so that no other process writes at the same time."""
     worker.input().close()
     try:
         worker.process.wait(LEAVE_WAIT)

@@ -1,4 +1,4 @@
-"""A machine of whose every call the parent knows, should it never return."""
+"""Wraps a Machine and records each call in shared memory, so that the supervisor can see which one hung."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from agent.report.activity import Activity
 from agent.spec.nic import PCI_ADDRESS
 
 _DEVICES = f"{PCI}/"
-# Netdevs, RDMA devices and interrupts: found by PCI address just before they are touched, since their names do not last.
+# Paths of netdevs, RDMA devices and interrupts name no PCI address. Their device is looked up right before they are used.
 _FOUND_BY_ADDRESS = ("/sys/class/", "/sys/kernel/irq/", "/proc/irq/")
 
 
 def traced(machine: Machine, activity: Activity) -> Machine:
-    """``machine``, each of whose calls is noted in ``activity`` before it is made."""
+    """``machine``, with each call recorded in ``activity`` before it is made."""
     tracer = _Tracer(activity)
     parts: dict[str, Any] = {
-        f.name: _Part(getattr(machine, f.name), tracer.note) for f in fields(Machine) if f.name != "hung"
+        f.name: _Part(getattr(machine, f.name), tracer.record) for f in fields(Machine) if f.name != "hung"
     }
     return evolve(machine, **parts)
 
 
 class _Tracer:
-    """Knows which device a call is about: the one that it names or, if it can be found only so, the one named last."""
+    """Finds the device of a call: the one in its arguments or, where those name none, the one of the call before."""
 
     def __init__(self, activity: Activity) -> None:
         self._activity = activity
         self._device = ""
 
-    def note(self, name: str, arguments: tuple[Any, ...]) -> None:
-        said = " ".join(map(str, arguments)) if arguments else ""
-        if said.startswith(_DEVICES):
-            self._device = said[len(_DEVICES) :].partition("/")[0]
-        elif (not said or said.startswith("/")) and not said.startswith(_FOUND_BY_ADDRESS):
-            named = PCI_ADDRESS.search(said)
-            self._device = named[0] if named else ""
-        self._activity.call(self._device, f"{name} {said}")
+    def record(self, name: str, arguments: tuple[Any, ...]) -> None:
+        text = " ".join(map(str, arguments)) if arguments else ""
+        if text.startswith(_DEVICES):
+            self._device = text[len(_DEVICES) :].partition("/")[0]
+        elif (not text or text.startswith("/")) and not text.startswith(_FOUND_BY_ADDRESS):
+            match = PCI_ADDRESS.search(text)
+            self._device = match[0] if match else ""
+        self._activity.call(self._device, f"{name} {text}")
 
 
 class _Part:
-    """One protocol of the machine: its methods, each noted and then called."""
+    """One protocol of the machine: each of its methods is recorded, then called."""
 
-    def __init__(self, inner: object, note: Callable[[str, tuple[Any, ...]], None]) -> None:
+    def __init__(self, inner: object, record: Callable[[str, tuple[Any, ...]], None]) -> None:
         self._inner = inner
-        self._note = note
+        self._record = record
 
     def __getattr__(self, name: str) -> Any:
-        method, note = getattr(self._inner, name), self._note
+        method, record = getattr(self._inner, name), self._record
 
-        def noted(*arguments: Any, **named: Any) -> Any:
-            note(name, arguments)
+        def recorded(*arguments: Any, **named: Any) -> Any:
+            record(name, arguments)
             return method(*arguments, **named)
 
-        # The next look-up finds it without coming here.
-        self.__dict__[name] = noted
-        return noted
+        # So the next look-up does not call __getattr__.
+        self.__dict__[name] = recorded
+        return recorded

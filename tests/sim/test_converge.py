@@ -213,7 +213,7 @@ def test_a_pf_in_a_container_is_ready_unless_vfs_must_be_created(kernel: Kernel)
     result = settle(kernel.machine(), only({"count": 3}))
     assert not is_ready(result.conditions)
     (blocked,) = result.outcomes
-    assert "the PF has no netdev here" in blocked.error
+    assert "the PF has no netdev in the host's network namespace" in blocked.error
 
 
 def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> None:

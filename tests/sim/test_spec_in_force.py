@@ -12,7 +12,7 @@ from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
 from agent.machine import Files
 from agent.report.records import is_ready
-from agent.service.spec_in_force import TRIAL, Adopted
+from agent.service.spec_in_force import TRIAL, SpecInForce
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel
 
@@ -33,7 +33,7 @@ class Agent:
     kernel: Kernel
     now: float = 100.0
     failures: Failures = field(factory=Failures)
-    adopted: Adopted = field(init=False)
+    adopted: SpecInForce = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.start()
@@ -45,7 +45,7 @@ class Agent:
     def start(self) -> None:
         (self.folder / "state").mkdir(exist_ok=True)
         (self.folder / "run").mkdir(exist_ok=True)
-        self.adopted = Adopted(self.folder / "state", self.folder / "run")
+        self.adopted = SpecInForce(self.folder / "state", self.folder / "run")
         self.read()
 
     def reboot(self) -> None:

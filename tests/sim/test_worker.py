@@ -1,4 +1,4 @@
-"""The worker's loop on the simulated kernel: what it says, and when."""
+"""The messages of the worker's loop on the simulated kernel."""
 
 import json
 import os
@@ -17,7 +17,8 @@ from agent.report.activity import Activity, View
 from agent.report.history import History
 from agent.report.records import Condition, Report, report_from_json
 from agent.service.apply_socket import Requests
-from agent.service.spec_in_force import Adopted
+from agent.service.passes import Memory
+from agent.service.spec_in_force import SpecInForce
 from agent.service.worker import work
 from tests.sim.readiness import PF0, Node, writer
 
@@ -26,7 +27,7 @@ STUCK = "/sys/module/ib_core/srcversion"
 
 @define
 class Out:
-    """What the worker writes, line by line."""
+    """The worker's messages."""
 
     lines: Queue[dict[str, Any]] = field(factory=Queue)
 
@@ -37,9 +38,9 @@ class Out:
         pass
 
     def until(self, holds: Callable[[Report], bool]) -> Report:
-        """The first report of which that holds."""
+        """The next report for which ``holds`` is true."""
         while True:
-            line = self.lines.get(timeout=20)
+            line = self.lines.get(timeout=120)
             if "serving" not in line:
                 report = report_from_json(json.dumps({"boot_id": "b", "agent_version": "v", **line}))
                 if holds(report):
@@ -59,36 +60,46 @@ def view() -> Iterator[View]:
 
 
 @pytest.fixture
-def worker(node: Node, view: View, tmp_path: Path) -> Iterator[Callable[[str], Out]]:
+def awaited() -> Queue[str]:
+    """The announcements whose publication the worker has waited for."""
+    return Queue()
+
+
+@pytest.fixture
+def worker(node: Node, view: View, tmp_path: Path, awaited: Queue[str]) -> Iterator[Callable[[str], Out]]:
     control, end = os.pipe()
     threads = []
+
+    def wait_until_published(announcement: str) -> str:
+        awaited.put(announcement)
+        return ""
 
     def start(spec: str) -> Out:
         path = tmp_path / "node.json"
         path.write_text(spec)
         out = Out()
-        adopted = Adopted(tmp_path / "state", tmp_path / "run")
+        in_force = SpecInForce(tmp_path / "state", tmp_path / "run")
+        memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"))
         activity = Activity.at(view.descriptor)
-        asked, history = Requests(tmp_path / "apply.sock"), History(tmp_path, "boot-1")
-        started = (
+        requests = Requests(tmp_path / "apply.sock")
+        arguments = (
             node.kernel.machine(),
             path,
-            adopted,
-            Originals(),
+            in_force,
+            memory,
             activity,
             control,
             out,
-            asked,
-            history,
-            Failures(),
+            requests,
+            wait_until_published,
         )
-        threads.append(threading.Thread(target=work, args=started))
+        threads.append(threading.Thread(target=work, args=arguments))
         threads[0].start()
         return out
 
     yield start
     os.close(end)
-    threads[0].join(timeout=20)
+    threads[0].join(timeout=120)
     os.close(control)
     assert not threads[0].is_alive()
 
@@ -97,33 +108,31 @@ def condition(report: Report, type: str) -> Condition:
     return next(c for c in report.conditions if c.type == type)
 
 
-def test_the_node_is_ready_as_soon_as_the_probes_have_spoken(worker: Callable[[str], Out]) -> None:
+def test_the_node_is_ready_once_all_probes_have_answered(worker: Callable[[str], Out]) -> None:
     out = worker('{"node_name": "n1", "readiness": {"probes": {"pcie_link": {"severity": "required"}}}}')
     assert condition(out.until(lambda report: report.ready), "PcieLink").status == "True"
 
 
-def test_a_device_that_cannot_be_read_is_said_and_read_again(node: Node, worker: Callable[[str], Out]) -> None:
+def test_a_device_that_cannot_be_read_is_reported_and_read_again(node: Node, worker: Callable[[str], Out]) -> None:
     unreadable = f"/sys/bus/pci/devices/{PF0}/numa_node"
     node.kernel.unreadable.add(unreadable)
     out = worker(f'{{"node_name": "n1", "nics": [{{"name": "rail0", "select": {{"pci": "{PF0}"}}}}]}}')
-    said = out.until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
-    assert not said.ready
+    report = out.until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
+    assert not report.ready
     node.kernel.unreadable.discard(unreadable)
     assert out.until(lambda report: report.ready)
 
 
-def test_what_is_of_no_device_and_cannot_be_read_is_said_and_read_again(
-    node: Node, worker: Callable[[str], Out]
-) -> None:
+def test_an_unreadable_file_of_no_device_is_reported_and_read_again(node: Node, worker: Callable[[str], Out]) -> None:
     node.kernel.unreadable.add("/sys/devices/system/cpu/online")
     out = worker('{"node_name": "n1"}')
-    said = out.until(lambda report: condition(report, "Converged").reason == "DeviceLost")
-    assert not said.ready
+    report = out.until(lambda report: condition(report, "Converged").reason == "DeviceLost")
+    assert not report.ready
     node.kernel.unreadable.clear()
     assert out.until(lambda report: report.ready)
 
 
-def test_what_other_probes_say_is_said_while_one_hangs_and_then_that_it_does(
+def test_while_a_probe_hangs_the_others_are_reported_and_then_its_timeout(
     node: Node, worker: Callable[[str], Out], view: View, tmp_path: Path
 ) -> None:
     pipe = tmp_path / "pipe"
@@ -133,11 +142,24 @@ def test_what_other_probes_say_is_said_while_one_hangs_and_then_that_it_does(
         '{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required", "deadline": 2}}}}'
     )
     with writer(pipe):
-        said = out.until(lambda report: condition(report, "PcieLink").status == "True")
-        assert condition(said, "ClockSynchronised").status == "True"
-        assert condition(said, "KernelModules").reason == "NotYetRead"
-        said = out.until(lambda report: condition(report, "KernelModules").reason == "ProbeTimedOut")
-        assert not said.ready
-        assert view.step() is None, "the worker itself hangs in nothing, and is not to be replaced"
+        report = out.until(lambda report: condition(report, "PcieLink").status == "True")
+        assert condition(report, "ClockSynchronised").status == "True"
+        assert condition(report, "KernelModules").reason == "NotYetRead"
+        report = out.until(lambda report: condition(report, "KernelModules").reason == "ProbeTimedOut")
+        assert not report.ready
+        assert view.step() is None, "the worker itself does not hang, so it must not be replaced"
         del node.kernel.pipes[STUCK]
     assert out.until(lambda report: report.ready)
+
+
+def test_a_disruptive_change_waits_until_its_announcement_is_published(
+    node: Node, worker: Callable[[str], Out], awaited: Queue[str]
+) -> None:
+    node.kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
+    out = worker(
+        f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
+    )
+    announced = out.until(lambda report: bool(report.announcement))
+    assert not announced.ready
+    assert awaited.get(timeout=120) == announced.announcement
+    assert out.until(lambda report: report.ready).announcement == ""

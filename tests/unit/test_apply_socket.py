@@ -1,4 +1,4 @@
-"""`trackbed apply` beside the service: what goes over the socket, and what ends with it."""
+"""The socket by which `trackbed apply` asks the running service, and the lock for the one writer."""
 
 import json
 import os
@@ -35,37 +35,37 @@ def requests(path: Path) -> Requests:
 
 
 @pytest.fixture
-def knock(path: Path, requests: Requests) -> Iterator[socket.socket]:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
-        yield client
+def client(path: Path, requests: Requests) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(path))
+        yield connection
 
 
-def test_what_a_client_allows_holds_until_it_goes(knock: socket.socket, requests: Requests) -> None:
+def test_what_a_client_allows_ends_when_it_disconnects(client: socket.socket, requests: Requests) -> None:
     assert requests.allowed() is None
-    knock.sendall(b'{"allow": "link-flap"}\n')
+    client.sendall(b'{"allow": "link-flap"}\n')
     assert requests.accept()
     assert requests.allowed() is Disruption.LINK_FLAP
-    requests.tell(BODY)
-    assert json.loads(knock.recv(1 << 16))["ready"] is True
+    requests.send(BODY)
+    assert json.loads(client.recv(1 << 16))["ready"] is True
     assert requests.allowed() is Disruption.LINK_FLAP
-    knock.close()
+    client.close()
     assert requests.allowed() is None
-    requests.tell(BODY)
+    requests.send(BODY)
 
 
-@pytest.mark.parametrize("said", [b"{}\n", b"\xff\n", b"[]\n", b'{"allow": "everything"}\n', b'{"allow": 3}\n'])
-def test_what_is_not_understood_is_refused_and_allows_nothing(
-    knock: socket.socket, requests: Requests, said: bytes
+@pytest.mark.parametrize("request_line", [b"{}\n", b"\xff\n", b"[]\n", b'{"allow": "everything"}\n', b'{"allow": 3}\n'])
+def test_a_malformed_request_is_refused_and_allows_nothing(
+    client: socket.socket, requests: Requests, request_line: bytes
 ) -> None:
-    knock.sendall(said)
+    client.sendall(request_line)
     assert not requests.accept()
-    assert "not understood" in json.loads(knock.recv(4096))["refused"]
+    assert "not understood" in json.loads(client.recv(4096))["refused"]
     assert requests.allowed() is None
 
 
-def test_a_second_client_is_told_to_wait(knock: socket.socket, requests: Requests, path: Path) -> None:
-    knock.sendall(b'{"allow": null}\n')
+def test_a_second_client_is_told_to_wait(client: socket.socket, requests: Requests, path: Path) -> None:
+    client.sendall(b'{"allow": null}\n')
     assert requests.accept()
     with socket.socket(socket.AF_UNIX) as second:
         second.connect(str(path))
@@ -73,10 +73,10 @@ def test_a_second_client_is_told_to_wait(knock: socket.socket, requests: Request
         assert not requests.accept()
         assert "another `trackbed apply`" in json.loads(second.recv(4096))["refused"]
     assert requests.allowed() is None
-    assert requests.asked()
+    assert requests.has_client()
 
 
-def test_only_root_may_knock_and_a_socket_left_behind_is_replaced(path: Path) -> None:
+def test_only_root_may_connect_and_a_socket_left_behind_is_replaced(path: Path) -> None:
     Requests(path)
     Requests(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -84,10 +84,10 @@ def test_only_root_may_knock_and_a_socket_left_behind_is_replaced(path: Path) ->
 
 def test_the_client_sees_each_pass(path: Path, requests: Requests) -> None:
     def serve() -> None:
-        assert select.select([requests], [], [], 60)[0], "nobody came"
+        assert select.select([requests], [], [], 60)[0], "no client connected"
         assert requests.accept()
-        requests.tell({**BODY, "ready": False})
-        requests.tell(BODY)
+        requests.send({**BODY, "ready": False})
+        requests.send(BODY)
 
     server = threading.Thread(target=serve)
     server.start()
@@ -102,17 +102,17 @@ def test_the_client_sees_each_pass(path: Path, requests: Requests) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root's buffers may be larger than net.core.wmem_max")
-def test_a_client_is_told_of_a_thousand_vfs_that_were_just_made(knock: socket.socket, requests: Requests) -> None:
+def test_a_client_is_sent_the_outcomes_of_a_thousand_new_vfs(client: socket.socket, requests: Requests) -> None:
     many = {**BODY, "outcomes": to_plain((OUTCOME,)) * 15_000}
-    knock.sendall(b'{"allow": null}\n')
+    client.sendall(b'{"allow": null}\n')
     assert requests.accept()
-    requests.tell(many)
-    with knock.makefile("rb") as lines:
+    requests.send(many)
+    with client.makefile("rb") as lines:
         assert len(json.loads(lines.readline())["outcomes"]) == 15_000
-    assert requests.asked()
+    assert requests.has_client()
 
 
-def test_a_client_hears_why_nobody_answers(tmp_path: Path, path: Path, requests: Requests) -> None:
+def test_a_client_is_told_why_it_has_no_answer(tmp_path: Path, path: Path, requests: Requests) -> None:
     with pytest.raises(Refused, match="No such file"):
         list(ask(tmp_path / "absent", None, 1.0))
     assert list(ask(path, None, 0.05)) == []

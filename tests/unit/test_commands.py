@@ -247,8 +247,8 @@ def test_beside_the_service_the_service_does_it(tmp_path: Path) -> None:
         knocked(requests)
         allowed.append(requests.allowed())
         body = {"outcomes": to_plain((OUTCOME,)), "conditions": to_plain(CONDITIONS)}
-        requests.tell({**body, "ready": False})
-        requests.tell({**body, "outcomes": [], "ready": True})
+        requests.send({**body, "ready": False})
+        requests.send({**body, "outcomes": [], "ready": True})
 
     server = threading.Thread(target=serve)
     server.start()
@@ -269,7 +269,7 @@ def test_ready_by_the_spec_before_is_not_done(tmp_path: Path) -> None:
 
     def serve() -> None:
         knocked(requests)
-        requests.tell({"ready": True, "outcomes": to_plain((deferred,)), "conditions": to_plain((waits,))})
+        requests.send({"ready": True, "outcomes": to_plain((deferred,)), "conditions": to_plain((waits,))})
 
     server = threading.Thread(target=serve)
     server.start()

@@ -56,13 +56,14 @@ def test_half_a_line_of_a_power_cut_costs_only_itself(kept: History, tmp_path: P
     assert [entry.spec_hash for entry in read(tmp_path)] == ["h1", "h2"]
 
 
-def test_it_never_takes_more_than_two_files_of_its_size(
+def test_the_history_takes_at_most_two_files_of_the_largest_size(
     kept: History, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "LARGEST", 2000)
     for number in range(100):
         kept.record([APPLIED], f"h{number}", "retry")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [history.NAME, f"{history.NAME}.1"]
+    # After the last entry the file may just have been renamed.
+    assert {path.name for path in tmp_path.iterdir()} <= {history.NAME, f"{history.NAME}.1"}
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2 * 2400
     hashes = [entry.spec_hash for entry in read(tmp_path)]
     assert hashes == [f"h{number}" for number in range(100 - len(hashes), 100)]

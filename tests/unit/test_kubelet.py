@@ -301,7 +301,7 @@ def test_an_answer_that_is_no_list_of_pods(served: Served, message: bytes) -> No
         (b"", "closed before the answer's end"),
         (SETTINGS, "closed before the answer's end"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "closed before the answer's end"),
-        (b"\0\0\0" + b"\0" * 6, "no HTTP/2"),
+        (b"\0\0\0" + b"\0" * 6, "not HTTP/2"),
     ],
 )
 def test_a_server_that_speaks_another_protocol(path: str, said: bytes, complaint: str) -> None:

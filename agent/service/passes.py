@@ -1,0 +1,224 @@
+"""Runs passes one after the other, by the spec that is in force, and keeps what one pass needs of those before."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from uuid import uuid4
+
+from attrs import define, field, frozen
+
+from agent.engine import context
+from agent.engine.context import Callbacks, Goal
+from agent.engine.converge import Pass, converge, judged_again
+from agent.engine.originals import Originals
+from agent.engine.readiness import Readiness
+from agent.engine.retry import Failures
+from agent.kinds import links, vf_links
+from agent.machine import Machine
+from agent.report.activity import Activity
+from agent.report.history import History
+from agent.report.records import Change, Disruption, is_ready
+from agent.runtime import fault, journal
+from agent.service import messages
+from agent.service.messages import Body, Output
+from agent.service.spec_in_force import SpecInForce
+from agent.service.supervisor import REPEATED
+from agent.service.wake import Known
+from agent.spec.node import NodeSpec, spec_hash
+from agent.state.scope import Scope, own
+
+RESYNC = 60.0
+"""Seconds after which everything is read again: writes to sysfs and interrupts by other programs emit no event."""
+
+FIRST_RETRY = 0.2
+"""Seconds to wait after a pass that ended early. Each further one in a row doubles it, up to :data:`RESYNC`.
+
+Where a device has gone, its own event usually comes first.
+"""
+
+SOONEST = 0.05
+"""Seconds to wait at least before a failed change is tried again."""
+
+
+@frozen
+class Memory:
+    """What is remembered between passes: values before our changes, failed changes, and the history of changes."""
+
+    originals: Originals
+    failures: Failures
+    history: History
+
+
+@frozen
+class Reason:
+    """Why a pass runs. ``scope``: what it reads again; ``trigger``: the reason as the history has it."""
+
+    scope: Scope
+    trigger: str
+
+    @classmethod
+    def after(cls, scope: Scope, due: float) -> Reason:
+        """The reason of a pass after a wait of at most ``due`` seconds."""
+        if scope is None:
+            return cls(scope, "resync" if due == RESYNC else "retry")
+        return cls(scope, f"event {' '.join(sorted(scope))}")
+
+
+@define
+class Announcements:
+    """Publishes that the node is about to be changed, and waits until Kubernetes has it."""
+
+    _output: Output
+    _wait_until_published: Callable[[str], str]
+    _latest: str = field(default="", init=False)
+
+    def announce(self, change: Change, last: Pass | None, in_force: SpecInForce) -> None:
+        """Publish that the node is not ready because of a change."""
+        self._latest = uuid4().hex
+        self._output.publish(messages.of_announcement(change, self._latest, last, in_force))
+
+    def wait(self, change: Change) -> None:
+        """Return when the latest announcement is published, or could not be published in time."""
+        if cause := self._wait_until_published(self._latest):
+            journal(f"{cause}; going on with {change}")
+
+
+@define
+class _EarlyEnds:
+    """Passes in a row that ended early, since a device went away (``gone``) or by an exception (``crashes``)."""
+
+    gone: int = 0
+    crashes: int = 0
+    last_crash: str = ""
+
+    def crashed(self, error: Exception) -> float:
+        """Count a crash. :returns: the seconds until the next pass."""
+        journal("".join(traceback.format_exception(error)))
+        self.crashes += 1
+        self.last_crash = fault(error)
+        return _delay(self.crashes)
+
+    def went(self) -> float:
+        """Count a device that went away. :returns: the seconds until the next pass."""
+        self.gone += 1
+        return _delay(self.gone)
+
+
+def _delay(times: int) -> float:
+    return min(FIRST_RETRY * 2.0 ** min(times - 1, 16), RESYNC)
+
+
+@define
+class Passes:
+    """``hear`` takes the events that have come meanwhile; its argument says that no pass was completed before."""
+
+    machine: Machine
+    in_force: SpecInForce
+    memory: Memory
+    activity: Activity
+    readiness: Readiness
+    output: Output
+    announcements: Announcements
+    hear: Callable[[Known, bool], Scope]
+    reason: Reason = field(default=Reason(None, "start"), init=False)
+    last: Pass | None = field(default=None, init=False)
+    known: Known = field(factory=lambda: Known({}, {}), init=False)
+    _early_ends: _EarlyEnds = field(factory=_EarlyEnds, init=False)
+
+    def start_over(self) -> None:
+        """Another spec is in force: the next pass reads everything and tries everything."""
+        self.last, self.reason = None, Reason(None, "spec")
+        self._early_ends.crashes = 0
+        self.memory.failures.forget()
+
+    def run(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
+        """Run a pass. A new spec that fails in it is given up, and a pass by the last verified one follows.
+
+        :param allowed: the most disruptive level that a client of the apply socket allows now.
+        :returns: the body of the report, and the seconds until the next pass.
+        """
+        body, due = self._run(allowed)
+        while self._gives_up():
+            self.start_over()
+            body, due = self._run(allowed)
+        return body, due
+
+    def judged_again(self, last: Pass) -> Body:
+        """The body with what the probes have read since the pass."""
+        self.last = judged_again(last, self.readiness.judge)
+        return self._body(self.last)
+
+    def _gives_up(self) -> bool:
+        """Whether the spec in force was given up for the last verified one."""
+        if self._early_ends.crashes >= REPEATED:
+            return self.in_force.gives_up_crashing(self._early_ends.last_crash)
+        return self.last is not None and self.in_force.gives_up(self.last, time.monotonic())
+
+    def _run(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
+        spec = self.in_force.spec
+        if spec is None:
+            return messages.without_spec(self.in_force), RESYNC
+        try:
+            self.last = self._converge(spec, allowed())
+        except OSError as error:
+            # A device went away during the pass: nothing that was read can be trusted.
+            self.last = None
+            message = f"while reading the devices: {error}; reading again"
+            return messages.of_failed_pass("DeviceLost", message, self.in_force), self._early_ends.went()
+        except Exception as error:  # a fault in a kind or a probe must not end the worker: another spec may avoid it
+            self.last = None
+            due = self._early_ends.crashed(error)
+            message = f"{self._early_ends.last_crash}; it is tried again"
+            return messages.of_failed_pass("PassCrashed", message, self.in_force), due
+        self._early_ends.gone = 0
+        self.known = _known(self.last)
+        if gap := self.memory.history.record(self.last.outcomes, spec_hash(spec), self.reason.trigger):
+            journal(gap)
+        return self._body(self.last), _due(self.memory.failures)
+
+    def _converge(self, spec: NodeSpec, allow: Disruption | None) -> Pass:
+        return converge(
+            self.machine,
+            Goal(spec, verified=self.in_force.verified, allow=allow),
+            context.Memory(time.monotonic, self.memory.failures, self.memory.originals),
+            self.last.have if self.last else None,
+            self.reason.scope,
+            Callbacks(
+                announce=lambda change: self.announcements.announce(change, self.last, self.in_force),
+                wait_until_published=self.announcements.wait,
+                new_events=lambda: self.hear(self.known, self.last is None),
+                judge=self.readiness.judge,
+                doing=self.activity.doing,
+            ),
+        )
+
+    def _body(self, result: Pass) -> Body:
+        if is_ready(result.conditions) and result.want.spec.mode == "enforce":
+            self.in_force.ready(result)
+            self._early_ends.crashes = 0
+        return messages.of_pass(result, self.in_force, self.machine.kubelet.started())
+
+
+def _due(failures: Failures) -> float:
+    retry = failures.next_try()
+    return RESYNC if retry is None else min(RESYNC, max(SOONEST, retry - time.monotonic()))
+
+
+def _known(result: Pass) -> Known:
+    """The netdevs and functions that the pass has seen, by which events are assigned to devices."""
+    by_ifindex: dict[int, str] = {}
+    by_address = {address: address for address in result.want.nics}
+    for kind in (links.NAME, vf_links.NAME):
+        for address, functions in result.have[kind].items():
+            statuses: Mapping[str, links.LinkStatus] = functions
+            by_address |= {status.pci: address for status in statuses.values()}
+            by_ifindex |= {
+                status.link.ifindex: own(address) if target == address else target
+                for target, status in statuses.items()
+                if status.link
+            }
+    nics = result.want.nics.items() if result.want.spec.mode == "enforce" else ()
+    required = frozenset(address for address, nic in nics if nic.nic.required)
+    return Known(by_ifindex, by_address, bool(result.want.missing), required)
