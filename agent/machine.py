@@ -299,10 +299,6 @@ class Details(Protocol):
         """The firmware's version as the driver reports it."""
         ...
 
-    def vpd(self, address: str) -> bytes:
-        """A PCI function's Vital Product Data."""
-        ...
-
 
 @frozen
 class DcbState:

@@ -191,7 +191,7 @@ def _serve(folder: Path) -> None:
 @main.command(name="reporter", hidden=True)
 @click.argument("folder", type=click.Path(path_type=Path))
 def _reporter(folder: Path) -> None:
-    from agent.report.publisher import REPORT
+    from agent.report.names import REPORT
     from agent.reporter.http.server import Address, Guard, serve
 
     address = Address.parse("127.0.0.1:0")

@@ -1,4 +1,4 @@
-"""The connection to the Kubernetes API; whatever goes wrong there becomes one message."""
+"""The connection to the Kubernetes API. Every error becomes one message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from agent.report.printable import printable
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
-"""HTTP status codes of a patch whose precondition does not hold any more: resourceVersion, or a `test`."""
+"""HTTP status codes of a patch whose precondition (resourceVersion, or a `test`) no longer holds."""
 
 ABSENT = 404
 """HTTP status code: there is no such object."""
@@ -42,7 +42,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Failed(click.ClickException):
-    """An error the user can do something about; exit code 1."""
+    """An error that the user can mend; exit code 1."""
 
     def show(self, file: object = None) -> None:
         """Print it as one message."""
@@ -52,7 +52,7 @@ class Failed(click.ClickException):
 
 @frozen
 class Api:
-    """A cluster's API. ``user`` is who we are there, ``now`` the server's time when we asked."""
+    """A cluster's API. ``user``: the name under which the server knows this client. ``now``: its time when asked."""
 
     client: Client
     user: str
@@ -78,15 +78,15 @@ class Api:
         return _understood(name, *read(self.client.get(PlainNode, name), Node))
 
     def mend_node(self, name: str) -> None:
-        """Take the times that cannot be read out of a Node's status.
+        """Remove times that cannot be read from a Node's status.
 
-        Where one is after the year 9999, the API server refuses every patch of the Node, for it cannot read it itself.
+        The API server itself cannot read a time after the year 9999, and then refuses every patch of the Node.
         """
         document = self.client.get(PlainNode, name)
         self.client.replace(PlainNodeStatus.from_dict(without_bad_times(document)), name)
 
     def patch_node(self, name: str, body: dict[str, Any] | list[dict[str, Any]], kind: PatchType) -> Node:
-        """Patch a Node; what it is then.
+        """Patch a Node; the Node after it.
 
         :raises Failed: nothing of it can be read.
         """
@@ -101,7 +101,7 @@ def _understood(name: str, node: Node | None, fault: str) -> tuple[Node, str]:
 
 
 def options(command: F) -> F:
-    """Give a command the options that say which cluster is meant, and an :class:`Api` as its argument ``api``."""
+    """Give a command the options that choose the cluster, and an :class:`Api` as its argument ``api``."""
 
     @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Default: $KUBECONFIG, then ~/.kube/config.")
     @click.option("--context", help="The kubeconfig's context to use.")
@@ -123,7 +123,7 @@ def _client(kubeconfig: Path | None, context: str | None) -> Client:
         config = KubeConfig.from_env() if kubeconfig is None else KubeConfig.from_file(kubeconfig)
         return Client(config.get(context), timeout=TIMEOUT, field_manager="trackbed-fleet")
     except yaml.YAMLError as error:
-        # Its own text quotes the file, which holds credentials.
+        # The error's text quotes the file, which holds credentials.
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         at = f" in line {mark.line + 1}" if mark else ""
         raise Failed(f"the kubeconfig is no YAML{at}; check it with kubectl") from None
@@ -133,9 +133,9 @@ def _client(kubeconfig: Path | None, context: str | None) -> Client:
 
 @contextmanager
 def errors() -> Iterator[None]:
-    """Turn what the client raises into one message each.
+    """Turn each error of the client into one message.
 
-    :raises Failed: instead of it.
+    :raises Failed: with that message.
     """
     try:
         yield

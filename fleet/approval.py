@@ -1,8 +1,8 @@
-"""Which requests for a reporter's certificate are approved: pure.
+"""Pure functions: which requests for a reporter's certificate are approved.
 
-A certificate of this signer is a client's identity for the whole cluster, and cannot be taken back before it expires. So what
-is approved is exactly what a reporter needs, and everything else that claims to be one is denied. What only an operator can
-know (whether a node is to be enrolled) is left for them, with the reason.
+A certificate of this signer authenticates its holder to the whole cluster, and cannot be revoked. So only a request for exactly
+what a reporter needs is approved. Any other request in a reporter's name is denied. Whether a node may be enrolled is for an
+operator to decide: such a request is left pending, with the reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIGNER = "kubernetes.io/kube-apiserver-client"
 USAGES = frozenset({"client auth"})
 OPTIONAL_USAGES = frozenset({"digital signature"})
 YEAR = 365 * 86400
-"""Seconds for which a certificate may hold at most."""
+"""The longest life of a certificate, in seconds."""
 
 MOST_RENEWALS = 8
 """Pending renewals of one node that are approved. A reporter has one; it may have forgotten another, which ends after a day."""
@@ -37,7 +37,7 @@ Action = Literal["approve", "deny", "leave"]
 
 @frozen
 class Verdict:
-    """What becomes of one request, and why. ``request`` is its name, ``node`` the Node that it claims to be."""
+    """The decision on one request, and why. ``request``: its name. ``node``: the Node in whose name it was made."""
 
     request: str
     requester: str
@@ -48,9 +48,9 @@ class Verdict:
 
 @frozen
 class Known:
-    """What is known of nodes. ``expected``: may be enrolled; ``enrolled``: have been; ``joined``: have a Node.
+    """What is known about nodes. ``expected``: may be enrolled. ``enrolled``: were enrolled. ``joined``: have a Node.
 
-    ``again``: may be enrolled though they have been, because they were installed anew.
+    ``again``: may be enrolled once more, because they were reinstalled.
     """
 
     expected: Collection[str] = ()
@@ -62,7 +62,7 @@ class Known:
 def verdicts(
     requests: Iterable[CertificateSigningRequest], known: Known, faults: Mapping[str, str] | None = None
 ) -> list[Verdict]:
-    """The verdict on each pending request that comes from a reporter, or claims to.
+    """The verdict on each pending request that a reporter made, or that is in a reporter's name.
 
     :param faults: what cannot be read of the objects around the requests, by name; such a request is denied.
     """
@@ -150,7 +150,7 @@ def _enrolment(node: str, known: Known) -> tuple[Action, str]:
 
 
 def _name_faults(name: str) -> list[str]:
-    """What is wrong with the common name; an empty one is named where the request was read."""
+    """What is wrong with the common name. An empty one was already reported when the request was read."""
     if not name:
         return []
     if not name.startswith(names.NODE_USER):
@@ -160,7 +160,7 @@ def _name_faults(name: str) -> list[str]:
 
 
 def _faults(request: CertificateSigningRequest) -> list[str]:
-    """What is wrong around the PKCS #10 request."""
+    """What is wrong with the request apart from its PKCS #10 part."""
     faults = []
     spec = request.spec
     if spec.signerName != SIGNER:

@@ -1,6 +1,6 @@
-"""A node's user gets a reporter's rights by two bindings, made when its certificate is approved; without them it has none.
+"""The two RBAC bindings that give a node's user a reporter's rights. They are created when its certificate is approved.
 
-A certificate cannot be taken back: who has lost one deletes these two.
+A certificate cannot be revoked. To shut out a node, delete its two bindings: then its certificate has no rights.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from agent.report import names
 GROUP = "rbac.authorization.k8s.io"
 CLUSTER_ROLE = "trackbed:node"
 ROLE = "trackbed:reporter"
-"""The roles that fleet/cluster/rbac.yaml has: of Nodes and certificates, and of Leases."""
+"""The roles in fleet/cluster/rbac.yaml: one for Nodes and certificates, one for Leases."""
 
 EXISTS = 409
 
 
 def bindings(node: str) -> tuple[ClusterRoleBinding, RoleBinding]:
-    """What binds the user of a node to the reporter's roles."""
+    """The bindings of a node's user to the reporter's roles."""
     user = f"{names.NODE_USER}{node}"
     subject = Subject(kind="User", name=user, apiGroup=GROUP)
     everywhere = RoleRef(kind="ClusterRole", name=CLUSTER_ROLE, apiGroup=GROUP)
@@ -33,7 +33,7 @@ def bindings(node: str) -> tuple[ClusterRoleBinding, RoleBinding]:
 
 
 def admit(client: Client, node: str) -> None:
-    """Give a node's user its rights, unless it has them.
+    """Create the bindings of a node that do not exist yet.
 
     :raises ApiError: as the client does.
     """
@@ -46,7 +46,7 @@ def admit(client: Client, node: str) -> None:
 
 
 def admitted(client: Client) -> set[str]:
-    """The nodes that have been enrolled, and have not been shut out since.
+    """The nodes that have bindings: enrolled, and not shut out since.
 
     :raises ApiError: as the client does.
     """

@@ -1,9 +1,9 @@
-"""The one form of a certificate request that can be approved, and the certificate that must come of it: pure.
+"""Pure functions: the only form of a certificate request that is approved, and the certificate that must result from it.
 
-We judge a request with Python's parser, and the cluster signs it with Go's. They read the same bytes differently: Go's PEM
-decoder skips blocks that Python's takes, and the other way round. So nothing that was parsed is trusted. A request is written
-anew from the name, key and signature that were read, in the only form that a reporter writes, and must equal that byte for
-byte.
+Trackbed judges a request with Python's parser, and the cluster signs it with Go's. They may read the same bytes
+differently: Go's PEM decoder skips blocks that Python's accepts, and the other way round. So a parsed request is not
+trusted. It is encoded again from its name, key and signature, in the only form that a reporter writes, and both must be
+equal byte for byte.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _ECDSA_WITH_SHA256 = bytes.fromhex("300a06082a8648ce3d040302")
 
 @frozen
 class Asked:
-    """What a request asks for. ``key``: its public key, in DER. ``faults``: what a reporter would not ask for.
+    """The content of a request. ``key``: its public key, in DER. ``faults``: how it differs from a reporter's request.
 
-    ``common_name``: empty, unless it is all of the subject. ``claims``: every common name that there is.
+    ``common_name``: empty if the subject has anything else. ``claims``: every common name in the subject.
     """
 
     common_name: str = ""
@@ -48,7 +48,7 @@ class Asked:
 
 
 def read(text: str) -> Asked:
-    """Read a request as the API has it: PEM in base64."""
+    """Parse a request in the API's form: PEM in base64."""
     if len(text) > LONGEST:
         return Asked(faults=(f"the request is too large: {len(text)} characters, and at most {LONGEST} are read",))
     try:
@@ -63,7 +63,7 @@ def read(text: str) -> Asked:
 
 
 def _faults(asked: x509.CertificateSigningRequest) -> list[str]:
-    """What a reporter would not ask for, as far as it can be named."""
+    """How a request differs from a reporter's, where that can be named."""
     key = asked.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         return ["its key is too weak, or of another kind than a reporter's: EC on the curve P-256"]
@@ -76,7 +76,7 @@ def _faults(asked: x509.CertificateSigningRequest) -> list[str]:
 
 
 def _common_name(subject: x509.Name) -> str:
-    """The subject's common name, where it has that and nothing else; else empty."""
+    """The subject's common name; empty if the subject has anything else."""
     found = _common_names(subject)
     return found[0] if len(found) == 1 and len(list(subject)) == 1 else ""
 
@@ -91,7 +91,7 @@ def _public(asked: x509.CertificateSigningRequest | x509.Certificate) -> bytes:
 
 
 def written(name: str, asked: x509.CertificateSigningRequest) -> bytes:
-    """The request for a common name as a reporter writes it: with this one's key and signature, and with nothing else of it."""
+    """The request that a reporter would write for this common name, with the key and the signature of ``asked``."""
     signature = utils.encode_dss_signature(*utils.decode_dss_signature(asked.signature))
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name, _validate=False)]).public_bytes()
     content = _der(_SEQUENCE, _der(_INTEGER, b"\0"), subject, _public(asked), _der(_ATTRIBUTES))
@@ -110,9 +110,9 @@ def _der(tag: int, *parts: bytes) -> bytes:
 
 
 def differences(certificate: str, request: str) -> list[str]:
-    """In what a certificate is not what its request asked for; both as the API has them: PEM in base64.
+    """How a certificate differs from its request; both are PEM in base64, as in the API.
 
-    A certificate may be followed by those of the authorities between it and the cluster's own.
+    Certificates of intermediate authorities may follow the certificate.
     """
     asked = read(request)
     try:

@@ -1,4 +1,4 @@
-"""What the deploy asks of the API server for a reporter: a token, or the approval of its certificate."""
+"""What the deploy gets from the API server for a reporter: a token, or the approval of its certificate."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fleet.issued import decide, wrong
 from fleet.reading import PlainNode, PlainRequest, read
 
 UNUSABLE = (ConfigError, HTTPError, OSError, ValueError, KeyError, yaml.YAMLError)
-"""What comes of a kubeconfig that is missing or wrong, or of a server that cannot be reached."""
+"""The errors of a kubeconfig that is missing or wrong, and of a server that cannot be reached."""
 
 
-# What a reporter calls its requests; it becomes part of a URL.
+# The names that reporters give their requests. A name becomes part of a URL.
 _REQUEST_NAME = re.compile(r"trackbed-[a-z0-9](?:[-a-z0-9.]{0,242}[a-z0-9])?")
 
 
 class NotGiven(Exception):
-    """There is no token, or no approval; says why."""
+    """There is no token, or no approval. The message says why."""
 
 
 class NotJoined(NotGiven):
@@ -40,7 +40,7 @@ class NotJoined(NotGiven):
 
 
 def enrolment_token(kubeconfig: str | None, seconds: int) -> str:
-    """A token that can ask for a certificate, for so long.
+    """A token that may request a certificate, valid for so many seconds.
 
     :raises NotGiven: saying why.
     """
@@ -53,7 +53,7 @@ def enrolment_token(kubeconfig: str | None, seconds: int) -> str:
 
 
 def bound_token(kubeconfig: str | None, node: str, seconds: int) -> str:
-    """A token for a reporter that is good for so long, and as long as there is its Node.
+    """A token for a reporter, valid for so many seconds while its Node exists.
 
     :raises NotJoined: there is no such Node.
     :raises NotGiven: saying why.
@@ -72,7 +72,7 @@ def bound_token(kubeconfig: str | None, node: str, seconds: int) -> str:
 
 
 def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
-    """Approve the request of this name, if it is the node's own: ``csr`` is what the node itself shows, in base64.
+    """Approve the request of this name if its content is ``csr``, which was read on the node itself (base64).
 
     :raises NotGiven: saying why.
     """
@@ -83,7 +83,7 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
             if verdict.action != "approve" or verdict.node != node:
                 raise NotGiven(verdict.reason)
             if verdict.requester == names.ENROLMENT:
-                # A renewal brings back no right that was taken away.
+                # Not for a renewal: it must not give back rights that were removed.
                 admit(client, node)
             _decide(client, found)
             if faults := wrong(client, {request: csr}):
@@ -95,9 +95,9 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
 
 
 def _request(client: Client, name: str, csr: str) -> CertificateSigningRequest:
-    """The request of this name, if it is what the node shows.
+    """The request of this name, if its content is what was read on the node.
 
-    :raises NotGiven: it is not, or the name, which comes from the node, is no request's.
+    :raises NotGiven: the content differs, or the name, which comes from the node, is no valid name of a request.
     """
     if not _REQUEST_NAME.fullmatch(name):
         raise NotGiven(f"{name[:80]!r} is no name of a reporter's request")
@@ -125,7 +125,7 @@ def _refused(error: ApiError) -> NotGiven:
 
 
 def _unusable(error: Exception) -> NotGiven:
-    # What YAML's errors quote holds credentials.
+    # A YAML error quotes the file, which holds credentials.
     said = type(error).__name__ if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
     return NotGiven(said)
 

@@ -1,4 +1,4 @@
-"""Which pods of a node a drain evicts, which it leaves alone, and which forbid it: pure. The terms are kubectl drain's."""
+"""Pure functions: which pods a drain evicts, which stay, and which forbid the drain. The rules are those of kubectl drain."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from lightkube.resources.core_v1 import Pod
 from fleet.objects import annotations_of, metadata_of
 
 MIRROR = "kubernetes.io/config.mirror"
-"""Annotation of the API's image of a static pod, which the kubelet runs from a file: to delete it changes nothing."""
+"""Annotation of the API object of a static pod. The kubelet runs that from a file, so deleting the object has no effect."""
 
 FINISHED = ("Succeeded", "Failed")
 
 
 @frozen
 class Rules:
-    """What a drain may do. ``force``: evict pods that nothing would start again; ``delete_emptydir_data``: lose local data."""
+    """What a drain may do. ``force``: evict pods without a controller. ``delete_emptydir_data``: delete local data."""
 
     force: bool = False
     delete_emptydir_data: bool = False
@@ -26,14 +26,14 @@ class Rules:
 
 @frozen
 class Drain:
-    """What a drain has to do: the pods to evict, and why it cannot be done at all."""
+    """The pods to evict, and the reasons that forbid the drain."""
 
     evict: tuple[Pod, ...]
     blockers: tuple[str, ...]
 
 
 def drain(pods: Iterable[Pod], rules: Rules) -> Drain:
-    """Decide about a node's pods: those of DaemonSets, static pods and finished ones stay."""
+    """Decide which of a node's pods to evict: all but static and finished ones and those of DaemonSets."""
     evict = [pod for pod in pods if not (_is_mirror(pod) or _is_daemon(pod) or _is_finished(pod))]
     blockers = []
     for pod in evict:
@@ -56,7 +56,7 @@ def say(pod: Pod) -> str:
 
 
 def is_terminating(pod: Pod) -> bool:
-    """Whether it is on its way out."""
+    """Whether a pod is being deleted."""
     return metadata_of(pod).deletionTimestamp is not None
 
 
@@ -73,6 +73,6 @@ def _is_finished(pod: Pod) -> bool:
 
 
 def _local_data(pod: Pod) -> list[str]:
-    """Its emptyDir volumes on disk; one in memory is for sharing, and ends with its processes anyway."""
+    """The names of a pod's emptyDir volumes on disk. One in memory is for sharing between containers, and is never kept."""
     volumes: Iterable[Volume] = (pod.spec.volumes if pod.spec else None) or ()
     return [volume.name for volume in volumes if volume.emptyDir and volume.emptyDir.medium != "Memory"]

@@ -1,7 +1,6 @@
-"""The operator's inventory, as pyinfra reads it: which hosts there are, and a command run on one of them.
+"""Reads the operator's inventory with pyinfra, and runs commands on its hosts.
 
-pyinfra is run as a program: it takes the inventory's connection data (address, port, user, key, bastion, sudo) as it does for a
-deploy.
+pyinfra runs as a program, so it uses the inventory's connection data (address, port, user, key, bastion, sudo) as in a deploy.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 """pyinfra reads config.py and group_data/ here, as it does for a deploy."""
 
 LINES = 12
-"""As many lines of a command's output are told."""
+"""Lines of a command's output that are shown: the last ones."""
 
 
 @frozen
@@ -34,7 +33,7 @@ class Host:
 
 @frozen
 class Ran:
-    """What came of a command on a host; ``said`` is the end of what was printed."""
+    """The result of a command on a host. ``said``: the last lines that it printed."""
 
     failed: bool
     said: str
@@ -70,7 +69,7 @@ class Inventory:
         return cls(path, hosts)
 
     def run(self, node: str, command: Sequence[str], timeout: float) -> Ran:
-        """Run a command on a node's host, as the user that the inventory's connection data make it."""
+        """Run a command on a node's host, as the user that the inventory's connection data give."""
         host = self.hosts[node].name
         words = ("-y", str(self.path), "--limit", host, "exec", "--", shlex.join(command))
         try:
@@ -84,7 +83,7 @@ class Inventory:
 
 
 def _pyinfra(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
-    # In a session of its own: Ctrl-C asks us to stop, and a change that has begun is seen through.
+    # A session of its own, so that Ctrl-C does not reach pyinfra: a change that has begun is finished.
     return subprocess.run(
         [sys.executable, "-m", "pyinfra", *arguments],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""Deciding on requests for certificates, and comparing what the cluster has signed with what was approved."""
+"""Approves and denies requests for certificates, and compares the issued certificates with the requests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fleet.objects import name_of
 from fleet.reading import PlainApproval, PlainRequest
 
 TIMEOUT = 15.0
-"""Seconds for the signer. A certificate that comes later is compared by its reporter alone."""
+"""Seconds to wait for the signer. Only the reporter compares a certificate that comes later."""
 
 LOOK = 0.2
 ABSENT = 404
 
 
 def decide(client: Client, request: CertificateSigningRequest) -> None:
-    """Write a request's status, with the decision in it; it fails if the request is not the one that was read.
+    """Write the decision into a request's status. This fails if the request was changed since it was read.
 
     :raises ApiError: as the client does.
     """
@@ -57,7 +57,7 @@ def wrong(client: Client, approved: Mapping[str, str]) -> dict[str, str]:
 
 
 def _status(client: Client, name: str) -> dict[str, Any] | None:
-    """The status of a request; None: it is gone, or will never be signed."""
+    """The status of a request; None: it was deleted, denied, or failed."""
     try:
         status: dict[str, Any] = client.get(PlainRequest, name).get("status") or {}
     except ApiError as error:

@@ -1,8 +1,8 @@
-"""Taking a node out of service, changing it, and bringing it back.
+"""Takes a node out of service, changes it, and brings it back.
 
-What has been done is written down on the Node itself, in an annotation, in the same patch that does it: whoever comes next,
-on any control host, can go on or undo it. Until the change on the node begins, a maintenance that cannot go on is undone by
-itself; after that the node stays cordoned, with the record.
+An annotation of the Node records each step, in the same patch that makes the step. So another run, on any control host, can
+resume or undo a maintenance. A maintenance that fails before the change on the node has begun is undone. If it fails later, the
+node stays cordoned, with the record.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted,
 from fleet.reading import PlainPod, read
 
 COMMAND = "/usr/local/bin/trackbed"
-"""On the node; by its path: sudo's on RHEL leaves /usr/local/bin out."""
+"""The command on the node. The path is absolute, since sudo's PATH on RHEL does not include /usr/local/bin."""
 
 LOOK = 2.0
-"""Seconds between two looks at a node's pods or conditions."""
+"""Seconds between two checks of a node's pods or conditions."""
 
 MARGIN = 60.0
 """Seconds that the connection to a node may take beyond the change."""
 
 TRIES = 5
-"""How often a patch of a Node is tried that somebody else writes to at the same time."""
+"""How often a patch of a Node is tried, if others write the Node at the same time."""
 
 REFUSED = 429
 """HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
 
 PASSING = (429, 503, 504)
-"""HTTP status codes of an API server that is overloaded or is being restarted: asked again, it may answer."""
+"""HTTP status codes of an API server that is overloaded or restarting: a retry may succeed."""
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ Result = Literal["done", "undone", "failed", "interrupted", "not started"]
 
 @frozen
 class Record:
-    """What the annotation says. ``cordoned``: we did it, so we undo it; else it was so before, and stays so."""
+    """The annotation's content. ``cordoned``: the maintenance cordoned the node, so it also uncordons it."""
 
     by: str
     since: str
@@ -66,9 +66,9 @@ class Record:
 
 
 def record_of(node: Node) -> Record | None:
-    """What was done to the node and is not undone yet; None: nothing.
+    """The record of an unfinished maintenance; None: there is none.
 
-    :raises Failed: the annotation is not ours to understand.
+    :raises Failed: the annotation cannot be read.
     """
     text = annotations_of(node).get(names.MAINTENANCE)
     if text is None:
@@ -92,7 +92,7 @@ class CannotDrain(Exception):
 
 @frozen
 class Maintenance:
-    """How nodes are maintained: who does it, what the agents may do, and for how long (seconds)."""
+    """How nodes are maintained: the connections, what the agents may do, and the timeouts in seconds."""
 
     api: Api
     inventory: Inventory
@@ -105,7 +105,7 @@ class Maintenance:
     stop: Event = field(factory=Event)
 
     def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[Result, str]]:
-        """Maintain nodes, so many at once; after the first failure none is begun. The result and its reason, by node."""
+        """Maintain nodes, so many at the same time, until one fails. The result and its reason, by node."""
         results: dict[str, tuple[Result, str]] = dict.fromkeys(nodes, ("not started", ""))
         failed = Event()
 
@@ -126,7 +126,7 @@ class Maintenance:
         return results
 
     def undo(self, name: str) -> None:
-        """Give a node back as it was before its maintenance."""
+        """Undo a node's maintenance: remove the record, and uncordon the node if the maintenance cordoned it."""
         record = _patch(self.api, name, lambda node: _finished(node, record_of(node)))
         if record is not None:
             self.tell(f"{name}: {'uncordoned' if record.cordoned else 'left cordoned, as it was before'}")
@@ -157,12 +157,12 @@ class Maintenance:
         return "done", ""
 
     def _begin(self, name: str) -> Record:
-        """Cordon the node and write it down, or take up what an earlier run has left."""
+        """Cordon the node and write the record, or take over the record of an earlier run."""
 
         def change(node: Node) -> tuple[dict[str, Any], Record]:
             found = record_of(node)
             cordoned = found.cordoned if found else not is_cordoned(node)
-            # What has been drained is not drained again: a drain that fails is undone, and the node is half changed by now.
+            # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
             step = found.step if found else "drain"
             record = Record(self.api.user, self.api.now.isoformat(), step, cordoned, str(self.allow))
             return {**_annotated(record), "spec": {"unschedulable": True}}, record
@@ -197,7 +197,7 @@ class Maintenance:
             self._pause()
 
     def _evict_all(self, name: str, asked: set[str]) -> tuple[str, str]:
-        """Ask for the eviction of what is left on a node: which pods those are, and why they do not go."""
+        """Request the eviction of the node's remaining pods; their names, and why they are still there."""
         plan = drain(self._pods(name), self.rules)
         if plan.blockers:
             raise CannotDrain("; ".join(plan.blockers))
@@ -214,7 +214,7 @@ class Maintenance:
         return found
 
     def _evict(self, node: str, pod: Pod, asked: set[str]) -> str:
-        """Ask for a pod's eviction; why it is refused, or an empty text."""
+        """Request a pod's eviction; why it is refused, or an empty text."""
         metadata = metadata_of(pod)
         body = Pod.Eviction(metadata=ObjectMeta(name=metadata.name, namespace=metadata.namespace))
         try:
@@ -251,7 +251,7 @@ class Maintenance:
         try:
             return unready(self.api.node(name)[0])
         except (ApiError, httpx2.TransportError) as error:
-            # The change may have cut us off; it is what we wait for.
+            # The change may interrupt the connection to the API server: go on waiting.
             return [_passing(error)]
 
     def _pause(self) -> None:
@@ -271,7 +271,7 @@ def unready(node: Node) -> list[str]:
 
 
 def _passing(error: ApiError | httpx2.TransportError) -> str:
-    """What is the matter with the API server, if it may be over in a moment; else the error is raised again."""
+    """Describe an error of the API server that a retry may overcome; raise any other one again."""
     if isinstance(error, ApiError):
         if code(error) not in PASSING:
             raise error
@@ -297,7 +297,7 @@ def _finished(node: Node, record: Record | None) -> tuple[dict[str, Any] | None,
 
 
 def _patch(api: Api, name: str, change: Callable[[Node], tuple[dict[str, Any] | None, T]]) -> T:
-    """Patch the Node as ``change`` says of what it is now; again if somebody else was faster. Its second value is returned."""
+    """Patch the Node with the first value that ``change`` returns for it; its second is the result. A conflict is retried."""
     left = TRIES
     while True:
         left -= 1

@@ -1,4 +1,4 @@
-"""Reading the API's objects, whose every part may be absent: pure."""
+"""Pure functions that read parts of API objects. Every part may be absent."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def name_of(thing: Object) -> str:
 
 
 def version_of(thing: Object) -> str:
-    """An object's resourceVersion: a patch that says it fails if somebody has written meanwhile."""
+    """An object's resourceVersion. A patch that contains it fails if somebody has written the object meanwhile."""
     return metadata_of(thing).resourceVersion or ""
 
 
@@ -50,10 +50,10 @@ def taints_of(node: Node) -> list[Taint]:
 
 
 def is_tainted(node: Node) -> bool:
-    """Whether it has our taint."""
+    """Whether a Node has Trackbed's taint."""
     return any(taint.key == names.TAINT for taint in taints_of(node))
 
 
 def is_cordoned(node: Node) -> bool:
-    """Whether nothing new is scheduled to it."""
+    """Whether a Node is cordoned: no new pods are scheduled to it."""
     return bool(node.spec and node.spec.unschedulable)

@@ -1,7 +1,7 @@
-"""Reading what nodes write to the API: one object that cannot be read is named, and the others are read all the same.
+"""Reads objects that nodes may write. An object that cannot be read does not stop the reading of the others.
 
-The API server takes times that Python has not: the year 0, or 10000. A client that decodes a whole list at once would stop at
-the first of them, so objects are fetched as plain JSON and decoded one by one.
+The API server accepts times that Python cannot represent: the years 0 and 10000. A client that decodes a whole list at once
+would fail at the first of them, so objects are fetched as plain JSON and decoded one by one.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ _TIME = re.compile(r"[+-]?\d{4,}-\d\d-\d\d[Tt]")
 
 @frozen
 class Read(Generic[T]):
-    """Objects by name. ``faults``: what cannot be read of an object, by its name; without that part it is among ``objects``.
+    """Objects by name. ``faults``: what cannot be read, by the object's name; ``objects`` has the rest of such an object.
 
-    An object of which nothing can be read is among ``faults`` alone.
+    An object of which nothing can be read is only in ``faults``.
     """
 
     objects: dict[str, T] = field(factory=dict)
@@ -89,7 +89,7 @@ def read_all(documents: Iterable[Mapping[str, Any]], kind: type[T]) -> Read[T]:
 
 
 def read(document: Mapping[str, Any], kind: type[T]) -> tuple[T | None, str]:
-    """Read an object: it, and what cannot be read of it. Times that cannot be read are left out."""
+    """Decode an object; the object, and what cannot be read of it. Times that cannot be read are left out."""
     try:
         return msgspec.convert(document, kind), ""
     except msgspec.ValidationError as error:

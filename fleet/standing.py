@@ -1,4 +1,4 @@
-"""How each node stands, by what its reporter has published: pure."""
+"""Pure functions: the state of each node, derived from its Node and its Lease."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from agent.report import names
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of
 
 AHEAD = 300.0
-"""Seconds that a renewal may be ahead of the API server's clock: other API servers' clocks, and a list that takes long. A node
-can write any time there."""
+"""Seconds that a renewal may be ahead of the API server's clock, since several API servers have several clocks and a long list
+takes time. A time further ahead was made up: a node can write any time there."""
 
 UNREADABLE = "Unreadable"
-"""The reason of a node of which something cannot be read."""
+"""The reason of a node whose Node or Lease cannot be read in full."""
 
 
 @frozen
 class Standing:
-    """One node. ``ready`` is what holds now: Unknown once its Lease has expired, whatever the condition still says.
+    """The state of one node. ``ready`` is Unknown once its Lease has expired, even if the condition still says True.
 
-    ``joined``: there is a Node of this name; without one, the Lease is of a node that has not joined the cluster yet.
-    ``renewed``: when the Lease was renewed last, by the API server's clock; None: there is no Lease.
-    ``condition``: the status that its TrackbedReady has; None: it has none.
+    ``joined``: there is a Node of this name. Without one, the node has not joined the cluster yet, or its Node was deleted.
+    ``renewed``: when the Lease was last renewed, by the API server's clock; None: there is no Lease.
+    ``condition``: the status of its condition TrackbedReady; None: it has no such condition.
     ``swept``: it is tainted and its condition Unknown, by a sweep or by a reporter that does not hear its agent.
-    ``missing``: it has published a condition, and its Lease is gone.
-    ``notice``: why it is not ready by its Lease, which its reporter could not make the Node say; empty: there is none.
+    ``missing``: it has the condition, but no Lease.
+    ``notice``: why it is not ready, as its Lease says because the reporter could not write the Node; empty: there is none.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Standing:
 
     @property
     def withdrawn(self) -> bool:
-        """Whether its reporter has said that it is not ready, and its Node still lets pods in or calls itself ready."""
+        """Whether its Lease says that it is not ready, while its Node still admits pods or is called ready."""
         return self.joined and self.notice != "" and (not self.tainted or self.condition == "True")
 
 
@@ -64,10 +64,10 @@ def standings(
     faults: Mapping[str, str] | None = None,
     expected: Iterable[str] = (),
 ) -> list[Standing]:
-    """How each node stands that Trackbed has to do with, by name; other Nodes are left out.
+    """The state of each node that Trackbed manages, sorted by name.
 
     :param faults: what cannot be read of a node, by its name.
-    :param expected: nodes that are named although the cluster may have no Node of the name: it was deleted, or never joined.
+    :param expected: names to include although there may be no Node: it never joined, or was deleted.
     """
     given = faults or {}
     ours = {name for name, node in nodes.items() if is_ours(node)} | {*leases, *given, *expected}
@@ -81,14 +81,14 @@ def unreadable(nodes: Mapping[str, str], leases: Mapping[str, str]) -> dict[str,
 
 
 def is_ours(node: Node) -> bool:
-    """Whether it has our condition, or our taint."""
+    """Whether a Node has Trackbed's condition or taint."""
     return condition_of(node, names.READY) is not None or is_tainted(node)
 
 
 def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, fault: str = "") -> Standing:
-    """How one node stands at the API server's time ``now``.
+    """The state of one node at the API server's time ``now``.
 
-    :param fault: what cannot be read of it. Then it is not ready, and its heartbeat does not count.
+    :param fault: what cannot be read of its objects. Such a node is not ready, and its heartbeat does not count.
     """
     ready = condition_of(node, names.READY) if node else None
     up_to_date = condition_of(node, names.UP_TO_DATE) if node else None
@@ -97,7 +97,7 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
     kubelet = condition_of(node, "Ready") if node else None
     notes = annotations_of(lease) if lease else {}
     notice = notes.get(names.NOT_READY, "")[: names.LONGEST_MESSAGE]
-    # A node that is tainted and has published nothing yet is on its first day, and has no heartbeat to lose.
+    # A node that is tainted and has no condition has just registered: it has no heartbeat that could be lost.
     expired = age > duration(lease) if age is not None and lease else ready is not None
     if not fault and age is not None and age < -AHEAD:
         fault = f"its Lease cannot be read: it says that it is renewed in {say_age(-age)}"
@@ -142,15 +142,15 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
 
 
 def _plain(status: str) -> str:
-    """False or Unknown: whatever is not False leaves open how the node is."""
+    """False, or Unknown for every other status."""
     return status if status == "False" else "Unknown"
 
 
 def renewed(lease: Lease) -> datetime | None:
-    """When the Lease was renewed last.
+    """When the Lease was last renewed, by the API server's clock.
 
-    By the API server's clock, which stamps the last write of each field's owner; the time that the reporter wrote is
-    its node's, and a node with a wrong clock would seem dead, or alive for as long as it was ahead.
+    The API server records when each field manager last wrote. The time in the Lease itself is the node's: by that, a node whose
+    clock is wrong would seem silent, or alive long after its end.
     """
     entries = metadata_of(lease).managedFields or []
     stamped = [entry.time for entry in entries if entry.time and _owns(entry.fieldsV1, "f:spec", "f:renewTime")]
@@ -166,13 +166,13 @@ def _owns(fields: object, *path: str) -> bool:
 
 
 def duration(lease: Lease) -> float:
-    """Seconds for which a renewal counts: what the Lease says, and never more than a reporter asks for."""
+    """Seconds for which a renewal counts: what the Lease says, but never more than a reporter writes."""
     given = lease.spec.leaseDurationSeconds if lease.spec else None
     return float(min(given, names.LEASE_DURATION) if given is not None else names.LEASE_DURATION)
 
 
 def say_age(seconds: float) -> str:
-    """A duration as kubectl writes it: the two largest units."""
+    """A duration in its two largest units, as kubectl prints it."""
     left = int(max(0.0, seconds))
     parts: list[str] = []
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
@@ -183,10 +183,10 @@ def say_age(seconds: float) -> str:
 
 
 def unready(found: Iterable[Standing]) -> list[Standing]:
-    """Those that are not ready."""
+    """The nodes that are not ready."""
     return [one for one in found if one.ready != "True"]
 
 
 def since(one: Standing, now: datetime) -> str:
-    """How long it has stood so."""
+    """For how long a node has been in its state."""
     return say_age((now - one.since) / timedelta(seconds=1)) if one.since else "-"

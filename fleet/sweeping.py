@@ -1,13 +1,13 @@
-"""Taking readiness from nodes whose reporter has gone silent.
+"""Taints nodes whose reporter has stopped, and sets their condition to Unknown.
 
-In Kubernetes nothing notices a reporter that stopped: its condition stays True for ever. A sweep reads all Leases, and for
-each that has expired it taints the Node and turns its condition Unknown. A reporter that cannot make its Node say that it is
-not ready says so in its Lease: such a Node is tainted, too, and its condition turns False. Each write fails if somebody has
-written the same Node since it was read; then all is read again. So two sweeps at once do what one does. A reporter that comes
-back sees its Node changed, and publishes anew what holds.
+Kubernetes does not notice that a reporter has stopped: the condition would stay True for ever. A sweep reads all Leases.
+For each one that has expired it taints the Node and sets the condition to Unknown. A Lease may also say that its node is
+not ready, because the reporter may not write the Node: then the Node is tainted and the condition becomes False. Each write
+fails if somebody has written the same Node since it was read; then the Node is read again. Two sweeps at the same time
+therefore do the same as one. A reporter that returns sees that its Node was changed, and publishes again.
 
-A Lease that is gone says nothing about its node: a reporter renews it only every six minutes, and so could not be faster than
-a sweep, however closely it watched. So the sweep makes the Lease anew, and the node has a Lease's life to renew it.
+A Lease that was deleted says nothing about its node. The reporter renews it only every six minutes, so a sweep may come
+first. The sweep then creates another Lease, and the node has its full duration to renew it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from fleet.reading import PlainLease, PlainNodeStatus, read
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 
 TRIES = 3
-"""How often a node is read again that somebody writes to at the same time; the next sweep finds it, too."""
+"""How often a Node is read again because somebody wrote it meanwhile. After that it is left to the next sweep."""
 
 
 @frozen
 class Plan:
-    """What a sweep would do. ``expired`` are all nodes without a heartbeat, swept before or not; ``allowed`` how many may be.
+    """What a sweep would do. ``expired``: all nodes without a heartbeat. ``allowed``: how many may be without one.
 
-    ``taint`` are those that are to be swept now: silent ones, and those that their reporter calls not ready.
-    ``renew`` are those whose Lease is gone, and is made anew.
+    ``taint``: the nodes to sweep now: those that lost their heartbeat, and those that are not ready by their Lease.
+    ``renew``: the nodes that get another Lease, since theirs was deleted.
     """
 
     fleet: int
@@ -51,30 +51,30 @@ class Plan:
 
     @property
     def refused(self) -> bool:
-        """Whether so many have expired that the fault is elsewhere: then none is tainted."""
+        """Whether so many nodes lost their heartbeat that the cause must be elsewhere. None of them is tainted then."""
         return len(self.expired) > self.allowed
 
 
 def plan(found: Sequence[Standing], share: float) -> Plan:
-    """Decide which nodes to sweep, where at most the given share of the fleet may be without a heartbeat.
+    """Decide which nodes to sweep, if at most the given share of the fleet is without a heartbeat.
 
-    Nodes that were swept before count: otherwise a fault of the network that lets Leases expire one after the other would
-    taint the whole fleet in small steps. One node may always be swept, however small the fleet.
+    Nodes that were swept before count, too. Otherwise a network fault that lets one Lease after the other expire would
+    taint the whole fleet in small steps. One node may always be swept, however small the fleet is.
     """
     joined = [one for one in found if one.joined]
     expired = [one for one in joined if one.expired]
     allowed = max(1, math.floor(share * len(joined)))
-    doomed = {one.name for one in expired if not (one.swept or one.missing)} if len(expired) <= allowed else set()
-    # However many there are: each has said so itself.
-    doomed |= {one.name for one in joined if one.withdrawn}
-    taint = tuple(one.name for one in joined if one.name in doomed)
+    sweepable = {one.name for one in expired if not (one.swept or one.missing)} if len(expired) <= allowed else set()
+    # No limit applies to these: each node itself has said that it is not ready.
+    sweepable |= {one.name for one in joined if one.withdrawn}
+    taint = tuple(one.name for one in joined if one.name in sweepable)
     renew = tuple(one.name for one in expired if one.missing and not one.swept)
     return Plan(len(joined), allowed, tuple(one.name for one in expired), taint, renew)
 
 
 @frozen
 class Result:
-    """What a sweep did; ``failed`` are the errors by node."""
+    """What a sweep did. ``failed``: errors by node."""
 
     plan: Plan
     tainted: tuple[str, ...] = ()
@@ -110,14 +110,14 @@ def sweep(api: Api, share: float, dry: bool) -> Result:
 
 
 def _sweep_node(api: Api, name: str) -> bool:
-    """Whether it had expired still, or said that it is not ready, and is swept."""
+    """Sweep one node; False: its reporter has returned meanwhile, or the Node is gone."""
     fault = ""
     for left in reversed(range(TRIES)):
         try:
             node, found = api.node(name)
             lease, lease_fault = _lease(api, name)
             faults = unreadable({name: found} if found else {}, {name: lease_fault} if lease_fault else {})
-            # It counts still once it is mended.
+            # A fault counts even after mend_node() has removed the unreadable part.
             fault = fault or faults.get(name, "")
             one = standing(name, node, lease, api.now, fault)
             if one.missing or not (one.expired or one.withdrawn):
@@ -142,11 +142,11 @@ def _sweep_node(api: Api, name: str) -> bool:
 
 
 def _give_lease(api: Api, name: str) -> bool:
-    """Make a node's Lease anew; whether it was still gone."""
+    """Create another Lease for a node; False: there is one again, or the Node is gone."""
     try:
         node, _ = api.node(name)
         owner = OwnerReference(apiVersion="v1", kind="Node", name=name, uid=metadata_of(node).uid or "")
-        # The API server refuses such a time without a fraction, and the client leaves out one that is zero.
+        # The API server requires a fraction of a second here, and the client leaves out one that is zero.
         now = api.now.replace(microsecond=1)
         spec = LeaseSpec(holderIdentity=name, leaseDurationSeconds=names.LEASE_DURATION, renewTime=now)
         metadata = ObjectMeta(name=name, namespace=names.NAMESPACE, ownerReferences=[owner])
@@ -169,7 +169,7 @@ def _lease(api: Api, name: str) -> tuple[Lease | None, str]:
 
 
 def taint_patch(node: Node) -> list[dict[str, Any]]:
-    """The JSON patch that gives the Node our taint and takes its ready label; empty if both are so."""
+    """The JSON patch that adds the taint and removes the ready label; empty if nothing is left to do."""
     steps: list[dict[str, Any]] = []
     if not is_tainted(node):
         taint = {"key": names.TAINT, "effect": "NoSchedule"}
@@ -182,7 +182,7 @@ def taint_patch(node: Node) -> list[dict[str, Any]]:
 
 
 def unknown(node: Node, one: Standing, now: datetime) -> dict[str, str]:
-    """The condition of a node that is not heard of."""
+    """The condition of a node that has lost its heartbeat."""
     was = condition_of(node, names.READY)
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     last = f"; it was {was.status} ({was.reason}) before" if was and was.status != "Unknown" else ""
@@ -199,7 +199,7 @@ def unknown(node: Node, one: Standing, now: datetime) -> dict[str, str]:
 
 
 def not_ready(one: Standing, now: datetime) -> dict[str, str]:
-    """The condition of a node that is not ready by its Lease."""
+    """The condition of a node whose Lease says that it is not ready."""
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     message = f"its Lease says: {one.notice}"
     return {

@@ -1,9 +1,7 @@
-"""The commands of `trackbed`: one module each, found by being in this folder and imported when it is called.
+"""The commands of `trackbed`. Each module in this folder is one command of the same name, and is imported when it is called.
 
-A file whose name begins with an underscore is no command.
-
-A module's command has the module's name. What reads the kernel is imported inside the commands that do: the supervisor
-stays small, and `status` answers at once.
+A file whose name begins with an underscore is no command. Modules that read the kernel are imported inside the functions
+that need them, so that the supervisor stays small and `status` answers at once.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import cast
 import click
 
 FLEET = "fleet"
-"""The control host's half: a package of its own beside this one, which the node's archive leaves out."""
+"""The control host's commands: a package beside this one, which is not in the node's archive."""
 
 
 class Commands(click.Group):
@@ -24,7 +22,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Every command, by name."""
-        # By its place, not by its name: what else is called so on a node is none of ours.
+        # Look beside this package only: a node may have another Python package of this name.
         beside = [FLEET] if (Path(__file__).parents[2] / FLEET / "commands").is_dir() else []
         return sorted([*(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_")), *beside])
 

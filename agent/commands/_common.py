@@ -1,4 +1,4 @@
-"""What the commands share: files, options, the spec they read, and errors that are one message."""
+"""What the commands share: paths, options, reading the spec, and errors as one message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ spec_option = click.option(
 
 
 class Failed(click.ClickException):
-    """An error the user can do something about; exit code 1."""
+    """An error that the user can mend; exit code 1."""
 
     def show(self, file: object = None) -> None:
         """Print it as one message."""
@@ -40,9 +40,9 @@ class Failed(click.ClickException):
 
 
 def read_spec(spec_file: str | None) -> NodeSpec:
-    """The given spec ("-" is standard input), or the node's.
+    """Read the given spec ("-" is standard input), or the node's.
 
-    :raises Failed: it is not there, or is wrong.
+    :raises Failed: it does not exist, or is wrong.
     """
     name = "stdin" if spec_file == "-" else str(SPEC) if spec_file is None else spec_file
     try:
@@ -63,7 +63,7 @@ def read_spec(spec_file: str | None) -> NodeSpec:
 
 
 def say_change(change: Change) -> str:
-    """A change in one line, with what it costs and what is in its way."""
+    """A change in one line, with its disruption, the users that it affects, and its blocker."""
     notes = [] if change.disruption is Disruption.NONE else [f"[{change.disruption}]"]
     notes += [f"disturbs {', '.join(change.affected)}"] if change.affected else []
     notes += [f"cannot: {change.blocker}; {change.remedy}"] if change.blocker else []
@@ -82,16 +82,16 @@ def say_outcome(outcome: Outcome) -> str:
 
 
 class Screen:
-    """A live view: each text takes the place of the one before. Only on a terminal."""
+    """A live view on a terminal: each text replaces the one before."""
 
     def __init__(self) -> None:
         self._lines = 0
 
     def show(self, lines: Iterable[str]) -> None:
-        """Draw, in as many rows as the terminal has; longer lines are cut by it, so that the rows can be counted."""
+        """Draw at most as many rows as the terminal has. The terminal cuts long lines, so that each takes one row."""
         rows = list(lines)[: shutil.get_terminal_size().lines - 1]
         back = f"\x1b[{self._lines}F" if self._lines else ""
-        # Wrapping off and on again around the text; each line cleared to its end, and all below it.
+        # Turn wrapping off around the text; clear the rest of each line, and everything below the text.
         click.echo(back + "\x1b[?7l" + "".join(f"{row}\x1b[K\n" for row in rows) + "\x1b[J\x1b[?7h", nl=False)
         self._lines = len(rows)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import click
 
 from agent.commands import _common
-from agent.options import seconds
+from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
 from agent.service import lock
@@ -84,7 +84,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     from agent.engine.readiness import Readiness
     from agent.engine.retry import Failures
     from agent.report.history import History
-    from agent.report.records import is_ready
+    from agent.report.verdict import is_ready
     from agent.service.wake import Known, Watch
 
     machine = linux.machine()

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.commands import _common
-from agent.report import verdict
+from agent.report.names import REPORT
 from agent.report.printable import printable
 from agent.report.records import Report, Severity, to_plain
+from agent.report.verdict import NoReport, read_report, why_not_fresh
+from agent.runtime import boot_id, uptime
 from agent.spec.node import NodeSpec, spec_hash
 from agent.tools.diagnosis import Evidence, Service, SriovFact, diagnose
 from agent.tools.programs import run
@@ -59,7 +61,7 @@ def _evidence() -> Evidence:
     from agent import linux
     from agent.kinds import ordered
 
-    report, no_report, unbelievable = _read_report()
+    report, no_report, not_fresh = _read_report()
     spec, fault = _read_spec()
     machine = linux.machine()
     processes = machine.processes.running()
@@ -68,7 +70,7 @@ def _evidence() -> Evidence:
         service=_service(),
         report=report,
         no_report=no_report,
-        unbelievable=unbelievable,
+        not_fresh=not_fresh,
         spec=spec,
         spec_hash=spec_hash(spec) if spec else "",
         spec_fault=fault,
@@ -82,10 +84,10 @@ def _evidence() -> Evidence:
 
 def _read_report() -> tuple[Report | None, str, list[str]]:
     try:
-        report = verdict.read_report(_common.RUN)
-    except verdict.NoReport as error:
+        report = read_report(_common.RUN / REPORT)
+    except NoReport as error:
         return None, str(error), []
-    return report, "", verdict.unbelievable(report)
+    return report, "", why_not_fresh(report, boot_id(), uptime())
 
 
 def _read_spec() -> tuple[NodeSpec | None, str]:

@@ -8,8 +8,8 @@ import time
 import click
 
 from agent.commands import _common
-from agent.options import number
 from agent.report.history import Entry, read
+from agent.report.options import number
 from agent.report.printable import printable
 from agent.report.records import to_plain
 

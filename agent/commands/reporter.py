@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from agent.commands import _common
-from agent.report import published, publisher
+from agent.report import names, published
 from agent.runtime import notify
 
 FILE = click.Path(path_type=Path)
@@ -49,7 +49,7 @@ def reporter(
 
     def started(port: int) -> None:
         if port:
-            click.echo(f"serving {_common.RUN / publisher.REPORT} on port {port}", err=True)
+            click.echo(f"serving {_common.RUN / names.REPORT} on port {port}", err=True)
         notify("READY=1")
 
     # Its threads hold nothing that must be put away.
@@ -60,7 +60,7 @@ def reporter(
         address = Address.parse(listen)
         guard = Guard.load(address, certificate, key, token)
         # Any user of the node can take a free port. That must not stop the publishing.
-        serve(_common.RUN / publisher.REPORT, address, guard, unix, started, patient=settings is not None)
+        serve(_common.RUN / names.REPORT, address, guard, unix, started, patient=settings is not None)
     except Refused as error:
         raise _common.Failed(str(error)) from None
 
@@ -70,7 +70,7 @@ def _publish(file: Path, secret: Path | None) -> None:
     from agent.reporter import inotify
     from agent.reporter.kubernetes.api import NoCredentials
     from agent.reporter.kubernetes.identity import identity
-    from agent.reporter.kubernetes.publish import Publication
+    from agent.reporter.kubernetes.publish import Files, Publication
     from agent.reporter.settings import LABELS, read_settings
 
     try:
@@ -79,11 +79,10 @@ def _publish(file: Path, secret: Path | None) -> None:
         who = identity(settings, folder, secret)
     except (ValueError, NoCredentials) as error:
         raise _common.Failed(str(error)) from None
-    publication = Publication(
-        settings, who, _common.RUN / publisher.REPORT, LABELS, published.PATH, folder / "published.json"
-    )
+    files = Files(_common.RUN / names.REPORT, LABELS, published.PATH, folder / "published.json")
+    publication = Publication(settings, who, files)
     folders = (
-        inotify.Folder(_common.RUN, publication.hear),
+        inotify.Folder(_common.RUN, publication.report_written),
         inotify.Folder(LABELS.parent, publication.wake, written=True),
     )
     for work in (publication.run, lambda: inotify.listen(*folders)):

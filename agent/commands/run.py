@@ -10,7 +10,8 @@ import click
 
 from agent import runtime
 from agent.commands import _common
-from agent.report.publisher import REPORT, Publisher
+from agent.report.names import REPORT
+from agent.report.publisher import Publisher
 from agent.runtime import version
 from agent.service import lock, supervisor
 

@@ -10,7 +10,7 @@ import click
 
 from agent.commands import _common
 from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
-from agent.options import number
+from agent.report.options import number
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total':>12}"

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 import click
 
 from agent.commands import _common
-from agent.report import published, verdict
+from agent.report import names, published
 from agent.report.printable import printable
 from agent.report.published import Published
 from agent.report.records import Report, to_plain
+from agent.report.verdict import Verdict, judge
 
 LOOK = 0.2
 """Seconds between two looks at the report file under --watch."""
@@ -33,22 +34,25 @@ def status(watch: bool, as_json: bool) -> None:
     """
     if watch:
         sys.exit(_watch(as_json))
-    try:
-        report = verdict.read_report(_common.RUN)
-    except verdict.NoReport as error:
-        raise _common.Failed(str(error)) from None
-    reasons = verdict.why_not(report, None)
+    verdict = _judge()
+    report = verdict.report
+    if report is None:
+        raise _common.Failed(verdict.reasons[0])
     told = published.read(published.PATH) if published.SETTINGS.exists() else None
     if as_json:
         click.echo(json.dumps({**to_plain(report), **({"kubernetes": to_plain(told)} if told else {})}))
     else:
-        for line in _lines(report, not reasons):
+        for line in _lines(report, verdict.ready):
             click.echo(line)
         if published.SETTINGS.exists():
             click.echo(printable(_kubernetes(report, told)))
-        for reason in reasons:
+        for reason in verdict.reasons:
             click.echo(printable(f"trackbed: {reason}"), err=True)
-    sys.exit(1 if reasons else 0)
+    sys.exit(0 if verdict.ready else 1)
+
+
+def _judge() -> Verdict:
+    return judge(_common.RUN / names.REPORT)
 
 
 def _kubernetes(report: Report, told: Published | None) -> str:
@@ -79,42 +83,28 @@ def _lines(report: Report, ready: bool) -> Iterator[str]:
 
 def _watch(as_json: bool) -> int:
     screen = _common.Screen() if _common.live() and not as_json else None
-    said: tuple[Report | None, list[str]] | None = None
+    shown: Verdict | None = None
     code = 1
     try:
         while True:
-            report, reasons = _look()
-            code = 1 if reasons else 0
+            verdict = _judge()
+            code = 0 if verdict.ready else 1
             if screen is not None:
-                screen.show(_view(report, reasons))
-            elif said != (_lasting(report), reasons):
-                said = (_lasting(report), reasons)
-                _say(report, reasons, as_json)
+                screen.show(_view(verdict))
+            elif shown != verdict.without_heartbeat():
+                shown = verdict.without_heartbeat()
+                _print(verdict, as_json)
             time.sleep(LOOK)
     except KeyboardInterrupt:
         return code
 
 
-def _look() -> tuple[Report | None, list[str]]:
-    try:
-        report = verdict.read_report(_common.RUN)
-    except verdict.NoReport as error:
-        return None, [str(error)]
-    return report, verdict.why_not(report, None)
-
-
-def _lasting(report: Report | None) -> Report | None:
-    """Without what each heartbeat changes: a generation is what tells two reports apart."""
-    from attrs import evolve
-
-    return None if report is None else evolve(report, heartbeat=0.0, uptime=0.0)
-
-
-def _view(report: Report | None, reasons: list[str]) -> Iterator[str]:
+def _view(verdict: Verdict) -> Iterator[str]:
+    report = verdict.report
     if report is None:
-        yield printable(f"trackbed: {reasons[0]}")
+        yield printable(f"trackbed: {verdict.reasons[0]}")
         return
-    yield from _lines(report, not reasons)
+    yield from _lines(report, verdict.ready)
     age = max(0.0, time.time() - report.heartbeat)
     yield f"heartbeat  {age:.0f} s ago; Ctrl-C ends this view"
     for outcome in report.outcomes:
@@ -122,11 +112,12 @@ def _view(report: Report | None, reasons: list[str]) -> Iterator[str]:
             yield f"  {_common.say_outcome(outcome)}"
 
 
-def _say(report: Report | None, reasons: list[str], as_json: bool) -> None:
+def _print(verdict: Verdict, as_json: bool) -> None:
+    report, reasons = verdict.report, verdict.reasons
     if as_json:
-        click.echo(json.dumps({"ready": not reasons, "reasons": reasons, "report": to_plain(report)}))
+        click.echo(json.dumps({"ready": verdict.ready, "reasons": reasons, "report": to_plain(report)}))
         return
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     generation = f"generation {report.generation}" if report else "no report"
-    said = "  ".join([when, "ready" if not reasons else "not ready", generation, "; ".join(reasons)]).rstrip()
-    click.echo(printable(said))
+    parts = [when, "ready" if verdict.ready else "not ready", generation, "; ".join(reasons)]
+    click.echo(printable("  ".join(parts).rstrip()))

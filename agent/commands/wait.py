@@ -11,9 +11,10 @@ import click
 
 from agent import runtime
 from agent.commands import _common
-from agent.options import seconds
-from agent.report import published, publisher, verdict
+from agent.report import names, published, publisher
+from agent.report.options import seconds
 from agent.report.printable import printable
+from agent.report.verdict import judge
 
 
 @click.command()
@@ -53,7 +54,7 @@ def wait(
     began = time.monotonic()
     deadline = began + timeout if timeout else None
     while True:
-        reasons = _first_pass_missing() if first_pass else _not_ready(wanted_hash)
+        reasons = _first_pass_missing() if first_pass else judge(_common.RUN / names.REPORT, wanted_hash).reasons
         over = deadline is not None and time.monotonic() >= deadline
         if as_json and (over or not reasons):
             click.echo(json.dumps({"ready": not reasons, "reasons": reasons}))
@@ -76,16 +77,9 @@ def _first_pass_missing() -> list[str]:
             return []
     except FileNotFoundError:
         pass
-    return ["no pass of this boot has verified the node yet", *_not_ready(None)]
+    return ["no pass of this boot has verified the node yet", *judge(_common.RUN / names.REPORT).reasons]
 
 
 def _published() -> bool:
     told = published.read(published.PATH)
     return told is not None and told.not_ready(runtime.boot_id(), 0)
-
-
-def _not_ready(wanted_hash: str | None) -> list[str]:
-    try:
-        return verdict.why_not(verdict.read_report(_common.RUN), wanted_hash)
-    except verdict.NoReport as error:
-        return [str(error)]

@@ -13,10 +13,10 @@ from agent.commands import _common
 def worker(activity_fd: int | None, hung: tuple[str, ...]) -> None:
     """Do the kernel I/O for `run`."""
     from agent import linux
-    from agent.report import published, publisher
+    from agent.report import names, published
     from agent.service import worker as process
 
     def wait_until_published(announcement: str) -> str:
-        return published.wait_until_not_ready(_common.RUN / publisher.REPORT, announcement)
+        return published.wait_until_not_ready(_common.RUN / names.REPORT, announcement)
 
     process.main(linux.machine(), _common.SPEC, _common.RUN, _common.STATE, hung, activity_fd, wait_until_published)

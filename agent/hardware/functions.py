@@ -7,7 +7,7 @@ import errno
 from attrs import frozen
 
 from agent.hardware.sysfs import names_or_none, number_or, parsed, read_or
-from agent.hardware.vpd import device_serial_number, vpd_serial_number
+from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
 from agent.machine import Attributes, Files, Link, Machine
 
 PCI = "/sys/bus/pci/devices"
@@ -221,10 +221,19 @@ def _link(machine: Machine, address: str, name: str) -> Link | None:
 
 
 def serial_numbers(files: Files, address: str) -> tuple[str, ...]:
-    """The serial numbers in a function's configuration space and its Vital Product Data, if it has any."""
-    path = device_path(address)
-    serials = (device_serial_number(_data(files, f"{path}/config")), vpd_serial_number(_data(files, f"{path}/vpd")))
+    """The serial numbers of a function's configuration space and of its Vital Product Data, as far as it has them."""
+    config = _data(files, f"{device_path(address)}/config")
+    serials = (device_serial_number(config), vpd_serial_number(_vpd(files, address)))
     return tuple(serial for serial in serials if serial)
+
+
+def product(files: Files, address: str) -> str:
+    """The product name in a function's Vital Product Data; empty without one."""
+    return product_name(_vpd(files, address))
+
+
+def _vpd(files: Files, address: str) -> bytes:
+    return _data(files, f"{device_path(address)}/vpd")
 
 
 def _data(files: Files, path: str) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 EXTENDED = 0x100
 DEVICE_SERIAL_NUMBER = 0x0003
 # PCI Local Bus Specification 3.0, appendix I: large resource tags of the VPD.
+VPD_IDENTIFIER = 0x82
 VPD_READ_ONLY = 0x90
 
 
@@ -26,6 +27,12 @@ def device_serial_number(config: bytes) -> str | None:
             return number.to_bytes(8, "big").hex("-")
         offset = header >> 20
     return None
+
+
+def product_name(vpd: bytes) -> str:
+    """The product's name: the identifier string that the Vital Product Data begins with; empty without one."""
+    tag, content = next(_resources(vpd), (0, b""))
+    return content.decode("ascii", "replace").strip("\0 ") if tag == VPD_IDENTIFIER else ""
 
 
 def vpd_serial_number(vpd: bytes) -> str | None:

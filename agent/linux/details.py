@@ -7,7 +7,6 @@ import socket
 import struct
 import sys
 from array import array
-from pathlib import Path
 
 # include/uapi/linux/sockios.h and ethtool.h: struct ethtool_drvinfo is cmd, driver[32], version[32], fw_version[32], ...
 SIOCETHTOOL = 0x8946
@@ -33,10 +32,3 @@ class LinuxDetails:
             return None
         version = buffer.tobytes()[DRVINFO_FIRMWARE].partition(b"\0")[0].decode(errors="replace").strip()
         return None if version in ("", "N/A") else version
-
-    def vpd(self, address: str) -> bytes:
-        """Read `vpd` in sysfs; the kernel ends it at the device's end tag."""
-        try:
-            return Path(f"/sys/bus/pci/devices/{address}/vpd").read_bytes()
-        except OSError:
-            return b""

@@ -7,6 +7,9 @@ RUN_FOLDER = "/run/trackbed"
 STATE_FOLDER = "/var/lib/trackbed"
 """The agent's runtime and state directories, as its unit names them."""
 
+REPORT = "report.json"
+"""The report file in the runtime directory: the agent writes it, and the reporter and the commands read it."""
+
 NAMESPACE = "trackbed-system"
 """The namespace of the Leases. Each node has one, with the Node's name."""
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from attrs import define, evolve, field
 
-from agent.report.records import STALE, Condition, Report, passes_first, report_from_json, report_to_json
+from agent.report.names import REPORT
+from agent.report.records import Condition, Report, report_from_json, report_to_json
+from agent.report.verdict import STALE, passes_first
 from agent.runtime import journal, uptime, write_atomically
 
 READABLE = 0o644
@@ -18,7 +20,6 @@ READABLE = 0o644
 CHECKING = "Checking"
 """The reason of Converged after an event about a required device, until the device was read again."""
 
-REPORT = "report.json"
 FIRST_PASS = "first-pass"  # noqa: S105  the name of a file
 
 

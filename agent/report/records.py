@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Literal, TypeVar
 
@@ -145,17 +145,6 @@ class Condition:
     severity: Severity = "required"
 
 
-def is_ready(conditions: Iterable[Condition]) -> bool:
-    """Every required condition holds."""
-    return all(c.status == "True" for c in conditions if c.severity == "required")
-
-
-def passes_first(conditions: Iterable[Condition]) -> bool:
-    """Whether the kubelet may start: every required condition of the stages device and network holds."""
-    early = [c for c in conditions if c.stage != "cluster"]
-    return bool(early) and is_ready(early)
-
-
 @frozen
 class Report:
     """The state of the node; written to /run/trackbed/report.json.
@@ -246,38 +235,6 @@ def report_from_json(text: str) -> Report:
         return _converter.structure(load(text, LARGEST_REPORT), Report)
     except (ValueError, cattrs.BaseValidationError, TypeError, OverflowError) as error:
         raise ValueError(f"not a report of this agent: {error}") from None
-
-
-STALE = 60.0
-"""Seconds after which a heartbeat is too old: by then one was missed and the next is late."""
-
-
-def why_not(report: Report, boot_id: str, uptime: float, wanted_hash: str | None = None) -> list[str]:
-    """Why a node is not ready according to its report, one line a reason; empty if it is ready.
-
-    :param boot_id: the present boot's.
-    :param uptime: seconds since the boot.
-    :param wanted_hash: the hash of the spec that must be in force; None: any.
-    """
-    reasons = []
-    if report.boot_id != boot_id:
-        reasons.append("the report is of an earlier boot; the agent is not running: systemctl status trackbed")
-    age = uptime - report.uptime
-    if report.boot_id == boot_id and age > STALE:
-        reasons.append(f"the agent's last heartbeat is {age:.0f} s old; see: systemctl status trackbed")
-    if wanted_hash is not None and report.spec_hash != wanted_hash:
-        reasons.append(f"it follows spec {report.spec_hash or 'none'}, not {wanted_hash}")
-        reasons += [f"the new spec was refused: {report.refusal}"] if report.refusal else []
-    elif wanted_hash is not None and not report.up_to_date:
-        reasons += [_say_condition(c) for c in report.conditions if c.type == "UpToDate"]
-    if not report.ready or reasons:
-        reasons += [_say_condition(c) for c in report.conditions if c.status != "True" and c.severity == "required"]
-    # A report that is not ready says why in its conditions. If none of them does, the node still is not ready.
-    return reasons or ([] if report.ready else ["the agent does not call it ready"])
-
-
-def _say_condition(condition: Condition) -> str:
-    return f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
 
 
 def changes_from_plain(document: Any) -> tuple[Change, ...]:

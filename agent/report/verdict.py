@@ -1,33 +1,70 @@
-"""Reads the report file, and judges whether the node is ready by it."""
+"""Judges a report: can it be believed, and is the node ready by it? The agent, the reporter and the deploy all ask here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from attrs import evolve
+from attrs import evolve, frozen
 
-from agent import runtime
 from agent.documents import LARGEST_REPORT, read
-from agent.report import publisher, records
-from agent.report.records import Report, report_from_json
+from agent.report.records import Condition, Report, report_from_json
+from agent.runtime import boot_id, uptime
+
+STALE = 60.0
+"""Seconds after which a heartbeat is too old: the supervisor missed one, and the next one is late."""
 
 
 class NoReport(Exception):
-    """The report is missing or cannot be read. The message says why, and what to do."""
+    """The report file is missing or cannot be read. The message says why, and the remedy."""
 
 
-def read_report(folder: Path) -> Report:
-    """The report in the agent's run-time folder.
+@frozen
+class Verdict:
+    """What a report says at this moment; it changes with time, since a heartbeat grows old.
 
-    :raises NoReport: it is not there or cannot be read.
+    ``report`` is None if there is none that can be read. ``reasons``: why the node is not ready. ``age``: seconds since the
+    heartbeat. ``fresh``: the report is of this boot, and its heartbeat is not stale.
     """
-    path = folder / publisher.REPORT
+
+    report: Report | None
+    reasons: tuple[str, ...]
+    age: float = 0.0
+    fresh: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the node is ready by a fresh report of this boot."""
+        return not self.reasons
+
+    def without_heartbeat(self) -> Verdict:
+        """The verdict without its times: two are equal if only the heartbeat was renewed between them."""
+        report = self.report
+        return evolve(self, age=0.0, report=report and evolve(report, heartbeat=0.0, uptime=0.0))
+
+
+def is_ready(conditions: Iterable[Condition]) -> bool:
+    """Whether every required condition is True."""
+    return all(c.status == "True" for c in conditions if c.severity == "required")
+
+
+def passes_first(conditions: Iterable[Condition]) -> bool:
+    """Whether the kubelet may start: there are conditions of the stages device and network, and the required ones are True."""
+    early = [c for c in conditions if c.stage != "cluster"]
+    return bool(early) and is_ready(early)
+
+
+def read_report(path: Path) -> Report:
+    """Read the report file.
+
+    :raises NoReport: it is missing or cannot be read.
+    """
     try:
         return report_from_json(read(path, LARGEST_REPORT))
     except FileNotFoundError:
         raise NoReport(
             f"{path} is not there: the agent has not run since the boot, or could not write it; "
-            f"systemctl start trackbed; df {folder}"
+            f"systemctl start trackbed; df {path.parent}"
         ) from None
     except (OSError, ValueError) as error:
         raise NoReport(
@@ -35,12 +72,50 @@ def read_report(folder: Path) -> Report:
         ) from None
 
 
-def unbelievable(report: Report) -> list[str]:
-    """Why the report does not describe the node as it is now; empty if it is of this boot and has a fresh heartbeat."""
-    # With everything in it set to ready, only reasons against the report itself remain.
-    return why_not(evolve(report, ready=True, conditions=()), None)
+def judge(path: Path, wanted_hash: str | None = None) -> Verdict:
+    """Read the report file of this machine, and judge it now.
+
+    :param wanted_hash: the spec by which the node should be ready; any, if None.
+    """
+    try:
+        report = read_report(path)
+    except NoReport as error:
+        return Verdict(None, (str(error),))
+    boot, now = boot_id(), uptime()
+    reasons = why_not_ready(report, boot, now, wanted_hash)
+    return Verdict(report, tuple(reasons), max(0.0, now - report.uptime), not why_not_fresh(report, boot, now))
 
 
-def why_not(report: Report, wanted_hash: str | None) -> list[str]:
-    """Why the node is not ready for a spec (any, if None); empty if it is."""
-    return records.why_not(report, runtime.boot_id(), runtime.uptime(), wanted_hash)
+def why_not_fresh(report: Report, boot: str, now: float) -> list[str]:
+    """Why the report says nothing about the node as it is now; empty if it is of this boot and its heartbeat is not stale.
+
+    :param boot: the present boot's identifier.
+    :param now: seconds since that boot.
+    """
+    if report.boot_id != boot:
+        return ["the report is of an earlier boot; the agent is not running: systemctl status trackbed"]
+    age = now - report.uptime
+    return [f"the agent's last heartbeat is {age:.0f} s old; see: systemctl status trackbed"] if age > STALE else []
+
+
+def why_not_ready(report: Report, boot: str, now: float, wanted_hash: str | None = None) -> list[str]:
+    """Why the node is not ready by its report, one line for each reason; empty if it is.
+
+    :param boot: the present boot's identifier.
+    :param now: seconds since that boot.
+    :param wanted_hash: the spec by which the node should be ready; any, if None.
+    """
+    reasons = why_not_fresh(report, boot, now)
+    if wanted_hash is not None and report.spec_hash != wanted_hash:
+        reasons.append(f"it follows spec {report.spec_hash or 'none'}, not {wanted_hash}")
+        reasons += [f"the new spec was refused: {report.refusal}"] if report.refusal else []
+    elif wanted_hash is not None and not report.up_to_date:
+        reasons += [_line(c) for c in report.conditions if c.type == "UpToDate"]
+    if not report.ready or reasons:
+        reasons += [_line(c) for c in report.conditions if c.status != "True" and c.severity == "required"]
+    # A report that is not ready says why in its conditions. One that gives no condition is not ready either.
+    return reasons or ([] if report.ready else ["the agent does not call it ready"])
+
+
+def _line(condition: Condition) -> str:
+    return f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"

@@ -1,5 +1,5 @@
-"""The unprivileged half: it tells the world what the report says. It knows the report's format, and nothing of the machine.
+"""The unprivileged half of the agent: it publishes the report over HTTP and in Kubernetes. It never reads the machine.
 
-HTTP reads the report on each request, so what it serves is never older than the file. Whoever publishes elsewhere, and
-later (Kubernetes), gets a module of its own here, and a place where it leaves the generation that it has published.
+HTTP reads the report file on each request. Kubernetes gets it later, so the reporter writes a file that says which generation
+of the report is published there.
 """

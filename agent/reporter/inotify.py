@@ -1,4 +1,4 @@
-"""Hears of changes of files, by inotify(7): nobody polls."""
+"""Watches folders for changed files, by inotify(7)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _IN_IGNORED = 0x8000
 _EVENT = struct.Struct("=iIII")
 
 MISSING = 5.0
-"""Seconds until it is looked again whether a folder is there: the agent's is made when that starts."""
+"""Seconds until the watches are set again, if a folder is missing: the agent's exists only once the agent has started."""
 
 
 @frozen
 class Folder:
-    """A folder, and what to call when a file in it is another. ``written``: files are also written in place there.
+    """A folder, and what to call when a file in it has changed.
 
-    Where all are replaced as a whole, the file that is to take another's place is no news yet.
+    ``written``: files are also written in place there. Otherwise a file is written under another name, and only the rename
+    matters.
     """
 
     path: Path
@@ -36,12 +37,12 @@ class Folder:
 
     @property
     def mask(self) -> int:
-        """The kernel's events that tell of it."""
+        """The inotify events to watch for."""
         return _IN_MOVED_TO | _IN_DELETE | (_IN_CLOSE_WRITE if self.written else 0)
 
 
 def listen(*folders: Folder) -> None:
-    """Call a folder's ``changed`` whenever a file of it was replaced or removed; never returns.
+    """Call a folder's ``changed`` whenever a file in it was replaced or removed. This never returns.
 
     :raises OSError: the kernel has no more inotify instances for this user.
     """
@@ -54,7 +55,7 @@ def listen(*folders: Folder) -> None:
             watches = {libc.inotify_add_watch(descriptor, os.fsencode(each.path), each.mask): each for each in folders}
             for each in folders:
                 each.changed()
-            # A folder that is gone, or not yet there, has no watch, and of what was too much nothing is told: begin anew.
+            # Start over if a folder has no watch (it is missing) or if the queue overflowed, since events were lost.
             while min(watches) >= 0:
                 events = list(_events(os.read(descriptor, 4096)))
                 for watch in {watch for watch, _ in events if watch in watches}:

@@ -1,4 +1,4 @@
-"""The reporter's settings for Kubernetes: /etc/trackbed/reporter.json, which the deploy writes. Nothing in it is secret."""
+"""Reads what the deploy writes for the reporter: its settings for Kubernetes and the node's labels. Neither holds secrets."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ IdentityKind = Literal["certificate", "token"]
 LiftedBy = Literal["reporter", "node-readiness-controller"]
 Role = Literal["fact", "plugin"]
 
-READY_LABEL = "trackbed.internal/ready"
-"""The reporter's own label: the value "true" while the node is ready."""
-
 LABELS = Path("/etc/trackbed/labels.json")
 
 
@@ -27,9 +24,9 @@ LABELS = Path("/etc/trackbed/labels.json")
 class Settings:
     """How the node is published.
 
-    ``server``: the API server's URL; ``ca_file``: the PEM file by which it is known.
+    ``server``: the API server's URL. ``ca_file``: its certificate authority, a PEM file.
     ``required_resources``: extended resources that must be allocatable before the taint is lifted.
-    ``certificate_days``: how long a certificate is asked for, 1 to 365.
+    ``certificate_days``: the life of a certificate that the reporter requests, 1 to 365.
     """
 
     node_name: str
@@ -43,7 +40,7 @@ class Settings:
 
 @frozen
 class Label:
-    """A label of the node. A ``plugin``'s selects the DaemonSet of a device plugin, which makes ``resource`` allocatable."""
+    """A label of the node. The role ``plugin``: it selects the DaemonSet of a device plugin, which offers ``resource``."""
 
     key: str
     value: str
@@ -64,7 +61,7 @@ def to_json(settings: Settings) -> str:
 def read_settings(path: Path) -> Settings:
     """Read the file.
 
-    :raises ValueError: it cannot be read, or is no such file; names it.
+    :raises ValueError: it cannot be read, or has another content; the message names it.
     """
     return _read(path, Settings)
 
@@ -72,7 +69,7 @@ def read_settings(path: Path) -> Settings:
 def read_labels(path: Path) -> tuple[Label, ...]:
     """Read the labels that the deploy has written; none if there is no such file.
 
-    :raises ValueError: it cannot be read, or is no such file; names it.
+    :raises ValueError: it cannot be read, or has another content; the message names it.
     """
     return _read(path, _Labels).labels if path.exists() else ()
 

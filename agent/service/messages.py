@@ -12,7 +12,8 @@ from attrs import define, field
 
 from agent.engine.converge import Pass
 from agent.kinds import vfs
-from agent.report.records import Change, Condition, Outcome, is_ready, to_plain
+from agent.report.records import Change, Condition, Outcome, to_plain
+from agent.report.verdict import is_ready
 from agent.service.spec_in_force import SpecInForce
 from agent.spec.node import NodeSpec, spec_hash
 

@@ -19,7 +19,8 @@ from agent.kinds import links, vf_links
 from agent.machine import Machine
 from agent.report.activity import Activity
 from agent.report.history import History
-from agent.report.records import Change, Disruption, is_ready
+from agent.report.records import Change, Disruption
+from agent.report.verdict import is_ready
 from agent.runtime import fault, journal
 from agent.service import messages
 from agent.service.messages import Body, Output

@@ -1,6 +1,6 @@
-"""What a spec gives twice, or gives in two ways that cannot both hold; each conflict names both keys.
+"""Finds keys of a spec that contradict each other. Each message names both keys.
 
-What shows only on the machine (two NICs that mean one function, an address that another function has) says
+Conflicts that show only on the machine (two NICs that select one function, an address that another function has) are found by
 :func:`agent.state.wanted.resolve`.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from agent.spec.nic import Nic, Selector, VfAttributes
 from agent.spec.sysctl_names import identity
 
-# Module parameters and sysctls that set one variable of the kernel (module_param or core_param beside a ctl_table).
+# Module parameters, and the sysctl that sets the same variable of the kernel (module_param or core_param, and ctl_table).
 _ONE_VARIABLE = {
     ("kernel", "panic"): "kernel/panic",
     ("kernel", "panic_on_warn"): "kernel/panic_on_warn",
@@ -29,7 +29,7 @@ _ONE_VARIABLE = {
     ("sunrpc", "udp_slot_table_entries"): "sunrpc/udp_slot_table_entries",
 }
 
-# Parameters of drivers that make VFs when the module is loaded.
+# Module parameters of drivers that create VFs when the module is loaded.
 _VF_PARAMETERS = ("max_vfs", "num_vfs")
 
 
@@ -47,7 +47,7 @@ def among_nics(nics: tuple[Nic, ...]) -> Iterator[str]:
 
 
 def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Hashable]]:
-    """Two keys that have one value, with the value; of several keys the first with each of the others."""
+    """Pairs of keys with the same value, and the value. Of several keys, the first is paired with each of the others."""
     seen: dict[Hashable, str] = {}
     for key, value in given:
         if value in seen:
@@ -56,7 +56,7 @@ def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Ha
 
 
 def _netdev_names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:
-    """The names that netdevs have or get; a NIC may be selected by a name that it is given."""
+    """The names that netdevs have or get. A NIC may be selected by one of its own altnames."""
     for key, nic in keys.items():
         yield from ((f"{key}.altnames[{index}]", name) for index, name in enumerate(nic.altnames))
         if nic.select.netdev is not None and nic.select.netdev not in nic.altnames:
@@ -64,13 +64,13 @@ def _netdev_names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:
 
 
 def _one_function(keys: Mapping[str, Nic]) -> Iterator[str]:
-    """NICs that mean one physical function."""
+    """NICs that select the same physical function."""
     remedy = "an entry is one physical function: make them one, or select another"
     for name in ("pci", "mac"):
         given = ((f"{key}.select.{name}", getattr(nic.select, name)) for key, nic in keys.items())
         for one, other, value in _twice((key, value) for key, value in given if value is not None):
             yield f"{one} and {other} are both {value}; {remedy}"
-    # Those with one of the keys above have been compared by it.
+    # NICs with one of the keys above were already compared by it.
     rest = {key: nic.select for key, nic in keys.items() if nic.select.pci is None and nic.select.mac is None}
     for one, other, select in _twice((f"{key}.select", select) for key, select in rest.items() if not select.netdev):
         assert isinstance(select, Selector)  # noqa: S101  what went in
@@ -78,7 +78,7 @@ def _one_function(keys: Mapping[str, Nic]) -> Iterator[str]:
 
 
 def _one_address(keys: Mapping[str, Nic]) -> Iterator[str]:
-    """MACs and GUIDs that two functions would have. The GUIDs of one VF's node and port may be the same."""
+    """MACs and GUIDs that are given to two functions. The node GUID and the port GUID of one VF may be equal."""
     remedy = "an address belongs to one function: give each its own"
     groups = {
         f"{key}.vfs.groups[{index}]": group
@@ -86,7 +86,7 @@ def _one_address(keys: Mapping[str, Nic]) -> Iterator[str]:
         if nic.vfs is not None
         for index, group in enumerate(nic.vfs.groups)
     }
-    # Two NICs that are selected by one address have been named already.
+    # Two NICs that are selected by the same address were already reported.
     selected = {nic.select.mac: f"{key}.select.mac" for key, nic in keys.items() if nic.select.mac}
     own = ((f"{key}.mac", group.mac) for key, group in groups.items() if group.mac)
     for one, other, value in _twice([*((key, mac) for mac, key in selected.items()), *own]):
@@ -101,7 +101,7 @@ def _one_address(keys: Mapping[str, Nic]) -> Iterator[str]:
 
 
 def _within(key: str, nic: Nic) -> Iterator[str]:
-    """Keys of one NIC that cannot both hold."""
+    """Keys of one NIC that contradict each other."""
     rdma = nic.rdma
     if (
         nic.roce is not None
@@ -131,9 +131,9 @@ def among_settings(
     nics: Collection[Nic],
     netns_mode: bool,
 ) -> Iterator[str]:
-    """Settings of the host that are given in two places.
+    """Settings of the host that two keys give.
 
-    :param given: what other keys of the spec set, by the sysctl's :func:`identity`.
+    :param given: other keys of the spec that set a sysctl, by its :func:`identity`.
     :param netns_mode: rdma.netns_mode is given.
     """
     names = {identity(name): name for name in sysctls}

@@ -10,7 +10,7 @@ LARGEST = 1 << 16
 
 @lru_cache(maxsize=4096)
 def parse_ranges(text: str, below: int = LARGEST) -> tuple[int, ...]:
-    """``"0-3,8"`` as ``(0, 1, 2, 3, 8)``: sorted, each number once; an empty text is no number.
+    """Parse ``"0-3,8"`` as ``(0, 1, 2, 3, 8)``: sorted, without duplicates. An empty text gives no numbers.
 
     :raises ValueError: naming the part that is not a number or a rising range.
     """
@@ -33,7 +33,7 @@ def parse_ranges(text: str, below: int = LARGEST) -> tuple[int, ...]:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """The inverse of :func:`parse_ranges`, in the kernel's own canonical form."""
+    """The inverse of :func:`parse_ranges`, in the kernel's form."""
     parts: list[list[int]] = []
     for number in sorted(set(numbers)):
         if parts and parts[-1][1] == number - 1:

@@ -1,4 +1,4 @@
-"""Plain data to frozen records and back, strictly: no key unknown, no value of another type, every fault with its place."""
+"""Converts plain data to frozen records and back. Unknown keys and values of another type are refused, each with its place."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Record = TypeVar("Record")
 
 
 MOST_FAULTS = 32
-"""More than these are not told: nobody reads them, and a wrong document of a few megabytes may have a million."""
+"""The most faults that are reported. A wrong document of a few megabytes may have a million."""
 
 MOST_ITEMS = 4096
-"""Entries of one list or mapping: a PF has no more VFs that could be given values of their own."""
+"""The most entries of one list or mapping. No PF has more VFs."""
 
 LONGEST_TEXT = 4096
-"""Characters of a text or a key. An attribute of sysfs takes no more."""
+"""The most characters of a text or a key. A sysfs attribute takes no more."""
 
-# One line, without control characters (C0, C1, those of Unicode that order text anew), and nothing that UTF-8 does not have.
+# Characters that are refused: control characters (C0, C1), line and bidirectional controls of Unicode, and lone surrogates.
 NOT_PLAIN = r"\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 PLAIN = re.compile(rf"[^{NOT_PLAIN}]*")
 
@@ -34,7 +34,7 @@ _SHOWN = 80
 
 
 class Faults(ValueError):
-    """Data that cannot be taken: one line for each fault, each naming where, what and the remedy."""
+    """Data that is refused. Each line of the message is one fault: its place, what is wrong, and the remedy."""
 
     def __init__(self, faults: list[str]) -> None:
         self.faults = faults[:MOST_FAULTS]
@@ -44,7 +44,7 @@ class Faults(ValueError):
 
 
 class Strict:
-    """The converter of ``record`` and of all records that it is made of."""
+    """Converts ``record`` and the records in its fields."""
 
     def __init__(self, record: type) -> None:
         self._converter = cattrs.Converter(detailed_validation=True)
@@ -57,21 +57,21 @@ class Strict:
         for part in _parts(record):
             structure: Any = make_dict_structure_fn(part, self._converter, _cattrs_forbid_extra_keys=True)
             self._converter.register_structure_hook(part, _mapping_only(structure))
-            # Defaults are left out so that a new key with a default does not change the hash of an old spec.
+            # Defaults are left out, so that a new key with a default does not change the hash of an old spec.
             self._converter.register_unstructure_hook(
                 part, make_dict_unstructure_fn(part, self._converter, _cattrs_omit_if_default=True)
             )
 
     def structure(self, document: object, record: type[Record], where: str) -> Record:
-        """Make a record of plain data.
+        """Make a record from plain data.
 
-        :raises Faults: with every fault found, each naming its place.
+        :raises Faults: with every fault and its place.
         """
         try:
             return self._converter.structure(document, record)
         except (cattrs.BaseValidationError, ValueError) as error:
             faults = cattrs.transform_error(error, path=where, format_exception=_describe)
-            # cattrs appends "@ path"; people read the place first.
+            # cattrs appends "@ path"; the place belongs in front.
             split = (fault.rpartition(" @ ") for fault in faults)
             raise Faults([f"{place}: {what}" for whats, _, place in split for what in whats.split("\n")]) from None
 
@@ -120,7 +120,7 @@ class Strict:
 
 
 def _parts(record: type) -> list[type]:
-    """The record and the records in its fields, innermost first: a hook is made of those of its fields."""
+    """The record and the records in its fields, innermost first, since a record's hook needs those of its fields."""
     found: list[type] = []
 
     def visit(kind: Any) -> None:
@@ -170,7 +170,7 @@ def _exactly(kind: type) -> Any:
     article = {"int": "a whole number", "bool": "true or false"}[kind.__name__]
 
     def structure(value: object, _: object) -> object:
-        # bool is an int in Python; a quoted number is a mistake that would pass here and surprise later.
+        # Neither a bool (which is an int in Python) nor a number in quotes is accepted as a number.
         if type(value) is not kind:
             raise ValueError(f"{_json(value)} is not {article}")
         return value
@@ -180,7 +180,7 @@ def _exactly(kind: type) -> Any:
 
 def _one_of(value: object, literal: Any) -> object:
     choices = get_args(literal)
-    # True is 1 in Python.
+    # Compare the types, too: True == 1 in Python.
     if not any(type(value) is type(choice) and value == choice for choice in choices):
         raise ValueError(f"{_json(value)} is not one of {', '.join(map(str, choices))}")
     return value
@@ -199,7 +199,7 @@ def _describe(error: BaseException, kind: type | None) -> str:
     if isinstance(error, cattrs.ForbiddenExtraKeysError):
         known = [f.name for f in fields(error.cl)]
         lines = []
-        # An inventory's mappings are Python's: a key may be a number, or None.
+        # An inventory is Python: a key may also be a number or None.
         for key in sorted(error.extra_fields, key=str)[: MOST_FAULTS + 1]:
             near = difflib.get_close_matches(str(key)[:_SHOWN], known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"

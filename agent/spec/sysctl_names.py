@@ -1,4 +1,4 @@
-"""Names of kernel parameters below /proc/sys, as sysctl(8) takes them, and which names mean one parameter."""
+"""Names of kernel parameters below /proc/sys, as sysctl(8) accepts them, and which names are the same parameter."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 
 SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
 
-# Two files of one variable: nf_conntrack_standalone.c; devinet.c; mm/hugetlb.c.
+# Files that set the same variable as another file: nf_conntrack_standalone.c, devinet.c, mm/hugetlb.c.
 _SAME = {
     "net/nf_conntrack_max": "net/netfilter/nf_conntrack_max",
     "net/ipv4/conf/all/forwarding": "net/ipv4/ip_forward",
     "vm/nr_hugepages_mempolicy": "vm/nr_hugepages",
 }
 
-# A write of one that is not 0 sets the other to 0: mm/page-writeback.c, mm/util.c.
+# Writing a value other than 0 to one sets the other to 0: mm/page-writeback.c, mm/util.c.
 _EITHER = {
     "vm/dirty_bytes": "vm/dirty_ratio",
     "vm/dirty_background_bytes": "vm/dirty_background_ratio",
@@ -23,20 +23,20 @@ _EITHER = {
 
 
 def path(name: str) -> str:
-    """Where a parameter is: dots separate and a slash stands for a dot, unless the first separator is a slash (sysctl.d(5))."""
+    """A parameter's file. Dots separate and a slash stands for a dot, unless the first separator is a slash (sysctl.d(5))."""
     first = next((character for character in name if character in "./"), ".")
     swapped = name.translate(str.maketrans("./", "/.")) if first == "." else name
     return f"/proc/sys/{swapped}"
 
 
 def identity(name: str) -> str:
-    """The one name of a parameter: its path below /proc/sys, where it has two files that of one of them."""
+    """The path below /proc/sys that identifies a parameter; if it has two files, that of one of them."""
     own = path(name).removeprefix("/proc/sys/")
     return _SAME.get(own, own)
 
 
 def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with sysctls by themselves, ``key`` being where they stand."""
+    """What is wrong with a mapping of sysctls; ``key`` is its place in the spec."""
     seen: dict[str, str] = {}
     for name, value in sorted(sysctls.items()):
         if not SYSCTL.fullmatch(name):

@@ -1,4 +1,4 @@
-"""What a value of a spec may be: validators of attrs' fields, each error with its remedy."""
+"""Validators for the fields of a spec. Each error names the remedy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_VFS = 4096
 
 @frozen
 class Matches:
-    """A text that ``pattern`` describes in full; ``check`` looks closer."""
+    """A text that matches ``pattern`` in full; ``check`` may refuse it for another reason."""
 
     pattern: re.Pattern[str]
     remedy: str
@@ -41,7 +41,7 @@ class Matches:
 
 @frozen
 class Each:
-    """Each item of a list as ``item`` says, and none twice."""
+    """A list whose items are valid by ``item`` and differ from each other."""
 
     item: Matches
 
@@ -89,7 +89,7 @@ cpu_list = Matches(NUMBERS, "give numbers and ranges: 0-3,8", _is_cpu_list)
 
 
 def is_date(_: object, attribute: Attribute[Any], value: str) -> None:
-    """A validator: a day, as ISO 8601 writes it."""
+    """Validate a date in the form of ISO 8601."""
     try:
         written = date.fromisoformat(value).isoformat()
     except ValueError:

@@ -1,8 +1,8 @@
-"""What a node has now, written as a spec: the first step to keep a running fleet as it is.
+"""Writes a node's present state as a spec, so that Trackbed can take over a running fleet without changing it.
 
-Every value that a record of the spec and what was observed have under the same name is taken over. What the agent would still
-change is then left out of the spec, so that its plan is empty: interrupts that somebody placed otherwise, addresses that the
-PF never gave its VFs.
+A value is taken over if a record of the spec and the observed state have a field of the same name. Whatever the agent would
+still change is then left out of the spec, so that its plan is empty: interrupts that somebody placed in another way, or
+MACs that the PF did not set.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from agent.state.wanted import derived_mac
 
 Values = Mapping[str, Any]
 
-# What a VF's netdev is given by its NIC's spec, unless its own says otherwise.
+# Values that a VF's netdev takes from its NIC's spec, unless the VF's own attributes have others.
 INHERITED = ("mtu", "state", "txqueuelen")
 
 
 @frozen
 class Adoption:
-    """The spec, and what its plan would still change (nothing, unless the devices change under our hands)."""
+    """The spec, and what its plan would still change: nothing, unless the devices change meanwhile."""
 
     spec: NodeSpec
     remaining: tuple[str, ...]
 
 
 class NotFound(ValueError):
-    """A NIC that was asked for by name is not there."""
+    """There is no NIC of a given name."""
 
 
 def adopt(machine: Machine, node_name: str, chosen: Collection[str]) -> Adoption:
-    """Write the machine down.
+    """Write the machine's state as a spec.
 
-    :param chosen: the NICs by netdev or PCI address; none given takes all that have SR-IOV or RDMA, except one that carries
-        a default route and has neither VFs nor RDMA.
-    :raises NotFound: a chosen one is not there.
+    :param chosen: the NICs by netdev or PCI address. If empty: all that have SR-IOV or RDMA, except one that has a default
+        route and neither VFs nor RDMA.
+    :raises NotFound: a chosen NIC does not exist.
     """
     found = discover(machine)
     functions = tuple(function for function in found if not function.unreadable)
@@ -65,7 +65,7 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str]) -> Adoption
     processes = machine.processes.running()
     irqs = Irqs(irqbalance="untouched") if "irqbalance" in processes else Irqs()
     spec = NodeSpec(node_name, nics, irqs)
-    # Interrupts first: where packets are steered follows from where they are.
+    # Interrupts first: the plans of RPS and XPS depend on where they are.
     if any(change.kind == "irqs" for change in preview(machine, spec).changes):
         spec = evolve(spec, irqs=evolve(spec.irqs, pin=False))
     if any(change.kind == "rps" for change in preview(machine, spec).changes):
@@ -90,10 +90,10 @@ def _is_fabric(machine: Machine, function: Function, routed: frozenset[int]) -> 
 
 def _nic(machine: Machine, function: Function) -> Nic:
     link = machine.netlink.link(function.link.name) if function.link else None
-    # A netdev may be called by nearly any character: `fab@0`.
+    # A netdev's name may have characters that a NIC's name must not have: `fab@0`.
     name = link.name if link and NIC_NAME.fullmatch(link.name) else function.address.replace(":", "-")
     values = _shared(Nic, link) if link else {}
-    # Those of the same name that mean something else, and a netdev without a queue, which no spec asks for.
+    # Fields of the same name with another meaning, and a txqueuelen of 0, which a spec cannot ask for.
     values |= {"name": name, "state": "down" if link and not link.up else "up", "vfs": None}
     values |= {"txqueuelen": link.txqueuelen or None} if link else {}
     nic = Nic(select=Selector(pci=function.address), **values)
@@ -102,17 +102,17 @@ def _nic(machine: Machine, function: Function) -> Nic:
     return evolve(nic, vfs=_vfs(machine, nic, function, {vf.index: vf for vf in link.vfs} if link else {}))
 
 
-def _vfs(machine: Machine, nic: Nic, function: Function, told: Mapping[int, VfInfo]) -> Vfs:
+def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, VfInfo]) -> Vfs:
     found = vf_addresses(machine.files, function.address)
     permanent = function.link.permanent_mac if function.link else ""
-    given = {index: told[index].mac if index in told else "" for index in found}
+    given = {index: granted[index].mac if index in granted else "" for index in found}
     links = {index: _vf_link(machine, address) for index, address in found.items()}
-    # An address that the driver does not have is no state that could be kept: it would be bound again.
+    # Leave out a MAC that the VF's driver does not use: the plan would bind the driver again to set it.
     keep = {i for i, mac in given.items() if mac.strip("0:") and links[i].get("mac", mac) == mac}
     derive = bool(permanent) and all(i in keep for i in found)
     each = {
         index: {
-            **(_granted(told[index]) if index in told else {}),
+            **(_granted(granted[index]) if index in granted else {}),
             **_unlike(links[index], {name: getattr(nic, name) for name in INHERITED}),
             "mac": None if index not in keep or (derive and given[index] == derived_mac(permanent, index)) else mac,
         }
@@ -127,14 +127,14 @@ def _vfs(machine: Machine, nic: Nic, function: Function, told: Mapping[int, VfIn
     return Vfs(len(found), VfAttributes(**common), groups, derive_macs=derive or not found)
 
 
-def _granted(told: VfInfo) -> Values:
-    """What a PF tells of a VF; GUIDs of zeros were never given (its driver takes one of its own)."""
-    values = _shared(VfAttributes, told)
+def _granted(vf: VfInfo) -> Values:
+    """A VF's attributes by its PF. A GUID of zeros means that none was set, and that the driver uses its own."""
+    values = _shared(VfAttributes, vf)
     return {name: value for name, value in values.items() if name not in OF_ONE_VF or value.strip("0:")}
 
 
 def _vf_link(machine: Machine, address: str) -> Values:
-    """What a VF's netdev has that the PF does not tell; nothing while another network namespace has it."""
+    """The values of a VF's netdev that the PF does not show; empty while it is in another network namespace."""
     name = netdev(machine.files, address)
     link = machine.netlink.link(name) if name else None
     if link is None:
@@ -144,7 +144,7 @@ def _vf_link(machine: Machine, address: str) -> Values:
 
 
 def _shared(record: type, observed: object) -> dict[str, Any]:
-    """The observed values of which the spec has a field of the same name."""
+    """The observed values for which the spec has a field of the same name."""
     return {f.name: value for f in fields(record) if (value := getattr(observed, f.name, None)) not in (None, ())}
 
 
@@ -153,7 +153,7 @@ def _unlike(values: Values, others: Values) -> dict[str, Any]:
 
 
 def _most_common(each: Mapping[int, Values]) -> dict[str, Any]:
-    """The value that most VFs have of each attribute, if all have one; never an address."""
+    """For each attribute that all VFs have, the most frequent value; addresses are left out."""
     names = sorted({name for values in each.values() for name in values} - set(OF_ONE_VF))
     columns = {name: [values.get(name) for values in each.values()] for name in names}
     return {name: Counter(column).most_common(1)[0][0] for name, column in columns.items() if None not in column}

@@ -1,7 +1,7 @@
-"""What is wrong with a node and what to do, the causes first: pure functions of what was found out.
+"""Pure functions: what is wrong with a node and what to do about it, causes before consequences.
 
-In the order of stages: the agent itself (without it nothing else is known), then devices, network, cluster; within a stage
-what is required before what is only a warning, and what comes first in the order of kinds before what follows from it.
+Findings are sorted by stage: the agent (without it nothing else is known), devices, network, cluster. Within a stage, problems
+come before warnings, and both follow the order of kinds.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Literal
 from attrs import field, frozen
 
 from agent.report.records import Condition, Outcome, Report, Severity
-from agent.spec.node import NodeSpec, to_json
+from agent.spec.node import NodeSpec
 
 Stage = Literal["agent", "device", "network", "cluster"]
 STAGES: tuple[Stage, ...] = ("agent", "device", "network", "cluster")
 
 SAID_BY_OUTCOMES = ("Converged", "Uncontended", "UpToDate")
 CAUSES = ("WorkerAlive", "NicsPresent")
-"""Conditions that explain others: nobody looks at the devices; a NIC is not there, nor what should be on it."""
+"""Conditions that explain others: nobody reads the devices; a NIC is missing, and so is everything on it."""
 
 FEW = 3
-"""Outcomes that are told one by one when many have the same reason."""
+"""How many outcomes with the same reason are listed one by one."""
 
 
 @frozen
 class Finding:
-    """One thing that is wrong. ``order`` decides between findings of one stage and severity."""
+    """One thing that is wrong. ``order`` sorts findings of the same stage and severity."""
 
     stage: Stage
     severity: Severity
@@ -39,7 +39,7 @@ class Finding:
 
 @frozen
 class Service:
-    """The unit as systemd tells it (`systemctl show`): ActiveState, SubState, UnitFileState, Result, NRestarts."""
+    """The unit's state by `systemctl show`: ActiveState, SubState, UnitFileState, Result, NRestarts."""
 
     active: str
     sub: str
@@ -50,7 +50,7 @@ class Service:
 
 @frozen
 class SriovFact:
-    """A PF from which the spec wants VFs: ``total`` is sriov_totalvfs, None where the function has no SR-IOV at all."""
+    """A PF on which the spec wants VFs. ``total``: its sriov_totalvfs; None: the function has no SR-IOV."""
 
     address: str
     nic: str
@@ -60,16 +60,16 @@ class SriovFact:
 
 @frozen
 class Evidence:
-    """All that was found out. ``service`` None: there is no systemd here. ``no_report``: why there is no report.
+    """What is known about the node. ``service`` None: systemd does not run here. ``no_report``: why there is no report.
 
-    ``unbelievable``: why the report says nothing of now. ``spec_fault``: why the spec's file cannot be taken.
+    ``not_fresh``: why the report may be out of date. ``spec_fault``: why the spec's file was refused.
     ``iommu``: the kernel has IOMMU groups. ``managed``: wanted netdevs that NetworkManager manages.
     """
 
     service: Service | None = None
     report: Report | None = None
     no_report: str = ""
-    unbelievable: Sequence[str] = ()
+    not_fresh: Sequence[str] = ()
     spec: NodeSpec | None = None
     spec_hash: str = ""
     spec_fault: str = ""
@@ -81,15 +81,15 @@ class Evidence:
 
 
 def diagnose(found: Evidence) -> tuple[Finding, ...]:
-    """What is wrong, in the order in which to put it right."""
+    """What is wrong, in the order in which to mend it."""
     findings = [*_agent(found), *_hints(found)]
-    if found.report is not None and not found.unbelievable and _runs(found.service) is not False:
+    if found.report is not None and not found.not_fresh and _runs(found.service) is not False:
         findings += _report(found.report, found.kinds)
     return tuple(sorted(findings, key=lambda f: (STAGES.index(f.stage), f.severity != "required", f.order)))
 
 
 def _runs(service: Service | None) -> bool | None:
-    """Whether the service runs; None where there is no systemd to say so."""
+    """Whether the service runs; None: unknown, since systemd does not run here."""
     return None if service is None else service.active in ("active", "reloading", "activating")
 
 
@@ -114,11 +114,11 @@ def _agent(found: Evidence) -> Iterator[Finding]:
     if found.no_report:
         what, _, remedy = found.no_report.partition("; ")
         yield Finding("agent", "required", what, remedy or "systemctl restart trackbed", 2)
-    for reason in found.unbelievable:
+    for reason in found.not_fresh:
         hung = "it runs, but says nothing; see `dmesg` for blocked tasks: it may hang in a driver. " if running else ""
         yield Finding("agent", "required", reason, f"{hung}systemctl restart trackbed", 2)
     report = found.report
-    if report is None or found.unbelievable:
+    if report is None or found.not_fresh:
         return
     if report.refusal:
         remedy = "correct the spec and deploy again; the one before is kept true meanwhile"
@@ -129,7 +129,7 @@ def _agent(found: Evidence) -> Iterator[Finding]:
 
 
 def _hints(found: Evidence) -> Iterator[Finding]:
-    """What the kernel and others say, which explains what the report only notes."""
+    """Findings outside of the report that may explain what it says."""
     for fact in found.sriov:
         if fact.total is None:
             what = f"NIC {fact.nic} ({fact.address}) should have {fact.wanted} VFs, and shows no SR-IOV"
@@ -138,7 +138,7 @@ def _hints(found: Evidence) -> Iterator[Finding]:
                 "NUM_OF_VFS=N, then a cold boot); a driver without SR-IOV support shows the same"
             )
             yield Finding("device", "required", what, remedy, -3)
-    if found.spec is not None and '"vfio-pci"' in to_json(found.spec) and not found.iommu:
+    if found.spec is not None and _binds_vfio(found.spec) and not found.iommu:
         what = "functions should be bound to vfio-pci, and the kernel has no IOMMU groups"
         remedy = "turn VT-d or AMD-Vi on in the BIOS and boot with intel_iommu=on (Intel) iommu=pt"
         yield Finding("device", "required", what, remedy, -2)
@@ -152,11 +152,17 @@ def _hints(found: Evidence) -> Iterator[Finding]:
         yield Finding("device", "warn", what, "set irqs.irqbalance to disabled, or irqs.pin to false", -1)
 
 
+def _binds_vfio(spec: NodeSpec) -> bool:
+    vfs = (nic.vfs for nic in spec.nics if nic.vfs is not None)
+    drivers = {attributes.driver for each in vfs for attributes in (each.defaults, *each.groups)}
+    return "vfio-pci" in drivers | {nic.select.driver for nic in spec.nics}
+
+
 def _report(report: Report, kinds: Sequence[str]) -> Iterator[Finding]:
     differing = [outcome for outcome in report.outcomes if outcome.result != "applied"]
     yield from _outcomes(differing, kinds)
     for condition in report.conditions:
-        # The outcomes say the same, all of them and not only the first.
+        # These conditions repeat the first of the outcomes, which are all listed above.
         said = condition.type in SAID_BY_OUTCOMES and (differing or report.refusal)
         if condition.status != "True" and not said:
             yield _finding(condition)
@@ -171,14 +177,14 @@ def _finding(condition: Condition) -> Finding:
 
 def _outcomes(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> Iterator[Finding]:
     outcomes = list(outcomes)
-    told: Counter[tuple[str, ...]] = Counter()
+    listed: Counter[tuple[str, ...]] = Counter()
     alike = Counter(_reason(outcome) for outcome in outcomes)
     for outcome in outcomes:
         reason = _reason(outcome)
-        told[reason] += 1
-        if told[reason] > FEW:
+        listed[reason] += 1
+        if listed[reason] > FEW:
             continue
-        more = alike[reason] - FEW if told[reason] == FEW else 0
+        more = alike[reason] - FEW if listed[reason] == FEW else 0
         what = f"{outcome.change}: {outcome.result}: {outcome.error}" + (
             f" (and {more} more alike)" if more > 0 else ""
         )

@@ -1,7 +1,7 @@
-"""Everything there is to know of the node's network functions, in one place.
+"""Reads and prints all that is known about the node's network functions.
 
-What `ibdev2netdev`, `lspci -s`, `ip a`, `ibv_devinfo`, `ls /dev/infiniband` and /proc/interrupts tell together. Devices
-come and go while they are read: what cannot be read is None or empty.
+It combines the output of `ibdev2netdev`, `lspci -s`, `ip a`, `ibv_devinfo`, `ls /dev/infiniband` and /proc/interrupts.
+Devices may come and go meanwhile: what cannot be read is None or empty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from typing import TypeVar
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, PCI, bonded, device_path, driver, rdma_devices, serial_numbers, vf_addresses
+from agent.hardware.functions import (
+    NET,
+    PCI,
+    bonded,
+    device_path,
+    driver,
+    product,
+    rdma_devices,
+    serial_numbers,
+    vf_addresses,
+)
 from agent.hardware.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
@@ -66,7 +76,7 @@ class Netdev:
 
 @frozen
 class NetworkFunction:
-    """A PCI function that is a network controller, or a VF of one.
+    """A PCI function that is a network controller or an RDMA device, or a VF of one.
 
     ``model``: the product name of its VPD (PCI Local Bus Specification 3.0, appendix I), else what pci.ids calls it.
     ``vendor`` and ``device`` are hexadecimal ids, ``serials`` what a selector's ``serial`` may be. ``numa_node`` is None where
@@ -107,7 +117,7 @@ class Inspection:
 
 
 def inspect(machine: Machine) -> Inspection:
-    """Read it all, once."""
+    """Read the machine once."""
     reader = _Reader(machine)
     functions = tuple(reader.functions())
     claimed = {device.name for function in functions for owner in (function, *function.vfs) for device in owner.rdma}
@@ -116,7 +126,7 @@ def inspect(machine: Machine) -> Inspection:
 
 
 class _Reader:
-    """What is read once for all functions, and the reading of one."""
+    """Reads functions; keeps what is read once for all of them."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -131,7 +141,7 @@ class _Reader:
         for address in self._names(PCI):
             entries = self._names(device_path(address))
             is_network = self._text(f"{device_path(address)}/class").startswith("0x02")
-            # An RDMA function need not call itself a network controller. VFs come with their PF.
+            # The PCI class of an RDMA function may be another one. VFs are listed below their PF.
             if "physfn" not in entries and (is_network or not {"net", "infiniband"}.isdisjoint(entries)):
                 yield self._physical(address)
 
@@ -165,14 +175,14 @@ class _Reader:
         shared = () if index is not None else _unless_gone(lambda: rdma_devices(self._files, address)) or ()
         rdma = tuple(self.rdma_device(name, sole) for name in self.rdma.below(address) or shared)
         numa_node = int(self._text(f"{path}/numa_node") or -1)
-        told = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
+        firmware = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
         return NetworkFunction(
             address=address,
-            model=product_name(self._machine.details.vpd(address)) or pci_name(self._pci_ids, vendor, device),
+            model=product(self._files, address) or pci_name(self._pci_ids, vendor, device),
             vendor=vendor,
             device=device,
             driver=_unless_gone(lambda: driver(self._files, address)),
-            firmware=next(filter(None, told), None),
+            firmware=next(filter(None, firmware), None),
             numa_node=None if numa_node < 0 else numa_node,
             netdevs=netdevs,
             rdma=rdma,
@@ -185,7 +195,7 @@ class _Reader:
         )
 
     def _net(self, address: str) -> list[str]:
-        """The netdevs of a function; virtio's lie below a child of it."""
+        """The netdevs of a function. A virtio function has them below a child device."""
         path = device_path(address)
         children = [name for name in self._names(path) if re.fullmatch(r"virtio\d+", name)]
         return [
@@ -209,7 +219,7 @@ class _Reader:
         )
 
     def rdma_device(self, name: str, netdev: str | None = None) -> RdmaDevice:
-        """An RDMA device; ``netdev`` is the one beside it, for a port without a GID of its own netdev."""
+        """An RDMA device. ``netdev``: the function's netdev, for a port whose GIDs name none."""
         beside = netdev if len(self.rdma.port_numbers(name)) == 1 else None
         device = self.rdma.device(name, self._char_devices.get(name, ()), beside)
         return evolve(device, ports=tuple(self._port(device, port) for port in device.ports))
@@ -224,7 +234,7 @@ class _Reader:
         )
 
     def _netdev_of(self, mac: str | None) -> str | None:
-        # A VLAN or a bond above it has the same address, but no device.
+        # A VLAN or a bond may have the same MAC, but has no device.
         found = [name for name, link in self._links.items() if link.mac == mac and self._names(f"{NET}/{name}/device")]
         return found[0] if mac and len(found) == 1 else None
 
@@ -246,24 +256,16 @@ class _Reader:
 
 
 def _unless_gone(read: Callable[[], T]) -> T | None:
-    """What ``read`` gives; None for whatever the kernel refuses, since a device may go at any time."""
+    """The result of ``read``; None if it fails, since a device may disappear at any time."""
     try:
         return read()
     except OSError:
         return None
 
 
-def product_name(vpd: bytes) -> str:
-    """The identifier string that Vital Product Data begins with: tag 0x82, its length in two bytes, text."""
-    if vpd[:1] != b"\x82":
-        return ""
-    length = int.from_bytes(vpd[1:3], "little")
-    return vpd[3 : 3 + length].decode("ascii", "replace").strip("\0 ")
-
-
 def pci_name(pci_ids: str, vendor: str, device: str) -> str:
-    """What the text of pci.ids calls a device: vendor and device, as lspci prints them; less if it knows less."""
-    # A megabyte: a search by pattern would take longer than all other reading. The file begins with comments.
+    """A device's name in the text of pci.ids: vendor and device as lspci prints them, or the vendor alone."""
+    # The text has a megabyte: to search it with a pattern would take longer than everything else here.
     start = pci_ids.find(f"\n{vendor}  ") + 1 if vendor else 0
     section = re.compile(r"\w+  (.*)\n((?:[\t#].*\n|\n)*)").match(pci_ids, start) if start else None
     if section is None:
@@ -276,7 +278,7 @@ def pci_name(pci_ids: str, vendor: str, device: str) -> str:
 
 
 def render(found: Inspection, width: int = WIDTH) -> str:
-    """For people: a block a function, its VFs indented below it."""
+    """Text for people: a block for each function, with its VFs indented below it."""
     blocks = [_block(function, width) for function in found.functions]
     if found.other_rdma:
         lines = [line for device in found.other_rdma for line in _rdma_lines(device, "  ", width)]
@@ -349,7 +351,7 @@ def _rdma_lines(device: RdmaDevice, indent: str, width: int) -> list[str]:
 
 
 def _gid_facts(gids: tuple[Gid, ...]) -> list[str]:
-    """The GIDs that a connection is made with: of the types that are routed, or on InfiniBand the first."""
+    """The GIDs that connections use: those of RoCE v2, else the first one."""
     return [f"GID {gid.index} {gid.type} {gid.address}" for gid in gids if gid.type == "RoCE v2"] or [
         f"GID {gid.index} {gid.type} {gid.address}" for gid in gids[:1] if gid.type
     ]
@@ -360,7 +362,7 @@ def _irq_fact(irq: Interrupt) -> str:
 
 
 def _wrapped(indent: str, label: str, facts: Iterable[str], width: int, column: int | None = None) -> list[str]:
-    """The facts two spaces apart behind their label, continued below the first one; a fact itself is not broken."""
+    """A label and its facts, two spaces apart; further lines start below the first fact. No fact is broken."""
     first = indent + (f"{label:<8} " if label or column else "")
     # Non-breaking spaces keep a fact in one piece.
     text = "  ".join(fact.replace(" ", "\xa0") for fact in facts)

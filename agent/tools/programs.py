@@ -1,4 +1,4 @@
-"""Other programs, run without a shell and with a deadline; one that hangs in the kernel is left behind, not waited for."""
+"""Runs programs without a shell and with a deadline. A program that hangs in the kernel is not waited for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attrs import frozen
 
 @frozen
 class Ran:
-    """What a program printed, both streams together; ``code`` is None if it did not end in time."""
+    """A program's output, both streams together, and its exit code; ``code`` None: it did not end in time."""
 
     code: int | None
     output: str
@@ -21,10 +21,10 @@ def run(command: list[str], timeout: float, largest: int = 8 << 20) -> Ran:
     """Run a program.
 
     :param timeout: seconds; then it is killed.
-    :param largest: bytes of output that are kept: the last ones.
+    :param largest: how many of the last bytes of output are kept.
     :raises FileNotFoundError: there is no such program.
     """
-    # A file, not a pipe: whatever it has said by its deadline is kept, and no reading can hang.
+    # A file instead of a pipe keeps the output until the deadline, and reading it cannot hang.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command,

@@ -1,7 +1,7 @@
-"""What support needs to see of a node, in one archive: secrets left out, and nothing that hangs holds it up.
+"""Collects what support needs to know about a node in one archive, without secrets.
 
-Everything is read by a program of its own with a deadline, files too: a read of sysfs may never return. What fails or takes
-too long is noted in the archive beside the rest.
+A program with a deadline reads each part, even files, since a read of sysfs may never return. The archive lists the parts that
+failed or took too long.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def redact(text: str) -> str:
-    """The text without what looks like a secret: tokens, passwords, keys, whatever is named so."""
+    """The text without what looks like a secret, or is named like one: tokens, passwords, keys."""
     for pattern, instead in _PATTERNS:
         text = pattern.sub(instead, text)
     return text
@@ -53,7 +53,7 @@ def redact(text: str) -> str:
 
 @frozen
 class Collector:
-    """A file of the archive and the program whose output it is. ``fine``: the exit codes that are no failure."""
+    """A file of the archive, and the program that prints its content. ``fine``: exit codes that are no failure."""
 
     name: str
     command: tuple[str, ...]
@@ -61,14 +61,14 @@ class Collector:
 
 
 ANY_ANSWER = frozenset({0, 1, 2})
-"""Of our own commands, whose codes tell of the node; and of grep, which may find nothing, or something that has gone."""
+"""The exit codes of Trackbed's commands, which describe the node, and of grep, which may find nothing or lose a file."""
 
 
 def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Collector]:
-    """What is collected of this node.
+    """What is collected on this node.
 
-    :param trackbed: how to run our own command.
-    :param folders: the agent's own: of its spec, its report, its history.
+    :param trackbed: the command line of trackbed.
+    :param folders: the agent's folders: of its spec, its report and its history.
     """
     own = tuple(trackbed)
     for subcommand in ("inspect", "plan", "status", "doctor"):
@@ -81,7 +81,7 @@ def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Col
     yield from (Collector(name, tuple(command.split())) for name, command in PROGRAMS)
     for name, folder, patterns in ATTRIBUTES:
         paths = sorted(str(path) for pattern in patterns for path in Path(folder).glob(pattern))
-        # Without one, grep would read something else.
+        # Without a path, grep would read standard input.
         if paths:
             yield Collector(name, ("grep", "-Hs", "", *paths), ANY_ANSWER)
     for device in sorted(path.parent.name for path in Path("/sys/class/net").glob("*/device")):
@@ -89,7 +89,7 @@ def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Col
             yield Collector(f"ethtool/{device}{option}.txt", ("ethtool", option, device))
 
 
-# Globbing reads directories only, and that does not hang.
+# Globbing reads only directories, which never hangs.
 ATTRIBUTES = (
     ("sriov.txt", "/sys/bus/pci/devices", ("*/sriov_*",)),
     ("rdma-ports.txt", "/sys/class/infiniband", ("*/node_guid", "*/fw_ver", "*/ports/*/state", "*/ports/*/phys_state")),
@@ -139,9 +139,9 @@ PROGRAMS = (
 
 
 def write(path: Path, wanted: Iterable[Collector], deadline: float = DEADLINE) -> dict[str, str]:
-    """Run all collectors, one after the other, and put the archive at ``path``, readable by its owner alone.
+    """Run all collectors, one after the other, and write the archive, which only its owner can read.
 
-    :returns: what failed: the file's name and why.
+    :returns: the parts that failed, and why.
     """
     failed: dict[str, str] = {}
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""The commands of `trackbed fleet`: one module each, found by being in this folder and imported when it is called."""
+"""The commands of `trackbed fleet`: each module in this folder is one, and is imported when it is called."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from lightkube import ApiError
 
-from agent.options import seconds
 from agent.report import names
+from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption
 from fleet.api import ABSENT, Api, Failed, code, options

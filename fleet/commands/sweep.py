@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from agent.options import number
 from agent.report import names
+from agent.report.options import number
 from agent.report.printable import printable
 from fleet import sweeping
 from fleet.api import Api, options

@@ -7,7 +7,8 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.facts import FactBase
 
 from agent.report.names import RUN_FOLDER, SPEC_FILE, STATE_FOLDER
-from agent.report.records import Report, report_from_json, why_not
+from agent.report.records import Report, report_from_json
+from agent.report.verdict import why_not_ready
 from tasks.common.commands import script
 
 COMMAND = "/usr/local/bin/trackbed"
@@ -52,6 +53,6 @@ class NodeStatus(FactBase[Status | None]):
         try:
             boot_id, uptime = output[0].split()
             report = report_from_json("\n".join(output[1:]))
-            return Status(report, not why_not(report, boot_id, float(uptime)))
+            return Status(report, not why_not_ready(report, boot_id, float(uptime)))
         except ValueError:
             return None

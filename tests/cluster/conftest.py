@@ -1,4 +1,4 @@
-"""A real control plane for all suites of this folder, and two nodes of the lab as its members."""
+"""A real control plane for the tests in this folder, and two nodes of the lab that join it."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 # The suite's own lab: one that a person has running is left alone.
 os.environ["TRACKBED_LAB"] = os.environ.get("TRACKBED_TEST_LAB", "test")
 
+from agent.report.names import TAINT
 from lab import LabError, Node, fleet, instance
 from lab.cluster import commands, join
 from lab.cluster import control_plane as planes
@@ -20,7 +21,6 @@ __all__ = ["pytest_runtest_protocol"]
 INSTALLED = "installed"
 # For hangs, not for speed: an emulated node takes minutes to boot, and to start a pod, while others run beside it.
 LONG = 600.0
-TAINT = "readiness.k8s.io/trackbed"
 Member = tuple[ControlPlane, Node, str]
 
 
@@ -44,19 +44,19 @@ class Cluster:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What their specs call them."""
+        """Their node names in their specs."""
         return tuple(join.node_name(node) for node in self.nodes)
 
 
 def restore(plane: ControlPlane, node: Node) -> None:
-    """Bring a node back to where it has not joined yet; its connections of then are gone, which no packet tells it."""
+    """Restore a node to before it joined. Its reporter is restarted, since the connections in the snapshot are dead."""
     node.restore(INSTALLED)
     plane.kubectl("delete", "node", join.node_name(node), "--ignore-not-found")
     node.sh("systemctl restart trackbed-reporter", timeout=120)
 
 
 def kept() -> bool:
-    """Whether this run takes the lab of an earlier one."""
+    """Whether this run uses the lab that an earlier one has kept."""
     try:
         return bool(os.environ.get("TRACKBED_KEEP_LAB")) and all(node.has(INSTALLED) for node in fleet.nodes())
     except LabError:
@@ -105,7 +105,7 @@ def is_open(plane: ControlPlane, name: str) -> bool:
 
 
 def opened(plane: ControlPlane, node: Node) -> str:
-    """Let a node join unless it has, and wait until pods may come; its Node's name."""
+    """Join a node unless it has joined, and wait until it is ready and untainted; its Node's name."""
     name = join.node_name(node)
     if not join.ready(plane, name):
         join.join(plane, node)

@@ -1,4 +1,4 @@
-"""Many reporters in one process: the agent's own code, each with threads, connection and watch of its own.
+"""Runs many reporters in one process, each with its own threads, connections and watch.
 
 Its one argument is a JSON file: a list of folder, settings, certificate and key for each. Lines on standard input say what all
 agents report: `ready` or `not ready`; it ends with its input.
@@ -17,7 +17,7 @@ from tests.cluster.reporters import Fixed, Reporter, session
 
 
 def start(each: dict[str, Any]) -> Reporter:
-    """One of them."""
+    """Start one reporter."""
     settings = Settings(**each["settings"])
     pair = Pair(Path(each["certificate"]), Path(each["key"]))
     return Reporter.start(None, Path(each["folder"]), settings, Fixed(session(Path(settings.ca_file), pair)))
@@ -32,7 +32,7 @@ def main() -> None:
     def beat() -> None:
         while not over.wait(HEARTBEAT):
             for reporter in fleet:
-                # None is woken: a thousand at once would take the API server's CPU from it, as on nodes they do not.
+                # Do not wake them: a thousand threads at once would take CPU time from the API server on this machine.
                 reporter.beat()
 
     threading.Thread(target=beat, daemon=True).start()

@@ -1,4 +1,4 @@
-"""Reporters of Nodes that are objects only: the agent's own code against the API server, with report files of the test's."""
+"""Runs reporters against a real API server. Their Nodes are objects only, and the test writes their reports."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from agent.report.records import Condition, Report, report_to_json
 from agent.reporter.kubernetes.api import MERGE_PATCH, Api, Refused, Session, trust
 from agent.reporter.kubernetes.identity import Identity
 from agent.reporter.kubernetes.node import is_ours
-from agent.reporter.kubernetes.publish import Publication
+from agent.reporter.kubernetes.publish import Files, Publication
 from agent.reporter.settings import Settings
 from agent.runtime import boot_id, uptime
 from fleet.bindings import bindings
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 def until(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
-    """What ``look`` returns once that is true."""
+    """Wait until ``look`` returns something true, and return it."""
     end = time.monotonic() + deadline
     while not (found := look()):
         assert time.monotonic() < end, f"not within {deadline:.0f} s: {what}"
@@ -47,7 +47,7 @@ def until(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
 
 
 def node(name: str) -> dict[str, Any]:
-    """A Node as a kubelet would register it, with what belongs to others."""
+    """A Node as a kubelet registers it, with labels and taints of others."""
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -61,12 +61,12 @@ def node(name: str) -> dict[str, Any]:
 
 
 def admit(plane: ControlPlane, *names: str) -> None:
-    """Give the users of nodes their rights, as whoever approves their certificates does."""
+    """Give the nodes' users their rights, as `fleet approve` does."""
     plane.apply(*[binding.to_dict() for name in names for binding in bindings(name)])
 
 
 def prepare(plane: ControlPlane) -> None:
-    """The manifests; and wait until the policies are in force, which takes the API server a second or two."""
+    """Apply the manifests, and wait until the policies are in force, which takes a second or two."""
     plane.kubectl("apply", "-k", str(CLUSTER))
     plane.apply(node("probe"))
     admit(plane, "probe")
@@ -86,7 +86,7 @@ def prepare(plane: ControlPlane) -> None:
 
 @frozen
 class Fixed:
-    """An identity that never changes."""
+    """Credentials that never change."""
 
     known: Session
 
@@ -98,7 +98,7 @@ class Fixed:
 
 
 def by_certificate(plane: ControlPlane, name: str) -> Fixed:
-    """The identity of a node by its certificate."""
+    """A node's credentials: its certificate."""
     pair = plane.authority.client(f"trackbed:node:{name}", [])
     return Fixed(session(plane.authority.pair.certificate, pair))
 
@@ -111,19 +111,19 @@ def session(authority: Path, pair: Pair) -> Session:
 
 
 def by_token(plane: ControlPlane, name: str) -> Fixed:
-    """The identity of a node by a token that is bound to its Node."""
+    """A node's credentials: a token that is bound to its Node."""
     return holder(plane, "reporter", "--bound-object-kind=Node", f"--bound-object-name={name}")
 
 
 def holder(plane: ControlPlane, account: str, *options: str) -> Fixed:
-    """Whoever holds a token of an account."""
+    """Credentials: a token of an account."""
     token = plane.kubectl("create", "token", account, "--namespace=trackbed-system", *options).strip()
     return Fixed(Session(trust(plane.authority.pair.certificate), token))
 
 
 @define
 class Reporter:
-    """A reporter in threads of this process, and the report that it reads."""
+    """A reporter in a thread of this process, and its report."""
 
     plane: ControlPlane | None
     publication: Publication
@@ -133,7 +133,7 @@ class Reporter:
     def start(cls, plane: ControlPlane | None, folder: Path, settings: Settings, identity: Identity) -> "Reporter":
         folder.mkdir(parents=True, exist_ok=True)
         report, labels, out, memory = (folder / f"{name}.json" for name in ("report", "labels", "published", "memory"))
-        found = cls(plane, Publication(settings, identity, report, labels, out, memory))
+        found = cls(plane, Publication(settings, identity, Files(report, labels, out, memory)))
         found.report = Report(settings.node_name, "h1", boot_id(), "v1", False, True)
         found.say(False)
         threading.Thread(target=found.publication.run, daemon=True).start()
@@ -144,7 +144,7 @@ class Reporter:
         return self.publication.settings.node_name
 
     def say(self, ready: bool, **more: Any) -> int:
-        """The agent reports; its generation."""
+        """Write a report; its generation."""
         generation = self.report.generation + 1
         conditions = () if ready else (NO_CARRIER,)
         told = {"ready": ready, "generation": generation, "uptime": uptime(), "conditions": conditions, **more}
@@ -154,17 +154,17 @@ class Reporter:
         return generation
 
     def beat(self) -> None:
-        """The agent lives, and has nothing new to say."""
+        """Renew the report's heartbeat."""
         self.report = evolve(self.report, uptime=uptime())
         self._write()
 
     def _write(self) -> None:
-        beside = self.publication.report.with_suffix(".new")
+        beside = self.publication.files.report.with_suffix(".new")
         beside.write_text(report_to_json(self.report))
-        beside.rename(self.publication.report)
+        beside.rename(self.publication.files.report)
 
     def published(self) -> Published:
-        return published.read(self.publication.out) or Published()
+        return published.read(self.publication.files.acknowledgement) or Published()
 
     def acknowledged(self, generation: int, deadline: float = DEADLINE) -> None:
         """Wait until a generation is published."""
@@ -182,7 +182,7 @@ class Reporter:
         return any(is_ours(taint) for taint in self.node()["spec"].get("taints", []))
 
     def writes(self, since: int = 0) -> list[dict[str, Any]]:
-        """The patches of its Node that the audit log has, from an event on."""
+        """The patches of its Node in the audit log, from the event ``since`` on."""
         assert self.plane is not None
         return [
             event

@@ -17,17 +17,28 @@ from typing import Any
 import pytest
 from attrs import define, field
 
+from agent.report.names import READY_LABEL, TAINT
 from agent.reporter.kubernetes import identity as identities
 from agent.reporter.kubernetes.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
-from agent.reporter.settings import READY_LABEL, Settings
+from agent.reporter.settings import Settings
 from agent.runtime import boot_id
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporters import CLUSTER, Reporter, admit, by_certificate, by_token, holder, node, prepare, until
+from tests.cluster.reporters import (
+    CLUSTER,
+    Reporter,
+    admit,
+    by_certificate,
+    by_token,
+    holder,
+    node,
+    prepare,
+    until,
+)
 
 RESOURCE = "rdma/hca_shared_devices_b"
 FACT = {"key": "aliyun.accelerator/erdma", "value": "true", "role": "fact", "resource": None}
 PLUGIN = {"key": "rdma", "value": "hca", "role": "plugin", "resource": RESOURCE}
-OURS = {"key": "readiness.k8s.io/trackbed", "effect": "NoSchedule"}
+OURS = {"key": TAINT, "effect": "NoSchedule"}
 BUSY = {"key": "example.net/busy", "effect": "NoSchedule"}
 Start = Callable[..., Reporter]
 
@@ -133,7 +144,7 @@ def test_losing_readiness_keeps_the_plugins_pod_and_taints(plane: ControlPlane, 
 def test_the_plugin_starts_anew_when_its_devices_are_others(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.reporter.kubernetes.publish.PLUGIN_PAUSE", 1.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.plugins.PLUGIN_PAUSE", 1.0)
     reporter = start("devices", [PLUGIN], required_resources=(RESOURCE,))
     give(plane, reporter.name, **{RESOURCE: "4"})
     reporter.acknowledged(reporter.say(True, devices="four"))
@@ -157,8 +168,8 @@ def test_the_plugin_starts_anew_when_its_devices_are_others(
 def test_a_label_whose_plugin_stays_comes_back(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.reporter.kubernetes.publish.PLUGIN_PAUSE", 1.0)
-    monkeypatch.setattr("agent.reporter.kubernetes.publish.PLUGIN_LONGEST", 3.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.plugins.PLUGIN_PAUSE", 1.0)
+    monkeypatch.setattr("agent.reporter.kubernetes.plugins.PLUGIN_LONGEST", 3.0)
     reporter = start("stays", [PLUGIN])
     give(plane, reporter.name, **{RESOURCE: "4"})
     reporter.acknowledged(reporter.say(True, devices="four"))
@@ -336,7 +347,7 @@ def test_where_the_node_may_not_be_written_its_condition_and_lease_say_that_it_i
     assert reporter.name in fleet(plane, "sweep")["tainted"]
     assert reporter.is_tainted()
     allow(plane, reporter.name)
-    reporter.publication.at_once()
+    reporter.publication.retry_now()
     until(lambda: not notice(plane, reporter.name), "the Lease has nothing more to say")
     reporter.acknowledged(reporter.say(True))
     until(lambda: not reporter.is_tainted(), "the taint is lifted again")
@@ -377,7 +388,7 @@ def test_what_is_refused_to_a_ready_node_does_not_delay_its_loss_of_readiness(
     reporter.say(True)
     until(lambda: reporter.condition()["status"] == "True", "the condition turns")
     until(lambda: "a reporter changes the labels" in reporter.published().error, "the label is refused")
-    reporter.publication._not_before["ready"] += 3600.0
+    reporter.publication.steps.not_before["ready"] += 3600.0
     reporter.acknowledged(reporter.say(False))
     assert (reporter.condition()["status"], reporter.published().error) == ("False", "")
 
@@ -388,7 +399,7 @@ def test_labels_that_cannot_be_read_are_told_and_hold_no_loss_of_readiness_back(
     reporter = start("unreadable")
     reporter.acknowledged(reporter.say(True))
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
-    reporter.publication.labels.write_text("{")
+    reporter.publication.files.labels.write_text("{")
     reporter.acknowledged(reporter.say(False))
     assert reporter.is_tainted() and reporter.condition()["status"] == "False"
     assert "labels.json" in reporter.published().error
@@ -620,7 +631,7 @@ def test_a_node_asks_for_its_certificate_and_renews_it_before_it_ends(plane: Con
     until(lambda: "trackbed fleet approve" in reporter.published().error, "the reporter waits to be approved")
     first = approve(plane, "enrols")
     assert first["spec"]["username"] == "system:serviceaccount:trackbed-system:enrolment"
-    reporter.publication.at_once()
+    reporter.publication.retry_now()
     reporter.acknowledged(reporter.say(True), 60.0)
     assert reporter.condition()["status"] == "True"
     before = (tmp_path / "reporter.pem").read_text()

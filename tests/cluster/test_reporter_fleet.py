@@ -20,8 +20,8 @@ from attrs import asdict, define
 
 from agent.report import published
 from agent.reporter.kubernetes.api import MERGE_PATCH, Api
+from agent.reporter.kubernetes.lease import LEASE_EVERY, LEASES
 from agent.reporter.kubernetes.node import time_stamp
-from agent.reporter.kubernetes.publish import LEASE_EVERY, LEASES
 from agent.reporter.settings import Settings
 from lab.cluster.certificates import Pair
 from lab.cluster.control_plane import ControlPlane

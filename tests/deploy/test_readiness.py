@@ -4,7 +4,8 @@ import pytest
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
-from agent.report.records import STALE, Report, report_to_json
+from agent.report.records import Report, report_to_json
+from agent.report.verdict import STALE
 from tasks import readiness
 from tests.deploy.conftest import STATUS, Answers, Node, status
 

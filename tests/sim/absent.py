@@ -15,9 +15,6 @@ class NoDetails:
     def firmware(self, netdev: str) -> str | None:
         return None
 
-    def vpd(self, address: str) -> bytes:
-        return b""
-
 
 class NoKubelet:
     def allocations(self) -> dict[str, tuple[str, ...]]:

@@ -6,7 +6,7 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.hardware.functions import vf_addresses
-from agent.report.records import is_ready
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
 from agent.state.wanted import derived_mac
 from agent.tools.as_spec import NotFound, adopt

@@ -6,7 +6,8 @@ from agent.engine.contention import LIMIT, PAUSE, WINDOW, Contention, suspect
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
-from agent.report.records import Condition, Outcome, is_ready
+from agent.report.records import Condition, Outcome
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 

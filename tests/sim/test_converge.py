@@ -11,7 +11,8 @@ from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.machine import Machine
-from agent.report.records import Disruption, is_ready
+from agent.report.records import Disruption
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel, no_fault

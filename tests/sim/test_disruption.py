@@ -9,7 +9,8 @@ import pytest
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.hardware.functions import vf_addresses
-from agent.report.records import Change, Disruption, is_ready
+from agent.report.records import Change, Disruption
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen

@@ -13,7 +13,8 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.kinds import coalescing, links
 from agent.machine import Link, Quantity
-from agent.report.records import Disruption, Outcome, is_ready
+from agent.report.records import Disruption, Outcome
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.snapshot import read_basis
 from agent.state.wanted import resolve

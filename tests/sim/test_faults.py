@@ -14,7 +14,7 @@ from agent.engine.dry_run import preview
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
-from agent.report.records import is_ready
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel

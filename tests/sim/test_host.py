@@ -9,7 +9,8 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
-from agent.report.records import Disruption, Outcome, is_ready
+from agent.report.records import Disruption, Outcome
+from agent.report.verdict import is_ready
 from agent.spec import sysctl_names
 from agent.spec.node import from_mapping
 from tests.sim import config_space, hugepages

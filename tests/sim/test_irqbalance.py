@@ -6,7 +6,7 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.kinds.irqbalance import LIST, SCRIPT
-from agent.report.records import is_ready
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 

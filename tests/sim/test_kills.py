@@ -19,7 +19,7 @@ from agent.engine.converge import converge
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
-from agent.report.records import is_ready
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel, no_fault
 

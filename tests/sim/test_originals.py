@@ -14,7 +14,7 @@ from agent.engine.retry import Failures
 from agent.hardware.config_space import device_control, max_read_request
 from agent.hardware.functions import vf_addresses
 from agent.machine import DcbState
-from agent.report.records import is_ready
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel, no_fault
 

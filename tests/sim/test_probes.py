@@ -2,7 +2,8 @@
 
 import pytest
 
-from agent.report.records import Condition, is_ready, passes_first
+from agent.report.records import Condition
+from agent.report.verdict import is_ready, passes_first
 from tests.sim.readiness import PF0, PF1, Node
 
 STATISTICS = "/sys/class/net/enp33s0/statistics"

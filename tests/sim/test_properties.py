@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
 from agent.engine.dry_run import preview
-from agent.report.records import is_ready, to_plain
+from agent.report.records import to_plain
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.test_faults import node, specs
 

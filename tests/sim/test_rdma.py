@@ -10,7 +10,8 @@ from agent.hardware import counters
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
 from agent.machine import CmDefaults, DcbState
-from agent.report.records import Condition, is_ready
+from agent.report.records import Condition
+from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent.engine.readiness import HANDOVER
 from agent.probes import DEADLINE
-from agent.report.records import is_ready
+from agent.report.verdict import is_ready
 from tests.sim.readiness import PF0, PF1, Node, writer
 
 WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"

@@ -11,7 +11,7 @@ from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
 from agent.machine import Files
-from agent.report.records import is_ready
+from agent.report.verdict import is_ready
 from agent.service.spec_in_force import TRIAL, SpecInForce
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from tests.sim.kernel import Kernel

@@ -18,7 +18,8 @@ from agent.engine.dry_run import preview
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import PCI, driver, netdev, vf_addresses
-from agent.report.records import Disruption, is_ready
+from agent.report.records import Disruption
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 

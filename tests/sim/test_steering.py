@@ -11,7 +11,8 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.originals import ORIGINALS, Originals
 from agent.hardware.functions import vf_addresses
-from agent.report.records import HOST, Outcome, is_ready
+from agent.report.records import HOST, Outcome
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 

@@ -15,7 +15,8 @@ from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.machine import DcbState
-from agent.report.records import HOST, is_ready, to_plain
+from agent.report.records import HOST, to_plain
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 import pytest
 
 from agent.reporter.kubernetes.api import Api, Session, trust
-from agent.reporter.kubernetes.node_watch import Mirror
+from agent.reporter.kubernetes.node_watch import NodeWatch
 from tests.unit.scripted import Answer, api_server
 
 T = TypeVar("T")
 
-# What ends a mirror's thread, below.
+# Ends the watch's thread, below.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
@@ -48,8 +48,8 @@ def test_a_new_connection_resumes_the_session_of_the_one_before(tmp_path: Path) 
 
 
 @contextmanager
-def followed(folder: Path, answer: Answer, look: Callable[[Mirror], T]) -> Iterator[Callable[[], T]]:
-    """A mirror of the Node `a`; what is given waits for its next change, and is what the mirror looks like then."""
+def followed(folder: Path, answer: Answer, look: Callable[[NodeWatch], T]) -> Iterator[Callable[[], T]]:
+    """Watch the Node `a`. The result waits for the next change, and returns what `look` sees then."""
     seen: queue.Queue[T] = queue.Queue()
     over = threading.Event()
     with api_server(folder, answer) as (url, authority):
@@ -57,32 +57,32 @@ def followed(folder: Path, answer: Answer, look: Callable[[Mirror], T]) -> Itera
 
         def session() -> Session:
             if over.is_set():
-                raise SystemExit  # the mirror's thread ends by that
+                raise SystemExit  # the watch's thread ends by that
             return known
 
-        mirror = Mirror(Api(url, session), "a", lambda: seen.put(look(mirror)))
-        mirror.start()
+        watch = NodeWatch(Api(url, session), "a", lambda: seen.put(look(watch)))
+        watch.start()
         yield lambda: seen.get(timeout=10)
         over.set()
-        mirror.at_once()
+        watch.retry_now()
         for thread in threading.enumerate():
             if thread.name == "watch a":
                 thread.join(10)
 
 
-def test_what_is_no_node_is_said_and_asked_for_again(tmp_path: Path) -> None:
+def test_a_malformed_node_is_reported_and_read_again(tmp_path: Path) -> None:
     node = {"metadata": {"name": "a", "uid": "u1", "resourceVersion": "7"}}
     lists = iter([[{}], [node]])
 
     def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         return 200, {"metadata": {"resourceVersion": "7"}, "items": next(lists, [node])}
 
-    with followed(tmp_path, answer, lambda mirror: (mirror.known, mirror.trouble)) as change:
+    with followed(tmp_path, answer, lambda watch: (watch.known, watch.trouble)) as change:
         known, trouble = change()
-        assert not known and "is not understood: KeyError('metadata')" in trouble
+        assert not known and "cannot be read: KeyError('metadata')" in trouble
         assert change() == (True, "")
         # What it gets for a watch is no event.
-        assert "is not understood: KeyError('type')" in change()[1]
+        assert "cannot be read: KeyError('type')" in change()[1]
 
 
 def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None:
@@ -92,6 +92,6 @@ def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None
         version = {"resourceVersion": next(versions, "7")}
         return 200, {"metadata": version, "items": [{"metadata": {"name": "a", "uid": "u1", **version}}]}
 
-    with followed(tmp_path, answer, lambda mirror: mirror.node.version if mirror.node else "") as change:
+    with followed(tmp_path, answer, lambda watch: watch.node.version if watch.node else "") as change:
         # Of the list, of the watch that is none, and of the next list.
         assert [change() for _ in range(3)] == ["900", "900", "7"]

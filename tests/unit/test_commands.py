@@ -20,7 +20,7 @@ from attrs import evolve
 
 from agent import runtime
 from agent.commands import Commands
-from agent.report import published, publisher
+from agent.report import names, published
 from agent.report.history import History
 from agent.report.published import Published
 from agent.report.records import Change, Condition, Disruption, Outcome, Report, report_to_json, to_plain
@@ -64,7 +64,7 @@ def report(folder: Path, **different: object) -> Report:
     made = Report("n1", "h1", runtime.boot_id(), "0.1", ready=True, up_to_date=True, conditions=CONDITIONS)
     stamps = {"uptime": runtime.uptime(), "heartbeat": time.time()}
     made = evolve(made, **{**stamps, **different})  # type: ignore[arg-type]
-    runtime.write_atomically(folder / publisher.REPORT, report_to_json(made))
+    runtime.write_atomically(folder / names.REPORT, report_to_json(made))
     return made
 
 
@@ -94,7 +94,7 @@ def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> Non
 
 
 def test_a_report_of_another_format_is_one_message(tmp_path: Path) -> None:
-    (tmp_path / publisher.REPORT).write_text('{"ready": 3}')
+    (tmp_path / names.REPORT).write_text('{"ready": 3}')
     said = trackbed(tmp_path, "status")
     assert said.returncode == 1
     assert "not a report of this agent" in said.stderr
@@ -298,7 +298,7 @@ def test_a_service_that_cannot_have_its_lock_leaves_no_report_behind(tmp_path: P
     refused = trackbed(tmp_path, "run")
     assert refused.returncode == 1
     assert len(refused.stderr.splitlines()) == 1 and "make room" in refused.stderr
-    assert not (tmp_path / publisher.REPORT).exists()
+    assert not (tmp_path / names.REPORT).exists()
 
 
 # --- stat ------------------------------------------------------------------------------------------------------

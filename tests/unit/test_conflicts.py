@@ -1,4 +1,4 @@
-"""A spec that gives one thing twice is refused, and both keys are named; the JSON schema refuses what it can tell."""
+"""A spec whose keys contradict each other is refused by naming both; the JSON schema refuses what it can express."""
 
 import json
 from typing import Any
@@ -131,7 +131,7 @@ def test_both_keys_of_a_conflict_are_named(document: dict[str, Any], keys: list[
         one(mtu=9000, **with_group(mtu=9000)),
     ],
 )
-def test_what_only_looks_like_a_conflict_is_taken(document: dict[str, Any]) -> None:
+def test_what_only_looks_like_a_conflict_is_accepted(document: dict[str, Any]) -> None:
     from_mapping(document)
 
 
@@ -179,7 +179,7 @@ def test_parser_and_schema_refuse_the_same(validator: Any, document: dict[str, A
 
 
 @pytest.mark.parametrize("group", ["0-4095," * 1000, "0-65535", "4096"])
-def test_a_list_of_vfs_costs_no_more_than_there_can_be_vfs(group: str) -> None:
+def test_a_list_of_vfs_is_limited_to_the_most_vfs_that_can_exist(group: str) -> None:
     with pytest.raises(SpecError, match="index"):
         from_mapping(one(vfs={"count": 4096, "groups": [{"index": group[:4000].rstrip(",")}]}))
 

@@ -32,7 +32,7 @@ def test_a_well_node_has_nothing() -> None:
         ({"service": Service("active", "running", "disabled")}, "not started at boot", "systemctl enable trackbed"),
         ({"service": Service("active", "running", "enabled", restarts=9)}, "restarted the service 9 times", "journalctl"),
         ({"report": None, "no_report": "it is not there; start it"}, "it is not there", "start it"),
-        ({"unbelievable": ["the last heartbeat is 90 s old"]}, "90 s old", "it may hang in a driver"),
+        ({"not_fresh": ["the last heartbeat is 90 s old"]}, "90 s old", "it may hang in a driver"),
         ({"spec": None, "spec_fault": "node.json: mtu: 1 is out of range; give 68"}, "mtu: 1 is out of range", "give 68"),
         ({"report": evolve(REPORT, up_to_date=False, refusal="no such NIC")}, "refused: no such NIC", "correct the spec"),
         ({"spec_hash": "h2"}, "follows spec h1, the file has h2", "systemctl reload trackbed"),
@@ -55,7 +55,7 @@ def test_of_a_dead_agent_nothing_but_that_is_said() -> None:
         report=evolve(REPORT, conditions=(dark,)),
     )
     assert [finding.stage for finding in diagnose(found)] == ["agent"]
-    assert [finding.stage for finding in diagnose(evolve(found, service=RUNS, unbelievable=["old"]))] == ["agent"]
+    assert [finding.stage for finding in diagnose(evolve(found, service=RUNS, not_fresh=["old"]))] == ["agent"]
     assert [finding.stage for finding in diagnose(evolve(found, service=None))] == ["network"]
 
 
@@ -98,8 +98,15 @@ def test_many_alike_are_told_as_a_few() -> None:
     assert "(and 61 more alike)" in findings[-1].what
 
 
-def test_vfio_without_an_iommu_is_named() -> None:
-    nic = {"name": "rail0", "select": {"driver": "vfio-pci"}}
-    spec = from_mapping({"node_name": "n1", "nics": [nic]})
+@pytest.mark.parametrize(
+    "nic",
+    [
+        {"select": {"driver": "vfio-pci"}},
+        {"select": {"netdev": "a"}, "vfs": {"count": 2, "defaults": {"driver": "vfio-pci"}}},
+        {"select": {"netdev": "a"}, "vfs": {"count": 2, "groups": [{"index": "1", "driver": "vfio-pci"}]}},
+    ],
+)
+def test_vfio_without_an_iommu_is_named(nic: dict[str, object]) -> None:
+    spec = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", **nic}]})
     assert "IOMMU" in text(diagnose(evolve(WELL, spec=spec, iommu=False)))
     assert diagnose(evolve(WELL, iommu=False)) == ()

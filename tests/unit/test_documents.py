@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.documents import DEEPEST, LARGEST_SPEC, load, read
+from agent.report.names import REPORT
 from agent.report.records import Report, report_from_json, report_to_json
 from agent.report.verdict import NoReport, read_report
 from agent.service.apply_socket import NAME, Refused, Requests, ask
@@ -120,7 +121,7 @@ def test_a_report_that_cannot_be_believed_or_printed_is_none(tmp_path: Path, wro
         report_from_json(text)
     (tmp_path / "report.json").write_text(text)
     with pytest.raises(NoReport):
-        read_report(tmp_path)
+        read_report(tmp_path / REPORT)
 
 
 def test_a_number_that_is_too_large_for_a_time_is_none() -> None:
@@ -134,7 +135,7 @@ def test_an_endless_report_is_none(tmp_path: Path) -> None:
     (tmp_path / "report.json").touch()
     os.truncate(tmp_path / "report.json", 1 << 40)
     with pytest.raises(NoReport, match="more than"):
-        read_report(tmp_path)
+        read_report(tmp_path / REPORT)
 
 
 @pytest.mark.parametrize("said", [b"[" * 4096, b"[]", b"5", b'{"allow": NaN}', b'{"allow": "\\ud800"}', b"\xff"])

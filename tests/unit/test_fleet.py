@@ -1,4 +1,4 @@
-"""What the fleet's commands decide by the objects of a cluster, and how they fail without one."""
+"""What the fleet's commands derive from a cluster's objects, and how they fail without a cluster."""
 
 from __future__ import annotations
 
@@ -15,10 +15,6 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
 from agent.report import names
-from agent.reporter.kubernetes import node as reporter
-from agent.reporter.kubernetes.identity import USER
-from agent.reporter.kubernetes.publish import NAMESPACE
-from agent.reporter.settings import READY_LABEL
 from fleet import sweeping
 from fleet.standing import Standing, say_age, standing, standings
 
@@ -44,7 +40,7 @@ def node(
 
 
 def lease(name: str = "a", age: float = 60, written: datetime | None = None) -> Lease:
-    """A Lease that the server saw renewed so many seconds ago; ``written`` is what its node's clock said."""
+    """A Lease that was renewed so many seconds ago by the server's clock. ``written``: the time by the node's clock."""
     stamp = NOW - timedelta(seconds=age)
     owners = [
         ManagedFieldsEntry(fieldsV1={"f:spec": {"f:renewTime": {}}}, time=stamp),
@@ -62,7 +58,7 @@ def fleet(*ages: float) -> list[Standing]:
     return standings({name: node(name) for name in found}, {name: lease(name, age) for name, age in found.items()}, NOW)
 
 
-def test_a_node_stands_as_its_condition_says_while_its_lease_is_fresh() -> None:
+def test_while_its_lease_is_fresh_a_node_is_what_its_condition_says() -> None:
     found = standing("a", node(), lease(age=899), NOW)
     assert (found.ready, found.reason, found.spec_hash, found.agent_version) == ("True", "Ready", "0123", "0.1.0")
 
@@ -74,12 +70,12 @@ def test_an_expired_lease_makes_a_node_unknown_whatever_its_condition_says() -> 
 
 
 @pytest.mark.parametrize("offset", [timedelta(days=-9000), timedelta(days=1)])
-def test_a_nodes_own_clock_makes_it_neither_dead_nor_alive(offset: timedelta) -> None:
+def test_a_nodes_wrong_clock_does_not_count(offset: timedelta) -> None:
     assert not standing("a", node(), lease(age=60, written=NOW + offset), NOW).expired
     assert standing("a", node(), lease(age=1000, written=NOW + offset), NOW).expired
 
 
-def test_a_node_on_its_first_day_has_no_heartbeat_to_lose() -> None:
+def test_a_node_that_has_just_registered_cannot_have_lost_its_heartbeat() -> None:
     found = standing("a", node(ready=None, taints=(names.TAINT,)), None, NOW)
     assert (found.expired, found.ready, found.reason) == (False, "Unknown", "NotPublished")
 
@@ -106,28 +102,28 @@ def test_a_node_whose_kubelet_is_not_ready_is_not_ready(kubelet: str, ready: str
         assert found.reason == "KubeletNotReady" and "Kubelet stopped posting" in found.message
 
 
-def test_a_node_that_is_not_ready_itself_says_its_own_reason_first() -> None:
+def test_a_nodes_own_reason_comes_before_the_kubelets() -> None:
     there = node(ready="False", reason="NoCarrier")
     assert there.status and there.status.conditions
     there.status.conditions[0] = NodeCondition("Unknown", "Ready")
     assert standing("a", there, lease(), NOW).reason == "NoCarrier"
 
 
-def test_a_node_that_is_expected_and_is_no_node_has_a_row() -> None:
+def test_an_expected_node_without_a_node_object_is_listed() -> None:
     (found,) = standings({}, {}, NOW, expected=["a"])
     assert (found.name, found.ready, found.reason, found.joined) == ("a", "Unknown", "NotJoined", False)
     assert "deleted" in found.message
 
 
 def noticed(age: float = 60) -> Lease:
-    """A Lease that says what the Node could not be made to."""
+    """A Lease that says why the node is not ready."""
     made = lease(age=age)
     assert made.metadata and made.metadata.annotations
     made.metadata.annotations[names.NOT_READY] = "NoCarrier: no carrier on ens1f0"
     return made
 
 
-def test_a_node_that_is_not_ready_by_its_lease_is_not_ready() -> None:
+def test_a_node_whose_lease_says_not_ready_is_not_ready() -> None:
     found = standing("a", node(), noticed(), NOW)
     assert (found.ready, found.condition, found.message) == ("False", "True", "NoCarrier: no carrier on ens1f0")
 
@@ -141,7 +137,7 @@ def test_a_node_that_is_not_ready_by_its_lease_is_not_ready() -> None:
         (node(ready="False", taints=(names.TAINT,)), False),
     ],
 )
-def test_a_sweep_withdraws_what_a_reporter_could_not(there: Node, swept: bool) -> None:
+def test_a_sweep_taints_a_node_that_its_reporter_could_not_write(there: Node, swept: bool) -> None:
     others = fleet(1000, 1000, 60)
     decided = sweeping.plan([standing("a", there, noticed(), NOW), *others], 0.25)
     # However many others are silent: it has said so itself.
@@ -155,7 +151,7 @@ def test_a_node_whose_lease_is_gone_gets_another_one_and_is_not_swept() -> None:
     assert sweeping.plan([standing("a", swept, None, NOW)], 0.25).renew == ()
 
 
-def test_nodes_of_others_are_left_out() -> None:
+def test_nodes_without_trackbed_are_left_out() -> None:
     assert standings({"x": node("x", ready=None, taints=("other",))}, {}, NOW) == []
 
 
@@ -163,7 +159,7 @@ def test_a_silent_node_is_swept() -> None:
     assert sweeping.plan(fleet(60, 60, 60, 1000), 0.25).taint == ("n3",)
 
 
-def test_more_silent_nodes_than_the_share_are_swept_by_none() -> None:
+def test_if_more_nodes_than_the_share_are_silent_none_is_swept() -> None:
     decided = sweeping.plan(fleet(60, 60, 1000, 1000), 0.25)
     assert (decided.refused, decided.taint, decided.expired) == (True, (), ("n2", "n3"))
 
@@ -179,7 +175,7 @@ def test_one_node_of_a_small_fleet_may_be_swept() -> None:
     assert sweeping.plan(fleet(60, 1000), 0.25).taint == ("n1",)
 
 
-def test_what_is_swept_is_not_swept_again() -> None:
+def test_a_swept_node_is_not_swept_again() -> None:
     swept = node("a", "Unknown", names.EXPIRED, (names.TAINT,))
     decided = sweeping.plan([standing("a", swept, lease(age=1000), NOW)], 0.25)
     assert (decided.taint, decided.expired) == ((), ("a",))
@@ -191,7 +187,7 @@ def test_a_reporter_that_says_itself_that_its_agent_is_silent_is_left_alone() ->
 
 
 @pytest.mark.parametrize("half", [node("a", "Unknown", names.EXPIRED), node("a", "True", "Ready", (names.TAINT,))])
-def test_half_a_sweep_is_finished(half: Node) -> None:
+def test_an_interrupted_sweep_is_finished(half: Node) -> None:
     assert sweeping.plan([standing("a", half, lease(age=1000), NOW)], 0.25).taint == ("a",)
 
 
@@ -209,17 +205,21 @@ def test_the_taint_is_added_beside_others_and_only_to_the_node_that_was_read() -
     assert sweeping.taint_patch(node(taints=(names.TAINT,))) == []
 
 
-def test_the_reporter_calls_everything_the_same() -> None:
-    assert (names.NAMESPACE, names.NODE_USER, names.READY_LABEL) == (NAMESPACE, USER, READY_LABEL)
-    assert (names.READY, names.UP_TO_DATE, names.TAINT) == (reporter.READY, reporter.UP_TO_DATE, reporter.TAINT)
-    assert (names.SPEC_HASH, names.AGENT_VERSION) == (reporter.SPEC_HASH, reporter.AGENT_VERSION)
-    assert names.LEASE_DURATION == reporter.LEASE_SECONDS
+@pytest.mark.parametrize(
+    "name",
+    [
+        names.NAMESPACE, names.READY, names.UP_TO_DATE, names.TAINT, names.READY_LABEL, names.SPEC_HASH, names.AGENT_VERSION,
+        names.NOT_READY, names.NODE_USER,
+    ],
+)  # fmt: skip
+def test_the_cluster_s_admission_policies_know_each_name(name: str) -> None:
+    assert any(name in file.read_text() for file in (ROOT / "fleet" / "cluster").glob("*.yaml"))
 
 
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0, "0s"), (59, "59s"), (61, "1m1s"), (3600, "1h"), (7265, "2h1m"), (90000, "1d1h")]
 )
-def test_ages_are_two_units(seconds: float, said: str) -> None:
+def test_an_age_has_two_units(seconds: float, said: str) -> None:
     assert say_age(seconds) == said
 
 

@@ -1,4 +1,4 @@
-"""Which requests for a reporter's certificate are approved: every way to ask for more is a test of its own."""
+"""Which requests for a reporter's certificate are approved; each way to ask for more rights has a test."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ NOT_OURS_ALONE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("what", NOT_OURS_ALONE)
-def test_what_may_be_read_in_two_ways_is_denied(what: str) -> None:
+def test_a_request_that_two_parsers_read_differently_is_denied(what: str) -> None:
     assert only(asked(NOT_OURS_ALONE[what])).action == "deny"
 
 
@@ -205,7 +205,7 @@ def test_an_enrolment_that_nobody_expects_is_left_to_the_operator(node: str, kno
     assert reason in verdict.reason
 
 
-def test_a_node_that_was_installed_anew_is_enrolled_again_by_name() -> None:
+def test_a_reinstalled_node_is_enrolled_again_if_it_is_named() -> None:
     known = Known(enrolled={"a"}, again={"a"})
     assert only(asked(common_name(A), ENROLMENT), known).action == "approve"
 
@@ -228,7 +228,7 @@ def test_others_requests_are_left_alone() -> None:
     assert verdicts([asked(kubelet, "system:bootstrap:abc", signerName=signer)], KNOWN) == []
 
 
-def test_what_is_decided_is_not_decided_again() -> None:
+def test_a_request_that_was_decided_is_left_alone() -> None:
     request = asked(common_name(A))
     decided = CertificateSigningRequestCondition(status="True", type="Approved")
     request.status = CertificateSigningRequestStatus(conditions=[decided])

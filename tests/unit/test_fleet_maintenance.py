@@ -1,4 +1,4 @@
-"""What a drain evicts, what a maintenance has written down, and how hosts of an inventory are found."""
+"""What a drain evicts, what a maintenance records, and how an inventory's hosts are found."""
 
 from __future__ import annotations
 
@@ -69,19 +69,19 @@ def test_daemons_static_and_finished_pods_stay() -> None:
     assert planned.blockers == ()
 
 
-def test_a_pod_that_nothing_starts_again_is_evicted_by_force_only() -> None:
+def test_a_pod_without_a_controller_is_evicted_only_with_force() -> None:
     assert "ml/bare has no controller" in drain([pod("bare", owner=None)], Rules()).blockers[0]
     assert drain([pod("bare", owner=None)], Rules(force=True)).blockers == ()
 
 
-def test_local_data_is_lost_only_if_asked_for_and_shared_memory_is_none() -> None:
+def test_local_data_is_deleted_only_on_request_and_shared_memory_does_not_count() -> None:
     disk, memory = EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="Memory")
     assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).blockers[0]
     assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).blockers == ()
     assert drain([pod("a", emptydir=memory)], Rules()).blockers == ()
 
 
-def test_a_pod_on_its_way_out_is_waited_for_and_is_no_obstacle() -> None:
+def test_a_pod_that_is_being_deleted_is_waited_for_and_forbids_no_drain() -> None:
     planned = drain([pod("bare", owner=None, ending=True)], Rules())
     assert (len(planned.evict), planned.blockers) == (1, ())
 
@@ -90,19 +90,19 @@ def noted(text: str) -> Node:
     return Node(metadata=ObjectMeta(name="a", annotations={names.MAINTENANCE: text}))
 
 
-def test_what_was_written_down_is_read_back() -> None:
+def test_a_record_is_read_back_as_it_was_written() -> None:
     assert record_of(Node(metadata=ObjectMeta(name="a"))) is None
     text = '{"by": "x", "since": "2026", "step": "apply", "cordoned": true, "allow": "rebind"}'
     assert record_of(noted(text)) == Record("x", "2026", "apply", True, "rebind")
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "not JSON"])
-def test_what_cannot_be_read_is_named(text: str) -> None:
+def test_a_record_that_cannot_be_read_is_reported(text: str) -> None:
     with pytest.raises(Failed, match="cannot be read"):
         record_of(noted(text))
 
 
-def test_a_node_is_ready_again_when_everybody_says_so() -> None:
+def test_a_node_is_ready_again_when_all_conditions_are_true() -> None:
     found = node()
     assert found.status and found.status.conditions
     found.status.conditions.append(NodeCondition("True", names.UP_TO_DATE))
@@ -148,7 +148,7 @@ def test_a_command_runs_on_a_nodes_host_with_each_word_as_it_is(tmp_path: Path) 
     assert "no answer" in inventory.run("a", ["sleep", "30"], 2.5).said
 
 
-def test_a_level_that_there_is_not_is_named_before_anything_is_asked(tmp_path: Path) -> None:
+def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
     file = tmp_path / "fleet.py"
     file.write_text("hosts = []\n")
     done = trackbed("maintain", "a", "--inventory", str(file), "--allow", "explode")
@@ -173,7 +173,7 @@ Answers = dict[str, list[tuple[int, dict[str, Any]]]]
 
 @define
 class Scripted:
-    """An API server that gives each request the next of its answers; the last one holds. ``asked``: what it was."""
+    """An API server that answers each request with the next of its answers, then always the last. ``asked``: the requests."""
 
     answers: Answers
     asked: list[str] = field(factory=list)
@@ -189,7 +189,7 @@ Serve = Callable[[Answers], tuple[Scripted, Maintenance]]
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
-    """Start such a server, and what maintains a node there."""
+    """Start such a server, and a maintenance that uses it."""
     monkeypatch.setattr("fleet.maintenance.LOOK", 0.01)
     running: list[HTTPServer] = []
 
@@ -226,7 +226,7 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
         server.server_close()
 
 
-def test_an_api_server_that_is_being_restarted_is_asked_again(serve: Serve) -> None:
+def test_a_restarting_api_server_is_asked_again(serve: Serve) -> None:
     script, maintenance = serve(
         {
             PODS: [BUSY, ONE_POD, ONE_POD, BUSY, NO_PODS],

@@ -1,4 +1,4 @@
-"""How a node asks for its certificate, over a connection that loses an answer."""
+"""How a reporter requests its certificate, also if an answer is lost."""
 
 import base64
 import datetime
@@ -59,13 +59,13 @@ def cluster() -> Cluster:
 
 @pytest.fixture
 def identity(cluster: Cluster, tmp_path: Path) -> Iterator[Certificate]:
-    """The node's, before it has a certificate."""
+    """A reporter's credentials before it has a certificate."""
     (tmp_path / "token").write_text("enrolment")
     with api_server(tmp_path, cluster.answer) as (url, authority):
         yield Certificate(Settings("a", url, str(authority)), tmp_path, tmp_path / "token")
 
 
-def test_a_request_whose_answer_was_lost_is_not_made_twice(cluster: Cluster, identity: Certificate) -> None:
+def test_a_request_whose_answer_was_lost_is_not_created_twice(cluster: Cluster, identity: Certificate) -> None:
     cluster.losing = 2
     for _ in range(2):
         with pytest.raises(TROUBLE):
@@ -77,9 +77,7 @@ def test_a_request_whose_answer_was_lost_is_not_made_twice(cluster: Cluster, ide
 
 
 @pytest.mark.parametrize("how", ["denied", "removed", "refused"])
-def test_what_came_to_nothing_is_asked_for_anew_with_another_key(
-    cluster: Cluster, identity: Certificate, how: str
-) -> None:
+def test_after_a_failed_request_another_one_has_another_key(cluster: Cluster, identity: Certificate, how: str) -> None:
     identity.keep(0.0)
     ((first, made),) = cluster.requests.items()
     if how == "denied":
@@ -114,7 +112,7 @@ def signed(
     subject: x509.Name | None = None,
     key: ec.EllipticCurvePublicKey | None = None,
 ) -> bytes:
-    """The certificate that a cluster's signer makes of a request, or another one."""
+    """The certificate that a cluster's signer issues for a request, or another one."""
     asked = x509.load_pem_x509_csr(request)
     now = datetime.datetime.now(datetime.timezone.utc)
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster")])
@@ -127,20 +125,20 @@ def signed(
 
 
 def answered(cluster: Cluster, identity: Certificate, certificate: bytes) -> float:
-    """The seconds that the reporter waits once its request was answered with this."""
+    """Answer the request; the seconds that the reporter waits then."""
     ((_, made),) = cluster.requests.items()
     made["status"] = {"certificate": base64.b64encode(certificate).decode()}
     return identity.keep(0.0)
 
 
 def asked(cluster: Cluster, identity: Certificate) -> bytes:
-    """The request that the reporter has made."""
+    """The request that the reporter created."""
     identity.keep(0.0)
     ((_, made),) = cluster.requests.items()
     return base64.b64decode(made["spec"]["request"])
 
 
-def test_the_certificate_that_was_asked_for_is_taken(cluster: Cluster, identity: Certificate) -> None:
+def test_the_certificate_that_was_requested_is_installed(cluster: Cluster, identity: Certificate) -> None:
     request = asked(cluster, identity)
     between = signed(request, AUTHORITY)
     answered(cluster, identity, signed(request, CLIENT, NO_AUTHORITY) + between)
@@ -169,7 +167,9 @@ MORE: dict[str, tuple[x509.ExtensionType, ...]] = {
 
 
 @pytest.mark.parametrize("what", [*OTHERS, *MORE, "a text beside it", "another one before it", "no certificate"])
-def test_another_certificate_than_was_asked_for_is_not_used(cluster: Cluster, identity: Certificate, what: str) -> None:
+def test_a_certificate_that_was_not_requested_is_not_installed(
+    cluster: Cluster, identity: Certificate, what: str
+) -> None:
     request = asked(cluster, identity)
     good = signed(request, CLIENT)
     other = signed(request, *MORE.get(what, (CLIENT,)), **OTHERS.get(what, {}))

@@ -16,7 +16,6 @@ from agent.tools.inspection import (
     NetworkFunction,
     inspect,
     pci_name,
-    product_name,
     render,
 )
 from tests.sim import absent
@@ -48,14 +47,6 @@ C 02  Network controller
 )
 def test_pci_name(vendor: str, device: str, name: str) -> None:
     assert pci_name(PCI_IDS, vendor, device) == name
-
-
-def test_product_name_is_the_identifier_string() -> None:
-    name = "NVIDIA ConnectX-7 HHHL Adapter card, 400GbE / NDR IB (default mode), Single-port OSFP, PCIe 5.0 x16, " * 2
-    tag = b"\x82" + len(name).to_bytes(2, "little")
-    assert product_name(tag + name.encode() + b"\x90\x02\x00PN\x78") == name.strip()
-    assert product_name(tag + b"cut sho") == "cut sho"
-    assert product_name(b"") == product_name(b"\xff" * 64) == product_name(b"\x90\x02\x00PN") == ""
 
 
 class Refusing:

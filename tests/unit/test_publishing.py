@@ -1,4 +1,4 @@
-"""What is published of a node: the desired, and the patches, without a cluster."""
+"""What the reporter publishes about a node, and when, without a cluster."""
 
 import copy
 import json
@@ -11,26 +11,25 @@ from attrs import define, evolve, field, frozen
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.report.records import STALE, Condition, Report, report_to_json
+from agent.report.names import LONGEST_MESSAGE, READY, READY_LABEL, TAINT, UP_TO_DATE
+from agent.report.records import Condition, Report, report_to_json
+from agent.report.verdict import STALE, Verdict, judge
 from agent.reporter.kubernetes.api import LAST_WAIT, NoCredentials, Session, trust
 from agent.reporter.kubernetes.calm import LASTING, LOSSES
+from agent.reporter.kubernetes.lease import LEASE_EVERY
 from agent.reporter.kubernetes.node import (
-    LONGEST_MESSAGE,
     MANAGER,
-    READY,
-    TAINT,
-    UP_TO_DATE,
+    Desired,
     Node,
-    Wish,
+    changes_more_than_messages,
     desired,
     node_patch,
     read_node,
     status_patch,
-    turns,
 )
-from agent.reporter.kubernetes.publish import LEASE_EVERY, PLUGIN_PAUSE, Publication
-from agent.reporter.settings import READY_LABEL, Label, Settings
-from agent.reporter.verdict import Verdict, look
+from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
+from agent.reporter.kubernetes.publish import Files, Publication
+from agent.reporter.settings import Label, Settings
 from agent.runtime import boot_id, uptime
 from tests.unit.scripted import api_server
 
@@ -51,7 +50,7 @@ SILENT = Verdict(REPORT, ("the agent's last heartbeat is 61 s old",), 61.0, Fals
 
 @frozen
 class Fixed:
-    """An identity that never changes; None: there is none."""
+    """Credentials that never change; None: there are none."""
 
     known: Session | None = None
 
@@ -79,7 +78,7 @@ def node(**more: Any) -> Node:
 
 
 def labelled(keys: dict[str, str], taints: list[Any] | None = None, **status: Any) -> dict[str, Any]:
-    """A Node with labels of ours."""
+    """A Node with labels that the reporter wrote."""
     fields: dict[str, Any] = {f"f:{key}": {} for key in keys}
     managed = [{"manager": MANAGER, "operation": "Update", "fieldsV1": {"f:metadata": {"f:labels": fields}}}]
     metadata = {"name": "n1", "uid": "u1", "resourceVersion": "8", "labels": keys, "managedFields": managed}
@@ -87,7 +86,7 @@ def labelled(keys: dict[str, str], taints: list[Any] | None = None, **status: An
 
 
 def apply(patch: Sequence[dict[str, Any]], to: dict[str, Any]) -> dict[str, Any] | None:
-    """The JSON patch applied (RFC 6902); None: a test in it failed, and nothing is changed."""
+    """Apply a JSON patch (RFC 6902); None: one of its tests failed, so nothing was changed."""
     result = copy.deepcopy(to)
     for operation in patch:
         *folders, name = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
@@ -131,14 +130,14 @@ def test_a_fresh_node_gets_its_labels_first_and_keeps_the_taint_until_the_resour
 def test_a_node_that_registered_without_the_taint_gets_it_while_the_resource_is_missing() -> None:
     bare = node(spec={})
     assert desired(READY_NOW, SETTINGS, LABELS, bare, away=False).taint is True
-    assert node_patch(Wish({}, {}, frozenset(), True), bare) == [
+    assert node_patch(Desired({}, {}, frozenset(), True), bare) == [
         {"op": "test", "path": "/spec/taints", "value": None},
         {"op": "add", "path": "/spec/taints", "value": [OURS]},
     ]
 
 
 @pytest.mark.parametrize("taints", [[OURS], None])
-def test_what_the_kubelet_said_before_the_boot_lifts_no_taint(taints: list[Any] | None) -> None:
+def test_resources_reported_before_a_boot_do_not_lift_the_taint(taints: list[Any] | None) -> None:
     def patched(boot: str) -> list[Any]:
         was = labelled({READY_LABEL: "true"}, taints, allocatable={RESOURCE: "4"}, nodeInfo={"bootID": boot})
         wanted = desired(READY_NOW, SETTINGS, (), read_node(was), away=False)
@@ -151,18 +150,18 @@ def test_what_the_kubelet_said_before_the_boot_lifts_no_taint(taints: list[Any] 
     assert patched(REPORT.boot_id) == patched("") == []
 
 
-def test_a_resource_that_is_lost_on_a_ready_node_brings_no_taint() -> None:
+def test_a_ready_node_that_loses_a_resource_is_not_tainted_again() -> None:
     there = read_node(labelled({READY_LABEL: "true"}, allocatable={RESOURCE: "0"}))
     assert desired(READY_NOW, SETTINGS, LABELS, there, away=False).taint is None
 
 
 @pytest.mark.parametrize("amount", ["0", "", "0k", "00"])
-def test_nothing_allocatable_is_not_enough(amount: str) -> None:
+def test_a_resource_of_which_none_is_allocatable_does_not_lift_the_taint(amount: str) -> None:
     assert not node(status={"allocatable": {RESOURCE: amount}}).can_give(RESOURCE)
     assert node(status={"allocatable": {RESOURCE: "1k"}}).can_give(RESOURCE)
 
 
-def test_losing_readiness_brings_the_taint_back_and_keeps_the_plugins_label() -> None:
+def test_a_node_that_is_no_longer_ready_is_tainted_and_keeps_the_plugins_label() -> None:
     was = labelled({FACT.key: "true", PLUGIN.key: "hca", READY_LABEL: "true"}, [THEIRS])
     lost = desired(NOT_READY, SETTINGS, LABELS, read_node(was), away=False)
     assert lost.conditions[READY].status == "False"
@@ -173,7 +172,7 @@ def test_losing_readiness_brings_the_taint_back_and_keeps_the_plugins_label() ->
     assert after["spec"]["taints"] == [THEIRS, OURS]
 
 
-def test_an_agent_that_is_silent_is_unknown_and_tainted() -> None:
+def test_a_stale_heartbeat_makes_the_node_unknown_and_tainted() -> None:
     silent = desired(SILENT, SETTINGS, LABELS, node(), away=False)
     assert (silent.conditions[READY].status, silent.conditions[READY].reason) == ("Unknown", "AgentSilent")
     assert silent.taint is True
@@ -181,19 +180,19 @@ def test_an_agent_that_is_silent_is_unknown_and_tainted() -> None:
     assert missing.conditions[READY].status == "Unknown"
 
 
-def test_what_a_heartbeat_changes_is_not_published() -> None:
+def test_a_heartbeat_alone_changes_nothing_on_the_node() -> None:
     older = evolve(SILENT, reasons=("the agent's last heartbeat is 99 s old",), age=99.0)
     assert desired(SILENT, SETTINGS, LABELS, node(), away=False) == desired(older, SETTINGS, LABELS, node(), away=False)
 
 
-def test_the_plugins_label_goes_while_its_devices_change() -> None:
+def test_the_plugins_label_is_absent_while_its_devices_change() -> None:
     was = labelled({FACT.key: "true", PLUGIN.key: "hca", READY_LABEL: "true"})
     wanted = desired(READY_NOW, SETTINGS, LABELS, read_node(was), away=True)
     after = apply(node_patch(wanted, read_node(was)), was)
     assert after is not None and after["metadata"]["labels"] == {FACT.key: "true", READY_LABEL: "true"}
 
 
-def test_the_taint_stays_while_a_plugin_starts_anew_and_its_resource_is_the_old_ones() -> None:
+def test_the_taint_stays_while_a_plugin_restarts_and_the_resource_is_its_predecessors() -> None:
     was = labelled({PLUGIN.key: "hca", READY_LABEL: "true"}, [OURS], allocatable={RESOURCE: "8"})
     for away, taints in ((True, [OURS]), (False, [])):
         after = apply(node_patch(desired(READY_NOW, SETTINGS, LABELS, read_node(was), away), read_node(was)), was)
@@ -212,7 +211,7 @@ def test_the_taint_stays_while_a_plugin_starts_anew_and_its_resource_is_the_old_
         (1767229900.0, "2026-01-01T00:00:00Z", True),  # by a clock that has been put back
     ],
 )
-def test_what_was_offered_to_a_kubelet_before_its_restart_lifts_no_taint(
+def test_resources_reported_before_a_kubelet_restart_do_not_lift_the_taint(
     started: float, spoke: str | None, lifted: bool
 ) -> None:
     ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": spoke}
@@ -221,7 +220,7 @@ def test_what_was_offered_to_a_kubelet_before_its_restart_lifts_no_taint(
     assert desired(verdict, SETTINGS, (), there, away=False, now=1767226000.0).taint is (not lifted)
 
 
-def test_a_restart_of_the_kubelet_taints_no_node_that_pods_may_use() -> None:
+def test_a_kubelet_restart_does_not_taint_a_ready_node() -> None:
     ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}
     there = read_node(labelled({READY_LABEL: "true"}, conditions=[ready], allocatable={RESOURCE: "4"}))
     verdict = evolve(READY_NOW, report=evolve(REPORT, kubelet=1767225700.0))
@@ -241,16 +240,16 @@ def test_another_controllers_taint_is_left_alone() -> None:
         assert desired(verdict, lifted, (), node(), away=False).taint is None
 
 
-def test_all_is_published_and_nothing_is_written() -> None:
+def test_nothing_is_written_if_the_node_already_says_everything() -> None:
     wanted = desired(READY_NOW, SETTINGS, (), node(), away=False)
     body = status_patch(wanted, node(), 0.0)
     assert body is not None
     done = read_node(labelled({READY_LABEL: "true"}, [OURS], conditions=body["status"]["conditions"]))
     assert status_patch(wanted, done, 60.0) is None
-    assert not turns(wanted, done)
+    assert not changes_more_than_messages(wanted, done)
 
 
-def test_only_a_turn_moves_the_time_of_the_last_transition() -> None:
+def test_only_another_status_changes_the_time_of_the_last_transition() -> None:
     first = status_patch(desired(NOT_READY, SETTINGS, (), node(), away=False), node(), 0.0)
     assert first is not None
     said = read_node(labelled({}, [OURS], conditions=first["status"]["conditions"]))
@@ -259,7 +258,7 @@ def test_only_a_turn_moves_the_time_of_the_last_transition() -> None:
     assert message is not None
     (condition,) = message["status"]["conditions"]
     assert (condition["type"], condition["lastTransitionTime"]) == (READY, "1970-01-01T00:00:00Z")
-    assert not turns(desired(other, SETTINGS, (), said, away=False), said)
+    assert not changes_more_than_messages(desired(other, SETTINGS, (), said, away=False), said)
 
 
 def test_messages_and_reasons_stay_within_limits() -> None:
@@ -278,7 +277,7 @@ OTHERS = st.dictionaries(
 
 
 @given(TAINTS, TAINTS, OTHERS, OTHERS, st.sampled_from([READY_NOW, NOT_READY, SILENT]))
-def test_whatever_others_write_meanwhile_survives_or_the_patch_fails(
+def test_a_patch_keeps_what_others_have_written_or_fails(
     taints: list[Any] | None,
     taints_then: list[Any] | None,
     labels: dict[str, str],
@@ -315,14 +314,14 @@ HOURS = 8 * 3600.0
 
 
 def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """A JSON merge patch without removals."""
+    """Apply a JSON merge patch that removes nothing."""
     both = {key: merged(document.get(key, {}), value) for key, value in patch.items() if isinstance(value, dict)}
     return {**document, **patch, **both}
 
 
 @define
 class Cluster:
-    """A Node and its Lease at an API server. ``busy``: it answers 503; ``writes``: whereto, by the last part of the path."""
+    """A Node and its Lease at an API server. ``busy``: it answers 503. ``writes``: the last parts of the paths."""
 
     node: dict[str, Any] = field(factory=document)
     lease: dict[str, Any] | None = None
@@ -360,39 +359,41 @@ class Clocks:
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
-    """A reporter that has seen its Node as the kubelet has registered it."""
+    """A reporter whose Node has just been registered by its kubelet."""
     cluster, clocks = Cluster(), Clocks()
     report, labels, out, memory = (tmp_path / name for name in ("report", "labels", "out", "memory"))
     with api_server(tmp_path, cluster.answer) as (url, authority):
         settings = evolve(SETTINGS, server=url, ca_file=str(authority))
         who = Fixed(Session(trust(authority)))
-        found = Publication(settings, who, report, labels, out, memory, lambda: clocks.day, lambda: clocks.boot)
-        found.mirror.known, found.mirror.node = True, node()
+        found = Publication(settings, who, Files(report, labels, out, memory), lambda: clocks.day, lambda: clocks.boot)
+        found.watch.known, found.watch.node = True, node()
         yield found, cluster, clocks
 
 
 def say(publication: Publication, found: Report) -> None:
-    publication.report.write_text(report_to_json(evolve(found, boot_id=boot_id(), uptime=uptime())))
+    publication.files.report.write_text(report_to_json(evolve(found, boot_id=boot_id(), uptime=uptime())))
 
 
-def test_a_time_of_day_that_is_put_back_keeps_nothing_waiting(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_setting_the_clock_back_delays_neither_a_retry_nor_the_lease(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
     reporter, cluster, clocks = running
     say(reporter, REPORT)
     cluster.busy = True
     reporter.turn()
-    assert "503" in reporter.said.error
+    assert "503" in reporter.acknowledged.now.error
     cluster.busy = False
     clocks.day -= HOURS
     clocks.goes_on(LAST_WAIT)
     reporter.turn()
-    assert (reporter.said.error, cluster.writes.count("lease")) == ("", 1)
+    assert (reporter.acknowledged.now.error, cluster.writes.count("lease")) == ("", 1)
     clocks.day -= HOURS
     clocks.goes_on(LEASE_EVERY[1])
     reporter.turn()
     assert cluster.writes.count("lease") == 2
 
 
-def test_a_renewal_sends_the_time_alone_and_puts_back_what_somebody_has_changed(
+def test_a_renewal_sends_only_the_time_and_restores_what_somebody_has_changed(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
     reporter, cluster, clocks = running
@@ -420,19 +421,19 @@ def test_a_renewal_sends_the_time_alone_and_puts_back_what_somebody_has_changed(
     assert [made["metadata"] for made in renew()] == [first["metadata"]]
 
 
-def test_an_outage_is_told_and_nothing_is_written_to_the_disk(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_an_outage_is_reported_without_writing_to_the_disk(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     reporter.turn()
-    before = reporter.memory.stat().st_ino
+    before = reporter.files.memory.stat().st_ino
     cluster.busy = True
     say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
     reporter.turn()
-    assert "503" in reporter.out.read_text()
-    assert reporter.memory.stat().st_ino == before
+    assert "503" in reporter.files.acknowledgement.read_text()
+    assert reporter.files.memory.stat().st_ino == before
 
 
-def test_a_node_has_a_heartbeat_before_it_is_ready_and_a_taint_before_all_else(
+def test_a_ready_node_gets_its_lease_first_and_one_that_is_not_ready_its_taint(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
     reporter, cluster, _ = running
@@ -442,26 +443,26 @@ def test_a_node_has_a_heartbeat_before_it_is_ready_and_a_taint_before_all_else(
     cluster.writes.clear()
     # Another Node, which has neither.
     cluster.node = {"metadata": {"uid": "u2", "resourceVersion": "9"}}
-    reporter.mirror.node = read_node(cluster.node)
+    reporter.watch.node = read_node(cluster.node)
     say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
     reporter.turn()
     assert cluster.writes == ["n1", "status", "lease"]
 
 
-def test_a_heartbeat_is_nothing_new_unless_it_ends_a_silence(tmp_path: Path) -> None:
+def test_a_heartbeat_is_no_change_unless_the_one_before_was_stale(tmp_path: Path) -> None:
     path = tmp_path / "report"
 
     def heard(age: float, **more: Any) -> Verdict:
         beaten = evolve(REPORT, boot_id=boot_id(), uptime=uptime() - age, heartbeat=age, **more)
         path.write_text(report_to_json(beaten))
-        return look(path).beyond_heartbeat()
+        return judge(path).without_heartbeat()
 
     assert heard(20.0) == heard(0.0)
     assert heard(2 * STALE) != heard(0.0)
     assert heard(0.0, generation=2) != heard(0.0, generation=1)
 
 
-def test_a_ready_that_comes_and_goes_is_published_once_it_lasts(
+def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
     reporter, cluster, clocks = running
@@ -471,43 +472,46 @@ def test_a_ready_that_comes_and_goes_is_published_once_it_lasts(
         for found in (REPORT, checking):
             say(reporter, evolve(found, generation=generation))
             reporter.turn()
-            published.append(reporter.said.ready)
-            assert not (reporter.said.ready and not found.ready)
+            published.append(reporter.acknowledged.now.ready)
+            assert not (reporter.acknowledged.now.ready and not found.ready)
             # As the API server would tell it.
-            labels = {READY_LABEL: "true"} if reporter.said.ready else {}
+            labels = {READY_LABEL: "true"} if reporter.acknowledged.now.ready else {}
             ready = ("True", "AsSpecified", "the node is as its spec says")
             waits = ("False", "Checking", "Converged is Unknown (Checking): it waits")
-            said = [(READY, *(ready if reporter.said.ready else waits)), (UP_TO_DATE, "True", "SpecDone", "")]
+            said = [
+                (READY, *(ready if reporter.acknowledged.now.ready else waits)),
+                (UP_TO_DATE, "True", "SpecDone", ""),
+            ]
             told = [dict(zip(("type", "status", "reason", "message"), each, strict=True)) for each in said]
-            reporter.mirror.node = read_node(labelled(labels, [OURS], conditions=told))
+            reporter.watch.node = read_node(labelled(labels, [OURS], conditions=told))
             clocks.goes_on(2.0)
     assert published == [True, False] * LOSSES + [False] * (200 - 2 * LOSSES)
     assert len([where for where in cluster.writes if where != "lease"]) < 20
     say(reporter, REPORT)
     left = reporter.turn()
-    assert (reporter.said.ready, left) == (False, LASTING)
-    assert "Ready was lost 3 times" in reporter.said.error
+    assert (reporter.acknowledged.now.ready, left) == (False, LASTING)
+    assert "Ready was lost 3 times" in reporter.acknowledged.now.error
     clocks.goes_on(left)
     reporter.turn()
-    assert (reporter.said.ready, reporter.said.error) == (True, "")
+    assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.error) == (True, "")
 
 
-def test_a_clock_that_is_far_off_stops_no_loss_of_readiness(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_a_wrong_clock_does_not_stop_a_not_ready(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, clocks = running
     for clocks.day in (-1e12, 1e15):
         cluster.writes.clear()
-        reporter.mirror.node = node()
+        reporter.watch.node = node()
         say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
         reporter.turn()
-        assert (reporter.said.error, cluster.writes[:1]) == ("", ["status"])
+        assert (reporter.acknowledged.now.error, cluster.writes[:1]) == ("", ["status"])
 
 
-def test_an_answer_that_is_no_node_is_said_and_ends_nothing(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_an_answer_that_is_no_node_is_reported_as_an_error(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, _ = running
     cluster.node = {"kind": "Status"}
     say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
     reporter.turn()
-    assert "what is no Node" in reporter.said.error
+    assert "what is no Node" in reporter.acknowledged.now.error
 
 
 # --- a plugin does not follow a change of its devices ------------------------------------------------------------
@@ -515,29 +519,29 @@ def test_an_answer_that_is_no_node_is_said_and_ends_nothing(running: tuple[Publi
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Callable[[], Publication]:
-    """Start the reporter, after what an earlier one of this boot has left."""
+    """Start a reporter, with the files that an earlier one has left."""
 
     def make() -> Publication:
         report, labels, out, memory = (tmp_path / f"{name}.json" for name in ("report", "labels", "out", "memory"))
-        return Publication(SETTINGS, Fixed(), report, labels, out, memory)
+        return Publication(SETTINGS, Fixed(), Files(report, labels, out, memory))
 
     return make
 
 
 def away(publication: Publication, devices: str, there: dict[str, Any], now: float) -> bool:
-    """Whether the plugin's label is to be away by a report of these devices."""
+    """Whether the plugin's label is absent after a report of these devices."""
     report = Report("n1", "h1", boot_id(), "v", True, True, devices=devices)
-    found, _ = publication._plugins_away(Verdict(report, (), 1.0, True), LABELS, read_node(there), now)
-    # As it is once the rest is written.
-    publication.said = evolve(publication.said, boot_id=report.boot_id)
-    publication._say()
+    found, _ = publication._plugins_absent(Verdict(report, (), 1.0, True), LABELS, read_node(there), now)
+    # The state once everything else is written.
+    publication.acknowledged.now = evolve(publication.acknowledged.now, boot_id=report.boot_id)
+    publication._acknowledge()
     return found
 
 
 WITH, WITHOUT = {PLUGIN.key: "hca", READY_LABEL: "true"}, {READY_LABEL: "true"}
 
 
-def test_a_plugin_that_has_gone_gets_its_label_back(begin: Callable[[], Publication]) -> None:
+def test_a_plugins_label_returns_once_its_resource_is_gone(begin: Callable[[], Publication]) -> None:
     reporter = begin()
     assert not away(reporter, "four", labelled({}), 0.0)
     assert not away(reporter, "four", labelled(WITH, allocatable={RESOURCE: "4"}), 10.0)
@@ -547,7 +551,7 @@ def test_a_plugin_that_has_gone_gets_its_label_back(begin: Callable[[], Publicat
     assert not away(reporter, "eight", labelled(WITHOUT), 22.0 + PLUGIN_PAUSE)
 
 
-def test_a_reporter_that_is_restarted_meanwhile_does_not_bring_it_back_too_early(
+def test_a_restart_of_the_reporter_does_not_set_the_label_too_early(
     begin: Callable[[], Publication],
 ) -> None:
     first = begin()
@@ -558,7 +562,7 @@ def test_a_reporter_that_is_restarted_meanwhile_does_not_bring_it_back_too_early
     assert not away(begin(), "eight", labelled(WITHOUT, allocatable={RESOURCE: "0"}), 14.0)
 
 
-def test_devices_that_change_before_the_first_plugin_came_keep_none_away(begin: Callable[[], Publication]) -> None:
+def test_devices_that_change_before_the_first_plugin_started_remove_no_label(begin: Callable[[], Publication]) -> None:
     reporter = begin()
     for devices in ("none", "four"):
         assert not away(reporter, devices, labelled({}), 0.0)

@@ -23,7 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.__main__ import cli
-from agent.report.records import STALE, Change, Condition, Outcome, Report, report_to_json
+from agent.report.records import Change, Condition, Outcome, Report, report_to_json
+from agent.report.verdict import STALE
 from agent.reporter.http import server
 from agent.reporter.http.server import Address, Guard, serve
 from agent.reporter.settings import Settings, to_json

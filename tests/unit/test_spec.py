@@ -1,4 +1,4 @@
-"""What a spec may say, and how a wrong one is refused."""
+"""Which specs are accepted, and how others are refused."""
 
 import pytest
 
@@ -24,7 +24,7 @@ FULL = """{
 }"""
 
 
-def test_what_is_written_reads_back_the_same() -> None:
+def test_a_spec_is_read_back_as_it_was_written() -> None:
     spec = parse(FULL)
     assert parse(to_json(spec)) == spec
     assert to_json(parse(to_json(spec))) == to_json(spec)
@@ -36,7 +36,7 @@ def test_defaults_are_not_written_so_that_new_ones_do_not_change_a_hash() -> Non
     assert spec_hash(parse(short)) == spec_hash(parse(long))
 
 
-def test_a_group_stands_above_the_defaults() -> None:
+def test_a_groups_values_replace_the_defaults() -> None:
     vfs = parse(FULL).nics[0].vfs
     assert vfs is not None
     assert [vfs.attributes(index).vlan for index in range(8)] == [0, 0, 0, 0, 7, 7, 0, 7]
@@ -45,7 +45,7 @@ def test_a_group_stands_above_the_defaults() -> None:
     assert [vfs.attributes(index).driver for index in (4, 5, 7)] == [None, "vfio-pci", "netdevice"]
 
 
-def test_defaults_that_every_group_completes_are_taken() -> None:
+def test_defaults_that_need_a_value_from_every_group_are_accepted() -> None:
     groups = '"groups": [{"index": "0", "vlan": 5}, {"index": "1", "vlan": 6}]'
     spec = parse(NIC % f'"vfs": {{"count": 2, "defaults": {{"qos": 3}}, {groups}}}')
     assert spec.nics[0].vfs is not None
@@ -178,6 +178,6 @@ def test_ranges(text: str, numbers: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1-2-3", "0x1", "99999999", "²"])
-def test_what_is_no_range(text: str) -> None:
+def test_texts_that_are_no_ranges(text: str) -> None:
     with pytest.raises(ValueError, match=r"neither a number|not a rising"):
         parse_ranges(text)

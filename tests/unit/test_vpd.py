@@ -1,10 +1,10 @@
-"""Serial numbers out of a card's bytes."""
+"""Serial numbers and product names parsed from a card's bytes."""
 
 import struct
 
 import pytest
 
-from agent.hardware.vpd import device_serial_number, vpd_serial_number
+from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
 
 
 def config(*capabilities: tuple[int, int, bytes]) -> bytes:
@@ -54,3 +54,11 @@ def test_the_vpd_s_serial_number() -> None:
 @pytest.mark.parametrize("vpd", [b"", b"\xff" * 64, VPD[:13], b"\x90\x05\x00PN\x02ab\x78", b"\x90\x03\x00SN\x00"])
 def test_no_serial_number_in_the_vpd(vpd: bytes) -> None:
     assert vpd_serial_number(vpd) is None
+
+
+def test_product_name_is_the_identifier_string() -> None:
+    name = "NVIDIA ConnectX-7 HHHL Adapter card, 400GbE / NDR IB (default mode), Single-port OSFP, PCIe 5.0 x16, " * 2
+    tag = b"\x82" + len(name).to_bytes(2, "little")
+    assert product_name(tag + name.encode() + b"\x90\x02\x00PN\x78") == name.strip()
+    assert product_name(tag + b"cut sho") == "cut sho"
+    assert product_name(b"") == product_name(b"\xff" * 64) == product_name(b"\x90\x02\x00PN") == ""

@@ -1,4 +1,4 @@
-"""The report in Prometheus's terms; everything is a gauge, since all of it is a state."""
+"""The report as Prometheus metrics. All of them are gauges, since a report is a state."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from agent.report.records import Condition, Result, Status
-from agent.reporter.verdict import Verdict
+from agent.report.verdict import Verdict
 
 STATUSES = get_args(Status)
-# The worst of several conditions of one type is what counts.
+# If several conditions have one type, the worst counts.
 _WORST = ("True", "Unknown", "False")
 
 

@@ -25,11 +25,11 @@ from typing import Any
 from attrs import define, frozen
 
 from agent.report.records import to_plain
+from agent.report.verdict import Verdict, judge
 from agent.reporter.http.metrics import render
-from agent.reporter.verdict import Verdict, look
 
 AT_ONCE = 16
-"""Requests that are answered at the same time; more wait to be accepted."""
+"""Requests that are answered at the same time. Further ones wait until they are accepted."""
 
 TIMEOUT = 10.0
 """Seconds that a client may take to send its request and to take the answer."""
@@ -46,7 +46,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 class Refused(Exception):
-    """The reporter must not serve so; the message says why, and the remedy."""
+    """The reporter must not serve with these options. The message says why, and the remedy."""
 
 
 @frozen
@@ -75,7 +75,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine can get there."""
+        """Whether only this machine can reach the address."""
         return ipaddress.ip_address(self.host).is_loopback
 
     @property
@@ -86,7 +86,7 @@ class Address:
 
 @frozen
 class Guard:
-    """What protects an address: TLS, and the token that every request must carry; ``None`` where there is none."""
+    """What protects an address: TLS, and a token that every request must carry. ``None``: not used."""
 
     tls: ssl.SSLContext | None = None
     token: bytes | None = None
@@ -95,7 +95,7 @@ class Guard:
     def load(cls, address: Address, certificate: Path | None, key: Path | None, token: Path | None) -> Guard:
         """Read the files.
 
-        :raises Refused: the address can be reached from elsewhere and one of them is not given, or one is no good.
+        :raises Refused: the address can be reached from other machines and a file is not given, or a file is invalid.
         """
         given = {"--tls-cert": certificate, "--tls-key": key, "--token-file": token}
         lacking = [option for option, path in given.items() if path is None]
@@ -117,7 +117,7 @@ class Guard:
         if self.token is None:
             return True
         scheme, _, said = authorization.partition(" ")
-        # In a time that tells nothing of the token.
+        # In constant time, so that the duration reveals nothing about the token.
         return hmac.compare_digest(said.strip().encode(), self.token) and scheme.lower() == "bearer"
 
 
@@ -181,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.guard.admits(self.headers.get("Authorization", "")):
             self._send(HTTPStatus.UNAUTHORIZED, b"a token is needed\n", TEXT, {"WWW-Authenticate": "Bearer"})
             return
-        verdict = look(self.server.report)
+        verdict = judge(self.server.report)
         match self.path.partition("?")[0]:
             case "/livez":
                 self._send(HTTPStatus.OK, b"alive\n", TEXT)
@@ -232,11 +232,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.report = report
         self._room = BoundedSemaphore(AT_ONCE)
         super().__init__(address, _Handler)
-        # A client may have gone between its coming and our accepting it: that must not stop us for the next ones.
+        # A client may close its connection before it is accepted: accept() must not wait for the next one then.
         self.socket.setblocking(False)
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept; the handshake is made by the request's own thread, since a client may not finish it."""
+        """Accept a connection. The request's own thread makes the TLS handshake, since a client may never finish it."""
         connection, client = super().get_request()
         if self.guard.tls is not None:
             connection = self.guard.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
@@ -248,8 +248,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer in a bounded time, and make room again."""
-        # The handler's own time-out is one for each piece: a client that dribbles would stay.
+        """Answer within the timeout, then let the next request in."""
+        # The handler's own timeout is per read: a client that sends byte after byte would never reach it.
         over = Timer(TIMEOUT, _cut_off, (request,))
         over.start()
         try:
@@ -259,7 +259,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or that speaks no TLS, is worth a line."""
+        """Log one line for a client that closed the connection or does not speak TLS."""
         _say(f"a request failed: {sys.exc_info()[1]!r}")
 
 

@@ -24,25 +24,25 @@ TIMEOUT = 10.0
 """Seconds within which the API server must take a request and answer it."""
 
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
-"""When a server that has gone without a word is noticed by who only listens: after a minute."""
+"""TCP keepalive for the watch, which sends nothing: a server that vanished is noticed after a minute."""
 
 SILENCE = 180.0
-"""Seconds without a word on a watch after which it is begun anew. Who asks for bookmarks gets one about once a minute
-(k8s.io/apiserver, cacher.go): an API server that hangs, or a path that swallows all, is so told from a Node at rest."""
+"""Seconds without data after which a watch is begun again. The API server sends a bookmark about once a minute
+(k8s.io/apiserver, cacher.go): silence does not mean that the Node is unchanged, but that the server or the path to it hangs."""
 
 LONGEST = 32 << 20
-"""Bytes of one line of a watch; more is no Node."""
+"""Bytes of one line of a watch; no Node is larger."""
 
 FIRST_WAIT = 1.0
 LAST_WAIT = 60.0
 
 
 class NoCredentials(Exception):
-    """There is nothing yet to identify oneself with; says why, and the remedy."""
+    """The reporter has no usable credentials yet. The message says why, and the remedy."""
 
 
 class Refused(Exception):
-    """The API server answered, and not with success."""
+    """The API server answered with an error."""
 
     def __init__(self, status: int, message: str, retry_after: float = 0.0) -> None:
         super().__init__(f"the API server answers {status}: {message}{_REMEDIES.get(status, '')}")
@@ -76,34 +76,34 @@ def explain(error: Exception) -> str:
 
 @frozen
 class Session:
-    """How one identifies oneself: by a client certificate in ``tls``, or by a token."""
+    """How the reporter authenticates: by a client certificate in ``tls``, or by a token."""
 
     tls: ssl.SSLContext
     token: str | None = None
 
 
 def trust(ca_file: Path) -> ssl.SSLContext:
-    """TLS to the API server that this certificate authority stands for.
+    """A TLS context that trusts this certificate authority.
 
-    :raises NoCredentials: the file is no good.
+    :raises NoCredentials: the file cannot be used.
     """
     try:
         context = ssl.create_default_context(cafile=str(ca_file))
     except (OSError, ssl.SSLError) as error:
         raise NoCredentials(f"{ca_file}: {error}; give the cluster's certificate authority (PEM)") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # From Python 3.13 on the default asks of an authority what those of managed and of older clusters lack (identifiers of
-    # keys, RFC 5280), and what no other client of Kubernetes asks for.
+    # Python 3.13 checks authorities strictly by default (RFC 5280: key identifiers). Those of managed and of older clusters
+    # fail that check, and no other client of Kubernetes makes it.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
 
 
 @define
 class Backoff:
-    """How long to wait after a failure: drawn from a range that is doubled each time, so that a fleet spreads.
+    """How long to wait after a failure: a random time, from a range that doubles with each failure up to a limit.
 
-    At last the whole range each time: who draws anew again and again waits a short time more often than not, and once the API
-    server is there again twice as many would come in the first second as when all keep the moment that they have drawn.
+    At the limit every wait is the whole limit. Each node then keeps its random offset; with new random times, twice as many
+    nodes would come in the first second after the API server returned.
     """
 
     failures: int = 0
@@ -116,7 +116,7 @@ class Backoff:
         return at_least + (LAST_WAIT if longest >= 2 * LAST_WAIT else drawn)
 
     def succeeded(self) -> None:
-        """All is well again."""
+        """Start again with the shortest wait."""
         self.failures = 0
 
 

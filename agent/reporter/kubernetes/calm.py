@@ -1,4 +1,4 @@
-"""A Ready that comes and goes: losing it is published each time, getting it back only once it lasts."""
+"""Dampens a Ready that comes and goes: each loss is published at once, a return only after it has lasted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attrs import define, field
 
 LOSSES = 3
 WITHIN = 600.0
-"""Seconds: a node that has lost its Ready :data:`LOSSES` times within them is not calm."""
+"""Seconds. A node that lost Ready :data:`LOSSES` times within them is not calm."""
 
 LASTING = 60.0
 """Seconds for which a node that is not calm must be ready before that is published."""
@@ -21,13 +21,13 @@ TO_AND_FRO = (
 
 @define
 class Calm:
-    """What the reports said lately; seconds of a clock that is never set."""
+    """When Ready was lost lately, in seconds since the boot."""
 
     _losses: deque[float] = field(factory=lambda: deque(maxlen=LOSSES), init=False)
     _ready_since: float | None = field(default=None, init=False)
 
     def hold(self, ready: bool, now: float) -> float:
-        """The seconds until what the report says now may be published; 0: at once, as whatever takes Ready back."""
+        """Seconds for which a Ready must not be published yet; 0: publish at once. A NotReady is never held back."""
         if not ready:
             if self._ready_since is not None:
                 self._losses.append(now)

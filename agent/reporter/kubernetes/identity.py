@@ -1,7 +1,7 @@
-"""Who the reporter is to the API server: a client certificate that the node asks for itself, or a token that it was given.
+"""The reporter's credentials for the API server: a client certificate that it requests itself, or a token from the deploy.
 
-Key and request are made by OpenSSL's command: Python has nothing for that, and a library for it (cryptography, with cffi) is
-not one wheel for every Python. The key never leaves the node.
+The command openssl makes the key and the request: Python's standard library cannot, and the library cryptography needs another
+wheel for each version of Python. The key never leaves the node.
 """
 
 from __future__ import annotations
@@ -18,28 +18,26 @@ from typing import Any, Protocol
 
 from attrs import define, field, frozen
 
+from agent.report.names import NODE_USER
 from agent.reporter.kubernetes.api import Api, NoCredentials, Refused, Session, trust
 from agent.reporter.settings import Settings
-
-USER = "trackbed:node:"
-"""With the Node's name after it: who the certificate is for."""
 
 SIGNER = "kubernetes.io/kube-apiserver-client"
 REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
 DAY = 86400
 RENEW_AT = 2 / 3
-"""The share of its life after which a certificate is asked for anew."""
+"""The share of its life after which a certificate is renewed."""
 
 LOOK = 5.0
 LAST_LOOK = 600.0
-"""Seconds between two looks at whether a request was approved: at first, and at last."""
+"""Seconds between two checks whether a request was approved: the first wait, and the longest."""
 
 ANEW = 3600.0
-"""Seconds after which a request that was denied is made anew."""
+"""Seconds after which another request follows one that was denied."""
 
 
-# Certificates as a cluster's signer writes them, and nothing beside them: one program must not read another one than the next.
+# Certificates as a cluster's signer writes them, and nothing else: beside other data, two programs may read two certificates.
 _CERTIFICATES = re.compile(rb"(-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n)+")
 
 LONGEST_CERTIFICATE = 64 << 10
@@ -47,36 +45,38 @@ LONGEST_CERTIFICATE = 64 << 10
 
 
 class Identity(Protocol):
-    """Who the reporter is."""
+    """The reporter's credentials."""
 
     def session(self) -> Session:
-        """How to identify oneself now.
+        """The credentials to use now.
 
-        :raises NoCredentials: there is nothing yet.
+        :raises NoCredentials: there are none yet.
         """
 
     def keep(self, now: float) -> float:
-        """Do what is due to keep the identity; the seconds (``now`` is since the epoch) until something is again.
+        """Renew the credentials if it is time to; the seconds until it may be again.
 
         Raises as :meth:`Api.ask` does.
+
+        :param now: seconds since the epoch.
         """
 
 
 @define
 class Token:
-    """A token in a file, which the deploy renews."""
+    """A token in a file. The deploy renews it."""
 
     ca_file: Path
     file: Path
     _context: ssl.SSLContext | None = field(default=None, init=False)
 
     def session(self) -> Session:
-        """The token of now."""
+        """The token that the file has now."""
         self._context = self._context or trust(self.ca_file)
         return Session(self._context, _token(self.file))
 
     def keep(self, now: float) -> float:
-        """Nothing: a node may mint none."""
+        """Do nothing: a node cannot renew its token."""
         return float("inf")
 
 
@@ -92,19 +92,19 @@ def _token(file: Path) -> str:
 
 @frozen
 class Life:
-    """From when until when a certificate is good; seconds since the epoch."""
+    """The validity of a certificate, in seconds since the epoch."""
 
     start: float
     end: float
 
     def renewal(self) -> float:
-        """When the next one is asked for."""
+        """When to request the next certificate."""
         return self.start + (self.end - self.start) * RENEW_AT
 
 
 @define
 class Certificate:
-    """A certificate in ``folder``, which is the reporter's own; the first is asked for with the ``enrolment`` token."""
+    """A certificate in ``folder``, to which only the reporter has access. The ``enrolment`` token requests the first one."""
 
     settings: Settings
     folder: Path
@@ -130,7 +130,7 @@ class Certificate:
         return self.folder / "requested.name"
 
     def session(self) -> Session:
-        """The certificate of now."""
+        """The present certificate."""
         loaded = self._read()
         if loaded is None or time.time() >= loaded[0].end:
             raise NoCredentials(self._why_none(loaded is not None))
@@ -162,7 +162,7 @@ class Certificate:
         return loaded[0] if loaded else None
 
     def keep(self, now: float) -> float:
-        """Ask for a certificate if it is time to, and take it once it was given."""
+        """Request a certificate if it is time to, and install it once it was issued."""
         life = self._life()
         if life is not None and now < life.renewal():
             return life.renewal() - now
@@ -170,12 +170,12 @@ class Certificate:
         try:
             if not self._name.exists():
                 self._ask(api)
-            return self._look(api, now)
+            return self._fetch(api, now)
         finally:
             api.close()
 
     def _asking(self, life: Life | None, now: float) -> Api:
-        """The API server as who may ask for a certificate: the node with the one it has, or whoever enrols nodes."""
+        """A client that may request a certificate: with the node's valid certificate, else with the enrolment token."""
         if life is not None and now < life.end:
             return Api(self.settings.server, self.session)
         if self.enrolment is None:
@@ -188,8 +188,8 @@ class Certificate:
         if not (self._key.exists() and self._request.exists()):
             make_request(node, self._key, self._request)
         request = self._request.read_bytes()
-        # Named by what is in it: if the answer is lost, it is the same one that is asked for again. Two with different keys
-        # would both claim to be this node, and nobody could tell which of them is.
+        # The name is a hash of the content: if the answer is lost, the retry creates the same request. Two requests with
+        # different keys would both claim to be this node, and an operator could not tell which is genuine.
         name = f"trackbed-{node}-{hashlib.sha256(request).hexdigest()[:16]}"
         body = {
             "apiVersion": "certificates.k8s.io/v1",
@@ -206,7 +206,7 @@ class Certificate:
             api.ask("POST", REQUESTS, body=body)
         except Refused as error:
             if error.status in (400, 422):
-                # What is in it is no good.
+                # The content is invalid: make another key and request.
                 self._forget()
             if error.status != 409:
                 raise
@@ -214,17 +214,17 @@ class Certificate:
         self._wait = LOOK
 
     def _forget(self) -> None:
-        """The next request is another one."""
+        """Remove key and request, so that the next request is a new one."""
         for used in (self._name, self._request, self._key):
             used.unlink(missing_ok=True)
 
-    def _look(self, api: Api, now: float) -> float:
+    def _fetch(self, api: Api, now: float) -> float:
         try:
             found = api.ask("GET", f"{REQUESTS}/{self._name.read_text().strip()}")
         except Refused as error:
             if error.status != 404:
                 raise
-            # Those that nobody approves are removed after a day.
+            # Kubernetes removes a request that nobody has approved after a day.
             self._forget()
             return 0.0
         status: dict[str, Any] = found.get("status", {})
@@ -248,14 +248,14 @@ class Certificate:
         return wait
 
     def _take(self, certificate: bytes) -> list[str]:
-        """Make the certificate and its key the current ones, in one step; why they are not taken, if they are not."""
+        """Install the certificate and its key in one step; the faults for which it is refused, if there are any."""
         if len(certificate) > LONGEST_CERTIFICATE or not _CERTIFICATES.fullmatch(certificate):
             return ["it is no certificate in PEM, or has something beside it"]
         beside = self.folder / ".reporter.pem.new"
         beside.touch(0o600)
         beside.write_bytes(self._key.read_bytes() + certificate)
         try:
-            faults = _differences(beside, self._key, f"{USER}{self.settings.node_name}")
+            faults = _differences(beside, self._key, f"{NODE_USER}{self.settings.node_name}")
         except NoCredentials as error:
             faults = [str(error)]
         if faults:
@@ -268,15 +268,15 @@ class Certificate:
 
 
 def make_request(node: str, key: Path, request: Path) -> None:
-    """Write a key and a request for a node's certificate, in the one form that is approved (fleet/certificate_request.py)."""
+    """Write a key and a certificate request, in the only form that is approved (fleet/certificate_request.py)."""
     _openssl(
         "req", "-new", "-config", os.devnull, "-utf8", "-sha256", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
-        "-nodes", "-subj", f"/CN={USER}{node}", "-keyout", str(key), "-out", str(request),
+        "-nodes", "-subj", f"/CN={NODE_USER}{node}", "-keyout", str(key), "-out", str(request),
     )  # fmt: skip
 
 
 def _differences(certificate: Path, key: Path, name: str) -> list[str]:
-    """In what a certificate is not a client's, for this key and common name; as fleet/certificate_request.py says it."""
+    """How a certificate differs from a client's for this key and name, in the words of fleet/certificate_request.py."""
     faults = []
     if _openssl("x509", "-noout", "-pubkey", "-in", str(certificate)) != _openssl("pkey", "-pubout", "-in", str(key)):
         faults.append("it has another key")
@@ -288,7 +288,7 @@ def _differences(certificate: Path, key: Path, name: str) -> list[str]:
     lines = _openssl("x509", "-noout", "-ext", wanted, "-in", str(certificate)).splitlines()
     headings = [line.partition(":")[0] for line in lines if line.startswith("X509v3 ")]
     if "X509v3 Subject Alternative Name" in headings:
-        # What else is printed may be part of these names.
+        # The names may contain line breaks, so no other line can be trusted.
         return [*faults, "it has alternative names"]
     values = [line.strip() for line in lines if line.startswith(" ")]
     if headings.count("X509v3 Extended Key Usage") != 1 or "TLS Web Client Authentication" not in values:

@@ -1,4 +1,4 @@
-"""The node's own Node object, as the API server last told it: a watch in a thread of its own."""
+"""Watches the node's own Node object, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ NODES = "/api/v1/nodes"
 GONE = 410
 
 SPREAD = 10.0
-"""Seconds within which a watch that the server has ended is begun anew: one that is stopped ends those of all nodes at once."""
+"""A watch that the server ended is begun again after up to so many seconds, drawn at random: an API server that stops ends the
+watches of all nodes at the same moment."""
 
 
 @define
-class Mirror:
-    """What the Node is like now. ``node`` None: there is no such Node; ``known`` False: it is not known whether."""
+class NodeWatch:
+    """The Node as last received. ``known`` False: not read yet, or out of date. ``node`` None: there is no such Node."""
 
     api: Api
     name: str
@@ -35,18 +36,18 @@ class Mirror:
         """Follow the Node from now on."""
         Thread(target=self._follow, name=f"watch {self.name}", daemon=True).start()
 
-    def took(self, node: Node) -> None:
-        """The API server has answered a patch with this."""
+    def patched(self, node: Node) -> None:
+        """Take over the Node from the answer to a patch."""
         with self._lock:
             if node.newer_than(self.node):
                 self.node = node
 
-    def at_once(self) -> None:
-        """What has failed may be tried again now."""
+    def retry_now(self) -> None:
+        """Try again at once if the last try failed."""
         self._again.set()
 
-    def doubt(self) -> None:
-        """What is known of the Node was wrong: ask again."""
+    def relist(self) -> None:
+        """Read the Node again: what is known of it is out of date."""
         self.known = False
         self._again.set()
         self.api.interrupt()
@@ -58,14 +59,14 @@ class Mirror:
             try:
                 version = self._list()
                 backoff.succeeded()
-                self._listen(version)
+                self._watch(version)
                 wait = random.uniform(0.1, SPREAD)  # noqa: S311  no secret
             except TROUBLE as error:
-                self._troubled(explain(error))
+                self._failed(explain(error))
                 wait = backoff.failed(error.retry_after if isinstance(error, Refused) else 0.0)
             except (KeyError, TypeError, AttributeError) as error:
-                # Of whoever is in between. A thread that ended by it would leave a reporter that hears of nothing any more.
-                self._troubled(f"what the API server says of the Node is not understood: {error!r}")
+                # A proxy may send malformed objects. They must not end this thread: the reporter would miss all later changes.
+                self._failed(f"the API server sent a Node that cannot be read: {error!r}")
                 wait = backoff.failed()
             self._again.wait(wait)
             self._again.clear()
@@ -75,18 +76,18 @@ class Mirror:
         selector = {"fieldSelector": f"metadata.name={self.name}", "resourceVersion": "0"}
         found = self.api.ask("GET", NODES, selector)
         items = found.get("items") or []
-        # What was there before may be the newer one by its version, and is not: an etcd that was restored counts from less.
-        self._saw(read_node(items[0]) if items else None, before)
+        # The Node from before may have the higher version: an etcd restored from a backup counts from a lower one.
+        self._received(read_node(items[0]) if items else None, before)
         return str(found["metadata"]["resourceVersion"])
 
-    def _listen(self, version: str) -> None:
+    def _watch(self, version: str) -> None:
         query = {"fieldSelector": f"metadata.name={self.name}", "resourceVersion": version}
         for event in self.api.watch(NODES, query):
             match event["type"]:
                 case "ADDED" | "MODIFIED":
-                    self._saw(read_node(event["object"]))
+                    self._received(read_node(event["object"]))
                 case "DELETED":
-                    self._saw(None)
+                    self._received(None)
                 case "ERROR" if event["object"].get("code") == GONE:
                     return
                 case "ERROR":
@@ -94,13 +95,13 @@ class Mirror:
             if not self.known:
                 return
 
-    def _saw(self, node: Node | None, instead_of: Node | None = None) -> None:
+    def _received(self, node: Node | None, instead_of: Node | None = None) -> None:
         with self._lock:
             if node is None or not self.known or self.node is instead_of or node.newer_than(self.node):
                 self.node = node
             self.known, self.trouble = True, ""
         self.changed()
 
-    def _troubled(self, why: str) -> None:
+    def _failed(self, why: str) -> None:
         self.trouble = why
         self.changed()

@@ -1,0 +1,85 @@
+"""Writes the Node: conditions, labels and taint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from attrs import define, field
+
+from agent.reporter.kubernetes.api import JSON_PATCH, STRATEGIC_PATCH, Api, Refused
+from agent.reporter.kubernetes.node import (
+    MANAGER,
+    Desired,
+    Node,
+    Operation,
+    changes_more_than_messages,
+    label_patch,
+    node_patch,
+    read_node,
+    status_patch,
+    taint_patch,
+)
+from agent.reporter.kubernetes.node_watch import NODES, NodeWatch
+from agent.reporter.kubernetes.steps import LONGEST_SLEEP
+
+MESSAGE_EVERY = 60.0
+"""Seconds between two writes of the conditions if nothing but a message has changed."""
+
+REFUSED_BY_CONTENT = (400, 403, 409, 422)
+"""HTTP status codes that refuse a patch for its content: a part of it may be accepted."""
+
+
+@define
+class NodeWriter:
+    """Sends patches of the Node, and keeps the watch up to date with the answers. ``now``: the time of day."""
+
+    name: str
+    api: Api
+    watch: NodeWatch
+    now: Callable[[], float]
+    _status_written: float = field(default=-MESSAGE_EVERY, init=False)
+
+    def write_conditions(self, desired: Desired, node: Node, clock: float) -> tuple[Node, float]:
+        """Write the conditions that differ.
+
+        :param clock: seconds since the boot.
+        :returns: the Node after it, and the seconds until a message that differs may be written.
+        """
+        body = status_patch(desired, node, self.now())
+        if body is None:
+            return node, LONGEST_SLEEP
+        if not changes_more_than_messages(desired, node) and clock < self._status_written + MESSAGE_EVERY:
+            return node, self._status_written + MESSAGE_EVERY - clock
+        node = self._patch(f"{NODES}/{self.name}/status", body, STRATEGIC_PATCH)
+        self._status_written = clock
+        return node, LONGEST_SLEEP
+
+    def write_labels_and_taint(self, desired: Desired, node: Node) -> None:
+        """Write the labels and the taint that differ, in one patch; if its content is refused, each by itself."""
+        parts = [part for part in (taint_patch(desired, node), label_patch(desired, node)) if part]
+        try:
+            self.patch([operation for part in parts for operation in part], node)
+        except Refused as error:
+            if error.status not in REFUSED_BY_CONTENT or len(parts) < 2:
+                raise
+            # A policy forbids one of the two, or somebody has just changed a label: write the other one nevertheless.
+            for part in parts:
+                with suppress(Refused):
+                    node = self.patch(part, node)
+            if node_patch(desired, node):
+                raise
+
+    def patch(self, operations: list[Operation], node: Node) -> Node:
+        """Send a JSON patch, unless it is empty; the Node after it."""
+        return self._patch(f"{NODES}/{self.name}", operations, JSON_PATCH) if operations else node
+
+    def _patch(self, path: str, body: Any, content_type: str) -> Node:
+        answer = self.api.ask("PATCH", path, {"fieldManager": MANAGER}, body, content_type)
+        try:
+            node = read_node(answer)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Refused(200, f"what is no Node: {error!r}") from None
+        self.watch.patched(node)
+        return node

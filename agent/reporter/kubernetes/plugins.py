@@ -1,0 +1,63 @@
+"""Device plugins read their devices when they start. If the devices change, the plugin's label is removed for a while.
+
+The label selects the plugin's DaemonSet: removing it deletes the plugin's pod, and a new pod sees the new devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from attrs import define, field
+
+from agent.reporter.kubernetes.node import Node
+from agent.reporter.kubernetes.steps import LONGEST_SLEEP
+from agent.reporter.settings import Label
+
+PLUGIN_PAUSE = 30.0
+"""Seconds for which a label is absent at least: the DaemonSet's controller deletes the pod some time after its removal."""
+
+PLUGIN_LONGEST = 600.0
+"""Seconds after which a label is set again although its resource is still allocatable: another plugin offers it."""
+
+
+@define
+class PluginLabels:
+    """Decides whether the labels of device plugins are absent now.
+
+    ``devices``: the set of devices that the plugins were started with, as reports name it; empty before the first one.
+    """
+
+    devices: str = ""
+    _absent_since: float | None = field(default=None, init=False)
+
+    def absent(self, devices: str, labels: Collection[Label], node: Node, clock: float) -> tuple[bool, float]:
+        """Whether the labels must be absent, and the seconds until that may change by itself.
+
+        :param devices: the set of devices that there are now; empty: unknown.
+        :param clock: seconds since the boot.
+        """
+        devices = devices or self.devices
+        allocatable = any(node.can_give(resource) for resource in plugin_resources(labels))
+        if self._absent_since is None:
+            if devices == self.devices or self._none_started(labels, node, allocatable):
+                self.devices = devices
+                return False, LONGEST_SLEEP
+            self._absent_since = clock
+        shortest, longest = (self._absent_since + seconds - clock for seconds in (PLUGIN_PAUSE, PLUGIN_LONGEST))
+        if shortest <= 0 and (longest <= 0 or not allocatable):
+            self._absent_since, self.devices = None, devices
+            return False, LONGEST_SLEEP
+        return True, max(shortest if shortest > 0 else longest, 1.0)
+
+    def _none_started(self, labels: Collection[Label], node: Node, allocatable: bool) -> bool:
+        """Whether no plugin has started yet: one that starts sees the devices of now.
+
+        If the label is absent while the resource is allocatable, an earlier process of this reporter removed the label.
+        """
+        keys = {label.key for label in labels if label.role == "plugin"}
+        return not self.devices or (not keys & node.labels.keys() and not allocatable)
+
+
+def plugin_resources(labels: Collection[Label]) -> tuple[str, ...]:
+    """The extended resources that the device plugins make allocatable."""
+    return tuple(label.resource for label in labels if label.role == "plugin" and label.resource)

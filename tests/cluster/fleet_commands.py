@@ -1,0 +1,185 @@
+"""What the tests of the fleet's commands share: a control plane, Nodes that are objects only, and running a command."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from agent.report import names
+from lab.cluster import control_plane as planes
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster import reporters
+
+ROOT = Path(__file__).parent.parent.parent
+DEADLINE = 60.0
+OTHERS = {"key": "example.net/busy", "effect": "NoSchedule"}
+OURS = {"key": names.TAINT, "effect": "NoSchedule"}
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane for one module of tests, since a sweep reads all Nodes of a cluster."""
+    made = planes.create(tmp_path_factory.mktemp("fleet"))
+    try:
+        made.start()
+        made.kubectl("apply", "-k", str(ROOT / "fleet" / "cluster"))
+        yield made
+    finally:
+        made.stop()
+
+
+@frozen
+class Done:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+def start(kubeconfig: Path, *words: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+    command = [sys.executable, "-m", "agent", "fleet", *words]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> Done:
+    out, err = process.communicate(timeout=120)
+    assert "Traceback" not in err
+    return Done(process.returncode, out, err)
+
+
+def fleet(plane: ControlPlane, *words: str) -> Done:
+    return ended(start(plane.admin, *words))
+
+
+def until(look: Callable[[], object], what: str) -> None:
+    reporters.until(look, what, DEADLINE)
+
+
+def stamp() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def conditions(ready: str) -> list[dict[str, str]]:
+    said = {names.READY: ready, names.UP_TO_DATE: "True", "Ready": "True"}
+    return [
+        {"type": type, "status": status, "reason": "AsSpecified", "message": "as it is", "lastTransitionTime": stamp()}
+        for type, status in said.items()
+    ]
+
+
+def make_node(plane: ControlPlane, name: str, ready: str = "True", life: int = 900) -> None:
+    """Create a Node as its reporter publishes it, with a Lease that expires after so many seconds."""
+    labels = {names.READY_LABEL: "true", "kubernetes.io/hostname": name}
+    plane.kubectl("delete", "node", name, "--ignore-not-found")
+    plane.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"taints": [OTHERS]},
+        }
+    )
+    status = {
+        "conditions": conditions(ready),
+        "capacity": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+        "allocatable": {"cpu": "4", "memory": "8Gi", "pods": "110"},
+    }
+    plane.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+    renew(plane, name, life)
+
+
+def renew(plane: ControlPlane, name: str, life: int = 900) -> None:
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {
+            "name": name,
+            "namespace": names.NAMESPACE,
+            "annotations": {names.SPEC_HASH: "0123456789abcdef", names.AGENT_VERSION: "0.1.0-abc"},
+        },
+        "spec": {
+            "holderIdentity": name,
+            "leaseDurationSeconds": life,
+            "renewTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        },
+    }
+    plane.apply(lease)
+
+
+def node(plane: ControlPlane, name: str) -> Any:
+    return plane.get("node", name)
+
+
+def condition(plane: ControlPlane, name: str) -> Any:
+    return next(one for one in node(plane, name)["status"]["conditions"] if one["type"] == names.READY)
+
+
+def taints(plane: ControlPlane, name: str) -> list[dict[str, str]]:
+    # The controller of node lifecycles has its own, since no kubelet is heard of.
+    found = node(plane, name)["spec"].get("taints", [])
+    return [taint for taint in found if not taint["key"].startswith("node.kubernetes.io/")]
+
+
+@pytest.fixture
+def no_nodes(plane: ControlPlane) -> None:
+    plane.kubectl("delete", "nodes", "--all")
+    plane.kubectl("delete", "leases", "--all", f"--namespace={names.NAMESPACE}")
+    # A node that was enrolled by the test before is shown by this one's `status`.
+    place = ("rolebindings", f"--namespace={names.NAMESPACE}")
+    enrolled = [one["metadata"]["name"] for one in plane.get(*place)["items"]]
+    for name in [name for name in enrolled if name.startswith(names.NODE_USER)]:
+        plane.kubectl("delete", *place, name)
+
+
+def request(user: str, name: str, **different: Any) -> dict[str, Any]:
+    """A CertificateSigningRequest with a key of its own."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, user)])
+    made = x509.CertificateSigningRequestBuilder(subject).sign(ec.generate_private_key(ec.SECP256R1()), hashes.SHA256())
+    spec = {
+        "request": base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode(),
+        "signerName": "kubernetes.io/kube-apiserver-client",
+        "usages": ["client auth"],
+        "expirationSeconds": 86400,
+    }
+    return {
+        "apiVersion": "certificates.k8s.io/v1",
+        "kind": "CertificateSigningRequest",
+        "metadata": {"name": name},
+        "spec": {**spec, **different},
+    }
+
+
+def ask(plane: ControlPlane, kubeconfig: Path, document: dict[str, Any]) -> None:
+    plane.kubectl("create", "--filename=-", stdin=json.dumps(document), kubeconfig=kubeconfig)
+
+
+def enrolment(plane: ControlPlane) -> Path:
+    token = plane.kubectl("create", "token", "enrolment", f"--namespace={names.NAMESPACE}").strip()
+    return plane.bearer("enrolment", token)
+
+
+def decision(plane: ControlPlane, name: str) -> list[str]:
+    found = plane.get("csr", name)["status"].get("conditions", [])
+    return [one["type"] for one in found]

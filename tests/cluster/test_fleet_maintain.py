@@ -1,0 +1,229 @@
+"""`trackbed fleet maintain` against a real API server, with Nodes that are objects only."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import pytest
+from lightkube import ALL_NS, ApiError, Client, KubeConfig
+from lightkube.resources.core_v1 import NodeStatus, Pod
+from lightkube.types import PatchType
+
+from agent.report import names
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.fleet_commands import (
+    OTHERS,
+    conditions,
+    ended,
+    fleet,
+    make_node,
+    no_nodes,
+    node,
+    plane,
+    stamp,
+    start,
+    until,
+)
+
+__all__ = ["no_nodes", "plane"]
+
+
+@contextmanager
+def kubelets(plane: ControlPlane, *nodes: str) -> Iterator[None]:
+    """Play the kubelets of these Nodes: send heartbeats, run pods that are bound, and end pods that are deleted."""
+    over = Event()
+    client = Client(KubeConfig.from_file(plane.admin).get())
+
+    def keep() -> None:
+        while not over.wait(0.3):
+            for name in nodes:
+                beats = [{**one, "lastHeartbeatTime": stamp()} for one in conditions("True")]
+                with suppress(ApiError):
+                    client.patch(NodeStatus, name, {"status": {"conditions": beats}}, patch_type=PatchType.STRATEGIC)
+            for pod in client.list(Pod, namespace=ALL_NS):
+                with suppress(ApiError):
+                    run(pod)
+
+    def run(pod: Pod) -> None:
+        assert pod.metadata and pod.metadata.name and pod.spec and pod.status
+        name, namespace = pod.metadata.name, pod.metadata.namespace or ""
+        if pod.spec.nodeName not in nodes:
+            return
+        if pod.metadata.deletionTimestamp:
+            client.delete(Pod, name, namespace=namespace, grace_period=0)
+        elif pod.status.phase == "Pending":
+            running = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            client.patch(Pod.Status, name, {"status": running}, namespace=namespace, patch_type=PatchType.MERGE)
+
+    thread = Thread(target=keep)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def workload(plane: ControlPlane, name: str, node_name: str) -> None:
+    """Create a ReplicaSet of one pod that can run on that node only."""
+    labels = {"app": name}
+    pod = {
+        "nodeSelector": {"kubernetes.io/hostname": node_name},
+        # Not a toleration of every taint: that would include the cordon's.
+        "tolerations": [{"key": OTHERS["key"], "operator": "Exists"}],
+        "containers": [{"name": "c", "image": "example.net/pause:1"}],
+    }
+    plane.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "ReplicaSet",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
+            },
+        }
+    )
+    until(lambda: pods(plane, name, node_name), f"the pod of {name} runs")
+
+
+def pods(plane: ControlPlane, name: str, node_name: str) -> list[str]:
+    """The UIDs of its pods that run on the node."""
+    found = plane.get("pods", f"--selector=app={name}")["items"]
+    return [
+        pod["metadata"]["uid"]
+        for pod in found
+        if pod["spec"].get("nodeName") == node_name and pod["status"]["phase"] == "Running"
+    ]
+
+
+def forbid(plane: ControlPlane, name: str) -> None:
+    """Create a budget that forbids the eviction of the workload, and wait until it is in force."""
+    plane.apply(
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": name}}},
+        }
+    )
+    until(lambda: plane.get("pdb", name).get("status", {}).get("currentHealthy") == 1, "the budget counts its pod")
+
+
+@pytest.fixture
+def inventory(tmp_path: Path) -> Path:
+    """An inventory of pyinfra's fake hosts: the change succeeds on m1 and m2, and fails on m3."""
+    file = tmp_path / "fleet.py"
+    instantly = {"fake_delay": 0, "fake_delay_jitter": 0}
+    hosts: list[tuple[str, dict[str, Any]]] = [
+        (f"@fake/{name}", {"node_name": name, **instantly}) for name in ("m1", "m2")
+    ]
+    broken = {"fake_responses": {"trackbed apply": {"success": False, "stderr": "vfs: deferred"}}}
+    hosts.append(("@fake/m3", {"node_name": "m3", **instantly, **broken}))
+    file.write_text(f"hosts = {hosts!r}\n")
+    return file
+
+
+@pytest.fixture
+def nodes(plane: ControlPlane, no_nodes: None) -> Iterator[None]:
+    made = ("m1", "m2", "m3")
+    for name in made:
+        make_node(plane, name)
+    with kubelets(plane, *made):
+        yield
+        plane.kubectl("delete", "replicasets,poddisruptionbudgets", "--all")
+        until(lambda: not plane.get("pods")["items"], "the pods are gone")
+
+
+def cordoned(plane: ControlPlane, name: str) -> tuple[bool, bool]:
+    """Whether the Node is cordoned, and whether it has the record of a maintenance."""
+    found = node(plane, name)
+    notes = found["metadata"].get("annotations", {})
+    return bool(found["spec"].get("unschedulable")), names.MAINTENANCE in notes
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_node_is_drained_changed_and_brought_back(plane: ControlPlane, inventory: Path) -> None:
+    workload(plane, "job", "m1")
+    (before,) = pods(plane, "job", "m1")
+    done = fleet(plane, "maintain", "m1", "--inventory", str(inventory))
+    assert done.code == 0, done
+    said = [line.partition(": ")[2].partition(" default/")[0] for line in done.out.splitlines()]
+    assert said == [
+        "cordoned", "evicting", "changing what its spec wants, up to vf-reset", "ready", "uncordoned",
+    ]  # fmt: skip
+    assert cordoned(plane, "m1") == (False, False)
+    until(lambda: pods(plane, "job", "m1") not in ([], [before]), "another pod takes its place")
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_budget_that_forbids_it_is_respected_and_the_node_given_back(plane: ControlPlane, inventory: Path) -> None:
+    workload(plane, "job", "m1")
+    forbid(plane, "job")
+    before = pods(plane, "job", "m1")
+    words = ("maintain", "m1", "m2", "--inventory", str(inventory), "--drain-timeout", "3", "--json")
+    done = fleet(plane, *words)
+    assert done.code == 1
+    assert done.document["nodes"]["m1"]["result"] == "undone"
+    assert "The disruption budget job needs 1 healthy pods" in done.document["nodes"]["m1"]["reason"]
+    assert done.document["nodes"]["m2"]["result"] == "not started"
+    assert pods(plane, "job", "m1") == before
+    assert cordoned(plane, "m1") == (False, False)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_change_that_fails_leaves_the_node_cordoned_until_it_is_undone(plane: ControlPlane, inventory: Path) -> None:
+    words = ("maintain", "m3", "--inventory", str(inventory))
+    done = fleet(plane, *words)
+    assert done.code == 1
+    assert "m3: failed: trackbed apply on the node failed, and it stays cordoned: vfs: deferred" in done.err
+    assert cordoned(plane, "m3") == (True, True)
+    refused = fleet(plane, *words)
+    assert refused.code == 1
+    assert "admin began to maintain m3 at" in refused.err
+    assert fleet(plane, *words, "--undo").code == 0
+    assert cordoned(plane, "m3") == (False, False)
+
+
+@pytest.mark.usefixtures("nodes")
+def test_a_node_that_somebody_had_cordoned_stays_so(plane: ControlPlane, inventory: Path) -> None:
+    plane.kubectl("cordon", "m1")
+    assert fleet(plane, "maintain", "m1", "--inventory", str(inventory)).code == 0
+    assert cordoned(plane, "m1") == (True, False)
+
+
+@pytest.mark.usefixtures("nodes")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_an_interrupted_drain_is_resumed_or_undone(plane: ControlPlane, inventory: Path, how: signal.Signals) -> None:
+    workload(plane, "job", "m1")
+    forbid(plane, "job")
+    words = ("maintain", "m1", "--inventory", str(inventory))
+    running = start(plane.admin, *words)
+    until(lambda: cordoned(plane, "m1") == (True, True), "the node is cordoned")
+    running.send_signal(how)
+    stopped = ended(running)
+    if how == signal.SIGINT:
+        assert stopped.code == 130
+        assert cordoned(plane, "m1") == (False, False)
+        return
+    assert cordoned(plane, "m1") == (True, True)
+    plane.kubectl("delete", "pdb", "job")
+    assert fleet(plane, *words, "--resume").code == 0
+    assert cordoned(plane, "m1") == (False, False)
+
+
+def test_every_fault_is_named_before_a_node_is_touched(plane: ControlPlane, inventory: Path) -> None:
+    make_node(plane, "m1")
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bare"}})
+    done = fleet(plane, "maintain", "m1", "nobody", "bare", "--inventory", str(inventory))
+    assert done.code == 1
+    assert "nobody is the Node of no host in" in done.err
+    assert "the cluster has no Node nobody" in done.err
+    assert "bare does not say TrackbedReady; deploy it first" in done.err
+    assert cordoned(plane, "m1") == (False, False)

@@ -1,0 +1,100 @@
+"""`trackbed fleet status` against a real API server, with Nodes that are objects only."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.report import names
+from fleet.bindings import bindings
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.fleet_commands import (
+    ask,
+    conditions,
+    enrolment,
+    fleet,
+    make_node,
+    no_nodes,
+    plane,
+    request,
+)
+
+__all__ = ["no_nodes", "plane"]
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_status_shows_every_node_and_its_exit_code_says_whether_all_are_ready(plane: ControlPlane) -> None:
+    make_node(plane, "a")
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "others"}})
+    done = fleet(plane, "status", "--json")
+    assert done.code == 0
+    (found,) = done.document["nodes"]
+    assert (found["name"], found["ready"], found["spec_hash"]) == ("a", "True", "0123456789abcdef")
+    assert (found["agent_version"], found["up_to_date"], found["reason"]) == ("0.1.0-abc", "True", "AsSpecified")
+    assert done.document["other_nodes"] == 1
+    make_node(plane, "b", ready="False")
+    done = fleet(plane, "status")
+    assert done.code == 2
+    assert "1 of 2 nodes are ready; 1 other nodes" in done.out
+    assert "AsSpecified: as it is" in done.out
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_heartbeat_in_the_nodes_own_wrong_time_counts(plane: ControlPlane) -> None:
+    make_node(plane, "a")
+    wrong = {"spec": {"renewTime": "1970-01-01T00:00:00.000000Z"}}
+    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(wrong))
+    assert fleet(plane, "sweep", "--json").document["expired"] == []
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_node_whose_kubelet_is_lost_is_not_ready(plane: ControlPlane) -> None:
+    make_node(plane, "a")
+    lost = [{**one, "status": "Unknown"} if one["type"] == "Ready" else one for one in conditions("True")]
+    body = json.dumps({"status": {"conditions": lost}})
+    plane.kubectl("patch", "node", "a", "--subresource=status", "--type=merge", "-p", body)
+    done = fleet(plane, "status")
+    assert done.code == 2
+    assert "KubeletNotReady: the kubelet's condition Ready is Unknown" in done.out
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_node_that_was_deleted_is_shown(plane: ControlPlane, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        make_node(plane, name)
+    # It was enrolled.
+    plane.apply(bindings("a")[1].to_dict())
+    plane.kubectl("delete", "node", "a")
+    plane.kubectl("delete", "leases", "a", f"--namespace={names.NAMESPACE}")
+    inventory = tmp_path / "inventory.py"
+    inventory.write_text('hosts = [("host", {"node_name": "c"})]\n')
+    try:
+        done = fleet(plane, "status", "--inventory", str(inventory), "--json")
+        assert done.code == 2
+        rows = {one["name"]: one["reason"] for one in done.document["nodes"] if not one["joined"]}
+        assert rows == {"a": "NotJoined", "c": "NotJoined"}
+        assert "its Node was deleted" in fleet(plane, "status").out
+    finally:
+        plane.kubectl("delete", "rolebinding", f"{names.NODE_USER}a", f"--namespace={names.NAMESPACE}")
+
+
+ESCAPES = "\x1b[2J\x1b]0;mine\x07[bold red]"
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_what_a_node_writes_is_shown_and_not_sent_to_the_terminal(plane: ControlPlane) -> None:
+    make_node(plane, "a", ready="False")
+    said = [{**one, "reason": "Broken", "message": ESCAPES} for one in conditions("False")]
+    body = json.dumps({"status": {"conditions": said}})
+    plane.kubectl("patch", "node", "a", "--subresource=status", "--type=merge", "-p", body)
+    out = fleet(plane, "status").out
+    assert "Broken: \\x1b[2J\\x1b]0;mine\\x07[bold red]" in out
+    assert "\x1b" not in out
+    document = request(f"{names.NODE_USER}a\x1b[2J", "trackbed-a-1")
+    ask(plane, enrolment(plane), document)
+    out = fleet(plane, "approve").out
+    assert "\\x1b[2J" in out
+    assert "\x1b" not in out
+    plane.kubectl("delete", "csr", "--all")

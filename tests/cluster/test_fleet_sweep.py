@@ -1,0 +1,152 @@
+"""`trackbed fleet sweep` against a real API server, with Nodes that are objects only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.report import names
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.fleet_commands import (
+    OTHERS,
+    OURS,
+    ask,
+    condition,
+    conditions,
+    ended,
+    enrolment,
+    fleet,
+    make_node,
+    no_nodes,
+    node,
+    plane,
+    request,
+    start,
+    taints,
+    until,
+)
+
+__all__ = ["no_nodes", "plane"]
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_silent_node_becomes_unknown_and_tainted_and_all_else_of_it_stays(plane: ControlPlane) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_node(plane, name, life=1 if name == "a" else 900)
+    until(lambda: fleet(plane, "status", "--json").document["nodes"][0]["ready"] == "Unknown", "it expires")
+    before = node(plane, "a")
+    assert fleet(plane, "sweep", "--dry").out.startswith("a: no heartbeat; would be tainted")
+    assert condition(plane, "a")["status"] == "True"
+
+    # Twice at once: each may find the other's work done, none fails.
+    both = [ended(one) for one in [start(plane.admin, "sweep", "--json") for _ in range(2)]]
+    assert [done.code for done in both] == [0, 0], both
+    assert {name for done in both for name in done.document["tainted"]} == {"a"}
+
+    after = node(plane, "a")
+    assert condition(plane, "a")["status"] == "Unknown"
+    assert condition(plane, "a")["reason"] == names.EXPIRED
+    assert taints(plane, "a") == [OTHERS, OURS]
+    assert after["metadata"]["labels"].keys() == before["metadata"]["labels"].keys() - {names.READY_LABEL}
+    assert {one["type"] for one in after["status"]["conditions"]} >= {names.UP_TO_DATE, "Ready"}
+    assert [condition(plane, name)["status"] for name in ("b", "c", "d")] == ["True"] * 3
+
+    version = after["metadata"]["resourceVersion"]
+    assert fleet(plane, "sweep", "--json").document["tainted"] == []
+    swept = node(plane, "a")
+    assert (swept["metadata"]["resourceVersion"] == version) or condition(plane, "a")["reason"] == names.EXPIRED
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_half_the_fleet_silent_taints_none(plane: ControlPlane) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_node(plane, name, life=1 if name in ("a", "b") else 900)
+    until(lambda: len(fleet(plane, "sweep", "--dry", "--json").document["expired"]) == 2, "two expire")
+    done = fleet(plane, "sweep", "--json")
+    assert done.code == 2
+    assert done.document["refused"]
+    assert "2 of 4 nodes are without a heartbeat, and at most 1 may be: none was tainted" in done.err
+    assert [taints(plane, name) for name in ("a", "b", "c", "d")] == [[OTHERS]] * 4
+    assert fleet(plane, "sweep", "--max-share", "0.5").code == 0
+    assert [taints(plane, name) for name in ("a", "b")] == [[OTHERS, OURS]] * 2
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_healthy_node_whose_lease_was_deleted_keeps_its_pods(plane: ControlPlane) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_node(plane, name)
+    plane.kubectl("delete", "lease", "a", f"--namespace={names.NAMESPACE}")
+    assert fleet(plane, "status", "--json").document["nodes"][0]["ready"] == "Unknown"
+    done = fleet(plane, "sweep", "--json")
+    assert (done.code, done.document["tainted"], done.document["renewed"]) == (0, [], ["a"])
+    assert (taints(plane, "a"), condition(plane, "a")["status"]) == ([OTHERS], "True")
+    made = plane.get("lease", "a", f"--namespace={names.NAMESPACE}")
+    assert made["metadata"]["ownerReferences"][0]["name"] == "a"
+    assert fleet(plane, "status", "--json").document["nodes"][0]["reason"] != "LeaseExpired"
+    # A node that is dead lets that one expire.
+    body = json.dumps({"spec": {"leaseDurationSeconds": 1}})
+    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
+    until(lambda: fleet(plane, "sweep", "--json").document["tainted"] == ["a"], "it is swept")
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_all_leases_gone_are_made_anew_and_none_is_swept(plane: ControlPlane) -> None:
+    for name in ("a", "b", "c", "d"):
+        make_node(plane, name)
+    plane.kubectl("delete", "leases", "--all", f"--namespace={names.NAMESPACE}")
+    assert fleet(plane, "sweep", "--dry", "--json").document["renewed"] == ["a", "b", "c", "d"]
+    assert fleet(plane, "sweep").code == 2
+    assert fleet(plane, "sweep").code == 0
+    assert [taints(plane, name) for name in ("a", "b", "c", "d")] == [[OTHERS]] * 4
+
+
+def test_who_may_not_sweep_is_told_so(plane: ControlPlane) -> None:
+    done = ended(start(plane.identity("nobody"), "sweep"))
+    assert done.code == 1
+    assert "the API server refuses" in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("no_nodes")
+@pytest.mark.parametrize("when", ["0000-01-01T00:00:00Z", "9999-12-31T23:59:59-23:59"])
+@pytest.mark.parametrize("where", ["lastTransitionTime", "lastHeartbeatTime", "renewTime"])
+def test_a_time_that_cannot_be_read_stops_nobody(plane: ControlPlane, when: str, where: str) -> None:
+    for name in ("a", "b", "c", "d", "e"):
+        make_node(plane, name, life=1 if name == "b" else 900)
+    if where == "renewTime":
+        # Whoever may write every Lease; the policy does not let a node write this one.
+        micro = when.replace("00Z", "00.000000Z").replace("59-", "59.000000-")
+        words = ("lease", "a", f"--namespace={names.NAMESPACE}")
+        change: dict[str, Any] = {"spec": {"renewTime": micro}}
+    else:
+        words = ("node", "a", "--subresource=status")
+        change = {"status": {"conditions": [{**conditions("True")[0], where: when}]}}
+    plane.kubectl("patch", *words, "--type=merge", "-p", json.dumps(change))
+    until(lambda: fleet(plane, "status", "--json").document["nodes"][1]["ready"] == "Unknown", "b expires")
+    done = fleet(plane, "status")
+    assert done.code == 2
+    what = "Lease" if where == "renewTime" else "Node"
+    (row,) = [line for line in done.out.splitlines() if line.startswith("a ")]
+    assert f"its {what} cannot be read" in row
+    assert "3 of 5 nodes are ready" in done.out
+    swept = fleet(plane, "sweep", "--max-share", "0.5", "--json")
+    assert (swept.code, swept.document["tainted"]) == (0, ["a", "b"])
+    assert condition(plane, "a")["status"] == "Unknown"
+    ask(plane, enrolment(plane), request(f"{names.NODE_USER}c", "trackbed-c-1"))
+    assert fleet(plane, "approve", "--again", "c").code == 0
+    plane.kubectl("delete", "csr", "trackbed-c-1")
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_heartbeat_from_the_future_does_not_count(plane: ControlPlane) -> None:
+    """A client may write the times of a Lease's field managers, from which the time of its renewal is read."""
+    make_node(plane, "a")
+    lease = plane.get("lease", "a", f"--namespace={names.NAMESPACE}", "--show-managed-fields")
+    managers = [{**entry, "time": "2099-01-01T00:00:00Z"} for entry in lease["metadata"]["managedFields"]]
+    body = json.dumps({"metadata": {"managedFields": managers, "labels": {"example.net/a": "b"}}})
+    plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
+    (found,) = fleet(plane, "status", "--json").document["nodes"]
+    assert (found["ready"], found["reason"]) == ("Unknown", "Unreadable")
+    assert fleet(plane, "sweep", "--json").document["tainted"] == ["a"]
