@@ -130,7 +130,7 @@ def test_each_path_and_link_leads_somewhere(page: Path) -> None:
 
 
 @cache
-def tests_there() -> frozenset[str]:
+def known_tests() -> frozenset[str]:
     """The tests that there are."""
     found = (
         re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE) for path in (ROOT / "tests").rglob("*.py")
@@ -141,7 +141,7 @@ def tests_there() -> frozenset[str]:
 @pages
 def test_each_test_that_is_named_is_there(page: Path) -> None:
     named = {name for line in inline(page.read_text()) for name in re.findall(r"^(test_\w+)$", line)}
-    assert named <= tests_there()
+    assert named <= known_tests()
 
 
 def test_the_hooks_before_a_commit_run_what_make_check_runs() -> None:
