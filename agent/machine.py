@@ -57,19 +57,15 @@ class Attributes(Protocol):
 
     def read(self, path: str) -> str:
         """The file's text without the white space at its end."""
-        ...
 
     def write(self, path: str, text: str) -> None:
         """Write with one write(2): an attribute takes its whole value at once."""
-        ...
 
     def names(self, path: str) -> list[str]:
         """The sorted names in a directory; FileNotFoundError if there is none."""
-        ...
 
     def target(self, path: str) -> str:
         """The last component of a symbolic link's target."""
-        ...
 
 
 class Files(Attributes, Protocol):
@@ -77,19 +73,15 @@ class Files(Attributes, Protocol):
 
     def replace(self, path: str, text: str) -> None:
         """Replace a plain file atomically: readers see all of the old text or all of the new one."""
-        ...
 
     def writable(self, path: str) -> bool:
         """Whether a file has a write bit: sysfs refuses even root to open one without."""
-        ...
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
         """At most ``size`` bytes of a file, from ``offset`` on."""
-        ...
 
     def write_at(self, path: str, offset: int, data: bytes) -> None:
         """Write all of ``data`` at ``offset`` with one call."""
-        ...
 
 
 class Netlink(Protocol):
@@ -97,29 +89,23 @@ class Netlink(Protocol):
 
     def links(self) -> list[Link]:
         """Every netdev, without VF information."""
-        ...
 
     def link(self, name: str) -> Link | None:
         """A netdev by its name or an alternative name, with its VFs; None if there is none."""
-        ...
 
     def set_link(
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
     ) -> None:
         """Change the given values of a netdev."""
-        ...
 
     def add_altname(self, ifindex: int, name: str) -> None:
         """Add an alternative name to a netdev; EEXIST if a netdev of the namespace has that name."""
-        ...
 
     def remove_altname(self, ifindex: int, name: str) -> None:
         """Remove an alternative name from a netdev; ENOENT or EINVAL if it does not have it."""
-        ...
 
     def rename(self, ifindex: int, name: str) -> None:
         """Rename a netdev, also to one of its alternative names. Before Linux 6.2: EBUSY while it is up."""
-        ...
 
     def set_vf(
         self,
@@ -144,19 +130,15 @@ class Netlink(Protocol):
         The kernel sets ``vlan``, ``qos`` and ``vlan_protocol`` together, and the two rates together: of these, a value that is
         not given becomes 0 (802.1Q).
         """
-        ...
 
     def gateway_ifindexes(self) -> frozenset[int]:
         """The netdevs that carry a default route or one through a gateway (any table, IPv4 and IPv6)."""
-        ...
 
     def route_ifindex(self, address: str) -> int | None:
         """The netdev through which an IP address is reached; None if it is unreachable."""
-        ...
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
         """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex."""
-        ...
 
 
 class Processes(Protocol):
@@ -164,23 +146,18 @@ class Processes(Protocol):
 
     def running(self) -> frozenset[str]:
         """The names (`comm`) of all processes."""
-        ...
 
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
         """The processes (``ib_write_bw (pid 4711)``) that hold each device node open. A node that nobody holds is left out."""
-        ...
 
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
         """The lowest soft limit of locked memory (bytes, -1: unlimited) among the running processes of each name."""
-        ...
 
     def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
         """The command line of each process of this name."""
-        ...
 
     def hang_up(self, name: str) -> None:
         """Send SIGHUP to each process of this name."""
-        ...
 
 
 class System(Protocol):
@@ -188,11 +165,9 @@ class System(Protocol):
 
     def installed_srcversion(self, module: str) -> str | None:
         """The ``srcversion`` of the module's file that modprobe would load; None if there is no file, or it has none."""
-        ...
 
     def clock_synchronised(self) -> bool:
         """Whether the clock is synchronised; OSError if that cannot be found out."""
-        ...
 
 
 class Kubelet(Protocol):
@@ -205,11 +180,9 @@ class Kubelet(Protocol):
 
         :raises OSError: there is a kubelet, and it does not answer.
         """
-        ...
 
     def started(self) -> float:
         """When it was last started (seconds since the epoch); 0: there is no kubelet."""
-        ...
 
 
 @frozen
@@ -238,35 +211,27 @@ class Ethtool(Protocol):
 
     def channels(self, ifindex: int) -> Mapping[str, Quantity]:
         """The numbers of channels: ``rx``, ``tx``, ``combined``."""
-        ...
 
     def set_channels(self, ifindex: int, given: Mapping[str, int]) -> None:
         """Set the given numbers in one step."""
-        ...
 
     def rings(self, ifindex: int) -> Mapping[str, Quantity]:
         """The rings' sizes in descriptors: ``rx``, ``tx``."""
-        ...
 
     def set_rings(self, ifindex: int, given: Mapping[str, int]) -> None:
         """Set the given sizes in one step."""
-        ...
 
     def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
         """``adaptive_rx`` and ``adaptive_tx``; ``rx_usecs``, ``rx_frames``, ``tx_usecs``, ``tx_frames``."""
-        ...
 
     def set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
         """Set the given values in one step."""
-        ...
 
     def features(self, ifindex: int) -> Mapping[str, Feature]:
         """All features that the kernel knows, by name."""
-        ...
 
     def set_feature(self, ifindex: int, name: str, on: bool) -> None:
         """Request a feature on or off. If another feature that it depends on forbids that, the kernel leaves it unchanged."""
-        ...
 
 
 @frozen
@@ -282,14 +247,12 @@ class Namespaces(Protocol):
 
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
         """The namespace of each of these PCI functions whose netdev is in another one."""
-        ...
 
     def files(self, namespace: Namespace) -> AbstractContextManager[Attributes]:
         """The sysfs of that namespace, under the usual paths, for a `with` block. OSError: the namespace is gone.
 
         It must not be kept longer: reading the sysfs of a namespace that has gone may look like success.
         """
-        ...
 
 
 class Details(Protocol):
@@ -297,7 +260,6 @@ class Details(Protocol):
 
     def firmware(self, netdev: str) -> str | None:
         """The firmware's version as the driver reports it."""
-        ...
 
 
 @frozen
@@ -316,19 +278,15 @@ class Dcb(Protocol):
 
     def state(self, netdev: str) -> DcbState | None:
         """The state; None if the driver has no DCB, or the netdev is gone."""
-        ...
 
     def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
         """Turn PFC on for these priorities and off for the others."""
-        ...
 
     def add_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
         """Give DSCPs their priority."""
-        ...
 
     def remove_dscp(self, netdev: str, priorities: Mapping[int, int]) -> None:
         """Remove entries of :attr:`DcbState.dscp`."""
-        ...
 
 
 @frozen
@@ -344,19 +302,15 @@ class Rdma(Protocol):
 
     def netns_mode(self) -> str | None:
         """``shared``: every network namespace sees all RDMA devices; ``exclusive``: its own. None: no RDMA subsystem."""
-        ...
 
     def set_netns_mode(self, mode: str) -> None:
         """Change it; EBUSY while there is another network namespace than the first."""
-        ...
 
     def cm_defaults(self, device: str, port: int) -> CmDefaults | None:
         """The rdma_cm's defaults of a port; None if it is not loaded, there is no configfs, or no such device."""
-        ...
 
     def set_cm_defaults(self, device: str, port: int, *, tos: int | None = None, mode: str | None = None) -> None:
         """Change the given defaults. Existing connections keep theirs."""
-        ...
 
 
 @frozen(kw_only=True)
@@ -381,11 +335,9 @@ class EventSource(Protocol):
 
     def fileno(self) -> int:
         """A descriptor that is readable while events wait."""
-        ...
 
     def receive(self) -> tuple[list[Event], bool]:
         """Take the events that wait, and whether others were lost since the last call. It never blocks."""
-        ...
 
 
 class Events(Protocol):
@@ -393,7 +345,6 @@ class Events(Protocol):
 
     def subscribe(self) -> Sequence[EventSource]:
         """Subscribe: whatever happens from now on is seen."""
-        ...
 
 
 @frozen(kw_only=True)
