@@ -54,6 +54,12 @@ class VfMessage(ifinfmsg):
                     fields = (*_VLAN_INFO.fields, ("__pad", "2x"))
 
 
+# pyroute2 looks up a class's attributes once and keeps them in the class, where a subclass inherits them: after one message of
+# type ifinfmsg, these would write its classes' attributes. Looked up here, each keeps its own.
+for _class in (VfMessage, VfMessage.vflist, VfMessage.vflist.vfinfo, VfMessage.vflist.vfinfo.vf_vlist):
+    _class().compile_nla_table()  # type: ignore[no-untyped-call]
+
+
 # For each value that has an attribute of its own: the attribute, and pyroute2's name of the value in it.
 _SINGLE = {
     "mac": ("IFLA_VF_MAC", "mac"),

@@ -1,6 +1,8 @@
 """What a PF is told of a VF, read back by pyroute2 as the kernel's own message would be."""
 
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -70,6 +72,23 @@ def test_another_protocol_needs_the_longer_attribute_whole() -> None:
     assert (vlan["vf"], vlan["vlan"], vlan["qos"], vlan["proto"]) == (3, 100, 3, 0x88A8)
     # struct ifla_vf_vlan_info is 16 bytes long, its attribute the third: within two others.
     assert struct.unpack_from("=H", inner(encoded(3, {"vlan": 100, "vlan_protocol": "802.1ad"})), 4) == (4 + 16,)
+
+
+def test_a_message_of_a_link_before_it_changes_nothing() -> None:
+    """In a process of its own: pyroute2 keeps what it looked up for as long as the process lasts."""
+    program = """
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+before = ifinfmsg()
+before["attrs"] = [("IFLA_MTU", 1500)]
+before.encode()
+from agent.linux.vf_config import request
+message = request(5, 3, {"vlan": 100, "vlan_protocol": "802.1ad"})
+message.encode()
+print(bytes(message.data).hex())
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert bytes.fromhex(ran.stdout) == encoded(3, {"vlan": 100, "vlan_protocol": "802.1ad"})
+    assert struct.unpack_from("=H", inner(bytes.fromhex(ran.stdout)), 4) == (4 + 16,)
 
 
 def test_what_is_not_given_is_not_written() -> None:
