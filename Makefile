@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
+CAMPAIGN := campaign.xml
 
-.PHONY: help check lab lab-cluster lab-down test lint unit lab-suite cluster-suite campaign molecule bench lock clean
+.PHONY: help chaos check lab lab-cluster lab-down test lint unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
 
 help:
 	@echo "make lab       boot two virtual servers and deploy them"
@@ -16,8 +17,15 @@ help:
 	@echo "make check     style, types, import rules, unit and simulation tests: the loop while you work"
 	@echo "make test      everything that CI runs"
 	@echo "make lint      style, types and import rules"
+	@echo "make docs      the documentation site, in site/; a broken link fails"
 	@echo "make unit      tests that need no virtual server"
 	@echo "make campaign  long tests on virtual servers: faults, soak, kernel upgrades (hours)"
+	@echo "make chaos     a hundred random faults on a node of the lab (hours); the lab must be up"
+	@echo "make fuzz      fuzz every parser of what others write (SECONDS=60 each, SEED=1)"
+	@echo "make pythons   the unit and simulation tests on each Python from 3.10 on"
+	@echo "make audit     ask the package registry for known vulnerabilities of what the locks pin (needs the network)"
+	@echo "make sbom      the bill of materials of what a node gets (CycloneDX): sbom-x86_64.json, sbom-aarch64.json"
+	@echo "make mutants   which small faults in the code no test notices: an hour at most, and the next call goes on"
 	@echo "make molecule  boot, deploy, deploy again (nothing changes), check, discard: the scenario of molecule/"
 	@echo "make bench     how fast the agent of the running lab repairs, beside the same by hand"
 	@echo "make lock      pin the dependencies again, by hash"
@@ -47,6 +55,9 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 unit: $(STAMP)
 	$(BIN)/pytest tests/unit tests/sim tests/contract
 	# By itself: pyinfra makes greenlets of all threads (gevent), and one that hangs in a read would hang them all.
@@ -59,7 +70,34 @@ cluster-suite: $(STAMP)
 	$(BIN)/pytest -m "not campaign" tests/cluster
 
 campaign: $(STAMP)
-	$(BIN)/pytest -m campaign tests/lab tests/cluster
+	$(MAKE) fuzz SECONDS=3600
+	$(BIN)/pytest -m campaign --junitxml=$(CAMPAIGN) tests/lab tests/cluster; \
+		result=$$?; $(BIN)/python -m handbook.campaign $(CAMPAIGN) && exit $$result
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos
+
+# atheris is compiled code for some machines and Pythons only, so nothing but this needs it.
+SECONDS ?= 60
+SEED ?= 1
+fuzz: $(STAMP)
+	@$(PIP) install --require-hashes -r requirements/fuzz.txt
+	@$(BIN)/python -m tests.fuzz all --seconds $(SECONDS) --seed $(SEED)
+
+pythons: $(STAMP)
+	@$(BIN)/python -m tests.pythons
+
+audit: $(STAMP)
+	@$(BIN)/python -m tasks.common.audit requirements/*.txt
+
+sbom: $(STAMP)
+	@$(BIN)/python -m tasks.common.bill_of_materials x86_64 >sbom-x86_64.json
+	@$(BIN)/python -m tasks.common.bill_of_materials aarch64 >sbom-aarch64.json
+
+# After an hour it is interrupted (124). What it has not reached by then is the next call's.
+mutants: $(STAMP)
+	timeout --signal=INT 1h $(BIN)/mutmut run --max-children $$(nproc) || test $$? = 124
+	$(BIN)/python -m bench.mutants
 
 # Its playbooks call python, pyinfra and ansible by their names.
 molecule: $(STAMP)
@@ -72,6 +110,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m bench.storm
 	@$(BIN)/python -m bench.idle
 	@$(BIN)/python -m bench.repair
+	@$(BIN)/python -m bench.readiness
 	@$(BIN)/python -m bench.deploy
 	@$(BIN)/python -m bench.creation
 
@@ -80,9 +119,11 @@ lock: $(STAMP)
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/control.txt
 	$(BIN)/uv pip compile --quiet --upgrade pyproject.toml --python-version 3.10 --universal \
 		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/node.txt
+	echo "atheris>=3" | $(BIN)/uv pip compile --quiet --upgrade - --python-version 3.11 \
+		--generate-hashes --no-emit-index-url --no-emit-find-links --no-header -o requirements/fuzz.txt
 
 clean:
-	rm -rf $(VENV) trackbed.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) site mutants $(CAMPAIGN) trackbed.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # ensurepip is what Debian's python3 lacks without python3-venv.
 $(STAMP): requirements/control.txt pyproject.toml

@@ -2,11 +2,14 @@
 
 from agent.spec.node import spec_hash
 from tasks import (
+    addresses,
     agent,
     boot,
+    container_engine,
     container_runtime,
     erdma,
     firmware,
+    gpu_driver,
     hardware,
     irqbalance,
     kernel,
@@ -17,6 +20,7 @@ from tasks import (
     limits,
     manifests,
     nccl,
+    nccl_topology,
     network_managers,
     node_spec,
     ofed,
@@ -30,12 +34,15 @@ from tasks import (
 )
 
 spec = node_spec.read()
+addresses.refuse_shared(spec)
 original_state.record()
-packages.base()
+packages.base(spec=spec)
 kernel.pin()
 ofed.install()
 erdma.install()
+gpu_driver.install()
 peer_memory.configure()
+container_engine.install()
 container_runtime.configure()
 limits.lift()
 kernel_modules.configure()
@@ -50,6 +57,7 @@ node_spec.deliver(spec=spec, version=version)
 agent.activate(version=version, spec_hash=spec_hash(spec))
 hardware.settle(version=version, spec_hash=spec_hash(spec))
 labels.publish()
+nccl_topology.configure()
 nccl.configure()
 manifests.render()
 kubernetes.configure(spec=spec)

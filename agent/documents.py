@@ -19,14 +19,16 @@ DEEPEST = 32
 """Levels of nested objects and lists. A spec has 7, a report 4."""
 
 
-def read(path: Path, largest: int) -> str:
+def read(path: Path, largest: int, follow: bool = True) -> str:
     """The text of a file of at most ``largest`` bytes.
 
+    :param follow: it may be a link. Not so where another user writes: he would choose what is opened with the reader's rights.
     :raises OSError: it cannot be read, or is not a regular file (reading another kind might never end).
     :raises ValueError: it is larger, or not UTF-8.
     """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     # O_NONBLOCK: opening a FIFO would wait for a writer.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+    with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file", str(path))
         content = file.read(largest + 1)

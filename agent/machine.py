@@ -4,32 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
 
+from agent.spec.vf_attributes import with_reported
 
-@frozen
+
+@frozen(field_transformer=with_reported)
 class VfInfo:
-    """The attributes of a VF as its PF reports them (IFLA_VFINFO_LIST); ``None``: the driver does not report it.
+    """The attributes of a VF as its PF reports them (IFLA_VFINFO_LIST), by the names of agent/spec/vf_attributes.
 
-    Rates are in Mbit/s; 0 is no limit. If a driver does not support ``link_state``, rates or ``vlan_protocol``, the kernel
-    reports these defaults (rtnl_fill_vfinfo, net/core/rtnetlink.c).
+    ``None``: the driver does not report it.
     """
 
     index: int
-    mac: str
-    vlan: int
-    trust: bool | None
-    spoofchk: bool | None
-    qos: int = 0
-    vlan_protocol: str = "802.1Q"
-    link_state: str = "auto"
-    min_tx_rate: int = 0
-    max_tx_rate: int = 0
-    rss_query: bool | None = None
-    node_guid: str | None = None
-    port_guid: str | None = None
+
+    if TYPE_CHECKING:
+        # The fields that the records make.
+        def __getattr__(self, name: str) -> Any: ...
 
 
 @frozen
@@ -50,6 +43,29 @@ class Link:
     altnames: tuple[str, ...] = ()
     vfs: tuple[VfInfo, ...] = ()
     txqueuelen: int = 1000
+
+
+@frozen
+class Route:
+    """A unicast route with one next hop. ``destination`` is a network: ``10.0.0.0/16``, ``0.0.0.0/0``.
+
+    ``source``: the address that a packet gets if its sender has not chosen one.
+    """
+
+    destination: str
+    table: int
+    ifindex: int
+    gateway: str | None = None
+    source: str | None = None
+
+
+@frozen
+class Rule:
+    """A rule of policy routing: packets from the address ``source`` are routed by ``table``. The lowest priority is first."""
+
+    source: str
+    table: int
+    priority: int
 
 
 class Attributes(Protocol):
@@ -107,38 +123,45 @@ class Netlink(Protocol):
     def rename(self, ifindex: int, name: str) -> None:
         """Rename a netdev, also to one of its alternative names. Before Linux 6.2: EBUSY while it is up."""
 
-    def set_vf(
-        self,
-        ifindex: int,
-        index: int,
-        *,
-        mac: str | None = None,
-        vlan: int | None = None,
-        trust: bool | None = None,
-        spoofchk: bool | None = None,
-        qos: int | None = None,
-        vlan_protocol: str | None = None,
-        link_state: str | None = None,
-        min_tx_rate: int | None = None,
-        max_tx_rate: int | None = None,
-        rss_query: bool | None = None,
-        node_guid: str | None = None,
-        port_guid: str | None = None,
-    ) -> None:
-        """Change the given values of VF ``index`` through its PF.
+    def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
+        """Change the given attributes of VF ``index`` through its PF, by the names of agent/spec/vf_attributes.
 
         The kernel sets ``vlan``, ``qos`` and ``vlan_protocol`` together, and the two rates together: of these, a value that is
         not given becomes 0 (802.1Q).
         """
 
-    def gateway_ifindexes(self) -> frozenset[int]:
-        """The netdevs that carry a default route or one through a gateway (any table, IPv4 and IPv6)."""
+    def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
+        """The netdevs that carry a default route or one through a gateway (IPv4 and IPv6), in any table but ``without``."""
 
     def route_ifindex(self, address: str) -> int | None:
         """The netdev through which an IP address is reached; None if it is unreachable."""
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
         """The IP addresses with their prefix length (``10.0.0.1/24``) of every netdev, by ifindex."""
+
+    def add_address(self, ifindex: int, address: str) -> None:
+        """Add an address with its prefix length to a netdev; EEXIST if it has it. It is usable at once: no DAD for IPv6."""
+
+    def remove_address(self, ifindex: int, address: str) -> None:
+        """Remove an address from a netdev; EADDRNOTAVAIL if it does not have it."""
+
+    def routes(self, tables: Collection[int]) -> tuple[Route, ...]:
+        """The unicast routes with one next hop in these tables."""
+
+    def add_route(self, route: Route) -> None:
+        """Add a route, or put it in the place of the one to the same destination; ENETDOWN while the netdev is down."""
+
+    def remove_route(self, route: Route) -> None:
+        """Remove a route; ESRCH if it is not there."""
+
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules whose only condition is the source address."""
+
+    def add_rule(self, rule: Rule) -> None:
+        """Add a rule; EEXIST if it is there."""
+
+    def remove_rule(self, rule: Rule) -> None:
+        """Remove a rule; ENOENT if it is not there."""
 
 
 class Processes(Protocol):
@@ -161,13 +184,13 @@ class Processes(Protocol):
 
 
 class System(Protocol):
-    """What only a library or another service knows."""
+    """Facts that only a library or another service has."""
 
     def installed_srcversion(self, module: str) -> str | None:
         """The ``srcversion`` of the module's file that modprobe would load; None if there is no file, or it has none."""
 
     def clock_synchronised(self) -> bool:
-        """Whether the clock is synchronised; OSError if that cannot be found out."""
+        """Whether the clock is synchronised; OSError if that is unknown."""
 
 
 class Kubelet(Protocol):
@@ -315,14 +338,17 @@ class Rdma(Protocol):
 
 @frozen(kw_only=True)
 class Event:
-    """Something that happened to a device, as far as it tells where to look again; its content is thrown away.
+    """Something that happened to a device, as far as it shows what to read again; its content is thrown away.
 
-    ``ifindex``: of a netdev of this namespace. ``netdev_of``: the PCI function of a netdev in another namespace; empty if it is
-    not told. ``function``: the PCI function that something happened to, or below; ``physical_function``: its PF, if it is a VF;
-    ``is_pci``: to the function itself. ``every_device``: it may concern all of them.
+    ``ifindex``: of a netdev of this namespace; ``netdev``: its name, if the event has it. ``netdev_of``: the PCI function of a
+    netdev in another namespace; empty if the event does not have it. ``function``: the PCI function that something happened
+    to, or below; ``physical_function``: its PF, if it is a VF; ``is_pci``: to the function itself. ``every_device``: it may
+    concern all of them. ``table``: a routing table that lost a route, or a rule that selects it.
     """
 
     ifindex: int = 0
+    netdev: str = ""
+    table: int = 0
     netdev_of: str | None = None
     function: str = ""
     physical_function: str = ""

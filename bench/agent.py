@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TextIO
@@ -10,7 +11,9 @@ from typing import TextIO
 from agent.engine.contention import Contention
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
+from agent.kinds import by_name
 from agent.report.activity import Activity
+from agent.report.drift import Drift
 from agent.report.history import History
 from agent.service.apply_socket import Requests
 from agent.service.passes import Memory
@@ -23,16 +26,16 @@ MTU = 1500
 SPEC = {"node_name": "bench", "nics": [{"name": "rail0", "select": {"pci": ADDRESS}, "mtu": MTU}]}
 
 
-def keep(netdev: str, out: TextIO) -> None:
-    """Keep the MTU of a netdev as the spec says, until killed. The worker's messages go to ``out``."""
+def keep(netdev: str, out: TextIO, wanted: Mapping[str, object] = SPEC) -> None:
+    """Keep a netdev as the spec says, until killed. The worker's messages go to ``out``."""
     with devices({ADDRESS: netdev}) as root, TemporaryDirectory() as name:
         folder = Path(name)
         spec = folder / "node.json"
-        spec.write_text(to_json(from_mapping(SPEC)))
+        spec.write_text(to_json(from_mapping(wanted)))
         control, _ = os.pipe()
         in_force, requests = SpecInForce(folder, folder), Requests(folder / "apply.sock")
         # The benchmark puts the MTU back again and again; the agent must not take that for contention.
         failures = Failures(Contention(limit=0))
-        memory = Memory(Originals.load(folder / ORIGINALS), failures, History(folder))
+        memory = Memory(Originals.load(folder / ORIGINALS), failures, History(folder), Drift.load(folder, by_name()))
         activity = Activity.at(None)
         work(machine(root), spec, in_force, memory, activity, control, out, requests)

@@ -10,6 +10,7 @@ from tasks import (
     labels,
     limits,
     nccl,
+    nccl_topology,
     network_managers,
     node_spec,
     pull,
@@ -23,6 +24,7 @@ empty: NodeSpec = removal.empty_spec(name)
 pull.serve()
 kubelet.gate()
 nccl.configure()
+nccl_topology.configure()
 labels.publish()
 kubernetes.configure(spec=empty)
 boot.configure(spec=empty)

@@ -22,6 +22,7 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.core_v1 import Node, Pod
 from lightkube.types import PatchType
 
+from agent.documents import LARGEST_SPEC, load
 from agent.report import names
 from agent.report.records import Disruption
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, code, errors
@@ -74,7 +75,7 @@ def record_of(node: Node) -> Record | None:
     if text is None:
         return None
     try:
-        return cattrs.structure(json.loads(text), Record)
+        return cattrs.structure(load(text, LARGEST_SPEC), Record)
     except (ValueError, cattrs.BaseValidationError, TypeError):
         raise Failed(
             f"{metadata_of(node).name}: its annotation {names.MAINTENANCE} cannot be read: {text!r}; a newer trackbed's? "

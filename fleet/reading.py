@@ -61,6 +61,9 @@ class PlainApproval(GenericGlobalStatus):
     _api_info = CertificateSigningRequest.Approval._api_info
 
 
+# JSON can express half of a surrogate pair, which UTF-8 cannot.
+_UNREADABLE = (msgspec.ValidationError, UnicodeEncodeError)
+
 _TIME = re.compile(r"[+-]?\d{4,}-\d\d-\d\d[Tt]")
 
 
@@ -92,11 +95,11 @@ def read(document: Mapping[str, Any], kind: type[T]) -> tuple[T | None, str]:
     """Decode an object; the object, and what cannot be read of it. Times that cannot be read are left out."""
     try:
         return msgspec.convert(document, kind), ""
-    except msgspec.ValidationError as error:
+    except _UNREADABLE as error:
         fault = str(error)
     try:
         return msgspec.convert(without_bad_times(document), kind), fault
-    except msgspec.ValidationError:
+    except _UNREADABLE:
         return None, fault
 
 
@@ -114,6 +117,6 @@ def _is_bad_time(value: object) -> bool:
         return False
     try:
         msgspec.convert(value, datetime)
-    except msgspec.ValidationError:
+    except _UNREADABLE:
         return True
     return False

@@ -10,6 +10,7 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
 from agent.report import names
+from agent.report.age import say_age
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of
 
 AHEAD = 300.0
@@ -169,17 +170,6 @@ def duration(lease: Lease) -> float:
     """Seconds for which a renewal counts: what the Lease says, but never more than a reporter writes."""
     given = lease.spec.leaseDurationSeconds if lease.spec else None
     return float(min(given, names.LEASE_DURATION) if given is not None else names.LEASE_DURATION)
-
-
-def say_age(seconds: float) -> str:
-    """A duration in its two largest units, as kubectl prints it."""
-    left = int(max(0.0, seconds))
-    parts: list[str] = []
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        number, left = divmod(left, length)
-        if number or parts:
-            parts.append(f"{number}{unit}" if number else "")
-    return "".join(parts[:2]) or "0s"
 
 
 def unready(found: Iterable[Standing]) -> list[Standing]:

@@ -8,11 +8,18 @@ ready_timeout = 180
 
 _FEATURE = "feature.node.kubernetes.io"
 labels = {
-    "capabilities": ["rdma", f"{_FEATURE}/network-rdma.capable", f"{_FEATURE}/network-sriov.capable"],
+    "capabilities": [
+        "rdma",
+        f"{_FEATURE}/network-rdma.capable",
+        f"{_FEATURE}/network-sriov.capable",
+        f"{_FEATURE}/network-sriov.configured",
+    ],
     "policy": {"gpu-use-type": "exclusive"},
     "writers": {f"{_FEATURE}/network-sriov.capable": "nfd"},
 }
 nccl = {"network_type": 1}
+# Each NIC is attached to the NIC of its own name only, and two host CPUs emulate all nodes.
+fabric = {"seconds": 3, "across_rails": False, "at_once": 1}
 
 # ssh, since perftest and MPI start through it. The tests install the others.
 limits = {"daemons": ["ssh", "containerd", "docker"]}

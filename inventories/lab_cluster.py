@@ -6,8 +6,10 @@ from inventories.lab import virtual as _nodes
 from lab import instance as _instance
 from lab.cluster import manifests as _manifests
 from lab.cluster.commands import plane_of as _plane_of
+from lab.cluster.commands import rendered as _rendered
 
-_plane = _plane_of(_instance.named())
+_lab = _instance.named()
+_plane = _plane_of(_lab)
 
 
 def _data(data: dict[str, Any]) -> dict[str, Any]:
@@ -16,6 +18,7 @@ def _data(data: dict[str, Any]) -> dict[str, Any]:
         # The VFs' RDMA devices are emulated in software. A device plugin needs their three character devices all the same.
         "kernel_modules": ["igbvf", "ib_uverbs", "ib_umad", "rdma_ucm"],
         "nics": [{**nic, "rdma": {"pf": False, "vfs": True}} for nic in data["nics"]],
+        "device_plugins": _manifests.wanted(_rendered(_lab)),
         "kubernetes": {
             "server": _plane.node_url,
             "ca_file": str(_plane.authority.pair.certificate),

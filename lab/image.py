@@ -16,9 +16,11 @@ from lab.progress import step
 # jq is left out on purpose: the deploy must install it with the node's real apt.
 PACKAGES = (
     "ca-certificates",
+    "chrony",
     "dbus",
     "ethtool",
     "ibverbs-utils",
+    "iperf3",
     "iproute2",
     "iputils-ping",
     "irqbalance",
@@ -31,6 +33,7 @@ PACKAGES = (
     "perftest",
     "procps",
     "python3",
+    "qperf",
     "rdma-core",
     "rdmacm-utils",
     "sudo",
@@ -61,7 +64,7 @@ MASKED = (
     "systemd-networkd-wait-online.service",
     "systemd-update-utmp-runlevel.service",
 )
-ENABLED = ("systemd-networkd.service", "serial-getty@ttyS0.service", "ssh.service")
+ENABLED = ("chrony.service", "systemd-networkd.service", "serial-getty@ttyS0.service", "ssh.service")
 DISK_MIB = 4096
 HERE = Path(__file__).parent
 ROOTFS = HERE / "rootfs"

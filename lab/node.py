@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from lab import vf_state
+from lab import time_source, vf_state
 from lab.command import run
 from lab.errors import BadInput, LabError
 from lab.hardware import CPUS, MACHINES, MEMORY_MIB, NUMA_NODES, Machine, Nic
@@ -112,6 +112,9 @@ class Node:
         self._forget_ssh()
         remedy = f"Its messages are in {self.qemu_log}."
         run(["qemu-system-x86_64", *self._qemu_arguments()], timeout=60, remedy=remedy)
+        if (pid := self.pid()) is not None:
+            # UDP's ports are others than TCP's: the number is free if ssh's is.
+            time_source.start(self.ssh_port, pid, self.folder / "time-source.log")
 
     def power_cut(self) -> None:
         """End QEMU at once: what the guest did not flush is lost; its disk stays."""
@@ -173,8 +176,7 @@ class Node:
         try:
             done = subprocess.run(
                 words,
-                input=stdin,
-                stdin=subprocess.DEVNULL if stdin is None else None,
+                input=stdin or "",
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -285,6 +287,7 @@ class Node:
         values = {
             "ssh.authorized_keys.root": self.ssh_key.with_suffix(".pub").read_bytes(),
             "lab.ssh_host_key": self.instance.host_key(self.machine).read_bytes(),
+            "lab.time_source": time_source.setting(self.ssh_port).encode(),
             "network.hosts": hosts.encode(),
         }
         self._credentials.mkdir(exist_ok=True, mode=0o700)

@@ -61,6 +61,10 @@ class Repository:
         """The key's fingerprint, 40 hexadecimal digits."""
         return (self.folder / "fingerprint").read_text().strip()
 
+    def given(self, url: str) -> dict[str, str]:
+        """The inventory's value for it, where it is served at ``url``."""
+        return {"uri": url, "key": f"{url}/{self.key.name}", "fingerprint": self.fingerprint}
+
     def deb(self, package: str, version: str) -> Path:
         """The path of one of its packages."""
         return next(self.folder.glob(f"{package}_{version}_*.deb"))

@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from hashlib import sha256
 from io import StringIO
 
 from attrs import frozen
 from pyinfra.api.command import FileUploadCommand, PyinfraCommand, StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.facts.server import Arch
@@ -22,6 +22,7 @@ from pyinfra.operations import files
 from tasks import readiness
 from tasks.common import archive
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, SPEC, VERIFIED, NodeStatus
 from tasks.packages import INTERPRETERS, NodePython
 
@@ -130,9 +131,16 @@ def stage(version: str) -> None:
     unpack(name="Stage", version=version)
 
 
+# The checksum comes by SSH, as the commands do: who exchanged the file in a folder that all may write is found out
+# (docs/decisions/0029-an-archive-by-ssh-has-a-checksum.md).
 # Unpacked beside its place, flushed to disk, then renamed: neither a reader nor a power cut finds half a version.
 _UNPACK = """
-archive=$1 versions=$2 version=$3 python=$4
+archive=$1 versions=$2 version=$3 python=$4 checksum=$5
+if ! echo "$checksum  $archive" | sha256sum --check --status; then
+  rm -f "$archive"
+  echo "$archive is not what the control host sent; run the deploy again, and see who can write to pyinfra's TEMP_DIR" >&2
+  exit 1
+fi
 find "$versions" -mindepth 1 -maxdepth 1 -name '.new.*' -mmin +60 -exec rm -rf {} +
 new=$(mktemp -d "$versions/.new.XXXXXX")
 trap 'rm -rf "$new" "$archive"' EXIT
@@ -156,10 +164,9 @@ def unpack(version: str) -> Commands:
     if python is None:
         yield refuse(NO_PYTHON)
         return
-    yield FileUploadCommand(
-        str(archive.build(host.get_fact(Arch))), uploaded, remote_temp_filename=host.get_temp_filename(uploaded)
-    )
-    yield script(_UNPACK, uploaded, f"{BASE}/versions", version, python)
+    built = archive.build(host.get_fact(Arch))
+    yield FileUploadCommand(str(built), uploaded, remote_temp_filename=host.get_temp_filename(uploaded))
+    yield script(_UNPACK, uploaded, f"{BASE}/versions", version, python, sha256(built.read_bytes()).hexdigest())
 
 
 @deploy("Agent")

@@ -16,7 +16,6 @@ from attrs import Attribute, field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -27,6 +26,7 @@ from agent.spec.sysctl_names import faults, identity, path
 from tasks import kernel_modules, packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"

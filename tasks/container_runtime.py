@@ -18,26 +18,26 @@ the roll-back, containerd 2, CRI-O, the installation from NVIDIA's repository, G
 
 from __future__ import annotations
 
-from typing import Literal
+from functools import partial
 
 from attrs import Attribute, field, frozen
 from attrs.validators import optional
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks import packages
-from tasks.common.archive import ROOT
-from tasks.common.commands import Commands, refuse, script
+from tasks.common import engine_files
+from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
+from tasks.common.engine_files import DryRun, Engine, Mode
+from tasks.common.facts import FactBase
+from tasks.common.units import UnitStates, is_active, is_enabled, is_missing
 from tasks.packages import Family, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_VERSION, Package, Repository
 
-Engine = Literal["docker", "containerd", "crio"]
-
-SCRIPT = ROOT / "templates" / "engine-configuration.sh"
+SCRIPT = "engine-configuration.sh"
 
 PACKAGE = "nvidia-container-toolkit"
 # The guide pins all four to one version.
@@ -99,55 +99,23 @@ def configure() -> None:
         enable_cdi_refresh(name="CDI specifications kept up to date")
 
 
-_UNITS = """
-for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState "$unit" | sort | tr '\\n' ' '; echo; done
-"""
-
-
-class RefreshUnits(FactBase[list[str]]):
-    """The state of the toolkit's units that write CDI specifications: one line for each unit."""
-
-    default = list
-
-    def command(self) -> StringCommand:
-        """Print systemd's properties of each unit."""
-        return script(_UNITS, *REFRESH)
-
-    def process(self, output: list[str]) -> list[str]:
-        """Return the lines unchanged."""
-        return output
-
-
 @operation()
 def enable_cdi_refresh() -> Commands:
     """Enable the units. The path unit watches driver and toolkit; the service writes the specification, then and at boot."""
-    path, service = [*host.get_fact(RefreshUnits), "", ""][:2]
-    if "LoadState=not-found" in path:
+    path, service = [*host.get_fact(UnitStates, units=REFRESH), "", ""][:2]
+    if is_missing(path):
         yield refuse(
             f"container_runtime: the node has no {REFRESH[0]}, which needs {PACKAGE} 1.18 or later; install that"
         )
-    elif "UnitFileState=enabled" in path and "ActiveState=active" in path and "UnitFileState=enabled" in service:
+    elif is_enabled(path) and is_active(path) and is_enabled(service):
         host.noop("the units that refresh CDI specifications are enabled")
     else:
         yield StringCommand("systemctl", "enable", "--now", *REFRESH)
 
 
-@frozen
-class DryRun:
-    """What nvidia-ctk would do. ``changes`` and ``lost`` are keys as the engine names them.
-
-    ``lost``: the operator's keys that it would remove or change. ``pending``: the running engine has not loaded its files.
-    """
-
-    faults: tuple[str, ...] = ()
-    changes: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
-    pending: bool = False
-
-
-def _command(mode: Literal["dry-run", "apply"], engine: Engine, set_as_default: bool, cdi: bool) -> StringCommand:
+def _command(mode: Mode, engine: Engine, set_as_default: bool, cdi: bool) -> StringCommand:
     words = ("yes" if wanted else "no" for wanted in (set_as_default, cdi))
-    return StringCommand("unshare", "--mount", script(SCRIPT.read_text(), mode, engine, *words))
+    return engine_files.command(SCRIPT, mode, engine, *words)
 
 
 class EngineDryRun(FactBase[DryRun | None]):
@@ -158,12 +126,8 @@ class EngineDryRun(FactBase[DryRun | None]):
         return _command("dry-run", engine, set_as_default, cdi)
 
     def process(self, output: list[str]) -> DryRun | None:
-        """Parse lines such as `change runtimes.nvidia.path`."""
-        lines = [line.split(" ", 1) for line in output]
-        faults, changes, lost = (
-            tuple(line[1] for line in lines if line[0] == word) for word in ("fault", "change", "lost")
-        )
-        return DryRun(faults, changes, lost, ["pending"] in lines)
+        """Parse the script's lines."""
+        return engine_files.parse(output)
 
 
 @operation()
@@ -176,15 +140,14 @@ def configure_engine(engine: Engine, set_as_default: bool, cdi: bool) -> Command
     dry_run = host.get_fact(EngineDryRun, engine=engine, set_as_default=set_as_default, cdi=cdi)
     if dry_run is None:
         yield refuse(f"container_runtime: {engine} cannot be configured: the node has no nvidia-ctk or no jq")
-    elif dry_run.faults:
-        yield refuse("\n".join(f"container_runtime: {fault}" for fault in dry_run.faults))
-    elif dry_run.changes and dry_run.lost:
-        yield refuse(
-            f"container_runtime: {engine}: nvidia-ctk would change or remove your settings {', '.join(dry_run.lost)}; remove "
-            "them from the entry nvidia or from the file that sets them (the runtime has settings of its own in "
-            f"/etc/nvidia-container-runtime/config.toml), or remove {engine} from engines"
-        )
-    elif dry_run.changes or dry_run.pending:
-        yield _command("apply", engine, set_as_default, cdi)
     else:
-        host.noop(f"{engine} has NVIDIA's runtime")
+        apply, done = _command("apply", engine, set_as_default, cdi), f"{engine} has NVIDIA's runtime"
+        yield from engine_files.configure(CONTAINER_RUNTIME.name, dry_run, partial(_would_lose, engine), apply, done)
+
+
+def _would_lose(engine: Engine, settings: str) -> str:
+    return (
+        f"{engine}: nvidia-ctk would change or remove your settings {settings}; remove "
+        "them from the entry nvidia or from the file that sets them (the runtime has settings of its own in "
+        f"/etc/nvidia-container-runtime/config.toml), or remove {engine} from engines"
+    )

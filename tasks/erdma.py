@@ -15,7 +15,6 @@ from attrs import field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -25,10 +24,11 @@ from agent.spec.validators import Matches
 from tasks import kernel, packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.kernel_modules import MODULE_OPTIONS
 from tasks.packages import System, dkms, vendor_repository
-from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, URL, Package, Repository
+from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB, Package, Repository
 
 MODULE = "erdma"
 AT_BOOT = "/etc/modules-load.d/trackbed-erdma.conf"
@@ -50,7 +50,7 @@ def _lower(value: Any) -> Any:
 class Installer:
     """The vendor's archive erdma_installer-VERSION.tar.gz: the URL for nodes, and the checksum that the vendor publishes."""
 
-    url: str = field(validator=Matches(URL, "give a URL, http:// or https://"))
+    url: str = field(validator=WEB)
     sha256: str = field(
         converter=_lower,
         validator=Matches(re.compile(r"[0-9a-f]{64}"), "give the archive's SHA-256, 64 hexadecimal digits"),

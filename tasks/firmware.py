@@ -12,15 +12,15 @@ from typing import Any, Literal
 from attrs import Attribute, field, frozen
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from agent.spec.nic import PCI_ADDRESS
+from agent.spec.selector import PCI_ADDRESS
 from agent.spec.validators import Matches, Within
 from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
 
 TASK = "firmware"
 PACKAGE = "mstflint"
@@ -124,6 +124,8 @@ class Settings(FactBase[dict[str, Card]]):
     def process(self, output: list[str]) -> dict[str, Card]:
         """Parse the numeric parameters; others, such as arrays, are ignored."""
         cards: dict[str, tuple[dict[str, Setting], list[str]]] = {}
+        settings: dict[str, Setting] = {}
+        errors: list[str] = []
         for line in output:
             word, _, text = line.partition(" ")
             if word == "card":

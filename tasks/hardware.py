@@ -7,17 +7,20 @@ and RDMA devices come only with the deploy; operations may.
 from __future__ import annotations
 
 import json
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, Protocol, TypeVar
 
 import cattrs
-from attrs import frozen
+from attrs import evolve, frozen
 from pyinfra.api.command import StringCommand
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
+from agent.spec.node import NodeSpec
+from tasks import node_spec
 from tasks.common.commands import Commands, script
 from tasks.common.data import host_data
+from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, NodeStatus
 from tasks.readiness import MARGIN, TIMEOUT
 
@@ -81,7 +84,11 @@ class Netdev:
 
 @frozen
 class Function:
-    """A PCI function for networks. ``vendor`` and ``device``: four hexadecimal digits; ``index``: the number of a VF."""
+    """A PCI function for networks.
+
+    ``vendor`` and ``device``: four hexadecimal digits; ``index``: the number of a VF; ``nic``: the name of the NIC of the
+    node's spec whose function it is, or of which it is a VF.
+    """
 
     address: str
     vendor: str
@@ -92,11 +99,54 @@ class Function:
     index: int | None = None
     total_vfs: int = 0
     vfs: tuple[Function, ...] = ()
+    nic: str | None = None
 
     @property
-    def is_erdma(self) -> bool:
-        """Whether it is an Elastic RDMA interface of Alibaba Cloud, by PCI ID."""
-        return (self.vendor, self.device) == ERDMA
+    def has_rdma(self) -> bool:
+        """Whether it has an RDMA device."""
+        return bool(self.rdma)
+
+
+class Shared(Protocol):
+    """What :func:`shared` must know of a function."""
+
+    @property
+    def vendor(self) -> str:
+        """As in :class:`Function`."""
+
+    @property
+    def device(self) -> str:
+        """As in :class:`Function`."""
+
+    @property
+    def index(self) -> int | None:
+        """As in :class:`Function`."""
+
+    @property
+    def nic(self) -> str | None:
+        """As in :class:`Function`."""
+
+    @property
+    def has_rdma(self) -> bool:
+        """As in :class:`Function`."""
+
+
+Candidate = TypeVar("Candidate", bound=Shared)
+
+
+def is_erdma(function: Shared) -> bool:
+    """Whether it is an Elastic RDMA interface of Alibaba Cloud, by PCI ID."""
+    return (function.vendor, function.device) == ERDMA
+
+
+def shared(functions: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """The functions of the spec's NICs whose RDMA devices are for processes on the node, and for pods that share devices.
+
+    These are the physical functions with an RDMA device. If only VFs have RDMA devices, these are the VFs. eRDMA is left
+    out: it has a device plugin of its own.
+    """
+    with_rdma = [each for each in functions if each.nic is not None and each.has_rdma and not is_erdma(each)]
+    return tuple([each for each in with_rdma if each.index is None] or with_rdma)
 
 
 @frozen
@@ -123,14 +173,25 @@ class Hardware:
         """All physical functions in the order of their PCI addresses, each followed by its VFs."""
         return tuple(each for function in self.functions for each in (function, *function.vfs))
 
-    def hcas(self) -> tuple[Function, ...]:
-        """The functions whose RDMA devices are for processes on the node and for pods that share devices.
+    def meant_by(self, spec: NodeSpec) -> Hardware:
+        """The same, each function with the NIC that it is, and a VF with that of its PF.
 
-        These are the physical functions with an RDMA device. If only VFs have RDMA devices, these are the VFs. eRDMA is left
-        out: it has a device plugin of its own.
+        A spec without NICs does not say which functions are meant: all are, each as a NIC called after its netdev.
+        If a spec has NICs, and this node has none of them, no function is meant.
         """
-        with_rdma = [each for each in self.all_functions() if each.rdma and not each.is_erdma]
-        return tuple([each for each in with_rdma if each.index is None] or with_rdma)
+        return evolve(self, functions=tuple(_meant(function, not spec.nics) for function in self.functions))
+
+
+def _meant(function: Function, all_are: bool) -> Function:
+    name = function.netdevs[0].name if function.netdevs else function.address
+    nic = name if all_are else function.nic
+    return evolve(function, nic=nic, vfs=tuple(evolve(vf, nic=nic) for vf in function.vfs))
+
+
+def here() -> Hardware | None:
+    """The current host's hardware, with the NICs of its spec; None: the node has no agent yet."""
+    hardware: Hardware | None = host.get_fact(NodeHardware)
+    return None if hardware is None else hardware.meant_by(node_spec.read())
 
 
 _converter = cattrs.Converter()

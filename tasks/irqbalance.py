@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pyinfra.api.command import StringCommand
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files, systemd
@@ -11,6 +10,7 @@ from pyinfra.operations import files, systemd
 from agent.spec.node import IrqbalancePolicy, Mode
 from tasks.common import archive
 from tasks.common.commands import Commands, script
+from tasks.common.facts import FactBase
 
 UNIT = "irqbalance.service"
 SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"

@@ -10,7 +10,6 @@ import re
 from attrs import field, frozen
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -18,6 +17,7 @@ from agent.spec.validators import Matches
 from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
 from tasks.packages import Family, System, vendor_repository
 from tasks.packages.dkms import RunningKernel
 from tasks.packages.vendor_repository import HeldPackages, Package

@@ -6,7 +6,6 @@ import re
 from io import StringIO
 
 from pyinfra.api.command import QuoteString, StringCommand
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -14,6 +13,7 @@ from pyinfra.operations import files
 from tasks import kernel
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key
+from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 
 AT_BOOT = "/etc/modules-load.d/trackbed.conf"

@@ -15,7 +15,6 @@ from typing import Literal
 from attrs import frozen
 from pyinfra.api.command import PyinfraCommand, QuoteString, StringCommand
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -23,6 +22,7 @@ from pyinfra.operations import files
 from tasks.common import archive
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key, host_data, record
+from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND
 
 Policy = Literal["hold", "start-tainted"]

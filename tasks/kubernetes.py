@@ -21,7 +21,6 @@ from pyinfra import logger
 from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.api.state import State
@@ -33,7 +32,8 @@ from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
 from tasks import packages
 from tasks.common.commands import Commands, script
-from tasks.common.data import Key, record
+from tasks.common.data import Key, record, without_password
+from tasks.common.facts import FactBase
 from tasks.common.label_keys import EXTENDED_RESOURCE
 from tasks.common.texts import Texts, place
 
@@ -79,6 +79,10 @@ class Kubernetes:
         address = urlsplit(self.server)
         if address.scheme != "https" or not address.hostname or address.path.strip("/") or address.query:
             faults.append(f"server: {self.server!r} is not an API server's URL; give one as https://10.0.0.1:6443")
+        try:
+            without_password(self.server)
+        except ValueError as error:
+            faults = [f"server: {error}"]
         if not 1 <= self.days <= 365:
             faults.append(f"days: {self.days} is not valid; give 1 to 365")
         faults += [
@@ -151,14 +155,20 @@ class Credentials:
     csr: str = ""
 
 
+# The reporter writes these files, and root reads them: neither a link to another file of root's nor a pipe that never ends.
+_OF_REPORTER = """
+shown() { dd if="$1" iflag=nofollow,nonblock bs=65536 count=1 status=none 2>/dev/null; }
+good() { shown "$1" | openssl x509 -noout -checkend 0 >/dev/null 2>&1; }
+"""
+
 # Of a token, the part that says what it is for; not the signature, which is the secret.
-_CREDENTIALS = """
-if openssl x509 -noout -checkend 0 -in "$2/reporter.pem" >/dev/null 2>&1; then echo certificate yes; fi
+_CREDENTIALS = f"""{_OF_REPORTER}
+if good "$2/reporter.pem"; then echo certificate yes; fi
 if [ -f "$1" ]; then echo "secret $(cut -d. -f2 "$1")"; fi
-if grep -qs "answers 401" "$3"; then echo refused yes; fi
+if shown "$3" | grep -qs "answers 401"; then echo refused yes; fi
 if [ -s "$2/requested.name" ]; then
-  echo "request $(cat "$2/requested.name")"
-  echo "csr $(base64 -w0 "$2/requested.csr")"
+  echo "request $(shown "$2/requested.name")"
+  echo "csr $(shown "$2/requested.csr" | base64 -w0)"
 fi
 """
 
@@ -301,18 +311,18 @@ def enrol(spec: NodeSpec) -> None:
 
 
 # The reporter asks once it runs, and looks at its request every 5 s at first. A certificate that has expired is none.
-_ASKED = """
+_ASKED = f"""{_OF_REPORTER}
 for turn in $(seq 60); do
-  if [ -s "$1/requested.name" ] || openssl x509 -noout -checkend 0 -in "$1/reporter.pem" >/dev/null 2>&1; then exit 0; fi
+  if [ -s "$1/requested.name" ] || good "$1/reporter.pem"; then exit 0; fi
   sleep 1
 done
 echo "the node has not asked for a certificate; see: trackbed status" >&2
 exit 1
 """
-_GIVEN = """
+_GIVEN = f"""{_OF_REPORTER}
 systemctl restart "$2"
 for turn in $(seq 60); do
-  if [ ! -e "$1/requested.name" ] && openssl x509 -noout -checkend 0 -in "$1/reporter.pem" >/dev/null 2>&1; then exit 0; fi
+  if [ ! -e "$1/requested.name" ] && good "$1/reporter.pem"; then exit 0; fi
   sleep 1
 done
 echo "the cluster has given no certificate; see: trackbed status" >&2

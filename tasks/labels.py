@@ -15,7 +15,6 @@ from attrs import field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -24,9 +23,10 @@ from agent.reporter import settings
 from agent.reporter.settings import Label, Role
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
+from tasks.common.facts import FactBase
 from tasks.common.label_keys import EXTENDED_RESOURCE, Writer, fault
 from tasks.common.texts import HEADER, Texts, place
-from tasks.hardware import MELLANOX, UNKNOWN, Hardware, NodeHardware
+from tasks.hardware import MELLANOX, UNKNOWN, Hardware, here, is_erdma, shared
 
 LABELS = str(settings.LABELS)
 NFD = "/etc/kubernetes/node-feature-discovery/features.d/trackbed"
@@ -67,12 +67,16 @@ class Capability:
 
 def _shared_hca(node: Hardware) -> bool:
     # k8s-rdma-shared-dev-plugin ignores a device that lacks one of these.
-    ready = (device.offers("uverbs") and device.offers("umad") for function in node.hcas() for device in function.rdma)
+    ready = (
+        device.offers("uverbs") and device.offers("umad")
+        for function in shared(node.all_functions())
+        for device in function.rdma
+    )
     return node.rdma_cm and any(ready)
 
 
 def _erdma(node: Hardware) -> bool:
-    return any(function.is_erdma and function.rdma for function in node.functions)
+    return any(is_erdma(function) and function.rdma for function in node.functions)
 
 
 def _rdma(node: Hardware) -> bool:
@@ -108,7 +112,7 @@ CAPABILITIES = {
     each.key: each
     for each in (
         Capability("rdma", "hca", _shared_hca, "plugin", "rdma/hca_shared_devices_b", default=True),
-        Capability("aliyun.accelerator/erdma", "true", _erdma, "plugin", "aliyun/erdma", default=True),
+        Capability("aliyun.accelerator/erdma", "true", _erdma, "plugin", "rdma/hca", default=True),
         Capability(f"{FEATURE}/network-rdma.capable", "true", _rdma, default=True),
         Capability(f"{FEATURE}/network-sriov.capable", "true", _sriov),
         Capability(f"{FEATURE}/network-sriov.configured", "true", _sriov_configured, "plugin"),
@@ -334,7 +338,7 @@ def write(wanted: Labels | None, tainted: bool) -> Commands:
     want: dict[str, str] = {}
     registered: list[Label] = []
     if wanted is not None:
-        hardware = host.get_fact(NodeHardware)
+        hardware = here()
         if hardware is None:
             yield refuse(UNKNOWN)
             return

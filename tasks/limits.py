@@ -12,12 +12,12 @@ import re
 from attrs import Attribute, field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 
 DROP_IN = "trackbed-limits.conf"

@@ -1,13 +1,14 @@
 """Writes /etc/nccl.conf: the netdev and the RDMA devices that NCCL uses on this node.
 
 Each process that uses NCCL reads the file when it starts; environment variables override it. On instances of Alibaba Cloud's
-series the names are fixed: `eth0`, and RDMA devices that begin with `mlx5`. On other nodes they follow from the hardware. The
-series are from vendor documents; not run.
+series the names are fixed: `eth0`, and RDMA devices that begin with `mlx5`. On other nodes they follow from the hardware of the
+spec's NICs: a storage card of the same kind is left out. The series are from vendor documents; not run.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Literal
 
 from attrs import frozen
@@ -19,34 +20,44 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
 from tasks.common.templates import render
 from tasks.common.texts import MARK, Texts, place
-from tasks.hardware import UNKNOWN, Hardware, NodeHardware
+from tasks.hardware import UNKNOWN, Function, Hardware, RdmaDevice, here, is_erdma, shared
 
 PATH = "/etc/nccl.conf"
 PREVIOUS = f"{PATH}.previous"
 """Keeps a file that was there before, for example in a vendor's image."""
 
+TOPOLOGY = "/etc/nccl-topology.xml"
+"""The file that :mod:`tasks.nccl_topology` writes."""
+
 TEMPLATE = "nccl.conf.j2"
 
 NetworkType = Literal[1, 2]
-Name = Literal["GU8TF", "GU8TEF", "GX8SF", "P16EN", "gpu-hpn"]
+Name = Literal["GU8TF", "GU8TEF", "GX8SF", "P16EN"]
+ComputeClass = Literal["gpu-hpn"]
 Debug = Literal["VERSION", "WARN", "INFO", "TRACE"]
+Layout = Literal["rails", "single-switch", "rail-optimized"]
+
+CROSS_NIC: dict[Layout, int] = {"rails": 0, "single-switch": 1, "rail-optimized": 2}
+"""NCCL_CROSS_NIC: whether a ring may leave a node by another NIC than that by which it came (NCCL's documentation)."""
 
 
 @frozen
 class Series:
-    """A series of instances: its type of network, and how many GPUs its instances have."""
+    """A series of GPUs: its type of network, and how many GPUs a whole machine has."""
 
     network_type: NetworkType
-    gpus: range
+    gpus: int
 
 
 SERIES: dict[Name, Series] = {
-    "GU8TF": Series(1, range(8, 9)),
-    "GU8TEF": Series(1, range(8, 9)),
-    "GX8SF": Series(1, range(8, 9)),
-    "P16EN": Series(2, range(16, 17)),
-    "gpu-hpn": Series(2, range(1, 17)),
+    "GU8TF": Series(1, 8),
+    "GU8TEF": Series(1, 8),
+    "GX8SF": Series(1, 8),
+    "P16EN": Series(2, 16),
 }
+COMPUTE_CLASSES: dict[ComputeClass, tuple[int, ...]] = {"gpu-hpn": (1, 2, 4, 8, 16)}
+"""The numbers of GPUs that an instance of a compute class may have: also a part of a machine."""
+
 CLOUD_INTERFACE = "eth0"
 CLOUD_HCAS = "mlx5"
 
@@ -61,16 +72,21 @@ LONGEST = 1023
 class Nccl:
     """The inventory's key.
 
-    ``network_type``: 1 is RDMA, 2 is sockets only; ``series`` implies it. The others follow from the hardware if they are not
-    given: ``interface`` (NCCL_SOCKET_IFNAME), ``hcas`` (NCCL_IB_HCA), ``gid_index`` (NCCL_IB_GID_INDEX).
+    ``network_type``: 1 is RDMA, 2 is sockets only; ``series`` implies it. ``compute_class``: the instance may have fewer GPUs
+    than a machine of its series. The others follow from the hardware if they are not given: ``interface``
+    (NCCL_SOCKET_IFNAME), ``hcas`` (NCCL_IB_HCA), ``gid_index`` (NCCL_IB_GID_INDEX). ``layout``: how the NICs of a node are
+    connected (NCCL_CROSS_NIC). ``topology``: write a topology file (NCCL_TOPO_FILE).
     """
 
     network_type: NetworkType | None = None
     series: Name | None = None
+    compute_class: ComputeClass | None = None
     interface: str | None = None
     hcas: str | None = None
     gid_index: int | None = None
     debug: Debug = "INFO"
+    layout: Layout | None = None
+    topology: bool = False
 
     def __attrs_post_init__(self) -> None:
         faults = [*self._type(), *self._values()]
@@ -81,6 +97,27 @@ class Nccl:
     def kind(self) -> NetworkType:
         """The type of network, from ``series`` or ``network_type``."""
         return SERIES[self.series].network_type if self.series else self.network_type or 1
+
+    @property
+    def names_are_fixed(self) -> bool:
+        """Whether it is an instance of Alibaba Cloud's, where the names of netdev and RDMA devices are known."""
+        return self.series is not None or self.compute_class is not None
+
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of GPUs that such an instance may have; none: any."""
+        most = SERIES[self.series].gpus if self.series else None
+        if self.compute_class:
+            return tuple(count for count in COMPUTE_CLASSES[self.compute_class] if most is None or count <= most)
+        return () if most is None else (most,)
+
+    def wrong_count(self, gpus: int) -> str | None:
+        """What is wrong with this number of GPUs."""
+        counts = self.counts()
+        if not counts or gpus in counts:
+            return None
+        key, name = ("compute_class", self.compute_class) if self.compute_class else ("series", self.series)
+        last = f" or {counts[-1]}" if len(counts) > 1 else f"{counts[-1]}"
+        return f"{key}: an instance of {name} has {', '.join(map(str, counts[:-1]))}{last} GPUs"
 
     def _type(self) -> list[str]:
         if self.series is None and self.network_type is None:
@@ -113,27 +150,27 @@ def text(wanted: Nccl, hardware: Hardware) -> str:
 
     :raises ValueError: the hardware lacks something; with the remedy.
     """
-    if wanted.series and len(hardware.gpus) not in SERIES[wanted.series].gpus:
-        raise ValueError(
-            f"series: an instance of {wanted.series} has {_counts(SERIES[wanted.series].gpus)} GPUs, this node has "
-            f"{len(hardware.gpus)}; correct series"
-        )
-    values = {"network_type": wanted.kind, "interface": _interface(wanted, hardware), "debug": wanted.debug}
+    if wrong := wanted.wrong_count(len(hardware.gpus)):
+        raise ValueError(f"{wrong}, and this node has {len(hardware.gpus)}; correct {wrong.partition(':')[0]}")
+    values: dict[str, object] = {
+        "network_type": wanted.kind,
+        "interface": _interface(wanted, hardware),
+        "debug": wanted.debug,
+    }
+    values["cross_nic"] = CROSS_NIC[wanted.layout] if wanted.layout else None
+    values["topology"] = TOPOLOGY if wanted.topology else None
     if wanted.kind == 2:
         # NCCL_IB_HCA is present and empty, so that a value from elsewhere does not enable RDMA.
         return render(TEMPLATE, **values, hcas="", gid_index=None)
-    if wanted.series:
+    if wanted.names_are_fixed:
         return render(TEMPLATE, **values, hcas=wanted.hcas or CLOUD_HCAS, gid_index=wanted.gid_index)
-    index = gid_index(hardware) if wanted.gid_index is None else wanted.gid_index
-    return render(TEMPLATE, **values, hcas=wanted.hcas or _hcas(hardware), gid_index=index)
-
-
-def _counts(gpus: range) -> str:
-    return str(gpus[0]) if len(gpus) == 1 else f"{gpus[0]} to {gpus[-1]}"
+    devices = _devices(hardware)
+    index = gid_index(devices) if wanted.gid_index is None else wanted.gid_index
+    return render(TEMPLATE, **values, hcas=wanted.hcas or _hcas(devices), gid_index=index)
 
 
 def _interface(wanted: Nccl, hardware: Hardware) -> str:
-    name = wanted.interface or (CLOUD_INTERFACE if wanted.series else hardware.route)
+    name = wanted.interface or (CLOUD_INTERFACE if wanted.names_are_fixed else hardware.route)
     if name is None:
         raise ValueError("interface: the node has no default route to take it from; give interface")
     if name not in hardware.netdevs:
@@ -143,11 +180,25 @@ def _interface(wanted: Nccl, hardware: Hardware) -> str:
     return name
 
 
-def _hcas(hardware: Hardware) -> str:
-    names = [device.name for function in hardware.hcas() for device in function.rdma]
+def functions(hardware: Hardware) -> tuple[Function, ...]:
+    """The functions whose RDMA devices NCCL uses: those of the spec's NICs.
+
+    eRDMA's are taken only where there are no others: NCCL uses one kind at a time.
+    """
+    erdma = (each for each in hardware.functions if each.nic is not None and is_erdma(each))
+    return shared(hardware.all_functions()) or tuple(erdma)
+
+
+def _devices(hardware: Hardware) -> list[RdmaDevice]:
+    return [device for function in functions(hardware) for device in function.rdma]
+
+
+def _hcas(devices: Iterable[RdmaDevice]) -> str:
+    names = [device.name for device in devices]
     if not names:
         raise ValueError(
-            "network_type: the node has no RDMA device; see `trackbed inspect` and `trackbed doctor`, or give network_type 2"
+            "network_type: the NICs of the spec have no RDMA device; see `trackbed inspect` and `trackbed doctor`, "
+            "or give network_type 2"
         )
     # '=' makes the names match exactly, not as prefixes. dict.fromkeys, since with RoCE LAG two functions have one device.
     listed = "=" + ",".join(dict.fromkeys(names))
@@ -156,34 +207,30 @@ def _hcas(hardware: Hardware) -> str:
     return listed
 
 
-def gid_index(hardware: Hardware) -> int | None:
+def gid_index(devices: Iterable[RdmaDevice]) -> int | None:
     """The index of the RoCE v2 GID of an IPv4 address, if it is the same on all ports: NCCL uses one index for all of them.
 
     None: NCCL 2.21 and later find the index themselves.
     """
     indexes = set()
-    for function in hardware.hcas():
-        for device in function.rdma:
-            for port in device.ports:
-                v2 = [gid.index for gid in port.gids if gid.type == "RoCE v2" and ":" not in gid.address]
-                if device.transport == "RoCE" and v2:
-                    indexes.add(min(v2))
+    for device in devices:
+        for port in device.ports:
+            v2 = [gid.index for gid in port.gids if gid.type == "RoCE v2" and ":" not in gid.address]
+            if device.transport == "RoCE" and v2:
+                indexes.add(min(v2))
     return indexes.pop() if len(indexes) == 1 else None
 
 
 def configure() -> None:
     """Write the file; without the key `nccl`, remove a file of Trackbed's.
 
-    :raises DeployError: the inventory's number of GPUs does not fit the series.
+    :raises DeployError: the inventory's number of GPUs does not fit the series or the compute class.
     """
     wanted = NCCL.here()
     gpus = host_data().get("gpus")
     count = gpus.get("count") if isinstance(gpus, dict) else None
-    if wanted and wanted.series and isinstance(count, int) and count not in SERIES[wanted.series].gpus:
-        raise DeployError(
-            f"{host.name}.{NCCL.name}.series: an instance of {wanted.series} has {_counts(SERIES[wanted.series].gpus)} GPUs, "
-            f"and gpus.count is {count}; correct one of the two"
-        )
+    if wanted and isinstance(count, int) and (wrong := wanted.wrong_count(count)):
+        raise DeployError(f"{host.name}.{NCCL.name}.{wrong}, and gpus.count is {count}; correct one of the two")
     write(name="NCCL", wanted=wanted)
 
 
@@ -194,7 +241,7 @@ def write(wanted: Nccl | None) -> Commands:
     have = files.get(PATH, "")
     want = ""
     if wanted is not None:
-        hardware = host.get_fact(NodeHardware)
+        hardware = here()
         if hardware is None:
             yield refuse(UNKNOWN)
             return

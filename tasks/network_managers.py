@@ -4,6 +4,9 @@ A udev rule marks VFs by their PCI function's link to the PF, which does not dep
 and VFs). NetworkManager reads the mark NM_UNMANAGED (NetworkManager(8), "UDEV PROPERTIES"). networkd matches it by Property=
 (systemd.network(5)), since systemd 243; an older networkd would ignore that key and match every interface, so it gets no
 file. To have a VF managed all the same, add a udev rule with a later name that sets both properties to 0.
+
+networkd also removes routing rules that are not its own, whenever it starts. If the spec gives addresses, a file tells it to
+leave them (ManageForeignRoutingPolicyRules=, since systemd 249). It reads that when it starts, so nothing is restarted.
 """
 
 from __future__ import annotations
@@ -12,23 +15,25 @@ from io import StringIO
 
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.node import NodeSpec
 from tasks.common.commands import Commands, script
+from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 
 RULE = "/etc/udev/rules.d/70-trackbed-vfs.rules"
 NETWORK = "/etc/systemd/network/10-trackbed-vfs.network"
+NETWORKD_CONF = "/etc/systemd/networkd.conf.d/10-trackbed.conf"
 
 
 RULE_TEXT = (
     HEADER + 'SUBSYSTEM=="net", ACTION!="remove", TEST=="device/physfn", ENV{NM_UNMANAGED}="1", ENV{TRACKBED_VF}="1"\n'
 )
 NETWORK_TEXT = HEADER + "[Match]\nProperty=TRACKBED_VF=1\n\n[Link]\nUnmanaged=yes\n"
+NETWORKD_CONF_TEXT = HEADER + "[Network]\nManageForeignRoutingPolicyRules=no\n"
 
 NETWORKD = "systemd-networkd"
 NETWORK_MANAGER = "NetworkManager"
@@ -86,9 +91,12 @@ class UnmarkedVfs(FactBase[list[str]]):
 
 @deploy("Network managers")
 def ignore_vfs(spec: NodeSpec) -> None:
-    """Write the files for the installed managers; remove them if there is none, or if the spec has no VFs."""
-    wanted = any(nic.vfs is not None and nic.vfs.count for nic in spec.nics)
-    managers = host.get_fact(NetworkManagers) if wanted else []
+    """Write the files for the installed managers; remove them if there is none, or if the spec has no VFs and no addresses."""
+    vfs = any(nic.vfs is not None and nic.vfs.count for nic in spec.nics)
+    addresses = any(nic.addresses for nic in spec.nics)
+    installed = host.get_fact(NetworkManagers) if vfs or addresses else []
+    _file("networkd leaves rules", NETWORKD_CONF, NETWORKD_CONF_TEXT, addresses and NETWORKD in installed)
+    managers = installed if vfs else []
     rule = _file("Mark VFs", RULE, RULE_TEXT, bool(managers))
     network = _file("networkd ignores VFs", NETWORK, NETWORK_TEXT, NETWORKD in managers)
     apply(name="Existing VFs", managers=managers, changed=(rule, network))

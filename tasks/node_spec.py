@@ -11,18 +11,19 @@ from pyinfra import logger
 from pyinfra.api.command import FileUploadCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.files import FileContents
 
 from agent.documents import LARGEST_REPORT, load
+from agent.report.diff import summary
 from agent.report.printable import printable
 from agent.report.records import Change, Disruption, changes_from_plain
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from tasks.agent import BASE, folder
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import SPEC_KEYS, host_data, unknown_keys
+from tasks.common.facts import FactBase
 from tasks.common.status import SPEC
 from tasks.packages import INTERPRETERS, NodePython
 
@@ -127,7 +128,9 @@ def _lines(plan: Plan | None, version: str) -> list[str]:
     lines = [_describe(change) for change in plan.changes]
     if plan.version != version:
         lines.insert(0, f"made by agent {plan.version}, which is on the node; this deploy installs {version}")
-    elif not plan.changes and not plan.errors:
+    if plan.changes:
+        lines.append(summary(plan.changes))
+    elif plan.version == version and not plan.errors:
         lines.append("nothing to change")
     return lines
 

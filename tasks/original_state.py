@@ -10,13 +10,13 @@ from pathlib import PurePosixPath
 
 from attrs import field, frozen
 from pyinfra.api.command import StringCommand
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
 from tasks import irqbalance, kubelet, labels
 from tasks.common.commands import Commands, script
+from tasks.common.facts import FactBase
 from tasks.packages import vendor_repository
 
 PATH = f"{STATE_FOLDER}/before"

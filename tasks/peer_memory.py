@@ -13,7 +13,6 @@ from typing import Literal
 from attrs import frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -21,6 +20,7 @@ from pyinfra.operations import files
 from tasks import kernel
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 
 MODULE = "nvidia_peermem"

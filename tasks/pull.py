@@ -7,9 +7,9 @@ operator signs it (docs/operating.md). The node has the public key, and verifies
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-import tarfile
 import tempfile
 import time
 from importlib import metadata
@@ -23,7 +23,6 @@ from packaging.utils import canonicalize_name
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import host
@@ -32,7 +31,8 @@ from pyinfra.operations import files
 from agent.spec.validators import Matches, Within
 from tasks.common import archive
 from tasks.common.commands import Commands, script
-from tasks.common.data import Key, record
+from tasks.common.data import Key, record, without_password
+from tasks.common.facts import FactBase
 from tasks.packages import INTERPRETERS
 
 PROGRAM = "/usr/local/libexec/trackbed-pull"
@@ -70,7 +70,9 @@ class Pull:
     """
 
     url: str = field(
-        validator=Matches(re.compile(r"(https?|file)://[!-~]+"), "give a URL: https://, http:// or file://")
+        validator=Matches(
+            re.compile(r"(https?|file)://[!-~]+"), "give a URL: https://, http:// or file://", without_password
+        )
     )
     keyring: str = field(validator=Matches(re.compile(r"[^\n]+"), "give a file's path"))
     inventory: str = field(
@@ -203,8 +205,9 @@ def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> 
                 shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
             else:
                 shutil.copyfile(root / name, tree / name)
-        # A node refuses an archive that is older than the last one it deployed.
-        (tree / "ISSUED").write_text(f"{int(time.time())}\n")
+        # A node refuses an archive that is older than the last one it deployed. With SOURCE_DATE_EPOCH
+        # (reproducible-builds.org) the same commit makes the same bytes.
+        (tree / "ISSUED").write_text(f"{os.environ.get('SOURCE_DATE_EPOCH') or int(time.time())}\n")
         (tree / "cache" / "trackbed").mkdir(parents=True)
         for target in targets:
             python, _, machine = target.partition("-")
@@ -215,9 +218,7 @@ def build(output: Path, targets: tuple[str, ...], root: Path = archive.ROOT) -> 
             shutil.copyfile(agent, tree / "cache" / "trackbed" / agent.name)
         pins.unlink(missing_ok=True)
         new = output.with_name(f"{output.name}.new")
-        with tarfile.open(new, "w:gz") as tar:
-            for path in sorted(tree.iterdir()):
-                tar.add(path, path.name)
+        archive.pack(tree, new)
         new.replace(output)
 
 

@@ -18,7 +18,6 @@ from paramiko import SSHException
 from pyinfra import logger
 from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
 from pyinfra.api.exceptions import ConnectError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.api.state import State
@@ -30,6 +29,7 @@ from agent.report.printable import printable
 from agent.spec.validators import Within
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
 from tasks.common.replay import earlier_operations
 from tasks.common.status import COMMAND, NodeStatus
 from tasks.readiness import MARGIN, TIMEOUT

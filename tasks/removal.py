@@ -10,20 +10,23 @@ import importlib
 import pkgutil
 from io import StringIO
 
+from attrs import evolve
 from pyinfra.api.command import FileUploadCommand, StringCommand
 from pyinfra.api.deploy import deploy
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.files import FileContents
 
 import tasks
 from agent.report.names import STATE_FOLDER
-from agent.spec.nic import DisruptionPolicy, Nic, Selector, Vfs
+from agent.spec.nic import DisruptionPolicy, Nic, Vfs
 from agent.spec.node import Irqs, NodeSpec, Rps, SpecError, Xps, parse, spec_hash, to_json
+from agent.spec.selector import Selector
 from tasks import (
+    container_engine,
     container_runtime,
     erdma,
+    gpu_driver,
     irqbalance,
     kubernetes,
     original_state,
@@ -33,13 +36,14 @@ from tasks import (
 )
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, SPEC
 from tasks.node_spec import NodePlan
 from tasks.ofed import doca
 from tasks.packages import INTERPRETERS, NodePython, vendor_repository
 from tasks.readiness import MARGIN, TIMEOUT
 
-REPOSITORIES = ("doca", "erdma", container_runtime.PACKAGE)
+REPOSITORIES = ("doca", "erdma", gpu_driver.REPOSITORY, container_engine.REPOSITORY, container_runtime.PACKAGE)
 FILES = (
     *(
         SPEC,
@@ -49,6 +53,8 @@ FILES = (
         erdma.AT_BOOT,
         erdma.OPTIONS,
         doca.PREFERENCES,
+        gpu_driver.BLACKLIST,
+        gpu_driver.PREFERENCES,
         irqbalance.SCRIPT,
     ),
     *(path for name in REPOSITORIES for path in vendor_repository.files_of(name)),
@@ -77,7 +83,7 @@ def empty_spec(node_name: str, nics: tuple[Nic, ...] = ()) -> NodeSpec:
 
 
 def _with_vfs(name: str, select: Selector, count: int) -> Nic:
-    return Nic(name, select, required=False, vfs=Vfs(count, derive_macs=False))
+    return Nic(name, select, required=False, vfs=Vfs(count, derive_macs=False, derive_guids=False))
 
 
 @deploy("Spec withdrawn")
@@ -137,7 +143,13 @@ def restore_values(node_name: str, vfs: bool, timeout: int) -> Commands:
 
 def _original_vfs(present: NodeSpec) -> tuple[Nic, ...]:
     """The NICs that have VFs in the spec, each with the number of VFs from before the first deploy."""
-    none = tuple(_with_vfs(nic.name, nic.select, 0) for nic in present.nics if nic.vfs is not None)
+    with_vfs = [nic for nic in present.nics if nic.vfs is not None]
+    # VFs are removed from however many functions there are now.
+    none = tuple(_with_vfs(nic.name, evolve(nic.select, min=None, max=None), 0) for nic in with_vfs)
+    named = {name for nic in with_vfs for name in nic.select.without} - {nic.name for nic in with_vfs}
+    none += tuple(
+        Nic(nic.name, nic.select, required=False, state=nic.state) for nic in present.nics if nic.name in named
+    )
     was = host.get_fact(original_state.Recorded)
     if not none or was is None or not any(vfs.count for vfs in was.vfs.values()):
         return none

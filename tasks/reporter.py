@@ -10,7 +10,6 @@ from attrs import frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
 from pyinfra.operations import files
@@ -19,6 +18,7 @@ from tasks import agent, kubernetes
 from tasks.common import archive
 from tasks.common.commands import Commands
 from tasks.common.data import Key
+from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND
 
 UNIT = "trackbed-reporter.service"

@@ -10,6 +10,7 @@ import sys
 import tarfile
 import tempfile
 import urllib.request
+import zlib
 from pathlib import Path
 
 SETTINGS = Path(os.environ.get("TRACKBED_PULL_SETTINGS", "/etc/trackbed/pull.json"))
@@ -20,27 +21,50 @@ LIMIT = 1 << 30
 
 def main() -> None:
     """Fetch and run the archive once."""
-    settings = json.loads(SETTINGS.read_text())
+    url = settings(SETTINGS)
     STATE.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = (STATE / "lock").open("w")
     fcntl.flock(lock, fcntl.LOCK_EX)
     with tempfile.TemporaryDirectory(dir=STATE, prefix="new-") as folder:
         work = Path(folder)
         archive, signature = work / "archive.tar.gz", work / "archive.tar.gz.sig"
-        fetch(settings["url"] + ".sig", signature)
-        fetch(settings["url"], archive)
-        verify(archive, signature, settings["url"])
+        fetch(url + ".sig", signature)
+        fetch(url, archive)
+        verify(archive, signature, url)
         tree = work / "tree"
-        unpack(archive, tree)
-        issued = int((tree / "ISSUED").read_text())
+        unpack(archive, tree, url)
+        made = issued(tree / "ISSUED", f"{url}, which `python -m tasks.pull` builds")
         newest = STATE / "issued"
-        if newest.exists() and issued < int(newest.read_text()):
-            sys.exit(
-                f"{settings['url']}: the archive is older than the last one deployed; build a new one, or remove {newest}"
-            )
-        newest.with_name("issued.new").write_text(f"{issued}\n")
-        newest.with_name("issued.new").replace(newest)
+        if newest.exists() and made < issued(newest, f"{STATE}; to take any archive once, remove it"):
+            sys.exit(f"{url}: the archive is older than the last one deployed; build a new one, or remove {newest}")
+        remember(newest, made)
         sys.exit(deploy(tree))
+
+
+def remember(newest: Path, made: int) -> None:
+    """Note the archive, so that no older one is deployed; a power cut leaves the old note or the new one."""
+    beside = newest.with_name("issued.new")
+    with beside.open("w") as file:
+        file.write(f"{made}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(newest)
+
+
+def settings(file: Path) -> str:
+    """The archive's URL, from the settings that the deploy has written."""
+    try:
+        return str(json.loads(file.read_text())["url"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        sys.exit(f"{file} cannot be read: {error!r}; run the deploy from the control host again")
+
+
+def issued(file: Path, where: str) -> int:
+    """When an archive was made, in seconds since the epoch."""
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError) as error:
+        sys.exit(f"the file {file.name} of {where}, is no time: {error}")
 
 
 def fetch(url: str, file: Path) -> None:
@@ -66,13 +90,18 @@ def verify(archive: Path, signature: Path, url: str) -> None:
         sys.exit(f"{url} is not deployed, since no key in {KEYRING} has signed it:\n{done.stderr.strip()}")
 
 
-def unpack(archive: Path, tree: Path) -> None:
+def unpack(archive: Path, tree: Path, url: str) -> None:
     """Unpack into ``tree``. The filter refuses paths outside it, and devices."""
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(tree, filter="data")
-        else:  # early releases of 3.10 and 3.11 have no filter; the content is signed
-            tar.extractall(tree)  # noqa: S202
+    try:
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(tree, filter="data")
+            else:  # early releases of 3.10 and 3.11 have no filter; the content is signed
+                tar.extractall(tree)  # noqa: S202
+    except (tarfile.TarError, EOFError, ValueError, LookupError, OSError, zlib.error) as error:
+        sys.exit(
+            f"{url} is signed, but cannot be unpacked: {error!r}; build and sign it again, or make room: df {STATE}"
+        )
 
 
 def deploy(tree: Path) -> int:

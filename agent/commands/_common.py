@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -13,7 +14,7 @@ import click
 from agent.documents import LARGEST_SPEC, read
 from agent.report import names
 from agent.report.printable import printable
-from agent.report.records import Change, Disruption, Outcome
+from agent.report.records import Outcome, Result
 from agent.spec.node import NodeSpec, SpecError, parse
 
 SPEC = Path(names.SPEC_FILE)
@@ -28,6 +29,9 @@ spec_option = click.option(
     default=None,
     help=f"A spec to use instead of {SPEC}; - is standard input.",
 )
+
+LEAST_WIDTH = 20
+"""Columns that a wrapped text has at least, however narrow the terminal is."""
 
 
 class Failed(click.ClickException):
@@ -62,23 +66,39 @@ def read_spec(spec_file: str | None) -> NodeSpec:
         raise Failed(f"{name!r} cannot be read: {error}; give a file with a spec") from None
 
 
-def say_change(change: Change) -> str:
-    """A change in one line, with its disruption, the users that it affects, and its blocker."""
-    notes = [] if change.disruption is Disruption.NONE else [f"[{change.disruption}]"]
-    notes += [f"disturbs {', '.join(change.affected)}"] if change.affected else []
-    notes += [f"cannot: {change.blocker}; {change.remedy}"] if change.blocker else []
-    return printable("  ".join([str(change), *notes]))
-
-
 _COLOURS = {"applied": "green", "failed": "red", "unsupported": "yellow", "deferred": "yellow", "blocked": "red"}
 
 
 def say_outcome(outcome: Outcome) -> str:
     """An outcome in one line, with its reason and remedy."""
-    reason = f": {outcome.error}; {outcome.remedy}" if outcome.error else ""
-    return (
-        f"{click.style(f'{outcome.result:<11}', fg=_COLOURS[outcome.result])} {printable(f'{outcome.change}{reason}')}"
-    )
+    return f"{say_result(outcome.result)} {printable(explained(outcome))}"
+
+
+def say_result(result: Result) -> str:
+    """A result in its colour, as wide as the others."""
+    return click.style(f"{result:<11}", fg=_COLOURS[result])
+
+
+def explained(outcome: Outcome) -> str:
+    """An outcome's change, with the reason and the remedy if it was not made."""
+    return f"{outcome.change}: {outcome.error}; {outcome.remedy}" if outcome.error else str(outcome.change)
+
+
+def fits(line: str) -> bool:
+    """Whether a line fits in a row of the terminal. Where it is not read on a terminal, every line does."""
+    return not sys.stdout.isatty() or len(click.unstyle(line)) <= shutil.get_terminal_size().columns
+
+
+def wrapped(head: str, text: str) -> Iterator[str]:
+    """A text after a head, on a terminal wrapped to its width, with its further rows below the first."""
+    if fits(head + text):
+        yield head + text
+        return
+    indent = len(click.unstyle(head))
+    width = max(shutil.get_terminal_size().columns - indent, LEAST_WIDTH)
+    first, *others = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+    yield head + first
+    yield from (" " * indent + other for other in others)
 
 
 class Screen:

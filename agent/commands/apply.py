@@ -137,7 +137,7 @@ def _say(found: Progress, applied: list[Outcome], as_json: bool) -> None:
         click.echo(_common.say_outcome(outcome))
     for condition in found.conditions:
         if condition.status != "True":
-            click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.message}"))
+            click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.text}"))
     if not found.conditions:
         click.echo("the service has not said anything within the time; see: trackbed doctor", err=True)
     click.echo("ready" if _is_done(found) else "ready, but not all of the spec is done" if found.ready else "not ready")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.state.wanted import WantedNic
 
 DEADLINE = 5.0
-"""Seconds for each other program that is asked."""
+"""Seconds for each other program that it runs."""
 
 UNIT = "trackbed.service"
 
@@ -60,12 +60,13 @@ _LABELS: dict[Severity, str] = {
 def _evidence() -> Evidence:
     from agent import linux
     from agent.kinds import ordered
+    from agent.state.snapshot import nics_now
 
     report, no_report, not_fresh = _read_report()
     spec, fault = _read_spec()
     machine = linux.machine()
     processes = machine.processes.running()
-    nics = _nics(machine, spec) if spec else {}
+    nics = nics_now(machine, spec) if spec else {}
     return Evidence(
         service=_service(),
         report=report,
@@ -111,13 +112,6 @@ def _service() -> Service | None:
     active = "not installed" if told.get("LoadState") == "not-found" else told["ActiveState"]
     restarts = int(told.get("NRestarts") or 0)
     return Service(active, told["SubState"], told["UnitFileState"], told["Result"], restarts)
-
-
-def _nics(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:
-    from agent.hardware.functions import discover
-    from agent.state.wanted import asks_serials, resolve
-
-    return resolve(spec, discover(machine, asks_serials(spec))).nics
 
 
 def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import click
 
@@ -11,19 +14,26 @@ from agent.commands import _common
 from agent.report.history import Entry, read
 from agent.report.options import number
 from agent.report.printable import printable
-from agent.report.records import to_plain
+from agent.report.records import HOST, Change, Disruption, Outcome, Result, to_plain
+from agent.report.target import is_vf, vf_index
+from agent.spec.ranges import format_ranges
+
+FEW = 3
+"""Writes to one device in one pass that are shown each. More are shown as one line."""
 
 
 @click.command()
-@click.option("--last", type=click.IntRange(1), default=None, help="Only so many of the newest entries.")
+@click.option("--all", "every", is_flag=True, help="Every write by itself.")
+@click.option("--last", type=click.IntRange(1), default=None, help="Only so many of the newest passes, or writes.")
 @click.option("--since", type=number("hours", 0.0, 1e6), default=None, help="Only those of the last so many hours.")
 @click.option("--device", default=None, help="Only those about this PCI address, or `host`.")
 @_common.as_json
-def history(last: int | None, since: float | None, device: str | None, as_json: bool) -> None:
+def history(every: bool, last: int | None, since: float | None, device: str | None, as_json: bool) -> None:
     """Show what was changed on this node, when, why, and what somebody else kept putting back.
 
-    Why: start, spec (another one was adopted), event (of which device), resync, retry, or apply. It goes back over
-    reboots, for at most two megabytes. --json prints a document a line.
+    It shows passes. More than three writes of a pass to one device are one line; --all shows each write by itself. Why: start,
+    spec (another one was adopted), event (of which device), resync, retry, or apply. It goes back over reboots, for at most
+    two megabytes. --json prints a document for each write.
 
     Exit code: 0, also if there is nothing.
 
@@ -37,20 +47,80 @@ def history(last: int | None, since: float | None, device: str | None, as_json: 
         entries = [entry for entry in entries if entry.time >= time.time() - since * 3600]
     if device is not None:
         entries = [entry for entry in entries if entry.outcome.change.device == device]
-    boot = ""
-    for entry in entries[-last:] if last else entries:
-        if as_json:
+    if as_json:
+        for entry in entries[-last:] if last else entries:
             click.echo(json.dumps(to_plain(entry)))
-            continue
-        if entry.boot_id != boot:
-            boot = entry.boot_id
+        return
+    passes = [[entry] for entry in entries] if every else [list(found) for _, found in groupby(entries, key=_pass_of)]
+    boot = ""
+    for found in passes[-last:] if last else passes:
+        if found[0].boot_id != boot:
+            boot = found[0].boot_id
             click.echo(click.style(f"boot {printable(boot)}", bold=True))
-        click.echo(_line(entry))
-    if not entries and not as_json:
+        for line in _write(found[0]) if every else _lines(found):
+            click.echo(line)
+    if not entries:
         click.echo("nothing was changed yet")
 
 
-def _line(entry: Entry) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
-    why = printable(f"({entry.trigger}; spec {entry.spec_hash})")
-    return f"{when}  {_common.say_outcome(entry.outcome)}  {why}"
+def _pass_of(entry: Entry) -> tuple[str, float, str, str]:
+    """What the entries of one pass have in common."""
+    return entry.boot_id, entry.time, entry.trigger, entry.spec_hash
+
+
+def _write(entry: Entry) -> Iterator[str]:
+    """One write in one line."""
+    yield f"{_when(entry)}  {_common.say_outcome(entry.outcome)}  {printable(f'({entry.trigger}; spec {entry.spec_hash})')}"
+
+
+def _lines(of_pass: Sequence[Entry]) -> Iterator[str]:
+    """When and why a pass ran, and what it did to each device."""
+    first = of_pass[0]
+    yield printable(f"{_when(first)}  {_shortened(first.trigger)}  (spec {first.spec_hash})")
+    groups: dict[tuple[str, str, str], list[Outcome]] = {}
+    for outcome in (entry.outcome for entry in of_pass):
+        groups.setdefault((outcome.change.device, outcome.result, outcome.error), []).append(outcome)
+    for outcomes in groups.values():
+        for result, what in _of_device(outcomes):
+            yield from _common.wrapped(f"  {_common.say_result(result)} ", printable(what))
+
+
+def _of_device(outcomes: Sequence[Outcome]) -> Iterator[tuple[Result, str]]:
+    """The outcomes of one device in one pass that have the same result and error."""
+    first = outcomes[0]
+    if len(outcomes) <= FEW:
+        yield from ((outcome.result, _common.explained(outcome)) for outcome in outcomes)
+    elif first.result == "applied":
+        yield "applied", _made([outcome.change for outcome in outcomes])
+    else:
+        yield first.result, f"{_common.explained(first)} (and {len(outcomes) - 1} more like this)"
+
+
+def _when(entry: Entry) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time))
+
+
+def _shortened(trigger: str) -> str:
+    """A trigger; an event of many devices with the first of them."""
+    word, *devices = trigger.split(" ")
+    return trigger if len(devices) <= FEW else f"{word} {devices[0]} and {len(devices) - 1} more"
+
+
+def _made(changes: list[Change]) -> str:
+    """What the changes of one device have made, in some words, and their number."""
+    counts = [change for change in changes if change.kind == "vfs" and change.field == "count"]
+    vfs = {vf_index(change.target) for change in changes if is_vf(change.target)}
+    parts = []
+    if counts:
+        had, has = counts[0].before or 0, counts[-1].number
+        parts.append(f"made {has} VFs{f' in place of {had}' if had else ''}" if has else f"removed {had} VFs")
+    if vfs and counts and counts[-1].number:
+        parts[-1] += " and configured them"
+    elif vfs:
+        parts.append(f"configured VF {format_ranges(vfs)}")
+    kinds = Counter(change.kind for change in changes if not is_vf(change.target) and change not in counts)
+    if kinds:
+        parts.append(f"set {', '.join(kinds)}{'' if changes[0].device == HOST else ' of the PF'}")
+    worst = max(change.disruption for change in changes)
+    level = f" [{worst}]" if worst > Disruption.NONE else ""
+    return f"{changes[0].device}: {'; '.join(parts)}: {len(changes)} writes{level}"

@@ -10,57 +10,81 @@ import click
 
 from agent.commands import _common
 from agent.report.records import to_plain
+from agent.spec.node import NodeSpec
 
 
 @click.command()
 @click.option("--as-spec", is_flag=True, help="Write what the node has now as a spec whose plan is empty.")
-@click.option("--nic", "nics", multiple=True, help="With --as-spec: this NIC (netdev or PCI address); repeatable.")
-@click.option("--node-name", default=None, help="With --as-spec: the Node's name; else the spec's, or the host's.")
+@click.option("--as-inventory", is_flag=True, help="Write an inventory to start from, with the data of a group.")
+@click.option("--nic", "nics", multiple=True, help="With --as-...: this NIC (netdev or PCI address); repeatable.")
+@click.option("--node-name", default=None, help="With --as-...: the Node's name; else the spec's, or the host's.")
 @_common.as_json
-def inspect(as_spec: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool) -> None:
+def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool) -> None:
     """Show every network function: addresses, driver, firmware, netdev, RDMA device, VFs, NUMA node, interrupts.
 
     --as-spec takes the NICs that have SR-IOV or RDMA, or those of --nic. Its JSON is a spec as `plan --spec` and
     /etc/trackbed/node.json have it; the same keys and values go into an inventory as a host's data.
 
-    Exit code: 0; with --as-spec 2 if the plan would not be empty (what is left is printed), 1 an error.
+    --as-inventory writes the same for a fleet: an inventory in Python with this host and the data of its group, where NICs of
+    a kind that are set alike have one entry, and the RDMA devices and GPUs that work now are asked for.
+
+    Exit code: 0; with --as-spec or --as-inventory 2 if the plan would not be empty (what is left is printed), 1 an error.
 
     Example: trackbed inspect --as-spec | trackbed plan --spec -
     """
-    if as_spec:
-        _write_spec(nics, node_name)
+    if as_spec or as_inventory:
+        if as_inventory and (as_spec or as_json):
+            raise click.UsageError("--as-inventory writes Python; leave --as-spec and --json out")
+        _write(as_inventory, nics, node_name)
         return
     if nics or node_name:
-        raise click.UsageError("--nic and --node-name belong to --as-spec")
+        raise click.UsageError("--nic and --node-name belong to --as-spec and --as-inventory")
     from agent import linux
     from agent.tools.inspection import inspect, render
 
-    found = inspect(linux.machine())
+    found = inspect(linux.machine(), _spec())
     click.echo(json.dumps(to_plain(found)) if as_json else render(found))
 
 
-def _write_spec(nics: tuple[str, ...], node_name: str | None) -> None:
+def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> None:
     from agent import linux
     from agent.spec.node import SpecError, to_json
+    from agent.tools.as_inventory import write_down
     from agent.tools.as_spec import NotFound, adopt
 
+    name = node_name or _name()
     try:
-        found = adopt(linux.machine(), node_name or _name(), nics)
+        if as_inventory:
+            starter = write_down(linux.machine(), _host(), name, nics)
+            text, remaining = starter.text, starter.remaining
+        else:
+            adoption = adopt(linux.machine(), name, nics, _spec())
+            text, remaining = to_json(adoption.spec), adoption.remaining
     except NotFound as error:
         raise _common.Failed(str(error)) from None
     except SpecError as error:
         raise _common.Failed(f"no spec says what this node has: {error}; mend that, or name the NICs to take") from None
     except ValueError as error:
         raise _common.Failed(f"{error}; give another with --node-name") from None
-    click.echo(to_json(found.spec), nl=False)
-    for line in found.remaining:
+    click.echo(text, nl=False)
+    for line in remaining:
         click.echo(f"trackbed: the plan of this spec is not empty: {line}", err=True)
-    if found.remaining:
+    if remaining:
         sys.exit(2)
 
 
-def _name() -> str:
+def _spec() -> NodeSpec | None:
+    """The node's spec; None if it has none that can be read."""
     try:
-        return _common.read_spec(None).node_name
+        return _common.read_spec(None)
     except _common.Failed:
-        return socket.gethostname().lower()
+        return None
+
+
+def _name() -> str:
+    spec = _spec()
+    return spec.node_name if spec else _host()
+
+
+def _host() -> str:
+    return socket.gethostname().lower()

@@ -8,6 +8,8 @@ import sys
 import click
 
 from agent.commands import _common
+from agent.report import diff
+from agent.report.printable import printable
 from agent.report.records import to_plain
 from agent.spec.node import spec_hash
 
@@ -16,7 +18,10 @@ from agent.spec.node import spec_hash
 @_common.spec_option
 @_common.as_json
 def plan(spec_file: str | None, as_json: bool) -> None:
-    """Show what would be changed, each change with its disruption; touch nothing.
+    """Show what would be changed, each change with its disruption and whom it disturbs, and a summary; touch nothing.
+
+    A change has the mark ~, one that adds something +, one that removes something -, and ? what is known only after another
+    kind of change. Equal changes of several VFs are one line.
 
     Exit code: 0 nothing to change, 2 changes, 1 an error (also: the spec asks for what this node does not have).
 
@@ -38,10 +43,12 @@ def plan(spec_file: str | None, as_json: bool) -> None:
         document = {"spec_hash": spec_hash(spec), "changes": to_plain(found.changes), "errors": list(found.errors)}
         click.echo(json.dumps(document))
     else:
-        for change in found.changes:
-            click.echo(_common.say_change(change))
+        for line in diff.lines(found.changes, found.names):
+            click.echo(line)
+        if len(found.changes) > 1:
+            click.echo()
         for error_text in found.errors:
-            click.echo(f"trackbed: {error_text}", err=True)
-        if not found.changes and not found.errors:
-            click.echo("nothing to change")
+            click.echo(printable(f"trackbed: {error_text}"), err=True)
+        if found.changes or not found.errors:
+            click.echo(click.style(diff.summary(found.changes), bold=True))
     sys.exit(1 if found.errors else 2 if found.changes else 0)

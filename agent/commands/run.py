@@ -33,7 +33,7 @@ def run() -> None:
         # Nobody keeps the node any more, and an earlier report must not say otherwise. It also makes room.
         (_common.RUN / REPORT).unlink(missing_ok=True)
         raise _common.Failed(f"{error}; make room: df {_common.RUN}; df -i {_common.RUN}") from None
-    with suppress(OSError):  # what cannot be kept there is said when it is to be written
+    with suppress(OSError):  # if nothing can be kept there, the first write reports it
         _common.STATE.mkdir(exist_ok=True)
     command = [sys.executable, "-I", str(Path(sys.argv[0]).resolve()), "worker"]
     supervisor.supervise(command, Publisher(_common.RUN, runtime.boot_id(), version()))

@@ -12,7 +12,8 @@ from agent.commands import _common
 from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
 from agent.report.options import number
 
-PREFIXES = ("", "k", "M", "G", "T", "P")
+DECIMAL = ("", "k", "M", "G", "T", "P")
+BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
 HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total':>12}"
 
 
@@ -93,7 +94,7 @@ def _show(meters: list[Meter], screen: _common.Screen | None, as_json: bool) -> 
     else:
         when = time.strftime("%H:%M:%S")
         for meter in meters:
-            rates = "  ".join(f"{name} {_human(rate.now, name)}" for name, rate in meter.rates())
+            rates = "  ".join(f"{name} {rate_text(rate.now, name)}" for name, rate in meter.rates())
             click.echo(f"{when}  {meter.source}  {rates or 'counts nothing'}")
 
 
@@ -110,8 +111,8 @@ def _table(meters: list[Meter]) -> Iterator[str]:
         yield click.style(str(meter.source), bold=True)
         yield HEADER
         for name, rate in meter.rates():
-            speeds = (_human(value, name) for value in (rate.now, rate.maximum, rate.average, rate.minimum))
-            total = _human(rate.total, name).removesuffix("/s")
+            speeds = (rate_text(value, name) for value in (rate.now, rate.maximum, rate.average, rate.minimum))
+            total = rate_text(rate.total, name).removesuffix("/s")
             yield f"{name:<12} " + " ".join(f"{value:>12}" for value in (*speeds, total))
 
 
@@ -123,12 +124,13 @@ def _sum_up(meters: list[Meter], screen: _common.Screen | None) -> None:
         click.echo("\n".join(table))
 
 
-def _human(value: float, name: str) -> str:
-    """A rate with three digits and a decimal prefix."""
-    unit = "B/s" if name.endswith("bytes") else "/s"
+def rate_text(value: float, name: str) -> str:
+    """A rate with three digits and a prefix: binary for bytes, as eRDMA's tools have it, and decimal for packets."""
+    unit, prefixes, step = ("B/s", BINARY, 1024) if name.endswith("bytes") else ("/s", DECIMAL, 1000)
     power = 0
-    while value >= 1000 and power < len(PREFIXES) - 1:
-        value /= 1000
+    # What would be written with four digits takes the next prefix: 1,000 to 1,023 of a binary one.
+    while value >= min(step, 999.5) and power < len(prefixes) - 1:
+        value /= step
         power += 1
-    digits = 0 if power == 0 else 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:.{digits}f} {PREFIXES[power]}{unit}"
+    digits = 0 if power == 0 else 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {prefixes[power]}{unit}"

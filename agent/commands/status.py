@@ -11,10 +11,11 @@ import click
 
 from agent.commands import _common
 from agent.report import names, published
+from agent.report.age import say_age
 from agent.report.printable import printable
-from agent.report.published import Published
-from agent.report.records import Report, to_plain
-from agent.report.verdict import Verdict, judge
+from agent.report.records import Condition, Report, to_plain
+from agent.report.verdict import Verdict, judge, warnings
+from agent.runtime import uptime
 
 LOOK = 0.2
 """Seconds between two looks at the report file under --watch."""
@@ -38,15 +39,14 @@ def status(watch: bool, as_json: bool) -> None:
     report = verdict.report
     if report is None:
         raise _common.Failed(verdict.reasons[0])
-    told = published.read(published.PATH) if published.SETTINGS.exists() else None
     if as_json:
+        told = published.read(published.PATH) if published.SETTINGS.exists() else None
         click.echo(json.dumps({**to_plain(report), **({"kubernetes": to_plain(told)} if told else {})}))
     else:
-        for line in _lines(report, verdict.ready):
+        for line in _lines(verdict, report):
             click.echo(line)
-        if published.SETTINGS.exists():
-            click.echo(printable(_kubernetes(report, told)))
-        for reason in verdict.reasons:
+        # On a terminal the view has shown it.
+        for reason in () if sys.stdout.isatty() else verdict.reasons:
             click.echo(printable(f"trackbed: {reason}"), err=True)
     sys.exit(0 if verdict.ready else 1)
 
@@ -55,30 +55,68 @@ def _judge() -> Verdict:
     return judge(_common.RUN / names.REPORT)
 
 
-def _kubernetes(report: Report, told: Published | None) -> str:
-    """What the Node says, beside what the report does."""
+def _kubernetes(report: Report) -> str:
+    """What Kubernetes was last told of this Node, and whether the report says the same."""
+    told = published.read(published.PATH)
     if told is None:
-        return "kubernetes nothing is published yet; see: systemctl status trackbed-reporter"
+        return "nothing is published yet; see: systemctl status trackbed-reporter"
     mark = "ready" if told.ready else "not ready"
     said = f"{mark}, generation {told.generation}" if told.boot_id == report.boot_id else "nothing of this boot"
-    return f"kubernetes {said}{f'; {told.error}' if told.error else ''}"
+    return f"{said}{f'; {told.error}' if told.error else ''}"
 
 
-_COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
+def _lines(verdict: Verdict, report: Report) -> Iterator[str]:
+    name = printable(report.node_name or "this node")
+    colour = "red" if not verdict.ready else "yellow" if warnings(report.conditions) else "green"
+    yield f"{click.style(name, bold=True)} is {click.style(printable(verdict.summary), fg=colour)}"
+    facts = {
+        "since": _since(verdict, report),
+        "spec": f"{report.spec_hash or '-'}{'' if report.up_to_date else ', not up to date'}",
+        "refused": report.refusal,
+        "agent": f"{report.agent_version}, generation {report.generation}",
+        "kubernetes": _kubernetes(report) if published.SETTINGS.exists() else "",
+    }
+    for key, fact in facts.items():
+        if fact:
+            yield from _common.wrapped(f"{key:<10} ", printable(fact))
+    if not verdict.fresh:
+        # The conditions below are of the past then.
+        yield from (
+            line for reason in verdict.reasons[:1] for line in _common.wrapped("silent     ", printable(reason))
+        )
+    width = max((len(printable(condition.type)) for condition in report.conditions), default=0)
+    for severity, heading in (("required", "required"), ("warn", "only warn")):
+        group = [condition for condition in report.conditions if condition.severity == severity]
+        if group:
+            true = sum(condition.status == "True" for condition in group)
+            yield click.style(f"{heading}: {true} of {len(group)} True", bold=True)
+        for condition in sorted(group, key=lambda each: each.status == "True"):
+            yield from _condition(condition, width)
 
 
-def _lines(report: Report, ready: bool) -> Iterator[str]:
-    yield f"node       {printable(report.node_name or '-')}"
-    yield f"ready      {click.style('yes', fg='green') if ready else click.style('no', fg='red')}"
-    yield f"spec       {printable(report.spec_hash or '-')}"
-    if report.refusal:
-        yield f"refused    {printable(report.refusal)}"
-    yield f"agent      {printable(report.agent_version)}, generation {report.generation}"
-    for condition in report.conditions:
-        colour = _COLOURS[condition.status] if condition.severity == "required" else "cyan"
-        state = click.style(f"{condition.status:<8}", fg=colour)
-        said = printable(f"{condition.reason}  {condition.message}")
-        yield f"  {printable(condition.type):<18} {state} {said}".rstrip()
+def _since(verdict: Verdict, report: Report) -> str:
+    """When the node became ready or not; nothing where that is not known."""
+    if not verdict.fresh or not report.since:
+        return ""
+    age = max(0.0, uptime() - report.since)
+    # Not the time when it was noted: a clock that was set since would give another one.
+    return f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(time.time() - age))} ({say_age(age)})"
+
+
+def _condition(condition: Condition, width: int) -> Iterator[str]:
+    """A condition in one line, or, where a terminal is narrower, with its message below it."""
+    bad = "yellow" if condition.severity == "warn" or condition.status == "Unknown" else "red"
+    status = click.style(f"{condition.status:<7}", fg="green" if condition.status == "True" else bad)
+    head = f"  {printable(condition.type):<{width}}  {status}  {printable(condition.reason)}"
+    text = printable(condition.text)
+    if not text:
+        yield head
+    elif _common.fits(f"{head}  {text}"):
+        yield f"{head}  {text}"
+    else:
+        yield head
+        yield from _common.wrapped("      ", printable(condition.message))
+        yield from _common.wrapped("      do: ", printable(condition.remedy)) if condition.remedy else ()
 
 
 def _watch(as_json: bool) -> int:
@@ -104,7 +142,7 @@ def _view(verdict: Verdict) -> Iterator[str]:
     if report is None:
         yield printable(f"trackbed: {verdict.reasons[0]}")
         return
-    yield from _lines(report, verdict.ready)
+    yield from _lines(verdict, report)
     age = max(0.0, time.time() - report.heartbeat)
     yield f"heartbeat  {age:.0f} s ago; Ctrl-C ends this view"
     for outcome in report.outcomes:
@@ -119,5 +157,5 @@ def _print(verdict: Verdict, as_json: bool) -> None:
         return
     when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
     generation = f"generation {report.generation}" if report else "no report"
-    parts = [when, "ready" if verdict.ready else "not ready", generation, "; ".join(reasons)]
+    parts = [when, verdict.summary, generation, "; ".join(reasons)]
     click.echo(printable("  ".join(parts).rstrip()))

@@ -1,1 +1,1 @@
-"""A pass (observe, plan, apply, observe again), what is remembered between passes, and what a pass may disturb."""
+"""A pass (observe, plan, apply, observe again), what is kept between passes, and what a pass may disturb."""

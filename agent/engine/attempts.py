@@ -14,7 +14,8 @@ from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
 from agent.hardware.functions import REMEDY
 from agent.kinds import Kind, by_name, links, vf_links
-from agent.report.records import Change, Disruption, Outcome
+from agent.report.records import HOST, Change, Disruption, Outcome
+from agent.report.target import is_vf
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -62,15 +63,18 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
 def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change) -> Outcome | None:
     """Why a change is not made now; None if a recent lookup of users shows nothing against it."""
     if change.blocker:
-        return Outcome(change, "blocked", change.blocker, change.remedy)
-    failures, now = context.memory.failures, context.memory.clock()
-    failures.wait(change, now)
+        outcome = Outcome(change, "blocked", change.blocker, change.remedy)
+        if change.grace_period:
+            context.remember_failure(outcome)
+        return outcome
+    failures, now, write = context.memory.failures, context.memory.clock(), write_of(have, change)
+    failures.wait(write, now)
     if (held := failures.held_back(change, now)) is not None:
         return evolve(held, change=change)
     if want.spec.mode == "observe":
         error, remedy = "mode: observe, nothing is written", "set mode to enforce once the plan is as you want it"
         return Outcome(change, "deferred", error, remedy)
-    contended = failures.contention.held_back(write_of(have, change), have.processes, now)
+    contended = failures.contention.held_back(write, have.processes, now)
     if contended is not None:
         return evolve(contended, change=change)
     if change.disruption > Disruption.NONE:
@@ -123,7 +127,8 @@ def _written_too_often(context: PassContext, change: Change) -> Outcome | None:
     return outcome
 
 
-def _write(context: PassContext, kind: Kind, change: Change) -> Outcome:
+def _write(context: PassContext, kind: Kind, change: Change) -> Outcome | None:
+    """Make a change; None if its target, which others make and delete, is gone."""
     originals = context.memory.originals
     context.cache.forget()
     originals.keep(kind, change)
@@ -131,6 +136,8 @@ def _write(context: PassContext, kind: Kind, change: Change) -> Outcome:
     try:
         kind.apply(context.machine, change)
     except OSError as error:
+        if kind.TARGETS_VANISH and error.errno in (errno.ENOENT, errno.ENODEV):
+            return None
         if error.errno in FOR_GOOD:
             originals.give_up(change)
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
@@ -139,15 +146,19 @@ def _write(context: PassContext, kind: Kind, change: Change) -> Outcome:
         context.remember_failure(outcome)
         return outcome
     originals.made(change)
+    context.memory.failures.made(change)
     return Outcome(change, "applied")
 
 
 def write_of(have: Snapshot, change: Change) -> Write:
     """A change with the index of the netdev to which it is made."""
-    if (kind := by_name().get(change.kind)) is not None and change.field in kind.REMAKES_NETDEV:
+    kind = by_name().get(change.kind)
+    if kind is not None and change.device == HOST:
+        return change, kind.netdev_index(have, change)
+    if kind is not None and change.field in kind.REMAKES_NETDEV:
         # The driver takes a new MAC only when the VF's netdev is created again: its index changes with each write.
         return change, 0
-    statuses = have[vf_links.NAME if "#" in change.target else links.NAME].get(change.device, {})
+    statuses = have[vf_links.NAME if is_vf(change.target) else links.NAME].get(change.device, {})
     status: links.LinkStatus | None = statuses.get(change.target)
     return change, status.link.ifindex if status is not None and status.link is not None else 0
 

@@ -21,6 +21,9 @@ WINDOW = 600.0
 PAUSE = 3600.0
 """Seconds after which the agent writes the value once more."""
 
+COMM = 15
+"""The kernel keeps that many characters of a process's name (TASK_COMM_LEN, include/linux/sched.h)."""
+
 Write = tuple[Change, int]
 """A change, and the index of its target's netdev (0: none)."""
 
@@ -29,7 +32,7 @@ Identity = tuple[str, str, str, Value, int]
 
 def suspect(kind: str, processes: frozenset[str]) -> str:
     """The programs that may undo a change: the known ones that run, else other possible causes."""
-    running = [name for name in by_name()[kind].OTHER_WRITERS if name in processes]
+    running = [name for name in by_name()[kind].OTHER_WRITERS if name[:COMM] in processes]
     return " or ".join(running) if running else "a driver or a script: none of the programs known to do so runs"
 
 
@@ -65,6 +68,10 @@ class Contention:
             if (recent := [when for when in times if now - when <= WINDOW])
         }
 
+    def recent(self, write: Write, now: float) -> int:
+        """How often the agent wrote a change within :data:`WINDOW`."""
+        return sum(now - when <= WINDOW for when in self._written.get(_identity(write), ()))
+
     def held_back(self, write: Write, processes: frozenset[str], now: float) -> Outcome | None:
         """The outcome of a change that is left alone, because it was undone too often; None if it may be written."""
         change, identity = write[0], _identity(write)
@@ -76,17 +83,18 @@ class Contention:
             del self._contended[identity]
             self._written[identity] = [now] * (self.limit - 1)
             return None
-        recent = [when for when in self._written.get(identity, ()) if now - when <= WINDOW]
-        if not self.limit or len(recent) < self.limit:
+        recent = self.recent(write, now)
+        # A change with a grace period waits longer each time instead.
+        if not self.limit or change.grace_period or recent < self.limit:
             return None
-        error = f"put back {len(recent)} times within {WINDOW / 60:.0f} minutes by {suspect(change.kind, processes)}"
+        error = f"put back {recent} times within {WINDOW / 60:.0f} minutes by {suspect(change.kind, processes)}"
         remedy = f"stop that, then: trackbed apply; else it is tried again after {PAUSE / 60:.0f} minutes"
         outcome = Outcome(change, "blocked", error, remedy)
         self._contended[identity] = _Contended(outcome, now + PAUSE)
         return outcome
 
     def forget(self) -> None:
-        """Start at zero: another spec is in force, or an administrator asked for a new try."""
+        """Start at zero: another spec is in force, or an administrator requested a new try."""
         self._written.clear()
         self._contended.clear()
 
@@ -102,8 +110,8 @@ class Contention:
         if not outcomes:
             return Condition("Uncontended", "True", "NobodyInterferes")
         more = f" (and {len(outcomes) - 1} more)" if len(outcomes) > 1 else ""
-        message = f"{outcomes[0].change}: {outcomes[0].error}; {outcomes[0].remedy}{more}"
-        return Condition("Uncontended", "False", "Contended", message)
+        message = f"{outcomes[0].change}: {outcomes[0].error}{more}"
+        return Condition("Uncontended", "False", "Contended", message, remedy=outcomes[0].remedy)
 
 
 def _identity(write: Write) -> Identity:

@@ -73,7 +73,7 @@ class Callbacks:
 
 
 SILENT = Callbacks()
-"""Calls nobody, and asks the probes at once."""
+"""Callbacks that do nothing, and probes that are judged at once."""
 
 
 @define

@@ -15,6 +15,7 @@ from agent.hardware.functions import rediscover
 from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Outcome
+from agent.report.target import device_of
 from agent.state.scope import Scope, devices, own
 from agent.state.snapshot import Snapshot, read_basis
 from agent.state.wanted import Wanted, asks_serials, resolve
@@ -42,6 +43,11 @@ class Pass:
     waiting: tuple[Outcome, ...]
     standard: Wanted
     judged: Snapshot
+
+    @property
+    def as_wanted(self) -> bool:
+        """Whether the last reading was as the spec wants: nothing that is required differs, and nothing of the spec waits."""
+        return not self.waiting and any(c.type == "Converged" and c.status == "True" for c in self.conditions)
 
 
 @frozen
@@ -195,7 +201,7 @@ def _remember(memory: Memory, state: _State) -> None:
 
 def _pfs(scope: frozenset[str]) -> frozenset[str]:
     """The PFs whose own function a scope includes."""
-    whole = {name for name in scope if "#" not in name and name != HOST}
+    whole = {name for name in scope if device_of(name) == name != HOST}
     return frozenset(whole | {device for device in devices(scope) if own(device) in scope})
 
 
@@ -261,9 +267,9 @@ def _converged(want: Wanted, remaining: Sequence[Outcome]) -> Condition:
     required = [outcome for outcome in remaining if is_required(want, outcome.change)]
     first, *others = required or remaining
     more = f" (and {len(others)} more)" if others else ""
-    message = f"{first.change}: {first.error}; {first.remedy}{more}"
+    message = f"{first.change}: {first.error}{more}"
     if want.spec.mode == "observe":
-        return Condition("Converged", "False", "Observing", message)
+        return Condition("Converged", "False", "Observing", message, remedy=first.remedy)
     if not required:
-        return Condition("Converged", "True", "OptionalDiffers", message)
-    return Condition("Converged", "False", first.result.capitalize(), message)
+        return Condition("Converged", "True", "OptionalDiffers", message, remedy=first.remedy)
+    return Condition("Converged", "False", first.result.capitalize(), message, remedy=first.remedy)

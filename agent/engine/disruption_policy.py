@@ -20,7 +20,7 @@ class Allowed:
 
 
 def allowed(node: DisruptionPolicy, nic: DisruptionPolicy | None, asked: Disruption | None, now: datetime) -> Allowed:
-    """What a device's policy allows at ``now`` (UTC). ``asked``: an administrator's level, which overrides it."""
+    """What a device's policy allows at ``now`` (UTC). ``asked``: the level of `trackbed apply`, which overrides it."""
     policy = nic or node
     if asked is not None:
         return Allowed(asked, policy.force)

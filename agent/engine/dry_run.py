@@ -12,7 +12,7 @@ from agent.engine.originals import Originals
 from agent.engine.users import User, is_owned, users, with_affected
 from agent.kinds import Kind, by_name, ordered
 from agent.machine import Machine
-from agent.report.records import Change, Disruption
+from agent.report.records import WHOLE_KIND, Change, Disruption
 from agent.spec.node import NodeSpec
 from agent.state.snapshot import read_basis
 from agent.state.wanted import Wanted, asks_serials, resolve
@@ -22,10 +22,14 @@ KNOWN_AFTER = "known after"
 
 @frozen
 class Preview:
-    """What a spec would change on this machine now. ``errors``: why the machine cannot match it."""
+    """What a spec would change on this machine now.
+
+    ``errors``: why the machine cannot match it. ``names``: the NICs' names in the spec, by PCI address.
+    """
 
     changes: tuple[Change, ...]
     errors: tuple[str, ...]
+    names: Mapping[str, str]
 
 
 def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None) -> Preview:
@@ -61,16 +65,17 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
         ]
         for device in sorted(want.nics):
             first = next((k for k in kind.UNKNOWN_UNTIL if device in pending.get(k, ())), None)
-            # If the kind has no state of the device, the spec asks nothing of it there.
+            # If the kind has no state of the device, the spec sets nothing of this kind there.
             if first is not None and device in have[kind.NAME]:
                 changes = [change for change in changes if change.device != device]
-                changes.append(Change(kind.NAME, device, "*", None, f"{KNOWN_AFTER} {first}"))
+                changes.append(Change(kind.NAME, device, WHOLE_KIND, None, f"{KNOWN_AFTER} {first}"))
         pending[kind.NAME] = {change.device for change in changes}
         planned += changes
-    errors += [c.message for c in want.missing if c.severity == "required"]
+    errors += [c.text for c in want.missing if c.severity == "required"]
     errors += [f"{c}: {c.blocker}; {c.remedy}" for c in planned if c.blocker and not _is_pending(c, pending)]
     changes = [evolve(c, blocker="", remedy="") if _is_pending(c, pending) else c for c in planned]
-    return Preview(tuple(c for c in changes if c.blocker or c.field != "netdev"), tuple(errors))
+    names = {address: wanted.nic.name for address, wanted in want.nics.items()}
+    return Preview(tuple(c for c in changes if c.blocker or c.field != "netdev"), tuple(errors), names)
 
 
 def _with_users(

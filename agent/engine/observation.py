@@ -8,6 +8,7 @@ from agent.hardware.functions import REMEDY
 from agent.kinds import Observer
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Outcome
+from agent.report.target import device_of
 from agent.state.scope import Scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, resolve
@@ -39,7 +40,7 @@ def _one_by_one(machine: Machine, kind: Observer, want: Wanted, have: Snapshot, 
     faults: dict[str, str] = {}
     for address in in_scope(want, scope):
         alone = evolve(want, nics={address: want.nics[address]})
-        named = {name for name in scope or {address} if name.partition("#")[0] == address}
+        named = {name for name in scope or {address} if device_of(name) == address}
         try:
             state |= kind.observe(
                 machine, alone, frozenset(named | ({HOST} if scope is None or HOST in scope else set()))

@@ -19,8 +19,10 @@ from agent.hardware.functions import Function
 from agent.kinds import Kind, Reading
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Value, to_plain, value_from_plain
+from agent.report.target import device_of
 from agent.runtime import journal, write_atomically
-from agent.spec.nic import Nic, Selector
+from agent.spec.nic import Nic
+from agent.spec.selector import Selector
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
 
@@ -97,14 +99,17 @@ class Originals:
     def condition(self) -> Condition | None:
         """``OriginalsKept`` if originals are lost, or would be if the agent were killed now; else None."""
         if self._unwritten:
-            message = f"{self._unwritten}; they are lost if the agent ends now: make room in /run"
-            return Condition("OriginalsKept", "False", "NotWritten", message, severity="warn")
+            message = f"{self._unwritten}; they are lost if the agent ends now"
+            return Condition(
+                "OriginalsKept", "False", "NotWritten", message, severity="warn", remedy="make room in /run"
+            )
         if self._unreadable:
             message = (
                 f"{ORIGINALS} in /run/trackbed has lines that cannot be read: values that the agent changed before, and that "
-                "leave the spec, may stay as they are until the next boot; set those by hand"
+                "leave the spec, may stay as they are until the next boot"
             )
-            return Condition("OriginalsKept", "False", "Unreadable", message, severity="warn")
+            remedy = "set those by hand"
+            return Condition("OriginalsKept", "False", "Unreadable", message, severity="warn", remedy=remedy)
         return None
 
     def keep(self, kind: Kind, change: Change) -> None:
@@ -179,7 +184,7 @@ class Originals:
         known = {function.address for function in functions if function.unreadable and function.vendor}
         if len(want.missing) > len(want.unreadable.keys() & known):
             return Wanted(want.spec)  # a device that seems to have left may be a NIC that cannot be found now
-        devices = {target.partition("#")[0] for _, target, _ in self._originals} - want.nics.keys()
+        devices = {device_of(target) for _, target, _ in self._originals} - want.nics.keys()
         nics = {
             function.address: WantedNic(
                 Nic(function.address.replace(":", "-"), Selector(pci=function.address), required=False), function

@@ -171,7 +171,7 @@ class Readiness:
         for name, record in self._records.items():
             reading = record.under_way
             if reading is None:
-                times.append(_due(record, _period(name)) + SLACK)
+                times.append(_due(record, _probe(name)) + SLACK)
             elif not record.late and not reading.finished:
                 # It may have started since judge() last looked: look again soon.
                 soon = min(reading.started, self._looked) + HANDOVER
@@ -190,7 +190,7 @@ class Readiness:
             record = self._records.setdefault(probe.name, _Record())
             answer = self._answer(probe, rule, record, want, have, now, is_new)
             conditions += [rule.applied(condition, self._today()) for condition in answer]
-            if probe.read and record.under_way is None and now >= _due(record, probe.period) - SLACK:
+            if probe.read and record.under_way is None and now >= _due(record, probe) - SLACK:
                 record.under_way = _Reading(probe, want, rule.deadline)
                 self._queue.append(record.under_way)
         return conditions
@@ -246,16 +246,20 @@ class Readiness:
         os.eventfd_write(self._woken, 1)
 
 
-def _period(name: str) -> float:
-    """Seconds between two readings of a probe; inf if it reads nothing."""
-    return next(probe.period if probe.read else math.inf for probe in probes() if probe.name == name)
+def _probe(name: str) -> Probe:
+    return next(probe for probe in probes() if probe.name == name)
 
 
-def _due(record: _Record, period: float) -> float:
-    """When the next reading should begin."""
+def _due(record: _Record, probe: Probe) -> float:
+    """When the next reading should begin; inf if the probe reads nothing."""
+    if probe.read is None:
+        return math.inf
     if record.taken is None:
-        return -math.inf if period < math.inf else math.inf
-    return record.taken.started + (min(AGAIN, period) if record.taken.error else period)
+        return -math.inf
+    if record.taken.error:
+        return record.taken.started + min(AGAIN, probe.period)
+    fails = bool(record.checks) and record.checks[-1]
+    return record.taken.started + (probe.recheck if fails else probe.period)
 
 
 def _collect(record: _Record, want: Wanted, now: float) -> bool:
@@ -279,11 +283,9 @@ def _collect(record: _Record, want: Wanted, now: float) -> bool:
 def _unknown(probe: Probe, record: _Record) -> Condition | None:
     """Why the probe has no answer; None if it has one."""
     if record.late and record.under_way is not None:
-        message = (
-            f"its reading has not come back after {record.under_way.deadline:.0f} s; see what hangs: "
-            "dmesg, and /proc/*/task/*/stack of the agent's worker"
-        )
-        return Condition(probe.type, "Unknown", "ProbeTimedOut", message)
+        message = f"its reading has not come back after {record.under_way.deadline:.0f} s"
+        remedy = "see what hangs: dmesg, and /proc/*/task/*/stack of the agent's worker"
+        return Condition(probe.type, "Unknown", "ProbeTimedOut", message, remedy=remedy)
     if record.taken is None:
         return Condition(probe.type, "Unknown", "NotYetRead", "its first reading is under way")
     if record.taken.error:

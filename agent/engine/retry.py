@@ -6,13 +6,16 @@ import math
 
 from attrs import define, evolve, field, frozen
 
-from agent.engine.contention import Contention
+from agent.engine.contention import Contention, Write
 from agent.report.records import SETTLING, Change, Disruption, Outcome, Value
 from agent.state.scope import Scope, devices
 
 FIRST_RETRY = 0.25
 HASTENED_RETRY = 1.0
 LAST_RETRY = 300.0
+# Of a change with a grace period. A VF's driver looks at its link every two seconds (igbvf_watchdog_task).
+QUICK_RETRY = 2.0
+QUICK_TRIES = 20
 # For changes of which each try resets all VFs of the device.
 FIRST_COSTLY_RETRY = 60.0
 LAST_COSTLY_RETRY = 3600.0
@@ -44,11 +47,24 @@ class Failures:
         failure = self._failures.get(identity(change))
         return failure.outcome if failure is not None and now < failure.not_before else None
 
-    def wait(self, change: Change, now: float) -> None:
-        """Hold a change back for its grace period, counted from the first pass that planned it."""
+    def wait(self, write: Write, now: float) -> None:
+        """Hold a change back for its grace period, counted from the first pass that planned it.
+
+        A change that was made and is planned again is made again soon, :data:`QUICK_TRIES` times in all: a VF may need several.
+        Then the period doubles each time.
+        """
+        change, _ = write
         if change.grace_period and identity(change) not in self._failures:
-            outcome = Outcome(change, "blocked", SETTLING, f"wait {change.grace_period:.0f} s")
-            self._failures[identity(change)] = _Failure(outcome, 0, math.inf, now + change.grace_period)
+            recent = self.contention.recent(write, now)
+            doubled = change.grace_period * 2 ** max(0, recent - QUICK_TRIES)
+            wait = QUICK_RETRY if 0 < recent < QUICK_TRIES else min(doubled, LAST_RETRY)
+            outcome = Outcome(change, "blocked", SETTLING, f"wait {wait:.0f} s")
+            self._failures[identity(change)] = _Failure(outcome, 0, math.inf, now + wait)
+
+    def made(self, change: Change) -> None:
+        """A change with a grace period may take effect late: if it is planned again, it waits again."""
+        if change.grace_period:
+            self._failures.pop(identity(change), None)
 
     def add(self, outcome: Outcome, now: float) -> None:
         """Remember a failure. Each failure of a change doubles the wait."""
@@ -71,7 +87,7 @@ class Failures:
                 self._failures[key] = evolve(failure, not_before=soon)
 
     def forget(self) -> None:
-        """Forget all failures, since another spec is in force or an administrator asked for a new try."""
+        """Forget all failures, since another spec is in force or an administrator requested a new try."""
         self._failures.clear()
         self.contention.forget()
 

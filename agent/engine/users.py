@@ -14,6 +14,8 @@ from agent.hardware.rdma import CHAR_DEVICES, Reader
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.machine import Machine
 from agent.report.records import Change, Disruption
+from agent.report.target import is_vf
+from agent.spec.addresses import TABLES
 from agent.state.wanted import Wanted
 from agent.vendors import vendor
 
@@ -43,7 +45,7 @@ class _Functions:
 
 def reaches(change: Change) -> str | None:
     """The function whose users a change may disturb; None means the PF and all of its VFs."""
-    return change.target if "#" in change.target else None
+    return change.target if is_vf(change.target) else None
 
 
 def users(
@@ -191,8 +193,8 @@ def _held(machine: Machine, nodes: Sequence[tuple[str, str]], owns: bool) -> Use
 
 
 def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Routes through a gateway, and the node's own address in the cluster."""
-    routed = machine.netlink.gateway_ifindexes()
+    """Routes through a gateway, but those that the agent itself keeps, and the node's own address in the cluster."""
+    routed = machine.netlink.gateway_ifindexes(TABLES)
     addresses = machine.netlink.addresses()
     for target, name in functions.netdevs.items():
         index = ifindex(machine.files, name)
@@ -222,8 +224,10 @@ def _mounted(machine: Machine) -> Iterator[tuple[str, str]]:
 def _nvme(machine: Machine) -> Iterator[tuple[str, str]]:
     for name in names_or_none(machine.files, "/sys/class/nvme"):
         if read_or(machine.files, f"/sys/class/nvme/{name}/transport", "pcie") in ("rdma", "tcp"):
-            fields = read_or(machine.files, f"/sys/class/nvme/{name}/address", "").split(",")
-            for server in _addresses(" ".join(field for field in fields if field.startswith("traddr="))):
+            # nvmf_get_address(), drivers/nvme/host/fabrics.c: an IPv6 address is in no brackets there.
+            text = read_or(machine.files, f"/sys/class/nvme/{name}/address", "")
+            fields = dict(field.strip().partition("=")[::2] for field in text.split(","))
+            for server in _addresses(f"[{given}]" if ":" in (given := fields.get("traddr", "")) else given):
                 yield name, server
 
 

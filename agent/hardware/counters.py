@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 
 from agent.hardware.functions import NET, PCI, bonded, rdma_devices
 from agent.hardware.rdma import RDMA
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_or_none, read_or, whole
 from agent.machine import Files
 
 FIELDS = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
@@ -151,8 +151,7 @@ def _first(files: Files, folder: str, choices: tuple[tuple[int, tuple[str, ...]]
 
 def _number(files: Files, path: str) -> int | None:
     """A counter's value; None if it does not exist or is not a number ("N/A (no PMA)")."""
-    text = read_or(files, path, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return whole(read_or(files, path, ""))
 
 
 @frozen

@@ -9,6 +9,7 @@ from attrs import frozen
 from agent.hardware.sysfs import names_or_none, number_or, parsed, read_or
 from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
 from agent.machine import Attributes, Files, Link, Machine
+from agent.report.target import device_of, is_vf, vf_index, vf_target
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
@@ -121,7 +122,7 @@ def vf_addresses(files: Files, address: str) -> dict[int, str]:
 def targets(files: Files, address: str) -> dict[str, str]:
     """The targets of a PF and its VFs (``ADDRESS``, ``ADDRESS#N``), with the PCI address of each."""
     vfs = sorted(vf_addresses(files, address).items())
-    return {address: address} | {f"{address}#{index}": vf for index, vf in vfs}
+    return {address: address} | {vf_target(address, index): vf for index, vf in vfs}
 
 
 def pci_of(files: Files, target: str) -> str:
@@ -129,9 +130,10 @@ def pci_of(files: Files, target: str) -> str:
 
     :raises FileNotFoundError: that VF does not exist.
     """
-    address, _, index = target.partition("#")
+    if not is_vf(target):
+        return target
     try:
-        return files.target(f"{PCI}/{address}/virtfn{index}") if index else address
+        return files.target(f"{PCI}/{device_of(target)}/virtfn{vf_index(target)}")
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, f"{target} does not exist") from None
 

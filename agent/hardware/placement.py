@@ -228,7 +228,7 @@ class _Load:
         return self._llc[llc]
 
     def on_its_cache(self, id: int, position: int) -> tuple[int, int, int]:
-        """What tells the CPUs of one cache apart, the least loaded first; ``position`` decides between equals."""
+        """The sort key of a CPU among those of its cache, the least loaded first; ``position`` decides between equals."""
         return self._core[self._cpus[id].core], self._cpu[id], position
 
 

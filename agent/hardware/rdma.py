@@ -12,10 +12,10 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.hardware.functions import NET, device_path, rdma_devices
-from agent.hardware.sysfs import ABSENT
+from agent.hardware.sysfs import ABSENT, whole
 from agent.machine import Files
 
 RDMA = "/sys/class/infiniband"
@@ -52,6 +52,9 @@ class RdmaPort:
     ``state`` (ACTIVE, DOWN), ``physical_state`` (LinkUp, Disabled) and ``link_layer`` (Ethernet, InfiniBand) are the
     kernel's words. ``netdev`` is that of its first GID (gid_attrs/ndevs).
     ``bonded``: the members of ``netdev``, if that is a bond (RoCE LAG).
+    ``lid``, ``lmc`` and ``sm_lid`` are the files lid, lid_mask_count and sm_lid: what an InfiniBand subnet manager gave the
+    port, 0 before that and on Ethernet. :meth:`Reader.detailed` reads them; ``sm_lid`` of InfiniBand is always read.
+    ``pkeys`` are its partition keys, as far as they were read.
     """
 
     number: int
@@ -62,6 +65,10 @@ class RdmaPort:
     rate: str | None
     bonded: tuple[str, ...] = ()
     gids: tuple[Gid, ...] = ()
+    lid: int | None = None
+    lmc: int | None = None
+    sm_lid: int | None = None
+    pkeys: tuple[int, ...] = ()
 
     @property
     def gigabits(self) -> float | None:
@@ -87,6 +94,9 @@ class RdmaDevice:
 
     ``transport`` (InfiniBand, RoCE, iWARP) follows from node_type and link layer; it is the kernel's word for a node
     of another type.
+    ``sys_image_guid``: the same for all devices of one card or system. ``hw_rev`` (the hardware's revision, hw_ver of
+    ibv_devinfo) and ``board_id`` are files of some drivers, among them mlx5 (drivers/infiniband/hw/mlx5/main.c), as these print
+    them. :meth:`Reader.detailed` reads the three.
     """
 
     name: str
@@ -95,6 +105,9 @@ class RdmaDevice:
     firmware: str | None
     ports: tuple[RdmaPort, ...]
     char_devices: tuple[CharDevice, ...]
+    sys_image_guid: str | None = None
+    hw_rev: str | None = None
+    board_id: str | None = None
 
 
 def gid_index(
@@ -174,7 +187,7 @@ class Reader:
             return []
 
     def _owners(self) -> list[tuple[str, str]]:
-        """Each device with the netdev of its port, or with that netdev's address where the kernel does not tell the name."""
+        """Each device with the netdev of its port, or with that netdev's address where the kernel does not report the name."""
         if self._serving is None:
             self._serving = [(name, owner) for name in self.all() for owner in self._owners_of(name)]
         return self._serving
@@ -222,19 +235,50 @@ class Reader:
             char_devices=tuple(CharDevice(found, found in self._present) for found in char_devices),
         )
 
+    def detailed(self, device: RdmaDevice) -> RdmaDevice:
+        """The device with what only people look at. Each of a port's files makes its driver ask the device (ib_query_port).
+
+        The kernel shows a port's MTU (max_mtu, active_mtu) neither in sysfs nor over RDMA netlink (rdma_netlink.h): only to
+        programs that open the device, as ibv_devinfo does.
+        """
+        path = f"{RDMA}/{device.name}"
+        return evolve(
+            device,
+            sys_image_guid=self._text(f"{path}/sys_image_guid") or None,
+            hw_rev=self._text(f"{path}/hw_rev") or None,
+            board_id=self._text(f"{path}/board_id") or None,
+            ports=tuple(
+                evolve(
+                    port,
+                    lid=_number(self._text(f"{path}/ports/{port.number}/lid")),
+                    lmc=_number(self._text(f"{path}/ports/{port.number}/lid_mask_count")),
+                    sm_lid=_number(self._text(f"{path}/ports/{port.number}/sm_lid")),
+                )
+                for port in device.ports
+            ),
+        )
+
     def _node_type(self, device: str) -> str:
         return self._text(f"{RDMA}/{device}/node_type").partition(": ")[2]
 
     def _port(self, device: str, number: int, beside: str | None) -> RdmaPort:
         path = f"{RDMA}/{device}/ports/{number}"
+        link_layer = self._text(f"{path}/link_layer") or None
         return RdmaPort(
             number=number,
             netdev=self._netdev(device, number) or beside,
-            link_layer=self._text(f"{path}/link_layer") or None,
+            link_layer=link_layer,
             state=self._text(f"{path}/state").partition(": ")[2] or None,
             physical_state=self._text(f"{path}/phys_state").partition(": ")[2] or None,
             rate=self._text(f"{path}/rate") or None,
+            sm_lid=_number(self._text(f"{path}/sm_lid")) if link_layer == "InfiniBand" else None,
         )
+
+    def pkeys(self, device: str, number: int) -> tuple[int, ...]:
+        """The partition keys of a port, sorted, without the empty entries of its table (0)."""
+        path = f"{RDMA}/{device}/ports/{number}/pkeys"
+        keys = {_number(self._text(f"{path}/{index}")) for index in self._names(path)}
+        return tuple(sorted(key for key in keys if key))
 
     def _netdev(self, device: str, number: int) -> str | None:
         # rxe alone names its netdev in `parent` (rxe_verbs.c, parent_show), which helps while a port has no GID.
@@ -242,7 +286,7 @@ class Reader:
         return self._text(f"{path}/ports/{number}/gid_attrs/ndevs/0") or self._text(f"{path}/parent") or None
 
     def gids(self, device: RdmaDevice, number: int) -> Iterator[Gid]:
-        """The GIDs of a port by index, each read when it is asked for: a table of 256 (rxe: 1,024) is mostly empty.
+        """The GIDs of a port by index, each read when it is needed: a table of 256 (rxe: 1,024) is mostly empty.
 
         The kernel takes the first free entry (find_gid, drivers/infiniband/core/cache.c): after :data:`GAP` empty ones
         another follows only if that many were removed at once.
@@ -318,6 +362,11 @@ def _present(files: Files) -> list[str]:
         return files.names(CHAR_DEVICES)
     except OSError:
         return []
+
+
+def _number(text: str) -> int | None:
+    """A number as the kernel prints it, decimal or as 0x1f."""
+    return int(text, 16) if re.fullmatch(r"0x[0-9a-f]{1,16}", text) else whole(text)
 
 
 def _gid_type(kind: str, transport: str | None) -> str:

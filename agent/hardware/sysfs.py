@@ -11,6 +11,9 @@ from agent.spec.ranges import parse_ranges
 
 T = TypeVar("T")
 
+LONGEST_NUMBER = 20
+"""Digits of the largest number of 64 bits."""
+
 # The errors of sysfs for an attribute that the device does not implement or no longer has.
 ABSENT = frozenset({errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENXIO})
 
@@ -41,6 +44,12 @@ def parsed(parse: Callable[[str], T], text: str, path: str) -> T:
 def number_or(files: Attributes, path: str, default: int) -> int:
     """The number in a file, or ``default`` if the file does not exist or is empty; raises as :func:`parsed`."""
     return parsed(lambda text: int(text or default), read_or(files, path, ""), path)
+
+
+def whole(text: str) -> int | None:
+    """The number in a text of decimal digits; None for any other text, or one that no counter of 64 bits could have."""
+    # Of the digits that str.isdigit() knows, int() refuses some, and it refuses more than 4,300 of any.
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else None
 
 
 def ranges(files: Attributes, path: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping
 
 from attrs import frozen
@@ -50,7 +51,10 @@ def read_topology(machine: Machine) -> Topology:
     # The kernel prints "(null)" for a mask that was never allocated.
     isolated = [parsed(parse_ranges, text, path) for path, text in kept_free if "(null)" not in text]
     cpus = {}
-    for id in numbers(f"{CPU}/online"):
+    online = numbers(f"{CPU}/online")
+    if not online:
+        raise OSError(errno.EPROTO, "it says that no CPU is online", f"{CPU}/online")
+    for id in online:
         # The last index is the last level. A last-level cache never spans sockets.
         caches = [name for name in names_or_none(files, f"{CPU}/cpu{id}/cache") if name.startswith("index")]
         core = ranges(files, f"{CPU}/cpu{id}/topology/core_cpus_list")

@@ -1,4 +1,4 @@
-"""The kinds of kernel state that the agent reads and sets: one module a kind, found by being in this folder.
+"""The kinds of kernel state that the agent reads and sets: one module a kind, found by being in this folder or one below it.
 
 A kind is three functions: ``observe`` reads the state, ``plan`` lists the changes that make it as the spec says, ``apply``
 makes one of them. A module without ``plan`` and ``apply`` is an observer: it reads what other kinds and the probes need.
@@ -53,6 +53,10 @@ def _not_lifted(change: Change) -> str:
     return ""
 
 
+def _no_netdev(have: Snapshot, change: Change) -> int:
+    return 0
+
+
 @frozen(kw_only=True)
 class Observer:
     """A kind of state that is read.
@@ -97,6 +101,11 @@ class Kind(Observer):
 
     ``REMAKES_NETDEV``: the fields whose change makes the driver create the netdev anew.
 
+    ``TARGETS_VANISH``: the kind sets values of netdevs that others make and delete. A change whose target is gone when it is
+    written (ENOENT, ENODEV) is no failure.
+
+    ``netdev_index(have, change)``: the index of the netdev that a change of the host concerns, 0 if it concerns none.
+
     ``OTHER_WRITERS``: programs known to set the same state, by the names of their processes.
     """
 
@@ -109,6 +118,8 @@ class Kind(Observer):
     transients: Callable[[Change], list[Change]] = _no_transients
     lifted_by: Callable[[Change], str] = _not_lifted
     REMAKES_NETDEV: tuple[str, ...] = ()
+    TARGETS_VANISH: bool = False
+    netdev_index: Callable[[Snapshot, Change], int] = _no_netdev
     OTHER_WRITERS: tuple[str, ...] = ()
 
 
@@ -125,7 +136,8 @@ def declared(module: ModuleType) -> Observer:
 @cache
 def ordered() -> tuple[Observer, ...]:
     """Every observer and kind in the order of a pass; names decide between equals."""
-    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
+    found = pkgutil.walk_packages(__path__, f"{__name__}.")
+    modules = (importlib.import_module(module.name) for module in found if not module.ispkg)
     observers = {observer.NAME: observer for observer in map(declared, modules)}
     sorter = TopologicalSorter({name: sorted(observers[name].AFTER) for name in sorted(observers)})
     return tuple(observers[name] for name in sorter.static_order())

@@ -12,6 +12,7 @@ from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo
 from agent.report.records import Change, Disruption
+from agent.report.target import vf_index, vf_target
 from agent.spec.nic import VfAttributes
 from agent.state.scope import Scope, in_scope
 from agent.state.snapshot import Snapshot
@@ -104,7 +105,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
             changes.append(Change(NAME, address, "autoprobe", False, True))
         granted: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
         for index in range(count):
-            change = _plan_vf(f"{address}#{index}", nic.vf(index), state, index, granted.get(index))
+            change = _plan_vf(vf_target(address, index), nic.vf(index), state, index, granted.get(index))
             changes += [change] if change else []
     return changes
 
@@ -164,7 +165,7 @@ def apply(machine: Machine, change: Change) -> None:
         files.write(f"{PCI}/{vf}/driver/unbind", vf)
         if change.field == "mac":
             # On unbinding, the driver of a trusted VF has set the old address in the PF again (igbvf_down).
-            index = int(change.target.partition("#")[2])
+            index = vf_index(change.target)
             machine.netlink.set_vf(ifindex_of(files, change.device), index, mac=str(change.after))
     files.write("/sys/bus/pci/drivers_probe", vf)
     bound = driver(files, vf)

@@ -17,10 +17,11 @@ from attrs import evolve, frozen
 
 from agent.hardware.functions import PCI, driver, pci_of
 from agent.hardware.placement import Key, Pool, place, pool
-from agent.hardware.sysfs import names_or_none, ranges, read_or
+from agent.hardware.sysfs import names_or_none, ranges, read_or, whole
 from agent.kinds import Reading
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
+from agent.report.target import device_of, is_vf, vf_index
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
@@ -109,7 +110,8 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
 def _serves(pattern: re.Pattern[str], action: str) -> tuple[str, int]:
     """The role and queue in an interrupt's name. Cached: there may be thousands, the same in every pass."""
     match = pattern.search(action)
-    return (match["role"].lower(), int(match["queue"])) if match else (MANAGEMENT, 0)
+    queue = whole(match["queue"]) if match else None
+    return (match["role"].lower(), queue) if match and queue is not None else (MANAGEMENT, 0)
 
 
 def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:
@@ -121,8 +123,7 @@ def _each(have: Snapshot) -> Iterator[tuple[str, str, Irq]]:
 
 
 def _natural(target: str) -> tuple[str, int]:
-    address, _, index = target.partition("#")
-    return address, int(index or -1)
+    return device_of(target), vf_index(target) if is_vf(target) else -1
 
 
 def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:

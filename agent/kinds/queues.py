@@ -95,6 +95,13 @@ def _read(files: Attributes, folder: str, flows: bool) -> Queues:
     )
 
 
+def receive_masks(files: Attributes, name: str) -> dict[int, frozenset[int]]:
+    """The RPS mask of each receive queue of a netdev of this namespace; empty if there is no such netdev."""
+    folder = QUEUES.format(name=name)
+    receive = [queue for queue in names_or_none(files, folder) if queue.startswith("rx-")]
+    return {int(queue[3:]): _mask(files, f"{folder}/{queue}/rps_cpus") for queue in receive}
+
+
 def _mask(files: Attributes, path: str) -> frozenset[int]:
     return parsed(from_mask, read_or(files, path, "0"), path)
 

@@ -28,7 +28,8 @@ def read_for(want: Wanted) -> object:
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Any]]:
     """By target, the RDMA devices of each PF and VF of the NICs whose ``rdma`` the spec gives.
 
-    A port's GIDs are read up to the first that fits the spec; none if the spec names no GID type. Under HOST,
+    A port's GIDs are read up to the first that fits the spec; none if the spec names no GID type. Partition keys are
+    read only if the spec requires some. Under HOST,
     :data:`RDMA_CM`: whether /dev/infiniband has that device.
     """
     reader = Reader(machine.files)
@@ -46,6 +47,9 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _device(reader: Reader, pci: str, name: str, expected: RdmaDevices) -> RdmaDevice:
     device = reader.device(name, reader.char_devices_of(pci, name))
+    if expected.pkeys:
+        keyed = (evolve(port, pkeys=reader.pkeys(name, port.number)) for port in device.ports)
+        device = evolve(device, ports=tuple(keyed))
     if expected.gid_type is None:
         return device
     ports = (evolve(port, gids=_gids(reader, device, port.number, expected)) for port in device.ports)

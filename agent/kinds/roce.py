@@ -19,6 +19,7 @@ from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import Reading, links
 from agent.machine import Files, Machine
 from agent.report.records import Change, Disruption, Value
+from agent.report.target import is_vf, vf_index
 from agent.spec.nic import Roce
 from agent.spec.ranges import format_ranges, parse_ranges
 from agent.state.scope import Scope, functions_in_scope
@@ -32,7 +33,7 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 
 ON_PORTS = ("cm_tos", "cm_mode", "traffic_class")
-# The reaction point sends more slowly when the notification point asks it to.
+# The reaction point slows down on a congestion notification packet from the notification point.
 ECN = {"ecn_np": "roce_np", "ecn_rp": "roce_rp"}
 NO_PRIORITY = "none"
 # By class selector, the default of mlx5's firmware. All DSCPs are listed, since one that is missing would map to priority 0.
@@ -148,7 +149,7 @@ def _plan_devices(address: str, wanted: Roce, states: Mapping[str, RoceState]) -
             continue
         if not any(state.ports for state in states.values()):
             yield Change(NAME, address, setting, None, after)
-        for target, state in sorted(states.items(), key=lambda item: int(item[0].partition("#")[2] or -1)):
+        for target, state in sorted(states.items(), key=lambda item: vf_index(item[0]) if is_vf(item[0]) else -1):
             differing = [value for value in state.ports.get(setting, ()) if value != after]
             if differing:
                 yield Change(NAME, target, setting, differing[0], after)

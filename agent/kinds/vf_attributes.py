@@ -1,7 +1,4 @@
-"""The VF attributes that are set through the PF: MAC, VLAN, trust, rates, link state, GUIDs.
-
-Linux reports GUIDs (InfiniBand) since 5.5. They were written from vendor documents, not run on an InfiniBand NIC.
-"""
+"""The VF attributes that are set through the PF: those of which agent/spec/vf_attributes has a record."""
 
 from __future__ import annotations
 
@@ -13,35 +10,24 @@ from agent.hardware.functions import ifindex_of, link_of, netdev, netdev_of
 from agent.kinds import Reading, links, vfs
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Value
+from agent.report.target import vf_index, vf_target
+from agent.spec import vf_attributes as attributes
 from agent.spec.nic import VfAttributes
+from agent.spec.vf_attributes import Refusal, VfAttribute
+from agent.spec.vf_attributes.guids import GUIDS
 from agent.state.scope import Scope, pfs_in_scope
 from agent.state.snapshot import Snapshot
-from agent.state.wanted import Wanted
+from agent.state.wanted import Wanted, WantedNic
 
 NAME = "vf_attributes"
 AFTER = ("vfs",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 OTHER_WRITERS = ("sriov-network-config-daemon", "libvirtd", "virtqemud", "NetworkManager")
-# For its driver to take another MAC, a VF is bound again.
-REMAKES_NETDEV = ("mac",)
+REMAKES_NETDEV = tuple(attribute.name for attribute in attributes.ordered() if attribute.remakes_netdev)
 
-FIELDS = (
-    "mac",
-    "vlan",
-    "qos",
-    "vlan_protocol",
-    "trust",
-    "spoofchk",
-    "link_state",
-    "max_tx_rate",
-    "min_tx_rate",
-    "rss_query",
-    "node_guid",
-    "port_guid",
-)
-# The kernel has one attribute for each of these groups, so its fields are written together.
-TOGETHER = (frozenset({"vlan", "qos", "vlan_protocol"}), frozenset({"min_tx_rate", "max_tx_rate"}))
+_NAMES = tuple(attributes.by_name())
+_MAY_BE_LAST = tuple((attribute.name, attribute.last) for attribute in attributes.ordered() if attribute.last)
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[int, VfInfo]]:
@@ -67,9 +53,19 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
                 before: Value = getattr(reported[index], name) if index in reported else None
                 if after is not None and before != after:
                     skip_if_owned = wanted.owner != "trackbed"
-                    change = Change(NAME, f"{address}#{index}", name, before, after, skip_if_owned=skip_if_owned)
+                    remedy = _remedy(nic, index, name)
+                    change = Change(
+                        NAME, vf_target(address, index), name, before, after, remedy=remedy, skip_if_owned=skip_if_owned
+                    )
                     changes.append(change if index in reported else vfs.absent(change))
     return changes
+
+
+def _remedy(nic: WantedNic, index: int, name: str) -> str:
+    """What to do if the driver refuses a GUID that the spec does not give."""
+    vfs = nic.nic.vfs
+    derived = name in GUIDS and vfs is not None and getattr(vfs.attributes(index), name) is None
+    return "give vfs.derive_guids: false, or mark the NIC required: false" if derived else ""
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
@@ -79,19 +75,18 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
         reported: Mapping[int, VfInfo] = have[NAME].get(address, {})
         for index, vf in reported.items():
             wanted = nic.vf_wanted(index)
-            for name in FIELDS:
+            for name in _NAMES:
                 value: Value = getattr(vf, name)
                 if name != "mac" and value is not None:
                     given = getattr(wanted, name) is not None
-                    values.append(Reading(f"{address}#{index}", name, value, given, skip_if_owned=True))
+                    values.append(Reading(vf_target(address, index), name, value, given, skip_if_owned=True))
     return values
 
 
 def _in_order(wanted: VfAttributes, reported: VfInfo | None) -> tuple[str, ...]:
-    """The fields in the order of the writes. min_tx_rate may never exceed max_tx_rate on the way (EINVAL)."""
-    if reported is None or not wanted.max_tx_rate or wanted.max_tx_rate >= reported.min_tx_rate:
-        return FIELDS
-    return tuple(sorted(FIELDS, key=lambda name: name == "max_tx_rate"))
+    """The names of the attributes in the order of the writes."""
+    late = tuple(name for name, last in _MAY_BE_LAST if reported is not None and last(wanted, reported))
+    return (*(name for name in _NAMES if name not in late), *late) if late else _NAMES
 
 
 def lifted_by(change: Change) -> str:
@@ -101,17 +96,22 @@ def lifted_by(change: Change) -> str:
 
 def apply(machine: Machine, change: Change) -> None:
     """Set one attribute through the PF's netdev, with the present values of those that are written together with it."""
-    index = int(change.target.partition("#")[2])
-    given: dict[str, Any] = {}
-    for names in TOGETHER:
-        if change.field in names:
-            reported = _reported(machine, change.device, index)
-            given = {name: getattr(reported, name) for name in names}
+    index, attribute = vf_index(change.target), attributes.by_name()[change.field]
+    present: dict[str, Any] = {}
+    if attribute.together is not None:
+        reported = _reported(machine, change.device, index)
+        present = {name: getattr(reported, name) for name in attribute.together.defaults}
+    given = {**present, change.field: change.after}
     try:
-        machine.netlink.set_vf(ifindex_of(machine.files, change.device), index, **{**given, change.field: change.after})
+        machine.netlink.set_vf(ifindex_of(machine.files, change.device), index, **given)
     except OSError as error:
-        name = netdev_of(machine.files, change.device)
-        raise OSError(*_explain(error, change, given.get("min_tx_rate", 0), name)) from error
+        refusal = Refusal(
+            errno=error.errno or errno.EIO,
+            value=change.after,
+            present=present,
+            netdev=netdev_of(machine.files, change.device),
+        )
+        raise OSError(*_explain(error, attribute, refusal)) from error
 
 
 def _reported(machine: Machine, address: str, index: int) -> VfInfo:
@@ -122,19 +122,9 @@ def _reported(machine: Machine, address: str, index: int) -> VfInfo:
     return reported
 
 
-def _explain(error: OSError, change: Change, min_tx_rate: int, name: str) -> tuple[int, str]:
-    if error.errno == errno.EPROTONOSUPPORT:
-        return errno.EOPNOTSUPP, f"the driver of {name} does not support this vlan_protocol"
-    if error.errno == errno.EOPNOTSUPP:
-        return errno.EOPNOTSUPP, f"the driver of {name} cannot set {change.field} of a VF"
-    if error.errno == errno.EINVAL and change.field == "min_tx_rate" and change.after:
-        # igb, ixgbe, qede and others return EINVAL for any value but 0.
-        return (
-            errno.EOPNOTSUPP,
-            f"the driver of {name} does not support min_tx_rate, or not as much as {change.after} Mbit/s",
-        )
-    if error.errno == errno.EINVAL and change.field == "max_tx_rate":
-        if 0 < change.number < min_tx_rate:
-            return errno.EINVAL, f"EINVAL: its min_tx_rate is {min_tx_rate}; set that as well"
-        return errno.EINVAL, f"EINVAL: {name} has no link yet, or is slower than {change.after} Mbit/s"
-    return error.errno or errno.EIO, error.strerror or str(error)
+def _explain(error: OSError, attribute: VfAttribute, refusal: Refusal) -> tuple[int, str]:
+    if (explained := attribute.explain(refusal)) is not None:
+        return explained
+    if refusal.errno == errno.EOPNOTSUPP:
+        return errno.EOPNOTSUPP, f"the driver of {refusal.netdev} cannot set {attribute.name} of a VF"
+    return refusal.errno, error.strerror or str(error)

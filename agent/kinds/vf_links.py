@@ -12,6 +12,7 @@ from agent.hardware.functions import VFIO, ifindex, ifindex_of, netdev, pci_of
 from agent.kinds import Reading, bindings, links, vf_attributes
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Disruption, Value
+from agent.report.target import is_vf, vf_index, vf_target
 from agent.state.scope import Scope, functions_in_scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -44,7 +45,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         statuses: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
         granted: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
         for index in range(nic.vf_count() or 0):
-            target, wanted = f"{address}#{index}", nic.vf(index)
+            target, wanted = vf_target(address, index), nic.vf(index)
             status = statuses.get(target)
             if wanted.driver == VFIO:
                 continue  # vfio-pci creates no netdev
@@ -71,7 +72,7 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     for address, nic in sorted(want.nics.items()):
         statuses: Mapping[str, links.LinkStatus] = have[NAME].get(address, {})
         for target, status in statuses.items():
-            wanted = nic.vf_wanted(int(target.partition("#")[2]))
+            wanted = nic.vf_wanted(vf_index(target))
             values += links.link_readings(target, status, wanted, skip_if_owned=True)
     return values
 
@@ -119,8 +120,7 @@ class Setting:
         """A change of one setting. ``flaps``: it takes the link down if that is up. With a blocker it is not made."""
         up = self.status.link is not None and self.status.link.up
         disruption = Disruption.LINK_FLAP if flaps and up and not blocker else Disruption.NONE
-        _, _, index = self.target.partition("#")
-        skip_if_owned = bool(index) and self.nic.vf(int(index)).owner != "trackbed"
+        skip_if_owned = is_vf(self.target) and self.nic.vf(vf_index(self.target)).owner != "trackbed"
         return Change(
             kind, self.target, field, before, after, disruption, (), blocker, remedy, skip_if_owned=skip_if_owned
         )
@@ -179,7 +179,7 @@ def setting_now(
     costs = status.link.up and flaps(vendor(status.driver))
     disruption = Disruption.LINK_FLAP if costs else Disruption.NONE
     value = read(status.link.ifindex)
-    return Reading(kept.target, kept.field, value, False, disruption, skip_if_owned="#" in kept.target)
+    return Reading(kept.target, kept.field, value, False, disruption, skip_if_owned=is_vf(kept.target))
 
 
 def settings(want: Wanted, have: Snapshot, kind: str, key: str) -> Iterator[Setting]:

@@ -18,6 +18,7 @@ from agent.hardware.sysfs import read_or
 from agent.kinds import links
 from agent.machine import Files, Link, Machine
 from agent.report.records import Change, Disruption
+from agent.report.target import vf_target
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -82,7 +83,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     for address, nic in links.usable(want, have):
         names: Mapping[str, Name] = have[NAME].get(address, {})
         for index in range(nic.vf_count() or 0):
-            target = f"{address}#{index}"
+            target = vf_target(address, index)
             name = names.get(target)
             if name is None or name.current is None or name.usual in (None, name.current):
                 continue

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from pyroute2.netlink.rtnl import RTM_GETDCB, RTM_SETDCB
 
-from agent.linux.messages import NLA_F_NESTED, ask, attribute, attributes
+from agent.linux.messages import NLA_F_NESTED, ask, attribute, attributes, decoder
 from agent.machine import DcbState
 
 # struct dcbmsg: family (AF_UNSPEC), command, padding.
@@ -43,19 +43,15 @@ class LinuxDcb:
     def state(self, netdev: str) -> DcbState | None:
         """Read everything (DCB_CMD_IEEE_GET)."""
         try:
-            values = _get(netdev)
+            return decode(_get(netdev))
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENODEV):
                 return None
             raise
-        pfc = values.get(ATTR_IEEE_PFC, bytes(PFC_SIZE))[PFC_ENABLED]
-        entries = (APP.unpack_from(entry) for _, entry in attributes(values.get(ATTR_IEEE_APP_TABLE, b"")))
-        dscp = {protocol: priority for selector, priority, protocol in entries if selector == SELECTOR_DSCP}
-        return DcbState(frozenset(bit for bit in range(8) if pfc >> bit & 1), dscp)
 
     def set_pfc(self, netdev: str, priorities: frozenset[int]) -> None:
         """Send the driver's record back with other priorities: mbc and delay (for the cable's length) must stay."""
-        record = _get(netdev).get(ATTR_IEEE_PFC)
+        record = dict(attributes(_get(netdev))).get(ATTR_IEEE_PFC)
         if record is None:
             raise OSError(errno.EOPNOTSUPP, f"the driver of {netdev} reports no PFC")
         _send(IEEE_SET, netdev, attribute(ATTR_IEEE_PFC, with_priorities(record, priorities)))
@@ -87,12 +83,22 @@ def request(command: int, netdev: str, ieee: bytes | None = None) -> bytes:
     return body if ieee is None else body + attribute(ATTR_IEEE | NLA_F_NESTED, ieee)
 
 
-def _get(netdev: str) -> dict[int, bytes]:
+@decoder
+def decode(ieee: bytes) -> DcbState:
+    """The state from the attributes of an answer (DCB_ATTR_IEEE)."""
+    values = dict(attributes(ieee))
+    pfc = values.get(ATTR_IEEE_PFC, bytes(PFC_SIZE))[PFC_ENABLED]
+    entries = (APP.unpack_from(entry) for _, entry in attributes(values.get(ATTR_IEEE_APP_TABLE, b"")))
+    dscp = {protocol: priority for selector, priority, protocol in entries if selector == SELECTOR_DSCP}
+    return DcbState(frozenset(bit for bit in range(8) if pfc >> bit & 1), dscp)
+
+
+def _get(netdev: str) -> bytes:
     for answer in ask(socket.NETLINK_ROUTE, RTM_GETDCB, request(IEEE_GET, netdev)):
         for kind, payload in attributes(answer[DCBMSG.size :]):
             if kind == ATTR_IEEE:
-                return dict(attributes(payload))
-    return {}
+                return payload
+    return b""
 
 
 def _send(command: int, netdev: str, ieee: bytes) -> None:

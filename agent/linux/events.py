@@ -20,11 +20,26 @@ from pyroute2.netlink import NETLINK_LISTEN_ALL_NSID, SOL_NETLINK, genlmsg
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.generic import GenericNetlinkSocket
 from pyroute2.netlink.generic.ethtool import ETHTOOL_GENL_NAME, ethtoolheader
-from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
+from pyroute2.netlink.rtnl import (
+    RTM_DELADDR,
+    RTM_DELLINK,
+    RTM_DELROUTE,
+    RTM_DELRULE,
+    RTM_NEWADDR,
+    RTM_NEWLINK,
+    RTMGRP_IPV4_IFADDR,
+    RTMGRP_IPV4_ROUTE,
+    RTMGRP_IPV4_RULE,
+    RTMGRP_IPV6_IFADDR,
+    RTMGRP_IPV6_ROUTE,
+    RTMGRP_IPV6_RULE,
+    RTMGRP_LINK,
+)
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
 from pyroute2.netlink.uevent import MONITOR_GROUP_KERNEL, MONITOR_GROUP_UDEV, UeventSocket
 
+from agent.linux import routing
 from agent.linux.messages import ATTRIBUTE, HEADER, attributes, layout, numbers, widen
 from agent.machine import Event, EventSource
 
@@ -34,12 +49,23 @@ BUFFER = 16 << 20
 AT_ONCE = 10_000
 """Messages that are taken in one go: a storm must not keep the agent from working."""
 
+# Addresses that come and go, routes and rules that go.
+ROUTING_GROUPS = (
+    RTMGRP_IPV4_IFADDR
+    | RTMGRP_IPV6_IFADDR
+    | RTMGRP_IPV4_ROUTE
+    | RTMGRP_IPV6_ROUTE
+    | RTMGRP_IPV4_RULE
+    | RTMGRP_IPV6_RULE
+)
+
 IFINFOMSG, GENLMSG = layout(ifinfmsg.fields), layout(genlmsg.fields)
 # Every ethtool notification begins with this nest, and in it the netdev's index (include/uapi/linux/ethtool_netlink.h).
 ETHTOOL_MONITOR = "monitor"
 ETHTOOL_A_HEADER = 1
 ETHTOOL_A_HEADER_DEV_INDEX = numbers(ethtoolheader)["ETHTOOL_A_HEADER_DEV_INDEX"]
 
+IFLA_IFNAME = numbers(ifinfmsg)["IFLA_IFNAME"]
 # Ancillary data of an event from another namespace: that namespace's number.
 NSID_ROOM = socket.CMSG_SPACE(4)
 # The header of IFLA_PARENT_DEV_NAME (Linux 5.14) with a PCI address in it: 12 characters and a NUL.
@@ -87,12 +113,12 @@ class LinuxEvents:
     """The kernel's announcements. A subscription lasts as long as what :meth:`subscribe` returns."""
 
     def subscribe(self) -> list[EventSource]:
-        """Subscribe to links in all namespaces, to uevents and to ethtool's notifications."""
-        return [_links(), _uevents(), *_ethtool()]
+        """Subscribe to links in all namespaces, to this one's addresses and routes, to uevents and ethtool's notifications."""
+        return [_links(), _routing(), _uevents(), *_ethtool()]
 
 
 def _links() -> NetlinkSource:
-    """A netdev that is moved to another namespace gives that a number in ours, and its events are heard from then on.
+    """A netdev that is moved to another namespace gives that a number in ours, and its events arrive from then on.
 
     A socket inside a pod's namespace would keep the namespace alive. This needs CAP_NET_BROADCAST; without it, only the agent's
     regular full reading sees such VFs.
@@ -105,8 +131,16 @@ def _links() -> NetlinkSource:
     return NetlinkSource(owner, owner.socket, link_events)
 
 
+def _routing() -> NetlinkSource:
+    """A socket of its own: that of links would also hear of every pod's addresses and routes."""
+    owner = IPRSocket(groups=0)
+    widen(owner.socket, BUFFER)
+    owner.bind(groups=ROUTING_GROUPS)
+    return NetlinkSource(owner, owner.socket, routing_events)
+
+
 def _uevents() -> NetlinkSource:
-    """Both groups: as the kernel says it, and once udev has handled the device."""
+    """Both groups: the kernel's own event, and udev's once it has handled the device."""
     owner = UeventSocket()
     channel = owner.asyncore.socket
     widen(channel, BUFFER)
@@ -142,7 +176,34 @@ def link_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
             if elsewhere:
                 yield Event(netdev_of=_parent(message, offset, length))
             else:
-                yield Event(ifindex=IFINFOMSG.unpack_from(message, offset + HEADER.size)[2])
+                yield Event(
+                    ifindex=IFINFOMSG.unpack_from(message, offset + HEADER.size)[2],
+                    netdev=_name(message, offset, length),
+                )
+        offset += max(HEADER.size, (length + 3) & ~3)
+
+
+def _name(message: bytes, offset: int, length: int) -> str:
+    """The netdev's name, which is the first attribute of an announcement (rtnl_fill_ifinfo, net/core/rtnetlink.c)."""
+    start, end = offset + HEADER.size + IFINFOMSG.size, min(offset + length, len(message))
+    if start + ATTRIBUTE.size > end:
+        return ""
+    size, kind = ATTRIBUTE.unpack_from(message, start)
+    if kind != IFLA_IFNAME or not ATTRIBUTE.size < size <= end - start:
+        return ""
+    return message[start + ATTRIBUTE.size : start + size].rstrip(b"\0").decode(errors="surrogateescape")
+
+
+def routing_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
+    """The netdevs whose addresses changed, and the tables of which a route or a rule is gone."""
+    offset = 0
+    while offset + HEADER.size + routing.IFADDRMSG.size <= len(message):
+        length, kind, _, _, _ = HEADER.unpack_from(message, offset)
+        body = message[offset + HEADER.size : offset + length]
+        if kind in (RTM_NEWADDR, RTM_DELADDR) and len(body) >= routing.IFADDRMSG.size:
+            yield Event(ifindex=routing.IFADDRMSG.unpack_from(body)[4])
+        elif kind in (RTM_DELROUTE, RTM_DELRULE) and len(body) >= routing.RTMSG.size:
+            yield Event(table=routing.table_of(body))
         offset += max(HEADER.size, (length + 3) & ~3)
 
 
@@ -153,7 +214,7 @@ def _parent(message: bytes, offset: int, length: int) -> str:
 
 
 def ethtool_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
-    """The netdev of a notification, which is one message; no other namespace is heard."""
+    """The netdev of a notification, which is one message; other namespaces send none here."""
     header = dict(attributes(message, HEADER.size + GENLMSG.size)).get(ETHTOOL_A_HEADER, b"")
     index = dict(attributes(header)).get(ETHTOOL_A_HEADER_DEV_INDEX, b"")
     if len(index) == 4:

@@ -11,6 +11,7 @@ Only a few strings are read, so this needs neither protobuf's compiled package n
 from __future__ import annotations
 
 import errno
+import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -134,7 +135,9 @@ class _Answer:
 
     def message(self) -> bytes:
         """The message of a complete answer."""
-        if self.headers.get(b":status") != b"200" or not self.headers.get(b"grpc-status", b"").isdigit():
+        if self.headers.get(b":status") != b"200" or not re.fullmatch(
+            b"[0-9]{1,9}", self.headers.get(b"grpc-status", b"")
+        ):
             raise OSError(errno.EPROTO, "the answer is HTTP/2, but not gRPC")
         if code := int(self.headers[b"grpc-status"]):
             name = CODES[code] if code < len(CODES) else str(code)

@@ -34,7 +34,7 @@ SOCKETS = (
 LIST = "/v1.PodResourcesLister/List"
 TIMEOUT = 2.0
 
-# Every function is asked about by itself: a kubelet that hangs must not cost two seconds each time.
+# A request for every function by itself: a kubelet that hangs must not cost two seconds each time.
 PAUSE = 10.0
 
 # No socket, nothing behind it: there is no kubelet, or it is stopped.

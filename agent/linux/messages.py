@@ -5,11 +5,13 @@ pyroute2 makes all writes. Why the readings of each pass do not use it: docs/dec
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
 
 from pyroute2.netlink import (
     NLM_F_ACK,
@@ -21,6 +23,8 @@ from pyroute2.netlink import (
     nlmsg,
     nlmsgerr,
 )
+
+T = TypeVar("T")
 
 SO_RCVBUFFORCE = 33
 """include/uapi/asm-generic/socket.h; the socket module has no name for it."""
@@ -78,6 +82,22 @@ def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
     return found
 
 
+def decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
+    """Decodes the body of a message; what it cannot read is an OSError (EPROTO), as every refusal of the kernel's is one.
+
+    A driver fills in parts of a message. One that writes nonsense must cost its own device, and not the pass.
+    """
+
+    @wraps(decode)
+    def checked(body: bytes) -> T:
+        try:
+            return decode(body)
+        except (struct.error, LookupError, ValueError) as error:
+            raise OSError(errno.EPROTO, f"the kernel's answer cannot be read: {error!r}") from error
+
+    return checked
+
+
 def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
     """Send a request and return the bodies of the messages before its acknowledgement.
 
@@ -109,16 +129,33 @@ def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[b
         widen(channel, 2 * ROOM)
         channel.send(message)
         while True:
-            data = channel.recv(ROOM)
-            offset = 0
-            while offset + HEADER.size <= len(data):
-                length, answer, given, _, _ = HEADER.unpack_from(data, offset)
-                interrupted = interrupted or bool(given & NLM_F_DUMP_INTR)
-                if answer in (NLMSG_ERROR, NLMSG_DONE):
-                    # A dump may end with an error, too.
-                    refusal = -ERROR.unpack_from(data, offset + HEADER.size)[0]
-                    if refusal > 0:
-                        raise OSError(refusal, os.strerror(refusal))
-                    return found, interrupted
-                found.append(data[offset + HEADER.size : offset + length])
-                offset += (length + 3) & ~3
+            bodies, changed, ended = answers(channel.recv(ROOM))
+            found += bodies
+            interrupted = interrupted or changed
+            if ended:
+                return found, interrupted
+
+
+@decoder
+def answers(data: bytes) -> tuple[list[bytes], bool, bool]:
+    """The bodies of the messages that came at once, whether the table changed meanwhile, and whether this is the end.
+
+    :raises OSError: the kernel's refusal; EPROTO: it is no series of messages.
+    """
+    found: list[bytes] = []
+    interrupted = False
+    offset = 0
+    while offset + HEADER.size <= len(data):
+        length, answer, given, _, _ = HEADER.unpack_from(data, offset)
+        interrupted = interrupted or bool(given & NLM_F_DUMP_INTR)
+        if answer in (NLMSG_ERROR, NLMSG_DONE):
+            # A dump may end with an error, too.
+            refusal = -ERROR.unpack_from(data, offset + HEADER.size)[0]
+            if refusal > 0:
+                raise OSError(refusal, os.strerror(refusal))
+            return found, interrupted, True
+        if length < HEADER.size:
+            raise ValueError(f"a message of {length} bytes")
+        found.append(data[offset + HEADER.size : offset + length])
+        offset += (length + 3) & ~3
+    return found, interrupted, False

@@ -10,46 +10,46 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pyroute2.netlink import NLM_F_ACK, NLM_F_REQUEST, NLMSG_ERROR
+from pyroute2.netlink import NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NLMSG_ERROR
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import (
+    RTM_DELADDR,
     RTM_DELLINKPROP,
+    RTM_DELROUTE,
+    RTM_DELRULE,
     RTM_GETADDR,
     RTM_GETLINK,
     RTM_GETROUTE,
+    RTM_GETRULE,
+    RTM_NEWADDR,
     RTM_NEWLINKPROP,
+    RTM_NEWROUTE,
+    RTM_NEWRULE,
     RTM_SETLINK,
-    rt_type,
 )
-from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
 from pyroute2.netlink.rtnl.ifinfmsg import IFF_UP, ifinfmsg
 from pyroute2.netlink.rtnl.iprsocket import IPRSocket
-from pyroute2.netlink.rtnl.rtmsg import nh, rtmsg
+from pyroute2.netlink.rtnl.rtmsg import rtmsg
 
-from agent.linux import vf_config
-from agent.linux.messages import ATTRIBUTE, ask, attribute, attributes, dump, layout, numbers
-from agent.machine import Link
+from agent.linux import routing, vf_config
+from agent.linux.messages import ATTRIBUTE, ask, attribute, attributes, decoder, dump, layout, numbers
+from agent.machine import Link, Route, Rule
 
-IFINFOMSG, IFADDRMSG, RTMSG = layout(ifinfmsg.fields), layout(ifaddrmsg.fields), layout(rtmsg.fields)
-# struct rtnexthop begins with its length; its attributes follow.
-RTNEXTHOP = layout((("length", "H"), *nh.fields))
+IFINFOMSG = layout(ifinfmsg.fields)
 
-_IFLA, _IFA, _RTA = numbers(ifinfmsg), numbers(ifaddrmsg), numbers(rtmsg)
+_IFLA = numbers(ifinfmsg)
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_MTU = _IFLA["IFLA_ADDRESS"], _IFLA["IFLA_IFNAME"], _IFLA["IFLA_MTU"]
 IFLA_TXQLEN, IFLA_CARRIER, IFLA_PERM_ADDRESS = _IFLA["IFLA_TXQLEN"], _IFLA["IFLA_CARRIER"], _IFLA["IFLA_PERM_ADDRESS"]
 IFLA_PROP_LIST, IFLA_ALT_IFNAME = _IFLA["IFLA_PROP_LIST"], _IFLA["IFLA_ALT_IFNAME"]
 IFLA_NUM_VF, IFLA_VFINFO_LIST, IFLA_EXT_MASK = _IFLA["IFLA_NUM_VF"], _IFLA["IFLA_VFINFO_LIST"], _IFLA["IFLA_EXT_MASK"]
-IFA_ADDRESS, IFA_LOCAL = _IFA["IFA_ADDRESS"], _IFA["IFA_LOCAL"]
-RTA_OIF, RTA_GATEWAY, RTA_MULTIPATH, RTA_VIA = (_RTA[f"RTA_{name}"] for name in ("OIF", "GATEWAY", "MULTIPATH", "VIA"))
-RTN_UNICAST = rt_type["unicast"]
 
 # include/uapi/linux/rtnetlink.h; pyroute2 has no names for them.
 RTEXT_FILTER_VF = 1
-# Leaves the VFs' counters out: mlx5 asks its firmware for each of them. With them an attribute's 64 kB are full at 220 VFs
+# Leaves the VFs' counters out: mlx5 reads each of them from its firmware. With them an attribute's 64 kB are full at 220 VFs
 # (seen on 6.1 with netdevsim), without them at 334.
 RTEXT_FILTER_SKIP_STATS = 8
 
@@ -135,13 +135,13 @@ class LinuxNetlink:
         with _naming_errors(f"set VF {index} {given}"):
             self._request(RTM_SETLINK, vf_config.request(ifindex, index, given))
 
-    def _request(self, kind: int, message: Any) -> list[Any]:
+    def _request(self, kind: int, message: Any, flags: int = 0) -> list[Any]:
         """Send a pyroute2 message and return the messages that come before its acknowledgement.
 
         :raises NetlinkError: the kernel's refusal.
         """
         self._sequence += 1
-        self._socket.put(message, msg_type=kind, msg_flags=NLM_F_REQUEST | NLM_F_ACK, msg_seq=self._sequence)
+        self._socket.put(message, msg_type=kind, msg_flags=NLM_F_REQUEST | NLM_F_ACK | flags, msg_seq=self._sequence)
         answers: list[Any] = []
         while True:
             for answer in self._socket.get():
@@ -154,14 +154,19 @@ class LinuxNetlink:
                     return answers
                 answers.append(answer)
 
-    def gateway_ifindexes(self) -> frozenset[int]:
+    def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
         """Dump the routes of both families."""
         found: set[int] = set()
-        with _naming_errors("dump of routes"):
-            for family in (socket.AF_INET, socket.AF_INET6):
-                for body in dump(socket.NETLINK_ROUTE, RTM_GETROUTE, RTMSG.pack(family, *bytes(8))):
-                    found |= _next_hops(body)
+        for body in self._routes():
+            hops = routing.next_hops(body)
+            if hops and routing.table_of(body) not in without:
+                found |= hops
         return frozenset(found)
+
+    def _routes(self) -> Iterator[bytes]:
+        with _naming_errors("dump of routes"):
+            for family in routing.FAMILIES:
+                yield from dump(socket.NETLINK_ROUTE, RTM_GETROUTE, routing.dumped_routes(family))
 
     def route_ifindex(self, address: str) -> int | None:
         """Request the route."""
@@ -175,16 +180,58 @@ class LinuxNetlink:
             raise
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
-        """Dump the addresses of both families (RTM_GETADDR); IFA_LOCAL is the local end of a point-to-point link."""
+        """Dump the addresses of both families (RTM_GETADDR)."""
         found: dict[int, list[str]] = {}
         with _naming_errors("dump of addresses"):
-            for body in dump(socket.NETLINK_ROUTE, RTM_GETADDR, IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
-                family, prefix, _, _, ifindex = IFADDRMSG.unpack_from(body)
-                values = dict(attributes(body, IFADDRMSG.size))
-                address = values.get(IFA_LOCAL) or values.get(IFA_ADDRESS)
-                if address is not None and family in (socket.AF_INET, socket.AF_INET6):
-                    found.setdefault(ifindex, []).append(f"{socket.inet_ntop(family, address)}/{prefix}")
+            for body in dump(socket.NETLINK_ROUTE, RTM_GETADDR, routing.IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+                if (decoded := routing.decode_address(body)) is not None:
+                    found.setdefault(decoded[0], []).append(decoded[1])
         return {ifindex: tuple(addresses) for ifindex, addresses in found.items()}
+
+    def add_address(self, ifindex: int, address: str) -> None:
+        """Add one (RTM_NEWADDR)."""
+        with _naming_errors(f"add the address {address}"):
+            self._request(RTM_NEWADDR, routing.address_message(ifindex, address), NLM_F_CREATE | NLM_F_EXCL)
+
+    def remove_address(self, ifindex: int, address: str) -> None:
+        """Remove one (RTM_DELADDR)."""
+        with _naming_errors(f"remove the address {address}"):
+            self._request(RTM_DELADDR, routing.address_message(ifindex, address))
+
+    def routes(self, tables: Collection[int]) -> tuple[Route, ...]:
+        """Dump the routes of both families, and keep those of the tables."""
+        decoded = (routing.decode_route(body) for body in self._routes())
+        return tuple(route for route in decoded if route is not None and route.table in tables)
+
+    def add_route(self, route: Route) -> None:
+        """Add or replace one (RTM_NEWROUTE)."""
+        with _naming_errors(f"add the route to {route.destination} in table {route.table}"):
+            self._request(RTM_NEWROUTE, routing.route_message(route), NLM_F_CREATE | NLM_F_REPLACE)
+
+    def remove_route(self, route: Route) -> None:
+        """Remove one (RTM_DELROUTE)."""
+        with _naming_errors(f"remove the route to {route.destination} from table {route.table}"):
+            self._request(RTM_DELROUTE, routing.route_message(route))
+
+    def rules(self) -> tuple[Rule, ...]:
+        """Dump the rules of both families (RTM_GETRULE)."""
+        with _naming_errors("dump of rules"):
+            bodies = [
+                body
+                for family in routing.FAMILIES
+                for body in dump(socket.NETLINK_ROUTE, RTM_GETRULE, routing.dumped_rules(family))
+            ]
+        return tuple(rule for rule in map(routing.decode_rule, bodies) if rule is not None)
+
+    def add_rule(self, rule: Rule) -> None:
+        """Add one (RTM_NEWRULE)."""
+        with _naming_errors(f"add the rule for {rule.source}"):
+            self._request(RTM_NEWRULE, routing.rule_message(rule), NLM_F_CREATE | NLM_F_EXCL)
+
+    def remove_rule(self, rule: Rule) -> None:
+        """Remove one (RTM_DELRULE)."""
+        with _naming_errors(f"remove the rule for {rule.source}"):
+            self._request(RTM_DELRULE, routing.rule_message(rule))
 
 
 def _link_message(ifindex: int, attrs: list[tuple[str, Any]], **fields: int) -> Any:
@@ -202,33 +249,12 @@ def _altname(name: str) -> tuple[str, Any]:
 
 def _route_message(address: str) -> Any:
     message: Any = rtmsg()
-    family, bits = (socket.AF_INET6, 128) if ":" in address else (socket.AF_INET, 32)
-    message["family"], message["dst_len"] = family, bits
+    message["family"], message["dst_len"] = routing.family(address), routing.bits(address)
     message["attrs"] = [("RTA_DST", address)]
     return message
 
 
-def _next_hops(body: bytes) -> set[int]:
-    """The netdevs of a route if it is a default route or has a gateway."""
-    _, length, *_, kind, _ = RTMSG.unpack_from(body)
-    default = length == 0 and kind == RTN_UNICAST
-    values = dict(attributes(body, RTMSG.size))
-    paths = list(_several(values[RTA_MULTIPATH])) if RTA_MULTIPATH in values else []
-    if RTA_OIF in values:
-        paths.append((U32.unpack(values[RTA_OIF])[0], values))
-    return {ifindex for ifindex, path in paths if default or RTA_GATEWAY in path or RTA_VIA in path}
-
-
-def _several(content: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
-    offset = 0
-    while offset + RTNEXTHOP.size <= len(content):
-        length, _, _, ifindex = RTNEXTHOP.unpack_from(content, offset)
-        if length < RTNEXTHOP.size:
-            return
-        yield ifindex, dict(attributes(content[offset : offset + length], RTNEXTHOP.size))
-        offset += (length + 3) & ~3
-
-
+@decoder
 def decode_link(body: bytes) -> Link:
     """A netdev from the body of the kernel's answer (RTM_NEWLINK)."""
     _, _, ifindex, flags, _ = IFINFOMSG.unpack_from(body)
@@ -263,7 +289,10 @@ def _link_attributes(body: bytes) -> dict[int, bytes]:
         if kind == IFLA_VFINFO_LIST:
             end = start
             for _ in range(count):
-                end += ATTRIBUTE.unpack_from(body, end)[0] + 3 & ~3
+                size, _ = ATTRIBUTE.unpack_from(body, end)
+                if size < ATTRIBUTE.size:
+                    raise ValueError(f"the entry of a VF has {size} bytes")
+                end += size + 3 & ~3
             return {**found, kind: body[start:end], **dict(attributes(body, end))}
         found[kind] = value
     return found

@@ -12,8 +12,8 @@ A probe that judges over time has ``remember(before, now, have, facts)``, whose 
 ``before`` is its result of the last time (None at first), ``now`` the time in seconds of a monotonic clock, ``have`` the
 snapshot, and ``facts`` what ``read`` returned (None for a probe without ``read``).
 
-Optional: ``PERIOD`` and ``DEADLINE`` of ``read`` in seconds; ``FAIL_AFTER`` and ``OF``: the condition becomes False after
-``FAIL_AFTER`` failures within the last ``OF`` checks.
+Optional: ``PERIOD`` and ``DEADLINE`` of ``read`` in seconds, and ``RECHECK``, the period while the condition is False;
+``FAIL_AFTER`` and ``OF``: the condition becomes False after ``FAIL_AFTER`` failures within the last ``OF`` checks.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Probe:
     stage: Stage
     severity: Severity
     period: float
+    recheck: float
     deadline: float
     fail_after: int
     of: int
@@ -71,6 +72,7 @@ def _probe(name: str, module: ModuleType) -> Probe:
         stage=module.STAGE,
         severity=module.SEVERITY,
         period=getattr(module, "PERIOD", PERIOD),
+        recheck=getattr(module, "RECHECK", getattr(module, "PERIOD", PERIOD)),
         deadline=getattr(module, "DEADLINE", DEADLINE),
         fail_after=getattr(module, "FAIL_AFTER", 1),
         of=getattr(module, "OF", 1),

@@ -2,6 +2,7 @@
 
 from agent.kinds import links, vf_links
 from agent.report.records import Condition, Severity, Stage
+from agent.report.target import is_vf, vf_index
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
 
@@ -22,10 +23,9 @@ def check(want: Wanted, have: Snapshot) -> list[Condition]:
     ]
     if not dark:
         return [Condition(TYPE, "True", "AllConnected")]
-    message = f"no carrier on {', '.join(dark)}; check the cable, the switch port and, for a VF, its PF"
-    return [Condition(TYPE, "False", "NoCarrier", message)]
+    remedy = "check the cable, the switch port and, for a VF, its PF"
+    return [Condition(TYPE, "False", "NoCarrier", f"no carrier on {', '.join(dark)}", remedy=remedy)]
 
 
 def _held_down(nic: WantedNic, target: str) -> bool:
-    _, _, index = target.partition("#")
-    return bool(index) and nic.vf_wanted(int(index)).link_state == "disable"
+    return is_vf(target) and nic.vf_wanted(vf_index(target)).link_state == "disable"

@@ -33,5 +33,5 @@ def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
         return [Condition(TYPE, "True", "NoKubelet")]
     if facts:
         return [Condition(TYPE, "True", "Served")]
-    message = f"the kubelet runs, and {FOLDER}/{SOCKET} is not there; see its log: journalctl -u kubelet"
-    return [Condition(TYPE, "False", "NoSocket", message)]
+    message = f"the kubelet runs, and {FOLDER}/{SOCKET} is not there"
+    return [Condition(TYPE, "False", "NoSocket", message, remedy="see its log: journalctl -u kubelet")]

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from agent.hardware.functions import NET, device_path, netdev
 from agent.hardware.rdma import RDMA
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_or_none, read_or, whole
 from agent.machine import Files, Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
@@ -63,8 +63,8 @@ def _function(files: Files, address: str) -> Iterator[tuple[str, int]]:
 def _folder(files: Files, folder: str, names: tuple[str, ...], owner: str) -> Iterator[tuple[str, int]]:
     for name in names:
         # Some drivers report "N/A (no PMA)".
-        if (text := read_or(files, f"{folder}/{name}", "")).isdigit():
-            yield f"{owner} {name}", int(text)
+        if (number := whole(read_or(files, f"{folder}/{name}", ""))) is not None:
+            yield f"{owner} {name}", number
 
 
 def remember(before: tuple[Sample, ...] | None, now: float, have: Snapshot, facts: Counters) -> tuple[Sample, ...]:
@@ -89,4 +89,4 @@ def judge(want: Wanted, have: Snapshot, facts: tuple[Sample, ...]) -> list[Condi
         return [Condition(TYPE, "True", "NoErrors")]
     message = ", ".join(f"{name} +{rise}" for name, rise in risen.items())
     remedy = "check cable, transceiver and switch port (ethtool -S, rdma statistic)"
-    return [Condition(TYPE, "False", "ErrorsRising", f"within {WINDOW / 60:.0f} minutes: {message}; {remedy}")]
+    return [Condition(TYPE, "False", "ErrorsRising", f"within {WINDOW / 60:.0f} minutes: {message}", remedy=remedy)]

@@ -45,16 +45,17 @@ def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
     if wanted is None:
         return []
     if not facts.driver:
-        message = "the module nvidia is not loaded; install the driver, and see dmesg: modprobe nvidia"
-        return [Condition(TYPE, "False", "DriverMissing", message)]
+        remedy = "install the driver, and see dmesg: modprobe nvidia"
+        return [Condition(TYPE, "False", "DriverMissing", "the module nvidia is not loaded", remedy=remedy)]
     if len(facts.addresses) != wanted.count:
         listed = ", ".join(facts.addresses) or "none"
-        message = (
-            f"the driver has {len(facts.addresses)} GPUs ({listed}), the spec wants {wanted.count}; compare with "
-            "lspci -d 10de: and see dmesg for Xid errors: one that fell off the bus comes back with a power cycle"
+        message = f"the driver has {len(facts.addresses)} GPUs ({listed}), the spec wants {wanted.count}"
+        remedy = (
+            "compare with lspci -d 10de: and see dmesg for Xid errors: a GPU that fell off the bus comes back with a power "
+            "cycle"
         )
-        return [Condition(TYPE, "False", "GpusMissing", message)]
+        return [Condition(TYPE, "False", "GpusMissing", message, remedy=remedy)]
     if wanted.peer_memory and not facts.peer_memory:
-        message = "the module nvidia_peermem is not loaded; modprobe nvidia_peermem, and give it in kernel_modules"
-        return [Condition(TYPE, "False", "PeerMemoryMissing", message)]
+        remedy = "modprobe nvidia_peermem, and give it in kernel_modules"
+        return [Condition(TYPE, "False", "PeerMemoryMissing", "the module nvidia_peermem is not loaded", remedy=remedy)]
     return [Condition(TYPE, "True", "AllPresent")]

@@ -1,6 +1,6 @@
 """irqbalance follows the policy of the spec; otherwise it moves pinned interrupts."""
 
-from agent.kinds import irqbalance
+from agent.kinds.host import irqbalance
 from agent.report.records import HOST, Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -14,11 +14,12 @@ def check(want: Wanted, have: Snapshot) -> list[Condition]:
     """False if it runs although the policy is ``disabled``, or without our script although the policy is ``banned``."""
     policy = want.spec.irqs.irqbalance
     if policy == "disabled" and irqbalance.PROCESS in have.processes:
-        message = "irqbalance is running and moves interrupts away; stop it: systemctl disable --now irqbalance"
-        return [Condition(TYPE, "False", "IrqbalanceRunning", message)]
-    if policy == "banned" and not have[irqbalance.NAME][HOST].asked:
-        message = (
-            f"irqbalance runs without --policyscript={irqbalance.SCRIPT} and moves interrupts away; run the deploy"
+        message, remedy = (
+            "irqbalance is running and moves interrupts away",
+            "stop it: systemctl disable --now irqbalance",
         )
-        return [Condition(TYPE, "False", "IrqbalanceUnbanned", message)]
+        return [Condition(TYPE, "False", "IrqbalanceRunning", message, remedy=remedy)]
+    if policy == "banned" and not have[irqbalance.NAME][HOST].asked:
+        message = f"irqbalance runs without --policyscript={irqbalance.SCRIPT} and moves interrupts away"
+        return [Condition(TYPE, "False", "IrqbalanceUnbanned", message, remedy="run the deploy")]
     return [Condition(TYPE, "True", "PolicyHeld")]

@@ -54,5 +54,5 @@ def judge(want: Wanted, have: Snapshot, facts: tuple[Loaded, ...]) -> list[Condi
     stale = [f"{m.module} (loaded {m.loaded}, installed {m.installed})" for m in facts if m.loaded != m.installed]
     if not stale:
         return [Condition(TYPE, "True", "AsInstalled" if facts else "NothingToCompare")]
-    message = f"not what is installed: {', '.join(stale)}; load them again, or reboot; if it stays, update-initramfs or dracut"
-    return [Condition(TYPE, "False", "ModulesStale", message)]
+    remedy = "load them again, or reboot; if it stays, update-initramfs or dracut"
+    return [Condition(TYPE, "False", "ModulesStale", f"not what is installed: {', '.join(stale)}", remedy=remedy)]

@@ -81,4 +81,4 @@ def judge(want: Wanted, have: Snapshot, facts: History) -> list[Condition]:
     if not faults:
         return [Condition(TYPE, "True", "Steady")]
     remedy = "check cable, transceiver and switch port; it is forgotten after 12 hours, or when the agent is restarted"
-    return [Condition(TYPE, "False", "LinkFlapped", f"{'; '.join(faults)}, within 12 hours; {remedy}")]
+    return [Condition(TYPE, "False", "LinkFlapped", f"{'; '.join(faults)}, within 12 hours", remedy=remedy)]

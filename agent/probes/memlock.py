@@ -36,4 +36,6 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, int]) -> list[Condit
     remedy = (
         f"give {units} LimitMEMLOCK=infinity in a drop-in, and restart it: only containers started after that have it"
     )
-    return [Condition(TYPE, "False", "MemlockLimited", f"locked memory of containers is limited: {listed}; {remedy}")]
+    return [
+        Condition(TYPE, "False", "MemlockLimited", f"locked memory of containers is limited: {listed}", remedy=remedy)
+    ]

@@ -7,6 +7,7 @@ sysfs has ``current_link_width``, ``current_link_speed`` and the same with ``max
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from attrs import frozen
@@ -41,7 +42,7 @@ def read(machine: Machine, want: Wanted) -> Mapping[str, PcieLink]:
         def leading_number(name: str, folder: str = device_path(address)) -> float:
             # "8" lanes, "16.0 GT/s PCIe"
             first = read_or(machine.files, f"{folder}/{name}", "").partition(" ")[0]
-            return float(first) if first.replace(".", "", 1).isdigit() else 0.0
+            return float(first) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", first) else 0.0
 
         width, most = int(leading_number("current_link_width")), int(leading_number("max_link_width"))
         speed, fastest = leading_number("current_link_speed"), leading_number("max_link_speed")
@@ -60,7 +61,7 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, PcieLink]) -> list[C
     if not degraded:
         return [Condition(TYPE, "True", "FullWidthAndSpeed")]
     remedy = "reseat the card, and compare with the slot: lspci -vv, LnkCap and LnkSta"
-    return [Condition(TYPE, "False", "PcieDegraded", f"{'; '.join(degraded)}; {remedy}")]
+    return [Condition(TYPE, "False", "PcieDegraded", "; ".join(degraded), remedy=remedy)]
 
 
 def _size(width: int, speed: float) -> str:

@@ -22,10 +22,10 @@ MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad"}
 
 def check(want: Wanted, have: Snapshot) -> list[Condition]:
     """False if RDMA devices of required NICs lack some; the message names them. No condition if the spec expects no devices."""
-    asked = {nic.name for nic in want.spec.nics if nic.rdma is not None}
+    asked = {nic.name for nic in want.asked if nic.rdma is not None}
     if not asked:
         return []
-    required = {nic.name for nic in want.spec.nics if nic.required}
+    required = {nic.name for nic in want.asked if nic.required}
     lacking: dict[str, list[str]] = {}
     for name, found in faults(want, have, _lacking).items():
         for remedy, those in found.items() if name in required else ():

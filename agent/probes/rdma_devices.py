@@ -9,6 +9,7 @@ from attrs import frozen
 from agent.hardware.rdma import RdmaDevice
 from agent.kinds import rdma, vf_links
 from agent.report.records import Condition, Severity, Stage
+from agent.report.target import is_vf, vf_target
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -43,7 +44,7 @@ def check(want: Wanted, have: Snapshot) -> list[Condition]:
 
 def judged(type: str, lacking: str, whole: str, want: Wanted, have: Snapshot, find: Find) -> list[Condition]:
     """The condition that follows from the faults that ``find`` reports for the NICs with expected RDMA devices."""
-    asked = [nic for nic in want.spec.nics if nic.rdma is not None]
+    asked = [nic for nic in want.asked if nic.rdma is not None]
     if not asked:
         return []
     found = faults(want, have, find)
@@ -55,8 +56,9 @@ def judged(type: str, lacking: str, whole: str, want: Wanted, have: Snapshot, fi
             parts.insert(0, f"{fine} of {len(asked)} NICs are as expected, at least {least} must be")
     else:
         holds, otherwise = not any(found.get(nic.name) for nic in asked if nic.required), "OptionalDiffers"
-    reason = lacking if not holds else otherwise if parts else whole
-    return [Condition(type, "True" if holds else "False", reason, "; ".join(parts))]
+    if not holds:
+        return [Condition(type, "False", lacking, "; ".join(parts))]
+    return [Condition(type, "True", otherwise if parts else whole, "; ".join(parts))]
 
 
 def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list[str]]]:
@@ -82,8 +84,8 @@ def expected(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> list[str]
     """The targets for which the spec expects an RDMA device."""
     address = nic.function.address
     count = nic.vf_count()
-    vfs = devices if count is None else (f"{address}#{index}" for index in range(count))
-    return [*([address] if wanted.pf else []), *(vf for vf in vfs if wanted.vfs and "#" in vf)]
+    vfs = devices if count is None else (vf_target(address, index) for index in range(count))
+    return [*([address] if wanted.pf else []), *(vf for vf in vfs if wanted.vfs and is_vf(vf))]
 
 
 def _missing(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from agent.hardware.rdma import Family, RdmaDevice, RdmaPort, gid_index
 from agent.probes.rdma_devices import Devices, Fault, expected, judged
 from agent.report.records import Condition, Severity, Stage
+from agent.report.target import is_vf
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -29,11 +30,11 @@ def _unfit(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fa
     for target in expected(nic, wanted, devices):
         for device in devices.get(target, ()):
             for port in device.ports:
-                for what in _faults(nic, wanted, device, port):
+                for what in _faults(nic, wanted, device, port, target):
                     yield Fault(target, f"{device.name} port {port.number} ({target})", what)
 
 
-def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaPort) -> Iterator[str]:
+def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaPort, target: str) -> Iterator[str]:
     if wanted.link_layer is not None and port.link_layer != wanted.link_layer:
         yield f"link layer {port.link_layer}, not {wanted.link_layer} (LINK_TYPE in the NIC's firmware)"
     if port.state != "ACTIVE":
@@ -44,8 +45,19 @@ def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaP
     family: Family | None = "IPv4" if wanted.gid_ipv4 else None
     if wanted.gid_type is not None and gid_index(port, wanted.gid_type, family=family) is None:
         mapped = " of an IPv4 address" if family else ""
-        remedy = "give its netdev an address" if wanted.gid_type != "IB" else "see the subnet manager"
+        remedy = "see the subnet manager" if wanted.gid_type == "IB" else _gid_remedy(nic, family, target)
         yield f"no {wanted.gid_type} GID{mapped} ({remedy})"
+
+
+def _gid_remedy(nic: WantedNic, family: Family | None, target: str) -> str:
+    """What to do so that the kernel makes a GID: it makes one from each address of the netdev."""
+    if is_vf(target):
+        return "give the VF's netdev an address; `addresses` gives only the physical function's"
+    if not nic.nic.addresses:
+        return "give the NIC `addresses`: the kernel makes it from one"
+    if family == "IPv4" and not any(address.version == 4 for address in nic.nic.addresses):
+        return "give the NIC an IPv4 address in `addresses`: the kernel makes it from one"
+    return "the kernel makes it from an address of the NIC: see what Converged says of them"
 
 
 def _remedy(device: RdmaDevice, port: RdmaPort) -> str:

@@ -69,7 +69,7 @@ class History:
 
     def _append(self, text: bytes) -> None:
         path = self.folder / NAME
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
         try:
             size = os.fstat(descriptor).st_size
             # A power cut may have left half a line. The next one must start on a line of its own.

@@ -50,7 +50,7 @@ class Published:
 def read(path: Path) -> Published | None:
     """The file's content; None if it is missing or cannot be read."""
     try:
-        return from_plain(load(documents.read(path, LARGEST_REPORT), LARGEST_REPORT), Published)
+        return from_plain(load(documents.read(path, LARGEST_REPORT, follow=False), LARGEST_REPORT), Published)
     except (OSError, ValueError):
         return None
 

@@ -45,7 +45,7 @@ class Publisher:
         starting = Condition("Converged", "Unknown", "Starting", "the agent has not looked at the devices yet")
         self._last = Report("", "", self.boot_id, self.agent_version, False, False, conditions=(starting,))
         # No change takes less than a microsecond, so this is more than any generation that was given before in this boot.
-        self._last = evolve(self._last, generation=int(uptime() * 1_000_000))
+        self._last = evolve(self._last, generation=int(uptime() * 1_000_000), since=uptime())
         self._write()
 
     def found(self, body: dict[str, Any]) -> None:
@@ -82,7 +82,8 @@ class Publisher:
 
     def _publish(self, report: Report) -> None:
         if _unstamped(report) != _unstamped(self._last):
-            self._last = evolve(report, generation=self._last.generation + 1, time=time.time())
+            since = self._last.since if report.ready == self._last.ready else uptime()
+            self._last = evolve(report, generation=self._last.generation + 1, time=time.time(), since=since)
             self._write()
 
     def _write(self) -> None:
@@ -131,4 +132,5 @@ def _remove(path: Path) -> str:
 
 
 def _unstamped(report: Report) -> Report:
-    return evolve(report, generation=0, time=0.0, heartbeat=0.0, uptime=0.0)
+    # Any constants would do.
+    return evolve(report, generation=0, time=0.0, heartbeat=0.0, uptime=0.0, since=0.0)  # pragma: no mutate

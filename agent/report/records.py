@@ -12,6 +12,7 @@ import cattrs
 from attrs import frozen
 
 from agent.documents import LARGEST_REPORT, load
+from agent.report.target import device_of
 
 
 @frozen
@@ -31,7 +32,7 @@ class Numbers:
         return {name: value for name, value in self.values if value is not None}
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={_say(value)}" for name, value in self.values)
+        return " ".join(f"{name}={say_value(value)}" for name, value in self.values)
 
 
 Value = str | int | bool | Numbers | None
@@ -42,6 +43,9 @@ SETTLING = "it may come right by itself"
 
 HOST = "host"
 """The target of changes that concern no device: sysctls, hugepages, loaded modules."""
+
+WHOLE_KIND = "*"
+"""The field of the change that stands for all changes of a kind which are known only after others are made."""
 
 
 class Disruption(IntEnum):
@@ -75,7 +79,8 @@ class Change:
     ``target`` is a physical function's PCI address, ``ADDRESS#N`` for its VF N, or ``host`` for what belongs to no device.
     ``affected``: the users whom the change would disturb. ``blocker``: why it cannot be made at all (then it is not tried), and
     ``remedy``: what to do about that. ``grace_period``: seconds to wait before it is made, since the value may become right by
-    itself. ``skip_if_owned``: it is not made while another program owns the VF.
+    itself; with a blocker: that may go by itself, so the change is soon looked at again.
+    ``skip_if_owned``: it is not made while another program owns the VF.
     ``required``: without it the node is not ready (for a NIC's change, the NIC must be required, too).
     ``original``: the spec has no value any more, so the one from before the agent's first change in this boot is restored.
     """
@@ -102,14 +107,15 @@ class Change:
     @property
     def device(self) -> str:
         """The physical function's PCI address, or :data:`HOST`."""
-        return self.target.partition("#")[0]
+        return device_of(self.target)
 
     def __str__(self) -> str:
         why = " (as it was before)" if self.original else ""
-        return f"{self.kind} {self.target} {self.field}: {_say(self.before)} -> {_say(self.after)}{why}"
+        return f"{self.kind} {self.target} {self.field}: {say_value(self.before)} -> {say_value(self.after)}{why}"
 
 
-def _say(value: Value) -> str:
+def say_value(value: Value) -> str:
+    """A value of a change as people read it."""
     if value is None:
         return "none"
     return ("off", "on")[value] if isinstance(value, bool) else str(value)
@@ -135,7 +141,10 @@ Severity = Literal["required", "warn"]
 
 @frozen
 class Condition:
-    """One statement about the node; ``reason`` is a CamelCase word, as Kubernetes wants it."""
+    """One statement about the node; ``reason`` is a CamelCase word, as Kubernetes wants it.
+
+    ``remedy``: what to do about it; empty where the message has several, each beside its fault.
+    """
 
     type: str
     status: Status
@@ -143,6 +152,12 @@ class Condition:
     message: str = ""
     stage: Stage = "device"
     severity: Severity = "required"
+    remedy: str = ""
+
+    @property
+    def text(self) -> str:
+        """The message with the remedy."""
+        return f"{self.message}; {self.remedy}" if self.remedy else self.message
 
 
 @frozen
@@ -158,6 +173,7 @@ class Report:
     ``announcement`` identifies the announcement of a change that is about to be made; the agent waits until it is published.
     ``devices``: a hash of the spec's PFs and their numbers of VFs.
     ``kubelet``: when the kubelet was last started (seconds since the epoch); 0: there is none.
+    ``since``: when ``ready`` became what it is, in seconds since the boot, as ``uptime``.
     """
 
     node_name: str
@@ -174,6 +190,7 @@ class Report:
     devices: str = ""
     kubelet: float = 0.0
     announcement: str = ""
+    since: float = 0.0
     conditions: tuple[Condition, ...] = ()
     outcomes: tuple[Outcome, ...] = ()
 
@@ -238,8 +255,14 @@ def report_from_json(text: str) -> Report:
 
 
 def changes_from_plain(document: Any) -> tuple[Change, ...]:
-    """Read the changes of `trackbed plan --json` back."""
-    return _converter.structure(document, tuple[Change, ...])
+    """Read the changes of `trackbed plan --json` back.
+
+    :raises ValueError: they are none.
+    """
+    try:
+        return _converter.structure(document, tuple[Change, ...])
+    except (cattrs.BaseValidationError, TypeError) as error:
+        raise ValueError(f"not the changes of this agent: {error}") from None
 
 
 def from_plain(document: Any, record: type[Record]) -> Record:

@@ -21,7 +21,7 @@ class NoReport(Exception):
 
 @frozen
 class Verdict:
-    """What a report says at this moment; it changes with time, since a heartbeat grows old.
+    """The verdict at this moment; it changes with time, since a heartbeat grows old.
 
     ``report`` is None if there is none that can be read. ``reasons``: why the node is not ready. ``age``: seconds since the
     heartbeat. ``fresh``: the report is of this boot, and its heartbeat is not stale.
@@ -37,10 +37,30 @@ class Verdict:
         """Whether the node is ready by a fresh report of this boot."""
         return not self.reasons
 
+    @property
+    def summary(self) -> str:
+        """The verdict in some words: "ready, with 1 warning", or which conditions are why it is not."""
+        conditions = self.report.conditions if self.report else ()
+        if self.ready:
+            return f"ready{with_warnings(conditions)}"
+        failing = [c.type for c in conditions if c.severity == "required" and c.status != "True"]
+        return f"not ready: {', '.join(failing)}" if failing and self.fresh else "not ready"
+
     def without_heartbeat(self) -> Verdict:
         """The verdict without its times: two are equal if only the heartbeat was renewed between them."""
         report = self.report
         return evolve(self, age=0.0, report=report and evolve(report, heartbeat=0.0, uptime=0.0))
+
+
+def warnings(conditions: Iterable[Condition]) -> list[Condition]:
+    """The conditions that are not True and are not required."""
+    return [c for c in conditions if c.severity != "required" and c.status != "True"]
+
+
+def with_warnings(conditions: Iterable[Condition]) -> str:
+    """What follows "ready": how many warnings there are."""
+    number = len(warnings(conditions))
+    return f", with {number} warning{'s' if number > 1 else ''}" if number else ""
 
 
 def is_ready(conditions: Iterable[Condition]) -> bool:
@@ -118,4 +138,4 @@ def why_not_ready(report: Report, boot: str, now: float, wanted_hash: str | None
 
 
 def _line(condition: Condition) -> str:
-    return f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
+    return f"{condition.type} is {condition.status} ({condition.reason}): {condition.text}"

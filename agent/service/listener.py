@@ -1,4 +1,4 @@
-"""Hears events while a pass runs, too, and tells the supervisor since when one about a required device waits for its reading.
+"""Receives events also during a pass, and reports since when one about a required device waits to be read.
 
 A pass may wait in the kernel for seconds, for a lock that whoever changes the device holds. Ready would stand all that time.
 """
@@ -64,7 +64,7 @@ class Listener:
                 self._gate.modify(self._sockets.fileno(), 0)
 
     def wait(self, known: Known, timeout: float, first: bool = False) -> WakeUp:
-        """As :meth:`Watch.wait`, what the thread has heard included."""
+        """As :meth:`Watch.wait`, with what the thread has received."""
         with self._lock:
             wake = self._watch.wait(known, timeout, first)
             self._kept_since = 0.0
@@ -84,7 +84,7 @@ class Listener:
         return 0.0 < self._since <= time.monotonic() - ANSWERED_WITHIN
 
     def answered(self) -> bool:
-        """A pass has read what was heard before it, or taken during it.
+        """A pass has read the devices of the events that came before it, or were taken during it.
 
         :returns: whether the supervisor may have taken Ready back meanwhile: what the pass found must be said again.
         """
@@ -115,7 +115,7 @@ class Listener:
                     continue
                 wake = self._watch.keep(self._known)
                 if wake.doubt:
-                    # Nothing that is heard later in this pass could say more.
+                    # A later event of this pass could add nothing.
                     self._kept_since = time.monotonic()
                 else:
                     self._open()

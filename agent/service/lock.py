@@ -37,8 +37,8 @@ def take(folder: Path, wait: bool = False) -> int:
     :param wait: wait until it is free.
     :raises Held: another process holds it, and ``wait`` is False.
     """
-    folder.mkdir(exist_ok=True)
-    descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    folder.mkdir(mode=0o755, exist_ok=True)
+    descriptor = os.open(folder / NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:

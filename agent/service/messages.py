@@ -20,7 +20,7 @@ from agent.spec.node import NodeSpec, spec_hash
 UP_TO_DATE = "UpToDate"
 
 Body = dict[str, Any]
-"""The part of a report that the worker knows; the supervisor adds the rest."""
+"""The part of a report that the worker makes; the supervisor adds the rest."""
 
 
 @define

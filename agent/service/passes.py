@@ -18,15 +18,18 @@ from agent.engine.retry import Failures
 from agent.kinds import links, vf_links
 from agent.machine import Machine
 from agent.report.activity import Activity
+from agent.report.drift import Drift
 from agent.report.history import History
 from agent.report.records import Change, Disruption
 from agent.report.verdict import is_ready
 from agent.runtime import fault, journal
 from agent.service import messages
 from agent.service.messages import Body, Output
+from agent.service.pass_log import PassLog
 from agent.service.spec_in_force import SpecInForce
 from agent.service.supervisor import REPEATED
 from agent.service.wake import Known
+from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import NodeSpec, spec_hash
 from agent.state.scope import Scope, own
 
@@ -45,11 +48,12 @@ SOONEST = 0.05
 
 @frozen
 class Memory:
-    """What is remembered between passes: values before our changes, failed changes, and the history of changes."""
+    """What is kept between passes: values before our changes, failed changes, the history of changes, and the drift."""
 
     originals: Originals
     failures: Failures
     history: History
+    drift: Drift
 
 
 @frozen
@@ -113,7 +117,7 @@ def _delay(times: int) -> float:
 
 @define
 class Passes:
-    """``hear`` takes the events that have come meanwhile; its argument says that no pass was completed before."""
+    """``hear`` takes the events that have come meanwhile; its argument is True before the first completed pass."""
 
     machine: Machine
     in_force: SpecInForce
@@ -127,12 +131,14 @@ class Passes:
     last: Pass | None = field(default=None, init=False)
     known: Known = field(factory=lambda: Known({}, {}), init=False)
     _early_ends: _EarlyEnds = field(factory=_EarlyEnds, init=False)
+    _log: PassLog = field(factory=PassLog, init=False)
 
     def start_over(self) -> None:
         """Another spec is in force: the next pass reads everything and tries everything."""
         self.last, self.reason = None, Reason(None, "spec")
         self._early_ends.crashes = 0
         self.memory.failures.forget()
+        self.memory.drift.start_over()
 
     def run(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
         """Run a pass. A new spec that fails in it is given up, and a pass by the last verified one follows.
@@ -140,10 +146,10 @@ class Passes:
         :param allowed: the most disruptive level that a client of the apply socket allows now.
         :returns: the body of the report, and the seconds until the next pass.
         """
-        body, due = self._run(allowed)
+        body, due = self._logged(allowed)
         while self._gives_up():
             self.start_over()
-            body, due = self._run(allowed)
+            body, due = self._logged(allowed)
         return body, due
 
     def judged_again(self, last: Pass) -> Body:
@@ -156,6 +162,12 @@ class Passes:
         if self._early_ends.crashes >= REPEATED:
             return self.in_force.gives_up_crashing(self._early_ends.last_crash)
         return self.last is not None and self.in_force.gives_up(self.last, time.monotonic())
+
+    def _logged(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
+        began = time.monotonic()
+        body, due = self._run(allowed)
+        self._log.write(body, self.reason.trigger, time.monotonic() - began)
+        return body, due
 
     def _run(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
         spec = self.in_force.spec
@@ -177,6 +189,7 @@ class Passes:
         self.known = _known(self.last)
         if gap := self.memory.history.record(self.last.outcomes, spec_hash(spec), self.reason.trigger):
             journal(gap)
+        self.memory.drift.count(self.last.outcomes, self.last.as_wanted)
         return self._body(self.last), _due(self.memory.failures)
 
     def _converge(self, spec: NodeSpec, allow: Disruption | None) -> Pass:
@@ -222,4 +235,10 @@ def _known(result: Pass) -> Known:
             }
     nics = result.want.nics.items() if result.want.spec.mode == "enforce" else ()
     required = frozenset(address for address, nic in nics if nic.nic.required)
-    return Known(by_ifindex, by_address, bool(result.want.missing), required)
+    steered = result.want.spec.rps.netdevs
+    by_table = {
+        FIRST_TABLE + nic.nic.rail: own(address)
+        for address, nic in result.want.nics.items()
+        if nic.nic.addresses and nic.nic.rail is not None
+    }
+    return Known(by_ifindex, by_address, bool(result.want.missing), required, steered, by_table)

@@ -155,7 +155,7 @@ class SpecInForce:
 
 
 def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
-    """Why a spec does not fit this node, or why that cannot be found out at the moment."""
+    """Why a spec does not fit this node, or why that is unknown at the moment."""
     try:
         return preview(machine, candidate).errors
     except OSError as error:

@@ -38,7 +38,7 @@ LONGEST_LINE = 64 << 20
 """Bytes of one message of the worker. One about a thousand VFs that were just created has four million."""
 
 LEAVE_WAIT = 10.0
-"""Seconds that a worker has to end after it was asked to, while it is in no call."""
+"""Seconds that a worker has to end after the request, while it is in no call."""
 
 KILL_WAIT = 1.0
 """Seconds to wait after SIGKILL. A process that is still there by then hangs in the kernel."""
@@ -62,7 +62,7 @@ class Limits:
 
 @define
 class _Worker:
-    """``leave_by``: when the worker is killed if it was asked to end and is in no call. ``at_fault``: what it did wrong."""
+    """``leave_by``: when the worker is killed if it should end and is in no call. ``at_fault``: what it did wrong."""
 
     process: subprocess.Popen[bytes]
     started: float
@@ -80,7 +80,7 @@ class _Worker:
         return self.process.stdin
 
     def is_leaving(self) -> bool:
-        """Whether it was asked to end."""
+        """Whether it should end."""
         return self.leave_by < math.inf
 
 
@@ -302,7 +302,7 @@ class _Supervisor:
         self.respawn_at = time.monotonic() + min(FIRST_RESPAWN * 2 ** min(self.deaths - 1, 16), LAST_RESPAWN)
 
     def _judge_step(self, now: float) -> None:
-        """Replace a worker whose call does not return, or that was asked to end and does not."""
+        """Replace a worker whose call does not return, or that should end and does not."""
         worker = self.worker
         if worker is None:
             return

@@ -10,7 +10,7 @@ from attrs import evolve, fields
 from agent.hardware.functions import PCI
 from agent.machine import Machine
 from agent.report.activity import Activity
-from agent.spec.nic import PCI_ADDRESS
+from agent.spec.selector import PCI_ADDRESS
 
 _DEVICES = f"{PCI}/"
 # Paths of netdevs, RDMA devices and interrupts name no PCI address. Their device is looked up right before they are used.

@@ -11,6 +11,8 @@ from attrs import define, evolve, field, frozen
 
 from agent.engine.readiness import Readiness
 from agent.machine import Event, EventSource
+from agent.report.records import HOST
+from agent.spec.node import SteeredNetdevs
 from agent.state.scope import Scope, devices
 
 MOST_KEPT = 10_000
@@ -26,13 +28,16 @@ class Known:
     """Where the last snapshot saw which device: what a scope calls each netdev's function, and the PF of each function.
 
     ``incomplete``: a NIC of the spec was not found. Another function may turn out to be it, once it has its driver or its name.
-    ``required``: the PFs without which the node is not ready.
+    ``required``: the PFs without which the node is not ready. ``by_table``: what a scope calls the PF of each routing table.
+    ``steered``: other netdevs that the spec steers, by patterns of their names; they belong to the host.
     """
 
     by_ifindex: Mapping[int, str]
     by_address: Mapping[str, str]
     incomplete: bool = False
     required: frozenset[str] = frozenset()
+    steered: tuple[SteeredNetdevs, ...] = ()
+    by_table: Mapping[int, str] = field(factory=dict)
 
 
 @frozen
@@ -76,8 +81,12 @@ def scope_of(event: Event, known: Known) -> set[str] | None:
     """
     if event.every_device:
         return None
+    if event.ifindex in known.by_ifindex:
+        return {known.by_ifindex[event.ifindex]}
     if event.ifindex:
-        return {known.by_ifindex[event.ifindex]} if event.ifindex in known.by_ifindex else set()
+        return {HOST} if any(netdevs.matches(event.netdev) for netdevs in known.steered) else set()
+    if event.table:
+        return {known.by_table[event.table]} if event.table in known.by_table else set()
     if event.netdev_of is not None:
         return {known.by_address[event.netdev_of]} if event.netdev_of in known.by_address else set()
     if event.function in known.by_address:

@@ -15,8 +15,10 @@ from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.readiness import Readiness
 from agent.engine.retry import Failures
 from agent.hardware.functions import physical_function
+from agent.kinds import by_name
 from agent.machine import Machine
 from agent.report.activity import Activity
+from agent.report.drift import Drift
 from agent.report.history import History
 from agent.service.apply_socket import NAME, Requests
 from agent.service.listener import Listener
@@ -77,7 +79,7 @@ def work(
 
 @define
 class _WakeUps:
-    """What the listener hears. Commands stay here until the loop obeys them.
+    """What the listener receives. Commands stay here until the loop carries them out.
 
     ``reload``: read the spec's file again. ``retry_spec``: somebody asks for that, so a spec that failed before is tried again.
     ``request``: a client of the apply socket waits. ``stop``: end the worker.
@@ -228,7 +230,7 @@ def main(
     machine = evolve(machine, hung=devices)
     try:
         in_force = SpecInForce(state, run, crashed=os.environ.get(CRASHED, ""))
-        memory = Memory(Originals.load(run / ORIGINALS), Failures(), History(state))
+        memory = Memory(Originals.load(run / ORIGINALS), Failures(), History(state), Drift.load(run, by_name()))
         work(machine, path, in_force, memory, activity, control, out, Requests(run / NAME), wait_until_published)
     except BrokenPipeError:
         sys.exit(1)

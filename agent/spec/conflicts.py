@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
-from agent.spec.nic import Nic, Selector, VfAttributes
+from agent.spec.addresses import ARP, RAIL
+from agent.spec.nic import Nic, VfAttributes
+from agent.spec.selector import Selector, numbered
 from agent.spec.sysctl_names import identity
 
 # Module parameters, and the sysctl that sets the same variable of the kernel (module_param or core_param, and ctl_table).
@@ -36,10 +38,11 @@ _VF_PARAMETERS = ("max_vfs", "num_vfs")
 def among_nics(nics: tuple[Nic, ...]) -> Iterator[str]:
     """Conflicts between NICs, and between the keys of each."""
     keys = {f"nics[{index}]": nic for index, nic in enumerate(nics)}
-    for one, other, value in _twice((f"{key}.name", nic.name) for key, nic in keys.items()):
+    for one, other, value in _twice(_names(keys)):
         yield f"{one} and {other}: the name {value} is given twice; names are unique on a node"
     for one, other, value in _twice(_netdev_names(keys)):
         yield f"{one} and {other}: the netdev name {value} is given twice; names are unique on a node"
+    yield from _unknown_in_without(keys)
     yield from _one_function(keys)
     yield from _one_address(keys)
     for key, nic in keys.items():
@@ -47,18 +50,45 @@ def among_nics(nics: tuple[Nic, ...]) -> Iterator[str]:
 
 
 def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Hashable]]:
-    """Pairs of keys with the same value, and the value. Of several keys, the first is paired with each of the others."""
+    """Pairs of keys with the same value, and the first such value. Of several keys, the first is paired with each other one."""
     seen: dict[Hashable, str] = {}
+    pairs: dict[tuple[str, str], Hashable] = {}
     for key, value in given:
         if value in seen:
-            yield seen[value], key, value
+            pairs.setdefault((seen[value], key), value)
         seen.setdefault(value, key)
+    for (one, other), value in pairs.items():
+        yield one, other, value
+
+
+def _each_name(nic: Nic, name: str) -> Iterator[str]:
+    """The names that NICs get from an entry's name: one, or with ``select.each`` one for each number that is allowed."""
+    if not nic.select.each:
+        yield name
+    else:
+        yield from (numbered(name, index) for index in range(nic.select.most))
+
+
+def _names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:
+    """The names that NICs have or get."""
+    for key, nic in keys.items():
+        yield from ((f"{key}.name", name) for name in _each_name(nic, nic.name))
+
+
+def _unknown_in_without(keys: Mapping[str, Nic]) -> Iterator[str]:
+    """Names in ``select.without`` that no NIC has whose entry is one function."""
+    single = {nic.name for nic in keys.values() if not nic.select.each}
+    for key, nic in keys.items():
+        for name in nic.select.without:
+            if name not in single:
+                yield f"{key}.select.without: no entry without each is called {name}; give the names of such entries"
 
 
 def _netdev_names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:
     """The names that netdevs have or get. A NIC may be selected by one of its own altnames."""
     for key, nic in keys.items():
-        yield from ((f"{key}.altnames[{index}]", name) for index, name in enumerate(nic.altnames))
+        for index, name in enumerate(nic.altnames):
+            yield from ((f"{key}.altnames[{index}]", each) for each in _each_name(nic, name))
         if nic.select.netdev is not None and nic.select.netdev not in nic.altnames:
             yield f"{key}.select.netdev", nic.select.netdev
 
@@ -71,7 +101,8 @@ def _one_function(keys: Mapping[str, Nic]) -> Iterator[str]:
         for one, other, value in _twice((key, value) for key, value in given if value is not None):
             yield f"{one} and {other} are both {value}; {remedy}"
     # NICs with one of the keys above were already compared by it.
-    rest = {key: nic.select for key, nic in keys.items() if nic.select.pci is None and nic.select.mac is None}
+    selectors = ((key, nic.select) for key, nic in keys.items())
+    rest = {key: select.of_one(None) for key, select in selectors if select.pci is None and select.mac is None}
     for one, other, select in _twice((f"{key}.select", select) for key, select in rest.items() if not select.netdev):
         assert isinstance(select, Selector)  # noqa: S101  what went in
         yield f"{one} and {other} both mean {select}; {remedy}"
@@ -118,6 +149,63 @@ def _within(key: str, nic: Nic) -> Iterator[str]:
     for place, vf in places.items():
         if nic.mtu is not None and vf.mtu is not None and vf.mtu > nic.mtu:
             yield f"{place}.mtu {vf.mtu} is above {key}.mtu {nic.mtu}: a VF carries no larger frames than its PF; lower it"
+
+
+def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Mapping[str, str]) -> Iterator[str]:
+    """Conflicts about the NICs' IP addresses: with each other, with the rail's and the node's number, with sysctls."""
+    every = {f"nics[{index}]": nic for index, nic in enumerate(nics)}
+    rails = ((_rail_of(key, nic), rail) for key, nic in every.items() for rail in nic.rails())
+    for one, other, rail in _twice(rails):
+        yield f"{one} and {other} are both {rail}; give each rail of a node its own number"
+    keys = {key: nic for key, nic in every.items() if nic.addresses}
+    found: list[tuple[str, Hashable]] = []
+    for key, nic in keys.items():
+        if not nic.rails():
+            yield f"{key}.addresses needs {key}.rail, which is not given; number the rails of a node from 0 on"
+        else:
+            yield from _assigned(key, nic, node_number, found)
+        yield from _default_routes(key, nic)
+        if nic.state != "up":
+            yield f"{key}.addresses and {key}.state: nobody is reached through a link that is down; keep one"
+        for setting in ARP:
+            for name in sysctls:
+                if identity(name) == f"net/ipv4/conf/{nic.select.netdev}/{setting}":
+                    yield f"sysctls[{name!r}] and {key}.addresses set the same; keep one"
+    for one, other, ip in _twice(found):
+        yield f"{one} and {other} are both {ip}; give each its own, in a network with {RAIL}"
+    for name, value in sysctls.items():
+        # The kernel takes the larger of this value and a netdev's own, and above 2 it means something else.
+        if keys and identity(name) == "net/ipv4/conf/all/arp_ignore" and value.strip() not in ("0", "1", "2"):
+            yield (
+                f"sysctls[{name!r}] and {next(iter(keys))}.addresses: with {value.strip()} a netdev does not answer ARP for "
+                "exactly its own addresses; give 1, or leave it out"
+            )
+
+
+def _default_routes(key: str, nic: Nic) -> Iterator[str]:
+    """A rail's table has one default route for IPv4, and one for IPv6."""
+    given = ((index, address) for index, address in enumerate(nic.addresses) if address.gateway is not None)
+    for one, other, version in _twice((f"{key}.addresses[{index}].gateway", each.version) for index, each in given):
+        yield f"{one} and {other}: a rail has one gateway for IPv{version}; keep one"
+
+
+def _rail_of(key: str, nic: Nic) -> str:
+    return f"{key}.rail (the first of {nic.select.most})" if nic.select.each else f"{key}.rail"
+
+
+def _assigned(key: str, nic: Nic, node_number: int | None, found: list[tuple[str, Hashable]]) -> Iterator[str]:
+    """The addresses of a NIC that nobody can have. The others are added to ``found``."""
+    for index, address in enumerate(nic.addresses):
+        place = f"{key}.addresses[{index}]"
+        if address.is_derived and node_number is None:
+            yield f"{place}.network needs node_number, which is not given; give each host its own in its data"
+            continue
+        for rail in nic.rails():
+            try:
+                found.append((place, address.assigned(rail, node_number or 0).interface.ip))
+            except ValueError as error:
+                yield f"{place}: {error} (rail {rail}, node_number {node_number})"
+                break
 
 
 def _layer(gid_type: str) -> str:

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from attrs import Attribute, field, fields, frozen
+from attrs import Attribute, evolve, field, fields, frozen
 
+from agent.spec.addresses import MOST_RAILS, Address
+from agent.spec.dcqcn import Dcqcn
 from agent.spec.ranges import parse_ranges
-from agent.spec.strict import NOT_PLAIN
-from agent.spec.validators import Each, Matches, Within, cpu_list, unicast_mac, vf_list
+from agent.spec.selector import INDEX, NIC_NAME, Selector, netdev_name, nic_name, numbered
+from agent.spec.validators import Each, Matches, Within, cpu_list, vf_list
+from agent.spec.vf_attributes import of_one_vf, ordered, with_wanted
 
 DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
 LinkState = Literal["up", "down"]
-VlanProtocol = Literal["802.1Q", "802.1ad"]
-VfLinkState = Literal["auto", "enable", "disable"]
 VfDriver = Literal["netdevice", "vfio-pci"]
 Owner = Literal["taker", "trackbed"]
-# Addresses: no two VFs share one.
-OF_ONE_VF = ("mac", "node_guid", "port_guid")
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 LinkLayer = Literal["Ethernet", "InfiniBand"]
@@ -27,16 +26,11 @@ GidType = Literal["RoCE v2", "RoCE v1", "IB"]
 RoceVersion = Literal["RoCE v2", "RoCE v1"]
 Trust = Literal["pcp", "dscp"]
 
-# A bus has 32 devices, a device 8 functions.
-PCI_ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]")
-PCI_ID = re.compile(r"[0-9a-f]{4}")
 TIME = re.compile(r"([01][0-9]|2[0-3]):[0-5][0-9]")
 READ_REQUESTS = (128, 256, 512, 1024, 2048, 4096)
-NIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
-GUID = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){7}")
-# What dev_valid_name() takes (net/core/dev.c), in at most ALTIFNAMSIZ - 1 bytes.
-ALTNAME = re.compile(rf"[^ /:.{NOT_PLAIN}][^ /:{NOT_PLAIN}]{{0,126}}")
-WORDS = re.compile(rf"[^ {NOT_PLAIN}]+( [^ {NOT_PLAIN}]+)*")
+# A name, or the pattern of the names of an entry with `select.each`.
+NAMES = re.compile(rf"{NIC_NAME.pattern}|[A-Za-z0-9][A-Za-z0-9_.-]{{0,99}}\{{index\}}[A-Za-z0-9_.-]{{0,19}}")
+PKEY = re.compile(r"0x[0-9a-f]{4}")
 
 
 def _priorities(_: object, attribute: Attribute[Any], value: str | None) -> None:
@@ -47,17 +41,9 @@ def _priorities(_: object, attribute: Attribute[Any], value: str | None) -> None
         raise ValueError(f"{attribute.name}: {value} is out of range; priorities go from 0 to 7")
 
 
-def _is_altname(name: str) -> None:
-    if len(name.encode(errors="surrogatepass")) > 127:
-        raise ValueError(f"{name!r} has more than 127 bytes; give a shorter one")
-
-
-netdev_name = Matches(ALTNAME, "give up to 127 bytes, no white space, '/' or ':', and no dot in front", _is_altname)
-
-
-def _guid(guid: str) -> None:
-    if set(guid) <= {"0", ":"} or set(guid) <= {"f", ":"}:
-        raise ValueError(f"{guid} is no GUID that a port can have; give another")
+def _pkey(key: str) -> None:
+    if not int(key, 16) & 0x7FFF:
+        raise ValueError(f"{key} is no partition's key; give another, such as 0x8001")
 
 
 def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> None:
@@ -66,36 +52,9 @@ def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> No
 
 
 _MTU = Within(68, 65535, "bytes")
-_RATE = Within(0, 2**32 - 1, "Mbit/s (0 is none)")
 _TXQUEUELEN = Within(1, 2**31 - 1, "packets")
-_GUID = Matches(GUID, "write it as 00:11:22:33:44:55:66:77, in lower case", _guid)
+_PKEY = Matches(PKEY, "write it as 0x8001, in lower case", _pkey)
 _TOS = Within(0, 255, "(DSCP << 2, and the ECN bits)")
-_PCI_ID = Matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
-
-
-@frozen
-class Selector:
-    """Which physical function is meant; all the given keys must match, and exactly one function.
-
-    ``mac`` is the permanent address (IFLA_PERM_ADDRESS), not one that was set later. ``serial`` is the PCI device serial
-    number as lspci prints it, or the card's serial number in its Vital Product Data; the ports of one card may share it.
-    """
-
-    pci: str | None = field(default=None, validator=Matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
-    mac: str | None = field(default=None, validator=unicast_mac)
-    netdev: str | None = field(default=None, validator=netdev_name)
-    vendor: str | None = field(default=None, validator=_PCI_ID)
-    device: str | None = field(default=None, validator=_PCI_ID)
-    driver: str | None = field(default=None, validator=Matches(WORDS, "give it as `lspci -k` prints it"))
-    serial: str | None = field(default=None, validator=Matches(WORDS, "give it as `trackbed inspect` prints it"))
-
-    def __attrs_post_init__(self) -> None:
-        if not any(getattr(self, f.name) for f in fields(Selector)):
-            raise ValueError("it selects nothing; give one of pci, mac, netdev, vendor, device, driver, serial")
-
-    def __str__(self) -> str:
-        given = ((f.name, getattr(self, f.name)) for f in fields(Selector))
-        return ", ".join(f"{name}={value}" for name, value in given if value)
 
 
 _COUNT = Within(1, 65535, "channels")
@@ -148,7 +107,7 @@ Offloads = Mapping[str, bool]
 """Which features of a netdev are on, by the kernel's names for them: those of `ethtool -k` in full."""
 
 
-@frozen(cache_hash=True)
+@frozen(cache_hash=True, field_transformer=with_wanted)
 class VfAttributes:
     """What the PF grants its VFs, and the state of their netdevs; ``None`` leaves a value alone.
 
@@ -161,10 +120,6 @@ class VfAttributes:
     ``vfio-pci`` has no netdev, hence neither ``mtu``, ``txqueuelen`` nor ``state``.
     """
 
-    mac: str | None = field(default=None, validator=unicast_mac)
-    vlan: int | None = field(default=None, validator=Within(0, 4094, "(0 is untagged)"))
-    trust: bool | None = None
-    spoofchk: bool | None = None
     mtu: int | None = field(default=None, validator=_MTU)
     state: LinkState | None = None
     owner: Owner | None = None
@@ -173,16 +128,16 @@ class VfAttributes:
     coalescing: Coalescing | None = None
     # A mapping has no hash, and is compared all the same.
     offloads: Offloads | None = field(default=None, hash=False)
-    qos: int | None = field(default=None, validator=Within(0, 7, "(VLAN priority)"))
-    vlan_protocol: VlanProtocol | None = None
-    link_state: VfLinkState | None = None
-    min_tx_rate: int | None = field(default=None, validator=_RATE)
-    max_tx_rate: int | None = field(default=None, validator=_RATE)
-    rss_query: bool | None = None
-    node_guid: str | None = field(default=None, validator=_GUID)
-    port_guid: str | None = field(default=None, validator=_GUID)
     txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
     driver: VfDriver | None = None
+
+    if TYPE_CHECKING:
+        # The fields that the records of agent/spec/vf_attributes make.
+        def __getattr__(self, name: str) -> Any: ...
+
+    def having(self, **values: Any) -> VfAttributes:
+        """The same with other values."""
+        return evolve(self, **values)
 
 
 @frozen
@@ -192,7 +147,7 @@ class VfGroup(VfAttributes):
     index: str = field(kw_only=True, validator=vf_list)
 
     def __attrs_post_init__(self) -> None:
-        for name in OF_ONE_VF:
+        for name in of_one_vf():
             value = getattr(self, name)
             if value is not None and len(parse_ranges(self.index)) != 1:
                 raise ValueError(
@@ -211,16 +166,17 @@ def _first(value: Any, fallback: Any) -> Any:
 class Vfs:
     """How many VFs a PF has, and what they are: ``defaults`` for all, ``groups`` for some.
 
-    ``derive_macs`` false leaves the addresses of VFs that are given none alone.
+    ``derive_macs`` false leaves the addresses of VFs that are given none alone; ``derive_guids`` the GUIDs of InfiniBand VFs.
     """
 
     count: int = field(validator=Within(0, 4096, "VFs"))
     defaults: VfAttributes = VfAttributes()
     groups: tuple[VfGroup, ...] = ()
     derive_macs: bool = True
+    derive_guids: bool = True
 
     def __attrs_post_init__(self) -> None:
-        for name in OF_ONE_VF:
+        for name in of_one_vf():
             if getattr(self.defaults, name) is not None:
                 raise ValueError(
                     f"defaults.{name}: one address cannot serve all VFs; give it in a group with one index"
@@ -255,14 +211,10 @@ class Vfs:
 
 
 def _agree(where: str, vf: VfAttributes) -> None:
-    """Values that make sense only together: a group may give what the defaults lack, so this is asked of both merged."""
-    for name in ("qos", "vlan_protocol"):
-        if getattr(vf, name) is not None and vf.vlan is None:
-            raise ValueError(f"{where}: {name} needs vlan, which is not given; give it, too")
-    if vf.min_tx_rate and vf.max_tx_rate is None:
-        raise ValueError(f"{where}: min_tx_rate needs max_tx_rate, which is not given; give it, too (0 is none)")
-    if vf.min_tx_rate and vf.max_tx_rate and vf.min_tx_rate > vf.max_tx_rate:
-        raise ValueError(f"{where}: min_tx_rate {vf.min_tx_rate} is above max_tx_rate {vf.max_tx_rate}; lower it")
+    """Check values that depend on each other. A group may give what the defaults lack, so ``vf`` is both merged."""
+    for attribute in ordered():
+        if fault := attribute.check(vf):
+            raise ValueError(f"{where}: {fault}")
 
 
 @frozen
@@ -304,6 +256,7 @@ class RdmaDevices:
 
     ``pf``: the physical function has one; ``vfs``: each VF has. ``rate`` is the least, in Gbit/s. ``gid_type``: each port
     has a GID of it; ``gid_ipv4``: one made from an IPv4 address.
+    ``pkeys``: the partition keys that each InfiniBand port has, as ``0x8001``; bit 15 is full membership.
     """
 
     pf: bool = True
@@ -312,12 +265,15 @@ class RdmaDevices:
     rate: int | None = field(default=None, validator=Within(1, 3200, "Gbit/s"))
     gid_type: GidType | None = None
     gid_ipv4: bool = False
+    pkeys: tuple[str, ...] = field(default=(), validator=Each(_PKEY, "a key"))
 
     def __attrs_post_init__(self) -> None:
         if not (self.pf or self.vfs):
             raise ValueError("it asks for no device; give pf or vfs, or leave rdma out")
         if self.gid_ipv4 and self.gid_type in (None, "IB"):
             raise ValueError('gid_ipv4: only a RoCE GID is made from an IPv4 address; give gid_type "RoCE v2" as well')
+        if self.pkeys and (self.link_layer == "Ethernet" or self.gid_type not in (None, "IB")):
+            raise ValueError("pkeys: only InfiniBand ports have partition keys of their own; remove pkeys")
         ethernet = None if self.gid_type is None else self.gid_type != "IB"
         if self.link_layer and ethernet is not None and ethernet != (self.link_layer == "Ethernet"):
             raise ValueError(
@@ -332,6 +288,7 @@ class Roce:
     ``pfc`` and ``ecn`` are the priorities with priority flow control and with congestion notification, as ``3`` or ``3-4``;
     the empty text is none. ``cm_tos`` and ``cm_mode`` are the rdma_cm's defaults for connections, ``traffic_class`` is
     what queue pairs get whatever the application asks for. Both numbers are octets of IP's ToS: 106 is DSCP 26 and ECT(0).
+    ``cnp_dscp`` is the DSCP of congestion notification packets (CNP), ``dcqcn`` how the sender reacts to them.
     """
 
     trust: Trust | None = None
@@ -340,17 +297,22 @@ class Roce:
     cm_tos: int | None = field(default=None, validator=_TOS)
     cm_mode: RoceVersion | None = None
     traffic_class: int | None = field(default=None, validator=_TOS)
+    cnp_dscp: int | None = field(default=None, validator=Within(0, 63, "(DSCP)"))
+    dcqcn: Dcqcn | None = None
 
 
 @frozen
 class Nic:
     """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's.
 
+    With ``select.each`` it is as many NICs as functions match; ``{index}`` in ``name`` and ``altnames`` is each one's number.
     ``max_read_request`` is the PCIe one (MRRS), in bytes.
     ``altnames`` are added to the alternative names of the PF's netdev; those of others stay. ``txqueuelen`` in packets.
+    ``rail``: its number; its ``addresses`` derive from it, and so does the number of its routing table. With ``select.each``
+    the number of the first NIC.
     """
 
-    name: str = field(validator=Matches(NIC_NAME, "use letters, digits, '-', '_' and '.'"))
+    name: str = field(validator=Matches(NAMES, f"{nic_name.remedy}, and with select.each {INDEX} once"))
     select: Selector
     required: bool = True
     mtu: int | None = field(default=None, validator=_MTU)
@@ -366,3 +328,43 @@ class Nic:
     txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
     rdma: RdmaDevices | None = None
     roce: Roce | None = None
+    rail: int | None = field(default=None, validator=Within(0, MOST_RAILS - 1, "(the number of the rail)"))
+    addresses: tuple[Address, ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        if not self.select.each:
+            if INDEX in self.name:
+                raise ValueError(f"name: {INDEX} has a value only with select.each; give that, or another name")
+            return
+        for key, name in (("name", self.name), *((f"altnames[{i}]", name) for i, name in enumerate(self.altnames))):
+            if INDEX not in name:
+                raise ValueError(
+                    f"{key}: {name} would be the name of each of several NICs; put {INDEX} in, as rail{INDEX}"
+                )
+        if self.rail is not None:
+            self._check_rails(self.rail + self.select.most - 1)
+        for position, group in enumerate(self.vfs.groups if self.vfs else ()):
+            for key in of_one_vf():
+                if getattr(group, key) is not None:
+                    raise ValueError(
+                        f"vfs.groups[{position}].{key}: one address cannot serve VFs of several NICs (select.each); "
+                        "give that NIC an entry of its own"
+                    )
+
+    def _check_rails(self, last: int) -> None:
+        if self.select.least != self.select.most:
+            raise ValueError(
+                "rail: give select.min and select.max, and the same number: without one NIC, the next would have its addresses"
+            )
+        if last >= MOST_RAILS:
+            raise ValueError(f"rail: {self.select.most} NICs from {self.rail} on go to rail {last}; lower rail")
+
+    def member(self, index: int, pci: str) -> Nic:
+        """The NIC number ``index`` of an entry with ``select.each``, whose function is at ``pci``, as an entry of its own."""
+        altnames = tuple(numbered(name, index) for name in self.altnames)
+        select, rail = self.select.of_one(pci), None if self.rail is None else self.rail + index
+        return evolve(self, name=numbered(self.name, index), altnames=altnames, select=select, rail=rail)
+
+    def rails(self) -> range:
+        """The numbers of its rails: none or one, or with ``select.each`` one for each NIC."""
+        return range(0) if self.rail is None else range(self.rail, self.rail + self.select.most)

@@ -9,18 +9,19 @@ import json
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
 
 from agent.documents import LARGEST_SPEC, load, too_large
-from agent.spec.conflicts import among_nics, among_settings
+from agent.spec.conflicts import among_addresses, among_nics, among_settings
 from agent.spec.nic import DisruptionPolicy, Nic
 from agent.spec.strict import Faults, Strict
 from agent.spec.sysctl_names import faults as sysctl_faults
 from agent.spec.sysctl_names import identity
-from agent.spec.validators import Matches, Within, cpu_list, is_date
+from agent.spec.validators import Matches, Within, cpu_list, is_date, some_cpus
 
 IrqbalancePolicy = Literal["disabled", "banned", "untouched"]
 Mode = Literal["enforce", "observe"]
@@ -41,6 +42,8 @@ NODE_NAME = re.compile(
     r"(?=[\s\S]{1,253}(?![\s\S]))[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)*"
 )
 MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+# Netdevs' names have at most IFNAMSIZ - 1 bytes. A pattern that began with a wildcard would match the loopback device, too.
+NETDEV_PATTERN = re.compile(r"[A-Za-z0-9_.-][A-Za-z0-9_.*?-]{0,14}")
 HUGEPAGE_SIZE = re.compile(r"[1-9][0-9]*[KMG]")
 HUGEPAGE_UNITS = {"K": 1, "M": 1024, "G": 1024 * 1024}
 
@@ -60,6 +63,13 @@ def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, objec
         raise ValueError(f"{attribute.name}: unknown probe {name!r}; {hint}")
 
 
+def _distinct_patterns(_: object, attribute: Attribute[Any], value: tuple[SteeredNetdevs, ...]) -> None:
+    patterns = [entry.match for entry in value]
+    for pattern in patterns:
+        if patterns.count(pattern) > 1:
+            raise ValueError(f"{attribute.name}: the pattern {pattern} is given twice; keep one")
+
+
 @frozen
 class Irqs:
     """Interrupt placement of the fabric NICs. ``exclude_cpus`` are kept free of them."""
@@ -70,10 +80,32 @@ class Irqs:
 
 
 @frozen
+class SteeredNetdevs:
+    """Netdevs of the host's network namespace, by a pattern of their names: ``*`` is any characters, ``?`` is one.
+
+    ``cpus``: those that process their packets; all that ``irqs`` and the kernel leave for that if it is not given.
+    """
+
+    match: str = field(
+        validator=Matches(NETDEV_PATTERN, "write it as cali*: at most 15 characters, and no wildcard in front")
+    )
+    cpus: str | None = field(default=None, validator=some_cpus)
+
+    def matches(self, name: str) -> bool:
+        """Whether a netdev of this name is meant."""
+        return fnmatchcase(name, self.match)
+
+
+@frozen
 class Rps:
-    """Receive packet steering: on only where a netdev has fewer queues than its CPUs."""
+    """Receive packet steering. ``enable``: of the NICs' netdevs, on only where one has fewer queues than its CPUs.
+
+    ``netdevs``: other netdevs, also those that appear later, as a container network plugin makes them for pods. The first
+    entry that matches a name counts.
+    """
 
     enable: bool = True
+    netdevs: tuple[SteeredNetdevs, ...] = field(default=(), validator=_distinct_patterns)
 
 
 @frozen
@@ -222,6 +254,7 @@ class NodeSpec:
     """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address.
 
     ``mode`` observe reports the plan and never writes; no condition is required of the node then.
+    ``node_number``: the host's part of the addresses that derive from a network.
     """
 
     node_name: str = field(validator=Matches(NODE_NAME, "give the Node's name: lower case, digits, '-' and '.'"))
@@ -238,6 +271,8 @@ class NodeSpec:
     hugepages: tuple[HugepagePool, ...] = field(default=(), validator=_hugepages)
     gpus: Gpus | None = None
     mode: Mode = "enforce"
+    # As many as a network of prefix length 8 has.
+    node_number: int | None = field(default=None, validator=Within(1, (1 << 24) - 2, "(the number of the node)"))
 
     def __attrs_post_init__(self) -> None:
         if found := list(self._faults()):
@@ -245,9 +280,10 @@ class NodeSpec:
 
     def _faults(self) -> Iterator[str]:
         yield from among_nics(self.nics)
+        yield from among_addresses(self.nics, self.node_number, self.sysctls)
         netns_mode = self.rdma.netns_mode is not None
         yield from among_settings(self.sysctls, self.module_parameters, self._by_sysctl(), self.nics, netns_mode)
-        expecting = sum(nic.rdma is not None for nic in self.nics)
+        expecting = sum(nic.select.most for nic in self.nics if nic.rdma is not None)
         if self.rdma.at_least is not None and self.rdma.at_least > expecting:
             yield f"rdma.at_least: {self.rdma.at_least} is more than the {expecting} NICs that have rdma"
 
@@ -258,6 +294,8 @@ class NodeSpec:
             given["net/core/rps_sock_flow_entries"] = "rfs.entries"
         if self.rps.enable and self.nics:
             given["net/core/rps_default_mask"] = "rps.enable"
+        elif self.rps.netdevs:
+            given["net/core/rps_default_mask"] = "rps.netdevs"
         if self.hugepages:
             # Which pool it means is the kernel's choice (default_hugepagesz).
             given["vm/nr_hugepages"] = "hugepages"

@@ -6,15 +6,18 @@ What a record checks as a whole (unique names, an index below the count) is in n
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from attrs import NOTHING, Attribute, fields, has
 
-from agent.spec.nic import Channels, Selector
+from agent.spec.addresses import Address
+from agent.spec.nic import Channels, Nic
 from agent.spec.node import NodeSpec
-from agent.spec.strict import LONGEST_TEXT, MOST_ITEMS, PLAIN, Strict
+from agent.spec.selector import INDEX, KEYS, ONE_FUNCTION_S, WITH_EACH, Selector
+from agent.spec.strict import LONGEST_TEXT, MOST_ITEMS, OF_TEXT, PLAIN, Strict
 from agent.spec.sysctl_names import SYSCTL
 from agent.spec.validators import Each, Matches, Within
 
@@ -36,10 +39,28 @@ def _both(*names: str) -> Schema:
     return {"required": list(names), "properties": {name: {"type": "integer"} for name in names}}
 
 
+def _text_given(name: str) -> Schema:
+    return {"required": [name], "properties": {name: {"type": "string"}}}
+
+
+_EACH: Schema = {"required": ["each"], "properties": {"each": {"const": True}}}
+_WITH_INDEX: Schema = {"pattern": re.escape(INDEX)}
+
 # What records check as a whole, as far as a schema can say it.
 WHOLE: Mapping[type, Schema] = {
     Channels: {"not": {"anyOf": [_both("combined", "rx"), _both("combined", "tx")]}},
-    Selector: {"anyOf": [{"required": [f.name], "properties": {f.name: {"type": "string"}}} for f in fields(Selector)]},
+    Selector: {
+        "anyOf": [_text_given(name) for name in KEYS],
+        "if": _EACH,
+        "then": {"not": {"anyOf": [_text_given(name) for name in ONE_FUNCTION_S]}},
+        "else": {"properties": {name: {"enum": [None, []]} for name in WITH_EACH}},
+    },
+    Nic: {
+        "if": {"required": ["select"], "properties": {"select": _EACH}},
+        "then": {"properties": {"name": _WITH_INDEX, "altnames": {"items": _WITH_INDEX}}},
+        "else": {"properties": {"name": {"not": _WITH_INDEX}}},
+    },
+    Address: {"oneOf": [_text_given("address"), _text_given("network")]},
 }
 
 
@@ -115,5 +136,6 @@ def _type(hint: Any, definitions: dict[str, Schema], plain: Callable[[object], A
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = {}
             definitions[hint.__name__] = _record(hint, definitions, plain)
-        return {"$ref": f"#/$defs/{hint.__name__}"}
+        written: Schema = {"$ref": f"#/$defs/{hint.__name__}"}
+        return {"anyOf": [_type(str, definitions, plain), written]} if hasattr(hint, OF_TEXT) else written
     raise TypeError(f"no schema for {hint!r}; teach agent/spec/schema.py this type")

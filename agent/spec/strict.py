@@ -26,6 +26,9 @@ MOST_ITEMS = 4096
 LONGEST_TEXT = 4096
 """The most characters of a text or a key. A sysfs attribute takes no more."""
 
+OF_TEXT = "of_text"
+"""The class method of a record that may also be written as a text."""
+
 # Characters that are refused: control characters (C0, C1), line and bidirectional controls of Unicode, and lone surrogates.
 NOT_PLAIN = r"\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
 PLAIN = re.compile(rf"[^{NOT_PLAIN}]*")
@@ -188,6 +191,8 @@ def _one_of(value: object, literal: Any) -> object:
 
 def _mapping_only(structure: Any) -> Any:
     def check(value: object, cls: Any) -> Any:
+        if isinstance(value, str) and hasattr(cls, OF_TEXT):
+            return cls.of_text(_text(value, str))
         if not isinstance(value, dict):
             raise ValueError(f"{_json(value)} is not an object with keys")
         return structure(value, cls)

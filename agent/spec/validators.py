@@ -41,16 +41,17 @@ class Matches:
 
 @frozen
 class Each:
-    """A list whose items are valid by ``item`` and differ from each other."""
+    """A list whose items are valid by ``item`` and differ from each other; errors call one ``what``."""
 
     item: Matches
+    what: str = "a name"
 
     def __call__(self, instance: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
         """Validate a field."""
         for name in value:
             self.item(instance, attribute, name)
         if len(set(value)) != len(value):
-            raise ValueError(f"{attribute.name}: a name is given twice; keep one")
+            raise ValueError(f"{attribute.name}: {self.what} is given twice; keep one")
 
 
 @frozen
@@ -85,6 +86,7 @@ def _is_cpu_list(text: str, below: int = LARGEST) -> None:
 
 unicast_mac = Matches(MAC, "write it as 02:00:5e:10:00:01, in lower case", _is_unicast)
 vf_list = Matches(SOME_NUMBERS, "name at least one VF: 0-3,6", _is_vf_list)
+some_cpus = Matches(SOME_NUMBERS, "name at least one CPU: 0-3,8", _is_cpu_list)
 cpu_list = Matches(NUMBERS, "give numbers and ranges: 0-3,8", _is_cpu_list)
 
 

@@ -1,1 +1,1 @@
-"""What the spec asks for of this machine, and what one pass has read of it."""
+"""The spec resolved to this machine, and what one pass has read of it."""

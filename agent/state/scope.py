@@ -7,6 +7,7 @@ from contextlib import suppress
 from agent.hardware.functions import pci_of, targets
 from agent.machine import Files
 from agent.report.records import HOST
+from agent.report.target import device_of
 from agent.state.wanted import Wanted
 
 Scope = frozenset[str] | None
@@ -22,7 +23,7 @@ def own(address: str) -> str:
 
 def devices(scope: frozenset[str]) -> frozenset[str]:
     """The PFs that a scope names, themselves or by one of their functions."""
-    return frozenset(name.partition("#")[0] for name in scope)
+    return frozenset(device_of(name) for name in scope)
 
 
 def host_in_scope(scope: Scope) -> bool:

@@ -10,7 +10,9 @@ from attrs import define, evolve, field, frozen
 from agent.hardware.functions import Function, discover
 from agent.hardware.topology import Topology, read_topology
 from agent.machine import Machine
+from agent.spec.node import NodeSpec
 from agent.state.scope import Scope
+from agent.state.wanted import WantedNic, asks_serials, resolve
 
 T = TypeVar("T")
 
@@ -85,3 +87,13 @@ def read_basis(machine: Machine, serials: bool = False, last: Snapshot | None = 
     """
     derived = Derived() if last is None else last.derived
     return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running(), derived=derived)
+
+
+def nics_now(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:
+    """The NICs of a spec that this machine has now, by the PCI address of their functions."""
+    return resolve(spec, discover(machine, asks_serials(spec))).nics
+
+
+def nic_names(machine: Machine, spec: NodeSpec) -> dict[str, str]:
+    """The names of these NICs, as the spec gives them."""
+    return {address: wanted.nic.name for address, wanted in nics_now(machine, spec).items()}

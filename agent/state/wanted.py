@@ -7,21 +7,29 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from agent.hardware.functions import REMEDY, UNREADABLE, VFIO, Function
 from agent.report.records import Condition, Severity, Status
-from agent.spec.nic import Nic, Selector, VfAttributes
+from agent.report.target import vf_target
+from agent.spec.nic import Nic, VfAttributes
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import parse_ranges
+from agent.state.guids import derived_guid, port_guid
+from agent.state.selection import Member, Selection, selections
 
 
 @frozen
 class WantedNic:
-    """A NIC of the spec, and its physical function."""
+    """A NIC of the spec with its own name, and its physical function.
+
+    ``index`` is its number among the NICs of an entry with ``select.each``, from 0 in the order of their PCI addresses; None
+    for an entry of one function. The rail's number (``nic.rail``) follows from it.
+    """
 
     nic: Nic
     function: Function
+    index: int | None = None
     _vfs: dict[int, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
     # Keyed by the attributes in the spec: the VFs of a group, perhaps a thousand, differ only in their MACs.
     _filled: dict[VfAttributes, VfAttributes] = field(factory=dict, init=False, eq=False, repr=False)
@@ -43,6 +51,8 @@ class WantedNic:
             self._filled[given] = self._fill(given)
         filled = self._filled[given]
         link = self.function.link
+        if self.nic.vfs.derive_guids and (guid := port_guid(link)):
+            return _with_derived_guids(filled, guid, index)
         permanent = link.permanent_mac if link and self.nic.vfs.derive_macs else ""
         # An InfiniBand PF has an address of 20 octets, and its VFs have GUIDs instead of MACs.
         if filled.mac or len(permanent) != len("00:00:00:00:00:00"):
@@ -51,8 +61,7 @@ class WantedNic:
 
     def _fill(self, given: VfAttributes) -> VfAttributes:
         has_netdev = given.driver != VFIO
-        return evolve(
-            given,
+        return given.having(
             # VLAN 0 means no VLAN, and then there is no VLAN priority.
             qos=0 if given.vlan == 0 and given.qos is None else given.qos,
             mtu=(given.mtu or self.nic.mtu) if has_netdev else None,
@@ -68,10 +77,10 @@ class WantedNic:
         if vfs is not None:
             # The same as vfs.attributes(index) for each VF, but fast for a thousand.
             if (default := getattr(vfs.defaults, key)) is not None:
-                given |= {f"{address}#{index}": default for index in range(vfs.count)}
+                given |= {vf_target(address, index): default for index in range(vfs.count)}
             for group in vfs.groups:
                 if (value := getattr(group, key)) is not None:
-                    given |= {f"{address}#{index}": value for index in parse_ranges(group.index)}
+                    given |= {vf_target(address, index): value for index in parse_ranges(group.index)}
         return {target: value for target, value in given.items() if value is not None}
 
     def vf_wanted(self, index: int) -> VfAttributes:
@@ -84,18 +93,27 @@ class Wanted:
     """The spec, resolved against the machine's functions. ``missing``: a condition for each NIC without a usable one.
 
     ``unreadable``: the NICs among them whose function cannot be read, by its address.
+    ``asked``: all NICs, missing ones too, with their own names. An entry with ``select.each`` that could not be resolved
+    stands there as it is.
     """
 
     spec: NodeSpec
     nics: Mapping[str, WantedNic] = field(factory=dict)
     missing: tuple[Condition, ...] = ()
     unreadable: Mapping[str, Nic] = field(factory=dict)
+    asked: tuple[Nic, ...] = ()
 
 
 @lru_cache(maxsize=16384)
 def _with_derived_mac(filled: VfAttributes, permanent: str, index: int) -> VfAttributes:
-    """Cached: a node may have thousands of VFs, and each pass asks for the same MACs."""
-    return evolve(filled, mac=derived_mac(permanent, index))
+    """Cached: a node may have thousands of VFs, and each pass needs the same MACs."""
+    return filled.having(mac=derived_mac(permanent, index))
+
+
+@lru_cache(maxsize=16384)
+def _with_derived_guids(filled: VfAttributes, guid: str, index: int) -> VfAttributes:
+    derived = derived_guid(guid, index)
+    return filled.having(node_guid=filled.node_guid or derived, port_guid=filled.port_guid or derived)
 
 
 def derived_mac(permanent: str, index: int) -> str:
@@ -115,120 +133,145 @@ def asks_serials(spec: NodeSpec) -> bool:
     return any(nic.select.serial for nic in spec.nics)
 
 
-def _matches(selector: Selector, function: Function) -> bool:
-    link = function.link
-    checks: tuple[tuple[str | None, Collection[str | None]], ...] = (
-        (selector.pci, [function.address]),
-        (selector.mac, [link.permanent_mac] if link else []),
-        (selector.netdev, [link.name, *link.altnames] if link else []),
-        (selector.vendor, [function.vendor]),
-        (selector.device, [function.device]),
-        (selector.driver, [function.driver]),
-        (selector.serial, function.serials),
-    )
-    return all(wanted is None or wanted in have for wanted, have in checks)
-
-
-def _may_match(selector: Selector, function: Function) -> bool:
-    """Whether a function that could not be read at all may be the selected one: only its address can be compared."""
-    return bool(function.unreadable) and not function.vendor and selector.pci in (None, function.address)
-
-
 def resolve(spec: NodeSpec, functions: tuple[Function, ...]) -> Wanted:
-    """Find the function of each NIC of the spec. A NIC that selects none, several or another NIC's is missing."""
+    """Find the functions of each NIC of the spec. One that selects none, several or another NIC's is missing."""
     nics: dict[str, WantedNic] = {}
+    asked: list[Nic] = []
     missing: list[Condition] = []
     unreadable: dict[str, Nic] = {}
-    claims: dict[str, list[Nic]] = {}
-    selected = {nic.name: [function for function in functions if _matches(nic.select, function)] for nic in spec.nics}
-    for nic in spec.nics:
-        if len(selected[nic.name]) == 1:
-            claims.setdefault(selected[nic.name][0].address, []).append(nic)
-    for nic in spec.nics:
-        matching = selected[nic.name]
-        possible = [] if matching else [function for function in functions if _may_match(nic.select, function)]
-        if len(matching) == 1 and len(claims[matching[0].address]) > 1:
+    selected = selections(spec, functions)
+    contested = _contested(selected)
+    in_conflict = {nic.name for claiming in contested.values() for nic in claiming}
+    for selection in selected:
+        if selection.entry.name in in_conflict:
+            asked.append(selection.entry)
             continue
-        if (fault := _fault(nic, matching, possible, functions)) is None:
-            nics[matching[0].address] = WantedNic(nic, matching[0])
+        if (fault := _entry_fault(selection, functions)) is not None:
+            asked.append(selection.entry)
+            missing.append(fault)
+            if fault.reason == UNREADABLE:
+                unreadable |= {function.address: selection.entry for function in selection.undecided}
             continue
-        missing.append(fault)
-        if fault.reason == UNREADABLE:
-            unreadable |= {function.address: nic for function in matching or possible}
-    missing += [_claimed_twice(address, claiming) for address, claiming in sorted(claims.items()) if len(claiming) > 1]
+        for member in selection.members():
+            asked.append(member.nic)
+            if (fault := _function_fault(member)) is None:
+                nics[member.function.address] = WantedNic(member.nic, member.function, member.index)
+                continue
+            missing.append(fault)
+            if fault.reason == UNREADABLE:
+                unreadable[member.function.address] = member.nic
+    missing += [_claimed_twice(address, claiming) for address, claiming in sorted(contested.items())]
     missing += _without_shared_addresses(nics, functions)
-    return Wanted(spec, nics, tuple(missing), unreadable)
+    return Wanted(spec, nics, tuple(missing), unreadable, tuple(asked))
 
 
-def _fault(
-    nic: Nic, matching: Sequence[Function], possible: Sequence[Function], functions: Sequence[Function]
-) -> Condition | None:
-    """Why a NIC has no usable function; None if it has one.
+def _contested(selected: Sequence[Selection]) -> dict[str, list[Nic]]:
+    """The functions that several entries claim, with those entries. One that matches several and may have one claims none."""
+    claims: dict[str, list[Nic]] = {}
+    for selection in selected:
+        for function in selection.functions if selection.entry.select.each or selection.fits else ():
+            claims.setdefault(function.address, []).append(selection.entry)
+    return {address: claiming for address, claiming in claims.items() if len(claiming) > 1}
 
-    :param matching: the functions that its selector matches.
-    :param possible: the unreadable functions that it may match; used only if ``matching`` is empty.
-    """
-    if not matching and possible:
-        listed = "; ".join(f"{function.address}: {function.unreadable}" for function in possible)
-        may_be = "does not exist, or is a function that cannot be read" if nic.select.pci is None else "cannot be read"
-        return _lacking([nic], UNREADABLE, f"NIC {nic.name} ({nic.select}) {may_be} ({listed}); {REMEDY}", "Unknown")
-    if not matching:
-        have = ", ".join(f"{f.address} ({f.link.name if f.link else f.driver or 'no driver'})" for f in functions)
+
+def _entry_fault(selection: Selection, functions: Sequence[Function]) -> Condition | None:
+    """Why an entry of the spec cannot be resolved to functions; None if it can."""
+    nic, undecided = selection.entry, selection.undecided
+    if undecided and (nic.select.each or not selection.functions):
+        return _not_known(nic, undecided)
+    if selection.fits:
+        return None
+    called = f"NIC {nic.name} ({nic.select})"
+    if nic.select.each:
+        few = len(selection.functions) < nic.select.least
+        bound = f"at least {nic.select.least}" if few else f"at most {nic.select.most}"
+        matching = f" ({_listed(selection.functions)})" if selection.functions else ""
         message = (
-            f"NIC {nic.name} ({nic.select}) is not there; this node has {have or 'no network function'}: "
-            "check the slot, the driver and the selector"
+            f"{called} matches {len(selection.functions)} functions{matching}, and {bound} must match; "
+            f"this node has {_listed(functions)}"
         )
-        return _lacking([nic], "NicMissing", message)
-    if len(matching) > 1:
-        several = ", ".join(function.address for function in matching)
-        message = f"NIC {nic.name} ({nic.select}) matches {several}; select one of them by pci or mac"
-        return _lacking([nic], "NicAmbiguous", message)
-    (function,) = matching
+        remedy = "check the slots and the selector; until then none of them is changed"
+        return _lacking([nic], "TooFewNics" if few else "TooManyNics", message, remedy)
+    if not selection.functions:
+        message = f"{called} is not there; this node has {_listed(functions)}"
+        return _lacking([nic], "NicMissing", message, "check the slot, the driver and the selector")
+    several = ", ".join(function.address for function in selection.functions)
+    remedy = "select one of them by pci or mac, or give select.each if each is to be a NIC"
+    return _lacking([nic], "NicAmbiguous", f"{called} matches {several}", remedy)
+
+
+def _listed(functions: Sequence[Function]) -> str:
+    listed = ", ".join(f"{f.address} ({f.link.name if f.link else f.driver or 'no driver'})" for f in functions)
+    return listed or "no network function"
+
+
+def _not_known(nic: Nic, undecided: Sequence[Function]) -> Condition:
+    """The entry selects nothing yet, or not all: of some functions it is not known whether they match."""
+    called = f"NIC {nic.name} ({nic.select})"
+    unread = [function for function in undecided if function.unreadable]
+    if nic.select.each:
+        why = "; ".join(f"{f.address}: {f.unreadable or ('it hangs' if f.hung else 'no driver')}" for f in undecided)
+        message = f"{called} is left alone: it is not known now which functions are meant ({why})"
+        return _lacking([nic], UNREADABLE if unread else "NicsUnknown", message, REMEDY, "Unknown")
+    why = "; ".join(f"{function.address}: {function.unreadable}" for function in unread)
+    may_be = "does not exist, or is a function that cannot be read" if nic.select.pci is None else "cannot be read"
+    return _lacking([nic], UNREADABLE, f"{called} {may_be} ({why})", REMEDY, "Unknown")
+
+
+def _function_fault(member: Member) -> Condition | None:
+    """Why a NIC's function cannot be used; None if it can."""
+    nic, function = member.nic, member.function
     if function.hung:
-        message = (
-            f"a call to {function.address} (NIC {nic.name}) never returned, so it is left alone for now; "
-            "see the kernel's log for the driver's reason, and reset the device or reboot the node"
-        )
-        return _lacking([nic], "DeviceHung", message, "Unknown")
+        message = f"a call to {function.address} (NIC {nic.name}) never returned, so it is left alone for now"
+        remedy = "see the kernel's log for the driver's reason, and reset the device or reboot the node"
+        return _lacking([nic], "DeviceHung", message, remedy, "Unknown")
     if function.unreadable:
-        message = (
-            f"{function.address} (NIC {nic.name}) cannot be read, so it is left alone: {function.unreadable}; {REMEDY}"
-        )
-        return _lacking([nic], UNREADABLE, message, "Unknown")
+        message = f"{function.address} (NIC {nic.name}) cannot be read, so it is left alone: {function.unreadable}"
+        return _lacking([nic], UNREADABLE, message, REMEDY, "Unknown")
     return None
 
 
 def _claimed_twice(address: str, claiming: Sequence[Nic]) -> Condition:
     names = " and ".join(sorted(nic.name for nic in claiming))
-    message = f"NICs {names} all select {address}, which is left alone; keep one of them, or select another function"
-    return _lacking(claiming, "NicClaimedTwice", message)
+    single = [nic.name for nic in claiming if not nic.select.each]
+    several = [nic.name for nic in claiming if nic.select.each]
+    remedy = "keep one of them, or select another function"
+    if len(single) == len(several) == 1:
+        remedy = f"if it is {single[0]}, give that name in select.without of {several[0]}"
+    left = f"which is left alone{f', with all functions of {several[0]}' if several else ''}"
+    return _lacking(claiming, "NicClaimedTwice", f"NICs {names} all select {address}, {left}", remedy)
 
 
-def _lacking(nics: Collection[Nic], reason: str, message: str, status: Status = "False") -> Condition:
+def _lacking(nics: Collection[Nic], reason: str, message: str, remedy: str, status: Status = "False") -> Condition:
     severity: Severity = "required" if any(nic.required for nic in nics) else "warn"
-    return Condition("NicsPresent", status, reason, message, "device", severity)
+    return Condition("NicsPresent", status, reason, message, "device", severity, remedy)
 
 
 def _without_shared_addresses(nics: dict[str, WantedNic], functions: tuple[Function, ...]) -> list[Condition]:
-    """Remove the NICs with a VF that would have the MAC of another function; return a condition for each group of them."""
+    """Remove the NICs with a VF that would have a MAC or GUID of another function; return a condition for each group."""
     owners: dict[str, tuple[str, str | None]] = {
-        function.link.permanent_mac: (function.address, None) for function in functions if function.link
+        own: (function.address, None)
+        for function in functions
+        if function.link
+        for own in (function.link.permanent_mac, port_guid(function.link))
     }
     shared: dict[tuple[str, ...], list[str]] = {}
     for address, nic in sorted(nics.items()):
         for index in range(nic.vf_count() or 0):
-            mac, target = nic.vf(index).mac, f"{address}#{index}"
-            if mac is None:
-                continue
-            other, device = owners.setdefault(mac, (target, address))
-            if other != target:
-                addresses = tuple(sorted({address, *([device] if device in nics else [])}))
-                shared.setdefault(addresses, []).append(f"{other} and {target} would both have {mac}")
+            vf, target = nic.vf(index), vf_target(address, index)
+            for given in (vf.mac, vf.node_guid, vf.port_guid):
+                if given is None:
+                    continue
+                other, device = owners.setdefault(given, (target, address))
+                if other != target:
+                    addresses = tuple(sorted({address, *([device] if device in nics else [])}))
+                    shared.setdefault(addresses, []).append(f"{other} and {target} would both have {given}")
     conditions = []
     for addresses, reasons in sorted(shared.items()):
         names = " and ".join(nics[address].nic.name for address in addresses)
-        message = f"NIC {names} is left alone: {reasons[0]}; give VFs addresses that no other function has (vfs.groups)"
-        conditions.append(_lacking([nics[address].nic for address in addresses], "AddressGivenTwice", message))
+        message = f"NIC {names} is left alone: {reasons[0]}"
+        remedy = "give VFs addresses that no other function has (vfs.groups)"
+        conditions.append(_lacking([nics[address].nic for address in addresses], "AddressGivenTwice", message, remedy))
     for address in {address for addresses in shared for address in addresses}:
         del nics[address]
     return conditions

@@ -16,9 +16,15 @@ from attrs import evolve, fields, frozen
 from agent.engine.dry_run import preview
 from agent.hardware.functions import Function, device_path, discover, netdev, vf_addresses
 from agent.hardware.sysfs import names_or_none
-from agent.machine import Machine, VfInfo
-from agent.spec.nic import NIC_NAME, OF_ONE_VF, Nic, Selector, VfAttributes, VfGroup, Vfs
+from agent.machine import Link, Machine, VfInfo
+from agent.spec.addresses import TABLES
+from agent.spec.nic import Nic, VfAttributes, VfGroup, Vfs
 from agent.spec.node import Irqs, NodeSpec, Rps, Xps
+from agent.spec.selector import NIC_NAME, Selector
+from agent.spec.vf_attributes import of_one_vf
+from agent.spec.vf_attributes.guids import GUIDS
+from agent.state.guids import derived_guid, port_guid
+from agent.state.snapshot import nic_names
 from agent.state.wanted import derived_mac
 
 Values = Mapping[str, Any]
@@ -39,11 +45,12 @@ class NotFound(ValueError):
     """There is no NIC of a given name."""
 
 
-def adopt(machine: Machine, node_name: str, chosen: Collection[str]) -> Adoption:
+def adopt(machine: Machine, node_name: str, chosen: Collection[str], present: NodeSpec | None = None) -> Adoption:
     """Write the machine's state as a spec.
 
     :param chosen: the NICs by netdev or PCI address. If empty: all that have SR-IOV or RDMA, except one that has a default
         route and neither VFs nor RDMA.
+    :param present: the node's spec: its NICs keep their names.
     :raises NotFound: a chosen NIC does not exist.
     """
     found = discover(machine)
@@ -55,13 +62,14 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str]) -> Adoption
     if unknown:
         have = ", ".join(f"{f.address} ({f.link.name if f.link else 'no netdev'})" for f in functions) or "none"
         raise NotFound(f"{', '.join(unknown)}: no such NIC; this node has {have}")
-    routed = machine.netlink.gateway_ifindexes()
+    routed = machine.netlink.gateway_ifindexes(TABLES)
     taken = [
         function
         for function in functions
         if (any(_is_called(name, function) for name in chosen) if chosen else _is_fabric(machine, function, routed))
     ]
-    nics = tuple(_nic(machine, function) for function in taken)
+    names = nic_names(machine, present) if present else {}
+    nics = tuple(_nic(machine, function, names) for function in taken)
     processes = machine.processes.running()
     irqs = Irqs(irqbalance="untouched") if "irqbalance" in processes else Irqs()
     spec = NodeSpec(node_name, nics, irqs)
@@ -88,10 +96,9 @@ def _is_fabric(machine: Machine, function: Function, routed: frozenset[int]) -> 
     return rdma or len(addresses) > 1 or (function.total_vfs > 0 and not manages)
 
 
-def _nic(machine: Machine, function: Function) -> Nic:
+def _nic(machine: Machine, function: Function, names: Mapping[str, str]) -> Nic:
     link = machine.netlink.link(function.link.name) if function.link else None
-    # A netdev's name may have characters that a NIC's name must not have: `fab@0`.
-    name = link.name if link and NIC_NAME.fullmatch(link.name) else function.address.replace(":", "-")
+    name = names.get(function.address) or _name(link, function, names)
     values = _shared(Nic, link) if link else {}
     # Fields of the same name with another meaning, and a txqueuelen of 0, which a spec cannot ask for.
     values |= {"name": name, "state": "down" if link and not link.up else "up", "vfs": None}
@@ -102,6 +109,12 @@ def _nic(machine: Machine, function: Function) -> Nic:
     return evolve(nic, vfs=_vfs(machine, nic, function, {vf.index: vf for vf in link.vfs} if link else {}))
 
 
+def _name(link: Link | None, function: Function, taken: Mapping[str, str]) -> str:
+    """The netdev's name, unless a NIC cannot be called so (`fab@0`), or another one is; else the address."""
+    usable = link is not None and NIC_NAME.fullmatch(link.name) and link.name not in taken.values()
+    return link.name if link is not None and usable else function.address.replace(":", "-")
+
+
 def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, VfInfo]) -> Vfs:
     found = vf_addresses(machine.files, function.address)
     permanent = function.link.permanent_mac if function.link else ""
@@ -110,9 +123,12 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
     # Leave out a MAC that the VF's driver does not use: the plan would bind the driver again to set it.
     keep = {i for i, mac in given.items() if mac.strip("0:") and links[i].get("mac", mac) == mac}
     derive = bool(permanent) and all(i in keep for i in found)
+    guid = port_guid(function.link)
+    derived = {index: derived_guid(guid, index) for index in found} if guid else {}
+    derive_guids = all(i in granted and _guids(granted[i]) == {derived[i]} for i in derived)
     each = {
         index: {
-            **(_granted(granted[index]) if index in granted else {}),
+            **(_granted(granted[index], derive_guids and bool(guid)) if index in granted else {}),
             **_unlike(links[index], {name: getattr(nic, name) for name in INHERITED}),
             "mac": None if index not in keep or (derive and given[index] == derived_mac(permanent, index)) else mac,
         }
@@ -124,13 +140,25 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
         for index, values in sorted(each.items())
         if (different := _unlike(values, common))
     )
-    return Vfs(len(found), VfAttributes(**common), groups, derive_macs=derive or not found)
+    return Vfs(
+        len(found),
+        VfAttributes(**common),
+        groups,
+        derive_macs=derive or not found,
+        derive_guids=derive_guids or not found,
+    )
 
 
-def _granted(vf: VfInfo) -> Values:
+def _guids(vf: VfInfo) -> set[str | None]:
+    return {vf.node_guid, vf.port_guid}
+
+
+def _granted(vf: VfInfo, without_guids: bool) -> Values:
     """A VF's attributes by its PF. A GUID of zeros means that none was set, and that the driver uses its own."""
     values = _shared(VfAttributes, vf)
-    return {name: value for name, value in values.items() if name not in OF_ONE_VF or value.strip("0:")}
+    if without_guids:
+        values = {name: value for name, value in values.items() if name not in GUIDS}
+    return {name: value for name, value in values.items() if name not in of_one_vf() or value.strip("0:")}
 
 
 def _vf_link(machine: Machine, address: str) -> Values:
@@ -154,6 +182,6 @@ def _unlike(values: Values, others: Values) -> dict[str, Any]:
 
 def _most_common(each: Mapping[int, Values]) -> dict[str, Any]:
     """For each attribute that all VFs have, the most frequent value; addresses are left out."""
-    names = sorted({name for values in each.values() for name in values} - set(OF_ONE_VF))
+    names = sorted({name for values in each.values() for name in values} - set(of_one_vf()))
     columns = {name: [values.get(name) for values in each.values()] for name in names}
     return {name: Counter(column).most_common(1)[0][0] for name, column in columns.items() if None not in column}

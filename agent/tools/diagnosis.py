@@ -129,7 +129,7 @@ def _agent(found: Evidence) -> Iterator[Finding]:
 
 
 def _hints(found: Evidence) -> Iterator[Finding]:
-    """Findings outside of the report that may explain what it says."""
+    """Findings outside of the report that may explain its conditions."""
     for fact in found.sriov:
         if fact.total is None:
             what = f"NIC {fact.nic} ({fact.address}) should have {fact.wanted} VFs, and shows no SR-IOV"
@@ -169,10 +169,9 @@ def _report(report: Report, kinds: Sequence[str]) -> Iterator[Finding]:
 
 
 def _finding(condition: Condition) -> Finding:
-    message, _, remedy = condition.message.partition("; ")
-    what = f"{condition.type} is {condition.status} ({condition.reason}): {message}"
+    what = f"{condition.type} is {condition.status} ({condition.reason}): {condition.message}"
     order = CAUSES.index(condition.type) - 100 if condition.type in CAUSES else 1000
-    return Finding(condition.stage, condition.severity, what, remedy or "see: trackbed status", order)
+    return Finding(condition.stage, condition.severity, what, condition.remedy or "see: trackbed status", order)
 
 
 def _outcomes(outcomes: Iterable[Outcome], kinds: Sequence[str]) -> Iterator[Finding]:

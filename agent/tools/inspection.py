@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -26,9 +26,13 @@ from agent.hardware.functions import (
     vf_addresses,
 )
 from agent.hardware.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
+from agent.hardware.sysfs import whole
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
+from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges
+from agent.spec.vf_attributes import ordered
+from agent.state.snapshot import nic_names
 from agent.vendors import vendor as family
 
 # Debian's folder, then that of the RPM distributions.
@@ -81,6 +85,7 @@ class NetworkFunction:
     ``model``: the product name of its VPD (PCI Local Bus Specification 3.0, appendix I), else what pci.ids calls it.
     ``vendor`` and ``device`` are hexadecimal ids, ``serials`` what a selector's ``serial`` may be. ``numa_node`` is None where
     the firmware tells none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
+    ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF.
     ``total_vfs`` is 0 without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
     """
 
@@ -99,6 +104,7 @@ class NetworkFunction:
     total_vfs: int = 0
     vfs: tuple[NetworkFunction, ...] = ()
     serials: tuple[str, ...] = ()
+    nic: str | None = None
 
 
 @frozen
@@ -116,9 +122,9 @@ class Inspection:
 # --- reading ---------------------------------------------------------------------------------------------
 
 
-def inspect(machine: Machine) -> Inspection:
-    """Read the machine once."""
-    reader = _Reader(machine)
+def inspect(machine: Machine, spec: NodeSpec | None = None) -> Inspection:
+    """Read the machine once. ``spec``: whose NICs the functions are."""
+    reader = _Reader(machine, nic_names(machine, spec) if spec else {})
     functions = tuple(reader.functions())
     claimed = {device.name for function in functions for owner in (function, *function.vfs) for device in owner.rdma}
     others = tuple(reader.rdma_device(name) for name in reader.rdma.all() if name not in claimed)
@@ -128,8 +134,9 @@ def inspect(machine: Machine) -> Inspection:
 class _Reader:
     """Reads functions; keeps what is read once for all of them."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, nics: Mapping[str, str]) -> None:
         self._machine = machine
+        self._nics = nics
         self._files = machine.files
         self._links = {link.name: link for link in machine.netlink.links()}
         self._addresses = _unless_gone(machine.netlink.addresses) or {}
@@ -151,16 +158,19 @@ class _Reader:
             link = _unless_gone(partial(self._machine.netlink.link, name))
             granted |= {vf.index: vf for vf in link.vfs} if link else {}
         vfs = sorted((_unless_gone(lambda: vf_addresses(self._files, address)) or {}).items())
+        nic = self._nics.get(address)
         return self._function(
             address,
+            nic,
             granted=None,
-            total_vfs=int(self._text(f"{device_path(address)}/sriov_totalvfs") or 0),
-            vfs=tuple(self._function(vf, index=index, granted=granted.get(index)) for index, vf in vfs),
+            total_vfs=whole(self._text(f"{device_path(address)}/sriov_totalvfs")) or 0,
+            vfs=tuple(self._function(vf, nic, index=index, granted=granted.get(index)) for index, vf in vfs),
         )
 
     def _function(
         self,
         address: str,
+        nic: str | None,
         *,
         granted: VfInfo | None,
         index: int | None = None,
@@ -174,7 +184,6 @@ class _Reader:
         sole = netdevs[0].name if len(netdevs) == 1 else None
         shared = () if index is not None else _unless_gone(lambda: rdma_devices(self._files, address)) or ()
         rdma = tuple(self.rdma_device(name, sole) for name in self.rdma.below(address) or shared)
-        numa_node = int(self._text(f"{path}/numa_node") or -1)
         firmware = [netdev.firmware for netdev in netdevs] + [device.firmware for device in rdma]
         return NetworkFunction(
             address=address,
@@ -183,7 +192,7 @@ class _Reader:
             device=device,
             driver=_unless_gone(lambda: driver(self._files, address)),
             firmware=next(filter(None, firmware), None),
-            numa_node=None if numa_node < 0 else numa_node,
+            numa_node=whole(self._text(f"{path}/numa_node")),
             netdevs=netdevs,
             rdma=rdma,
             interrupts=tuple(self._interrupts(address)),
@@ -192,6 +201,7 @@ class _Reader:
             total_vfs=total_vfs,
             vfs=vfs,
             serials=serial_numbers(self._files, address) if index is None else (),
+            nic=nic,
         )
 
     def _net(self, address: str) -> list[str]:
@@ -221,7 +231,7 @@ class _Reader:
     def rdma_device(self, name: str, netdev: str | None = None) -> RdmaDevice:
         """An RDMA device. ``netdev``: the function's netdev, for a port whose GIDs name none."""
         beside = netdev if len(self.rdma.port_numbers(name)) == 1 else None
-        device = self.rdma.device(name, self._char_devices.get(name, ()), beside)
+        device = self.rdma.detailed(self.rdma.device(name, self._char_devices.get(name, ()), beside))
         return evolve(device, ports=tuple(self._port(device, port) for port in device.ports))
 
     def _port(self, device: RdmaDevice, port: RdmaPort) -> RdmaPort:
@@ -231,6 +241,7 @@ class _Reader:
             netdev=name,
             bonded=(_unless_gone(lambda: bonded(self._files, name)) or ()) if name else (),
             gids=tuple(self.rdma.gids(device, port.number)),
+            pkeys=self.rdma.pkeys(device.name, port.number) if port.link_layer == "InfiniBand" else (),
         )
 
     def _netdev_of(self, mac: str | None) -> str | None:
@@ -293,7 +304,8 @@ def render(found: Inspection, width: int = WIDTH) -> str:
 def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]:
     vf = "" if function.index is None else f"VF {function.index}  "
     ids = f"[{function.vendor}:{function.device}]"
-    facts = [f"driver {function.driver or 'none'}"]
+    facts = [f"NIC {function.nic}"] if function.nic and function.index is None else []
+    facts += [f"driver {function.driver or 'none'}"]
     facts += [f"firmware {function.firmware}"] if function.firmware else []
     facts += [f"serial {serial}" for serial in function.serials]
     facts += [] if function.numa_node is None else [f"NUMA node {function.numa_node}"]
@@ -315,18 +327,7 @@ def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]
 
 
 def _granted(vf: VfInfo) -> list[str]:
-    vlan = f"vlan {vf.vlan}" + (f" qos {vf.qos}" if vf.qos else "")
-    vlan += f" {vf.vlan_protocol}" if vf.vlan_protocol != "802.1Q" else ""
-    switches = (("trust", vf.trust), ("spoofchk", vf.spoofchk), ("rss query", vf.rss_query))
-    return [
-        vf.mac,
-        vlan,
-        *(f"{name} {'on' if value else 'off'}" for name, value in switches if value is not None),
-        *([f"link {vf.link_state}"] if vf.link_state != "auto" else []),
-        *([f"at least {vf.min_tx_rate} Mbit/s"] if vf.min_tx_rate else []),
-        *([f"at most {vf.max_tx_rate} Mbit/s"] if vf.max_tx_rate else []),
-        *(f"{name} GUID {guid}" for name, guid in (("node", vf.node_guid), ("port", vf.port_guid)) if guid),
-    ]
+    return [fact for attribute in ordered() for fact in attribute.shown(vf)]
 
 
 def _netdev_facts(netdev: Netdev) -> list[str]:
@@ -339,6 +340,9 @@ def _netdev_facts(netdev: Netdev) -> list[str]:
 
 def _rdma_lines(device: RdmaDevice, indent: str, width: int) -> list[str]:
     facts = [device.name, device.transport or "", f"node GUID {device.node_guid}" if device.node_guid else ""]
+    facts += [f"system image GUID {device.sys_image_guid}"] if device.sys_image_guid else []
+    facts += [f"hardware revision {device.hw_rev}"] if device.hw_rev else []
+    facts += [f"board {device.board_id}"] if device.board_id else []
     facts += [each.name if each.present else f"{each.name} (not in {CHAR_DEVICES})" for each in device.char_devices]
     lines = _wrapped(indent, "rdma", filter(None, facts), width)
     for port in device.ports:
@@ -346,8 +350,18 @@ def _rdma_lines(device: RdmaDevice, indent: str, width: int) -> list[str]:
         netdev = f"{port.netdev} ({', '.join(port.bonded)})" if port.bonded else port.netdev or "no netdev"
         facts = [f"port {port.number}", state, port.link_layer or "", port.rate or "", netdev]
         lines += _wrapped(indent, "", filter(None, facts), width, column=8)
+        lines += _wrapped(indent, "", _subnet_facts(port), width, column=8)
         lines += _wrapped(indent, "", _gid_facts(port.gids), width, column=8)
     return lines
+
+
+def _subnet_facts(port: RdmaPort) -> list[str]:
+    """What a subnet manager gave the port; Ethernet has none, and all of it is 0 there."""
+    if port.link_layer != "InfiniBand":
+        return []
+    given = (("LID", port.lid), ("LMC", port.lmc), ("SM LID", port.sm_lid))
+    keys = [f"P_Keys {' '.join(f'{key:#06x}' for key in port.pkeys)}"] if port.pkeys else []
+    return [f"{name} {value}" for name, value in given if value is not None] + keys
 
 
 def _gid_facts(gids: tuple[Gid, ...]) -> list[str]:

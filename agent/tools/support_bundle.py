@@ -38,6 +38,8 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(rf"(?i)({_NAMED_SO}[\"']?\s*[=:]\s*)(?:\"[^\"]*\"|'[^']*'|[^\s,;&]+)"), rf"\1{REMOVED}"),
     (re.compile(rf"(?i)(--?{_NAMED_SO}\s+)(?!-)\S+"), rf"\1{REMOVED}"),
     (re.compile(r"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s:@]*:[^/\s@]*@"), rf"\1{REMOVED}@"),
+    # The login at a registry, in files of container engines.
+    (re.compile(r"(?i)(\"(?:auth|identitytoken|registrytoken)\"\s*:\s*)\"[^\"]*\""), rf'\1"{REMOVED}"'),
     # A JSON Web Token; a bootstrap token of kubeadm.
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]+\.?[\w-]*"), REMOVED),
     (re.compile(r"\b[a-z0-9]{6}\.[a-z0-9]{16}\b"), REMOVED),

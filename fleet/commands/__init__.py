@@ -27,7 +27,7 @@ class Commands(click.Group):
 def fleet() -> None:
     """Look after all nodes of a cluster, from the control host.
 
-    Each command takes --json, --kubeconfig and --context.
+    Each command takes --json. Those that ask the cluster take --kubeconfig and --context.
 
     Exit code: 0 done, 1 an error; what 2 means is in each command's help.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -22,6 +23,8 @@ from fleet.standing import Standing, since, standings, unreadable, unready
 NOT_READY = 2
 FORBIDDEN = 403
 COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
+WORDS = {"True": "ready", "False": "not ready"}
+"""What a node is, as `trackbed status` on the node says it; "unknown" if the node does not say it now."""
 
 
 @click.command()
@@ -48,7 +51,7 @@ def status(api: Api, inventory: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"nodes": [plain(one) for one in found], "ready": not missing, "other_nodes": others}))
     else:
-        _print(found, api, others)
+        print_nodes(found, api.now, others)
     sys.exit(NOT_READY if missing else 0)
 
 
@@ -70,20 +73,22 @@ def plain(one: Standing) -> dict[str, object]:
     )
 
 
-def _print(found: list[Standing], api: Api, others: int) -> None:
+def print_nodes(found: list[Standing], now: datetime, others: int) -> None:
+    """Print a line for each node, and how many are ready."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("NODE", "READY", "SINCE", "UP TO DATE", "SPEC", "AGENT"):
         table.add_column(heading, no_wrap=True, overflow="ignore")
     table.add_column("WHY", overflow="fold")
     for one in found:
-        why = f"{one.reason}: {one.message}" if one.message and one.ready != "True" else one.reason
+        # Of a ready node the message says which warnings it has.
+        why = one.message or one.reason if one.ready == "True" else ": ".join(filter(None, (one.reason, one.message)))
         notes = [note for note, holds in (("cordoned", one.cordoned), ("in maintenance", one.maintenance)) if holds]
         notes += ["not tainted"] if one.ready != "True" and one.joined and not one.tainted else []
         table.add_row(
             _text(one.name),
-            _text(one.ready, style=COLOURS.get(one.ready, "")),
-            since(one, api.now),
-            _text(one.up_to_date),
+            _text(WORDS.get(one.ready, "unknown"), style=COLOURS.get(one.ready, "")),
+            since(one, now),
+            {"True": "yes", "False": "no"}.get(one.up_to_date, "unknown"),
             _text(one.spec_hash or "-"),
             _text(one.agent_version or "-"),
             _text("; ".join([why, *notes])),

@@ -5,7 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from lab import go_programs, image
-from lab.cluster import programs
+from lab.cluster import network_plugins, programs
 from lab.cluster.images import Image
 from lab.command import run
 from lab.go_programs import Build
@@ -16,6 +16,9 @@ IMAGES = "var/lib/trackbed-lab/images"
 """The folder on the node with the archives of images."""
 
 
+DEVICE_PLUGIN = "k8s-rdma-shared-dp:v1.5.3"
+
+
 def pause() -> Image:
     """The pause image, whose container holds a pod's namespaces."""
     return Image("pause:1", ["/pause"], files={"pause": go_programs.ensure(programs.PAUSE) / "pause"})
@@ -24,7 +27,7 @@ def pause() -> Image:
 def device_plugin() -> Image:
     """The real k8s-rdma-shared-dev-plugin. It ends at once if there is no list of PCI devices."""
     return Image(
-        "k8s-rdma-shared-dp:v1.5.3",
+        DEVICE_PLUGIN,
         ["/k8s-rdma-shared-dp"],
         files={
             "k8s-rdma-shared-dp": go_programs.ensure(programs.DEVICE_PLUGIN) / "k8s-rdma-shared-dp",
@@ -39,9 +42,28 @@ def tools() -> Image:
     return Image("tools:1", ["/usr/bin/sh"], links=links, folders=["usr", "etc", "proc", "sys", "dev", "tmp", "run"])
 
 
+PERFTEST = "perftest:1"
+"""The image of pods for tests of RDMA."""
+
+
+def perftest() -> Image:
+    """perftest, and a shell."""
+    return Image(
+        PERFTEST,
+        ["/bin/sh"],
+        files={**programs.perftest(), **programs.shell()},
+        links=programs.SHELL_LINKS,
+        folders=["etc", "proc", "sys", "dev", "tmp", "run"],
+    )
+
+
 def ensure() -> Path:
     """The archive (tar, zstd) to unpack in a node's root folder. It is built first if it is not cached."""
-    builds = (programs.KUBERNETES, *programs.ON_THE_NODES)
+    builds = (
+        programs.KUBERNETES,
+        *programs.ON_THE_NODES,
+        *(network_plugins.BUILDS[name] for name in network_plugins.built()),
+    )
     archive = image.cache_home() / f"cluster-{_key(builds)}.tar.zst"
     if archive.exists():
         return archive
@@ -58,7 +80,7 @@ def ensure() -> Path:
         for program in sorted(programs.CNI.target.iterdir()):
             _copy(program, work / "opt/cni/bin")
         (work / IMAGES).mkdir(parents=True)
-        for made in (pause(), device_plugin(), tools()):
+        for made in (pause(), device_plugin(), tools(), perftest(), *network_plugins.images()):
             made.write(work / IMAGES / f"{made.name.partition(':')[0]}.tar")
         new = archive.with_suffix(".new")
         run(["tar", "-C", work, "--owner=0", "--group=0", "--zstd", "-cf", new, "."])
@@ -69,7 +91,8 @@ def ensure() -> Path:
 
 def _key(builds: tuple[Build, ...]) -> str:
     digest = sha256(" ".join(build.target.name for build in builds).encode())
-    for file in (Path(__file__), Path(__file__).with_name("images.py"), *sorted(ROOTFS.rglob("*"))):
+    ours = (Path(__file__).with_name(f"{name}.py") for name in ("bundle", "images", "network_plugins", "programs"))
+    for file in (*ours, *sorted(ROOTFS.rglob("*"))):
         if file.is_file():
             digest.update(f"\0{file.name}\0".encode() + file.read_bytes())
     return digest.hexdigest()[:16]

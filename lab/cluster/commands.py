@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from lab import fleet, instance
-from lab.cluster import bundle, join, manifests, programs
+from lab.cluster import bundle, join, manifests, network_plugins, programs
 from lab.cluster.control_plane import ControlPlane, create
 from lab.instance import Instance
 from lab.progress import say, step
@@ -18,6 +18,11 @@ OURS = Path(__file__).parent.parent.parent / "fleet" / "cluster"
 def plane_of(lab: Instance) -> ControlPlane:
     """The control plane of a lab."""
     return create(lab.folder / "cluster", lab.name)
+
+
+def rendered(lab: Instance) -> Path:
+    """The folder in which the deploy writes a lab's manifests."""
+    return lab.folder / "manifests"
 
 
 def discard(lab: Instance) -> None:
@@ -32,9 +37,10 @@ def cluster() -> None:
 
 
 def bring_up(lab: Instance) -> ControlPlane:
-    """Start a lab's control plane, create what Trackbed and the device plugin need, and install the programs on the nodes."""
+    """Start a lab's control plane, create what Trackbed needs, and install the programs on the nodes."""
     plane = plane_of(lab)
     # The programs come first, as building them may take minutes.
+    network_plugins.build()
     bundle.ensure()
     programs.etcd()
     if not plane.running():
@@ -43,7 +49,6 @@ def bring_up(lab: Instance) -> ControlPlane:
     with ThreadPoolExecutor() as pool:
         list(pool.map(join.install, fleet.nodes(lab.name)))
     plane.kubectl("apply", "--kustomize", str(OURS))
-    plane.apply(*manifests.device_plugin())
     return plane
 
 
@@ -66,8 +71,10 @@ def nodes_line(names: dict[str, str]) -> str:
 
 @cluster.command("join")
 def join_command() -> None:
-    """Let the nodes join, and wait until their kubelets are ready."""
-    plane = plane_of(instance.named())
+    """Apply the manifests that the deploy has rendered, let the nodes join, and wait until their kubelets are ready."""
+    lab = instance.named()
+    plane = plane_of(lab)
+    manifests.apply(plane, rendered(lab))
     names: dict[str, str] = {}
     with step("joining the nodes", usual_s=40):
         for node in fleet.nodes():

@@ -245,8 +245,7 @@ class ControlPlane:
         try:
             return subprocess.run(
                 command,
-                input=stdin,
-                stdin=subprocess.DEVNULL if stdin is None else None,
+                input=stdin or "",
                 capture_output=True,
                 text=True,
                 timeout=timeout,
@@ -265,6 +264,12 @@ class ControlPlane:
         """Create or change objects."""
         document = {"apiVersion": "v1", "kind": "List", "items": list(manifests)}
         self.kubectl("apply", "--filename=-", stdin=json.dumps(document))
+
+    def wait_established(self, *words: str) -> None:
+        """Wait until the API server serves the kinds of CRDs, named by kubectl's words."""
+        # kubectl fails while a CRD has no conditions at all, which is so for a moment.
+        words = ("wait", "--for=condition=Established", *words)
+        wait(lambda: self._answers(*words), READY_S, f"kubectl {' '.join(words)}")
 
     def identity(self, user: str, groups: Sequence[str] = (), server: str | None = None) -> Path:
         """A kubeconfig for a user by client certificate; ``server`` is :attr:`url`, or :attr:`node_url`."""

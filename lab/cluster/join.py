@@ -7,13 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from lab.cluster import bundle
-from lab.cluster.control_plane import ControlPlane
+from lab.cluster.control_plane import GATEWAY, ControlPlane
 from lab.errors import LabError
 from lab.hardware import MACHINES
 from lab.node import Node, wait
 from lab.progress import step
 
 READY_S = 240.0
+SERVICE = "10.96.0.1"
+"""The address of the Service `kubernetes`, at which pods find the API server."""
+
+# What kube-proxy would do, for the only Service of the lab.
+SERVICE_SOCKET = f"""[Socket]
+ExecStartPre=ip addr replace {SERVICE}/32 dev lo
+ListenStream={SERVICE}:443
+
+[Install]
+WantedBy=sockets.target
+"""
+SERVICE_PROXY = "[Service]\nExecStart=/usr/lib/systemd/systemd-socket-proxyd {}:{}\n"
 POD_NETWORK = "10.88.{}.0/24"
 # Otherwise statistics of every cgroup, every ten seconds, keep an emulated CPU busy.
 FLAGS = "KUBELET_KUBEADM_ARGS=--hostname-override={} --housekeeping-interval=60s\n"
@@ -48,6 +60,9 @@ def join(plane: ControlPlane, node: Node) -> str:
     put(node, "/etc/kubernetes/pki/ca.crt", plane.authority.pair.certificate.read_text())
     put(node, "/etc/kubernetes/bootstrap-kubelet.conf", invitation(plane, node), mode="600")
     put(node, "/var/lib/kubelet/kubeadm-flags.env", FLAGS.format(name))
+    put(node, "/etc/systemd/system/api-server.socket", SERVICE_SOCKET)
+    put(node, "/etc/systemd/system/api-server.service", SERVICE_PROXY.format(GATEWAY, plane.ports.api))
+    node.sh("systemctl daemon-reload; systemctl enable --quiet api-server.socket; systemctl restart api-server.socket")
     # These may be from an earlier cluster of the same name.
     node.sh("rm -rf /etc/kubernetes/kubelet.conf /var/lib/kubelet/pki; systemctl enable --quiet kubelet")
     node.sh("systemctl restart kubelet", timeout=READY_S)

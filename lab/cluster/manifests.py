@@ -1,87 +1,55 @@
-"""Manifests for the lab's cluster: the device plugin, and pods to try it with."""
+"""Manifests for the lab's cluster: what the deploy is to render, and pods to try the device plugin with."""
 
-import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from agent.report.names import TAINT
-from lab.cluster import bundle
+from lab.cluster import bundle, network_plugins
+from lab.cluster.control_plane import ControlPlane
 from lab.cluster.images import REGISTRY
 
-SELECTOR = {"rdma": "hca"}
-"""The label by which the plugin's DaemonSet selects its nodes."""
-
 RESOURCE = "rdma/hca_shared_devices_b"
-PLUGIN = "rdma-shared-dp"
+PLUGIN = "rdma-shared-device-plugin"
+"""The name of the plugin's DaemonSet."""
+
 NAMESPACE = "kube-system"
 SHARES = 8
 """How many pods may share the node's RDMA devices at a time."""
 
-CONFIGURATION = {
-    # 0 is never: looking for devices once takes an emulated CPU a minute.
-    "periodicUpdateInterval": 0,
-    "configList": [
-        {
-            "resourcePrefix": RESOURCE.split("/")[0],
-            "resourceName": RESOURCE.split("/")[1],
-            "rdmaHcaMax": SHARES,
-            # The VFs; their PFs have another driver.
-            "selectors": {"drivers": ["igbvf"]},
-        }
-    ],
-}
+SUBNET = "10.56.217.0/24"
+"""The addresses of pods' networks."""
 
 
-def device_plugin() -> list[dict[str, Any]]:
-    """The plugin's ConfigMap and its DaemonSet, which tolerates our taint: without its resource the taint stays."""
-    names = {"name": PLUGIN, "namespace": NAMESPACE}
-    labels = {"app": PLUGIN}
-    mounts = {
-        "device-plugins": "/var/lib/kubelet/device-plugins",
-        "plugins-registry": "/var/lib/kubelet/plugins_registry",
-        "devices": "/dev",
-    }
-    container = {
-        "name": PLUGIN,
-        "image": f"{REGISTRY}/k8s-rdma-shared-dp:v1.5.3",
-        "imagePullPolicy": "Never",
-        "env": [{"name": "GOMAXPROCS", "value": "1"}],
-        "securityContext": {"privileged": True},
-        "volumeMounts": [
-            *({"name": name, "mountPath": path} for name, path in mounts.items()),
-            {"name": "configuration", "mountPath": "/k8s-rdma-shared-dev-plugin"},
-        ],
-    }
-    volumes = [
-        *({"name": name, "hostPath": {"path": path}} for name, path in mounts.items()),
-        {"name": "configuration", "configMap": {"name": PLUGIN}},
-    ]
-    pod = {
-        "hostNetwork": True,
-        "priorityClassName": "system-node-critical",
-        "nodeSelector": SELECTOR,
-        "tolerations": [{"key": TAINT, "operator": "Exists"}],
-        "terminationGracePeriodSeconds": 5,
-        "containers": [container],
-        "volumes": volumes,
-    }
-    return [
-        {
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
-            "metadata": names,
-            "data": {"config.json": json.dumps(CONFIGURATION)},
+def wanted(folder: Path, plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """The inventory's key `device_plugins` for the lab, with its own images.
+
+    ``folder``: where the deploy writes the manifests, which are applied as they are. ``plugins``: what the networks of pods
+    need, of that which is built here; with Multus every pod takes longer to start.
+    """
+    return {
+        "folder": str(folder),
+        "namespace": NAMESPACE,
+        "shared_rdma": {
+            "image": f"{REGISTRY}/{bundle.DEVICE_PLUGIN}",
+            "rdma_hca_max": SHARES,
+            # 0 is never: looking for devices once takes an emulated CPU a minute.
+            "periodic_update_interval": 0,
         },
-        {
-            "apiVersion": "apps/v1",
-            "kind": "DaemonSet",
-            "metadata": names,
-            "spec": {
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
-            },
-        },
-    ]
+        # The shared plugin has the VFs.
+        "sriov": None,
+        "test_pods": {"image": f"{REGISTRY}/{bundle.PERFTEST}"},
+        "networks": {"subnet": SUBNET} if {"multus", "whereabouts"} <= set(plugins) else None,
+        "network_plugins": {name: {"image": network_plugins.reference(name)} for name in plugins},
+    }
+
+
+def apply(plane: ControlPlane, folder: Path) -> None:
+    """Apply what the deploy has rendered, as docs/inventory.md says."""
+    plugins = folder / "network-plugins"
+    if plugins.exists():
+        plane.kubectl("apply", "--validate=strict", "-k", str(plugins))
+        plane.wait_established("crd/network-attachment-definitions.k8s.cni.cncf.io")
+    plane.kubectl("apply", "--validate=strict", "-k", str(folder))
 
 
 def pod(

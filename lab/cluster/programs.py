@@ -66,7 +66,10 @@ CNI = Build(
     name="cni-plugins-v1.9.1",
     packages=tuple(
         f"github.com/containernetworking/plugins/plugins/{name}@v1.9.1"
-        for name in ("main/bridge", "main/host-device", "main/loopback", "ipam/host-local", "ipam/static")
+        for name in (
+            *("main/bridge", "main/host-device", "main/loopback", "main/macvlan"),
+            *("ipam/host-local", "ipam/static"),
+        )
     ),
     usual_s=20,
 )
@@ -81,6 +84,29 @@ SRIOV_PLUGIN = Build(
     folder=HERE / "sriov-dp",
     packages=("github.com/k8snetworkplumbingwg/sriov-network-device-plugin/cmd/sriovdp",),
     usual_s=60,
+)
+MULTUS = Build(
+    name="multus-v4.3.0",
+    packages=tuple(
+        f"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/{name}@v4.3.0" for name in ("multus", "thin_entrypoint")
+    ),
+    usual_s=90,
+)
+WHEREABOUTS_MODULE = "github.com/k8snetworkplumbingwg/whereabouts"
+WHEREABOUTS = Build(
+    name="whereabouts-v0.9.4",
+    folder=HERE / "whereabouts",
+    packages=tuple(f"{WHEREABOUTS_MODULE}/{name}" for name in ("cmd", "cmd/controlloop", "cmd/reconciler")),
+    usual_s=90,
+)
+SRIOV_CNI = Build(
+    name="sriov-cni-v2.10.0",
+    folder=HERE / "sriov-cni",
+    packages=("github.com/k8snetworkplumbingwg/sriov-cni/cmd/sriov",),
+    usual_s=20,
+)
+RDMA_CNI = Build(
+    name="rdma-cni-v1.6.0", packages=("github.com/k8snetworkplumbingwg/rdma-cni/cmd/rdma@v1.6.0",), usual_s=20
 )
 READINESS_CONTROLLER_MODULE = "sigs.k8s.io/node-readiness-controller"
 READINESS_CONTROLLER = Build(
@@ -109,23 +135,49 @@ def pci_ids() -> Path:
     return unpacked("pci.ids") / "usr/share/misc/pci.ids"
 
 
-def unpacked(package: str) -> Path:
-    """The content of a Debian package of the host's own mirror, kept in the cache."""
-    folder = image.cache_home() / "debian" / package
+SHELL = "bin/busybox"
+SHELL_LINKS = {
+    f"bin/{name}": "busybox" for name in ("awk", "base64", "cat", "chmod", "cp", "cut", "date", "md5sum")
+} | {f"bin/{name}": "busybox" for name in ("mkdir", "nc", "sed", "sh", "sleep", "touch", "tr")}
+"""The programs of the shell's package that images use, as links to it."""
+
+
+def shell() -> dict[str, Path]:
+    """A shell and its programs for an image, in one file that needs no library."""
+    return {SHELL: unpacked("busybox-static") / SHELL}
+
+
+PERFTEST = (
+    *("perftest", "libibverbs1", "ibverbs-providers", "librdmacm1", "libibumad3", "libnl-3-200", "libnl-route-3-200"),
+    *("libpci3", "libudev1", "zlib1g", "libc6"),
+)
+"""Debian's packages with perftest and all that it loads."""
+
+
+def perftest() -> dict[str, Path]:
+    """The files of an image with perftest."""
+    folder = unpacked(*PERFTEST)
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {where: path for where, path in paths.items() if "share/" not in where}
+
+
+def unpacked(package: str, *more: str) -> Path:
+    """The content of a Debian package of the host's own mirror, with that of ``more`` packages, kept in the cache."""
+    folder = image.cache_home() / "debian" / "+".join((package, *more))
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if not folder.exists():
-            new = folder.with_name(f"{package}.new")
+            new = folder.with_name(f"{folder.name}.new")
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
             with step(f"fetching Debian's {package}", usual_s=15), apt.throwaway(apt.host_sources()) as ours:
                 # apt always downloads into the working directory.
-                run(["env", "-C", new, "apt-get", *ours.options(), "-q", "download", package])
-                (deb,) = new.glob("*.deb")
-                run(["dpkg-deb", "-x", deb, new])
-                deb.unlink()
+                run(["env", "-C", new, "apt-get", *ours.options(), "-q", "download", package, *more])
+                for deb in sorted(new.glob("*.deb")):
+                    run(["dpkg-deb", "-x", deb, new])
+                    deb.unlink()
             new.rename(folder)
     return folder

@@ -28,6 +28,9 @@ PYTHON = "3.10"
 PLATFORMS = ("manylinux2014", "manylinux_2_28")
 MACHINES = ("x86_64", "aarch64")
 
+LEFT_OUT = ("bin", "*.dist-info/RECORD")
+"""Of what pip installs: scripts begin with the path of this host's interpreter, and RECORD has their checksums."""
+
 MAIN = """\
 from agent.__main__ import main
 
@@ -49,7 +52,7 @@ def version(machine: str) -> str:
         raise DeployError(f"the agent does not support the machine type {machine!r}; it supports {', '.join(MACHINES)}")
     digest = hashlib.sha256()
     # The machine is part of it: the same pins mean different wheels on another machine.
-    recipe = "\n".join([machine, PYTHON, *PLATFORMS, MAIN, _pins(machine)])
+    recipe = "\n".join([machine, PYTHON, *PLATFORMS, *LEFT_OUT, MAIN, _pins(machine)])
     contents = {"": recipe.encode(), **{str(path.relative_to(ROOT)): path.read_bytes() for path in _sources()}}
     for name, content in contents.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -82,15 +85,19 @@ def _build(machine: str, work: Path) -> Path:
     (content / "__main__.py").write_text(MAIN)
     (content / "VERSION").write_text(version(machine) + "\n")
     archive = work / "archive.tar.gz"
-    # The headers of gzip and tar get no names, times or owners, so the same content always makes the same bytes.
-    with (
-        archive.open("wb") as raw,
-        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w") as tar,
-    ):
-        for path in sorted(content.rglob("*")):
-            tar.add(path, str(path.relative_to(content)), recursive=False, filter=_anonymous)
+    pack(content, archive)
     return archive
+
+
+def pack(folder: Path, file: Path) -> None:
+    """Pack a folder. The headers get no names, times or owners, so the same content always makes the same bytes."""
+    with (
+        file.open("wb") as raw,
+        gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in sorted(folder.rglob("*")):
+            tar.add(path, str(path.relative_to(folder)), recursive=False, filter=_anonymous)
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -104,8 +111,6 @@ def _install_agent_libraries(machine: str, work: Path, target: Path) -> None:
     pins = work / "node.txt"
     pins.write_text(_pins(machine))
     install_wheels(f"the agent's libraries for {machine}", pins, target, machine, PYTHON, ("abi3", "none"))
-    # pip's scripts start with the path of the control host's interpreter.
-    shutil.rmtree(target / "bin", ignore_errors=True)
 
 
 def install_wheels(what: str, pins: Path, target: Path, machine: str, python: str, abis: tuple[str, ...]) -> None:
@@ -127,6 +132,8 @@ def install_wheels(what: str, pins: Path, target: Path, machine: str, python: st
             f"{what} cannot be fetched (pip, with the configuration of this control host):\n"
             f"{(done.stderr or done.stdout).strip()}"
         )
+    for path in [path for pattern in LEFT_OUT for path in target.glob(pattern)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _pins(machine: str) -> str:

@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Generic, TypeVar
+from urllib.parse import urlsplit
 
 from attrs import fields, frozen
 from pyinfra.api.connectors import get_all_connectors
@@ -108,3 +109,15 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
         hint = f"did you mean {near[0]!r}?" if near else "see docs/inventory.md"
         faults.append(f"{host_name}: unknown key {key!r}; {hint} (keys of your own begin with {SITE!r})")
     return faults
+
+
+def without_password(url: str) -> None:
+    """Refuse a URL with a user or a password: it would be in arguments on the node, and in files that everybody there reads.
+
+    :raises ValueError: it has one; the message does not show it.
+    """
+    if urlsplit(url).netloc.rpartition("@")[1]:
+        raise ValueError(
+            "the URL has a user or a password, which every user of the node could read; give it without a user or password, "
+            "and let the server admit the nodes by their addresses, or apt by /etc/apt/auth.conf.d"
+        )

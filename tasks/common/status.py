@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from attrs import frozen
 from pyinfra.api.command import StringCommand
-from pyinfra.api.facts import FactBase
 
 from agent.report.names import RUN_FOLDER, SPEC_FILE, STATE_FOLDER
 from agent.report.records import Report, report_from_json
 from agent.report.verdict import why_not_ready
 from tasks.common.commands import script
+from tasks.common.facts import FactBase
 
 COMMAND = "/usr/local/bin/trackbed"
 """An absolute path, since sudo's PATH on RHEL does not include /usr/local/bin."""

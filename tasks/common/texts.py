@@ -5,10 +5,10 @@ from __future__ import annotations
 from io import StringIO
 
 from pyinfra.api.command import FileUploadCommand, StringCommand
-from pyinfra.api.facts import FactBase
 from pyinfra.context import host
 
 from tasks.common.commands import Commands, script
+from tasks.common.facts import FactBase
 
 MARK = "# Written by Trackbed;"
 """How a file begins that a task wrote as a whole."""

@@ -5,12 +5,11 @@ Each node's hardware is kept in the folder (`nodes/HOST.json`), so that a deploy
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-import cattrs
 from attrs import define, field
+from pyinfra import logger
 from pyinfra.api.command import FunctionCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -19,12 +18,17 @@ from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import host
 
-from tasks import nccl
+from tasks import nccl, node_spec
 from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
-from tasks.hardware import UNKNOWN, NodeHardware
+from tasks.hardware import UNKNOWN, here
 from tasks.labels import CAPABILITIES, LABELS_KEY
-from tasks.manifests.device_plugins import DevicePlugins, Discovered, discover, manifests
+from tasks.manifests import network_plugins, test_pods
+from tasks.manifests.device_plugins import DevicePlugins
+from tasks.manifests.discovered import discover, read_nodes, to_text
+from tasks.manifests.node_labels import promised, published
+from tasks.manifests.rendered import manifests
+from tasks.manifests.selectors import Nodes
 from tasks.nccl import NCCL
 
 DEVICE_PLUGINS = Key[DevicePlugins | None]("device_plugins", None, record(DevicePlugins))
@@ -40,23 +44,32 @@ def render() -> None:
     wanted = DEVICE_PLUGINS.here()
     if wanted is None:
         return
-    _check_same_for_all(wanted)
+    writes = _writes(wanted)
     _check_labels(wanted)
     collect(name="Hardware of the node", wanted=wanted)
-    write(name="Write", wanted=wanted, _run_once=True)
+    # pyinfra's _run_once is once for all hosts, whatever their folders are.
+    if writes:
+        write(name="Write", wanted=wanted)
 
 
-# By deploy and folder: the first host with that folder, and its value. Every other host is compared with it only.
+# By deploy and folder: the first host with that folder, which writes, and its value, with which all others are compared.
 _first: WeakKeyDictionary[State, dict[str, tuple[str, DevicePlugins]]] = WeakKeyDictionary()
 
 
-def _check_same_for_all(wanted: DevicePlugins) -> None:
-    other, others_value = _first.setdefault(host.state, {}).setdefault(wanted.folder, (host.name, wanted))
+def _writes(wanted: DevicePlugins) -> bool:
+    """Whether this host writes the folder's manifests. All hosts of a folder must have the same value."""
+    known = _first.setdefault(host.state, {})
+    if wanted.folder not in known:
+        for doubt in wanted.doubts():
+            host.log_styled(f"{DEVICE_PLUGINS.name}.{doubt}", fg="yellow", log_func=logger.warning)
+            host.state.increment_warning_counter()
+    other, others_value = known.setdefault(wanted.folder, (host.name, wanted))
     if others_value != wanted:
         raise DeployError(
             f"{host.name}.{DEVICE_PLUGINS.name}: {other} has another value for the same folder {wanted.folder}, where one "
             "set of manifests is made for both; give one value (group_data/all.py), or another folder"
         )
+    return other == host.name
 
 
 def _check_labels(wanted: DevicePlugins) -> None:
@@ -107,7 +120,7 @@ def _differs(path: Path, text: str) -> bool:
 @operation()
 def collect(wanted: DevicePlugins) -> Commands:
     """Write the node's hardware to a file on the control host."""
-    hardware = host.get_fact(NodeHardware)
+    hardware = here()
     if hardware is None:
         yield refuse(UNKNOWN)
         return
@@ -117,12 +130,24 @@ def collect(wanted: DevicePlugins) -> Commands:
     except ValueError as error:
         yield refuse(f"nccl.{error}")
         return
+    found = discover(hardware, node_spec.read(), published(LABELS_KEY.here(), hardware), text)
     path = _nodes(wanted) / f"{host.name.replace('/', '_')}.json"
-    document = json.dumps(cattrs.unstructure(discover(hardware, text)), indent=2) + "\n"
+    document = to_text(found)
     if _differs(path, document):
         yield Files({path: document}).command()
     else:
         host.noop("the node's hardware has not changed")
+
+
+def _promises(folder: str, nodes: Nodes) -> list[dict[str, str]]:
+    """The labels that the folder's other hosts of the inventory may publish: those that were not deployed to yet."""
+    promises = []
+    for other in host.state.inventory:
+        data: dict[str, object] = other.data.dict()  # type: ignore[no-untyped-call]
+        plugins = data.get(DEVICE_PLUGINS.name)
+        if other.name not in nodes and isinstance(plugins, dict) and plugins.get("folder") == folder:
+            promises.append(promised(LABELS_KEY.read(data, other.name)))
+    return promises
 
 
 @operation()
@@ -130,15 +155,17 @@ def write(wanted: DevicePlugins) -> Commands:
     """Render from the files of all hosts in the inventory, and write what differs."""
     # All hosts of the inventory count, even those outside --limit. Files of hosts that have left the inventory are removed.
     known = {other.name.replace("/", "_"): other.name for other in host.state.inventory}
-    nodes, old = {}, []
-    for path in sorted(_nodes(wanted).glob("*.json")):
-        if path.stem in known:
-            nodes[known[path.stem]] = cattrs.structure(json.loads(path.read_text()), Discovered)
-        else:
-            old.append(path)
+    paths = {path.stem: path for path in sorted(_nodes(wanted).glob("*.json"))}
+    old = [path for stem, path in paths.items() if stem not in known]
     folder = Path(wanted.folder).expanduser()
-    rendered = {folder / name: text for name, text in manifests(wanted, nodes).items()}
-    stale = [path for path in sorted(folder.glob("*.yaml")) if path not in rendered and path.name in OURS]
+    try:
+        nodes = read_nodes({known[stem]: path for stem, path in paths.items() if stem in known})
+        texts = manifests(wanted, nodes, _promises(wanted.folder, nodes))
+    except ValueError as error:
+        yield refuse("\n".join(f"{DEVICE_PLUGINS.name}: {line}" for line in str(error).splitlines()))
+        return
+    rendered = {folder / name: text for name, text in texts.items()}
+    stale = [path for path in (folder / name for name in sorted(OURS)) if path not in rendered and path.is_file()]
     files = Files({path: text for path, text in rendered.items() if _differs(path, text)}, [*old, *stale])
     if files.write or files.remove:
         yield files.command()
@@ -154,7 +181,9 @@ OURS = frozenset(
             "erdma-device-plugin.yaml",
             "nvidia-device-plugin.yaml",
         ),
-        *("networks.yaml", "nccl.yaml", "kustomization.yaml", "rdma-test-pods.yaml", "erdma-test-pods.yaml"),
+        *("networks.yaml", "nccl.yaml", "kustomization.yaml"),
+        *(f"{name}-pods.yaml" for name in test_pods.NAMES),
+        *(f"{network_plugins.FOLDER}/{name}.yaml" for name in (*network_plugins.NAMES, "kustomization")),
     }
 )
-"""All names of rendered files. Other files in the folder are the operator's and are left alone."""
+"""The paths of all rendered files. Other files in the folder are the operator's and are left alone."""

@@ -1,20 +1,16 @@
-"""Makes the manifests of device plugins and related objects from the hardware of a fleet. Pure: same input, same bytes."""
+"""The inventory's key `device_plugins`: which manifests are made, and their settings."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
 
-from agent.spec.ranges import format_ranges, parse_ranges
+from agent.spec.ranges import parse_ranges
 from agent.spec.validators import Matches, Within
-from tasks.common.label_keys import EXTENDED_RESOURCE, fault
-from tasks.common.templates import render
-from tasks.hardware import Hardware
+from tasks.common.label_keys import fault
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _image = Matches(re.compile(r"[a-z0-9][A-Za-z0-9_./:@-]*"), "give an image, as 'registry.example.net/plugin:v1'")
@@ -23,11 +19,8 @@ _runtime_class = Matches(re.compile(rf"{_LABEL}(\.{_LABEL})*"), "give a RuntimeC
 _resource_prefix = Matches(re.compile(rf"{_LABEL}(\.{_LABEL})*"), "give a DNS name, as 'rdma'")
 # As in k8s-rdma-shared-dev-plugin (validResourceName in pkg/resources) and sriov-network-device-plugin.
 _resource_name = Matches(re.compile(r"[a-zA-Z0-9_]+"), "give letters, digits and '_'")
-_resource = Matches(EXTENDED_RESOURCE, "give it as 'aliyun/erdma'")
 _quantity = Matches(re.compile(r"[1-9]\d*(m|Ki|Mi|Gi)?"), "give a quantity, as '500m' or '200Mi'")
 _subnet = Matches(re.compile(r"[0-9a-f.:]+/\d{1,3}"), "give it as '10.56.217.0/24'")
-
-VFIO = "vfio-pci"
 
 
 def _selector(_: object, attribute: Attribute[Any], labels: Mapping[str, str]) -> None:
@@ -46,18 +39,33 @@ def _ranges(_: object, attribute: Attribute[Any], text: str | None) -> None:
 
 
 @frozen
-class SharedRdma:
-    """k8s-rdma-shared-dev-plugin. ``rdma_hca_max``: how many pods can share a device.
+class Limits:
+    """The resource limits of a plugin's container."""
 
-    ``periodic_update_interval``: seconds after which the plugin looks for devices again.
+    cpu: str = field(default="1", validator=_quantity)
+    memory: str = field(default="200Mi", validator=_quantity)
+
+
+PODS_OF_A_PORT = 63
+"""How many pods with a netdev of their own a RoCE port with 128 GIDs serves: the address of each takes one GID for RoCE v1 and
+one for v2. It is the default of NVIDIA's network operator, for this reason (Mellanox/network-operator, pull request 580)."""
+
+
+@frozen
+class SharedRdma:
+    """k8s-rdma-shared-dev-plugin. ``rdma_hca_max``: how many pods of a node can have the resource, however many NICs it has.
+
+    ``periodic_update_interval``: seconds after which the plugin looks for devices again. ``rails``: besides the resource of
+    all NICs, each NIC is a resource of its own with the NIC's name, as rdma/rail0.
     """
 
     image: str = field(default="ghcr.io/mellanox/k8s-rdma-shared-dev-plugin:v1.5.3", validator=_image)
     resource_prefix: str = field(default="rdma", validator=_resource_prefix)
     resource_name: str = field(default="hca_shared_devices_b", validator=_resource_name)
-    rdma_hca_max: int = field(default=1000, validator=Within(1, 100_000, "pods"))
+    rdma_hca_max: int = field(default=PODS_OF_A_PORT, validator=Within(1, 100_000, "pods"))
     periodic_update_interval: int = field(default=300, validator=Within(0, 86400, "s"))
     node_selector: Mapping[str, str] = field(factory=lambda: {"rdma": "hca"}, validator=_selector)
+    rails: bool = False
 
     @property
     def resource(self) -> str:
@@ -82,12 +90,52 @@ class Sriov:
 
 
 @frozen
-class Erdma:
-    """Alibaba Cloud's plugin. ``resource``: what it makes allocatable. From vendor documents; not run on such nodes."""
+class ErdmaForm:
+    """How eRDMA becomes a resource: ``resource``, by a plugin of this ``image`` (None: the manifests are another's)."""
 
-    image: str = field(default="registry.cn-shanghai.aliyuncs.com/acs/rdma-device-plugin", validator=_image)
-    resource: str = field(default="aliyun/erdma", validator=_resource)
+    resource: str
+    image: str | None = None
+    limits: Limits | None = None
+
+
+ErdmaPlugin = Literal["ack", "controller", "rdma-device-plugin"]
+
+# Images of ACK are in a registry of each region; name and tag are the vendor's.
+ERDMA_FORMS: dict[ErdmaPlugin, ErdmaForm] = {
+    "ack": ErdmaForm(
+        "rdma/hca",
+        "registry.cn-shanghai.aliyuncs.com/acs/k8s-rdma-sriov-dev-plugin:v1.0.0-b3dcbc5-aliyun",
+        Limits("300m", "300Mi"),
+    ),
+    "controller": ErdmaForm("aliyun/erdma"),
+    "rdma-device-plugin": ErdmaForm("rdma/hca", "registry.cn-shanghai.aliyuncs.com/acs/rdma-device-plugin"),
+}
+"""``ack``: the plugin of ACK's guide to eRDMA. ``controller``: the ACK eRDMA Controller, an add-on of the cluster, which brings
+its own manifests. ``rdma-device-plugin``: that of Alibaba's guide to RDMA in Kubernetes (developer.aliyun.com/article/664961).
+From vendor documents."""
+
+
+@frozen
+class Erdma:
+    """Alibaba Cloud's plugin, in one of ERDMA_FORMS. From vendor documents; not run on such nodes."""
+
+    plugin: ErdmaPlugin = "ack"
+    image: str | None = field(default=None, validator=_image)
     node_selector: Mapping[str, str] = field(factory=lambda: {"aliyun.accelerator/erdma": "true"}, validator=_selector)
+
+    def __attrs_post_init__(self) -> None:
+        if self.image is not None and self.form.image is None:
+            raise ValueError(f"image: the plugin {self.plugin!r} is not installed from here; remove image")
+
+    @property
+    def form(self) -> ErdmaForm:
+        """The form's resource and image."""
+        return ERDMA_FORMS[self.plugin]
+
+    @property
+    def resource(self) -> str:
+        """The resource that pods request."""
+        return self.form.resource
 
 
 @frozen
@@ -124,12 +172,46 @@ class Networks:
         return {"type": self.ipam, "range" if self.ipam == "whereabouts" else "subnet": self.subnet}
 
 
-@frozen
-class Limits:
-    """The resource limits of a plugin's container."""
+# As the releases of their repositories push them, below https://github.com/k8snetworkplumbingwg.
+_PLUMBING = "ghcr.io/k8snetworkplumbingwg"
 
-    cpu: str = field(default="1", validator=_quantity)
-    memory: str = field(default="200Mi", validator=_quantity)
+
+@frozen
+class Multus:
+    """Multus, which gives pods the networks of their annotations."""
+
+    image: str = field(default=f"{_PLUMBING}/multus-cni:v4.3.0", validator=_image)
+
+
+@frozen
+class Whereabouts:
+    """whereabouts, which assigns addresses that no two pods of the cluster have."""
+
+    image: str = field(default=f"{_PLUMBING}/whereabouts:v0.9.4", validator=_image)
+
+
+@frozen
+class SriovCni:
+    """sriov-cni, which moves VFs to pods."""
+
+    image: str = field(default=f"{_PLUMBING}/sriov-cni:v2.10.0", validator=_image)
+
+
+@frozen
+class RdmaCni:
+    """rdma-cni, which moves RDMA devices to pods (``rdma.netns_mode`` exclusive)."""
+
+    image: str = field(default=f"{_PLUMBING}/rdma-cni:v1.6.0", validator=_image)
+
+
+@frozen
+class NetworkPlugins:
+    """What the networks of pods need on every node. One that is None is not installed from here."""
+
+    multus: Multus | None = None
+    whereabouts: Whereabouts | None = None
+    sriov_cni: SriovCni | None = None
+    rdma_cni: RdmaCni | None = None
 
 
 @frozen
@@ -145,203 +227,30 @@ class DevicePlugins:
     nvidia: Nvidia | None = field(factory=Nvidia)
     test_pods: TestPods | None = TestPods()
     networks: Networks | None = None
+    network_plugins: NetworkPlugins = NetworkPlugins()
 
     def __attrs_post_init__(self) -> None:
         if not self.folder.strip():
             raise ValueError("folder: it is empty; give the folder on the control host where the manifests are written")
 
-
-@frozen
-class Vf:
-    """A VF; ``vendor`` and ``device`` as lspci prints them."""
-
-    index: int
-    vendor: str
-    device: str
-    driver: str
-    rdma: bool
-
-
-@frozen
-class Pf:
-    """A PF that has a netdev. ``mtu`` in bytes."""
-
-    name: str
-    mtu: int
-    rdma: bool
-    vfs: tuple[Vf, ...] = ()
+    def doubts(self) -> list[str]:
+        """What may not work with this hardware, with the remedy. Only the ports know how many GIDs they have."""
+        shared = self.shared_rdma
+        if self.networks is None or shared is None or shared.rdma_hca_max <= PODS_OF_A_PORT:
+            return []
+        return [
+            f"shared_rdma.rdma_hca_max: {shared.rdma_hca_max} pods may share a port, and on RoCE each that has a netdev of its "
+            f"own (networks) takes two GIDs or more; a port with 128 GIDs serves {PODS_OF_A_PORT}. Lower it, unless the ports "
+            "have more (gid_tbl_len of `ibv_devinfo -v`)"
+        ]
 
 
-@frozen
-class Discovered:
-    """The part of a node's hardware that the manifests depend on. ``hcas``: vendor and device of functions that pods share."""
+Plugin = SharedRdma | Sriov | Erdma | Nvidia
 
-    hcas: tuple[tuple[str, str], ...] = ()
-    erdma: bool = False
-    gpus: bool = False
-    pfs: tuple[Pf, ...] = ()
-    nccl: str = ""
-
-
-def discover(hardware: Hardware, nccl: str = "") -> Discovered:
-    """The part of a node's hardware that the manifests depend on, sorted."""
-    return Discovered(
-        tuple(sorted({(function.vendor, function.device) for function in hardware.hcas()})),
-        any(function.is_erdma for function in hardware.functions),
-        bool(hardware.gpus),
-        tuple(
-            Pf(
-                function.netdevs[0].name,
-                function.netdevs[0].mtu,
-                bool(function.rdma) or any(vf.rdma for vf in function.vfs),
-                tuple(
-                    Vf(vf.index or 0, vf.vendor, vf.device, vf.driver, bool(vf.rdma))
-                    for vf in sorted(function.vfs, key=lambda vf: vf.index or 0)
-                    if vf.driver
-                ),
-            )
-            for function in sorted(hardware.functions, key=lambda function: function.address)
-            if function.netdevs and (function.vfs or function.rdma) and not function.is_erdma
-        ),
-        nccl,
-    )
-
-
-def manifests(wanted: DevicePlugins, nodes: Mapping[str, Discovered]) -> dict[str, str]:
-    """The files of the folder, by name. ``nodes``: the hardware by host name."""
-    nodes = {name: nodes[name] for name in sorted(nodes)}
-    files: dict[str, str] = {}
-    common: dict[str, Any] = {"namespace": wanted.namespace, "limits": wanted.limits}
-    pools: list[dict[str, Any]] = []
-    if wanted.shared_rdma and (config := _shared(wanted.shared_rdma, nodes.values())):
-        files["rdma-shared-device-plugin.yaml"] = _plugin("rdma-shared", config, settings=wanted.shared_rdma, **common)
-    if wanted.sriov and (pools := _pools(wanted.sriov, nodes.values())):
-        files["sriov-device-plugin.yaml"] = _plugin("sriov", {"resourceList": pools}, settings=wanted.sriov, **common)
-    if wanted.erdma and any(node.erdma for node in nodes.values()):
-        config = {"mode": "hca", "deviceType": "eRDMA"}
-        files["erdma-device-plugin.yaml"] = _plugin("erdma", config, settings=wanted.erdma, **common)
-    if wanted.nvidia and any(node.gpus for node in nodes.values()):
-        files["nvidia-device-plugin.yaml"] = render(
-            "manifests/nvidia-device-plugin.yaml.j2", settings=wanted.nvidia, **common
-        )
-    if wanted.networks and (networks := _networks(wanted.networks, wanted.sriov, pools, nodes.values())):
-        files["networks.yaml"] = render("manifests/networks.yaml.j2", settings=wanted.networks, networks=networks)
-    if contents := _nccl(nodes):
-        files["nccl.yaml"] = render("manifests/nccl.yaml.j2", contents=contents, namespace="default")
-    files["kustomization.yaml"] = render("manifests/kustomization.yaml.j2", names=sorted(files))
-    return files | _test_pods(wanted, files)
-
-
-def _plugin(name: str, config: object, **values: Any) -> str:
-    text = json.dumps(config, indent=2)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-    return render(f"manifests/{name}-device-plugin.yaml.j2", config=text, digest=digest, **values)
-
-
-def _shared(wanted: SharedRdma, nodes: Iterable[Discovered]) -> dict[str, Any]:
-    ids = {each for node in nodes for each in node.hcas}
-    if not ids:
-        return {}
-    # A device matches if its vendor is in one list and its device ID in the other. The plugin's IDs have no 0x.
-    selectors = {"vendors": sorted({vendor for vendor, _ in ids}), "deviceIDs": sorted({device for _, device in ids})}
-    resource = {
-        "resourceName": wanted.resource_name,
-        "resourcePrefix": wanted.resource_prefix,
-        "rdmaHcaMax": wanted.rdma_hca_max,
-        "selectors": selectors,
-    }
-    return {"periodicUpdateInterval": wanted.periodic_update_interval, "configList": [resource]}
-
-
-def _pools(wanted: Sriov, nodes: Iterable[Discovered]) -> list[dict[str, Any]]:
-    """A resource for each kind of VF: without an RDMA device, with one, and bound to vfio-pci.
-
-    If several nodes have a PF of the same name, its range covers the VFs of all of them.
-    """
-    only = set(parse_ranges(wanted.vfs)) if wanted.vfs else None
-    kinds: dict[str, list[tuple[str, Vf]]] = {}
-    for node in nodes:
-        for pf in node.pfs:
-            for vf in pf.vfs:
-                if only is None or vf.index in only:
-                    suffix = "_vfio" if vf.driver == VFIO else "_rdma" if vf.rdma else ""
-                    kinds.setdefault(suffix, []).append((pf.name, vf))
-    return [_pool(wanted, suffix, kinds[suffix]) for suffix in sorted(kinds)]
-
-
-def _pool(wanted: Sriov, suffix: str, vfs: list[tuple[str, Vf]]) -> dict[str, Any]:
-    indexes: dict[str, set[int]] = {}
-    for name, vf in vfs:
-        indexes.setdefault(name, set()).add(vf.index)
-    selectors: dict[str, Any] = {
-        "vendors": sorted({vf.vendor for _, vf in vfs}),
-        "devices": sorted({vf.device for _, vf in vfs}),
-        "drivers": sorted({vf.driver for _, vf in vfs}),
-        "pfNames": [f"{name}#{format_ranges(indexes[name])}" for name in sorted(indexes)],
-    }
-    if suffix == "_rdma":
-        selectors["isRdma"] = True
-    return {"resourceName": f"{wanted.resource_name}{suffix}", "selectors": selectors}
-
-
-def _networks(
-    wanted: Networks, sriov: Sriov | None, pools: list[dict[str, Any]], nodes: Iterable[Discovered]
-) -> list[dict[str, Any]]:
-    mtus: dict[str, int] = {}
-    for pf in (pf for node in nodes for pf in node.pfs if pf.rdma):
-        mtus[pf.name] = min(pf.mtu, mtus.get(pf.name, pf.mtu))
-    networks = []
-    for name in sorted(mtus):
-        plugin = {"type": "macvlan", "master": name, "mode": "bridge", "mtu": mtus[name], "ipam": wanted.addresses()}
-        networks.append(_network(f"macvlan-{name}", plugin, None))
-    for pool in pools:
-        # A VF bound to vfio-pci has no netdev, so it gets no address.
-        bound_to_vfio = pool["selectors"]["drivers"] == [VFIO]
-        plugin = {"type": "sriov"} if bound_to_vfio else {"type": "sriov", "ipam": wanted.addresses()}
-        resource = f"{sriov.resource_prefix}/{pool['resourceName']}" if sriov else None
-        networks.append(_network(f"sriov-{pool['resourceName']}", plugin, resource))
-    return networks
-
-
-def _network(name: str, plugin: Mapping[str, object], resource: str | None) -> dict[str, Any]:
-    name = re.sub(r"[^a-z0-9.-]", "-", name.lower())
-    return {
-        "name": name,
-        "resource": resource,
-        "config": json.dumps({"cniVersion": "0.3.1", "name": name, **plugin}, indent=2),
-    }
-
-
-def _nccl(nodes: Mapping[str, Discovered]) -> list[dict[str, Any]]:
-    texts: dict[str, list[str]] = {}
-    for name, node in nodes.items():
-        if node.nccl:
-            texts.setdefault(node.nccl, []).append(name)
-    kinds = {text: "nccl-type-2" if "NCCL_IB_DISABLE=1" in text else "nccl-type-1" for text in texts}
-    config_maps = []
-    for text in sorted(texts):
-        sole = list(kinds.values()).count(kinds[text]) == 1
-        suffix = "" if sole else f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-        config_maps.append({"name": f"{kinds[text]}{suffix}", "text": text.rstrip("\n"), "nodes": texts[text]})
-    return config_maps
-
-
-def _test_pods(wanted: DevicePlugins, files: Mapping[str, str]) -> dict[str, str]:
-    """The test pods' files. They are not in the kustomization, since they are created only for a test."""
-    if wanted.test_pods is None:
-        return {}
-    kinds: list[tuple[str, str, Mapping[str, str]]] = []
-    if wanted.shared_rdma and "rdma-shared-device-plugin.yaml" in files:
-        kinds.append(("rdma-test", wanted.shared_rdma.resource, wanted.shared_rdma.node_selector))
-    if wanted.erdma and "erdma-device-plugin.yaml" in files:
-        kinds.append(("erdma-test", wanted.erdma.resource, wanted.erdma.node_selector))
-    return {
-        f"{name}-pods.yaml": render(
-            "manifests/test-pods.yaml.j2",
-            pods=name,
-            resource=resource,
-            node_selector=selector,
-            settings=wanted.test_pods,
-        )
-        for name, resource, selector in kinds
-    }
+DAEMON_SETS = {
+    "shared_rdma": "rdma-shared-device-plugin",
+    "sriov": "sriov-device-plugin",
+    "erdma": "erdma-device-plugin",
+    "nvidia": "nvidia-device-plugin",
+}
+"""The name of each plugin's DaemonSet, by its key in ``device_plugins``."""

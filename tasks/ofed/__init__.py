@@ -16,7 +16,6 @@ from attrs import asdict, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.server import Arch
@@ -24,6 +23,7 @@ from pyinfra.facts.server import Arch
 from tasks import kernel, packages
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
 from tasks.ofed import doca, mlnx_ofed, modules
 from tasks.ofed.doca import Doca
 from tasks.ofed.mlnx_ofed import MlnxOfed
@@ -75,8 +75,8 @@ MLNX_OFED_ON: Releases = {
 }
 
 INBOX: dict[Family, tuple[str, ...]] = {
-    "debian": ("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags", "perftest"),
-    "rhel": ("rdma-core", "libibverbs", "libibverbs-utils", "librdmacm-utils", "infiniband-diags", "perftest"),
+    "debian": ("rdma-core", "ibverbs-providers", "ibverbs-utils", *packages.RDMA_TOOLS["debian"]),
+    "rhel": ("rdma-core", "libibverbs", "libibverbs-utils", *packages.RDMA_TOOLS["rhel"]),
 }
 SMALL_KERNELS = ("ubuntu", *_RHEL)
 """Distributions that have the RDMA modules in a separate package, which a minimal installation lacks."""

@@ -12,7 +12,6 @@ from typing import Literal
 from attrs import field, frozen
 from pyinfra.api.command import StringCommand
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.deb import DebPackages
@@ -21,6 +20,7 @@ from pyinfra.operations import files
 from agent.spec.validators import Matches
 from tasks import kernel, packages
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.ofed import modules
 from tasks.packages import Family, System, dkms, vendor_repository

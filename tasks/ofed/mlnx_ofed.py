@@ -17,7 +17,6 @@ from pathlib import Path
 from attrs import field, frozen
 from pyinfra.api.command import FileUploadCommand, StringCommand
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
@@ -25,6 +24,7 @@ from agent.report.names import STATE_FOLDER
 from agent.spec.validators import Matches
 from tasks import kernel
 from tasks.common.commands import Commands, script
+from tasks.common.facts import FactBase
 from tasks.ofed import modules
 from tasks.packages import System
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from attrs import evolve, frozen
 from pyinfra import logger
 from pyinfra.api.command import StringCommand
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.report.printable import printable
 from tasks import kernel, reboot
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
 from tasks.packages import dkms
 
 NAMES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
@@ -312,13 +312,6 @@ class OldInitramfs(FactBase[list[str]]):
         return output
 
 
-_MAKE_INITRAMFS = """
-if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"
-else dracut --force --kver "$(uname -r)"
-fi
-"""
-
-
 def not_loaded_again(before: Stack, after: Stack) -> list[str]:
     """The modules that were loaded before and are not loaded after the restart of openibd."""
     return sorted({module.name for module in before.modules} - {module.name for module in after.modules})
@@ -382,7 +375,7 @@ def load_installed(task: str) -> Commands:
 def _request_reboot(task: str, stack: Stack) -> Commands:
     """Request a reboot, which loads the installed modules. The reason has srcversions, so that it changes with an upgrade."""
     if host.get_fact(OldInitramfs, files=tuple(module.path for module in stack.stale)):
-        yield script(_MAKE_INITRAMFS)
+        yield script(dkms.MAKE_INITRAMFS)
     versions = ", ".join(f"{module.name} ({module.installed})" for module in stack.stale)
     yield from reboot.request(task, f"installed modules are not the loaded ones: {versions}")
 

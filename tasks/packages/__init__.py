@@ -9,7 +9,6 @@ from weakref import WeakKeyDictionary
 from attrs import frozen
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.exceptions import DeployError
-from pyinfra.api.facts import FactBase
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.context import host
@@ -17,7 +16,10 @@ from pyinfra.facts.deb import DebPackages
 from pyinfra.facts.rpm import RpmPackages
 from pyinfra.facts.server import LinuxDistribution
 
+from agent.spec.node import NodeSpec
 from tasks.common.commands import Commands, script
+from tasks.common.data import host_data
+from tasks.common.facts import FactBase
 
 Family = Literal["debian", "rhel"]
 
@@ -25,6 +27,12 @@ BASE: dict[Family, tuple[str, ...]] = {
     "debian": ("python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"),
     "rhel": ("python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"),
 }
+
+RDMA_TOOLS: dict[Family, tuple[str, ...]] = {
+    "debian": ("rdmacm-utils", "infiniband-diags", "perftest"),
+    "rhel": ("librdmacm-utils", "infiniband-diags", "perftest"),
+}
+"""Programs to test RDMA with: rping, ibstat, ib_write_bw and their like."""
 
 OTHER_NAMES = {"python3": "python36"}
 """The names of packages that RHEL 8 provides under another name."""
@@ -146,13 +154,16 @@ def _system() -> System:
     return System(distribution, identity, fact["release_meta"].get("VERSION_ID") or str(release))
 
 
-def base() -> None:
-    """Install the base packages.
+def base(spec: NodeSpec) -> None:
+    """Install the base packages, and the RDMA tools if a NIC must have RDMA devices.
 
     :raises DeployError: the distribution or release is not supported.
     """
     have = system()
     install(name="Base packages", family=have.family, new_python=have.major >= have.distribution.new_python)
+    # Every source of OFED brings its own build of them.
+    if any(nic.rdma is not None for nic in spec.nics) and host_data().get("ofed") is None:
+        present(name="RDMA tools", names=RDMA_TOOLS[have.family], family=have.family)
 
 
 @operation()

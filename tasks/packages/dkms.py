@@ -6,11 +6,11 @@ import re
 
 from attrs import frozen
 from pyinfra.api.command import StringCommand
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
 
 OUT_OF_TREE = ("/updates/", "/extra/", "/weak-updates/")
 """Folders in /lib/modules/RELEASE for modules that are not the kernel's own. DKMS uses updates/dkms on Debian and Ubuntu, and
@@ -32,6 +32,13 @@ cause() {  # arguments: module, kernel
 }
 """
 """A shell function that prints the likely cause of a failed DKMS build to standard error."""
+
+MAKE_INITRAMFS = """
+if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"
+else dracut --force --kver "$(uname -r)"
+fi
+"""
+"""A script that makes the running kernel's initramfs again, with the modules and their options as they are now."""
 
 
 @frozen

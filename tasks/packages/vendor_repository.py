@@ -11,13 +11,14 @@ from typing import Any, get_args
 
 from attrs import field, frozen
 from pyinfra.api.command import QuoteString, StringCommand
-from pyinfra.api.facts import FactBase
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches
 from tasks.common.commands import Commands, script
+from tasks.common.data import without_password
+from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.packages import APT, Family, dkms, installed
 
@@ -59,7 +60,7 @@ def _compact(value: Any) -> Any:
     return "".join(value.split()).upper() if isinstance(value, str) else value
 
 
-_URL = Matches(URL, "give a URL, http:// or https://")
+WEB = Matches(URL, "give a URL, http:// or https://", without_password)
 
 
 @frozen
@@ -72,8 +73,8 @@ class Repository:
     packages' checksums, instead of each package.
     """
 
-    uri: str = field(validator=_URL)
-    key: str = field(validator=_URL)
+    uri: str = field(validator=WEB)
+    key: str = field(validator=WEB)
     fingerprint: str = field(
         converter=_compact,
         validator=Matches(re.compile(r"[0-9A-F]{40}"), "give the whole fingerprint, 40 hexadecimal digits"),
@@ -231,7 +232,7 @@ def key(url: str, fingerprint: str, family: Family, ring: str) -> Commands:
     """Install the key with this fingerprint, and gpg before it if it is missing."""
     gpg = "gpg" if family == "debian" else "gnupg2"
     if gpg not in installed(family):
-        yield from _install(family, (Package(gpg),))
+        yield from install(family, (Package(gpg),))
     if host.get_fact(KeyFingerprints, keyring=ring) == [fingerprint]:
         host.noop(f"{ring} has the key {fingerprint}")
         return
@@ -258,7 +259,7 @@ def packages(
     if missing:
         if family == "rhel" and (locked := [p.name for p in missing if p.name in held]):
             yield StringCommand("dnf", "versionlock", "delete", *map(QuoteString, locked))
-        yield from _install(family, missing, module, remedy, locked=hold)
+        yield from install(family, missing, module, remedy, locked=hold)
     # apt removes the hold of a package that it upgrades.
     again = tuple(p for p in wanted if hold and p.version and (p in loose or p in missing))
     if again and family == "debian":
@@ -305,9 +306,13 @@ dnf install -y --refresh $options -- "$@" || failed
 )
 
 
-def _install(
+def install(
     family: Family, wanted: tuple[Package, ...], module: str = "", remedy: str = "", locked: bool = True
 ) -> Commands:
+    """For an operation: install packages, even as a downgrade. A version may end in ``*``, for apt as for dnf.
+
+    :param locked: mind dnf's version locks.
+    """
     joint = "=" if family == "debian" else "-"
     names = [f"{p.name}{joint}{p.version}" if p.version else p.name for p in wanted]
     if family == "debian":

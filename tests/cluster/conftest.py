@@ -11,7 +11,7 @@ os.environ["TRACKBED_LAB"] = os.environ.get("TRACKBED_TEST_LAB", "test")
 
 from agent.report.names import TAINT
 from lab import LabError, Node, fleet, instance
-from lab.cluster import commands, join
+from lab.cluster import commands, join, manifests
 from lab.cluster import control_plane as planes
 from lab.cluster.control_plane import ControlPlane
 from tests.lab.conftest import eventually, pyinfra, pytest_runtest_protocol, settled
@@ -82,6 +82,7 @@ def fresh_cluster() -> Iterator[Cluster]:
     nodes = fleet.nodes()
     done = pyinfra("-y", "inventories/lab_cluster.py", "deploy.py")
     assert done.returncode == 0, done.stdout + done.stderr
+    manifests.apply(plane, commands.rendered(lab))
     for node in nodes:
         settled(node)
         node.snapshot(INSTALLED)

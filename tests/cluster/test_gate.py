@@ -22,7 +22,13 @@ def unschedulable(plane: ControlPlane, pod: str) -> bool:
 
 
 def plugin_pods(plane: ControlPlane, node: str) -> list[dict[str, Any]]:
-    chosen = ("-n", manifests.NAMESPACE, "-l", f"app={manifests.PLUGIN}", f"--field-selector=spec.nodeName={node}")
+    chosen = (
+        "-n",
+        manifests.NAMESPACE,
+        "-l",
+        f"app.kubernetes.io/name={manifests.PLUGIN}",
+        f"--field-selector=spec.nodeName={node}",
+    )
     items: list[dict[str, Any]] = plane.get("pods", *chosen)["items"]
     return items
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from agent.spec.node import parse
 from lab import Node, go_programs
 from lab.cluster import manifests as pods
 from lab.cluster import programs
 from tasks.hardware import NodeHardware
-from tasks.manifests.device_plugins import DevicePlugins, Sriov, discover, manifests
+from tasks.manifests.device_plugins import DevicePlugins, Sriov
+from tasks.manifests.discovered import discover
+from tasks.manifests.rendered import manifests
 from tests.cluster.conftest import LONG, Member
 from tests.cluster.test_operations import logs
 from tests.cluster.test_stories import allocatable
@@ -30,7 +33,9 @@ def configuration(node: Node) -> str:
     """What our manifest gives the plugin, of what this node has: the first VF of each PF."""
     hardware = NodeHardware().process(["inspection", *node.sh("trackbed inspect --json").splitlines()])
     assert hardware is not None
-    made = manifests(DevicePlugins("unused", sriov=Sriov(vfs="0")), {node.name: discover(hardware)})
+    wanted, plugin = parse(node.sh("cat /etc/trackbed/node.json")), Sriov(vfs="0")
+    found = discover(hardware, wanted, plugin.node_selector)
+    made = manifests(DevicePlugins("unused", shared_rdma=None, sriov=plugin), {node.name: found})
     return config(made["sriov-device-plugin.yaml"])
 
 

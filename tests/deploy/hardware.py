@@ -30,6 +30,16 @@ def function(address: str, ids: str, netdev: str | None = None, *devices: Any, *
     return {**found, "netdevs": netdevs, "rdma": list(devices), "index": None, "total_vfs": 0, "vfs": [], **more}
 
 
+def nic(name: str, found: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The function as a NIC of the spec, with its VFs."""
+    return {**found, "nic": name, **more}
+
+
+def nics(*functions: Any) -> list[dict[str, Any]]:
+    """The NICs of the spec of a node with these functions."""
+    return [{"name": each["nic"], "select": {"pci": each["address"]}} for each in functions if each.get("nic")]
+
+
 def printed(*functions: Any, rdma_cm: bool = True, others: tuple[str, ...] = ()) -> list[str]:
     """The output of the script; ``others``: more lines of it."""
     netdevs = [f"netdev {each['name']}" for f in functions for each in f["netdevs"]]
@@ -67,3 +77,9 @@ SECOND = function("0000:41:00.0", "15b3:101b", "ens2f0", rdma("mlx5_1", V2))
 ERDMA = function("0000:00:06.0", "1ded:107f", None, rdma("erdma_0", transport="iWARP", chars=(UVERBS,)), driver="erdma")
 VIRTIO = function("0000:00:05.0", "1af4:1000", "ens5", driver="virtio-pci")
 GPUS = tuple(f"gpu 0000:{bus:02x}:00.0 nvidia" for bus in range(0x50, 0x58))
+RAIL0, RAIL1 = nic("rail0", CONNECTX), nic("rail1", SECOND)
+SELECTED = {
+    **{"rdma": "hca", "aliyun.accelerator/erdma": "true", "nvidia.com/gpu.present": "true"},
+    "feature.node.kubernetes.io/network-sriov.configured": "true",
+}
+"""The labels by which the DaemonSets of the device plugins select nodes."""

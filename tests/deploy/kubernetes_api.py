@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import zipfile
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from jsonschema import Draft4Validator
 
-from lab import go_programs
-from lab.command import run
+from tests.deploy import go_modules
 
 VERSION = "v1.36.3"
-MEMBER = f"k8s.io/kubernetes@{VERSION}/api/openapi-spec/swagger.json"
-
-# Kept by version and outside the checkout, whatever cache the session has.
-KEPT = Path.home() / ".cache" / "trackbed" / f"kubernetes-openapi-{VERSION}.json"
 
 
 @cache
 def definitions() -> dict[str, Any]:
     """The schemas of all kinds, made strict: a field that a kind does not have is an error, as it is for the server."""
-    if not KEPT.exists():
-        KEPT.parent.mkdir(parents=True, exist_ok=True)
-        fetched = json.loads(run([go_programs.go(), "mod", "download", "-json", f"k8s.io/kubernetes@{VERSION}"]))
-        with zipfile.ZipFile(fetched["Zip"]) as opened:
-            new = KEPT.with_suffix(f".{os.getpid()}.new")
-            new.write_bytes(opened.read(MEMBER))
-            new.replace(KEPT)
-    found: dict[str, Any] = json.loads(KEPT.read_text())["definitions"]
+    path = go_modules.file("k8s.io/kubernetes", VERSION, "api/openapi-spec/swagger.json")
+    found: dict[str, Any] = json.loads(path.read_text())["definitions"]
     for schema in found.values():
         if "properties" in schema:
             schema["additionalProperties"] = False

@@ -77,6 +77,7 @@ def test_dry_shows_the_plan(inventory: Path) -> None:
     assert message == [
         "vfs 0000:01:00.0 count: 2 -> 4  [vf-reset]  disturbs pod ml/train-0",
         "vfs 0000:02:00.0 count: 0 -> 9",
+        "2 to change (1 vf-reset), 1 disturbs pod ml/train-0, 1 cannot be made",
         "cannot be applied: vfs 0000:02:00.0 count: 0 -> 9: it offers 7 VFs at most; lower count to 7 or less",
     ]
 

@@ -3,45 +3,53 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from attrs import evolve
-from pyinfra.api.exceptions import DeployError
 
+from agent.spec.node import from_mapping
 from tasks import manifests as task
-from tasks.common import archive
 from tasks.manifests.device_plugins import (
+    DAEMON_SETS,
     DevicePlugins,
-    Discovered,
+    Erdma,
+    ErdmaPlugin,
+    Multus,
+    NetworkPlugins,
     Networks,
     Nvidia,
+    RdmaCni,
     SharedRdma,
     Sriov,
-    discover,
-    manifests,
+    SriovCni,
+    Whereabouts,
 )
-from tests.deploy.conftest import Answers, Node, Result
-from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, SECOND, VF, VIRTIO, function, hardware, has, rdma
+from tasks.manifests.discovered import Discovered, discover
+from tasks.manifests.rendered import manifests
+from tests.deploy.hardware import ERDMA, GPUS, RAIL0, RAIL1, SELECTED, VF, VIRTIO, function, hardware, nic, rdma
 from tests.deploy.kubernetes_api import faults
 
+ERI = "aliyun.accelerator/erdma"
 TAINT = {"key": "readiness.k8s.io/trackbed", "operator": "Exists", "effect": "NoSchedule"}
+SPEC = from_mapping({"node_name": "node-a", "nics": [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]})
 WANTED = DevicePlugins("made", networks=Networks("10.56.217.0/24"))
 PLAIN = function("0000:21:00.2", "8086:10ca", "ens3f0v0", index=0, driver="igbvf")
 PASSED = function("0000:21:00.4", "8086:10ca", None, index=1, driver="vfio-pci")
-INTEL = function("0000:61:00.0", "8086:10c9", "ens3f0", driver="igb", total_vfs=7, vfs=[PASSED, PLAIN])
+INTEL = nic("fabric0", function("0000:61:00.0", "8086:10c9", "ens3f0", driver="igb", total_vfs=7, vfs=[PASSED, PLAIN]))
 SECOND_VF = {**VF, "address": "0000:21:00.7", "index": 5, "rdma": [rdma("mlx5_7")]}
+
+
+def node_with(*functions: Any, nccl: str = "", **more: Any) -> Discovered:
+    return discover(hardware(*functions, **more), SPEC, SELECTED, nccl)
+
+
 FLEET = {
-    "gpu-1": discover(
-        hardware({**CONNECTX, "vfs": [VF, SECOND_VF]}, SECOND, VIRTIO, others=GPUS), "NCCL_IB_HCA=mlx5\n"
-    ),
-    "gpu-2": discover(hardware(CONNECTX, others=GPUS), "NCCL_IB_HCA=mlx5\n"),
-    "erdma-1": discover(hardware(ERDMA, VIRTIO), "NCCL_IB_DISABLE=1\nNCCL_IB_HCA=\n"),
-    "cpu-1": discover(hardware(INTEL, VIRTIO)),
+    "gpu-1": node_with({**RAIL0, "vfs": [VF, SECOND_VF]}, RAIL1, VIRTIO, others=GPUS, nccl="NCCL_IB_HCA=mlx5\n"),
+    "gpu-2": node_with(RAIL0, others=GPUS, nccl="NCCL_IB_HCA=mlx5\n"),
+    "erdma-1": node_with(ERDMA, VIRTIO, nccl="NCCL_IB_DISABLE=1\nNCCL_IB_HCA=\n"),
+    "cpu-1": node_with(INTEL, VIRTIO),
 }
 
 
@@ -69,7 +77,7 @@ def test_shared_rdma_s_configuration() -> None:
             {
                 "resourceName": "hca_shared_devices_b",
                 "resourcePrefix": "rdma",
-                "rdmaHcaMax": 1000,
+                "rdmaHcaMax": 63,
                 "selectors": {"vendors": ["15b3"], "deviceIDs": ["101b"]},
             }
         ],
@@ -111,15 +119,68 @@ def test_only_the_given_vfs_are_allocated() -> None:
     assert [pool["selectors"]["pfNames"] for pool in found] == [["ens1f0#5"], ["ens3f0#1"]]
 
 
-def test_erdma_s_configuration() -> None:
-    assert config(manifests(WANTED, FLEET), "erdma") == {"mode": "hca", "deviceType": "eRDMA"}
+def erdma(plugin: ErdmaPlugin, **more: Any) -> dict[str, str]:
+    return manifests(evolve(WANTED, erdma=Erdma(plugin=plugin, **more)), FLEET)
+
+
+ACS = "registry.cn-shanghai.aliyuncs.com/acs"
+
+
+@pytest.mark.parametrize(
+    ("plugin", "image", "resources"),
+    [
+        (
+            "ack", f"{ACS}/k8s-rdma-sriov-dev-plugin:v1.0.0-b3dcbc5-aliyun",
+            {"requests": {"cpu": "300m", "memory": "300Mi"}, "limits": {"cpu": "300m", "memory": "300Mi"}},
+        ),
+        (
+            "rdma-device-plugin", f"{ACS}/rdma-device-plugin",
+            {"requests": {"cpu": "10m", "memory": "20Mi"}, "limits": {"cpu": "1", "memory": "200Mi"}},
+        ),
+    ],
+)  # fmt: skip
+def test_erdma_s_plugins(plugin: ErdmaPlugin, image: str, resources: dict[str, Any]) -> None:
+    found = erdma(plugin)
+    config_map, daemon_set = documents(found["erdma-device-plugin.yaml"])
+    assert config_map["metadata"] == {"name": "rdma-devices", "namespace": "kube-system"}
+    assert json.loads(config_map["data"]["config.json"]) == {"mode": "hca"}
+    pod = daemon_set["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["hostNetwork"]
+    assert pod["nodeSelector"] == {ERI: "true"}
+    assert pod["tolerations"] == [TAINT, {"key": "CriticalAddonsOnly", "operator": "Exists"}]
+    assert container["image"] == image
+    assert container["securityContext"] == {"privileged": True}
+    assert container["resources"] == resources
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert mounts == {"device-plugins": "/var/lib/kubelet/device-plugins", "config": "/k8s-rdma-sriov-dev-plugin"}
+    (config_volume,) = [volume["configMap"] for volume in pod["volumes"] if volume["name"] == "config"]
+    assert config_volume == {"name": "rdma-devices", "items": [{"key": "config.json", "path": "config.json"}]}
+    assert [limits(pod) for pod in documents(found["erdma-test-pods.yaml"])] == [{"rdma/hca": "1"}] * 2
+
+
+def test_the_erdma_controller_brings_its_own_manifests() -> None:
+    found = erdma("controller")
+    assert "erdma-device-plugin.yaml" not in found
+    assert [limits(pod) for pod in documents(found["erdma-test-pods.yaml"])] == [{"aliyun/erdma": "1"}] * 2
+
+
+def test_another_region_s_image() -> None:
+    assert (
+        'image: "registry.cn-beijing/x:1"' in erdma("ack", image="registry.cn-beijing/x:1")["erdma-device-plugin.yaml"]
+    )
+
+
+def limits(pod: dict[str, Any]) -> Any:
+    (container,) = pod["spec"]["containers"]
+    return container["resources"]["limits"]
 
 
 def test_no_two_config_maps_share_a_name() -> None:
     names = [(each["kind"], each["metadata"]["name"]) for each in every(manifests(WANTED, FLEET))]
     assert len(names) == len(set(names))
     assert ("ConfigMap", "rdma-shared-devices") in names
-    assert ("ConfigMap", "erdma-devices") in names
+    assert ("ConfigMap", "rdma-devices") in names
 
 
 def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> None:
@@ -133,6 +194,19 @@ def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> Non
         "nvidia-device-plugin": {"nvidia.com/gpu.present": "true"},
     }
     assert all(TAINT in spec["tolerations"] for spec in found.values())
+    assert set(found) == set(DAEMON_SETS.values())
+
+
+def test_a_plugin_is_made_of_the_nodes_that_its_daemon_set_selects() -> None:
+    card = function("0000:3b:00.0", "15b3:101d", "ens7", rdma("mlx5_0"))
+    spark = evolve(node_with(nic("port0", card)), labels={"workload": "spark"})
+    stranger = evolve(node_with({**RAIL0, "nic": None}), labels={})
+    only = manifests(WANTED, {"gpu-2": FLEET["gpu-2"]})
+    assert config(
+        manifests(WANTED, {"gpu-2": FLEET["gpu-2"], "spark-1": spark, "old-1": stranger}), "rdma-shared"
+    ) == config(only, "rdma-shared")
+    with pytest.raises(ValueError, match=r"shared_rdma: .* none of the hosts that need the plugin \(spark-1\); add"):
+        manifests(WANTED, {"spark-1": spark, "old-1": stranger})
 
 
 def test_another_configuration_makes_new_pods() -> None:
@@ -146,30 +220,69 @@ def test_another_configuration_makes_new_pods() -> None:
     assert digest(WANTED) != digest(evolve(WANTED, shared_rdma=SharedRdma(rdma_hca_max=8)))
 
 
+def pods(found: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """The pods of each file with pods."""
+    return {name: documents(text) for name, text in found.items() if name.endswith("-pods.yaml")}
+
+
 def test_test_pods_lock_memory_ask_for_one_and_leave_the_node_to_the_scheduler() -> None:
-    found = manifests(WANTED, FLEET)
-    for name, resource in (("rdma", "rdma/hca_shared_devices_b"), ("erdma", "aliyun/erdma")):
-        for pod in documents(found[f"{name}-test-pods.yaml"]):
-            (container,) = pod["spec"]["containers"]
-            assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
-            assert container["resources"] == {"limits": {resource: "1"}}
-            assert pod["spec"]["nodeSelector"]
-    assert not any("nodeName" in text for name, text in found.items() if "pods" not in name)
-    assert not any("nodeName" in each.get("spec", {}) for each in every(found))
+    found = pods(manifests(WANTED, FLEET))
+    assert {name: {str(limits(pod)) for pod in each} for name, each in found.items()} == {
+        "rdma-test-pods.yaml": {"{'rdma/hca_shared_devices_b': '1'}"},
+        "macvlan-test-pods.yaml": {"{'rdma/hca_shared_devices_b': '1'}"},
+        "sriov-test-pods.yaml": {"{'sriov/vf_rdma': '1'}"},
+        "erdma-test-pods.yaml": {"{'rdma/hca': '1'}"},
+    }
+    for pod in (pod for each in found.values() for pod in each):
+        (container,) = pod["spec"]["containers"]
+        assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+        assert pod["spec"]["nodeSelector"]
+        assert "nodeName" not in pod["spec"]
 
 
-def test_networks() -> None:
-    found = {each["metadata"]["name"]: each for each in documents(manifests(WANTED, FLEET)["networks.yaml"])}
-    macvlan = json.loads(found["macvlan-ens1f0"]["spec"]["config"])
-    addresses = {"type": "whereabouts", "range": "10.56.217.0/24"}
-    assert macvlan == {
-        "cniVersion": "0.3.1", "name": "macvlan-ens1f0", "type": "macvlan",
-        "master": "ens1f0", "mode": "bridge", "mtu": 9000, "ipam": addresses,
-    }  # fmt: skip
-    sriov = found["sriov-vf-rdma"]
-    assert sriov["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/resourceName": "sriov/vf_rdma"}
-    assert json.loads(sriov["spec"]["config"])["ipam"] == addresses
-    assert "ipam" not in json.loads(found["sriov-vf-vfio"]["spec"]["config"])
+def test_a_test_pod_has_a_netdev_with_an_address_for_its_gid() -> None:
+    made = manifests(WANTED, FLEET)
+    networks = {each["metadata"]["name"]: each for each in documents(made["networks.yaml"])}
+    used = {}
+    for name, pairs in pods(made).items():
+        for pod in pairs:
+            (network,) = pod["metadata"].get("annotations", {None: None}).values()
+            assert pod["spec"].get("hostNetwork", False) == (network is None)
+            used[name] = network
+    assert used == {
+        "rdma-test-pods.yaml": None,
+        "erdma-test-pods.yaml": None,
+        "macvlan-test-pods.yaml": "default/macvlan-ens1f0",
+        "sriov-test-pods.yaml": "default/sriov-vf-rdma",
+    }
+    assert {"macvlan-ens1f0", "sriov-vf-rdma"} <= set(networks)
+    # Multus gives the network the VF that the pod was given of this resource.
+    resource = networks["sriov-vf-rdma"]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"]
+    assert [limits(pod) for pod in pods(made)["sriov-test-pods.yaml"]] == [{resource: "1"}] * 2
+
+
+def test_the_macvlans_of_test_pods_are_on_a_rail_that_most_nodes_have() -> None:
+    renamed = nic("rail0", function("0000:21:00.0", "15b3:101b", "ens0", rdma("mlx5_0")))
+    found = pods(manifests(WANTED, {"a": node_with(renamed), "b": node_with(RAIL1), "c": node_with(RAIL1)}))
+    networks = [
+        pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] for pod in found["macvlan-test-pods.yaml"]
+    ]
+    assert networks == ["default/macvlan-ens2f0"] * 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rail"),
+    [
+        (evolve(WANTED, networks=None), RAIL1),
+        (WANTED, nic("rail1", function("0000:41:00.0", "15b3:101b", "ib0", rdma("mlx5_1", transport="InfiniBand")))),
+        (WANTED, {**RAIL1, "rdma": [], "vfs": [VF]}),
+    ],
+    ids=["no networks", "InfiniBand", "only VFs have RDMA devices"],
+)
+def test_no_test_pods_with_a_macvlan_that_has_no_gid(wanted: DevicePlugins, rail: Any) -> None:
+    found = manifests(wanted, {"a": node_with(rail)})
+    assert "rdma-test-pods.yaml" in found
+    assert "macvlan-test-pods.yaml" not in found
 
 
 def test_nccl_s_settings_are_one_config_map_for_each_content() -> None:
@@ -197,11 +310,7 @@ def test_only_what_some_node_needs_is_written() -> None:
 def test_the_kustomization_leaves_the_test_pods_out() -> None:
     found = manifests(WANTED, FLEET)
     (kustomization,) = documents(found["kustomization.yaml"])
-    assert set(found) - set(kustomization["resources"]) == {
-        "kustomization.yaml",
-        "rdma-test-pods.yaml",
-        "erdma-test-pods.yaml",
-    }
+    assert set(found) - set(kustomization["resources"]) == {"kustomization.yaml", *pods(found)}
 
 
 def test_settings_reach_the_manifests() -> None:
@@ -215,12 +324,13 @@ def test_settings_reach_the_manifests() -> None:
 
 
 def test_every_file_that_may_be_rendered_is_known() -> None:
-    assert set(manifests(WANTED, FLEET)) == task.OURS
+    plugins = NetworkPlugins(Multus(), Whereabouts(), SriovCni(), RdmaCni())
+    assert set(manifests(evolve(WANTED, network_plugins=plugins), FLEET)) == task.OURS
 
 
 def test_every_object_of_a_core_kind_is_valid_in_the_api_s_schema() -> None:
     found = [each for each in every(manifests(WANTED, FLEET)) if each["kind"] != "NetworkAttachmentDefinition"]
-    assert len(found) == 4 + 4 + 1 + 4 + 1
+    assert len(found) == 4 + 4 + 1 + 8 + 1
     assert {each["metadata"]["name"]: faults(each) for each in found if faults(each)} == {}
 
 
@@ -229,104 +339,3 @@ def test_the_api_s_schema_would_say_what_is_wrong() -> None:
     pod["spec"]["nodeSelecter"] = pod["spec"].pop("nodeSelector")
     pod["spec"]["containers"][0]["command"] = "sleep infinity"
     assert {each.partition(":")[0] for each in faults(pod)} == {"$.spec", "$.spec.containers[0].command"}
-
-
-# --- the task ------------------------------------------------------------------------------------------------
-
-
-def deploy(node: Node, folder: Path, answers: Answers, **more: Any) -> Result:
-    node.data = {"device_plugins": {"folder": str(folder)}, **more}
-    return node.deploy(task.render, answers)
-
-
-def test_they_are_written_on_this_machine_and_not_again(node: Node, tmp_path: Path) -> None:
-    result = deploy(node, tmp_path / "made", has(CONNECTX), nccl={"network_type": 1})
-    assert not result.failed
-    assert result.uploads == {}
-    written = {path.name for path in (tmp_path / "made").iterdir()}
-    assert written == {
-        *("nodes", "rdma-shared-device-plugin.yaml", "sriov-device-plugin.yaml", "nccl.yaml"),
-        *("rdma-test-pods.yaml", "kustomization.yaml"),
-    }
-    again = deploy(node, tmp_path / "made", has(CONNECTX), nccl={"network_type": 1})
-    assert not any(again.planned.values())
-    assert again.flat == []
-
-
-def test_the_parts_of_hosts_that_do_not_take_part_count_and_those_of_strangers_go(node: Node, tmp_path: Path) -> None:
-    deploy(node, tmp_path, has(CONNECTX))
-    (part,) = (tmp_path / "nodes").iterdir()
-    part.rename(tmp_path / "nodes" / "gone.json")
-    (tmp_path / "mine.yaml").write_text("mine")
-    deploy(node, tmp_path, has(ERDMA))
-    assert [path.name for path in (tmp_path / "nodes").iterdir()] == ["@fake_node-a.json"]
-    assert not (tmp_path / "rdma-shared-device-plugin.yaml").exists()
-    assert (tmp_path / "erdma-device-plugin.yaml").exists()
-    assert (tmp_path / "mine.yaml").read_text() == "mine"
-
-
-def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> None:
-    inventory = tmp_path / "fleet.py"
-    answers = {"fake_responses": has(CONNECTX), "fake_delay": 0, "fake_delay_jitter": 0}
-    keys = [{"folder": str(tmp_path / "made")}, {"folder": str(tmp_path / "made"), "namespace": "rdma"}]
-    made = [(f"@fake/{name}", {**answers, "device_plugins": key}) for name, key in zip("ab", keys, strict=True)]
-    inventory.write_text(f"hosts = {made!r}\n")
-    (tmp_path / "deploy.py").write_text("from tasks import manifests\nmanifests.render()\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pyinfra", "-y", str(inventory), str(tmp_path / "deploy.py")],
-        cwd=archive.ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert "has another value for the same folder" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_without_the_key_there_is_nothing_to_do(node: Node) -> None:
-    assert node.deploy(task.render, {}).planned == {}
-
-
-def test_a_node_with_unknown_hardware_is_refused(node: Node, tmp_path: Path) -> None:
-    result = deploy(node, tmp_path, {})
-    assert result.failed
-    assert "hardware is unknown" in "\n".join(result.log)
-
-
-def test_plugin_and_label_must_have_the_same_resource(node: Node, tmp_path: Path) -> None:
-    node.data = {"device_plugins": {"folder": str(tmp_path), "shared_rdma": {"resource_name": "hca"}}, "labels": {}}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(task.render, has(CONNECTX))
-    assert "the plugin's resource is rdma/hca, but labels.resources has rdma/hca_shared" in str(caught.value)
-    node.data["labels"] = {"resources": {"rdma": "rdma/hca"}}
-    assert not node.deploy(task.render, has(CONNECTX)).failed
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "the key 'folder' is missing"),
-        ({"folder": ""}, "folder: it is empty"),
-        ({"folder": "x", "namespace": "Kube"}, "namespace: 'Kube' is not valid"),
-        (
-            {"folder": "x", "shared_rdma": {"resource_name": "hca-b"}},
-            "resource_name: 'hca-b' is not valid; give letters",
-        ),
-        ({"folder": "x", "shared_rdma": {"rdma_hca_max": 0}}, "rdma_hca_max: 0 is out of range"),
-        (
-            {"folder": "x", "shared_rdma": {"periodic_update_interval": -1}},
-            "periodic_update_interval: -1 is out of range",
-        ),
-        ({"folder": "x", "shared_rdma": {"node_selector": {}}}, "without a label the plugin would run on every node"),
-        ({"folder": "x", "sriov": {"vfs": "0-x"}}, "sriov: vfs:"),
-        ({"folder": "x", "sriov": {"image": "a b"}}, "image: 'a b' is not valid"),
-        ({"folder": "x", "erdma": {"resource": "erdma"}}, "resource: 'erdma' is not valid; give it as 'aliyun/erdma'"),
-        ({"folder": "x", "networks": {"subnet": "10.0.0.0"}}, "subnet: '10.0.0.0' is not valid"),
-        ({"folder": "x", "limits": {"memory": "lots"}}, "memory: 'lots' is not valid"),
-        ({"folder": "x", "sriovs": {}}, "unknown key 'sriovs'; did you mean 'sriov'?"),
-    ],
-)
-def test_bad_data_is_refused_before_a_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
-    node.data = {"device_plugins": given}
-    with pytest.raises(DeployError) as caught:
-        node.deploy(task.render, {})
-    assert str(caught.value).startswith("@fake/node-a.device_plugins: ")
-    assert message in str(caught.value)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.report.records import Report
+from agent.spec.node import from_mapping
 from tasks import hardware, labels
 from tasks.common import texts
 from tasks.hardware import Gpu, NodeHardware
 from tests.deploy.conftest import Node, status
-from tests.deploy.hardware import CONNECTX, ERDMA, VF, printed
+from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, printed
+from tests.deploy.hardware import hardware as node_hardware
 from tests.deploy.test_scripts import sh
 
 REPORT = Report("node-a", "abc", "boot", "1-a", ready=True, up_to_date=True)
@@ -49,7 +52,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_what_a_node_has(root: Path) -> None:
     (root / "inspection").write_text(
-        json.dumps({"functions": [CONNECTX, ERDMA], "other_rdma": [], "rdma_cm": True}, indent=1)
+        json.dumps({"functions": [{**CONNECTX, "nic": "rail0"}, ERDMA], "other_rdma": [], "rdma_cm": True}, indent=1)
     )
     command = root / "trackbed"
     command.write_text(f'#!/bin/sh\n[ "$*" = "inspect --json" ] && cat {root}/inspection\n')
@@ -58,6 +61,7 @@ def test_what_a_node_has(root: Path) -> None:
     assert found is not None
     assert found.gpus == (Gpu("0000:50:00.0", "nvidia"), Gpu("0000:51:00.0", None))
     assert found.modules == {"ib_uverbs", "mlx5_core"}
+    assert [function.nic for function in found.functions] == ["rail0", None]
     assert found.netdevs == ("eth0", "lo")
     assert found.route == "eth0"
     assert [function.address for function in found.all_functions()] == [
@@ -65,7 +69,24 @@ def test_what_a_node_has(root: Path) -> None:
         VF["address"],
         ERDMA["address"],
     ]
-    assert [function.address for function in found.hcas()] == [CONNECTX["address"]]
+    assert [function.address for function in hardware.shared(found.all_functions())] == [CONNECTX["address"]]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ([], ["ens1f0", "0000:41:00.0", "ens5"]),
+        ([{"name": "rail0", "select": {"pci": "0000:21:00.0"}}], ["rail0", None, None]),
+    ],
+)
+def test_all_functions_are_meant_by_a_spec_without_nics_and_none_but_its_own_by_another(
+    given: list[Any], meant: list[str | None]
+) -> None:
+    spec = from_mapping({"node_name": "a", "nics": given})
+    named = {**CONNECTX, "nic": "rail0" if given else None}
+    found = node_hardware(named, {**SECOND, "netdevs": []}, VIRTIO).meant_by(spec)
+    assert [function.nic for function in found.functions] == meant
+    assert [vf.nic for vf in found.functions[0].vfs] == meant[:1]
 
 
 def test_a_kernel_without_modules_and_routes(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from agent.kinds.irqbalance import LIST, SCRIPT
+from agent.kinds.host.irqbalance import LIST, SCRIPT
 from tasks import irqbalance
 from tests.deploy.conftest import Answers, Node, file_answers
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -254,3 +255,24 @@ def test_a_name_that_fits_into_no_certificate_is_refused(node: Node, key: dict[s
     deploy(51, identity="token")
     with pytest.raises(DeployError, match="has 51 characters, and at most 50 fit into a certificate; give identity"):
         deploy(51)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "endless"])
+def test_root_reads_what_the_reporter_wrote_and_nothing_that_it_points_at(tmp_path: Path, kind: str) -> None:
+    """A reporter that was taken over owns its folder: root must neither show another file there nor wait for ever."""
+    (tmp_path / "precious").write_text("root's")
+    (tmp_path / "requested.name").write_text("csr-1")
+    for name in ("requested.csr", "reporter.pem", "published.json"):
+        file = tmp_path / name
+        match kind:
+            case "link":
+                file.symlink_to(tmp_path / "precious")
+            case "pipe":
+                os.mkfifo(file)
+            case _:
+                file.symlink_to("/dev/zero")
+    done = subprocess.run(
+        ["sh", "-ec", kubernetes._CREDENTIALS, "sh", "/nowhere", tmp_path, tmp_path / "published.json"],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "request csr-1\ncsr \n"

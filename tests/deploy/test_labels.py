@@ -11,7 +11,7 @@ from tasks.common.label_keys import fault
 from tasks.common.texts import HEADER
 from tasks.labels import DROP_IN, DROP_IN_TEXT, ENVIRONMENT, LABELS, NFD
 from tests.deploy.conftest import Answers, Node, Result
-from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, UMAD, UVERBS, VIRTIO, function, has, rdma
+from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, UMAD, UVERBS, VIRTIO, function, has, nic, nics, rdma
 
 FILES = "for path; do"
 KUBELET = "etc/default/kubelet"
@@ -22,8 +22,8 @@ RDMA = {"key": CAPABLE, "value": "true", "role": "fact", "resource": None}
 EXCLUSIVE = {"key": "gpu-use-type", "value": "exclusive", "role": "fact", "resource": None}
 
 
-def deploy(node: Node, given: dict[str, Any] | None, answers: Answers) -> Result:
-    node.data = {} if given is None else {"labels": given}
+def deploy(node: Node, given: dict[str, Any] | None, answers: Answers, **data: Any) -> Result:
+    node.data = data if given is None else {"labels": given, **data}
     return node.deploy(labels.publish, answers)
 
 
@@ -46,6 +46,15 @@ def test_capabilities_are_those_that_the_node_has(node: Node) -> None:
     result = deploy(node, {"policy": {"gpu-use-type": "exclusive"}}, has(CONNECTX, VIRTIO))
     assert published(result) == [RDMA, EXCLUSIVE, HCA]
     assert result.flat[-1].endswith(f"sh /etc/trackbed/.labels.json.new {LABELS}")
+
+
+def test_a_card_of_no_nic_of_the_spec_is_no_shared_hca(node: Node) -> None:
+    uplink = nic("uplink", VIRTIO)
+    assert published(deploy(node, {}, has(CONNECTX, uplink), nics=nics(uplink))) == [RDMA]
+
+
+def test_while_the_node_lacks_all_nics_of_its_spec_no_card_is_a_shared_hca(node: Node) -> None:
+    assert published(deploy(node, {}, has(CONNECTX), nics=nics(RAIL1))) == [RDMA]
 
 
 def test_an_erdma_node_has_its_own_label_and_no_shared_hca(node: Node) -> None:

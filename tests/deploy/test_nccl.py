@@ -8,7 +8,7 @@ from pyinfra.api.exceptions import DeployError
 from tasks import nccl
 from tasks.common.commands import script
 from tests.deploy.conftest import Answers, Node, Result
-from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, SECOND, VF, VIRTIO, function, has, rdma
+from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, SECOND, VF, VIRTIO, function, has, nic, nics, rdma
 from tests.deploy.test_labels import FILES, files
 
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
@@ -34,14 +34,39 @@ def test_type_1_of_the_cloud(node: Node, series: str) -> None:
     assert result.flat[-1].endswith(f"sh {NEW} /etc/nccl.conf")
 
 
-@pytest.mark.parametrize(("series", "gpus"), [("P16EN", 16), ("gpu-hpn", 1), ("gpu-hpn", 16)])
-def test_type_2_of_the_cloud(node: Node, series: str, gpus: int) -> None:
-    result = deploy(node, {"series": series}, has(CONNECTX, others=(GPUS * 2)[:gpus]))
+@pytest.mark.parametrize(
+    ("given", "gpus"),
+    [
+        ({"series": "P16EN"}, 16),
+        ({"series": "P16EN", "compute_class": "gpu-hpn"}, 4),
+        ({"network_type": 2, "compute_class": "gpu-hpn"}, 1),
+    ],
+)
+def test_type_2_of_the_cloud(node: Node, given: dict[str, Any], gpus: int) -> None:
+    result = deploy(node, given, has(CONNECTX, others=(GPUS * 2)[:gpus]))
     assert result.uploads[NEW].decode() == TYPE_2
 
 
 def test_on_other_nodes_the_names_are_the_node_s_own(node: Node) -> None:
     assert deploy(node, {"network_type": 1}, has(CONNECTX, SECOND, ERDMA)).uploads[NEW].decode() == ROCE
+
+
+def test_cards_of_no_nic_of_the_spec_are_left_out(node: Node) -> None:
+    storage = function("0000:51:00.0", "15b3:101b", "ens3f0", rdma("mlx5_7", (5, "RoCE v2", "10.9.0.1")))
+    rails = ({**CONNECTX, "nic": "rail0"}, {**SECOND, "nic": "rail1"})
+    assert deploy(node, {"network_type": 1}, has(*rails, storage), nics=nics(*rails)).uploads[NEW].decode() == ROCE
+
+
+def test_while_the_node_lacks_all_nics_of_its_spec_no_card_stands_in_for_them(node: Node) -> None:
+    result = deploy(node, {"network_type": 1}, has(CONNECTX), nics=nics(RAIL1))
+    assert result.failed
+    assert "the NICs of the spec have no RDMA device" in "\n".join(result.log)
+
+
+def test_erdma_is_used_where_it_is_all_there_is(node: Node) -> None:
+    erdma = nic("erdma0", ERDMA)
+    result = deploy(node, {"network_type": 1}, has({**VIRTIO, "nic": None}, erdma, CONNECTX), nics=nics(erdma))
+    assert "NCCL_IB_HCA==erdma_0\nNCCL_DEBUG" in result.uploads[NEW].decode()
 
 
 def test_type_2_on_other_nodes(node: Node) -> None:
@@ -71,6 +96,17 @@ def test_values_of_the_inventory_are_used(node: Node) -> None:
     )
 
 
+@pytest.mark.parametrize(("layout", "value"), [("rails", 0), ("single-switch", 1), ("rail-optimized", 2)])
+def test_the_layout_of_the_network_says_whether_rings_cross_nics(node: Node, layout: str, value: int) -> None:
+    made = deploy(node, {"network_type": 1, "layout": layout}, has(CONNECTX, SECOND)).uploads[NEW].decode()
+    assert made == ROCE.replace("NCCL_DEBUG", f"NCCL_CROSS_NIC={value}\nNCCL_DEBUG")
+
+
+def test_the_topology_file_is_named_where_it_is_written(node: Node) -> None:
+    made = deploy(node, {"network_type": 1, "topology": True}, has(CONNECTX, SECOND)).uploads[NEW].decode()
+    assert made == ROCE.replace("NCCL_DEBUG", "NCCL_TOPO_FILE=/etc/nccl-topology.xml\nNCCL_DEBUG")
+
+
 def test_unchanged(node: Node) -> None:
     result = deploy(node, {"network_type": 1}, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: ROCE})})
     assert result.flat == []
@@ -95,13 +131,17 @@ def test_another_s_file_is_kept_and_restored(node: Node) -> None:
 @pytest.mark.parametrize(
     ("given", "answers", "message"),
     [
-        ({"network_type": 1}, has(VIRTIO), "nccl.network_type: the node has no RDMA device"),
+        ({"network_type": 1}, has(VIRTIO), "nccl.network_type: the NICs of the spec have no RDMA device"),
         (
             {"series": "GU8TF"},
             has(CONNECTX),
-            "nccl.series: an instance of GU8TF has 8 GPUs, this node has 0; correct series",
+            "nccl.series: an instance of GU8TF has 8 GPUs, and this node has 0; correct series",
         ),
-        ({"series": "gpu-hpn"}, has(CONNECTX), "an instance of gpu-hpn has 1 to 16 GPUs, this node has 0"),
+        (
+            {"series": "GU8TF", "compute_class": "gpu-hpn"},
+            has(CONNECTX, others=GPUS[:3]),
+            "nccl.compute_class: an instance of gpu-hpn has 1, 2, 4 or 8 GPUs, and this node has 3; correct compute_class",
+        ),
         (
             {"network_type": 2, "interface": "bond0"},
             has(VIRTIO),
@@ -125,11 +165,14 @@ def test_hardware_that_lacks_something_is_refused_with_nothing_written(
         ({}, "give network_type (1: RDMA, 2: sockets only), or series, one of GU8TF"),
         ({"network_type": 3}, "3 is not one of 1, 2"),
         ({"series": "GU8TX"}, '"GU8TX" is not one of GU8TF'),
+        ({"series": "gpu-hpn"}, '"gpu-hpn" is not one of GU8TF'),
+        ({"compute_class": "gpu-hpn"}, "give network_type (1: RDMA, 2: sockets only), or series"),
         ({"series": "P16EN", "network_type": 1}, "network_type: P16EN has type 2; remove network_type"),
         ({"network_type": 2, "hcas": "mlx5"}, "hcas and gid_index have no effect on a network of type 2"),
         ({"network_type": 1, "interface": "eth0 X=1"}, "is not a netdev's name"),
         ({"network_type": 1, "hcas": "mlx5 0"}, "is not a list of RDMA devices"),
         ({"network_type": 1, "gid_index": 256}, "gid_index: 256 is out of range"),
+        ({"network_type": 1, "layout": "fat-tree"}, '"fat-tree" is not one of rails, single-switch, rail-optimized'),
         ({"network_type": 1, "debug": "info"}, '"info" is not one of VERSION, WARN, INFO, TRACE'),
     ],
 )

@@ -4,7 +4,7 @@ from typing import Any
 
 from agent.spec.node import NodeSpec, from_mapping
 from tasks import network_managers
-from tasks.network_managers import NETWORK, NETWORK_TEXT, RULE, RULE_TEXT
+from tasks.network_managers import NETWORK, NETWORK_TEXT, NETWORKD_CONF, RULE, RULE_TEXT
 from tests.deploy.conftest import Answers, Node, Result, file_answers
 
 MANAGERS = "for program in"
@@ -61,3 +61,16 @@ def test_no_vfs_no_files(node: Node) -> None:
     assert f"rm -f {RULE}" in result.flat
     assert f"rm -f {NETWORK}" in result.flat
     assert result.uploads == {}
+
+
+def test_networkd_leaves_the_rules_of_addresses(node: Node) -> None:
+    nic = {"name": "a", "select": {"driver": "igb"}, "rail": 0, "addresses": ["192.0.2.11/24"]}
+    result = deploy(node, {MANAGERS: BOTH}, from_mapping({"node_name": "n1", "nics": [nic]}))
+    assert list(result.uploads) == [NETWORKD_CONF]
+    assert result.uploads[NETWORKD_CONF].decode().endswith("[Network]\nManageForeignRoutingPolicyRules=no\n")
+    assert not any("restart" in command for command in result.flat)
+
+
+def test_without_addresses_networkd_s_own_choice_comes_back(node: Node) -> None:
+    result = deploy(node, {MANAGERS: BOTH, **file_answers(NETWORKD_CONF, "[Network]\n")})
+    assert f"rm -f {NETWORKD_CONF}" in result.flat

@@ -101,6 +101,7 @@ def test_the_plan_is_printed_once(node: Node) -> None:
     assert told == [
         "[@fake/node-a] plan: vfs 0000:01:00.0 count: 2 -> 4  [vf-reset]  disturbs pod ml/train-0",
         "[@fake/node-a] plan: links 0000:01:00.0 mtu: 1500 -> 9000",
+        "[@fake/node-a] plan: 2 to change (1 vf-reset), 1 disturbs pod ml/train-0",
     ]
 
 
@@ -117,6 +118,7 @@ def test_the_first_deploy_plans_once_the_agent_is_staged(node: Node) -> None:
     assert [line for line in result.log if "plan:" in line] == [
         "[@fake/node-a] plan: unknown until the agent is on the node",
         "[@fake/node-a] plan: links 0000:01:00.0 mtu: 1500 -> 9000",
+        "[@fake/node-a] plan: 1 to change",
     ]
     assert len(result.flat) == 3
 

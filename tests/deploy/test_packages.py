@@ -3,12 +3,22 @@ from __future__ import annotations
 import pytest
 from pyinfra.api.exceptions import DeployError
 
+from agent.spec.nic import Nic, RdmaDevices
+from agent.spec.node import NodeSpec
+from agent.spec.selector import Selector
 from tasks import packages
 from tasks.common.commands import script
 from tests.deploy.conftest import DEBIAN, PYTHON, ROCKY_9, Answers, Node
 
 DEB = ["python3", "iproute2", "ethtool", "pciutils", "kmod", "rdma-core", "ibverbs-utils", "jq"]
 RPM = ["python3", "iproute", "ethtool", "pciutils", "kmod", "rdma-core", "libibverbs-utils", "jq"]
+
+
+RAIL = Nic("rail0", Selector(pci="0000:18:00.0"), rdma=RdmaDevices())
+
+
+def base(*nics: Nic) -> None:
+    packages.base(spec=NodeSpec("node-a", nics=nics))
 
 
 def dpkg(*names: str) -> Answers:
@@ -25,19 +35,30 @@ def install(*names: str) -> str:
 
 
 def test_fresh_debian(node: Node) -> None:
-    result = node.deploy(packages.base, {**DEBIAN, **dpkg("python3", "kmod")})
+    result = node.deploy(base, {**DEBIAN, **dpkg("python3", "kmod")})
     assert result.planned == {"Base packages": True}
     assert result.flat == [install("iproute2", "ethtool", "pciutils", "rdma-core", "ibverbs-utils", "jq")]
 
 
+def test_where_a_nic_must_have_rdma_devices_there_are_programs_to_test_them(node: Node) -> None:
+    result = node.deploy(lambda: base(RAIL), {**DEBIAN, **dpkg(*DEB)})
+    assert result.planned == {"Base packages": False, "RDMA tools": True}
+    assert result.flat == [install("rdmacm-utils", "infiniband-diags", "perftest")]
+
+
+def test_ofed_brings_its_own_build_of_them(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}}
+    assert node.deploy(lambda: base(RAIL), {**DEBIAN, **dpkg(*DEB)}).planned == {"Base packages": False}
+
+
 def test_nothing_is_done_when_all_is_installed(node: Node) -> None:
-    result = node.deploy(packages.base, {**DEBIAN, **dpkg(*DEB)})
+    result = node.deploy(base, {**DEBIAN, **dpkg(*DEB)})
     assert result.planned == {"Base packages": False}
     assert result.flat == []
 
 
 def test_fresh_rocky_9_gets_a_newer_python(node: Node) -> None:
-    result = node.deploy(packages.base, {**ROCKY_9, **rpm("python3", "kmod")})
+    result = node.deploy(base, {**ROCKY_9, **rpm("python3", "kmod")})
     assert result.flat == [
         "dnf install -y iproute ethtool pciutils rdma-core libibverbs-utils jq python3.11",
     ]
@@ -45,35 +66,35 @@ def test_fresh_rocky_9_gets_a_newer_python(node: Node) -> None:
 
 def test_rocky_9_with_a_newer_python(node: Node) -> None:
     answers = {**ROCKY_9, **rpm(*RPM, "python3.11"), PYTHON: "/usr/bin/python3.11"}
-    assert node.deploy(packages.base, answers).flat == []
+    assert node.deploy(base, answers).flat == []
 
 
 def test_rhel_8_has_its_python_under_another_name(node: Node) -> None:
     rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="8.10"', "---"]}
     names = ["python36", *(name for name in RPM if name != "python3"), "python3.11"]
-    result = node.deploy(packages.base, {**rhel, **rpm(*names), PYTHON: "/usr/bin/python3.11"})
+    result = node.deploy(base, {**rhel, **rpm(*names), PYTHON: "/usr/bin/python3.11"})
     assert result.flat == []
     assert not any("dnf" in command for command in result.ran)
 
 
 def test_a_host_is_asked_once_what_it_runs(node: Node) -> None:
     def code() -> None:
-        packages.base()
+        base()
         assert packages.system() is packages.system()
 
     result = node.deploy(code, {**ROCKY_9, **rpm(*RPM, "python3.11"), PYTHON: "/usr/bin/python3.11"})
     assert len([command for command in result.ran if "-release" in command]) == 1
-    assert node.deploy(packages.base, {**DEBIAN, **dpkg(*DEB)}).flat == []
+    assert node.deploy(base, {**DEBIAN, **dpkg(*DEB)}).flat == []
 
 
 def test_no_repository_is_asked_about_what_is_missing(node: Node) -> None:
-    result = node.deploy(packages.base, {**ROCKY_9, **rpm("python3", "kmod")})
+    result = node.deploy(base, {**ROCKY_9, **rpm("python3", "kmod")})
     assert not any("repoquery" in command for command in result.ran)
 
 
 def test_rhel_10_s_python_is_new_enough(node: Node) -> None:
     rhel = {"*-release": ["/etc/os-release", "ID=rhel", 'VERSION_ID="10.0"', "---"]}
-    result = node.deploy(packages.base, {**rhel, **rpm("kmod")})
+    result = node.deploy(base, {**rhel, **rpm("kmod")})
     assert result.flat == ["dnf install -y python3 iproute ethtool pciutils rdma-core libibverbs-utils jq"]
 
 
@@ -87,7 +108,7 @@ def test_rhel_10_s_python_is_new_enough(node: Node) -> None:
 )
 def test_unsupported(node: Node, release: list[str], message: str) -> None:
     with pytest.raises(DeployError) as caught:
-        node.deploy(packages.base, {"*-release": ["/etc/os-release", *release, "---"]})
+        node.deploy(base, {"*-release": ["/etc/os-release", *release, "---"]})
     assert str(caught.value).startswith("@fake/node-a: ")
     assert message in str(caught.value)
     assert "Ubuntu 22" in str(caught.value)

@@ -243,3 +243,40 @@ def test_an_archive_for_other_machines(puller: Puller) -> None:
         f"the archive has no libraries for {LIBRARIES.removeprefix('lib-')}, only for 3.10-riscv64; build it with that --for"
         in message
     )
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\0" + bytes(20)])
+def test_a_signed_file_that_is_no_archive_is_a_one_line_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "archive").write_bytes(content)
+    with pytest.raises(
+        SystemExit, match=r"https://a is signed, but cannot be unpacked: .*; build and sign it again"
+    ) as said:
+        runpy.run_path(str(PROGRAM))["unpack"](tmp_path / "archive", tmp_path / "tree", "https://a")
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("content", [None, "", "soon", "\ud800".encode(errors="surrogatepass").decode("latin-1")])
+def test_a_time_that_is_none_is_a_one_line_error(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "ISSUED").write_text(content)
+    with pytest.raises(SystemExit, match="the file ISSUED of https://a, is no time: "):
+        runpy.run_path(str(PROGRAM))["issued"](tmp_path / "ISSUED", "https://a")
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", "[" * 100_000])
+def test_settings_that_cannot_be_read_are_a_one_line_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "pull.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"cannot be read: .*; run the deploy from the control host again"):
+        runpy.run_path(str(PROGRAM))["settings"](tmp_path / "pull.json")
+
+
+def test_an_archive_of_the_same_commit_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    target = f"3.{sys.version_info.minor}-x86_64"
+    for name in ("one", "other"):
+        pull.build(tmp_path / name, (target,))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+    with tarfile.open(tmp_path / "one") as tar:
+        names = tar.getnames()
+    assert {"ISSUED", "deploy.py", f"lib-{target}/pyinfra/__init__.py"} <= set(names)
+    assert not [name for name in names if name.startswith(f"lib-{target}/bin")]

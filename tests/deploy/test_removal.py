@@ -55,7 +55,7 @@ def test_first_the_vfs_and_then_the_rest(node: Node) -> None:
             "name": "rail0",
             "select": {"mac": "02:00:00:00:01:00"},
             "required": False,
-            "vfs": {"count": 0, "derive_macs": False},
+            "vfs": {"count": 0, "derive_macs": False, "derive_guids": False},
         }
     ]
     hashes = [spec_hash(parse(json.dumps(each), "")) for each in ({**EMPTY, "nics": without}, EMPTY)]
@@ -79,6 +79,24 @@ def test_the_original_number_of_vfs_is_restored(node: Node) -> None:
     result = node.deploy(code, {**there, REMEMBERED: ["here", "vfs 0000:21:00.0 4 1", "vfs 0000:41:00.0 0 1"]})
     wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
     assert [(nic["select"], nic["vfs"]["count"]) for nic in wanted] == [({"pci": "0000:21:00.0"}, 4)]
+
+
+def test_vfs_of_an_entry_with_each_go_from_however_many_functions_there_are(node: Node) -> None:
+    select = {"vendor": "15b3", "each": True, "min": 8, "max": 8, "without": ["storage"]}
+    rails = {"name": "rail{index}", "select": select, "vfs": {"count": 8}}
+    storage = {"name": "storage", "select": {"mac": "02:00:00:00:01:00"}, "mtu": 9000}
+    given = json.dumps({"node_name": "node-a", "nics": [rails, storage]})
+
+    def code() -> None:
+        removal.restore_values(name="VFs", node_name="node-a", vfs=True, timeout=7)
+
+    result = node.deploy(code, {**spec(given), REMEMBERED: ["here"]})
+    wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
+    assert [(nic["name"], nic["select"]) for nic in wanted] == [
+        ("rail{index}", {"vendor": "15b3", "each": True, "without": ["storage"]}),
+        ("storage", storage["select"]),
+    ]
+    assert [nic.get("vfs", {}).get("count") for nic in wanted] == [0, None]
 
 
 def test_a_spec_that_wants_nothing_is_left(node: Node) -> None:

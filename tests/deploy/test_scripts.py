@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import tarfile
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from agent.kinds.irqbalance import LIST
+from agent.kinds.host.irqbalance import LIST
 from tasks import agent, boot, irqbalance, network_managers, node_spec, packages, reboot
 
 
@@ -53,9 +54,14 @@ def test_a_node_without_an_agent(tmp_path: Path) -> None:
     assert versions(tmp_path) == agent.Versions()
 
 
+def unpack(base: Path, archive: Path, checksum: str = "") -> None:
+    checksum = checksum or sha256(archive.read_bytes()).hexdigest()
+    sh(agent._UNPACK, archive, base / "versions", "1-a", sys.executable, checksum)
+
+
 def test_unpack(base: Path) -> None:
     uploaded = upload(base, "print('here')\n")
-    sh(agent._UNPACK, uploaded, base / "versions", "1-a", sys.executable)
+    unpack(base, uploaded)
     folder = base / "versions" / "1-a"
     assert [path.name for path in (base / "versions").iterdir()] == ["1-a"]
     assert folder.stat().st_mode & 0o777 == 0o755
@@ -67,14 +73,23 @@ def test_unpack_leaves_nothing_behind_when_it_fails(base: Path) -> None:
     broken = base / "uploaded.tar.gz"
     broken.write_bytes(b"not an archive")
     with pytest.raises(AssertionError, match="gzip"):
-        sh(agent._UNPACK, broken, base / "versions", "1-a", sys.executable)
+        unpack(base, broken)
     assert list((base / "versions").iterdir()) == []
     assert not broken.exists()
 
 
+def test_an_archive_that_was_exchanged_on_its_way_is_not_unpacked(base: Path) -> None:
+    sent = sha256(upload(base, "print('ours')\n").read_bytes()).hexdigest()
+    exchanged = upload(base, "print('theirs')\n")
+    with pytest.raises(AssertionError, match="is not what the control host sent; run the deploy again"):
+        unpack(base, exchanged, sent)
+    assert list((base / "versions").iterdir()) == []
+    assert not exchanged.exists()
+
+
 def test_unpack_beside_another_deploy_of_the_same_version(base: Path) -> None:
     for _ in range(2):
-        sh(agent._UNPACK, upload(base, "x = 1\n"), base / "versions", "1-a", sys.executable)
+        unpack(base, upload(base, "x = 1\n"))
     assert [path.name for path in (base / "versions").iterdir()] == ["1-a"]
 
 

@@ -17,7 +17,7 @@ from _pytest.runner import runtestprotocol
 # The suite's own lab: one that a person has running is left alone.
 os.environ["TRACKBED_LAB"] = os.environ.get("TRACKBED_TEST_LAB", "test")
 
-from lab import LabError, Node, fleet
+from lab import LabError, Node, fleet, logs, repository
 
 ROOT = Path(__file__).parent.parent.parent
 FRESH = "fresh"
@@ -93,6 +93,13 @@ def node(deployed: tuple[Node, ...]) -> Node:
     deployed[0].restore(DEPLOYED)
     wait_ready(deployed[0])
     return deployed[0]
+
+
+@pytest.fixture
+def url(vendor: repository.Repository) -> Iterator[str]:
+    """Where the nodes find the packages of a module's ``vendor``."""
+    with repository.serve(vendor.folder) as served:
+        yield served
 
 
 def report(node: Node) -> dict[str, Any]:
@@ -173,25 +180,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         folder = fleet.nodes()[0].folder.parent / "failures" / re.sub(r"\W+", "-", item.name)
         shutil.rmtree(folder, ignore_errors=True)
         for node in fleet.nodes():
-            _keep_logs(node, folder / node.name)
+            logs.keep(node, folder / node.name)
         outcome.sections.append(("lab", f"logs of the nodes: {folder}"))
     return outcome  # type: ignore[no-any-return]
-
-
-def _keep_logs(node: Node, folder: Path) -> None:
-    """What can be had: a node on which a test has failed may hang as well."""
-    folder.mkdir(parents=True)
-    shutil.copy(node.console_log, folder / "console.log")
-    if node.pid() is None or not node.answers():
-        return
-    for name, script in (
-        ("journal.txt", "journalctl -b --no-pager -o short-precise"),
-        ("report.json", "cat /run/trackbed/report.json"),
-        ("node.json", "cat /etc/trackbed/node.json"),
-        ("plan.txt", "timeout 60 trackbed plan"),
-    ):
-        try:
-            text = node.run(["sh", "-c", script], timeout=120).stdout
-        except LabError as error:
-            text = f"{error}\n"
-        (folder / name).write_text(text)

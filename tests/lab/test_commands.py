@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 from lab import MACHINES, Node
@@ -10,6 +12,7 @@ from tests.lab.conftest import eventually, ready, report, wait_ready
 
 NICS = MACHINES[0].nics
 SPEC = "/etc/trackbed/node.json"
+PROLOG = Path(__file__).parents[2] / "examples" / "slurm" / "prolog.sh"
 
 
 def change_spec(node: Node, **changes: Any) -> None:
@@ -120,3 +123,22 @@ def test_the_bundle_has_what_support_needs(node: Node) -> None:
     assert "kubernetes" not in listed
     assert node.sh(f"stat -c %a {done['path']}").strip() == "600"
     wait_ready(node)
+
+
+def test_a_slurm_job_is_refused_by_the_examples_prolog_while_a_nic_is_missing(node: Node) -> None:
+    # An emulated node takes longer than a server to start a command.
+    text = re.sub(r"^limit=\d+$", "limit=60", PROLOG.read_text(), flags=re.MULTILINE)
+    node.run(["sh", "-c", "cat > /tmp/prolog; chmod +x /tmp/prolog"], check=True, stdin=text)
+    # As slurmd starts it: without a search path. There is no Slurm here, and so no scontrol.
+    prolog = ["env", "-i", "SLURMD_NODENAME=node1", "/tmp/prolog"]
+    started = node.run(prolog, timeout=120)
+    assert (started.returncode, started.stdout, started.stderr) == (0, "", "")
+    node.unplug(NICS[0].pci)
+    eventually("not ready", lambda: not ready(node))
+    refused = node.run(prolog, timeout=120)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert re.match(r"node node1 is refused: not ready after 3 s; \w+ is (False|Unknown)", refused.stderr)
+    assert len(refused.stderr.splitlines()) == 1
+    node.replug()
+    wait_ready(node)
+    assert node.run(prolog, timeout=120).returncode == 0

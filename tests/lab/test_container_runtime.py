@@ -179,7 +179,7 @@ def deploy(
     given = {
         "engines": list(engines),
         "version": nvidia.VERSION,
-        "repository": {"uri": url, "key": f"{url}/key.asc", "fingerprint": made.fingerprint},
+        "repository": made.given(url),
         **more,
     }
     data = ("--data", f"container_runtime={json.dumps(given)}")

@@ -1,5 +1,7 @@
 """What others change is put back, on events, without being asked."""
 
+import json
+
 import pytest
 
 from lab import MACHINES, Node
@@ -101,3 +103,17 @@ def test_a_spec_that_cannot_be_had_is_refused_and_the_old_one_kept(node: Node) -
         assert (found["spec_hash"], found["ready"], found["up_to_date"]) == (spec_hash, True, False)
         node.sh("cp /tmp/good /etc/trackbed/node.json; systemctl reload trackbed")
         eventually("the good spec", lambda: report(node)["up_to_date"])
+
+
+def test_netdevs_that_appear_later_are_steered_by_their_pattern(node: Node) -> None:
+    spec = json.loads(node.sh("cat /etc/trackbed/node.json"))
+    spec["rps"] = {**spec.get("rps", {}), "netdevs": [{"match": "cali*", "cpus": "1"}]}
+    node.run(["tee", "/etc/trackbed/node.json"], check=True, stdin=json.dumps(spec))
+    node.sh("systemctl reload trackbed")
+    eventually("the new spec", lambda: report(node)["up_to_date"])
+    node.sh("ip link add cali1f type veth peer name veth1f")
+    steered = ["grep", "-q", "^0*2$", "/sys/class/net/cali1f/queues/rx-0/rps_cpus"]
+    # The next reading of everything comes after a minute: sooner, it was the event.
+    eventually("the mask", lambda: node.run(steered).returncode == 0, within=45)
+    node.sh("ip link del cali1f")
+    settled(node)

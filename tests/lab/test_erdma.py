@@ -37,13 +37,6 @@ def vendor(fresh_nodes: tuple[Node, ...]) -> repository.Repository:
     return erdma.vendor(fresh_nodes[0].image)
 
 
-@pytest.fixture
-def url(vendor: repository.Repository) -> Iterator[str]:
-    """Where the nodes find them."""
-    with repository.serve(vendor.folder) as served:
-        yield served
-
-
 @contextmanager
 def as_debian_makes_it(node: Node, mirror: repository.Repository) -> Iterator[Node]:
     """The node without the lab's own build of the driver, and with this mirror in the place of Debian's."""

@@ -9,12 +9,16 @@ import pytest
 import yaml
 from attrs import evolve
 
+from agent.spec.node import from_mapping
 from lab import Node, go_programs
 from lab.go_programs import Build
-from tasks.manifests.device_plugins import DevicePlugins, SharedRdma, discover, manifests
-from tests.deploy.hardware import CONNECTX, hardware
+from tasks.manifests.device_plugins import DevicePlugins, SharedRdma
+from tasks.manifests.discovered import discover
+from tasks.manifests.rendered import manifests
+from tests.deploy.hardware import RAIL0, SECOND, SELECTED, hardware
 from tests.lab.conftest import ROOT, pyinfra
 
+SPEC = from_mapping({"node_name": "a", "nics": [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]})
 PARSER = Build("plugin-config", (".",), ROOT / "lab" / "go" / "plugin-config", usual_s=40)
 
 
@@ -32,9 +36,21 @@ def parse(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, path], capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("plugin", [SharedRdma(), SharedRdma("a/b:1", "x.example", "hca", 1, 0)])
-def test_the_plugin_s_own_parser_takes_the_configuration(tmp_path: Path, plugin: SharedRdma) -> None:
-    made = manifests(evolve(DevicePlugins("made"), shared_rdma=plugin), {"a": discover(hardware(CONNECTX))})
+@pytest.mark.parametrize(
+    ("plugin", "strangers"),
+    [
+        (SharedRdma(), []),
+        (SharedRdma("a/b:1", "x.example", "hca", 1, 0), []),
+        # Narrowed by netdev, and a resource for each rail.
+        (SharedRdma(rails=True), [SECOND]),
+    ],
+)
+def test_the_plugin_s_own_parser_takes_the_configuration(
+    tmp_path: Path, plugin: SharedRdma, strangers: list[dict[str, Any]]
+) -> None:
+    made = manifests(
+        evolve(DevicePlugins("made"), shared_rdma=plugin), {"a": discover(hardware(RAIL0, *strangers), SPEC, SELECTED)}
+    )
     parsed = parse(config(made["rdma-shared-device-plugin.yaml"]), tmp_path)
     assert parsed.returncode == 0, parsed.stderr
 
@@ -59,7 +75,7 @@ def test_labels_nccl_and_manifests_are_of_what_the_nodes_have(nodes: tuple[Node,
     node = nodes[0]
     node.sh("modprobe -a ib_umad rdma_ucm")
     data = {
-        "labels": {},
+        "labels": {"capabilities": ["rdma", "feature.node.kubernetes.io/network-sriov.configured"]},
         "nccl": {"network_type": 1},
         "device_plugins": {"folder": str(tmp_path), "networks": {"subnet": "10.56.217.0/24"}},
     }

@@ -2,9 +2,12 @@
 
 import json
 import re
+from functools import partial
+from typing import Any
 
 import pytest
 
+from agent.service.pass_log import MESSAGE_ID
 from lab import MACHINES, Node
 from tests.lab.conftest import eventually, report, settled
 
@@ -38,8 +41,25 @@ def test_both_units_are_sandboxed(node: Node) -> None:
         exposure = re.search(r"([0-9.]+) [A-Z]+", said)
         assert exposure is not None, said
         assert float(exposure[1]) <= most
-    # The agent asks systemd-timedated, through the sandbox; nothing synchronises the clock of a lab's node.
-    eventually("word of the clock", lambda: reasons(node)["ClockSynchronised"] == "NotSynchronised")
+    # The agent asks systemd-timedated, through the sandbox. The snapshot's clock was set anew: chronyd must measure it first.
+    eventually("word of the clock", lambda: reasons(node)["ClockSynchronised"] == "Synchronised")
+
+
+def is_all_true(node: Node) -> bool:
+    """Whether every condition is True."""
+    return all(condition["status"] == "True" for condition in report(node)["conditions"])
+
+
+def test_on_a_fresh_node_every_condition_is_true(nodes: tuple[Node, ...]) -> None:
+    for node in nodes:
+        eventually("every condition True", partial(is_all_true, node))
+
+
+def test_chronyd_follows_the_host_s_clock(node: Node) -> None:
+    eventually("a source", lambda: "^*" in node.sh("chronyc -n sources"))
+    eventually(
+        "the kernel's word", lambda: node.sh("timedatectl show --property=NTPSynchronized --value").strip() == "yes"
+    )
 
 
 def test_the_reporter_says_what_the_agent_says(node: Node) -> None:
@@ -50,6 +70,25 @@ def test_the_reporter_says_what_the_agent_says(node: Node) -> None:
     status, text = get(node, "/readyz")
     assert (status, text.startswith("WorkerAlive is False (Stopped)")) == (503, True)
     assert get(node, "/livez") == (200, "alive\n")
+
+
+def test_each_pass_is_an_entry_of_the_journal_with_fields(node: Node) -> None:
+    # The deploy's first pass turned the trust on too: only entries after this cursor are of the change below.
+    cursor = node.sh("journalctl --lines=0 --show-cursor").partition("-- cursor: ")[2].strip()
+    assert cursor
+    node.sh(f"ip link set {PF.netdev} vf 2 trust off")
+    entries = f"journalctl -u trackbed -p info -o json --after-cursor='{cursor}' MESSAGE_ID={MESSAGE_ID}"
+
+    def entry() -> dict[str, Any] | None:
+        """The entry of the pass that turned the VF's trust on again."""
+        passes: list[dict[str, Any]] = [json.loads(line) for line in node.sh(entries).splitlines()]
+        return next((each for each in passes if "trust: off -> on" in str(each.get("TRACKBED_CHANGE"))), None)
+
+    eventually("the entry", lambda: entry() is not None)
+    found = entry()
+    assert found is not None
+    assert (found["TRACKBED_TRIGGER"], found["_SYSTEMD_UNIT"]) == ("event", "trackbed.service")
+    assert found["TRACKBED_SPEC_HASH"] == report(node)["spec_hash"]
 
 
 @pytest.mark.campaign

@@ -1,6 +1,7 @@
 """RDMA devices, RoCE and the RDMA subsystem on a real kernel: rxe, siw, and DCB on a driver that the lab gives it (dcbsim)."""
 
 import json
+import re
 from typing import Any
 
 from lab import MACHINES, Node
@@ -65,7 +66,7 @@ def test_roce_is_set_and_set_again(node: Node) -> None:
     node.sh(f"dcb pfc set dev {pf} prio-pfc all:off; dcb app flush dev {pf}")
     planned = node.run(["trackbed", "plan"])
     assert planned.returncode == 2
-    assert "pfc: none -> 3" in planned.stdout
+    assert re.search(r"roce pfc +none -> 3", planned.stdout)
     eventually("PFC again, at the next resync", lambda: "3:on" in node.sh(f"dcb pfc show dev {pf}"))
 
 

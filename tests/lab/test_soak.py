@@ -10,15 +10,12 @@ import time
 import pytest
 
 from lab import MACHINES, Node
+from tests.agent_size import DESCRIPTORS, MEMORY
 from tests.lab.conftest import eventually, report, settled, wait_ready
 
 MINUTES = float(os.environ.get("TRACKBED_TEST_SOAK", "30"))
 NICS = MACHINES[0].nics
 COUNTS = (7, 4)
-# Supervisor and worker. The kernel's own threads of a process, and what it has mapped, are no descriptors.
-PIDS = "$(pgrep -f '[t]rackbed.* (run|worker --activity)')"
-MEMORY = f"cat $(printf '/proc/%s/smaps_rollup ' {PIDS}) | awk '/^Pss:/ {{ sum += $2 }} END {{ print sum }}'"
-DESCRIPTORS = f"ls -1 $(printf '/proc/%s/fd ' {PIDS}) | grep -c '^[0-9]'"
 
 
 def drifts() -> list[tuple[str, str]]:

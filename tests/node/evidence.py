@@ -9,13 +9,14 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import pytest
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 from testinfra.host import Host
 
 from agent.spec.nic import Nic as WantedNic
-from agent.spec.nic import Selector, VfAttributes
+from agent.spec.nic import VfAttributes
 from agent.spec.node import NodeSpec, parse
 from agent.spec.ranges import format_ranges, parse_ranges
+from agent.spec.selector import Selector
 from agent.spec.validators import MAC
 from agent.state.wanted import derived_mac
 
@@ -267,7 +268,9 @@ class Node:
         found = []
         for want in self.spec.nics:
             chosen = [pf for pf in functions if self._selected(want.select, pf)]
-            if len(chosen) == 1 and chosen[0]["netdev"] is not None:
+            if want.select.each:
+                found += self._members(want, chosen)
+            elif len(chosen) == 1 and chosen[0]["netdev"] is not None:
                 found.append(self._nic(want, chosen[0]))
             elif want.required or len(chosen) == 1:
                 have = ", ".join(f"{pf['pci']} ({pf['netdev'] or 'no netdev'})" for pf in chosen or functions)
@@ -275,6 +278,22 @@ class Node:
                     f"NIC {want.name} ({want.select}): expected one function with a netdev, found {have or 'none'}"
                 )
         return tuple(found)
+
+    def _members(self, entry: WantedNic, chosen: list[dict[str, Any]]) -> list[Nic]:
+        """The NICs of an entry with ``each``: as many as it allows, numbered by their PCI addresses."""
+        __tracebackhide__ = True
+        select = entry.select
+        others = [nic.select for nic in self.spec.nics if nic.name in select.without]
+        left = [pf for pf in chosen if not any(self._selected(other, pf) for other in others)]
+        lacking = [pf["pci"] for pf in left if pf["netdev"] is None]
+        as_many = (select.min or 1) <= len(left) <= (select.max or len(left))
+        if not as_many and not entry.required:
+            return []
+        if not as_many or (lacking and entry.required):
+            have = ", ".join(f"{pf['pci']} ({pf['netdev'] or 'no netdev'})" for pf in left)
+            self.fail(f"NIC {entry.name} ({select}): found {have or 'none'}, each of which must have a netdev")
+        by_address = enumerate(sorted(left, key=lambda pf: str(pf["pci"])))
+        return [self._nic(entry.member(index, pf["pci"]), pf) for index, pf in by_address if pf["netdev"] is not None]
 
     def _functions(self) -> list[dict[str, Any]]:
         functions: list[dict[str, Any]] = []
@@ -325,7 +344,7 @@ def _expected(nic: WantedNic, index: int, permanent: str) -> VfAttributes:
         return VfAttributes()
     given = nic.vfs.attributes(index)
     mac = given.mac or (derived_mac(permanent, index) if MAC.fullmatch(permanent) else None)
-    return evolve(given, mac=mac, mtu=given.mtu or nic.mtu, state=given.state or nic.state)
+    return given.having(mac=mac, mtu=given.mtu or nic.mtu, state=given.state or nic.state)
 
 
 def one_of(cpus: Iterable[int]) -> str:

@@ -10,8 +10,9 @@ from tests.node.evidence import Cpus, Finding, Nic, Node, equal, judge
 pytestmark = pytest.mark.rps
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def steering(node: Node) -> None:
+    """For the checks of the NICs' netdevs; others are steered by patterns of their own."""
     if not node.spec.rps.enable:
         pytest.skip(f"{node.name}: its spec leaves receive packet steering alone")
 
@@ -38,6 +39,7 @@ def masks(node: Node) -> dict[str, dict[int, frozenset[int]]]:
     return found
 
 
+@pytest.mark.usefixtures("steering")
 def test_each_queue_is_steered_as_its_interrupt_asks(
     node: Node, nics: tuple[Nic, ...], masks: dict[str, dict[int, frozenset[int]]]
 ) -> None:
@@ -58,6 +60,7 @@ def test_each_queue_is_steered_as_its_interrupt_asks(
     judge(node, findings(), "no receive queue has a pinned interrupt")
 
 
+@pytest.mark.usefixtures("steering")
 def test_steering_stays_on_usable_cpus(
     node: Node, nics: tuple[Nic, ...], masks: dict[str, dict[int, frozenset[int]]]
 ) -> None:
@@ -74,3 +77,22 @@ def test_steering_stays_on_usable_cpus(
                     )
 
     judge(node, findings(), "no netdev of its spec has a receive queue")
+
+
+def test_netdevs_of_others_are_steered_by_the_first_pattern_that_matches(
+    node: Node, masks: dict[str, dict[int, frozenset[int]]]
+) -> None:
+    def findings() -> Iterator[Finding]:
+        own = {netdev for nic in (node.nics() if node.spec.nics else ()) for _, netdev, _ in nic.functions()}
+        for netdev, queues in sorted(masks.items()):
+            rule = next((rule for rule in node.spec.rps.netdevs if rule.matches(netdev)), None)
+            if rule is None or netdev in own:
+                continue
+            given = frozenset(parse_ranges(rule.cpus or "")) & frozenset(node.cpus.core)
+            enough = len(queues) >= len(node.cpus.usable)
+            want = given if rule.cpus else frozenset() if enough else node.cpus.usable
+            for queue, steered in sorted(queues.items()):
+                told = format_ranges(steered) or "none"
+                yield equal(netdev, f"rps_cpus of rx-{queue}", format_ranges(want) or "none", told)
+
+    judge(node, findings(), "no netdev matches a pattern of its spec's rps.netdevs")

@@ -83,6 +83,18 @@ def test_attribute_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribu
     judge(node, findings, f"its spec gives no VF of the host's a value for {attribute}")
 
 
+@pytest.mark.parametrize("attribute", ["node_guid", "port_guid"])
+def test_guid_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribute: str) -> None:
+    """From iproute2's source, which names them so since 5.5: not run on InfiniBand."""
+    findings = [
+        equal(vf.label, f"{attribute} (ip link)", want, granted(node, nic, vf).get(attribute.replace("_", " ")))
+        for nic, vf in wanted_vfs(nics)
+        for want in [getattr(vf.want, attribute)]
+        if want is not None and vf.taken is None
+    ]
+    judge(node, findings, f"its spec gives no VF of the host's a value for {attribute}")
+
+
 def test_each_vf_is_bound(node: Node, nics: tuple[Nic, ...]) -> None:
     """To vfio-pci if that is wanted, and otherwise to any driver."""
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
-from attrs import define, evolve, field, fields
+from attrs import define, evolve, field
 
 from agent.hardware.placement import from_mask, mask
-from agent.machine import Link, Machine, VfInfo
+from agent.machine import Events, Link, Machine, Route, Rule, VfInfo
 from agent.spec.ranges import format_ranges, parse_ranges
 from tests.sim import config_space, hugepages
 from tests.sim.absent import NO_DETAILS, NoEvents
@@ -17,6 +18,7 @@ from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
 from tests.sim.namespaces import SimNamespaces, inside
 from tests.sim.rdma import Subsystem
+from tests.sim.routing import SETTINGS, Routing
 from tests.sim.tree import Tree, error
 
 PCI = "/sys/bus/pci/devices"
@@ -28,23 +30,12 @@ def no_fault(operation: str, where: str, value: str) -> OSError | None:
     return None
 
 
-@define
-class _Vf:
-    mac: str = "00:00:00:00:00:00"
-    vlan: int = 0
-    trust: bool = False
-    spoofchk: bool = True
-    qos: int = 0
-    vlan_protocol: str = "802.1Q"
-    link_state: str = "auto"
-    min_tx_rate: int = 0
-    max_tx_rate: int = 0
-    rss_query: bool | None = None
-    node_guid: str | None = None
-    port_guid: str | None = None
+# What igb reports of a new VF, where it is not what the kernel reports of any.
+_NEW_VF = {"mac": "00:00:00:00:00:00", "trust": False, "spoofchk": True}
 
 
-_TOLD = tuple(told.name for told in fields(VfInfo) if told.name != "index")
+def _having(vf: VfInfo, **values: Any) -> VfInfo:
+    return evolve(vf, **values)
 
 
 @define
@@ -60,7 +51,7 @@ class Kernel:
     ``read_only``: files without a write bit. ``config``: the configuration spaces, by their files.
     ``pipes``: files that are really read, from the named pipes at these paths: without a writer that takes for ever;
     ``piped`` records these readings.
-    ``unreadable``: files that give EIO.
+    ``unreadable``: files that give EIO; ``locked_down``: files that the kernel refuses also to root (EPERM).
     ``read_in_part`` records what was read by offset.
     ``able``: PFs whose driver takes every attribute of a VF, as mlx5's and ice's do nearly; the others are igb's.
     """
@@ -82,22 +73,27 @@ class Kernel:
     pipes: dict[str, str] = field(factory=dict)
     piped: list[str] = field(factory=list)
     unreadable: set[str] = field(factory=set)
+    locked_down: set[str] = field(factory=set)
     able: set[str] = field(factory=set)
     read_in_part: list[str] = field(factory=list)
     namespaces: set[str] = field(factory=set)
     opened: list[str] = field(factory=list)
+    events: Events = field(factory=NoEvents)
     _netdevs: dict[str, _Netdev] = field(factory=dict)
-    _vfs: dict[str, dict[int, _Vf]] = field(factory=dict)
+    _vfs: dict[str, dict[int, VfInfo]] = field(factory=dict)
     _stuck: set[str] = field(factory=set)
+    _slow: set[str] = field(factory=set)
     _pf_names: dict[str, str] = field(factory=dict)
     _away: dict[str, _Netdev] = field(factory=dict)
     _next_ifindex: int = 2
     _next_irq: int = 24
     rdma: Subsystem = field(init=False)
+    routing: Routing = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.ethtool = SimEthtool(self)
         self.rdma = Subsystem(self)
+        self.routing = Routing(self)
         self.tree.put("/sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
         self.tree.put("/sys/devices/system/cpu/isolated", "")
         self.tree.put("/proc/sys/net/core/rps_sock_flow_entries", "0")
@@ -132,7 +128,7 @@ class Kernel:
             dcb=self.rdma,
             rdma=self.rdma,
             namespaces=SimNamespaces(self, self.namespaces, self.opened),
-            events=NoEvents(),
+            events=self.events,
         )
 
     # --- what a test does to the world --------------------------------------------------------------------
@@ -185,6 +181,16 @@ class Kernel:
         physical = self.tree.links[f"{PCI}/{function}/physfn"].rpartition("/")[2]
         return next(vf for vf in self.vfs(physical) if vf.index == self._vf_index(function))
 
+    def add_virtual(self, name: str, queues: int = 1) -> None:
+        """ip link add NAME type veth: a netdev without a PCI function."""
+        self.tree.put(f"{NET}/{name}/ifindex", str(self._next_ifindex))
+        self._next_ifindex += 1
+        for queue in range(queues):
+            self.tree.put(f"{NET}/{name}/queues/rx-{queue}/rps_cpus", "0")
+
+    def remove_virtual(self, name: str) -> None:
+        self.tree.remove(f"{NET}/{name}")
+
     def remove_nic(self, address: str) -> None:
         """PCI hot removal, its VFs included."""
         self._set_vfs(address, 0)
@@ -202,12 +208,18 @@ class Kernel:
         self._vfs[address] = {}
         self._bind(address, "igb", name, mac)
 
-    def lose_carrier(self, function: str) -> None:
-        """A cable that is out, or a VF that missed its PF's reset: no carrier until it is brought up again."""
+    def lose_carrier(self, function: str, slow: bool = False) -> None:
+        """A cable that is out, or a VF that missed its PF's reset: no carrier until it is brought up again.
+
+        ``slow``: also then not before :meth:`regain_carrier`, as of an igbvf whose PF is still resetting.
+        """
         self._stuck.add(self.netdev(function).name)
+        if slow:
+            self._slow.add(self.netdev(function).name)
 
     def regain_carrier(self, function: str) -> None:
         self._stuck.discard(self.netdev(function).name)
+        self._slow.discard(self.netdev(function).name)
 
     def renumber_irqs(self) -> None:
         """Every interrupt gets another number, and keeps its affinity."""
@@ -276,6 +288,7 @@ class Kernel:
         self.namespaces.add(namespace)
         link = self.netdev(function)
         self._away[function] = self._netdevs.pop(link.name)
+        self.routing.gone(link.ifindex, link.name)
         for path in [path for path in self.tree.files if path.startswith(f"{NET}/{link.name}/")]:
             self.tree.put(inside(namespace, path.replace(f"/{link.name}/", "/eth1/")), self.tree.files[path])
         self.tree.folder(inside(namespace, f"{PCI}/{function}/net/eth1"))
@@ -303,6 +316,8 @@ class Kernel:
     def read(self, path: str) -> str:
         if path in self.unreadable:
             raise error(errno.EIO, path)
+        if path in self.locked_down:
+            raise error(errno.EPERM, path)
         if path in self.pipes:
             self.piped.append(path)
             return Path(self.pipes[path]).read_text().rstrip()
@@ -320,6 +335,8 @@ class Kernel:
             raise error(errno.ENOENT, path)
         elif path in self.read_only:
             raise error(errno.EACCES, path)
+        elif path in self.locked_down:
+            raise error(errno.EPERM, path)
         elif path.endswith("/nr_hugepages"):
             hugepages.resize(self, path, int(text))
         elif path.startswith("/proc/sys/"):
@@ -380,8 +397,7 @@ class Kernel:
         vfs = self._vfs.get(netdev.function)
         if not vfs and not netdev.link.vfs and netdev.link.carrier == carrier:
             return netdev.link
-        told = (VfInfo(index, *(getattr(vf, name) for name in _TOLD)) for index, vf in sorted((vfs or {}).items()))
-        return evolve(netdev.link, vfs=tuple(told), carrier=carrier)
+        return evolve(netdev.link, vfs=tuple(vf for _, vf in sorted((vfs or {}).items())), carrier=carrier)
 
     def set_link(
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
@@ -400,8 +416,9 @@ class Kernel:
             netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
         if up is not None and up != netdev.link.up:
             netdev.link = evolve(netdev.link, up=up)
-            self._stuck.discard(netdev.link.name)
+            self._stuck -= {netdev.link.name} - self._slow
             self._request_irqs(netdev) if up else self._free_irqs(netdev.function)
+            self.routing.set_up(ifindex, up)
 
     def add_altname(self, ifindex: int, name: str) -> None:
         netdev = self._by_ifindex(ifindex)
@@ -443,14 +460,17 @@ class Kernel:
         self.tree.remove(f"{PCI}/{netdev.function}/net/{old}")
         netdev.link = evolve(netdev.link, name=name, altnames=altnames)
         self._appear(netdev)
+        self.routing.renamed(old, name)
 
-    def set_vf(self, ifindex: int, index: int, **given: object) -> None:
+    def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
         netdev = self._by_ifindex(ifindex)
         self.writes.append((netdev.link.name, f"vf {index} {given}"))
         if (refused := self.fault("set_vf", netdev.link.name, f"{index} {given}")) is not None:
             raise refused
         netdev = self._by_ifindex(ifindex)  # as above
-        vfs = self._vfs[netdev.function]
+        vfs = self._vfs.get(netdev.function)
+        if vfs is None:
+            raise error(errno.EOPNOTSUPP, netdev.link.name)
         if index not in vfs:
             raise error(errno.EINVAL, netdev.link.name)
         given = {name: value for name, value in given.items() if value is not None}
@@ -465,8 +485,7 @@ class Kernel:
             raise error(errno.EINVAL, netdev.link.name)
         if netdev.function not in self.able:
             self._refuse_as_igb(netdev, given)
-        for name, value in given.items():
-            setattr(vfs[index], name, value)
+        vfs[index] = _having(vfs[index], **given)
 
     def _refuse_as_igb(self, netdev: _Netdev, given: dict[str, object]) -> None:
         """What drivers/net/ethernet/intel/igb answers (seen on 6.1)."""
@@ -478,15 +497,42 @@ class Kernel:
         if given.get("min_tx_rate") or int(str(given.get("max_tx_rate", fastest))) > fastest:
             raise error(errno.EINVAL, netdev.link.name)
 
-    def gateway_ifindexes(self) -> frozenset[int]:
-        return frozenset(self._netdevs[name].link.ifindex for name in self.routed if name in self._netdevs)
+    def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
+        routed = {self._netdevs[name].link.ifindex for name in self.routed if name in self._netdevs}
+        return frozenset(routed | self.routing.gateways(without))
 
     def route_ifindex(self, address: str) -> int | None:
         name = self.servers.get(address)
-        return self._netdevs[name].link.ifindex if name in self._netdevs else None
+        return self._netdevs[name].link.ifindex if name in self._netdevs else self.routing.towards(address)
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
-        return {netdev.link.ifindex: self.ip[name] for name, netdev in self._netdevs.items() if name in self.ip}
+        given = {netdev.link.ifindex: self.ip[name] for name, netdev in self._netdevs.items() if name in self.ip}
+        assigned = {ifindex: addresses for ifindex, addresses in self.routing.assigned.items() if addresses}
+        return {ifindex: (*given.get(ifindex, ()), *assigned.get(ifindex, ())) for ifindex in given | assigned}
+
+    def add_address(self, ifindex: int, address: str) -> None:
+        self.routing.add_address(ifindex, address)
+
+    def remove_address(self, ifindex: int, address: str) -> None:
+        self.routing.remove_address(ifindex, address)
+
+    def routes(self, tables: Collection[int]) -> tuple[Route, ...]:
+        return self.routing.routes(tables)
+
+    def add_route(self, route: Route) -> None:
+        self.routing.add_route(route)
+
+    def remove_route(self, route: Route) -> None:
+        self.routing.remove_route(route)
+
+    def rules(self) -> tuple[Rule, ...]:
+        return self.routing.rules()
+
+    def add_rule(self, rule: Rule) -> None:
+        self.routing.add_rule(rule)
+
+    def remove_rule(self, rule: Rule) -> None:
+        self.routing.remove_rule(rule)
 
     # --- what ethtool's half of the simulation asks -----------------------------------------------------------
 
@@ -556,7 +602,7 @@ class Kernel:
                 del self._vfs[address][index]
         for index in range(now, count):
             vf = self._vf_address(address, index)
-            self._vfs[address][index] = _Vf()
+            self._vfs[address][index] = VfInfo(index, **_NEW_VF)
             self.tree.put(f"{PCI}/{vf}/class", "0x020000")
             self.tree.folder(f"{PCI}/{vf}/net")
             self.tree.put(f"{PCI}/{vf}/driver_override", "(null)")
@@ -587,7 +633,7 @@ class Kernel:
         index = self._vf_index(vf)
         given = self._vfs[physical][index].mac
         # igbvf that finds its PF down hears nothing from it, and makes an address up.
-        heard = given != _Vf().mac and self.netdev(physical).up
+        heard = given != _NEW_VF["mac"] and self.netdev(physical).up
         mac = given if heard else f"06:00:00:00:{self._next_ifindex >> 8:02x}:{self._next_ifindex & 255:02x}"
         self._bind(vf, "igbvf", f"{self.netdev(physical).name}v{index}", mac)
 
@@ -604,7 +650,9 @@ class Kernel:
         self._netdevs[link.name] = netdev
         self.tree.put(f"{NET}/{link.name}/address", link.mac)
         self.tree.put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
+        self.tree.link(f"{NET}/{link.name}/device", f"../../../{netdev.function}")
         self._make_queues(netdev)
+        self.routing.conf(link.name, dict.fromkeys(SETTINGS, "0"))
         self.tree.folder(f"{PCI}/{netdev.function}/net/{link.name}")
         self._tell_udev(link)
         self.rdma.bound(netdev.function, link.name)
@@ -650,6 +698,7 @@ class Kernel:
             if netdev.function == function:
                 self._give_address_back(netdev)
                 del self._netdevs[name]
+                self.routing.gone(netdev.link.ifindex, name)
                 self.tree.remove(f"{NET}/{name}")
                 self.tree.remove(f"{PCI}/{function}/net/{name}")
                 self.tree.remove(f"/run/udev/data/n{netdev.link.ifindex}")
@@ -658,9 +707,9 @@ class Kernel:
         """igbvf sets its own address anew when its link goes down, and igb takes it from a VF that it trusts."""
         physical = self.tree.links.get(f"{PCI}/{netdev.function}/physfn", "").rpartition("/")[2]
         if physical in self._vfs and netdev.link.up:
-            vf = self._vfs[physical][self._vf_index(netdev.function)]
-            if vf.trust:
-                vf.mac = netdev.link.mac
+            vfs, index = self._vfs[physical], self._vf_index(netdev.function)
+            if vfs[index].trust:
+                vfs[index] = _having(vfs[index], mac=netdev.link.mac)
 
     def _request_irqs(self, netdev: _Netdev) -> None:
         for action in self.ethtool.actions(netdev.link.ifindex):

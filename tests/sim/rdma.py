@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Mapping
+from ipaddress import IPv6Address
 from typing import TYPE_CHECKING
 
 from attrs import define, evolve, field
@@ -24,6 +25,11 @@ ZERO = ":".join(["0000"] * 8)
 
 def _error(number: int, what: str) -> OSError:
     return OSError(number, os.strerror(number), what)
+
+
+def _gid(address: str) -> str:
+    """The GID of an IP address as sysfs prints it: an IPv4 address is mapped to IPv6."""
+    return IPv6Address(address if ":" in address else f"::ffff:{address}").exploded
 
 
 @define
@@ -59,6 +65,7 @@ class Subsystem:
         put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
         put(f"{RDMA}/{name}/node_guid", "0200:00ff:fe00:0001")
+        put(f"{RDMA}/{name}/sys_image_guid", "0200:00ff:fe00:0001")
         if function is not None:
             self.kernel.tree.link(f"{RDMA}/{name}/device", f"../../../{function}")
         if parent is not None:
@@ -69,8 +76,13 @@ class Subsystem:
             ("phys_state", "5: LinkUp"),
             ("link_layer", link_layer),
             ("rate", rate),
+            ("lid", "0x0"),
+            ("lid_mask_count", "0"),
+            ("sm_lid", "0x0"),
         ):
             put(f"{port}/{file}", text)
+        put(f"{port}/sm_lid", "0x1" if link_layer == "InfiniBand" else "0x0")
+        put(f"{port}/pkeys/0", "0xffff")
         for index in range(GIDS):
             put(f"{port}/gids/{index}", ZERO)
         iwarp = node_type.endswith("RNIC")
@@ -103,6 +115,22 @@ class Subsystem:
             (f"gid_attrs/ndevs/{index}", netdev),
         ):
             self.kernel.tree.put(f"{port}/{path}", text)
+
+    def address_added(self, netdev: str, address: str) -> None:
+        """Each RoCE device of a netdev has a GID for each of its addresses, at the first free index."""
+        for name in self._on(netdev):
+            free = (index for index in range(GIDS) if self.kernel.read(f"{RDMA}/{name}/ports/1/gids/{index}") == ZERO)
+            self.set_gid(name, next(free), _gid(address), "RoCE v2", netdev)
+
+    def address_removed(self, netdev: str, address: str) -> None:
+        for name in self._on(netdev):
+            for index in range(GIDS):
+                if self.kernel.read(f"{RDMA}/{name}/ports/1/gids/{index}") == _gid(address):
+                    self.kernel.tree.put(f"{RDMA}/{name}/ports/1/gids/{index}", ZERO)
+
+    def _on(self, netdev: str) -> list[str]:
+        path = "ports/1/gid_attrs/ndevs/0"
+        return [name for name, _ in self._cm if self.kernel.tree.files.get(f"{RDMA}/{name}/{path}") == netdev]
 
     def set_port(self, name: str, **texts: str) -> None:
         for file, text in texts.items():

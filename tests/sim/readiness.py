@@ -18,8 +18,7 @@ from agent.engine.readiness import Readiness
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
-
-PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+from tests.sim.two_nics import PF0, PF1, two_nics
 
 
 @define
@@ -39,10 +38,7 @@ class Node:
 
     @classmethod
     def with_two_nics(cls) -> Node:
-        kernel = Kernel()
-        kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
-        kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=1)
-        return cls(kernel)
+        return cls(two_nics())
 
     def begin(self, **judged: object) -> dict[str, Condition]:
         """A pass. The readings that it starts go on."""

@@ -11,16 +11,14 @@ from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
 from agent.state.wanted import derived_mac
 from agent.tools.as_spec import NotFound, adopt
 from tests.sim.kernel import Kernel
+from tests.sim.two_nics import MAC0, PF0, PF1, two_nics
 
-PF0, PF1, MANAGEMENT = "0000:21:00.0", "0000:41:00.0", "0000:01:00.0"
-MAC0, MAC1 = "02:00:00:00:01:00", "02:00:00:00:01:01"
+MANAGEMENT = "0000:01:00.0"
 
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
-    kernel.add_nic(PF1, "enp65s0", MAC1, node=1)
+    kernel = two_nics()
     kernel.add_nic(MANAGEMENT, "eno1", "02:00:00:00:09:00")
     kernel.routed.add("eno1")
     return kernel

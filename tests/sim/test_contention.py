@@ -187,6 +187,9 @@ def test_with_limit_0_a_change_is_always_written(node: Node) -> None:
 @pytest.mark.parametrize(
     ("kind", "processes", "named"),
     [
+        # The kernel cuts a process's name at 15 characters.
+        ("links", {"systemd-network"}, "systemd-networkd"),
+        ("vfs", {"sriov-network-c"}, "sriov-network-config-daemon"),
         ("links", {"NetworkManager", "irqbalance"}, "NetworkManager"),
         ("irqs", {"irqbalance", "tuned"}, "irqbalance or tuned"),
         ("links", {"irqbalance"}, "a driver or a script"),

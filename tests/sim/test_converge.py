@@ -16,17 +16,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel, no_fault
-
-PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
-MAC0, MAC1 = "02:00:00:00:01:00", "02:00:00:00:01:01"
-
-
-@pytest.fixture
-def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
-    kernel.add_nic(PF1, "enp65s0", MAC1, node=1)
-    return kernel
+from tests.sim.two_nics import MAC0, MAC1, PF0, PF1
 
 
 def spec(count: int = 7, **more: object) -> NodeSpec:
@@ -223,7 +213,7 @@ def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> N
     assert is_ready(settle(kernel.machine(), only()).conditions)
     result = settle(kernel.machine(), only({"count": 4}))
     assert not is_ready(result.conditions)
-    assert "load ib_ipoib" in result.conditions[0].message
+    assert "load ib_ipoib" in result.conditions[0].remedy
 
 
 @pytest.mark.parametrize(
@@ -350,6 +340,27 @@ def test_a_vf_without_carrier_is_brought_up_again_after_the_grace_period(kernel:
     now += 4
     assert is_ready(look().conditions)
     assert len(kernel.writes) >= 2
+
+
+@pytest.mark.parametrize("slow", [True, False], ids=["no-carrier", "carrier-for-a-second"])
+def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(kernel: Kernel, slow: bool) -> None:
+    failures = Failures()
+    result = settle(kernel.machine(), spec(), failures=failures)
+    vf = vf_addresses(kernel, PF0)[3]
+    now, flaps = 0.0, []
+    memory = Memory(lambda: now, failures)
+    for second in range(600):
+        now = 100.0 + second
+        kernel.lose_carrier(vf, slow)
+        kernel.writes.clear()
+        failures.hasten(None)
+        converge(kernel.machine(), Goal(spec()), memory, result.have, frozenset({PF0}))
+        flaps += [second] * sum("up=False" in value for _, value in kernel.writes)
+    # It never counts as undone by another program, which would end the tries for an hour.
+    quick = range(10, 49, 2) if slow else range(8, 63, 3)
+    assert flaps == [5, *quick, *([53, 63, 83, 123, 203, 363] if slow else [68, 79, 100, 141, 222, 383])]
+    kernel.regain_carrier(vf)
+    assert is_ready(settle(kernel.machine(), spec(), result, failures).conditions)
 
 
 def test_a_vf_in_use_is_not_set_down_even_without_carrier(kernel: Kernel) -> None:

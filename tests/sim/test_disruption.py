@@ -3,15 +3,18 @@
 import errno
 from collections.abc import Callable
 from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.hardware.functions import vf_addresses
+from agent.engine.users import owners, users
+from agent.hardware.functions import discover, vf_addresses
 from agent.report.records import Change, Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
+from agent.state.wanted import resolve
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
 
@@ -117,6 +120,7 @@ def test_a_kubelet_that_does_not_answer_defers_disruptive_changes(kernel: Kernel
         ("10.0.0.9:/export /data nfs4 rw,vers=4.2,addr=10.0.0.9 0 0", "10.0.0.9"),
         ("10.0.0.9:6789,10.0.0.10:6789:/ /data ceph rw 0 0", "10.0.0.10"),
         ("[fd00::9]:/export /data nfs rw,addr=fd00::9 0 0", "fd00::9"),
+        ("1.2.3.999:6789,10.0.0.10:6789:/ /data ceph rw 0 0", "10.0.0.10"),
     ],
 )
 def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel, mounts: str, server: str) -> None:
@@ -128,12 +132,84 @@ def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel,
     assert f"of {server}" in user
 
 
+@pytest.mark.parametrize(
+    ("transport", "address", "server"),
+    [
+        ("rdma", "traddr=10.0.0.9,trsvcid=4420,host_traddr=10.0.0.7,src_addr=10.0.0.7", "10.0.0.9"),
+        ("tcp", "traddr=fd00::9,trsvcid=4420", "fd00::9"),
+    ],
+)
+def test_a_nic_through_which_nvme_is_reached_is_not_disturbed(
+    kernel: Kernel, transport: str, address: str, server: str
+) -> None:
+    settle(kernel, spec())
+    put_nvme(kernel, transport, address)
+    kernel.servers[server] = "enp33s0"
+    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    assert deferred(settle(kernel, spec(6))) == (f"nvme1 of {server} ({PF})",)
+
+
+@pytest.mark.parametrize(
+    ("transport", "address"),
+    [("pcie", "0000:01:00.0"), ("fc", "traddr=10.0.0.9"), ("rdma", "host_traddr=10.0.0.9,src_addr=10.0.0.9")],
+)
+def test_nvme_that_is_not_reached_through_a_nic_is_no_user(kernel: Kernel, transport: str, address: str) -> None:
+    settle(kernel, spec())
+    put_nvme(kernel, transport, address)
+    kernel.servers["10.0.0.9"] = "enp33s0"
+    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    settle(kernel, spec(6))
+    assert len(kernel.vfs(PF)) == 6
+
+
+def put_nvme(kernel: Kernel, transport: str, address: str) -> None:
+    """A controller, beside one of this machine's own."""
+    for name, fields in (("nvme0", ("pcie", "0000:02:00.0")), ("nvme1", (transport, address))):
+        for file, text in zip(("transport", "address"), fields, strict=True):
+            kernel.tree.put(f"/sys/class/nvme/{name}/{file}", text)
+
+
+def test_a_mount_of_this_machine_s_own_is_no_user(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.tree.put("/proc/1/mounts", "/dev/sda1 /data ext4 rw,comment=10.0.0.9 0 0\n\nodd")
+    kernel.servers["10.0.0.9"] = "enp33s0"
+    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    settle(kernel, spec(6))
+    assert len(kernel.vfs(PF)) == 6
+
+
 def test_a_nic_with_the_nodes_address_or_in_a_bond_is_not_disturbed(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.ip["enp33s0"] = ("10.0.0.7/24",)
     kernel.tree.put("/sys/class/net/enp33s0/upper_bond0/ifindex", "9")
     affected = deferred(settle(kernel, spec(6, node_name="10.0.0.7")))
     assert affected == (f"the node's address on enp33s0 ({PF})", f"bond0 on enp33s0 ({PF})")
+
+
+def test_another_number_of_vfs_disturbs_users_of_the_pf_only_if_its_link_goes_down(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.routed.add("enp33s0")
+    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    assert deferred(settle(kernel, spec(6))) == (f"a route through enp33s0 ({PF})",)
+    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../bus/pci/drivers/mlx5_core")
+    hand_to_pod(kernel, 2)
+    assert deferred(settle(kernel, spec(6))) == (f"pod team/trainer-0 ({PF}#2)",)
+    kernel.host.allocated.clear()
+    settle(kernel, spec(6))
+    assert len(kernel.vfs(PF)) == 6
+
+
+@pytest.mark.parametrize("look", [users, owners])
+def test_a_lookup_for_one_vf_reads_nothing_of_the_others(kernel: Kernel, look: Any) -> None:
+    settle(kernel, spec())
+    vfs = vf_addresses(kernel, PF)
+    asked: list[str] = []
+    machine = seen(kernel.machine(), lambda what, where: asked.append(where))
+    want = resolve(spec(), discover(kernel.machine()))
+    hand_to_pod(kernel, 2)
+    assert look(machine, want, PF, frozenset({f"{PF}#2"})).keys() == {f"{PF}#2"}
+    assert any(vfs[2] in where for where in asked)
+    assert not any(vfs[index] in where for index in (0, 1, 3) for where in asked)
 
 
 def test_only_force_in_the_spec_disturbs_users(kernel: Kernel) -> None:
@@ -149,11 +225,14 @@ def test_waiting_changes_of_a_new_spec_leave_the_node_ready(kernel: Kernel) -> N
     result = settle(kernel, spec(6, trust=True), verified=spec())
     assert is_ready(result.conditions)
     assert {outcome.change.field for outcome in result.waiting} >= {"count"}
+    # What is made later is no drift.
+    assert not result.as_wanted
     assert [vf.trust for vf in kernel.vfs(PF)] == [True, True, False, True]
     kernel.host.allocated.clear()
     result = settle(kernel, spec(6, trust=True), verified=spec())
     assert is_ready(result.conditions)
     assert not result.waiting
+    assert result.as_wanted
 
 
 def test_rdma_devices_of_waiting_vfs_are_not_reported_missing(kernel: Kernel) -> None:
@@ -369,6 +448,19 @@ def test_a_vf_that_gets_a_user_while_other_vfs_are_rebound_is_not_unbound(
     for at in (number for number in range(first, last + 1) if not log[number].startswith("unbind")):
         slow = Slow(at, take)
         assert f"unbind {slow.vf}" not in slow.converge(), f"taken before read {at} of {last}, but unbound"
+
+
+def test_a_vf_that_gets_an_owner_while_other_vfs_are_changed_keeps_its_attributes(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    seconds = [0.0]
+
+    def write(operation: str, where: str, value: str) -> None:
+        seconds.append(seconds[-1] + 1.0)
+        hand_to_pod(kernel, 3)
+
+    kernel.fault = write
+    converge(kernel.machine(), Goal(spec(trust=True), at=NOON), Memory(lambda: seconds[-1]))
+    assert [vf.trust for vf in kernel.vfs(PF)] == [True, True, True, False]
 
 
 def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kernel) -> None:

@@ -5,7 +5,7 @@ import pytest
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
-from agent.kinds.irqbalance import LIST, SCRIPT
+from agent.kinds.host.irqbalance import LIST, SCRIPT
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel

@@ -20,10 +20,12 @@ from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
+from agent.spec.addresses import ARP
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel, no_fault
 
 PF = "0000:21:00.0"
+FOREIGN = "198.51.100.9/24"
 QUEUE = "/proc/sys/net/core/somaxconn"
 
 vf_values = st.fixed_dictionaries(
@@ -44,6 +46,7 @@ nic_values = st.fixed_dictionaries(
         "txqueuelen": st.sampled_from([500, 1000]),
         "coalescing": st.fixed_dictionaries({"rx_usecs": st.sampled_from([3, 50, 70])}),
         "rings": st.fixed_dictionaries({"rx": st.sampled_from([256, 512, 1024])}),
+        "addresses": st.lists(st.sampled_from(["192.0.2.11/24", "192.0.2.12/24", "fd00::7/64", FOREIGN]), unique=True),
     },
 )
 specs = st.fixed_dictionaries(
@@ -56,7 +59,13 @@ class Killed(BaseException):
 
 
 def wanting(desired: dict[str, Any]) -> NodeSpec:
-    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 2, "defaults": desired["vf"]}, **desired["nic"]}
+    nic = {
+        "name": "rail0",
+        "select": {"pci": PF},
+        "vfs": {"count": 2, "defaults": desired["vf"]},
+        "rail": 0,
+        **desired["nic"],
+    }
     sysctls = {"net.core.somaxconn": desired["queue"]} if desired["queue"] else {}
     switches = {"irqs": {"pin": desired["pin"]}, "rps": {"enable": desired["pin"]}}
     return from_mapping({"node_name": "n1", "nics": [nic], "sysctls": sysctls, **switches})
@@ -125,6 +134,10 @@ class Node:
             ethtool.rings(netdev.ifindex),
             [self.kernel.read(f"/proc/irq/{number}/smp_affinity_list") for number in self.kernel.names("/proc/irq")],
             self.kernel.read(QUEUE),
+            self.kernel.addresses(),
+            self.kernel.routes({254, 479100}),
+            self.kernel.rules(),
+            [self.kernel.read(f"/proc/sys/net/ipv4/conf/enp33s0/{setting}") for setting in ARP],
         ]
 
     def set_otherwise(self, trust: bool, vlan: int, mtu: int) -> None:
@@ -132,6 +145,7 @@ class Node:
         for index in range(2):
             self.kernel.set_vf(self.kernel.netdev(PF).ifindex, index, trust=trust, vlan=vlan)
         self.kernel.set_link(self.kernel.netdev(PF).ifindex, mtu=mtu)
+        self.kernel.add_address(self.kernel.netdev(PF).ifindex, FOREIGN)
 
 
 steps = st.lists(st.tuples(specs, st.none() | st.integers(0, 25), st.floats(0, 1)), min_size=1, max_size=6)
@@ -196,6 +210,37 @@ def test_a_lost_original_is_reported_and_not_made_up(tmp_path: Path) -> None:
     assert [vf.trust for vf in node.kernel.vfs(PF)] == [False, False], "the other originals are known"
 
 
+def test_a_reader_of_the_file_does_not_write_to_it(tmp_path: Path) -> None:
+    node = Node(tmp_path / ORIGINALS)
+    node.follow(wanting(TRUSTED))
+    before = node.file()
+    reader = Originals.load(node.path, keep=False)
+    converge(node.kernel.machine(), Goal(NOTHING), Memory(lambda: 0.0, originals=reader))
+    assert node.kernel.netdev(PF).mtu == 1500
+    assert node.file() == before
+
+
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / ORIGINALS
+    path.mkdir()
+    condition = Originals.load(path, keep=False).condition
+    assert condition is not None
+    assert (condition.status, condition.reason, condition.severity) == ("False", "Unreadable", "warn")
+    assert condition.remedy == "set those by hand"
+
+
+def test_values_that_a_write_brought_back_stay_forgotten_after_a_restart(tmp_path: Path) -> None:
+    node = Node(tmp_path / ORIGINALS)
+    originals = Originals.load(node.path)
+    for spec in (wanting(TRUSTED), NOTHING):
+        for _ in range(2):
+            converge(node.kernel.machine(), Goal(spec), Memory(lambda: 0.0, originals=originals))
+    assert node.kernel.netdev(PF).mtu == 1500
+    node.kernel.set_link(node.kernel.netdev(PF).ifindex, mtu=9000)
+    node.follow(NOTHING)
+    assert node.kernel.netdev(PF).mtu == 9000, "an operator has set it since: there is nothing to restore"
+
+
 def test_the_file_of_originals_stays_small(tmp_path: Path) -> None:
     node = Node(tmp_path / ORIGINALS)
     originals, failures = Originals.load(node.path), Failures()
@@ -220,7 +265,7 @@ def full() -> Iterator[Callable[[bool], None]]:
 
 
 def test_if_originals_cannot_be_written_repairs_go_on_and_it_is_reported(
-    tmp_path: Path, full: Callable[[bool], None]
+    tmp_path: Path, full: Callable[[bool], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = Node(tmp_path / ORIGINALS)
     originals = Originals.load(node.path)
@@ -229,10 +274,18 @@ def test_if_originals_cannot_be_written_repairs_go_on_and_it_is_reported(
         result = converge(node.kernel.machine(), Goal(spec), Memory(lambda: 0.0, originals=originals))
         return [c.reason for c in result.conditions if c.type == "OriginalsKept"]
 
+    capsys.readouterr()
     full(True)
     assert reasons(wanting(TRUSTED)) == ["NotWritten"]
     assert node.kernel.netdev(PF).mtu == 9000
+    condition = originals.condition
+    assert condition is not None
+    why = f"{node.path} cannot be written: File too large"
+    assert condition.message == f"{why}; they are lost if the agent ends now"
+    assert (condition.status, condition.severity, condition.remedy) == ("False", "warn", "make room in /run")
     full(False)
+    said = f"{why}; until it can be, a restart of the agent forgets what values were before"
+    assert capsys.readouterr().err.splitlines() == [said], "said once"
     assert reasons(wanting({**TRUSTED, "nic": {"mtu": 4000}})) == []
     node.follow(NOTHING)
     assert node.kernel.netdev(PF).mtu == 1500

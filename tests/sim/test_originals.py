@@ -17,21 +17,7 @@ from agent.machine import DcbState
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel, no_fault
-
-PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
-
-
-@pytest.fixture
-def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
-    kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=1)
-    return kernel
-
-
-@pytest.fixture
-def originals(tmp_path: Path) -> Originals:
-    return Originals.load(tmp_path / ORIGINALS)
+from tests.sim.two_nics import PF0, PF1
 
 
 def spec(defaults: dict[str, Any] | None = None, second: bool = True, **more: object) -> NodeSpec:

@@ -15,8 +15,7 @@ from agent.hardware.functions import targets
 from agent.machine import Files
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
-
-PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+from tests.sim.two_nics import PF0, PF1, two_nics
 
 
 class Through:
@@ -31,10 +30,7 @@ class Through:
 
 @pytest.fixture
 def kernel() -> Kernel:
-    kernel = Kernel(cpus=8)
-    kernel.add_nic(PF0, "enp33s0", "02:00:00:00:01:00", node=0)
-    kernel.add_nic(PF1, "enp65s0", "02:00:00:00:01:01", node=1)
-    return kernel
+    return two_nics(cpus=8)
 
 
 def spec(count: int = 5) -> NodeSpec:

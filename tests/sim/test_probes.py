@@ -4,7 +4,8 @@ import pytest
 
 from agent.report.records import Condition
 from agent.report.verdict import is_ready, passes_first
-from tests.sim.readiness import PF0, PF1, Node
+from tests.sim.readiness import Node
+from tests.sim.two_nics import PF0, PF1
 
 STATISTICS = "/sys/class/net/enp33s0/statistics"
 
@@ -124,7 +125,7 @@ def test_a_runtime_that_limits_locked_memory_is_named_with_the_remedy(node: Node
     node.kernel.host.locked_memory = {"containerd": 8 << 20, "crio": -1}
     said = node.look()["ContainerMemlock"]
     assert state(said) == ("False", "MemlockLimited", "warn")
-    assert "containerd 8388608 bytes; give containerd.service LimitMEMLOCK=infinity" in said.message
+    assert "containerd 8388608 bytes; give containerd.service LimitMEMLOCK=infinity" in said.text
     node.kernel.host.locked_memory["containerd"] = -1
     node.now += 60
     assert node.look()["ContainerMemlock"].reason == "Unlimited"
@@ -133,6 +134,15 @@ def test_a_runtime_that_limits_locked_memory_is_named_with_the_remedy(node: Node
 def test_a_clock_that_nobody_sets_is_warned_of(node: Node) -> None:
     node.kernel.host.disciplined = False
     assert state(node.look()["ClockSynchronised"]) == ("False", "NotSynchronised", "warn")
+    node.kernel.host.disciplined = True
+    node.now += 60
+    assert node.look()["ClockSynchronised"].status == "True"
+    # While it is synchronised it is read seldom: it shows only after hours that nobody sets it any more.
+    node.kernel.host.disciplined = False
+    node.now += 60
+    assert node.look()["ClockSynchronised"].status == "True"
+    node.now += 900
+    assert node.look()["ClockSynchronised"].status == "False"
 
 
 def test_a_clock_of_which_nobody_tells_yet_is_unknown_and_soon_asked_for_again(node: Node) -> None:

@@ -13,19 +13,12 @@ from agent.machine import CmDefaults, DcbState
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
+from agent.tools.inspection import inspect, render
 from tests.sim.kernel import Kernel
+from tests.sim.seams import seen
+from tests.sim.two_nics import NAME0, NAME1, PF0, PF1
 
-PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
-NAME0, NAME1 = "enp33s0", "enp65s0"
 NET = f"/sys/class/net/{NAME0}"
-
-
-@pytest.fixture
-def kernel() -> Kernel:
-    kernel = Kernel()
-    kernel.add_nic(PF0, NAME0, "02:00:00:00:01:00", node=0)
-    kernel.add_nic(PF1, NAME1, "02:00:00:00:01:01", node=1)
-    return kernel
 
 
 def settle(
@@ -103,7 +96,7 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
         ({}, {"link_layer": "InfiniBand"}, "link layer Ethernet, not InfiniBand"),
         ({}, {"rate": 200}, "rate 100 Gb/sec (4X EDR), less than 200 Gbit/s"),
         ({"rate": ""}, {"rate": 100}, "rate unknown, less than"),
-        ({}, {"gid_type": "RoCE v1"}, "no RoCE v1 GID (give its netdev an address)"),
+        ({}, {"gid_type": "RoCE v1"}, "no RoCE v1 GID (give the NIC `addresses`: the kernel makes it from one)"),
         ({}, {"gid_type": "RoCE v2", "gid_ipv4": True}, "no RoCE v2 GID of an IPv4 address"),
     ],
 )
@@ -399,3 +392,38 @@ def test_the_files_of_mlnx_ofed_are_used_where_they_are(kernel: Kernel) -> None:
 def test_a_traffic_class_without_its_file_is_unsupported(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     assert refused(settle(kernel, {"roce": {"traffic_class": 106}}))["traffic_class"][0] == "unsupported"
+
+
+# --- what people see of a device ---------------------------------------------------------------------------
+
+
+def test_what_a_subnet_manager_gave_a_port_and_what_a_device_says_of_itself(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "ibp33s0", NAME0, link_layer="InfiniBand")
+    kernel.rdma.set_port("ibp33s0", lid="0x1f", lid_mask_count="2", sm_lid="0x1")
+    for file, text in (("sys_image_guid", "b859:9f03:0000:0001"), ("hw_rev", "0"), ("board_id", "MT_0000000359")):
+        kernel.tree.put(f"/sys/class/infiniband/ibp33s0/{file}", text)
+    (device,) = next(f for f in inspect(kernel.machine()).functions if f.address == PF0).rdma
+    assert (device.sys_image_guid, device.hw_rev, device.board_id) == ("b859:9f03:0000:0001", "0", "MT_0000000359")
+    assert [(port.lid, port.lmc, port.sm_lid) for port in device.ports] == [(31, 2, 1)]
+
+
+def test_what_a_driver_does_not_tell_is_left_out(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    kernel.tree.remove("/sys/class/infiniband/rocep33s0/sys_image_guid")
+    kernel.rdma.set_port("rocep33s0", lid="unknown")
+    found = inspect(kernel.machine())
+    (device,) = next(f for f in found.functions if f.address == PF0).rdma
+    assert (device.sys_image_guid, device.hw_rev, device.board_id) == (None, None, None)
+    assert [(port.lid, port.lmc, port.sm_lid) for port in device.ports] == [(None, 0, 0)]
+    shown = render(found)
+    assert all(word not in shown for word in ("LID", "system image", "revision", "board"))
+
+
+def test_a_pass_asks_no_port_for_what_only_people_look_at(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "rocep33s0", NAME0)
+    read: list[str] = []
+    spec = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}, "rdma": {}}]})
+    machine = seen(kernel.machine(), lambda _, where: read.append(where))
+    assert is_ready(converge(machine, Goal(spec), Memory(lambda: 0.0)).conditions)
+    assert any(path.endswith("/state") for path in read)
+    assert not any(path.endswith(("lid", "lid_mask_count", "sys_image_guid", "hw_rev")) for path in read)

@@ -9,7 +9,8 @@ import pytest
 from agent.engine.readiness import HANDOVER
 from agent.probes import DEADLINE
 from agent.report.verdict import is_ready
-from tests.sim.readiness import PF0, PF1, Node, writer
+from tests.sim.readiness import Node, writer
+from tests.sim.two_nics import PF0, PF1
 
 WIDTH = f"/sys/bus/pci/devices/{PF0}/current_link_width"
 

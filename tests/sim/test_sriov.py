@@ -186,7 +186,9 @@ def test_a_vf_of_an_infiniband_pf_is_given_no_ethernet_address(kernel: Kernel) -
     found = settle(kernel, wanted)
     assert is_ready(found.conditions)
     assert "mac" not in {o.change.field for o in found.outcomes}
-    assert [o.change.field for o in found.outcomes if o.change.kind == "vf_attributes"] == ["link_state", "node_guid"]
+    given = [o.change for o in found.outcomes if o.change.kind == "vf_attributes" and o.change.target == f"{OTHER}#1"]
+    assert [change.field for change in given] == ["link_state", "node_guid", "port_guid"]
+    assert given[1].after == "00:11:22:33:44:55:66:77"
 
 
 # --- drivers -------------------------------------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def test_the_condition_of_an_unreadable_required_nic_names_the_file_and_a_remedy
     result = node.turn(wanted)
     (missing,) = [c for c in result.conditions if c.type == "NicsPresent"]
     assert (missing.status, missing.reason, missing.severity) == ("Unknown", "DeviceUnreadable", "required")
-    assert FAULTY in missing.message and "rps_cpus" in missing.message and "dmesg" in missing.message
+    assert FAULTY in missing.message and "rps_cpus" in missing.message and "dmesg" in missing.remedy
     assert node.failures.next_try() is not None, "it is read again soon"
 
 
@@ -192,3 +192,10 @@ def test_devices_converge_although_a_read_of_the_hosts_state_fails() -> None:
         assert node.mtus() == (9000, 9000) or "its users cannot be determined" in report(result), read
         node.broken = None
         node.turn(wanted)
+
+
+def test_a_machine_that_names_no_cpu_is_an_error_with_the_file() -> None:
+    node = Node()
+    node.kernel.tree.put("/sys/devices/system/cpu/online", "")
+    with pytest.raises(OSError, match="it says that no CPU is online"):
+        node.turn(spec(required=True))

@@ -3,7 +3,9 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -13,14 +15,22 @@ from attrs import define, field
 
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
+from agent.kinds import by_name
+from agent.machine import Event, EventSource
+from agent.report import drift
 from agent.report.activity import Activity, View
+from agent.report.drift import Drift, read_drift
 from agent.report.history import History
 from agent.report.records import Condition, Report, report_from_json
+from agent.service import pass_log
 from agent.service.apply_socket import Requests
 from agent.service.passes import Memory
 from agent.service.spec_in_force import SpecInForce
 from agent.service.worker import work
-from tests.sim.readiness import PF0, Node, writer
+from tests.journald import heard, listening
+from tests.sim.kernel import no_fault
+from tests.sim.readiness import Node, writer
+from tests.sim.two_nics import PF0, PF1
 
 STUCK = "/sys/module/ib_core/srcversion"
 
@@ -41,15 +51,47 @@ class Out:
         """The next report for which ``holds`` is true."""
         while True:
             line = self.lines.get(timeout=120)
-            if "serving" not in line:
+            if not line.keys() & {"serving", "checking"}:
                 report = report_from_json(json.dumps({"boot_id": "b", "agent_version": "v", **line}))
                 if holds(report):
                     return report
 
 
+@define
+class Announced:
+    """What the kernel announces, when a test says so: both the subscription and its one source."""
+
+    descriptor: int = field(factory=lambda: os.eventfd(0, os.EFD_NONBLOCK))
+    waiting: list[Event] = field(factory=list)
+
+    def subscribe(self) -> list[EventSource]:
+        return [self]
+
+    def announce(self, event: Event) -> None:
+        self.waiting.append(event)
+        os.eventfd_write(self.descriptor, 1)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def receive(self) -> tuple[list[Event], bool]:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+        taken, self.waiting = self.waiting, []
+        return taken, False
+
+
 @pytest.fixture
 def node() -> Node:
     return Node.with_two_nics()
+
+
+@pytest.fixture
+def announced(node: Node) -> Iterator[Announced]:
+    """Set up before the worker, and closed after it."""
+    announced = node.kernel.events = Announced()
+    yield announced
+    os.close(announced.descriptor)
 
 
 @pytest.fixture
@@ -79,7 +121,7 @@ def worker(node: Node, view: View, tmp_path: Path, awaited: Queue[str]) -> Itera
         path.write_text(spec)
         out = Out()
         in_force = SpecInForce(tmp_path / "state", tmp_path / "run")
-        memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"))
+        memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"), Drift.load(tmp_path, by_name()))
         activity = Activity.at(view.descriptor)
         requests = Requests(tmp_path / "apply.sock")
         arguments = (
@@ -163,3 +205,84 @@ def test_a_disruptive_change_waits_until_its_announcement_is_published(
     assert not announced.ready
     assert awaited.get(timeout=120) == announced.announcement
     assert out.until(lambda report: report.ready).announcement == ""
+
+
+def test_a_netdev_that_a_pattern_matches_is_steered_when_it_is_announced(
+    node: Node, announced: Announced, worker: Callable[[str], Out]
+) -> None:
+    written = Queue[str]()
+
+    def note(operation: str, where: str, value: str) -> None:
+        if "cali1f" in where:
+            written.put(value)
+
+    node.kernel.fault = note
+    out = worker('{"node_name": "n1", "rps": {"netdevs": [{"match": "cali*", "cpus": "1"}]}}')
+    assert out.until(lambda report: report.ready)
+    node.kernel.add_virtual("cali1f")
+    announced.announce(Event(ifindex=99, netdev="cali1f"))
+    # Without the event, everything would be read again after a minute.
+    assert written.get(timeout=45) == "00000002"
+
+
+def test_a_repair_is_counted_as_drift_and_a_change_of_the_spec_is_not(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+) -> None:
+    out = worker(
+        f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
+    )
+    out.until(lambda report: report.ready)
+    assert set(read_drift(tmp_path / drift.NAME)) == set(by_name())
+    assert set(read_drift(tmp_path / drift.NAME).values()) == {0}
+    node.kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
+    announced.announce(Event(function=PF0, is_pci=True))
+    end = time.monotonic() + 120
+    while not (counted := read_drift(tmp_path / drift.NAME)["vfs"]):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert counted == 1
+    # Another agent of the same boot goes on counting.
+    assert Drift.load(tmp_path, by_name()).counts["vfs"] == 1
+
+
+def test_each_pass_is_an_entry_of_the_journal(
+    worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listening(tmp_path / "journal") as journald:
+        monkeypatch.setattr(pass_log, "SOCKET", tmp_path / "journal")
+        out = worker(
+            f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
+        )
+        spec_hash = out.until(lambda report: report.ready).spec_hash
+        entry = heard(journald)
+    assert entry["TRACKBED_TRIGGER"] == ["spec"]
+    assert entry["TRACKBED_SPEC_HASH"] == [spec_hash]
+    assert f"applied: vfs {PF0} count: 0 -> 3" in entry["TRACKBED_CHANGE"]
+    assert int(entry["TRACKBED_DURATION_USEC"][0]) > 0
+
+
+@pytest.mark.parametrize("reason", ["DeviceLost", "PassCrashed"])
+def test_after_a_pass_that_ended_early_an_event_of_one_device_has_all_of_them_read(
+    node: Node, announced: Announced, worker: Callable[[str], Out], reason: str
+) -> None:
+    def crash(operation: str, where: str, value: str) -> None:
+        raise KeyError(where)
+
+    kernel = node.kernel
+    nics = [{"name": name, "select": {"pci": pf}, "mtu": 9000} for name, pf in (("a", PF0), ("b", PF1))]
+    out = worker(json.dumps({"node_name": "n1", "nics": nics}))
+    assert out.until(lambda report: report.ready)
+    for pf in (PF0, PF1):  # of PF0's no event tells
+        kernel.set_link(kernel.netdev(pf).ifindex, mtu=1500)
+    if reason == "DeviceLost":
+        kernel.unreadable.add("/sys/devices/system/cpu/online")
+        announced.announce(Event(every_device=True))
+    else:
+        kernel.fault = crash
+        announced.announce(Event(ifindex=kernel.netdev(PF1).ifindex))
+    out.until(lambda report: condition(report, "Converged").reason == reason)
+    kernel.unreadable.clear()
+    kernel.fault = no_fault
+    announced.announce(Event(ifindex=kernel.netdev(PF1).ifindex))
+    assert out.until(lambda report: report.ready)
+    assert [kernel.netdev(pf).mtu for pf in (PF0, PF1)] == [9000, 9000]

@@ -1,29 +1,35 @@
-"""One pass on the simulated machine by an agent with more files: those of FOLDER/kinds, FOLDER/probes and FOLDER/vendors.
+"""One pass on the simulated machine by an agent with more files: those of FOLDER/kinds, FOLDER/probes, FOLDER/vendors
+and FOLDER/spec/vf_attributes.
 
-    python -m tests.unit.extended FOLDER
+    python -m tests.unit.extended FOLDER [ATTRIBUTES]
 
-prints the conditions, and the files that the pass was to set. A process of its own: kinds, probes and vendors are looked up
-once in each.
+ATTRIBUTES is the JSON of what each VF of a NIC is to have. It prints the conditions, the files that the pass was to set, and
+what became of the attributes. A process of its own: what is in these folders is looked up once in each.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
-from agent import kinds, probes, vendors
-from agent.engine.context import Goal, Memory
-from agent.engine.converge import converge
-from agent.spec.node import from_mapping
-from tests.sim.kernel import PCI, Kernel
+from agent.spec import vf_attributes
 
-NIC = "0000:61:00.0"
+NIC, PF = "0000:61:00.0", "0000:21:00.0"
 BALANCING = "/proc/sys/kernel/numa_balancing"
 TEMPERATURE = "/sys/class/thermal/thermal_zone0/temp"
 IRQS = {"management": 95, "queue": 96}
 
 
-def main(folder: str) -> None:
+def main(folder: str, given: dict[str, Any]) -> None:
+    vf_attributes.__path__.append(f"{folder}/spec/vf_attributes")
+    # These imports read that folder.
+    from agent import kinds, probes, vendors
+    from agent.engine.context import Goal, Memory
+    from agent.engine.converge import converge
+    from agent.spec.node import from_mapping
+    from tests.sim.kernel import PCI, Kernel
+
     for package in (kinds, probes, vendors):
         package.__path__.append(f"{folder}/{package.__name__.rpartition('.')[2]}")
     kernel = Kernel()
@@ -34,18 +40,50 @@ def main(folder: str) -> None:
     kernel.tree.link(f"{PCI}/{NIC}/driver", "../../../../bus/pci/drivers/acme")
     kernel.request_irq(NIC, IRQS["management"], f"acme-admin@pci:{NIC}")
     kernel.request_irq(NIC, IRQS["queue"], f"acme-ring0@pci:{NIC}")
+    kernel.add_nic(PF, "ens1", "02:00:00:00:00:01")
     spec = from_mapping(
         {
             "node_name": "n1",
-            "nics": [{"name": "acme0", "select": {"pci": NIC}}],
+            "nics": [
+                {"name": "acme0", "select": {"pci": NIC}},
+                {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 2, "defaults": given}},
+            ],
             "readiness": {"probes": {"temperature": {"severity": "warn"}}},
         }
     )
     found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
     conditions = {condition.type: [condition.status, condition.reason] for condition in found.conditions}
     irqs = {name: kernel.read(f"/proc/irq/{number}/smp_affinity_list") for name, number in IRQS.items()}
-    print(json.dumps({"conditions": conditions, "numa_balancing": kernel.read(BALANCING), "irqs": irqs}))  # noqa: T201
+    answer = {"conditions": conditions, "numa_balancing": kernel.read(BALANCING), "irqs": irqs}
+    print(json.dumps({**answer, **_vfs(kernel, given)}))  # noqa: T201
+
+
+def _vfs(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
+    """The same attributes as the PF reports them, in what `inspect` prints, and read back from a netlink message."""
+    from attrs import asdict
+
+    from agent.linux.messages import HEADER, attributes
+    from agent.linux.netlink import IFINFOMSG
+    from agent.linux.vf_config import decode, request
+    from agent.spec.node import to_json
+    from agent.spec.schema import schema
+    from agent.tools.as_spec import adopt
+    from agent.tools.inspection import inspect, render
+
+    message = request(5, 1, {"mac": "02:00:00:00:00:02", **given})
+    message.encode()
+    ((_, listed),) = attributes(bytes(message.data), HEADER.size + IFINFOMSG.size)
+    ((_, entry),) = attributes(listed)
+    (nic,) = json.loads(to_json(adopt(kernel.machine(), "n1", [PF]).spec))["nics"]
+    return {
+        "reported": [asdict(vf) for vf in kernel.vfs(PF)],
+        "message": asdict(decode(entry)),
+        "inspect": render(inspect(kernel.machine())),
+        "as_spec": nic["vfs"]["defaults"],
+        "schema": schema()["$defs"]["VfGroup"]["properties"],
+        "reference": [attribute.reference() for attribute in vf_attributes.ordered()],
+    }
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})

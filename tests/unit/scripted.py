@@ -5,7 +5,7 @@ import ipaddress
 import json
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -46,7 +46,7 @@ def _certificates(folder: Path) -> tuple[Path, Path]:
 
 
 @contextmanager
-def api_server(folder: Path, answer: Answer) -> Iterator[tuple[str, Path]]:
+def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None = None) -> Iterator[tuple[str, Path]]:
     """Serve until it is left; its URL, and the authority that it is known by."""
     authority, certificate = _certificates(folder)
 
@@ -59,7 +59,8 @@ def api_server(folder: Path, answer: Answer) -> Iterator[tuple[str, Path]]:
                 return
             document = json.dumps(found[1]).encode()
             self.send_response(found[0])
-            self.send_header("Content-Length", str(len(document)))
+            for name, value in {"Content-Length": str(len(document)), **(headers or {})}.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(document)
 

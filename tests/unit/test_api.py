@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent.reporter.kubernetes.api import Api, Session, trust
+from agent.reporter.kubernetes.api import LAST_WAIT, Api, Refused, Session, read_document, trust
+from agent.reporter.kubernetes.node import read_node
 from agent.reporter.kubernetes.node_watch import NodeWatch
 from tests.unit.scripted import Answer, api_server
 
@@ -95,3 +96,52 @@ def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None
     with followed(tmp_path, answer, lambda watch: watch.node.version if watch.node else "") as change:
         # Of the list, of the watch that is none, and of the next list.
         assert [change() for _ in range(3)] == ["900", "900", "7"]
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b'{"a": 1, "a": 2}'])
+def test_what_is_no_object_is_refused_in_words(text: bytes) -> None:
+    with pytest.raises(Refused, match="what is no JSON object"):
+        read_document(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "waits"), [("7", 7.0), ("9" * 400, LAST_WAIT), ("\u00b2", 0.0), ("-1", 0.0), ("soon", 0.0)]
+)
+def test_a_server_does_not_silence_the_reporter_by_what_it_asks_to_wait(
+    tmp_path: Path, given: str, waits: float
+) -> None:
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        return 429, {"message": "later"}
+
+    with api_server(tmp_path, answer, {"Retry-After": given}) as (url, authority):
+        session = Session(trust(authority))
+        with pytest.raises(Refused) as refused:
+            Api(url, lambda: session).ask("GET", "/")
+    assert refused.value.retry_after == waits
+
+
+NODE = {"metadata": {"uid": "u", "resourceVersion": "1"}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"status": {"allocatable": {"a.com/vf": 4}}},
+        {"status": {"conditions": [{"type": "TrackbedReady", "status": True}]}},
+        {"status": {"nodeInfo": {"bootID": None}}},
+        {"spec": {"taints": ["a"]}},
+        {"metadata": {"uid": "u", "resourceVersion": "1", "labels": {"a": None}}},
+        {"metadata": {"uid": "u", "resourceVersion": 1}},
+    ],
+)
+def test_a_node_of_other_types_is_refused_where_it_is_read(more: dict[str, Any]) -> None:
+    # NodeWatch catches these, and tries again. Later, nobody would: the reporter would end.
+    with pytest.raises((KeyError, TypeError, AttributeError)):
+        read_node({**NODE, **more})
+
+
+def test_a_condition_whose_times_were_never_set_is_read() -> None:
+    never = {"type": "TrackbedReady", "status": "Unknown", "lastHeartbeatTime": None, "lastTransitionTime": None}
+    assert read_node({**NODE, "status": {"conditions": [never]}}).conditions == {
+        "TrackbedReady": {"type": "TrackbedReady", "status": "Unknown"}
+    }

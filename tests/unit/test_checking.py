@@ -112,6 +112,14 @@ class Agent:
         name, _ = NETDEVS[of]
         self.ip(*(f"link set dev {name} mtu {1000 + next(NUMBERS)}" for _ in range(times)))
 
+    def lose_events(self) -> None:
+        """More events of another netdev than there is room for. All is stopped meanwhile, so nobody makes room."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        try:
+            self.event("", times=2000)
+        finally:
+            os.killpg(self.process.pid, signal.SIGCONT)
+
     def reads(self, function: str = REQUIRED) -> int:
         asked = self.folder / "reads"
         return asked.read_text().split().count(function) if asked.exists() else 0
@@ -268,7 +276,7 @@ def test_a_reading_that_waits_is_no_reason_without_an_event(start: Start) -> Non
 def test_lost_events_may_have_been_about_a_required_device(start: Start) -> None:
     agent = start(room=1)
     pipe = agent.block()
-    agent.event("", times=2000)
+    agent.lose_events()
     agent.wait_for(is_checking)
     agent.unblock(pipe)
     agent.wait_for(lambda r: r.ready)
@@ -285,7 +293,7 @@ def test_after_lost_events_everything_is_read_and_put_right(start: Start) -> Non
 
     before = made()
     agent.lose_vfs()
-    agent.event("", times=2000)
+    agent.lose_events()
     # A resync comes only after a minute.
     soon(lambda: made() > before or None, "VF made anew")
     agent.wait_for(lambda r: r.ready)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -26,6 +27,7 @@ from agent.report.published import Published
 from agent.report.records import Change, Condition, Disruption, Outcome, Report, report_to_json, to_plain
 from agent.service import lock
 from agent.service.apply_socket import NAME, Requests
+from agent.spec.node import from_mapping
 
 ROOT = Path(__file__).parent.parent.parent
 COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks at no context
@@ -85,12 +87,43 @@ def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> Non
     assert trackbed(tmp_path, "status").returncode == 0
     for different, reason in (
         ({"boot_id": "another"}, "of an earlier boot"),
-        ({"uptime": runtime.uptime() - 100}, "heartbeat is 10"),
+        ({"uptime": runtime.uptime() - 100}, "heartbeat is 1"),
     ):
         report(tmp_path, **different)
         said = trackbed(tmp_path, "status")
         assert said.returncode == 1
         assert reason in said.stderr
+
+
+def test_status_says_first_whether_it_is_ready_how_many_warnings_there_are_and_since_when(tmp_path: Path) -> None:
+    report(tmp_path, since=runtime.uptime() - 7510)
+    lines = trackbed(tmp_path, "status").stdout.splitlines()
+    assert lines[0] == "n1 is ready, with 1 warning"
+    assert lines[1].startswith("since ")
+    assert lines[1].endswith(" (2h5m)")
+    dark = Condition("Carrier", "False", "NoCarrier", "dark", remedy="plug it in")
+    report(tmp_path, ready=False, conditions=(*CONDITIONS, dark))
+    said = trackbed(tmp_path, "status").stdout
+    assert said.splitlines()[0] == "n1 is not ready: Carrier"
+    # What is required comes first, and in each group what is not True.
+    named = [line.split()[0] for line in said.splitlines() if line.startswith(("  ", "required", "only"))]
+    assert named == ["required:", "Carrier", "Converged", "only", "Clock"]
+    assert "required: 1 of 2 True" in said
+
+
+def test_on_a_narrow_terminal_long_texts_have_their_own_rows(tmp_path: Path) -> None:
+    dark = Condition("Carrier", "False", "NoCarrier", "no carrier " * 20, remedy="plug it in " * 20)
+    report(tmp_path, ready=False, refusal="because " * 30, conditions=(*CONDITIONS, dark))
+    failed = evolve(OUTCOME, result="failed", error="EBUSY " * 30, remedy="see dmesg")
+    History(tmp_path, "boot-1").record([failed], "h1", "start")
+    for name in ("status", "history"):
+        rows = on_a_terminal(tmp_path, name, COLUMNS="60", TERM="xterm", NO_COLOR="1").splitlines()
+        assert max(len(row) for row in rows) <= 60
+        # For programs such as grep each is one line.
+        assert max(len(line) for line in trackbed(tmp_path, name).stdout.splitlines()) > 180
+    assert "      do: plug it in plug it in" in on_a_terminal(
+        tmp_path, "status", COLUMNS="60", TERM="xterm", NO_COLOR="1"
+    )
 
 
 def test_a_report_of_another_format_is_one_message(tmp_path: Path) -> None:
@@ -124,9 +157,12 @@ def on_a_terminal(folder: Path, *arguments: str, until: str = "", **environment:
 
 def test_colours_are_for_terminals_alone_and_can_be_turned_off(tmp_path: Path) -> None:
     report(tmp_path)
-    assert "\x1b[32m" in on_a_terminal(tmp_path, "status", TERM="xterm", NO_COLOR="")
-    assert "\x1b" not in on_a_terminal(tmp_path, "status", TERM="xterm", NO_COLOR="1")
-    assert "\x1b" not in trackbed(tmp_path, "status").stdout
+    History(tmp_path, "boot-1").record([OUTCOME], "h1", "spec")
+    spec(tmp_path, sysctls={"vm.swappiness": "101"})
+    for name in ("status", "history", "plan"):
+        assert "\x1b[32m" in on_a_terminal(tmp_path, name, TERM="xterm", NO_COLOR="")
+        assert "\x1b" not in on_a_terminal(tmp_path, name, TERM="xterm", NO_COLOR="1")
+        assert "\x1b" not in trackbed(tmp_path, name).stdout
 
 
 def test_live_views_are_drawn_over_themselves_on_a_terminal(tmp_path: Path) -> None:
@@ -149,11 +185,11 @@ def test_watch_says_each_change_in_a_line_and_ends_with_ctrl_c(tmp_path: Path) -
     report(tmp_path)
     process = watched(tmp_path)
     assert process.stdout is not None
-    assert "  ready  generation 0" in process.stdout.readline()
+    assert "  ready, with 1 warning  generation 0" in process.stdout.readline()
     report(tmp_path)  # a heartbeat is no change
     report(tmp_path, generation=1, ready=False, conditions=(Condition("Carrier", "False", "NoCarrier", "dark"),))
     line = process.stdout.readline()
-    assert "not ready  generation 1" in line
+    assert "not ready: Carrier  generation 1" in line
     assert "dark" in line
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 1
@@ -197,10 +233,36 @@ def test_history_says_what_when_and_why(tmp_path: Path) -> None:
     kept.record([OUTCOME], "h1", "event 0000:21:00.0")
     said = trackbed(tmp_path, "history").stdout
     assert "boot boot-1" in said
-    assert "applied     vfs 0000:21:00.0 count: 4 -> 5  (event 0000:21:00.0; spec h1)" in said
+    assert "  event 0000:21:00.0  (spec h1)\n  applied     vfs 0000:21:00.0 count: 4 -> 5\n" in said
+    every = trackbed(tmp_path, "history", "--all", "--last", "1").stdout
+    assert "applied     vfs 0000:21:00.0 count: 4 -> 5  (event 0000:21:00.0; spec h1)" in every
     (line,) = trackbed(tmp_path, "history", "--json", "--last", "1").stdout.splitlines()
     assert json.loads(line)["trigger"] == "event 0000:21:00.0"
     assert trackbed(tmp_path, "history", "--device", "host").stdout == "nothing was changed yet\n"
+
+
+def test_history_says_in_one_line_what_a_pass_made_of_a_device(tmp_path: Path) -> None:
+    pf = "0000:21:00.0"
+    vfs = [Change("vf_links", f"{pf}#{index}", "mtu", 1500, 9000) for index in range(7)]
+    made = [Change("links", pf, "mtu", 1500, 9000), Change("vfs", pf, "count", 0, 7, Disruption.LINK_FLAP), *vfs]
+    host = Change("sysctls", "host", "vm.swappiness", "60", "10")
+    kept = History(tmp_path, "boot-1")
+    kept.record([Outcome(change, "applied") for change in (*made, host)], "h1", "start")
+    kept.record(
+        [Outcome(change, "failed", "EBUSY", "see dmesg") for change in vfs], "h1", f"event {pf}#0 {pf}#1 {pf}#2 {pf}#3"
+    )
+    kept.record([Outcome(change, "applied") for change in vfs], "h1", "retry")
+    kept.record([Outcome(Change("vfs", pf, "count", 7, 0), "applied")], "h1", "spec")
+    lines = trackbed(tmp_path, "history").stdout.splitlines()
+    assert [line.lstrip() for line in lines if line.startswith("  ")] == [
+        f"applied     {pf}: made 7 VFs and configured them; set links of the PF: 9 writes [link-flap]",
+        "applied     sysctls host vm.swappiness: 60 -> 10",
+        f"failed      vf_links {pf}#0 mtu: 1500 -> 9000: EBUSY; see dmesg (and 6 more like this)",
+        f"applied     {pf}: configured VF 0-6: 7 writes",
+        f"applied     vfs {pf} count: 7 -> 0",
+    ]
+    assert sum(f"event {pf}#0 and 3 more" in line for line in lines) == 1
+    assert len(trackbed(tmp_path, "history", "--all").stdout.splitlines()) == 1 + 10 + 7 + 7 + 1
 
 
 def test_doctor_has_something_to_do_for_a_node_without_an_agent(tmp_path: Path) -> None:
@@ -377,6 +439,23 @@ def test_as_spec_of_this_machine_has_an_empty_plan(tmp_path: Path) -> None:
     assert written.returncode == 0, written.stderr
     (tmp_path / "node.json").write_text(written.stdout)
     assert trackbed(tmp_path, "plan").returncode == 0
+
+
+def test_as_inventory_of_this_machine_is_python_with_a_valid_spec(tmp_path: Path) -> None:
+    written = trackbed(tmp_path, "inspect", "--as-inventory", "--node-name", "n1")
+    assert written.returncode == 0, written.stderr
+    scope: dict[str, Any] = {}
+    exec(written.stdout, scope)  # noqa: S102  what pyinfra does with an inventory
+    (host,), data = scope["servers"]
+    name, own = host
+    assert (name, own) == (socket.gethostname().lower(), {"node_name": "n1"})
+    assert from_mapping({**data, **own}).node_name == "n1"
+
+
+@pytest.mark.parametrize("other", ["--as-spec", "--json"])
+def test_an_inventory_has_one_form(other: str, tmp_path: Path) -> None:
+    refused = trackbed(tmp_path, "inspect", "--as-inventory", other)
+    assert (refused.returncode, "leave --as-spec and --json out" in refused.stderr) == (1, True)
 
 
 def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) -> None:

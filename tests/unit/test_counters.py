@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent.commands.stat import rate_text
 from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
 
 PF = "0000:3b:00.0"
@@ -148,3 +149,20 @@ def test_before_the_second_reading_there_are_no_rates() -> None:
     meter = Meter(Source("lo"))
     meter.take({"rx_bytes": 5}, 0.0)
     assert list(meter.rates()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "name", "text"),
+    [
+        (0.0, "rx_bytes", "0 B/s"),
+        (999.4, "rx_bytes", "999 B/s"),
+        (1000.0, "rx_bytes", "0.98 KiB/s"),
+        (1024.0**2 * 9.996, "tx_bytes", "10.0 MiB/s"),
+        (46.5 * 1024**3, "tx_bytes", "46.5 GiB/s"),
+        (5.0 * 1024**6, "tx_bytes", "5120 PiB/s"),
+        (999.6, "rx_packets", "1.00 k/s"),
+        (12_345_678.0, "tx_packets", "12.3 M/s"),
+    ],
+)
+def test_bytes_have_binary_prefixes_and_packets_decimal_ones(value: float, name: str, text: str) -> None:
+    assert rate_text(value, name) == text

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -13,11 +15,16 @@ import pytest
 import yaml
 
 from agent.__main__ import cli
+from agent.spec.vf_attributes import ordered
 from lab.__main__ import main as lab
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")] + sorted((ROOT / "docs").rglob("*.md"))
-FOLDERS = "agent|bench|deploys|docs|fleet|group_data|inventories|lab|molecule|requirements|tasks|templates|tests"
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+FOLDERS = (
+    "agent|bench|deploys|docs|examples|fleet|group_data|inventories|lab|molecule|requirements|tasks|templates|tests"
+)
 
 IN_A_TABLE = re.compile(r"\b([A-Z]\w+) +(?:True|False|Unknown) +([A-Z]\w+)(?:  (.+))?")
 IN_A_SENTENCE = re.compile(
@@ -103,11 +110,36 @@ def test_each_command_and_option_is_there(page: Path) -> None:
 
 
 def test_each_operation_of_the_transcript_of_a_deploy_is_there() -> None:
-    results = (ROOT / "README.md").read_text().partition("--> Results:\n")[2].partition("    Grand total")[0]
+    transcript = (ROOT / "docs/how-to/getting-started.md").read_text()
+    results = transcript.partition("--> Results:\n")[2].partition("    Grand total")[0]
     names = [re.split("  +", line.strip())[0] for line in results.splitlines()[1:]]
     known = frozenset[str]().union(*constants().values())
     assert len(names) > 10
     assert [name for name in names if not all(part in known for part in name.split(" | "))] == []
+
+
+@cache
+def options_of_pyinfra() -> frozenset[str]:
+    """By a program of its own: pyinfra makes greenlets of the threads of whoever imports it."""
+    program = [str(Path(sys.executable).with_name("pyinfra")), "--help"]
+    told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    return frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", told))
+
+
+@pages
+def test_each_deploy_has_options_and_files_that_there_are(page: Path) -> None:
+    lines = (*fenced(page.read_text()), *inline(page.read_text()))
+    # A file that the page shows, or that an earlier command has written.
+    written = {name for line in lines for name in re.findall(r"(?:^#|>) (\S+\.py)\b", line)}
+    deploys = [
+        line.partition("#")[0].split("pyinfra ", 1)[1].split()
+        for line in lines
+        if re.search(r"(?:^|[$/ ])pyinfra (?:-y )?(?:inventories/|@)", line)
+    ]
+    options = {word for words in deploys for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word)}
+    assert options <= (options_of_pyinfra() if options else frozenset())
+    files = {word for words in deploys for word in words if word.endswith(".py")} - written
+    assert [name for name in files if not (ROOT / name).is_file()] == []
 
 
 @pages
@@ -162,3 +194,10 @@ def test_a_condition_with_another_s_reason_a_mistyped_command_and_option_are_fou
     assert unknown_reasons("Carrier is False (NoCarrier): dark: ens2f0") == ["Carrier NoCarrier dark: ens2f0"]
     text = "```console\n# trackbed plan --spec x\n$ .venv/bin/trackbed plan --spce x\n```\n`trackbed plna`"
     assert unknown_commands(text) == ["$ .venv/bin/trackbed plan --spce x: --spce", "trackbed plna: plna"]
+
+
+def test_the_inventory_page_has_the_row_of_each_vf_attribute() -> None:
+    rows = (ROOT / "docs/inventory.md").read_text().splitlines()
+    assert [row for row in rows if row in {attribute.reference() for attribute in ordered()}] == [
+        attribute.reference() for attribute in ordered()
+    ]

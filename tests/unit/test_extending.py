@@ -1,4 +1,4 @@
-"""What docs/extending.md promises: a kind, a probe and a NIC vendor are each added by one new file, and no other changes.
+"""What docs/extending.md promises: a kind, a probe, a NIC vendor and a VF attribute are each added by one new file.
 
 The files are the examples of that page.
 """
@@ -22,9 +22,9 @@ def examples() -> dict[str, str]:
     return dict(blocks)
 
 
-def converged(folder: Path) -> Any:
-    """What a pass made of the simulated machine, by an agent with the files of ``folder`` as well."""
-    command = [sys.executable, "-m", "tests.unit.extended", str(folder)]
+def converged(folder: Path, **attributes: Any) -> Any:
+    """What a pass made of the simulated machine, by an agent with the files of ``folder`` as well; ``attributes`` of VFs."""
+    command = [sys.executable, "-m", "tests.unit.extended", str(folder), json.dumps(attributes)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -33,16 +33,21 @@ def converged(folder: Path) -> Any:
 def write(folder: Path, names: list[str]) -> None:
     for name in names:
         path = folder / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(examples()[name])
 
 
-def test_the_page_shows_a_kind_a_probe_and_a_vendor() -> None:
-    assert sorted(name.partition("/")[0] for name in examples()) == ["kinds", "probes", "vendors"]
+def test_the_page_shows_a_kind_a_probe_a_vendor_and_a_vf_attribute() -> None:
+    assert sorted(name.rpartition("/")[0] for name in examples()) == [
+        "kinds",
+        "probes",
+        "spec/vf_attributes",
+        "vendors",
+    ]
 
 
 def test_a_kind_is_one_file(tmp_path: Path) -> None:
-    write(tmp_path, [name for name in examples() if not name.startswith("vendors/")])
+    write(tmp_path, [name for name in examples() if name.startswith(("kinds/", "probes/"))])
     assert converged(tmp_path)["numa_balancing"] == "0"
 
 
@@ -62,6 +67,26 @@ def test_a_vendor_is_one_file(tmp_path: Path) -> None:
     known = converged(tmp_path)
     # The queue's interrupt has a CPU of the NIC's NUMA node for itself; the management one may use both.
     assert (known["irqs"]["queue"], known["irqs"]["management"]) == ("2", "2-3")
+
+
+def test_a_vf_attribute_is_one_file(tmp_path: Path) -> None:
+    write(tmp_path, [name for name in examples() if not name.startswith("kinds/")])
+    found = converged(tmp_path, tx_rate=300)
+    assert found["conditions"]["Converged"] == ["True", "AsWanted"]
+    assert [vf["tx_rate"] for vf in found["reported"]] == [300, 300]
+    assert found["message"]["tx_rate"] == 300
+    assert found["inspect"].count("tx rate 300") == 2
+    assert found["as_spec"]["tx_rate"] == 300
+    assert {"minimum": 0, "maximum": 2**32 - 1}.items() <= found["schema"]["tx_rate"]["anyOf"][0].items()
+    assert "| `tx_rate` | what the VF is limited to | Mbit/s; 0 is none | left alone |" in found["reference"]
+    with pytest.raises(AssertionError, match="tx_rate: -1 is out of range; give 0 to 4294967295 Mbit/s"):
+        converged(tmp_path, tx_rate=-1)
+
+
+def test_without_its_file_a_vf_attribute_is_unknown_to_the_spec(tmp_path: Path) -> None:
+    write(tmp_path, [name for name in examples() if name.startswith("probes/")])
+    with pytest.raises(AssertionError, match="unknown key 'tx_rate'"):
+        converged(tmp_path, tx_rate=300)
 
 
 def test_without_its_file_a_probe_is_unknown_to_the_spec(tmp_path: Path) -> None:

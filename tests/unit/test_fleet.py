@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from lightkube.resources.coordination_v1 import Lease
 from lightkube.resources.core_v1 import Node
 
 from agent.report import names
+from agent.report.age import say_age
 from fleet import sweeping
-from fleet.standing import Standing, say_age, standing, standings
+from fleet.commands.status import print_nodes
+from fleet.standing import Standing, standing, standings
 
 ROOT = Path(__file__).parent.parent.parent
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=timezone.utc)
@@ -264,11 +268,38 @@ def test_without_a_cluster_there_is_one_message(
 
 
 def test_every_command_has_an_example_its_exit_codes_and_json() -> None:
-    listed = trackbed("--help").stdout.partition("Commands:\n")[2].splitlines()
-    commands = [line.split()[0] for line in listed if line.strip()]
-    assert {"status", "sweep"} <= set(commands)
-    for command in commands:
-        said = trackbed(command, "--help").stdout
-        assert "Example: trackbed fleet" in said, command
-        assert "Exit code: 0" in said, command
-        assert "--json" in said, command
+    said = dict(helps())
+    assert {("status",), ("sweep",), ("fabric", "report")} <= set(said)
+    for command, text in said.items():
+        assert "Example: trackbed fleet" in text, command
+        assert "Exit code: 0" in text, command
+        assert "--json" in text, command
+
+
+def helps(*group: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The help of each command, by its words; a group of commands is not one of them."""
+    text = trackbed(*group, "--help").stdout
+    listed = text.partition("Commands:\n")[2].splitlines()
+    if not listed:
+        yield group, text
+    for line in listed:
+        if line[:2] == "  " and line[2:3].strip():
+            yield from helps(*group, line.split()[0])
+
+
+def test_the_nodes_are_shown_in_the_words_of_their_own_status(capsys: pytest.CaptureFixture[str]) -> None:
+    warned, dark = node("a"), node("b", ready="False", reason="NoCarrier")
+    for each, message in (
+        (warned, "the node is as its spec says, with 1 warning: ClockSynchronised"),
+        (dark, "no carrier"),
+    ):
+        assert each.status and each.status.conditions
+        each.status.conditions[-1].message = message
+    found = [standing("a", warned, lease(), NOW), standing("b", dark, lease("b"), NOW), standing("c", None, None, NOW)]
+    print_nodes(found, NOW, others=0)
+    heading, *rows, last = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["NODE", "READY", "SINCE"]
+    assert [re.split("  +", row)[1] for row in rows] == ["ready", "not ready", "unknown"]
+    assert rows[0].rstrip().endswith("the node is as its spec says, with 1 warning: ClockSynchronised")
+    assert "NoCarrier: no carrier" in rows[1]
+    assert last == "1 of 3 nodes are ready"

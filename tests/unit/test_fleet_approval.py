@@ -196,28 +196,37 @@ def test_a_request_with_anothers_signature_is_denied() -> None:
     ("node", "known", "reason"),
     [
         ("b", KNOWN, "nobody has named b as a new node; if it is one: trackbed fleet approve b"),
-        ("a", Known(expected={"a"}, enrolled={"a"}), "a has been enrolled already"),
+        (
+            "a",
+            Known(expected={"a"}, enrolled={"a"}),
+            "a has been enrolled already; if it was installed anew: trackbed fleet approve --again a",
+        ),
     ],
 )
 def test_an_enrolment_that_nobody_expects_is_left_to_the_operator(node: str, known: Known, reason: str) -> None:
     verdict = only(asked(common_name(f"{names.NODE_USER}{node}"), ENROLMENT), known)
-    assert verdict.action == "leave"
-    assert reason in verdict.reason
+    assert (verdict.action, verdict.reason) == ("leave", reason)
 
 
 def test_a_reinstalled_node_is_enrolled_again_if_it_is_named() -> None:
     known = Known(enrolled={"a"}, again={"a"})
-    assert only(asked(common_name(A), ENROLMENT), known).action == "approve"
+    verdict = only(asked(common_name(A), ENROLMENT), known)
+    assert (verdict.action, verdict.reason) == ("approve", "enrolment, again")
 
 
 def test_a_node_that_is_gone_does_not_renew() -> None:
-    assert only(asked(common_name(A)), Known(enrolled={"a"})).action == "leave"
+    verdict = only(asked(common_name(A)), Known(enrolled={"a"}))
+    reason = "there is no Node a (any more); if it is yours, name it: trackbed fleet approve a"
+    assert (verdict.action, verdict.reason) == ("leave", reason)
 
 
 def test_two_keys_for_one_new_node_are_left_to_the_operator() -> None:
     new = f"{names.NODE_USER}new"
     requests = [asked(common_name(new, key=key), ENROLMENT, name=str(key)) for key in (KEY, OTHER_KEY)]
-    assert [verdict.action for verdict in verdicts(requests, KNOWN)] == ["leave", "leave"]
+    found = verdicts(requests, KNOWN)
+    assert [verdict.action for verdict in found] == ["leave", "leave"]
+    delete = "delete the wrong ones: kubectl delete csr NAME"
+    assert {verdict.reason for verdict in found} == {f"several requests with different keys claim to be new; {delete}"}
     same = [asked(common_name(new), ENROLMENT, name=name) for name in ("1", "2")]
     assert [verdict.action for verdict in verdicts(same, KNOWN)] == ["approve", "approve"]
 
@@ -228,11 +237,49 @@ def test_others_requests_are_left_alone() -> None:
     assert verdicts([asked(kubelet, "system:bootstrap:abc", signerName=signer)], KNOWN) == []
 
 
-def test_a_request_that_was_decided_is_left_alone() -> None:
+def test_a_certificate_of_another_signer_may_have_a_name_like_a_reporters() -> None:
+    assert verdicts([asked(common_name(A), "somebody", signerName="example.com/signer")], KNOWN) == []
+
+
+@pytest.mark.parametrize("decision", ["Approved", "Denied", "Failed"])
+def test_a_request_that_was_decided_is_left_alone(decision: str) -> None:
     request = asked(common_name(A))
-    decided = CertificateSigningRequestCondition(status="True", type="Approved")
+    decided = CertificateSigningRequestCondition(status="True", type=decision)
     request.status = CertificateSigningRequestStatus(conditions=[decided])
     assert verdicts([request], KNOWN) == []
+
+
+def test_a_request_of_which_not_all_can_be_read_is_denied_and_the_others_are_judged() -> None:
+    requests = [asked(common_name(A), name="r1"), asked(common_name(A), name="r2")]
+    denied, approved = verdicts(requests, KNOWN, {"r1": "its time is in the year 0"})
+    reason = "it cannot be read: its time is in the year 0"
+    assert denied == Verdict("r1", A, "a", "deny", reason)
+    assert approved == Verdict("r2", A, "a", "approve", "renewal")
+
+
+@pytest.mark.parametrize("requester", ["", None])
+def test_all_that_is_wrong_with_a_request_is_said(requester: str | None) -> None:
+    given: dict[str, Any] = {"usages": ["server auth"], "expirationSeconds": None, "username": requester}
+    verdict = only(asked(common_name(A), **given))
+    reasons = [
+        "the usages are server auth, not client auth",
+        "it names no expiry",
+        f"nobody may not ask for {A}",
+    ]
+    assert verdict == Verdict("r", "", "a", "deny", "; ".join(reasons))
+
+
+def test_a_request_that_names_nobody_is_denied() -> None:
+    verdict = only(asked(pem()))
+    assert verdict.action == "deny"
+    assert verdict.reason.endswith(f"{A} may not ask for no name")
+
+
+def test_a_certificate_holds_for_a_year_at_most() -> None:
+    assert only(asked(common_name(A), expirationSeconds=YEAR)).action == "approve"
+    verdict = only(asked(common_name(A), expirationSeconds=YEAR + 1))
+    reason = "it would hold for 31536001 s, more than a year (31536000 s)"
+    assert (verdict.action, verdict.reason) == ("deny", reason)
 
 
 @pytest.mark.parametrize("keys", [1, 9], ids=["one-key", "many-keys"])

@@ -1,9 +1,13 @@
 """`trackbed inspect`: what is derived rather than read, a machine that is gone, and what people see."""
 
 import errno
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from attrs import fields
 
 from agent.hardware.functions import rdma_devices
 from agent.hardware.rdma import CharDevice, Gid, RdmaDevice, RdmaPort
@@ -222,7 +226,19 @@ def port(netdev: str) -> RdmaPort:
         "LinkUp",
         "100 Gb/sec (4X EDR)",
         gids=GIDS,
+        lid=0,
+        lmc=0,
+        sm_lid=0,
     )
+
+
+INFINIBAND = RdmaPort(
+    1, "ibp94s0", "InfiniBand", "ACTIVE", "LinkUp", "400 Gb/sec (4X NDR)", lid=17, lmc=0, sm_lid=1
+)  # fmt: skip
+
+
+def vf(index: int, **reported: Any) -> VfInfo:
+    return VfInfo(index, **reported)
 
 
 EXAMPLE = Inspection(
@@ -241,7 +257,8 @@ EXAMPLE = Inspection(
             ),
             rdma=(
                 RdmaDevice("rocep59s0f0", "RoCE", "b859:9f03:0000:0001", "22.39.2048", (port("ens1f0np0"),),
-                           (CharDevice("uverbs0", True), CharDevice("umad0", False))),
+                           (CharDevice("uverbs0", True), CharDevice("umad0", False)),
+                           "b859:9f03:0000:0001", "0", "MT_0000000359"),
             ),
             interrupts=(
                 Interrupt("management-0", 90, "mlx5_async0@pci:0000:3b:00.0", "0-15", "3"),
@@ -250,16 +267,20 @@ EXAMPLE = Inspection(
             total_vfs=8,
             vfs=(
                 NetworkFunction("0000:3b:00.2", "", "15b3", "101e", "mlx5_core", None, None, (), (), (), 0,
-                                VfInfo(0, "02:00:00:00:00:01", 100, True, None)),
+                                vf(0, mac="02:00:00:00:00:01", vlan=100, trust=True)),
                 NetworkFunction("0000:3b:00.3", "", "15b3", "101e", None, None, None, (), (), (), 1),
                 NetworkFunction("0000:3b:00.4", "", "15b3", "101e", "vfio-pci", None, None, (), (), (), 2,
-                                VfInfo(2, "02:00:00:00:00:03", 7, True, None, 5, "802.1ad", "enable", 10, 100, False,
-                                       "00:11:22:33:44:55:66:77", "00:11:22:33:44:55:66:78")),
+                                vf(2, mac="02:00:00:00:00:03", vlan=7, qos=5, vlan_protocol="802.1ad", trust=True,
+                                       rss_query=False, link_state="enable", min_tx_rate=10, max_tx_rate=100,
+                                       node_guid="00:11:22:33:44:55:66:77", port_guid="00:11:22:33:44:55:66:78")),
             ),
             serials=("b8-59-9f-ff-ff-00-00-01", "MT2231X001"),
         ),
     ),
-    other_rdma=(RdmaDevice("rxe0", "RoCE", None, None, (port("eth0"),), ()),),
+    other_rdma=(
+        RdmaDevice("rxe0", "RoCE", None, None, (port("eth0"),), ()),
+        RdmaDevice("ibp94s0", "InfiniBand", None, None, (INFINIBAND,), ()),
+    ),
     rdma_cm=False,
 )  # fmt: skip
 
@@ -269,8 +290,9 @@ SHOWN = """\
   serial b8-59-9f-ff-ff-00-00-01  serial MT2231X001  NUMA node 0  VFs 3 of 8
   netdev   ens1f0np0  up  MTU 9000  b8:59:9f:00:00:01  10.0.0.1/24
            fe80::ba59:9fff:fe00:1/64
-  rdma     rocep59s0f0  RoCE  node GUID b859:9f03:0000:0001  uverbs0
-           umad0 (not in /dev/infiniband)
+  rdma     rocep59s0f0  RoCE  node GUID b859:9f03:0000:0001
+           system image GUID b859:9f03:0000:0001  hardware revision 0
+           board MT_0000000359  uverbs0  umad0 (not in /dev/infiniband)
            port 1  ACTIVE/LinkUp  Ethernet  100 Gb/sec (4X EDR)  ens1f0np0
            GID 1 RoCE v2 fe80::ba59:9fff:fe00:1  GID 3 RoCE v2 10.0.0.1
   irqs     management-0 0-15 (on 3)  comp-0 0  comp-1 1  comp-2 2  comp-3 3
@@ -292,8 +314,20 @@ RDMA devices without a PCI function
   rdma     rxe0  RoCE
            port 1  ACTIVE/LinkUp  Ethernet  100 Gb/sec (4X EDR)  eth0
            GID 1 RoCE v2 fe80::ba59:9fff:fe00:1  GID 3 RoCE v2 10.0.0.1
+  rdma     ibp94s0  InfiniBand
+           port 1  ACTIVE/LinkUp  InfiniBand  400 Gb/sec (4X NDR)  ibp94s0
+           LID 17  LMC 0  SM LID 1
 
 /dev/infiniband/rdma_cm: missing (load rdma_ucm)"""
+
+
+def test_the_keys_that_the_docs_give_for_ibv_devinfo_are_there() -> None:
+    page = (Path(__file__).parents[2] / "docs/cli.md").read_text()
+    table = page.partition("| `ibv_devinfo` | Key | From |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    rows = [[re.findall(r"`(\w+)`", cell) for cell in line.split("|")[1:3]] for line in table]
+    assert sum(len(theirs) for theirs, _ in rows) == 15
+    known = {f.name for record in (NetworkFunction, RdmaDevice, RdmaPort) for f in fields(record)}
+    assert all(len(theirs) == len(ours) and known >= set(ours) for theirs, ours in rows)
 
 
 def test_what_people_see() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
+from attrs import fields
 
 from agent.hardware.topology import Topology
 from agent.kinds import Kind, Observer, by_name, declared, ordered
@@ -67,3 +68,11 @@ def test_snapshots_made_of_one_another_share_results_and_others_do_not() -> None
     first = Snapshot((), Topology({}, frozenset(), {}))
     assert first.merged("irqs", None, {}).derived is first.derived
     assert Snapshot((), Topology({}, frozenset(), {})).derived is not first.derived
+
+
+def test_no_kind_takes_what_its_module_imports_for_a_part_of_itself() -> None:
+    for kind in by_name().values():
+        parts = [getattr(kind, part.name) for part in fields(type(kind))]
+        own = (f"agent.kinds.{kind.NAME}", f"agent.kinds.host.{kind.NAME}", "agent.kinds")
+        foreign = [part for part in parts if callable(part) and part.__module__ not in own]
+        assert foreign == [], kind.NAME

@@ -86,3 +86,15 @@ def test_an_error_without_a_remedy_of_its_own_says_where_to_look() -> None:
     assert failed.returncode == 1
     assert failed.stderr.splitlines()[0] == "lab: it broke"
     assert "`python -m lab logs NODE` collects" in failed.stderr
+
+
+def test_the_suites_on_virtual_servers_use_pythons_own_subprocesses_and_threads() -> None:
+    """`pyinfra_cli` replaces them by gevent's, in which a read that hangs stops every thread of the suite."""
+    load = (
+        "import importlib, pathlib, sys\n"
+        "for file in sorted(pathlib.Path().glob('tests/[cl]*/*.py')):\n"
+        "    importlib.import_module('.'.join(file.with_suffix('').parts))\n"
+        "    assert 'pyinfra_cli' not in sys.modules, file\n"
+    )
+    done = subprocess.run([sys.executable, "-c", load], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

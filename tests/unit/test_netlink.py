@@ -5,15 +5,28 @@ from __future__ import annotations
 import errno
 import json
 import multiprocessing
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from agent.linux.messages import attribute
-from agent.linux.netlink import LinuxNetlink, decode_link
+from agent.linux.events import LinuxEvents
+from agent.linux.messages import HEADER, answers, attribute, numbers
+from agent.linux.netlink import (
+    IFINFOMSG,
+    IFLA_IFNAME,
+    IFLA_MTU,
+    IFLA_NUM_VF,
+    IFLA_VFINFO_LIST,
+    LinuxNetlink,
+    decode_link,
+)
 from bench.namespace import enter
+
+VF = numbers(ifinfmsg.vflist.vfinfo)
 
 MADE = """
 ip link set lo up
@@ -169,6 +182,35 @@ def test_netdevs_of_gateways_are_found(inside: Callable[..., Any], more: str, th
     assert inside(look, more) == through
 
 
+def test_an_address_a_route_and_a_rule_that_go_are_heard_of(inside: Callable[..., Any]) -> None:
+    def look(netlink: LinuxNetlink) -> Any:
+        fab0 = netlink.link("fab0")
+        assert fab0 is not None
+        sources = LinuxEvents().subscribe()
+
+        def heard(*words: str) -> list[tuple[int, int]]:
+            subprocess.run(["ip", *words], check=True)
+            # The kernel has queued its messages before the command has ended.
+            events = [event for source in sources for event in source.receive()[0]]
+            return sorted({(event.ifindex, event.table) for event in events if event.ifindex or event.table})
+
+        return fab0.ifindex, [
+            heard("address", "add", "10.3.0.1/24", "dev", "fab0"),
+            heard("-6", "address", "del", "fd00::1/64", "dev", "fab0"),
+            heard("route", "add", "10.3.0.0/24", "dev", "fab0", "table", "479100"),
+            heard("rule", "add", "from", "10.3.0.1", "lookup", "479100"),
+            heard("-6", "rule", "add", "from", "fd00::1", "lookup", "479101"),
+            heard("route", "del", "10.3.0.0/24", "dev", "fab0", "table", "479100"),
+            heard("rule", "del", "from", "10.3.0.1", "lookup", "479100"),
+            heard("-6", "rule", "del", "from", "fd00::1", "lookup", "479101"),
+        ]
+
+    fab0, (added, gone, *others) = inside(look)
+    assert added == [(fab0, 0)]
+    assert (fab0, 0) in gone
+    assert others == [[], [], [], [(0, 479100)], [(0, 479100)], [(0, 479101)]]
+
+
 @pytest.mark.parametrize("count", [0, 7, 334, 335, 1024])
 def test_a_list_of_vfs_that_is_longer_than_its_own_length_can_say_is_read_whole(count: int) -> None:
     # As the kernel puts it together: 196 octets for each VF, then what follows the list.
@@ -185,3 +227,26 @@ def test_a_list_of_vfs_that_is_longer_than_its_own_length_can_say_is_read_whole(
     link = decode_link(head + (long if count else b"") + attribute(54, bytes.fromhex("020000000001")))
     assert (link.name, link.mtu, link.permanent_mac) == ("fab0", 9000, "02:00:00:00:00:01")
     assert [vf.index for vf in link.vfs] == list(range(count))
+
+
+@pytest.mark.parametrize(("count", "size"), [(0xFFFFFFFF, 0), (0xFFFFFFFF, 4), (2, 3)])
+def test_a_list_of_vfs_that_has_no_end_is_refused(count: int, size: int) -> None:
+    entries = attribute(IFLA_VFINFO_LIST, struct.pack("=HH", size, 1) * 8)
+    with pytest.raises(OSError, match="the kernel's answer cannot be read") as refused:
+        decode_link(IFINFOMSG.pack(0, 1, 7, 1, 0) + attribute(IFLA_NUM_VF, struct.pack("=I", count)) + entries)
+    assert refused.value.errno == errno.EPROTO
+
+
+def test_a_message_without_a_length_is_refused_and_not_read_for_ever() -> None:
+    with pytest.raises(OSError, match="a message of 0 bytes"):
+        answers(HEADER.pack(0, 16, 0, 0, 0))
+
+
+def test_nonsense_of_a_driver_is_an_error_of_its_device() -> None:
+    # A link state that is none of the kernel's three.
+    vf = attribute(VF["IFLA_VF_MAC"], bytes(36)) + attribute(VF["IFLA_VF_LINK_STATE"], struct.pack("=II", 0, 9))
+    body = (
+        IFINFOMSG.pack(0, 1, 7, 1, 0) + attribute(IFLA_IFNAME, b"ens1\0") + attribute(IFLA_MTU, struct.pack("=I", 1500))
+    )
+    with pytest.raises(OSError, match="the kernel's answer cannot be read: IndexError"):
+        decode_link(body + attribute(IFLA_NUM_VF, struct.pack("=I", 1)) + attribute(IFLA_VFINFO_LIST, attribute(1, vf)))

@@ -496,6 +496,13 @@ def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(
     assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.error) == (True, "")
 
 
+def test_the_condition_of_a_ready_node_says_which_warnings_it_has() -> None:
+    clock = Condition("ClockSynchronised", "False", "NotSynchronised", "hours", severity="warn")
+    warned = evolve(READY_NOW, report=evolve(REPORT, conditions=(*REPORT.conditions, clock)))
+    said = desired(warned, SETTINGS, LABELS, node(), away=False).conditions[READY]
+    assert (said.status, said.message) == ("True", "the node is as its spec says, with 1 warning: ClockSynchronised")
+
+
 def test_a_wrong_clock_does_not_stop_a_not_ready(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, clocks = running
     for clocks.day in (-1e12, 1e15):

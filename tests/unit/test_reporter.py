@@ -4,6 +4,7 @@ import datetime
 import http.client
 import ipaddress
 import json
+import os
 import queue
 import socket
 import ssl
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.__main__ import cli
+from agent.report import drift
 from agent.report.records import Change, Condition, Outcome, Report, report_to_json
 from agent.report.verdict import STALE
 from agent.reporter.http import server
@@ -83,6 +85,9 @@ class Served:
         connection.sock.settimeout(10)
         connection.sock.connect(str(self.unix))
         return ask(connection, path, "GET", {})
+
+    def give_drift(self, text: str) -> None:
+        self.file.with_name(drift.NAME).write_text(text)
 
     def metrics(self) -> dict[tuple[str, frozenset[str]], float]:
         """The samples by name and labels' values."""
@@ -166,6 +171,7 @@ def test_what_nobody_vouches_for_is_503(served: Served) -> None:
         status, text = served.get("/readyz")
         assert (status, text[: len(reason)]) == (503, reason)
         assert served.metrics()["trackbed_ready", NONE] == 0
+        assert served.metrics()["trackbed_report_fresh", NONE] == 0
 
 
 @pytest.mark.parametrize("text", [None, "{"])
@@ -174,7 +180,7 @@ def test_without_a_report_it_is_alive_and_not_ready(served: Served, text: str | 
     assert served.get("/readyz")[0] == 503
     assert served.get("/status")[0] == 503
     assert served.get("/livez") == (200, "alive\n")
-    assert served.metrics() == {("trackbed_ready", NONE): 0.0}
+    assert served.metrics() == {("trackbed_ready", NONE): 0.0, ("trackbed_report_fresh", NONE): 0.0}
 
 
 def test_the_status_is_the_report(served: Served) -> None:
@@ -188,12 +194,16 @@ def test_other_paths_and_methods_are_refused(served: Served) -> None:
 
 
 def test_the_metrics_are_what_prometheus_reads(served: Served) -> None:
-    served.give(report(ready=False, up_to_date=False, conditions=NO_CARRIER))
+    served.give(report(ready=False, up_to_date=False, heartbeat=1.8e9, conditions=NO_CARRIER))
+    served.give_drift('{"vfs": 2, "links": 0}')
     found = served.metrics()
     assert found["trackbed_ready", NONE] == 0
     assert found["trackbed_up_to_date", NONE] == 0
     assert found["trackbed_generation", NONE] == 3
-    assert 0 <= found["trackbed_heartbeat_age_seconds", NONE] < 60
+    assert found["trackbed_report_fresh", NONE] == 1
+    assert found["trackbed_heartbeat_timestamp_seconds", NONE] == 1.8e9
+    assert found["trackbed_drift_repairs_total", frozenset({"vfs"})] == 2
+    assert found["trackbed_drift_repairs_total", frozenset({"links"})] == 0
     assert found["trackbed_condition", frozenset({"Carrier", "False", "required"})] == 1
     assert found["trackbed_condition", frozenset({"Carrier", "True", "required"})] == 0
     assert found["trackbed_condition", frozenset({"Clock", "False", "warn"})] == 1
@@ -201,6 +211,14 @@ def test_the_metrics_are_what_prometheus_reads(served: Served) -> None:
     assert found["trackbed_outcomes", frozenset({"failed"})] == 0
     assert found["trackbed_build_info", frozenset({"v1"})] == 1
     assert found["trackbed_spec_info", frozenset({"h1", "n1"})] == 1
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"vfs": -1}', '{"vfs": "1"}', '{"vfs": true}', "x" * (drift.LARGEST + 1)])
+def test_counts_that_are_not_understood_are_left_out(served: Served, text: str) -> None:
+    served.give_drift(text)
+    found = served.metrics()
+    assert found["trackbed_ready", NONE] == 1
+    assert not any(name == "trackbed_drift_repairs_total" for name, _ in found)
 
 
 def test_a_report_of_another_time_is_read_at_each_request(served: Served) -> None:
@@ -309,7 +327,8 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path,
         settings.write_text(to_json(Settings("n1", url, str(pair[0]), identity="token")))
         words = ("--listen", f"127.0.0.1:{served.port}", "--kubernetes", settings, "--kubernetes-secret", secret)
         command = [sys.executable, "-m", "agent", "reporter", *map(str, words)]
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        here = {**os.environ, "STATE_DIRECTORY": str(tmp_path)}
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=here) as process:
             assert process.stderr is not None
             said = next((line for line in process.stderr if "cannot listen" in line), "")
             assert "Address already in use; it is tried again every 5 s" in said

@@ -55,6 +55,8 @@ note("start " + " ".join(sys.argv[3:]))
 starts = (folder / "noted").read_text().count("start")
 """
 
+needs_fuse = pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse")
+
 
 @frozen
 class Supervised:
@@ -254,8 +256,9 @@ def test_an_idle_worker_that_does_not_end_is_killed_and_the_device_is_tried_agai
     supervised.wait_for(lambda report: report.ready)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse")
-def test_no_worker_starts_while_a_process_hangs_in_a_write_to_no_device(start: Start, tmp_path: Path) -> None:
+@pytest.fixture
+def let_go(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Whoever reads the file ``mounted/value`` hangs in the kernel until this is called."""
     mounted = tmp_path / "mounted"
     mounted.mkdir()
     server = subprocess.Popen(
@@ -264,21 +267,50 @@ def test_no_worker_starts_while_a_process_hangs_in_a_write_to_no_device(start: S
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
-    assert server.stdin is not None and server.stdout is not None
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"mounted\n"
+
+    def end() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait(timeout=60)
+
+    yield end
+    end()
+
+
+@needs_fuse
+def test_no_worker_starts_while_a_process_hangs_in_a_write_to_no_device(
+    start: Start, let_go: Callable[[], None]
+) -> None:
     held = """
 if starts == 1: activity.doing("sysctls", "write"); activity.call("", "write"); open(folder / "mounted/value").read()
 found(True); sys.stdin.read()
 """
-    try:
-        assert server.stdout.readline() == b"mounted\n"
-        supervised = start(NOTED + held, write=0.5, retry=0.1)
-        stuck = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
-        supervised.wait_for(lambda report: report.heartbeat > stuck.heartbeat + 3)
-        assert supervised.noted() == ["start"]
-    finally:
-        server.stdin.close()
-        server.wait(timeout=10)
+    supervised = start(NOTED + held, write=0.5, retry=0.1)
+    stuck = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
+    supervised.wait_for(lambda report: report.heartbeat > stuck.heartbeat + 3)
+    assert supervised.noted() == ["start"]
+    let_go()
     supervised.wait_for(lambda report: report.ready)
+
+
+def waits_in(pid: int, function: str) -> bool:
+    """Whether a process waits in this function of the kernel."""
+    return Path(f"/proc/{pid}/wchan").read_text().startswith(function)
+
+
+@needs_fuse
+def test_on_sigterm_a_worker_that_cannot_be_killed_is_waited_for(start: Start, let_go: Callable[[], None]) -> None:
+    supervised = start(NOTED + 'note(str(os.getpid())); open(folder / "mounted/value").read()', leave=0.1)
+    supervisor = supervised.process
+    worker = soon(lambda: int(supervised.noted()[1]) if supervised.noted()[1:] else None, "worker", 60.0)
+    soon(lambda: waits_in(worker, "request_wait_answer") or None, "hanging read", 60.0)
+    supervisor.send_signal(signal.SIGTERM)
+    soon(lambda: supervisor.poll() is not None or waits_in(supervisor.pid, "do_wait") or None, "waiting", 60.0)
+    assert supervisor.poll() is None, "it has ended, and the worker has not"
+    let_go()
+    assert supervisor.wait(timeout=60) == 0
 
 
 def test_a_worker_that_keeps_crashing_is_restarted_with_growing_delays(start: Start) -> None:

@@ -28,6 +28,7 @@ SECRET = "s3cr3t-value"  # noqa: S105  the test's own
         f"PASSWD='{SECRET}'",
         f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
         f"-----BEGIN OPENSSH PRIVATE KEY-----\n{SECRET}\ncut off",
+        f'{{"auths": {{"registry.example.net": {{"auth": "{SECRET}"}}}}}}',
         f"token: eyJhbGciOiJSUzI1NiJ9.{SECRET}",
         f"joined with eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.{SECRET}",
     ],

@@ -51,7 +51,7 @@ def entry(data: bytes) -> Any:
 
 
 def test_all_that_is_written_is_read_back() -> None:
-    assert decode(inner(encoded(3, GIVEN))) == VfInfo(index=3, **GIVEN)  # type: ignore[arg-type]
+    assert decode(inner(encoded(3, GIVEN))) == VfInfo(index=3, **GIVEN)
 
 
 def test_pyroute2_reads_the_same() -> None:

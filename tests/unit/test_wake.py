@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from attrs import evolve
-from pyroute2.netlink.rtnl import RTM_NEWLINK
+from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELROUTE, RTM_NEWLINK
 
 from agent.linux.events import (
     IFINFOMSG,
@@ -16,11 +16,14 @@ from agent.linux.events import (
     NetlinkSource,
     ethtool_events,
     link_events,
+    routing_events,
     uevent_events,
 )
 from agent.linux.messages import HEADER
 from agent.machine import Event
+from agent.report.records import HOST
 from agent.service.wake import BURST, RATE, Heard, Known, Pace, WakeUp, Watch, scope_of
+from agent.spec.node import SteeredNetdevs
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
 KNOWN = Known(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
@@ -66,6 +69,42 @@ def test_links_that_nobody_wants_wake_nobody() -> None:
     assert link_scope(link_message(1, 2, 3), False, KNOWN) == set()
 
 
+def named_message(ifindex: int, name: bytes) -> bytes:
+    """RTM_NEWLINK as the kernel begins it: the name is the first attribute, then other ones."""
+    attributes = struct.pack("=HH", 4 + len(name) + 1, 3) + name + b"\0"
+    attributes += bytes(-len(attributes) % 4) + struct.pack("=HHI", 8, 13, 1000)
+    head = HEADER.pack(HEADER.size + IFINFOMSG.size + len(attributes), RTM_NEWLINK, 0, 0, 0)
+    return head + IFINFOMSG.pack(0, 1, ifindex, 0, 0) + attributes
+
+
+STEERED = evolve(KNOWN, steered=(SteeredNetdevs("cali*"), SteeredNetdevs("veth?")))
+
+
+def test_a_new_netdev_that_the_spec_steers_concerns_the_host() -> None:
+    assert link_scope(named_message(99, b"cali1f"), False, STEERED) == {HOST}
+    assert link_scope(named_message(99, b"cali1f"), False, KNOWN) == set()
+    assert link_scope(named_message(99, b"veth12"), False, STEERED) == set()
+    assert link_scope(named_message(7, b"cali1f"), False, STEERED) == {PF}
+    assert link_scope(named_message(99, b"cali1f"), True, STEERED) == set()
+
+
+def test_a_name_in_a_message_that_is_cut_off_wakes_nobody() -> None:
+    whole = named_message(99, b"cali1f")
+    first = HEADER.size + IFINFOMSG.size
+    assert [link_scope(whole[:length], False, STEERED) for length in range(first + 8)] == [set()] * (first + 8)
+
+
+def test_it_takes_no_trust_from_a_required_device() -> None:
+    known = evolve(STEERED, required=frozenset({PF}))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        ours.setblocking(False)
+        theirs.send(named_message(99, b"cali1f"))
+        source = Heard(NetlinkSource(None, ours, link_events))
+        source.receive()
+        assert source.taken(known, first=False) == WakeUp(frozenset({HOST}), doubt=False)
+
+
 def test_an_index_of_another_namespace_is_not_ours() -> None:
     assert link_scope(link_message(7), True, KNOWN) == set()
 
@@ -76,6 +115,19 @@ def test_a_vf_in_another_namespace_is_known_by_its_parent() -> None:
     message = HEADER.pack(size, RTM_NEWLINK, 0, 0, 0) + IFINFOMSG.pack(0, 1, 3, 0, 0) + attribute
     assert link_scope(message, True, KNOWN) == {PF}
     assert link_scope(message.replace(VF.encode(), b"0000:99:10.2"), True, KNOWN) == set()
+
+
+def test_a_table_that_lost_a_route_names_the_nic_that_it_is_of() -> None:
+    known = evolve(KNOWN, by_table={479100: PF})
+    assert scope_of(Event(table=479100), known) == {PF}
+    assert scope_of(Event(table=254), known) == set()
+
+
+def test_a_message_of_routing_without_its_whole_header_wakes_nobody() -> None:
+    for kind in (RTM_DELADDR, RTM_DELROUTE):
+        whole = HEADER.pack(HEADER.size + 12, kind, 0, 0, 0) + bytes(12)
+        assert [list(routing_events(whole[:length], False)) for length in range(24)] == [[]] * 24
+        assert list(routing_events(HEADER.pack(HEADER.size, kind, 0, 0, 0) + bytes(12), False)) == []
 
 
 def test_a_truncated_message_is_no_reason_to_fail() -> None:

@@ -1,13 +1,13 @@
-"""The report as Prometheus metrics. All of them are gauges, since a report is a state."""
+"""The report, and the count of repairs, as Prometheus metrics. docs/metrics.md lists them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import get_args
 
 from attrs import frozen
-from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -20,32 +20,54 @@ STATUSES = get_args(Status)
 _WORST = ("True", "Unknown", "False")
 
 
-def render(verdict: Verdict, accept: str) -> tuple[bytes, str]:
-    """The metrics, and their content type, as the ``Accept`` header asks for."""
+def render(verdict: Verdict, drift: Mapping[str, int], accept: str) -> tuple[bytes, str]:
+    """The metrics, and their content type, as the ``Accept`` header asks for.
+
+    :param drift: how many changes of each kind were made although the spec had been true.
+    """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Verdict(lambda: _metrics(verdict)))
+    registry.register(_Served(lambda: _metrics(verdict, drift)))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
 
 
 @frozen
-class _Verdict(Collector):
+class _Served(Collector):
     metrics: Callable[[], Iterator[Metric]]
 
     def collect(self) -> Iterator[Metric]:
         return self.metrics()
 
 
-def _metrics(verdict: Verdict) -> Iterator[Metric]:
-    yield _gauge("ready", "1 if the node is ready by a fresh report of this boot", verdict.ready)
+def _metrics(verdict: Verdict, drift: Mapping[str, int]) -> Iterator[Metric]:
     report = verdict.report
+    yield _gauge("ready", "1 if the node is ready by a fresh report of this boot, else 0", verdict.ready)
+    yield _gauge(
+        "report_fresh", "1 if the report is of this boot and its heartbeat is not stale, else 0", verdict.fresh
+    )
+    repairs = CounterMetricFamily(
+        "trackbed_drift_repairs",
+        "Changes made since the boot although the spec had been true before, by kind of state",
+        labels=("kind",),
+    )
+    for kind, count in sorted(drift.items()):
+        repairs.add_metric((kind,), count)
+    yield repairs
     if report is None:
         return
-    yield _gauge("up_to_date", "1 if the node follows the newest spec that it was given", report.up_to_date)
-    yield _gauge("generation", "How often what the node says of itself has changed since its boot", report.generation)
-    yield _gauge("heartbeat_age_seconds", "Seconds since the agent last vouched for its report", verdict.age)
+    yield _gauge("up_to_date", "1 if the node follows the newest spec that it was given, else 0", report.up_to_date)
+    yield _gauge(
+        "generation", "Grows whenever what the node says of itself changes; it starts over at a boot", report.generation
+    )
+    yield _gauge(
+        "heartbeat_timestamp_seconds",
+        "When the agent last vouched for its report, by the node's clock",
+        report.heartbeat,
+    )
     conditions = GaugeMetricFamily(
-        "trackbed_condition", "1 for the status that a condition has", labels=("type", "status", "severity")
+        "trackbed_condition",
+        "1 for the status that a condition has, 0 for the others",
+        labels=("type", "status", "severity"),
     )
     for condition in _by_type(report.conditions):
         for status in STATUSES:
@@ -58,9 +80,11 @@ def _metrics(verdict: Verdict) -> Iterator[Metric]:
     for result in get_args(Result):
         outcomes.add_metric((result,), counted[result])
     yield outcomes
-    yield InfoMetricFamily("trackbed_build", "The agent's version", {"version": report.agent_version})
+    yield InfoMetricFamily("trackbed_build", "1, with the agent's version", {"version": report.agent_version})
     yield InfoMetricFamily(
-        "trackbed_spec", "The spec that the node follows", {"hash": report.spec_hash, "node": report.node_name}
+        "trackbed_spec",
+        "1, with the hash of the spec that the node follows and the node's name",
+        {"hash": report.spec_hash, "node": report.node_name},
     )
 
 

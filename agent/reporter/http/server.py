@@ -7,6 +7,8 @@ import http.client
 import io
 import ipaddress
 import json
+import math
+import os
 import re
 import selectors
 import socket
@@ -19,11 +21,12 @@ from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import BoundedSemaphore, Timer
 from typing import Any
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
+from agent.report.drift import NAME, read_drift
+from agent.report.printable import printable
 from agent.report.records import to_plain
 from agent.report.verdict import Verdict, judge
 from agent.reporter.http.metrics import render
@@ -192,7 +195,8 @@ class _Handler(BaseHTTPRequestHandler):
             case "/status":
                 self._status(verdict)
             case "/metrics":
-                self._send(HTTPStatus.OK, *render(verdict, self.headers.get("Accept", "")))
+                drift = read_drift(self.server.report.with_name(NAME))
+                self._send(HTTPStatus.OK, *render(verdict, drift, self.headers.get("Accept", "")))
             case _:
                 self._send(HTTPStatus.NOT_FOUND, b"there are /readyz, /livez, /status and /metrics\n", TEXT)
 
@@ -213,7 +217,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Log nothing: a probe asks every few seconds."""
+        """Log nothing: a probe sends a request every few seconds."""
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log a request that could not be understood."""
@@ -226,11 +230,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     request_queue_size = 64
     timeout = 0.0
 
-    def __init__(self, family: int, address: Any, guard: Guard, report: Path) -> None:
+    def __init__(self, family: int, address: Any, guard: Guard, report: Path, freed: Callable[[], None]) -> None:
         self.address_family = family
         self.guard = guard
         self.report = report
-        self._room = BoundedSemaphore(AT_ONCE)
+        self._freed = freed
+        # When each request that is being answered is cut off. The handler's own timeout is per read: a client that sends byte
+        # after byte would never reach it.
+        self._ends: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
         # A client may close its connection before it is accepted: accept() must not wait for the next one then.
         self.socket.setblocking(False)
@@ -242,30 +249,39 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             connection = self.guard.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         return connection, client
 
+    def has_room(self) -> bool:
+        """Whether another request may be accepted."""
+        return len(self._ends) < AT_ONCE
+
+    def cut_off(self, now: float) -> float:
+        """Cut off the requests whose time is up; when that will be so for the next one."""
+        ends = list(self._ends.items())
+        for request, end in ends:
+            if end <= now:
+                with suppress(OSError):  # it has just ended by itself
+                    socket.socket.shutdown(request, socket.SHUT_RDWR)
+        return min((end for _, end in ends if end > now), default=math.inf)
+
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a request, once there is room for one."""
-        self._room.acquire()
-        super().process_request(request, client_address)
+        """Start a thread for a request. If the system has none left, the request fails, and takes no room."""
+        self._ends[request] = time.monotonic() + TIMEOUT
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:
+            del self._ends[request]
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer within the timeout, then let the next request in."""
-        # The handler's own timeout is per read: a client that sends byte after byte would never reach it.
-        over = Timer(TIMEOUT, _cut_off, (request,))
-        over.start()
+        """Answer, then let the next request in."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            over.cancel()
-            self._room.release()
+            self._ends.pop(request, None)
+            self._freed()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log one line for a client that closed the connection or does not speak TLS."""
         _say(f"a request failed: {sys.exc_info()[1]!r}")
-
-
-def _cut_off(request: socket.socket) -> None:
-    with suppress(OSError):  # it has just ended by itself
-        socket.socket.shutdown(request, socket.SHUT_RDWR)
 
 
 def serve(
@@ -278,35 +294,70 @@ def serve(
 ) -> None:
     """Answer requests until the process ends; without one, sleep.
 
-    :param report: the report's file.
+    :param report: the report's file; the drift counts are in one beside it.
     :param unix: a socket's path, for those who may reach that; a file that is there is replaced.
     :param started: called with the port once it was tried to listen; with 0 if the port is somebody else's.
     :param patient: where it cannot be listened, that is said and tried again, so that the process goes on with its other work.
     :raises Refused: it cannot be listened there.
     """
-    port_at, selector = f"{address.host}:{address.port}", selectors.DefaultSelector()
+    port_at, open_servers = f"{address.host}:{address.port}", _Open()
     closed: dict[str, Callable[[], _Server]] = {
-        port_at: lambda: _Server(address.family, (address.host, address.port), guard, report)
+        port_at: lambda: _Server(address.family, (address.host, address.port), guard, report, open_servers.freed)
     }
     if unix is not None:
-        closed[str(unix)] = lambda: _unix_server(unix, report)
-    opened, faults = _open(closed, selector)
+        closed[str(unix)] = lambda: _unix_server(unix, report, open_servers.freed)
+    opened, faults = _listen(closed, open_servers)
     if faults and not patient:
         raise Refused("; ".join(faults))
     for fault in faults:
         _say(f"{fault}; it is tried again every {AGAIN:.0f} s")
     started(opened[port_at].server_address[1] if port_at in opened else 0)
     while closed:
-        _answer(selector, AGAIN)
-        for where in _open(closed, selector)[0]:
+        open_servers.answer(AGAIN)
+        for where in _listen(closed, open_servers)[0]:
             _say(f"listening on {where} now")
     while True:
-        _answer(selector, None)
+        open_servers.answer(math.inf)
 
 
-def _open(
-    closed: dict[str, Callable[[], _Server]], selector: selectors.BaseSelector
-) -> tuple[dict[str, _Server], list[str]]:
+@define
+class _Open:
+    """The servers that listen. One whose room is full accepts nothing, and keeps nobody from the others."""
+
+    _servers: list[_Server] = field(factory=list)
+    _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
+    _room: int = field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+
+    def __attrs_post_init__(self) -> None:
+        self._selector.register(self._room, selectors.EVENT_READ)
+
+    def add(self, server: _Server) -> None:
+        """Answer its requests, too."""
+        self._servers.append(server)
+
+    def freed(self) -> None:
+        """A request has ended, in another thread."""
+        os.eventfd_write(self._room, 1)
+
+    def answer(self, timeout: float) -> None:
+        """Answer the requests that come within ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        while (now := time.monotonic()) < end:
+            wake = min([end, *(server.cut_off(now) for server in self._servers)])
+            for server in self._servers:
+                listens = server in self._selector.get_map()
+                if server.has_room() and not listens:
+                    self._selector.register(server, selectors.EVENT_READ)
+                elif listens and not server.has_room():
+                    self._selector.unregister(server)
+            for key, _ in self._selector.select(None if wake == math.inf else wake - now):
+                if key.fd == self._room:
+                    os.eventfd_read(self._room)
+                else:
+                    key.fileobj.handle_request()  # type: ignore[union-attr]  # a _Server
+
+
+def _listen(closed: dict[str, Callable[[], _Server]], open_servers: _Open) -> tuple[dict[str, _Server], list[str]]:
     """Listen wherever nobody does yet: what is listened on now, and why some cannot be."""
     opened, faults = {}, []
     for where, make in list(closed.items()):
@@ -315,27 +366,17 @@ def _open(
         except OSError as error:
             faults.append(f"cannot listen on {where}: {error.strerror or error}")
         else:
-            selector.register(server, selectors.EVENT_READ)
+            open_servers.add(server)
             del closed[where]
     return opened, faults
 
 
-def _unix_server(path: Path, report: Path) -> _Server:
+def _unix_server(path: Path, report: Path, freed: Callable[[], None]) -> _Server:
     path.unlink(missing_ok=True)
-    server = _Server(socket.AF_UNIX, str(path), Guard(), report)
+    server = _Server(socket.AF_UNIX, str(path), Guard(), report, freed)
     path.chmod(0o666)
     return server
 
 
-def _answer(selector: selectors.BaseSelector, timeout: float | None) -> None:
-    """Answer the requests that come within ``timeout`` seconds; None: the next ones, whenever they come."""
-    end = time.monotonic() + (timeout or 0.0)
-    while True:
-        for key, _ in selector.select(None if timeout is None else max(0.0, end - time.monotonic())):
-            key.fileobj.handle_request()  # type: ignore[union-attr]  # a _Server
-        if time.monotonic() >= end:
-            return
-
-
 def _say(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201  the journal
+    print(printable(line), file=sys.stderr)  # noqa: T201  the journal

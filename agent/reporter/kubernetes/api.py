@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,8 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from attrs import define, field, frozen
+
+from agent.documents import load
 
 JSON = "application/json"
 JSON_PATCH = "application/json-patch+json"
@@ -31,7 +34,7 @@ SILENCE = 180.0
 (k8s.io/apiserver, cacher.go): silence does not mean that the Node is unchanged, but that the server or the path to it hangs."""
 
 LONGEST = 32 << 20
-"""Bytes of one line of a watch; no Node is larger."""
+"""Bytes of an answer, or of one line of a watch; no Node is larger."""
 
 FIRST_WAIT = 1.0
 LAST_WAIT = 60.0
@@ -152,27 +155,27 @@ class Api:
         """
         try:
             response = self._send(method, path, query, body, content_type)
-            text = response.read()
+            text = response.read(LONGEST + 1)
         except (OSError, HTTPException):
             self.close()
             raise
-        if response.will_close:
+        if response.will_close or len(text) > LONGEST:
             self.close()
         if response.status >= 300:
-            raise _refusal(response, text)
-        return _document(text)
+            raise self._refusal(response, text)
+        return read_document(text)
 
     def watch(self, path: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         """Each event of a watch, until the server ends it or says nothing any more. Raises as :meth:`ask` does."""
         try:
             response = self._send("GET", path, {**query, "watch": "1", "allowWatchBookmarks": "true"})
             if response.status >= 300:
-                raise _refusal(response, response.read())
+                raise self._refusal(response, response.read(LONGEST))
             if self._connection is not None and self._connection.sock is not None:
                 self._connection.sock.settimeout(SILENCE)
             with suppress(TimeoutError):  # the next request finds out what is wrong
                 while line := response.readline(LONGEST):
-                    yield _document(line)
+                    yield read_document(line)
         finally:
             self.close()
 
@@ -226,6 +229,17 @@ class Api:
                 return response
         raise AssertionError  # the last of them returns or raises
 
+    def _refusal(self, response: HTTPResponse, text: bytes) -> Refused:
+        if self._session is not None and self._session.token:
+            # A proxy may quote what it was sent, and what is said here everybody on the node reads.
+            text = text.replace(self._session.token.encode(), b"[removed]")
+        try:
+            message = str(load(text, LONGEST)["message"])
+        except (ValueError, KeyError, TypeError):
+            message = text[:200].decode(errors="replace").strip() or response.reason
+        wait = response.headers.get("Retry-After", "")
+        return Refused(response.status, message, min(float(wait), LAST_WAIT) if re.fullmatch("[0-9]+", wait) else 0.0)
+
     def _open(self, session: Session) -> HTTPSConnection:
         address = urlsplit(self.server)
         host, port = address.hostname or "", address.port or 443
@@ -241,20 +255,15 @@ class Api:
         return connection
 
 
-def _document(text: bytes) -> dict[str, Any]:
+def read_document(text: bytes) -> dict[str, Any]:
+    """The JSON object of an answer.
+
+    :raises Refused: it is none.
+    """
     try:
-        document = json.loads(text)
+        document = load(text, LONGEST)
     except ValueError:
         document = None
     if not isinstance(document, dict):
         raise Refused(200, f"what is no JSON object: {text[:80]!r}")
     return document
-
-
-def _refusal(response: HTTPResponse, text: bytes) -> Refused:
-    try:
-        message = str(json.loads(text)["message"])
-    except (ValueError, KeyError, TypeError):
-        message = text[:200].decode(errors="replace").strip() or response.reason
-    wait = response.headers.get("Retry-After", "")
-    return Refused(response.status, message, float(wait) if wait.isdigit() else 0.0)

@@ -1,4 +1,4 @@
-"""The node's Lease: the reporter's heartbeat in the cluster. It also says what the Node itself cannot be made to say."""
+"""The node's Lease: the reporter's heartbeat in the cluster. An annotation says why it is not ready, if the Node does not."""
 
 from __future__ import annotations
 

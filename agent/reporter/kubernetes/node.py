@@ -15,8 +15,8 @@ from typing import Any
 from attrs import field, frozen
 
 from agent.report.names import LONGEST_MESSAGE, READY, READY_LABEL, TAINT, UP_TO_DATE
-from agent.report.records import Condition, Status
-from agent.report.verdict import Verdict
+from agent.report.records import Condition, Report, Status
+from agent.report.verdict import Verdict, warnings, with_warnings
 from agent.reporter.settings import Label, Settings
 
 MANAGER = "trackbed-reporter"
@@ -30,7 +30,7 @@ LAST_SECOND = 32503679999.0
 # The pattern that metav1.Condition sets for a reason. The API server does not check it for a Node's conditions, but programs
 # that read them expect it. The admission policy refuses longer reasons.
 _REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]{0,126}[A-Za-z0-9_])?")
-_ZERO = re.compile(r"0*\.?0*[A-Za-z]*")
+_ZERO = re.compile(r"0*(\.0*)?[A-Za-z]*")
 
 Operation = dict[str, Any]
 
@@ -78,22 +78,46 @@ class Node:
 
 
 def read_node(document: Mapping[str, Any]) -> Node:
-    """Read the API server's JSON of a Node."""
+    """Read the API server's JSON of a Node.
+
+    :raises KeyError, TypeError, AttributeError: it is none.
+    """
     metadata, status = document["metadata"], document.get("status", {})
     taints = document.get("spec", {}).get("taints")
     return Node(
-        metadata["uid"],
-        metadata["resourceVersion"],
-        metadata.get("labels", {}),
+        _text(metadata["uid"]),
+        _text(metadata["resourceVersion"]),
+        _texts(metadata.get("labels", {})),
         frozenset(_managed(metadata.get("managedFields", []))),
-        None if taints is None else tuple(taints),
-        {c["type"]: c for c in status.get("conditions", []) if c["type"] in (READY, UP_TO_DATE)},
+        None if taints is None else tuple(_mapping(taint) for taint in taints),
+        {c["type"]: _condition(c) for c in status.get("conditions", []) if c["type"] in (READY, UP_TO_DATE)},
         # Extended resources have a slash in their names. Others (cpu, memory) change often and do not matter here.
-        {name: amount for name, amount in status.get("allocatable", {}).items() if "/" in name},
+        _texts({name: amount for name, amount in status.get("allocatable", {}).items() if "/" in name}),
         "labels" in metadata,
-        status.get("nodeInfo", {}).get("bootID", ""),
+        _text(status.get("nodeInfo", {}).get("bootID", "")),
         _heartbeat(status.get("conditions", [])),
     )
+
+
+def _condition(condition: Mapping[str, Any]) -> dict[str, str]:
+    # The API server writes a time that was never set as null.
+    return _texts({name: value for name, value in condition.items() if value is not None})
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{value!r:.80} is no object")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.80} is no text")
+    return value
+
+
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _text(value) for name, value in values.items()}
 
 
 def _heartbeat(conditions: Sequence[Mapping[str, Any]]) -> float | None:
@@ -165,7 +189,7 @@ def ready_condition(verdict: Verdict) -> Content:
     """The condition TrackbedReady. Its message contains no ages: they would change with each heartbeat."""
     report = verdict.report
     if verdict.ready:
-        return Content("True", "AsSpecified", "the node is as its spec says")
+        return Content("True", "AsSpecified", f"the node is as its spec says{_warned(report)}")
     if report is None:
         return Content("Unknown", "NoReport", shortened(verdict.reasons))
     if not verdict.fresh:
@@ -176,6 +200,13 @@ def ready_condition(verdict: Verdict) -> Content:
     return Content("False", _reason(failing), shortened(verdict.reasons))
 
 
+def _warned(report: Report | None) -> str:
+    """How many warnings a report has, and of what."""
+    conditions = report.conditions if report else ()
+    types = ", ".join(condition.type for condition in warnings(conditions))
+    return f"{with_warnings(conditions)}: {types}" if types else ""
+
+
 def _up_to_date(verdict: Verdict) -> Content:
     report = verdict.report
     if report is None or not verdict.fresh:
@@ -183,7 +214,7 @@ def _up_to_date(verdict: Verdict) -> Content:
     if report.up_to_date:
         return Content("True", "SpecDone")
     waiting = [c for c in report.conditions if c.type == "UpToDate" and c.status != "True"]
-    return Content("False", _reason(waiting, "NotYet"), shortened([c.message for c in waiting] or [report.refusal]))
+    return Content("False", _reason(waiting, "NotYet"), shortened([c.text for c in waiting] or [report.refusal]))
 
 
 def _reason(conditions: Sequence[Condition], otherwise: str = "NotReady") -> str:

@@ -163,7 +163,7 @@ class Publication:
         return {name: trouble for name, trouble in self.steps.trouble.items() if name in relevant}
 
     def _node_differs(self) -> bool:
-        """Whether the Node does not say yet what the report says."""
+        """Whether the Node differs from the report."""
         return not self._troubles().keys().isdisjoint(ON_NODE)
 
     def _keep_identity(self, clock: float) -> float:

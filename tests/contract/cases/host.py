@@ -4,7 +4,7 @@ import errno
 
 from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
 from agent.hardware.functions import PCI
-from agent.kinds import hugepages
+from agent.kinds.host import hugepages
 from agent.machine import Machine
 from agent.spec import sysctl_names
 from agent.spec.node import HugepagePool

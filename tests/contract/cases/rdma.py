@@ -45,10 +45,21 @@ def a_vf_s_rdma_device_is_below_its_function_and_goes_with_it(machine: Machine, 
     assert device.ports[0].gigabits == 2.5
     assert [each.name.rstrip("0123456789") for each in device.char_devices if each.present] == ["uverbs"]
     assert Reader(machine.files).of(vf) == [device.name]
+    detailed = Reader(machine.files).detailed(device)
+    # rxe's constants (RXE_PORT_LID and others, drivers/infiniband/sw/rxe/rxe_param.h); it has no file hw_rev.
+    assert [(port.lid, port.lmc, port.sm_lid) for port in detailed.ports] == [(0, 0, 0)]
+    assert (detailed.sys_image_guid is not None, detailed.hw_rev) == (True, None)
     machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
     # rxe unregisters its device in a work queue after the netdev has gone (rxe_notify, drivers/infiniband/sw/rxe/rxe_net.c).
     soon(lambda: Reader(machine.files).of(vf) == [] or None, f"end of the RDMA device of {vf}")
     assert device.name not in Reader(machine.files).all()
+
+
+def a_roce_port_has_the_default_partition_key_and_no_subnet_manager(machine: Machine, pf: str) -> None:
+    _, device = _vf(machine, pf)
+    assert Reader(machine.files).pkeys(device.name, 1) == (0xFFFF,)
+    assert machine.files.read(f"/sys/class/infiniband/{device.name}/ports/1/sm_lid") == "0x0"
+    assert device.ports[0].sm_lid is None
 
 
 def a_gid_tells_its_type_and_netdev_and_an_empty_entry_is_none(machine: Machine, pf: str) -> None:

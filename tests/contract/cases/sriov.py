@@ -112,7 +112,7 @@ def a_trusted_vf_gives_its_pf_the_old_address_as_its_driver_goes(machine: Machin
 
 
 def _told_mac(machine: Machine, pf: str) -> str:
-    return _link(machine, pf).vfs[0].mac
+    return str(_link(machine, pf).vfs[0].mac)
 
 
 def the_pf_tells_what_it_granted(machine: Machine, pf: str) -> None:

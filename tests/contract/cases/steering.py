@@ -13,6 +13,17 @@ def _queues(machine: Machine, pf: str) -> str:
     return f"/sys/class/net/{netdev(machine.files, pf)}/queues"
 
 
+def a_netdev_names_its_function(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    assert machine.files.target(f"/sys/class/net/{netdev(machine.files, pf)}/device") == pf
+
+
+def a_netdev_that_is_not_there_has_no_queue_to_write(machine: Machine, pf: str) -> None:
+    _fresh(machine, pf)
+    path = "/sys/class/net/cali-gone/queues/rx-0/rps_cpus"
+    assert errno_of(lambda: machine.files.write(path, "00000001")) == errno.ENOENT
+
+
 def a_flow_table_s_size_is_rounded_up_to_a_power_of_two(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     path = f"{_queues(machine, pf)}/rx-0/rps_flow_cnt"

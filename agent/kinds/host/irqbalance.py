@@ -29,7 +29,7 @@ LIST = "/var/lib/trackbed/irqbalance-banned"
 
 @frozen
 class Bans:
-    """``functions``: the listed PFs. ``asked``: every running irqbalance uses our script; its last option counts."""
+    """``functions``: the PFs on the list. ``asked``: every running irqbalance calls our script; its last option counts."""
 
     functions: tuple[str, ...]
     asked: bool

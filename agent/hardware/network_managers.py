@@ -1,0 +1,147 @@
+"""Which network manager configures a netdev, by the files in which each keeps it: nothing else may give that netdev addresses.
+
+systemd-networkd: /run/systemd/netif/links/IFINDEX (networkd-link.c, link_save). NetworkManager, from its source and not run:
+/run/NetworkManager/devices/IFINDEX (nm-config.c, nm_config_device_state_write). netplan writes the configuration of one of
+these two. ifupdown: interfaces(5) and /run/network/ifstate. At boot the agent may start before them, so it waits for a manager
+that is to start. A member of a bond or a bridge has no address of its own: that is the bond's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from attrs import frozen
+
+from agent.hardware.functions import NET
+from agent.hardware.sysfs import names_or_none, read_or
+from agent.machine import Files
+
+NETWORKD_LINKS = "/run/systemd/netif/links"
+# Made when NetworkManager first starts in a boot (nm_main_utils_ensure_rundir).
+NM_DEVICES = "/run/NetworkManager/devices"
+NM_PROFILES = "/run/NetworkManager/system-connections"
+INTERFACES = "/etc/network/interfaces"
+IFSTATE = "/run/network"
+
+UNIT_FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
+GENERATED = ("/run/systemd/generator", "/run/systemd/generator.early", "/run/systemd/generator.late")
+WANTS = "multi-user.target.wants"
+
+
+@frozen
+class Claim:
+    """Who configures a netdev, and what to do about that. ``undecided``: a manager will start, or has not looked at it yet."""
+
+    who: str
+    remedy: str
+    undecided: bool = False
+
+
+def claim(files: Files, ifindex: int, name: str) -> Claim | None:
+    """Who configures the netdev; None if nobody does."""
+    claims = (
+        _master(files, name),
+        _networkd(files, ifindex, name),
+        _network_manager(files, ifindex, name),
+        _ifupdown(files, name),
+    )
+    # A manager that is known to configure the netdev is named rather than one that only may.
+    return min((each for each in claims if each is not None), key=lambda each: each.undecided, default=None)
+
+
+def _master(files: Files, name: str) -> Claim | None:
+    try:
+        master = files.target(f"{NET}/{name}/master")
+    except OSError:
+        return None
+    return Claim(
+        f"{name} is a member of {master}", f"take {name} out of {master}, which has the addresses of its members"
+    )
+
+
+def _networkd(files: Files, ifindex: int, name: str) -> Claim | None:
+    state = dict(_settings(files, f"{NETWORKD_LINKS}/{ifindex}"))
+    admin = state.get("ADMIN_STATE", "pending" if _runs_networkd(files) else "unmanaged")
+    if admin == "unmanaged":
+        return None
+    if admin in ("pending", "initialized"):
+        remedy = "wait, or see `systemctl status systemd-networkd`; if nothing needs it, disable it"
+        return Claim(f"systemd-networkd has not decided yet whether it configures {name}", remedy, undecided=True)
+    file = state.get("NETWORK_FILE", "")
+    if "netplan" in file:
+        return Claim(
+            f"netplan configures {name}, by systemd-networkd ({file})",
+            f"take {name} out of /etc/netplan and run `netplan apply`",
+        )
+    return Claim(
+        f"systemd-networkd configures {name} ({file or 'no file'})",
+        f"have no .network file match {name}, or one with `Unmanaged=yes` under [Link], and run `networkctl reload`",
+    )
+
+
+def _runs_networkd(files: Files) -> bool:
+    return _enabled(files, "systemd-networkd.service") or bool(names_or_none(files, NETWORKD_LINKS))
+
+
+def _network_manager(files: Files, ifindex: int, name: str) -> Claim | None:
+    if dict(_settings(files, f"{NM_DEVICES}/{ifindex}")).get("managed") == "true":
+        if f"netplan-{name}.nmconnection" in names_or_none(files, NM_PROFILES):
+            return Claim(
+                f"netplan configures {name}, by NetworkManager",
+                f"take {name} out of /etc/netplan and run `netplan apply`",
+            )
+        return Claim(
+            f"NetworkManager configures {name}",
+            f"run `nmcli device set {name} managed no`, and for later boots put `unmanaged-devices=interface-name:{name}` "
+            "under [keyfile] in a file of /etc/NetworkManager/conf.d",
+        )
+    started = "devices" in names_or_none(files, NM_DEVICES.rpartition("/")[0])
+    if started or not _enabled(files, "NetworkManager.service"):
+        return None
+    remedy = "wait, or see `systemctl status NetworkManager`; if nothing needs it, disable it"
+    return Claim(f"NetworkManager has not started yet and may configure {name}", remedy, undecided=True)
+
+
+def _ifupdown(files: Files, name: str) -> Claim | None:
+    up = name in _up(files)
+    if not up and not _enabled(files, "networking.service"):
+        return None
+    places = [INTERFACES, *(f"{INTERFACES}.d/{file}" for file in names_or_none(files, f"{INTERFACES}.d"))]
+    methods = [(place, method) for place in places for netdev, method in _stanzas(files, place) if netdev == name]
+    # `manual` leaves the configuration to others.
+    place = next((place for place, method in methods if method != "manual"), "" if methods or not up else IFSTATE)
+    if not place:
+        return None
+    return Claim(
+        f"ifupdown configures {name} ({place})", f"run `ifdown {name}`, and take its stanza out of {INTERFACES}"
+    )
+
+
+def _up(files: Files) -> set[str]:
+    """The netdevs that ifup has configured: lines of `ifstate`, in later versions each in a file of its own."""
+    places = (f"{IFSTATE}/{file}" for file in names_or_none(files, IFSTATE) if file.startswith("ifstate"))
+    return {line.partition("=")[0] for place in places for line in read_or(files, place, "").split()}
+
+
+def _stanzas(files: Files, place: str) -> Iterator[tuple[str, str]]:
+    for line in read_or(files, place, "").splitlines():
+        match line.split():
+            case ["iface", netdev, _family, method, *_]:
+                yield netdev, method
+
+
+def _settings(files: Files, path: str) -> Iterator[tuple[str, str]]:
+    for line in read_or(files, path, "").splitlines():
+        key, found, value = line.partition("=")
+        if found:
+            yield key.strip(), value.strip()
+
+
+def _enabled(files: Files, unit: str) -> bool:
+    """Whether systemd starts a unit at boot: it is wanted by multi-user.target, and is not masked (a link to /dev/null)."""
+    for folder in UNIT_FOLDERS:
+        with suppress(OSError):
+            if files.target(f"{folder}/{unit}") == "null":
+                return False
+    return any(unit in names_or_none(files, f"{folder}/{WANTS}") for folder in (*UNIT_FOLDERS, *GENERATED))

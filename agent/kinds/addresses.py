@@ -1,0 +1,266 @@
+"""The IP addresses of PFs' netdevs, and what each rail needs to carry its own traffic: a routing table, a rule, ARP settings.
+
+A rail's table has the network of its address, and a default route if the spec gives a gateway. A rule for each address selects
+the table, so that packets from it leave by that netdev, also if several rails are on one network. The kernel makes a RoCE GID
+from each address.
+
+A netdev that a network manager configures is left alone, and so are addresses that others added. What the agent added is
+removed when it leaves the spec (these are originals).
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_interface
+
+from attrs import evolve, field, frozen
+
+from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of
+from agent.hardware.network_managers import Claim, claim
+from agent.hardware.sysfs import read_or
+from agent.kinds import Reading, links
+from agent.machine import Machine, Netlink, Route, Rule
+from agent.report.records import Change, Disruption
+from agent.spec.addresses import ARP, FIRST_TABLE, PRIORITY
+from agent.spec.sysctl_names import identity
+from agent.state.scope import Scope, pfs_in_scope
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
+
+NAME = "addresses"
+AFTER = ("vf_links",)
+UNKNOWN_UNTIL: tuple[str, ...] = ()
+REACH = "function"
+# By their `comm`, which has at most 15 characters.
+OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "dhclient", "dhcpcd", "ifup")
+
+# Each address, route and rule is a field of its own, which says what it is in the words of ip(8). Its value is one of these.
+PRESENT, ABSENT = "present", "absent"
+
+UNDECIDED = 5.0
+"""Seconds after which the agent looks again whether a network manager configures the netdev."""
+
+CONF = "/proc/sys/net/ipv4/conf"
+
+
+@frozen
+class Netdev:
+    """A PF's netdev: its addresses, the routes of its table and the rules that select that, as fields; and its ARP settings.
+
+    ``elsewhere``: the wanted addresses that netdevs other than rails have, with the names of those.
+    ``claim``: that of a network manager.
+    """
+
+    name: str
+    present: frozenset[str]
+    settings: Mapping[str, str]
+    elsewhere: Mapping[str, str] = field(factory=dict)
+    claim: Claim | None = None
+
+
+def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev | None]:
+    """The netdevs of the PFs for which the spec gives addresses; None while there is none that can be configured."""
+    pfs = [address for address in pfs_in_scope(want, scope) if want.nics[address].nic.addresses]
+    if not pfs:
+        return {}
+    tables = frozenset(_table(want.nics[address]) for address in pfs)
+    netlink = machine.netlink
+    addresses, routes, rules = netlink.addresses(), netlink.routes(tables), netlink.rules()
+    found: dict[str, Netdev | None] = {}
+    for address in pfs:
+        status = links.status(machine, address)
+        if status.link is None or not status.ready:
+            found[address] = None
+            continue
+        table, ifindex = _table(want.nics[address]), status.link.ifindex
+        fields = [f"address {each}" for each in addresses.get(ifindex, ())]
+        fields += [_route_field(route) for route in routes if (route.table, route.ifindex) == (table, ifindex)]
+        fields += [_rule_field(rule) for rule in rules if (rule.table, rule.priority) == (table, PRIORITY)]
+        found[address] = Netdev(
+            status.link.name,
+            frozenset(fields),
+            _settings(machine, status.link.name),
+            _elsewhere(machine, want, address, ifindex, addresses),
+            claim(machine.files, ifindex, status.link.name),
+        )
+    return found
+
+
+def _table(nic: WantedNic) -> int:
+    return FIRST_TABLE + (nic.nic.rail or 0)
+
+
+def _settings(machine: Machine, name: str) -> Mapping[str, str]:
+    return {setting: read_or(machine.files, f"{CONF}/{name}/{setting}", "") for setting in ARP}
+
+
+def _elsewhere(
+    machine: Machine, want: Wanted, address: str, ifindex: int, addresses: Mapping[int, tuple[str, ...]]
+) -> Mapping[str, str]:
+    others = {_ip(each): other for other, given in addresses.items() if other != ifindex for each in given}
+    shared = others.keys() & {_ip_of(name) for name in wanted(want, address)}
+    if not shared:
+        return {}
+    names = {link.ifindex: link.name for link in machine.netlink.links()}
+    # Another rail has it while addresses go from rail to rail; the agent takes it from there.
+    rails = {netdev(machine.files, pf) for pf, nic in want.nics.items() if nic.nic.addresses}
+    found = {ip: names.get(others[ip], f"netdev {others[ip]}") for ip in sorted(shared)}
+    return {ip: name for ip, name in found.items() if name not in rails}
+
+
+def _ip(address: str) -> str:
+    return str(ip_interface(address).ip)
+
+
+def _ip_of(name: str) -> str:
+    """The address to which a field belongs; empty for an ARP setting."""
+    item = None if name in ARP else _item(name)
+    if isinstance(item, str):
+        return _ip(item)
+    return (item.source or "") if item is not None else ""
+
+
+def wanted(want: Wanted, address: str) -> dict[str, str]:
+    """The value that the spec gives each field of a PF's netdev, in the order in which they are set."""
+    nic = want.nics[address]
+    rail, table = nic.nic.rail or 0, _table(nic)
+    assigned = [each.assigned(rail, want.spec.node_number or 0) for each in nic.nic.addresses]
+    fields = dict(ARP) if any(each.interface.version == 4 for each in assigned) else {}
+    connected = set()
+    for each in assigned:
+        ip, network = str(each.interface.ip), each.interface.network
+        fields[f"address {each.interface}"] = PRESENT
+        if network not in connected:
+            # A table has one route to a network. Its source is the first of the network's addresses.
+            fields[_route_field(Route(str(network), table, 0, None, ip))] = PRESENT
+        connected.add(network)
+        if each.gateway is not None:
+            everything = "0.0.0.0/0" if network.version == 4 else "::/0"
+            fields[_route_field(Route(everything, table, 0, str(each.gateway), ip))] = PRESENT
+        fields[_rule_field(Rule(ip, table, PRIORITY))] = PRESENT
+    return fields
+
+
+def _route_field(route: Route) -> str:
+    optional = (("via", route.gateway), ("src", route.source))
+    words = [word for name, value in optional if value is not None for word in (name, value)]
+    return " ".join(["route", route.destination, *words, "table", str(route.table)])
+
+
+def _rule_field(rule: Rule) -> str:
+    return f"from {rule.source} lookup {rule.table}"
+
+
+def plan(want: Wanted, have: Snapshot) -> list[Change]:
+    """What is missing, and the ARP settings that differ."""
+    changes = []
+    for address in sorted(want.nics):
+        found: Netdev | None = have[NAME].get(address)
+        if found is not None:
+            changes += list(_plan_netdev(want, address, found))
+    return changes
+
+
+def _plan_netdev(want: Wanted, address: str, found: Netdev) -> Iterator[Change]:
+    nic = want.nics[address].nic.name
+    given = {identity(name): name for name in want.spec.sysctls}
+    for name, after in wanted(want, address).items():
+        before = found.settings[name] if name in ARP else PRESENT if name in found.present else ABSENT
+        change = Change(NAME, address, name, before, after)
+        sysctl = given.get(f"net/ipv4/conf/{found.name}/{name}")
+        other = found.elsewhere.get(_ip_of(name))
+        if sysctl is not None:
+            blocker = f"sysctls[{sysctl!r}] and the addresses of NIC {nic} set the same"
+            yield evolve(change, blocker=blocker, remedy="keep one of them in the spec")
+        elif before != after and found.claim is not None:
+            grace = UNDECIDED if found.claim.undecided else 0.0
+            yield evolve(change, blocker=found.claim.who, remedy=found.claim.remedy, grace_period=grace)
+        elif before != after and other is not None:
+            yield evolve(
+                change,
+                blocker=f"{other} has the address {_ip_of(name)}",
+                remedy=f"take it from {other} or from the spec",
+            )
+        elif before != after:
+            yield change
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """One field as it is now. To remove an address disturbs those who use the NIC."""
+    nic = want.nics.get(kept.target)
+    if nic is None:
+        return None
+    if kept.field in wanted(want, kept.target):
+        return Reading(kept.target, kept.field, kept.after, wanted=True)
+    found = links.status(machine, pci_of(machine.files, kept.target))
+    if found.link is None or not found.ready:
+        return None
+    if kept.field in ARP:
+        return Reading(kept.target, kept.field, _settings(machine, found.link.name)[kept.field], wanted=False)
+    now = PRESENT if _is_present(machine.netlink, found.link.ifindex, kept.field) else ABSENT
+    return Reading(kept.target, kept.field, now, wanted=False, disruption=Disruption.LINK_FLAP)
+
+
+def _is_present(netlink: Netlink, ifindex: int, name: str) -> bool:
+    item = _item(name, ifindex)
+    if isinstance(item, Route):
+        return bool(_routes(netlink, item))
+    return item in netlink.rules() if isinstance(item, Rule) else item in netlink.addresses().get(ifindex, ())
+
+
+def _routes(netlink: Netlink, route: Route) -> list[Route]:
+    """A route as the kernel has it now: it takes the source from an IPv6 route when the address goes."""
+    return [each for each in netlink.routes({route.table}) if each in (route, evolve(route, source=None))]
+
+
+def _item(name: str, ifindex: int = 0) -> str | Route | Rule:
+    """The address, route or rule that a field names."""
+    words = name.split(" ")
+    values = dict(zip(words[::2], words[1::2], strict=True))
+    if "route" in values:
+        return Route(values["route"], int(values["table"]), ifindex, values.get("via"), values.get("src"))
+    if "from" in values:
+        return Rule(values["from"], int(values["lookup"]), PRIORITY)
+    return values["address"]
+
+
+def apply(machine: Machine, change: Change) -> None:
+    """Set one setting, or add or remove one address, route or rule."""
+    if change.field in ARP:
+        machine.files.write(f"{CONF}/{netdev_of(machine.files, change.target)}/{change.field}", str(change.after))
+        return
+    ifindex = ifindex_of(machine.files, change.target)
+    if change.after == PRESENT:
+        _add(machine, ifindex, change)
+    else:
+        _remove(machine.netlink, ifindex, change.field)
+
+
+def _add(machine: Machine, ifindex: int, change: Change) -> None:
+    item = _item(change.field, ifindex)
+    if isinstance(item, Route):
+        machine.netlink.add_route(item)
+    elif isinstance(item, Rule):
+        machine.netlink.add_rule(item)
+    else:
+        try:
+            machine.netlink.add_address(ifindex, item)
+        except OSError as error:
+            name = netdev_of(machine.files, change.target)
+            causes = {
+                errno.EEXIST: f"{name} has {_ip(item)} with another prefix length; remove that",
+                errno.EACCES: "IPv6 is disabled (net.ipv6.conf.*.disable_ipv6)",
+            }
+            raise OSError(error.errno, causes.get(error.errno or 0, str(error.strerror))) from error
+
+
+def _remove(netlink: Netlink, ifindex: int, name: str) -> None:
+    item = _item(name, ifindex)
+    if isinstance(item, Route):
+        for route in _routes(netlink, item):
+            netlink.remove_route(route)
+    elif isinstance(item, Rule):
+        netlink.remove_rule(item)
+    else:
+        netlink.remove_address(ifindex, item)

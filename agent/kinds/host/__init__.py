@@ -1,0 +1,1 @@
+"""Kinds of the host as a whole, not of one device."""

@@ -1,0 +1,179 @@
+"""The messages of rtnetlink about IP addresses, routes and rules: pyroute2's to write them, decoders of our own to read them.
+
+Only unicast routes with one next hop, and rules that look at nothing but the source address.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from ipaddress import ip_interface, ip_network
+from typing import Any
+
+from pyroute2.netlink.rtnl import rt_scope, rt_type
+from pyroute2.netlink.rtnl.fibmsg import fibmsg
+from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
+from pyroute2.netlink.rtnl.rtmsg import nh, rtmsg
+
+from agent.linux.messages import attributes, decoder, layout, numbers
+from agent.machine import Route, Rule
+
+IFADDRMSG, RTMSG, FIBMSG = layout(ifaddrmsg.fields), layout(rtmsg.fields), layout(fibmsg.fields)
+# struct rtnexthop begins with its length; its attributes follow.
+RTNEXTHOP = layout((("length", "H"), *nh.fields))
+
+_IFA, _RTA = numbers(ifaddrmsg), numbers(rtmsg)
+IFA_ADDRESS, IFA_LOCAL = _IFA["IFA_ADDRESS"], _IFA["IFA_LOCAL"]
+RTA_DST, RTA_OIF, RTA_GATEWAY, RTA_PREFSRC = (_RTA[f"RTA_{name}"] for name in ("DST", "OIF", "GATEWAY", "PREFSRC"))
+RTA_MULTIPATH, RTA_TABLE, RTA_VIA = (_RTA[f"RTA_{name}"] for name in ("MULTIPATH", "TABLE", "VIA"))
+RTN_UNICAST = rt_type["unicast"]
+# pyroute2's fibmsg numbers its attributes itself, since the kernel's have gaps.
+_FRA = {name: number for number, name, _ in fibmsg.nla_map}
+FRA_SRC, FRA_PRIORITY = _FRA["FRA_SRC"], _FRA["FRA_PRIORITY"]
+# The kernel reports for every rule its protocol, and -1 for a suppression that it does not have.
+_OF_ANY_RULE = {_FRA[f"FRA_{name}"] for name in ("PRIORITY", "TABLE", "PROTOCOL", "SUPPRESS_PREFIXLEN", "PAD")}
+
+# include/uapi/linux: if_addr.h, rtnetlink.h, fib_rules.h; pyroute2 has no names for them.
+IFA_F_NODAD = 2
+RTPROT_STATIC = 4
+RT_TABLE_COMPAT = 252
+FR_ACT_TO_TBL = 1
+
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
+U32 = struct.Struct("=I")
+
+
+def family(address: str) -> int:
+    """The address family of an IP address or network."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def bits(address: str) -> int:
+    """The length of an IP address in bits."""
+    return 128 if ":" in address else 32
+
+
+# --- written ----------------------------------------------------------------------------------------------
+
+
+def address_message(ifindex: int, address: str) -> Any:
+    """An address of a netdev. An IPv6 address is usable at once: the kernel does not look for others with it (DAD)."""
+    interface = ip_interface(address)
+    message: Any = ifaddrmsg()
+    message["family"], message["prefixlen"], message["index"] = family(address), interface.network.prefixlen, ifindex
+    message["attrs"] = [("IFA_LOCAL", str(interface.ip)), ("IFA_ADDRESS", str(interface.ip))]
+    if interface.version == 6:
+        message["flags"] = IFA_F_NODAD
+    return message
+
+
+def route_message(route: Route) -> Any:
+    """A route of a table."""
+    destination = ip_network(route.destination)
+    message: Any = rtmsg()
+    message["family"], message["dst_len"] = family(route.destination), destination.prefixlen
+    message["table"], message["proto"], message["type"] = RT_TABLE_COMPAT, RTPROT_STATIC, RTN_UNICAST
+    message["scope"] = rt_scope["universe" if route.gateway or destination.version == 6 else "link"]
+    attrs: list[tuple[str, Any]] = [("RTA_TABLE", route.table), ("RTA_OIF", route.ifindex)]
+    if destination.prefixlen:
+        attrs.append(("RTA_DST", str(destination.network_address)))
+    attrs += [
+        (name, value)
+        for name, value in (("RTA_GATEWAY", route.gateway), ("RTA_PREFSRC", route.source))
+        if value is not None
+    ]
+    message["attrs"] = attrs
+    return message
+
+
+def rule_message(rule: Rule) -> Any:
+    """A rule."""
+    message: Any = fibmsg()
+    message["family"], message["src_len"] = family(rule.source), bits(rule.source)
+    message["table"], message["action"] = RT_TABLE_COMPAT, FR_ACT_TO_TBL
+    message["attrs"] = [("FRA_SRC", rule.source), ("FRA_TABLE", rule.table), ("FRA_PRIORITY", rule.priority)]
+    return message
+
+
+# --- read -------------------------------------------------------------------------------------------------
+
+
+def dumped_routes(family: int) -> bytes:
+    """The body of a request for all routes of a family."""
+    return RTMSG.pack(family, *bytes(8))
+
+
+def dumped_rules(family: int) -> bytes:
+    """The body of a request for all rules of a family."""
+    return FIBMSG.pack(family, *bytes(8))
+
+
+@decoder
+def decode_address(body: bytes) -> tuple[int, str] | None:
+    """The ifindex and the address (RTM_NEWADDR) with its prefix length; None for other families.
+
+    IFA_LOCAL is the local end of a point-to-point link.
+    """
+    family, prefix, _, _, ifindex = IFADDRMSG.unpack_from(body)
+    values = dict(attributes(body, IFADDRMSG.size))
+    address = values.get(IFA_LOCAL) or values.get(IFA_ADDRESS)
+    if address is None or family not in FAMILIES:
+        return None
+    return ifindex, f"{socket.inet_ntop(family, address)}/{prefix}"
+
+
+@decoder
+def decode_route(body: bytes) -> Route | None:
+    """A route (RTM_NEWROUTE); None if it is not unicast, or has several next hops."""
+    family, length, *_, kind, _ = RTMSG.unpack_from(body)
+    values = dict(attributes(body, RTMSG.size))
+    if kind != RTN_UNICAST or RTA_OIF not in values:
+        return None
+    destination = socket.inet_ntop(family, values.get(RTA_DST, bytes(4 if family == socket.AF_INET else 16)))
+    gateway, source = (
+        socket.inet_ntop(family, values[name]) if name in values else None for name in (RTA_GATEWAY, RTA_PREFSRC)
+    )
+    return Route(f"{destination}/{length}", table_of(body), U32.unpack(values[RTA_OIF])[0], gateway, source)
+
+
+@decoder
+def decode_rule(body: bytes) -> Rule | None:
+    """A rule (RTM_NEWRULE); None if it has any selector beside the source address, or does not name a table."""
+    family, no_destination, length, service, *_, action, flags = FIBMSG.unpack_from(body)
+    values = dict(attributes(body, FIBMSG.size))
+    selects_more = no_destination or service or flags or values.keys() - {FRA_SRC, *_OF_ANY_RULE}
+    if action != FR_ACT_TO_TBL or selects_more or FRA_SRC not in values or length != 8 * len(values[FRA_SRC]):
+        return None
+    priority = U32.unpack(values.get(FRA_PRIORITY, bytes(4)))[0]
+    return Rule(socket.inet_ntop(family, values[FRA_SRC]), table_of(body), priority)
+
+
+def table_of(body: bytes) -> int:
+    """The table of a route or a rule, which have the same header: the attribute where its number has more than 8 bits.
+
+    RTA_TABLE and FRA_TABLE are one number.
+    """
+    return next((U32.unpack(value)[0] for kind, value in attributes(body, RTMSG.size) if kind == RTA_TABLE), body[4])
+
+
+@decoder
+def next_hops(body: bytes) -> set[int]:
+    """The netdevs of a route if it is a default route or has a gateway."""
+    _, length, *_, kind, _ = RTMSG.unpack_from(body)
+    default = length == 0 and kind == RTN_UNICAST
+    values = dict(attributes(body, RTMSG.size))
+    paths = list(_several(values[RTA_MULTIPATH])) if RTA_MULTIPATH in values else []
+    if RTA_OIF in values:
+        paths.append((U32.unpack(values[RTA_OIF])[0], values))
+    return {ifindex for ifindex, path in paths if default or RTA_GATEWAY in path or RTA_VIA in path}
+
+
+def _several(content: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
+    offset = 0
+    while offset + RTNEXTHOP.size <= len(content):
+        length, _, _, ifindex = RTNEXTHOP.unpack_from(content, offset)
+        if length < RTNEXTHOP.size:
+            return
+        yield ifindex, dict(attributes(content[offset : offset + length], RTNEXTHOP.size))
+        offset += (length + 3) & ~3

@@ -1,0 +1,102 @@
+"""The NICs have passed the test of the fabric, with the firmware, driver and port that they have now.
+
+``deploys/fabric.py`` tests, and writes its result to the node. Without a result there is no condition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from agent.hardware.functions import device_path, driver
+from agent.hardware.rdma import Reader
+from agent.hardware.sysfs import read_or
+from agent.machine import Files, Machine
+from agent.report.fabric import PROOF, Proof, identity, proof_from_json
+from agent.report.records import Condition, Severity, Stage
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
+
+TYPE = "FabricProven"
+STAGE: Stage = "network"
+# A new driver on all nodes would make all of them unready at once.
+SEVERITY: Severity = "warn"
+
+DAY = 86400.0
+REMEDY = "test it again: pyinfra INVENTORY deploys/fabric.py"
+
+
+@frozen
+class Facts:
+    """The result of the last test, what the NICs have now by PCI address, and how many days ago the test was."""
+
+    proof: Proof
+    now: Mapping[str, Mapping[str, str]]
+    days: int
+
+
+def read(machine: Machine, want: Wanted) -> Facts | str | None:
+    """The result and the present NICs; a text if the result cannot be read; None if there is none."""
+    text = read_or(machine.files, PROOF, "")
+    if not text:
+        return None
+    try:
+        proof = proof_from_json(text)
+    except ValueError as error:
+        return str(error)
+    now = {seen.pci: _identity(machine.files, seen.pci, seen.device) for seen in proof.nics}
+    return Facts(proof, now, int(max(0.0, time.time() - proof.time) // DAY))
+
+
+def _identity(files: Files, pci: str, device: str) -> Mapping[str, str]:
+    reader = Reader(files)
+    if device not in reader.below(pci):
+        return {}
+    found = reader.device(device, ())
+    port = found.ports[0] if found.ports else None
+    name = driver(files, pci)
+    try:
+        module = files.target(f"{device_path(pci)}/driver/module")
+    except OSError:
+        module = ""
+    version = read_or(files, f"/sys/module/{module}/srcversion", "") or read_or(files, "/proc/sys/kernel/osrelease", "")
+    return identity(
+        name,
+        version,
+        found.firmware,
+        found.node_guid,
+        port.link_layer if port else None,
+        port.rate if port else None,
+    )
+
+
+def judge(want: Wanted, have: Snapshot, facts: Facts | str | None) -> list[Condition]:
+    """False if a NIC has failed; Unknown if it is another one now than was tested, or was not tested."""
+    if facts is None:
+        return []
+    if isinstance(facts, str):
+        return [Condition(TYPE, "Unknown", "ResultUnreadable", facts, remedy=REMEDY)]
+    failed = [f"{seen.nic} ({seen.pci}): {seen.message}" for seen in facts.proof.nics if not seen.good]
+    if failed:
+        return [Condition(TYPE, "False", "TestFailed", "; ".join(failed), remedy=f"mend it, then {REMEDY}")]
+    changed = [
+        f"{seen.nic} ({seen.pci}): {', '.join(_changes(seen.identity, facts.now[seen.pci]))}"
+        for seen in facts.proof.nics
+        if seen.identity != facts.now[seen.pci]
+    ]
+    if changed:
+        return [Condition(TYPE, "Unknown", "ChangedSinceTest", "; ".join(changed), remedy=REMEDY)]
+    tested = {seen.nic for seen in facts.proof.nics}
+    untested = sorted(nic.nic.name for nic in want.nics.values() if nic.nic.rdma and nic.nic.name not in tested)
+    if untested:
+        return [Condition(TYPE, "Unknown", "NotTested", f"not tested: {', '.join(untested)}", remedy=REMEDY)]
+    age = "today" if facts.days == 0 else f"{facts.days} days ago" if facts.days > 1 else "a day ago"
+    return [Condition(TYPE, "True", "TestPassed", f"tested {age}: {', '.join(sorted(tested))}")]
+
+
+def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    if not now:
+        return ["its RDMA device is gone"]
+    return [f"{name} was {before.get(name)}, is {now[name]}" for name in now if before.get(name) != now[name]]

@@ -1,0 +1,49 @@
+"""The InfiniBand ports have the partition keys (P_Keys) that the spec requires.
+
+The subnet manager assigns them to the GUIDs of ports, also of VFs, so they are checked and not set. Only mlx4 lets the host
+choose which of the PF's keys each VF sees (/sys/class/infiniband/DEVICE/iov, MLNX_OFED's manual). From vendor documents: not
+run on InfiniBand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.probes.rdma_devices import Devices, Fault, expected, judged
+from agent.report.records import Condition, Severity, Stage
+from agent.spec.nic import RdmaDevices
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
+
+TYPE = "PartitionKeys"
+STAGE: Stage = "network"
+SEVERITY: Severity = "required"
+
+FULL = 0x8000
+"""The bit of a full member, which may talk to all others of its partition; a limited member only to full ones."""
+
+
+def check(want: Wanted, have: Snapshot) -> list[Condition]:
+    """False if ports of required NICs lack some; the message names them. No condition if the spec requires none."""
+    if not any(nic.rdma is not None and nic.rdma.pkeys for nic in want.asked):
+        return []
+    return judged(TYPE, "KeyMissing", "AllPresent", want, have, _lacking)
+
+
+def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
+    for target in expected(nic, wanted, devices):
+        for device in devices.get(target, ()):
+            for port in device.ports:
+                for key in wanted.pkeys:
+                    if (what := _fault(int(key, 16), port.pkeys)) is not None:
+                        yield Fault(target, f"{device.name} port {port.number} ({target})", what)
+
+
+def _fault(wanted: int, present: tuple[int, ...]) -> str | None:
+    if wanted in present or wanted | FULL in present:
+        return None
+    remedy = "the subnet manager assigns it: see its partitions (opensm: partitions.conf)"
+    if wanted & ~FULL in present:
+        return f"only a limited member of partition {wanted:#06x} ({remedy})"
+    listed = ", ".join(f"{key:#06x}" for key in present) or "none"
+    return f"no P_Key {wanted:#06x}, it has {listed} ({remedy})"

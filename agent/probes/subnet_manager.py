@@ -1,0 +1,52 @@
+"""A subnet manager has configured the InfiniBand ports: without one (opensm, or the switches') nothing is sent.
+
+The kernel keeps what the last subnet manager has set, so this does not notice one that has gone since. From the kernel's source
+(drivers/infiniband/core/sysfs.c): not run on InfiniBand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agent.hardware.rdma import RdmaPort
+from agent.kinds import rdma
+from agent.probes.rdma_devices import Devices, Fault, expected, judged
+from agent.report.records import HOST, Condition, Severity, Stage
+from agent.spec.nic import RdmaDevices
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted, WantedNic
+
+TYPE = "SubnetManager"
+STAGE: Stage = "network"
+SEVERITY: Severity = "required"
+
+REMEDY = "start opensm on a node of this subnet or a switch's subnet manager, and see its log for this port's GUID"
+
+
+def check(want: Wanted, have: Snapshot) -> list[Condition]:
+    """False if none has configured a port of a required NIC; no condition on a node without expected InfiniBand devices.
+
+    With ``rdma.at_least`` it is True if that many NICs have no fault.
+    """
+    devices = (found for address, of_nic in have[rdma.NAME].items() if address != HOST for found in of_nic.values())
+    ports = (port for each in devices for device in each for port in device.ports)
+    if not any(port.link_layer == "InfiniBand" for port in ports):
+        return []
+    return judged(TYPE, "NotConfigured", "AllConfigured", want, have, _waiting)
+
+
+def _waiting(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
+    for target in expected(nic, wanted, devices):
+        for device in devices.get(target, ()):
+            for port in device.ports:
+                if (what := _fault(port)) is not None:
+                    yield Fault(target, f"{device.name} port {port.number} ({target})", what)
+
+
+def _fault(port: RdmaPort) -> str | None:
+    """Why a port has no subnet manager. One without a physical link cannot have any, which RdmaPorts says."""
+    if port.link_layer != "InfiniBand" or port.state in (None, "DOWN"):
+        return None
+    if not port.sm_lid:
+        return f"SM LID 0 ({REMEDY})"
+    return None if port.state == "ACTIVE" else f"state {port.state}, SM LID {port.sm_lid} ({REMEDY})"

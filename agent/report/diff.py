@@ -1,0 +1,108 @@
+"""A plan as people read it: the changes of each device, and a line that sums them up.
+
+The colours are for terminals; click.echo leaves them out elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import click
+from attrs import evolve
+
+from agent.report.printable import printable
+from agent.report.records import WHOLE_KIND, Change, Disruption, Value, say_value
+from agent.report.target import device_of, is_vf, vf_index
+from agent.spec.ranges import format_ranges
+
+NOTHING = (None, "absent")
+"""Values that say that a thing is not there."""
+
+WIDEST = 40
+"""Columns that names of fields are aligned to at most."""
+
+NAMED = 3
+"""Users that the summary names at most."""
+
+
+def lines(changes: Iterable[Change], names: Mapping[str, str]) -> Iterator[str]:
+    """Each device with its changes, in the plan's order; equal changes of several VFs are one line.
+
+    :param names: the NICs' names in the spec, by PCI address.
+    """
+    folded = _folded(changes)
+    for device in dict.fromkeys(device_of(change.target) for change in folded):
+        name = names.get(device, "")
+        yield click.style(printable(f"{device}{f' {name}' if name else ''}"), bold=True)
+        own = [change for change in folded if device_of(change.target) == device]
+        width = min(WIDEST, max(len(_label(change)) for change in own))
+        for change in own:
+            yield from _lines(change, width)
+
+
+def summary(changes: Sequence[Change]) -> str:
+    """The plan in one line: how many changes, how they disrupt, and whom they disturb."""
+    made = [change for change in changes if change.field != WHOLE_KIND]
+    levels = Counter(change.disruption for change in made if change.disruption > Disruption.NONE)
+    level = ", ".join(f"{levels[level]} {level}" for level in sorted(levels, reverse=True))
+    parts = [f"{len(made)} to change{f' ({level})' if level else ''}"] if changes else ["nothing to change"]
+    if disturbing := [change for change in made if change.affected]:
+        users = list(dict.fromkeys(user for change in disturbing for user in change.affected))
+        more = f" and {len(users) - NAMED} more" if len(users) > NAMED else ""
+        verb = "disturbs" if len(disturbing) == 1 else "disturb"
+        parts.append(f"{len(disturbing)} {verb} {', '.join(users[:NAMED])}{more}")
+    if impossible := sum(1 for change in made if change.blocker):
+        parts.append(f"{impossible} cannot be made")
+    if later := list(dict.fromkeys(change.kind for change in changes if change.field == WHOLE_KIND)):
+        parts.append(f"{', '.join(later)} known later")
+    return printable(", ".join(parts))
+
+
+def _folded(changes: Iterable[Change]) -> list[Change]:
+    """The changes, with equal ones of VFs of one PF as one, whose target has their indices: ``ADDRESS#0-6``."""
+    indices: dict[Change, list[int]] = {}
+    for change in changes:
+        equal = evolve(change, target=f"{change.device}#") if is_vf(change.target) else change
+        indices.setdefault(equal, []).extend([vf_index(change.target)] if is_vf(change.target) else [])
+    return [
+        evolve(change, target=f"{change.target}{format_ranges(found)}") if found else change
+        for change, found in indices.items()
+    ]
+
+
+def _label(change: Change) -> str:
+    vfs = f"VF {change.target.partition('#')[2]} " if is_vf(change.target) else ""
+    return printable(f"{vfs}{change.kind}{'' if change.field == WHOLE_KIND else f' {change.field}'}")
+
+
+def _lines(change: Change, width: int) -> Iterator[str]:
+    mark, colour = _mark(change)
+    notes = ["(as it was before)"] if change.original else []
+    notes += [] if change.disruption is Disruption.NONE else [click.style(f"[{change.disruption}]", fg="yellow")]
+    notes += [click.style(printable(f"disturbs {', '.join(change.affected)}"), fg="red")] if change.affected else []
+    parts = [f"  {click.style(mark, fg=colour)} {_label(change):<{width}}", _values(change, mark), *notes]
+    yield "  ".join(part for part in parts if part).rstrip()
+    if change.blocker:
+        yield click.style(printable(f"      cannot: {change.blocker}; {change.remedy}"), fg="red")
+
+
+def _mark(change: Change) -> tuple[str, str]:
+    if change.field == WHOLE_KIND:
+        return "?", "cyan"
+    if change.before in NOTHING:
+        return "+", "green"
+    return ("-", "red") if change.after in NOTHING else ("~", "yellow")
+
+
+def _values(change: Change, mark: str) -> str:
+    """Both values; one where the mark says the other, and none where it says both."""
+    before, after = _value(change.before, "red"), _value(change.after, "green")
+    if mark == "~":
+        return f"{before} -> {after}"
+    value = change.before if mark == "-" else change.after
+    return "" if value == "present" else before if mark == "-" else after
+
+
+def _value(value: Value, colour: str) -> str:
+    return click.style(printable(say_value(value)) or "(empty)", fg=colour)

@@ -1,0 +1,98 @@
+"""Logs each pass as one entry of the journal, with fields for `journalctl -o json`. docs/metrics.md lists the fields."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from attrs import define, field
+
+from agent.report.records import Outcome, Result, from_plain
+from agent.runtime import journal
+from agent.service.messages import Body
+
+SOCKET = Path("/run/systemd/journal/socket")
+"""Where journald takes entries with fields: https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
+
+MESSAGE_ID = "5b0c8a9f1d4e4f6c9a3b7e2d10486f35"
+"""What these entries have and no others: `journalctl MESSAGE_ID=...`."""
+
+INFO, DEBUG = "6", "7"
+"""syslog's priorities: of a pass that changed something or ended otherwise than the one before, and of the others."""
+
+LONGEST = 300
+"""Characters of a value. With the bounds below, an entry is far smaller than the largest datagram."""
+
+MOST_CHANGES = 20
+MOST_CONDITIONS = 40
+"""How many changes and conditions an entry names at most, each in a field of its own."""
+
+
+@define
+class PassLog:
+    """``_last``: how the pass before has ended."""
+
+    _last: tuple[object, ...] = field(default=(), init=False)
+
+    def write(self, body: Body, trigger: str, seconds: float) -> None:
+        """Write the entry of a pass. If journald does not take it, a message above the priority DEBUG goes to standard error.
+
+        :param body: the report's body after the pass.
+        :param trigger: why the pass ran, as the history has it.
+        """
+        counted = Counter(outcome["result"] for outcome in body["outcomes"])
+        not_true = [_condition(condition) for condition in body["conditions"] if condition["status"] != "True"]
+        ended = (body["ready"], body["spec_hash"], not_true, {**counted, "applied": 0})
+        priority = INFO if counted["applied"] or ended != self._last else DEBUG
+        self._last = ended
+        why, _, devices = trigger.partition(" ")
+        results = ", ".join(f"{counted[result]} {result}" for result in sorted(counted)) or "nothing to change"
+        message = f"pass ({why}): {results}; {'ready' if body['ready'] else 'not ready'}"
+        fields = [
+            ("MESSAGE", message),
+            ("MESSAGE_ID", MESSAGE_ID),
+            ("PRIORITY", priority),
+            ("SYSLOG_IDENTIFIER", "trackbed"),
+            ("TRACKBED_TRIGGER", why),
+            ("TRACKBED_DEVICES", devices),
+            ("TRACKBED_DURATION_USEC", str(int(seconds * 1e6))),
+            ("TRACKBED_SPEC_HASH", body["spec_hash"]),
+            ("TRACKBED_READY", str(int(body["ready"]))),
+            ("TRACKBED_UP_TO_DATE", str(int(body["up_to_date"]))),
+            *((f"TRACKBED_{result.upper()}", str(counted[result])) for result in get_args(Result)),
+            *(("TRACKBED_NOT_TRUE", condition) for condition in not_true[:MOST_CONDITIONS]),
+            *(("TRACKBED_CHANGE", change) for change in _changes(body)),
+        ]
+        if not _sent(fields) and priority == INFO:
+            journal(message)
+
+
+def _sent(fields: list[tuple[str, str]]) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as made:
+            made.setblocking(False)  # a pass must not wait for a journald that hangs
+            made.connect(str(SOCKET))
+            made.send(b"".join(_encoded(name, value[:LONGEST]) for name, value in fields))
+    except OSError:
+        return False
+    return True
+
+
+def _encoded(name: str, value: str) -> bytes:
+    """A field with its length, so that the value may have any characters, such as newlines."""
+    content = value.encode(errors="backslashreplace")
+    return name.encode() + b"\n" + struct.pack("<Q", len(content)) + content + b"\n"
+
+
+def _condition(condition: Body) -> str:
+    return f"{condition['type']} {condition['status']} {condition['reason']}"
+
+
+def _changes(body: Body) -> Iterator[str]:
+    for plain in body["outcomes"][:MOST_CHANGES]:
+        outcome = from_plain(plain, Outcome)
+        yield f"{outcome.result}: {outcome.change}" + (f": {outcome.error}" if outcome.error else "")

@@ -1,0 +1,163 @@
+"""The attributes that a PF sets for its VFs: the files of this folder, each with a tuple ``ATTRIBUTES`` of records.
+
+The keys of the spec, the plan, the write, what a PF reports, what ``inspect`` prints and the reference in docs/inventory.md
+follow from these records.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import struct
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeAlias
+
+from attrs import Attribute, field, frozen, make_class
+from attrs import fields as fields_of
+
+Value: TypeAlias = str | int | bool | None
+Values: TypeAlias = Mapping[str, Any]
+
+NOT_REPORTED = 0xFFFFFFFF
+"""The value that rtnl_fill_vfinfo() sets before it calls the driver, which may leave it."""
+
+
+@frozen(kw_only=True)
+class Refusal:
+    """A write that the kernel refused: its errno, the value, the present values of its ``Together``, the PF's netdev."""
+
+    errno: int
+    value: Any
+    present: Values
+    netdev: str
+
+
+@frozen
+class Together:
+    """Attributes that one netlink attribute sets: one that is not given becomes its value here.
+
+    ``message``: the netlink attribute of VF ``index`` for all of their values, by pyroute2's name, and its content.
+    """
+
+    defaults: Values
+    message: Callable[[int, Values], tuple[str, Values]]
+
+
+def word(position: int) -> Callable[[bytes], int]:
+    """Reads a number of a struct of 32-bit numbers; number 0 is the VF's index."""
+    # Each pass reads every VF: no arithmetic, no repeated look-ups.
+    unpack: Callable[[bytes], tuple[int]] = struct.Struct(f"={4 * position}xI").unpack_from
+    return lambda content: unpack(content)[0]
+
+
+_second_word = word(1)
+
+
+def switch(content: bytes) -> bool | None:
+    """Reads a struct of the VF's index and a switch; None: the driver does not report it."""
+    value = _second_word(content)
+    return None if value == NOT_REPORTED else bool(value)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _no_fault(attributes: Any) -> str:
+    return ""
+
+
+def _unexplained(refusal: Refusal) -> tuple[int, str] | None:
+    return None
+
+
+@frozen(kw_only=True)
+class VfAttribute:
+    """One attribute of a VF that its PF sets.
+
+    In the spec: ``name`` is its key; ``type`` and ``validator`` say what its value may be. ``of_one_vf``: it is an address,
+    which no two VFs share. ``check`` gets all attributes of a VF, and says what is wrong with this one beside the others.
+
+    In netlink: ``netlink`` is the attribute below IFLA_VF_INFO that reports it, by pyroute2's name; ``read`` makes the value
+    from its content, and ``unreported`` is the value while it is missing. It is written as ``key`` of the same attribute, as
+    ``encode`` makes it, or as ``together`` says.
+
+    Of a write: ``order`` is its place among the others, the lowest first. ``last`` gets what is wanted and what is reported,
+    and says whether to write it after all others. ``remakes_netdev`` is what it costs: the VF's driver is bound again, which
+    creates its netdev anew. ``explain`` gives errno and text of a refusal that has a known reason.
+
+    For people: ``meaning``, ``unit`` and ``default`` are its row in docs/inventory.md, ``show`` is what ``inspect`` prints.
+    """
+
+    name: str
+    type: Any
+    meaning: str
+    unit: str = ""
+    default: str = "left alone"
+    order: int = 1000
+    validator: Any = None
+    of_one_vf: bool = False
+    check: Callable[[Any], str] = _no_fault
+    netlink: str
+    read: Callable[[bytes], Any]
+    unreported: Value = None
+    key: str = ""
+    encode: Callable[[Any], Any] = _as_it_is
+    together: Together | None = None
+    last: Callable[[Any, Any], bool] | None = None
+    remakes_netdev: bool = False
+    explain: Callable[[Refusal], tuple[int, str] | None] = _unexplained
+    show: Callable[[Any], tuple[str, ...]] | None = None
+
+    def shown(self, vf: Any) -> tuple[str, ...]:
+        """What ``inspect`` prints of it for a VF: by default name and value, unless it is not reported."""
+        if self.show is not None:
+            return self.show(vf)
+        value = getattr(vf, self.name)
+        text = {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+        return () if value == self.unreported else (f"{self.name.replace('_', ' ')} {text}",)
+
+    def reference(self) -> str:
+        """Its row of the table in docs/inventory.md."""
+        unit = f" {self.unit} " if self.unit else " "
+        return f"| `{self.name}` | {self.meaning} |{unit}| {self.default} |"
+
+
+@cache
+def ordered() -> tuple[VfAttribute, ...]:
+    """Every record of this folder, in the order of the writes; names decide between equals."""
+    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted((each for module in modules for each in module.ATTRIBUTES), key=lambda a: (a.order, a.name)))
+
+
+@cache
+def by_name() -> Mapping[str, VfAttribute]:
+    """The records by name, in the same order."""
+    return {attribute.name: attribute for attribute in ordered()}
+
+
+@cache
+def of_one_vf() -> tuple[str, ...]:
+    """The names of the attributes that no two VFs share."""
+    return tuple(attribute.name for attribute in ordered() if attribute.of_one_vf)
+
+
+def with_wanted(record: type, own: list[Attribute[Any]]) -> list[Attribute[Any]]:
+    """For attrs (``field_transformer``): the fields of a record, and one for each attribute; None leaves it alone."""
+    given = {each.name: field(default=None, validator=each.validator, type=each.type | None) for each in ordered()}
+    return _with(record, own, given)
+
+
+def with_reported(record: type, own: list[Attribute[Any]]) -> list[Attribute[Any]]:
+    """The same for a record of what a PF reports."""
+    given = {each.name: field(default=each.unreported, type=each.type | None) for each in ordered()}
+    return _with(record, own, given)
+
+
+def _with(record: type, own: list[Attribute[Any]], given: Mapping[str, Any]) -> list[Attribute[Any]]:
+    made = make_class(record.__name__, dict(given))
+    # The parser and the schema look for the types here.
+    record.__annotations__ |= {name: made.__annotations__[name] for name in given}
+    required = [each for each in own if each.name == "index" and not each.kw_only]
+    return [*required, *fields_of(made), *(each for each in own if each not in required)]

@@ -1,0 +1,15 @@
+"""Whether the PF drops the frames of a VF that have another source address than its own."""
+
+from agent.spec.vf_attributes import VfAttribute, switch
+
+ATTRIBUTES = (
+    VfAttribute(
+        name="spoofchk",
+        type=bool,
+        meaning="the PF drops frames with another source address",
+        order=40,
+        netlink="IFLA_VF_SPOOFCHK",
+        read=switch,
+        key="spoofchk",
+    ),
+)

@@ -1,0 +1,236 @@
+"""Writes a running server as an inventory: a host's line and the data of its group, to start a fleet's inventory from.
+
+It begins with what :mod:`agent.tools.as_spec` takes over. NICs of a kind that are set alike become one entry with
+``select.each``; RDMA devices and GPUs that work now are asked for. The text is Python as pyinfra reads it; its plan on this
+server is empty.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from agent.engine.dry_run import preview
+from agent.hardware.rdma import RdmaPort
+from agent.hardware.sysfs import names_or_none
+from agent.machine import Files, Machine
+from agent.probes.gpus import GPUS, PEER_MEMORY
+from agent.report.printable import printable
+from agent.spec.node import NodeSpec, from_mapping, to_json
+from agent.spec.selector import INDEX
+from agent.tools import topology
+from agent.tools.as_spec import adopt
+from agent.tools.inspection import Inspection, NetworkFunction, inspect
+
+GROUP = "servers"
+WIDTH = 100
+
+
+Entry = dict[str, Any]
+Kind = tuple[str, str]
+"""PCI IDs of vendor and device."""
+
+
+@frozen
+class Starter:
+    """The inventory's text, and what the plan of its data would still change on this server: nothing, as a rule."""
+
+    text: str
+    remaining: tuple[str, ...]
+
+
+def write_down(machine: Machine, host: str, node_name: str, chosen: Collection[str]) -> Starter:
+    """Write the server as an inventory.
+
+    :param host: the name by which the control host connects to it.
+    :param chosen: the NICs, as :func:`agent.tools.as_spec.adopt` takes them.
+    :raises NotFound: a chosen NIC does not exist.
+    """
+    adoption = adopt(machine, node_name, chosen)
+    found = inspect(machine)
+    data = _data(adoption.spec, found, _gpus(machine.files))
+    spec = from_mapping({"node_name": node_name, **data}, host)
+    left = preview(machine, spec)
+    present = [*_network(inspect(machine, spec)), *_gpu_lines(machine.files)]
+    line = {"node_name": node_name} if node_name != host else {}
+    remaining = dict.fromkeys([*adoption.remaining, *map(str, left.changes), *left.errors])
+    return Starter(_text(host, line, data, present), tuple(remaining))
+
+
+# --- the data ----------------------------------------------------------------------------------------------
+
+
+def _data(spec: NodeSpec, found: Inspection, gpus: Mapping[str, Any]) -> Entry:
+    """The group's data: the spec's keys without the node's own, with RDMA devices and GPUs."""
+    data: Entry = json.loads(to_json(spec))
+    del data["node_name"]
+    functions = {function.address: function for function in found.functions}
+    nics = []
+    for nic in data.pop("nics", []):
+        # The names that udev gave the netdevs need not be given again.
+        nic.pop("altnames", None)
+        nics.append((functions[nic["select"]["pci"]], nic))
+    for function, nic in nics:
+        if rdma := _rdma(function, [other for other, _ in nics if _kind(other) == _kind(function)]):
+            nic["rdma"] = rdma
+    working = [function for function, nic in nics if "rdma" in nic and (_active(function) or not function.rdma)]
+    if 0 < len(working) < sum("rdma" in nic for _, nic in nics):
+        data["rdma"] = {"at_least": len(working)}
+    return {**({"nics": _entries(nics, found)} if nics else {}), **data, **gpus}
+
+
+def _kind(function: NetworkFunction) -> Kind:
+    return function.vendor, function.device
+
+
+def _ports(function: NetworkFunction) -> Iterator[RdmaPort]:
+    return (port for device in function.rdma for port in device.ports)
+
+
+def _active(function: NetworkFunction) -> bool:
+    return any(port.state == "ACTIVE" for port in _ports(function))
+
+
+def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
+    """What of ``nics[].rdma`` holds for a function. ``alike``: all of its kind, from whose working ports the rest follows."""
+    owners = [owner for each in alike for owner in (each, *each.vfs)]
+    ports = [port for owner in owners for port in _ports(owner) if port.state == "ACTIVE"]
+    vfs = bool(function.vfs) and all(_active(vf) for vf in function.vfs)
+    if not ports or not (function.rdma or vfs):
+        return {}
+    given: Entry = {**({} if function.rdma else {"pf": False}), **({"vfs": True} if vfs else {})}
+    layers = {port.link_layer for port in ports}
+    if len(layers) == 1 and None not in layers:
+        given["link_layer"] = layers.pop()
+    rates = [port.gigabits or 0 for port in ports]
+    # eRDMA's driver reports an invented rate.
+    if min(rates) >= 1 and function.driver != "erdma":
+        given["rate"] = int(min(rates))
+    for gid_type in ("RoCE v2", "IB"):
+        if all(any(gid.type == gid_type for gid in port.gids) for port in ports):
+            given["gid_type"] = gid_type
+    return given
+
+
+def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], found: Inspection) -> list[Entry]:
+    """The list ``nics``: one entry for the NICs of a kind that are set alike, and one for each other NIC."""
+    of_kind: dict[Kind, list[tuple[NetworkFunction, Entry]]] = {}
+    for function, nic in nics:
+        of_kind.setdefault(_kind(function), []).append((function, nic))
+    several, single = [], []
+    for kind, members in of_kind.items():
+        bodies = Counter(_body(nic) for _, nic in members)
+        body, count = bodies.most_common(1)[0]
+        # A function of the kind that is no NIC here would match the rule, too.
+        all_taken = len(members) == sum(_kind(function) == kind for function in found.functions)
+        if count < 2 or not all_taken:
+            single += [_single(nic, kind) for _, nic in members]
+            continue
+        others = [_single(nic, kind) for _, nic in members if _body(nic) != body]
+        single += others
+        select: Entry = {"vendor": kind[0], "device": kind[1], "each": True, "min": count, "max": count}
+        select |= {"without": [nic["name"] for nic in others]} if others else {}
+        several.append({"name": "", "select": select, **json.loads(body)})
+    names = {nic["name"] for nic in single}
+    for entry in several:
+        entry["name"] = _pattern(entry, names)
+        names.add(entry["name"])
+    return [*several, *single]
+
+
+def _body(nic: Entry) -> str:
+    """A NIC's settings, which may be those of others."""
+    return json.dumps({key: value for key, value in nic.items() if key not in ("name", "select")}, sort_keys=True)
+
+
+def _single(nic: Entry, kind: Kind) -> Entry:
+    """An entry of one NIC, by its slot and the card that is in it."""
+    select = {**nic["select"], "vendor": kind[0], "device": kind[1]}
+    return {"name": nic["name"], "select": select, **{key: nic[key] for key in nic if key not in ("name", "select")}}
+
+
+def _pattern(entry: Entry, taken: Collection[str]) -> str:
+    """A pattern for the names of an entry's NICs that makes none of the names in ``taken``."""
+    select = entry["select"]
+    usual = "rail" if "rdma" in entry else "nic"
+    # No netdev's name is as long as the last one.
+    prefixes = (usual, f"{usual}-{select['device']}-", f"{usual}-{select['vendor']}-{select['device']}-")
+    free = (prefix for prefix in prefixes if not any(name.startswith(prefix) for name in taken))
+    return next(free, prefixes[-1]) + INDEX
+
+
+def _gpus(files: Files) -> Entry:
+    """The key ``gpus``, if the driver has some."""
+    count = len(names_or_none(files, GPUS))
+    peer_memory = {"peer_memory": True} if names_or_none(files, PEER_MEMORY) else {}
+    return {"gpus": {"count": count, **peer_memory}} if count else {}
+
+
+# --- the text ----------------------------------------------------------------------------------------------
+
+
+def _network(found: Inspection) -> Iterator[str]:
+    """A line for each function that is a NIC of the spec."""
+    for function in found.functions:
+        if function.nic is None:
+            continue
+        devices = (f"{device.name} ({device.transport})" for device in function.rdma)
+        netdevs = (netdev.name for netdev in function.netdevs)
+        facts = [f"{function.nic}:", function.address, f"[{function.vendor}:{function.device}]", *netdevs, *devices]
+        yield " ".join([*facts, *_numa(function.numa_node)])
+
+
+def _gpu_lines(files: Files) -> Iterator[str]:
+    """A line for each GPU on the bus, also without a driver."""
+    driven = names_or_none(files, GPUS)
+    for address, node in topology.gpus(files):
+        known = [] if address in driven else ["(without the driver, so the key gpus does not count it)"]
+        yield " ".join(["GPU:", address, *_numa(None if node == topology.EVERYWHERE else node), *known])
+
+
+def _numa(node: int | None) -> list[str]:
+    return [] if node is None else [f"NUMA node {node}"]
+
+
+def _text(host: str, line: Entry, data: Entry, present: Sequence[str]) -> str:
+    comments = [f"# {printable(fact)}" for fact in present] or ["# no NIC with SR-IOV or RDMA, and no GPU"]
+    return "\n".join(
+        [
+            "# Written by `trackbed inspect --as-inventory`. To deploy other servers of the same kind, add them to the list.",
+            "# docs/inventory.md describes the keys. What this server has:",
+            *comments,
+            "",
+            f"{GROUP} = (",
+            f"    [{_literal((host, line) if line else host, ' ' * 4)}],",
+            f"    {_literal(data, ' ' * 4)},",
+            ")",
+            "",
+        ]
+    )
+
+
+def _literal(value: Any, indent: str = "") -> str:
+    """Plain data as a Python literal, on one line where it fits."""
+    flat = _flat(value)
+    if len(indent) + len(flat) <= WIDTH or not isinstance(value, dict | list):
+        return flat
+    inner = f"{indent}    "
+    if isinstance(value, dict):
+        lines = [f"{inner}{_flat(key)}: {_literal(each, inner)}," for key, each in value.items()]
+        return "\n".join(["{", *lines, f"{indent}}}"])
+    return "\n".join(["[", *(f"{inner}{_literal(each, inner)}," for each in value), f"{indent}]"])
+
+
+def _flat(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_flat(key)}: {_flat(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_flat, value))}]"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_flat, value))})"
+    # Python reads JSON's strings and numbers as they are.
+    return str(value) if isinstance(value, bool) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,108 @@
+"""`trackbed fleet fabric`: the results of deploys/fabric.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from attrs import asdict
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent.report.printable import printable
+from agent.runtime import write_atomically
+from fleet.api import Failed
+from fleet.fabric.ends import Ends
+from fleet.fabric.journal import Damaged, Journal, default_path
+from fleet.fabric.tests import TESTS
+from fleet.fabric.verdict import Verdict, verdict
+
+NOT_PROVEN = 2
+
+
+@click.group()
+def fabric() -> None:
+    """Show what the test of the fabric has found (`pyinfra INVENTORY deploys/fabric.py`).
+
+    Example: trackbed fleet fabric report
+    """
+
+
+@fabric.command()
+@click.option(
+    "--results",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file of results; the last run's without it.",
+)
+@click.option("--html", "page_file", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page, too.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON lines for programs: ends, then paths, then the whole."
+)
+def report(path: Path | None, page_file: Path | None, as_json: bool) -> None:
+    """Show each NIC and path that is not good, and what is usual.
+
+    A stopped run is judged by the tests that are done. The cluster is not asked.
+
+    Exit code: 0 every NIC of every node is good and the test is finished, 2 not, 1 the results cannot be read.
+
+    Example: trackbed fleet fabric report --html fabric.html
+    """
+    journal = _read(path or default_path())
+    ends = journal.run.by_name()
+    said = verdict(ends, journal.results, journal.ended is not None)
+    if page_file is not None:
+        _write_page(page_file, journal, ends, said)
+    proven = said.proven and not journal.run.absent
+    if as_json:
+        for end in said.ends:
+            click.echo(json.dumps(asdict(end)))
+        for each in said.paths:
+            click.echo(json.dumps({"path": asdict(each)}))
+        whole = {"proven": proven, "finished": said.finished, "usual": dict(said.usual), "absent": journal.run.absent}
+        click.echo(json.dumps(whole))
+    else:
+        _print(journal, ends, said)
+    sys.exit(0 if proven else NOT_PROVEN)
+
+
+def _read(path: Path) -> Journal:
+    try:
+        return Journal.read(path)
+    except FileNotFoundError:
+        raise Failed(f"{path} does not exist; test first: pyinfra INVENTORY deploys/fabric.py") from None
+    except (Damaged, OSError, UnicodeDecodeError) as error:
+        raise Failed(str(error)) from None
+
+
+def _write_page(path: Path, journal: Journal, ends: Ends, said: Verdict) -> None:
+    # Imported here: the library that draws takes a second.
+    from fleet.fabric.page import page
+
+    try:
+        write_atomically(path, page(ends, said, journal.run.began, journal.run.absent), 0o644)
+    except OSError as error:
+        raise Failed(f"{path} cannot be written: {error.strerror}; give another path") from None
+
+
+def _print(journal: Journal, ends: Ends, said: Verdict) -> None:
+    console = Console() if sys.stdout.isatty() else Console(width=1000)
+    left = [each for each in said.ends if each.status != "good"]
+    rows = [(each.end, each.kind or each.status, each.message) for each in left]
+    rows += [(f"{each.client} -> {each.server}", "bad path", f"{each.test}: {each.message}") for each in said.paths]
+    rows += [(node, "not tested", why) for node, why in sorted(journal.run.absent.items())]
+    if rows:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("NIC", no_wrap=True, overflow="ignore")
+        table.add_column("VERDICT", no_wrap=True, overflow="ignore")
+        table.add_column("WHY", overflow="fold")
+        for nic, kind, why in rows:
+            table.add_row(Text(printable(nic)), Text(kind, "red"), Text(printable(why)))
+        console.print(table)
+    for test, value in said.usual.items():
+        click.echo(f"{test}: usually {value:.2f} {TESTS[test].unit}")
+    stopped = "" if said.finished else "; the test is not finished: run deploys/fabric.py again to go on"
+    click.echo(f"{len(said.ends) - len(left)} of {len(said.ends)} NICs are good, {len(said.paths)} bad paths{stopped}")

@@ -1,0 +1,163 @@
+"""What hardware of a kind usually reaches, and how far a result may be below it.
+
+Faults only lower a rate (or raise a latency). One bad NIC of three spoils two of three pairs. So the usual rate is the median
+over NICs, each by the better half of its own results, and the spread is that of the results above the usual rate.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from fleet.fabric.ends import End, Ends
+from fleet.fabric.results import Result
+from fleet.fabric.tests import TESTS
+
+DEVIATIONS = 6.0
+"""Standard deviations below the usual rate that are still good."""
+
+TEST_TOLERANCE = 0.10
+END_TOLERANCE = 0.05
+"""Shares of the usual rate by which one result, and a NIC's median of several, may be below it however small the spread is."""
+
+SEVERAL = 4
+"""The number of results from which on their median is steadier than one."""
+
+LOWEST = 0.5
+"""However large the spread is: less than this share of the usual rate is bad."""
+
+Measure = tuple[str, bool, tuple[str, ...]]
+"""Results that are compared: of the same test, on one rail or across, between the same kinds of hardware."""
+
+
+@frozen
+class Usual:
+    """What is usual of a measure. ``value`` in the test's unit; ``least_of_one`` and ``least_of_end`` are shares of it."""
+
+    value: float
+    least_of_one: float
+    least_of_end: float
+
+    def least(self, results: int) -> float:
+        """The least share of an end that has a number of results: the median of a few says no more than one."""
+        return self.least_of_end if results >= SEVERAL else self.least_of_one
+
+
+@frozen
+class Judged:
+    """A result, as a share of what is usual (0 for a fault), and whether it is bad in itself."""
+
+    result: Result
+    share: float
+    bad: bool
+
+    @property
+    def sender(self) -> str:
+        """The end that sends the data."""
+        return self.result.client if TESTS[self.result.test].client_sends else self.result.server
+
+    @property
+    def receiver(self) -> str:
+        """The end that gets the data."""
+        return self.result.server if TESTS[self.result.test].client_sends else self.result.client
+
+
+@frozen
+class Baseline:
+    """What is usual of each measure of a survey. A measure of which no test succeeded has none."""
+
+    usual: Mapping[Measure, Usual]
+
+    def judge(self, ends: Ends, results: Iterable[Result]) -> list[Judged]:
+        """Compare results with what is usual. Left out are those of lost nodes, and tests across rails if none succeeded."""
+        judged = []
+        for result in results:
+            if result.fault == "lost":
+                continue
+            usual = self.usual.get(measure(ends, result))
+            if usual is None:
+                # Rails may be separate networks; on a rail of its own each test must succeed.
+                judged += [] if result.across else [Judged(result, 0.0, True)]
+                continue
+            share = _share(result, usual.value)
+            bad = share < usual.least_of_one or _below_floor(ends, result)
+            judged.append(Judged(result, share, bad))
+        return judged
+
+
+def baseline(ends: Ends, results: Iterable[Result]) -> Baseline:
+    """What is usual, by the results of a survey."""
+    by_measure: dict[Measure, list[Result]] = defaultdict(list)
+    for result in results:
+        if result.fault != "lost":
+            by_measure[measure(ends, result)].append(result)
+    found = {key: _usual(each) for key, each in by_measure.items()}
+    return Baseline({key: usual for key, usual in found.items() if usual is not None})
+
+
+def measure(ends: Ends, result: Result) -> Measure:
+    """What a result is compared with."""
+    one, other = ends[result.server].group, ends[result.client].group
+    return result.test, result.across, (one,) if one == other else tuple(sorted((one, other)))
+
+
+def upper_median(values: Sequence[float]) -> float:
+    """The median, of an even number of values the greater of the two in the middle."""
+    return statistics.median_high(values)
+
+
+def _usual(results: Sequence[Result]) -> Usual | None:
+    rates: dict[str, list[float]] = defaultdict(list)
+    for result in results:
+        rate = _rate(result)
+        rates[result.server].append(rate)
+        rates[result.client].append(rate)
+    of_ends = [upper_median(each) for each in rates.values()]
+    usual = upper_median(of_ends)
+    if usual <= 0:
+        # More than half of the ends fail. The others may still say what is usual.
+        usual = upper_median([rate for rate in of_ends if rate > 0] or [0.0])
+    if usual <= 0:
+        return None
+    value = usual if TESTS[results[0].test].unit == "Gbit/s" else 1 / usual
+    return Usual(
+        value,
+        _least([_rate(result) / usual for result in results], TEST_TOLERANCE),
+        _least([rate / usual for rate in of_ends], END_TOLERANCE),
+    )
+
+
+def _least(shares: Sequence[float], tolerance: float) -> float:
+    above = [share - 1 for share in shares if share >= 1]
+    # 1.4826: the median absolute deviation of a normal distribution is smaller than its standard deviation by this factor.
+    spread = 1.4826 * statistics.median(above) if above else 0.0
+    return max(LOWEST, 1 - max(tolerance, DEVIATIONS * spread))
+
+
+def _rate(result: Result) -> float:
+    """The greater, the better: Gbit/s, or messages in a microsecond; 0 for a fault."""
+    if result.value is None:
+        return 0.0
+    return result.value if TESTS[result.test].unit == "Gbit/s" else 1 / result.value
+
+
+def _share(result: Result, usual: float) -> float:
+    return _rate(result) / (usual if TESTS[result.test].unit == "Gbit/s" else 1 / usual)
+
+
+def _below_floor(ends: Ends, result: Result) -> bool:
+    if result.value is None:
+        return True
+    floors = [end.floors[result.test] for end in _of(ends, result) if result.test in end.floors]
+    if not floors:
+        return False
+    if TESTS[result.test].unit == "Gbit/s":
+        return result.value < min(floors)
+    return result.value > max(floors)
+
+
+def _of(ends: Ends, result: Result) -> tuple[End, End]:
+    return ends[result.server], ends[result.client]

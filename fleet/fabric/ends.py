@@ -1,0 +1,49 @@
+"""The ends of the fabric: each is a NIC of a node, with its RDMA device and whatever a test of it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import field, frozen
+
+
+@frozen
+class End:
+    """A NIC of a node.
+
+    ``rail``: NICs of one rail are attached to the same network of a rail-optimised fabric. ``pci``: the PCI address of the
+    function with the RDMA device ``device``. ``address``: the IP address by which a peer reaches it. ``gid_index`` is None
+    where GIDs are not needed (InfiniBand, iWARP). ``cpus``: those of the NIC's NUMA node, as taskset takes them; empty if
+    unknown. ``gpu``: the PCI address of a GPU of that NUMA node. ``group``: hardware that is alike has the same rates.
+    ``floors``: by test, the least Gbit/s (or, of a latency, the most microseconds) that is accepted.
+    ``identity``: the firmware, driver and port that were tested, by name.
+    """
+
+    node: str
+    nic: str
+    rail: int
+    group: str
+    pci: str = ""
+    device: str = ""
+    port: int = 1
+    netdev: str = ""
+    address: str = ""
+    gid_index: int | None = None
+    cpus: str = ""
+    gpu: str | None = None
+    floors: Mapping[str, float] = field(factory=dict)
+    identity: Mapping[str, str] = field(factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name in results and reports."""
+        return f"{self.node}/{self.nic}"
+
+
+Ends = Mapping[str, End]
+"""All ends by their names."""
+
+
+def by_name(ends: tuple[End, ...]) -> Ends:
+    """The ends by their names, sorted."""
+    return {end.name: end for end in sorted(ends, key=lambda end: end.name)}

@@ -1,0 +1,125 @@
+"""The file of a run: a line of JSON for the run, one for each result, one for its end. A stopped run goes on from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import cattrs
+from attrs import define, evolve, frozen
+
+from fleet.fabric.ends import End, Ends, by_name
+from fleet.fabric.results import Result
+from fleet.fabric.stages import Settings
+
+_converter = cattrs.Converter()
+
+
+def default_path() -> Path:
+    """The file of the last run, on the control host."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "trackbed" / "fabric" / "results.jsonl"
+
+
+class Damaged(ValueError):
+    """The file is not one of a run; the message names it, the line and the remedy."""
+
+
+@frozen
+class Run:
+    """What is tested.
+
+    ``absent``: nodes of the inventory that could not be tested, with the reason. ``began``: when, by time.time().
+    """
+
+    ends: tuple[End, ...]
+    settings: Settings
+    absent: dict[str, str]
+    began: float
+
+    def by_name(self) -> Ends:
+        """The ends by their names."""
+        return by_name(self.ends)
+
+
+@define
+class Journal:
+    """A run's file, and what is in it."""
+
+    path: Path
+    run: Run
+    results: list[Result]
+    ended: float | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Journal:
+        """Read a file. A last line that was not written to its end is left out.
+
+        :raises Damaged: it is no file of a run.
+        :raises OSError: it cannot be read.
+        """
+        *lines, _ = path.read_text().split("\n")
+        made: Journal | None = None
+        for number, line in enumerate(lines, 1):
+            try:
+                ((kind, value),) = json.loads(line).items()
+                if kind == "run":
+                    made = cls(path, _converter.structure(value, Run), [])
+                elif made is not None and kind == "result":
+                    made.results.append(_converter.structure(value, Result))
+                elif made is not None and kind == "ended":
+                    made.ended = float(value)
+            except Exception:  # cattrs raises exception groups
+                raise Damaged(f"{path}, line {number}, cannot be read; move the file away, and test again") from None
+        if made is None:
+            raise Damaged(f"{path} has no run; move the file away, and test again")
+        return made
+
+    @classmethod
+    def open(cls, path: Path, run: Run) -> Journal:
+        """Go on with the run in the file if it is the same and was stopped; else begin a new one, and keep the old file.
+
+        :raises Damaged: the file is no file of a run.
+        :raises OSError: it cannot be read or written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            earlier = cls.read(path)
+            if earlier.ended is None and evolve(earlier.run, began=0, absent={}) == evolve(run, began=0, absent={}):
+                _cut(path)
+                return earlier
+            stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(earlier.run.began))
+            path.rename(path.with_name(f"{path.stem}-{stamp}{path.suffix}"))
+        made = cls(path, run, [])
+        made._write([{"run": _converter.unstructure(run)}])
+        return made
+
+    def add(self, results: Iterable[Result]) -> None:
+        """Append results; they are on the disk when this returns."""
+        new = list(results)
+        self._write([{"result": _converter.unstructure(result)} for result in new])
+        self.results += new
+
+    def finish(self) -> None:
+        """Note that all tests are done."""
+        self.ended = time.time()
+        self._write([{"ended": self.ended}])
+
+    def _write(self, lines: Iterable[dict[str, Any]]) -> None:
+        with self.path.open("a") as file:
+            file.writelines(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _cut(path: Path) -> None:
+    """Remove a last line that was not written to its end."""
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        with path.open("r+b") as file:
+            file.truncate(len(whole))

@@ -1,0 +1,96 @@
+"""The result of each test, and what perftest printed."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from attrs import frozen
+
+from fleet.fabric.schedule import Round
+from fleet.fabric.tests import TESTS, FabricTest
+
+Fault = Literal["", "no-server", "timeout", "client", "server", "output", "lost"]
+
+LONGEST_TEXT = 300
+"""Characters that are kept of a program's messages."""
+
+
+@frozen
+class Result:
+    """One test of a round.
+
+    ``value`` in the test's unit; None with a ``fault``: the server never listened, the time was up, the client or the server
+    ended with an error, the output has no result, a node was lost. ``text``: the program's messages then.
+    """
+
+    stage: str
+    number: int
+    test: str
+    across: bool
+    server: str
+    client: str
+    value: float | None = None
+    fault: Fault = ""
+    text: str = ""
+
+    @property
+    def key(self) -> tuple[str, int, str, str]:
+        """What tells a test of a run from all others."""
+        return self.stage, self.number, self.server, self.client
+
+
+def failed(made: Round, server: str, client: str, fault: Fault, text: str = "") -> Result:
+    """The result of a test without a value."""
+    return Result(made.stage, made.number, made.test, made.across, server, client, None, fault, text[-LONGEST_TEXT:])
+
+
+def measured(made: Round, server: str, client: str, code: int, output: str) -> Result:
+    """The result of a client that has ended with an exit status, having printed ``output``."""
+    if code == TIMED_OUT:
+        return failed(made, server, client, "timeout", messages(output))
+    if code != 0:
+        return failed(made, server, client, "client", messages(output) or f"exit status {code}")
+    value = parse(TESTS[made.test], output)
+    if value is None:
+        return failed(made, server, client, "output", messages(output) or "perftest printed no result")
+    return Result(made.stage, made.number, made.test, made.across, server, client, value)
+
+
+TIMED_OUT = 124
+"""The exit status of timeout(1)."""
+
+COLUMNS = {"Gbit/s": "BW average[Gb/sec]", "us": "t_typical[usec]"}
+"""The column of perftest's table that has the result (RESULT_FMT_G and RESULT_FMT_LAT of perftest_parameters.h)."""
+
+MESSAGES = "MsgRate[Mpps]"
+
+_HEADING = re.compile(r"#bytes|#iterations|BW (?:peak|average)\[[^\]]*\]|MsgRate\[Mpps\]|\S+(?: percentile)?\[usec\]")
+
+
+def parse(test: FabricTest, output: str) -> float | None:
+    """The result in perftest's output; None if there is none. A rate of 0 is none: nothing arrived.
+
+    The rate has two decimals. Below 1 Gbit/s it is taken from the rate of messages, which has six.
+    """
+    columns: list[str] = []
+    for line in output.splitlines():
+        if "#bytes" in line:
+            columns = _HEADING.findall(line)
+            continue
+        words = line.split()
+        if COLUMNS[test.unit] in columns and len(words) >= len(columns) and words[0].isdigit():
+            try:
+                value = float(words[columns.index(COLUMNS[test.unit])])
+                if test.unit == "Gbit/s" and value < 1:
+                    value = int(words[0]) * 8e-3 * float(words[columns.index(MESSAGES)])
+            except ValueError:
+                continue
+            return value if 0 < value < float("inf") else None
+    return None
+
+
+def messages(output: str) -> str:
+    """The lines that say what went wrong: those without perftest's tables of settings and addresses."""
+    noise = re.compile(r"^[-*]|^ ?(local|remote) address|GID:| : |^ #bytes|^ +RDMA_|^ +Send |^\* Waiting|^\s*$")
+    return "; ".join(line.strip() for line in output.splitlines() if not noise.search(line))

@@ -1,0 +1,43 @@
+"""The stages of a run. The rounds of each follow from the results of those before it, so that a stopped run can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from attrs import frozen
+
+from fleet.fabric.ends import Ends
+from fleet.fabric.results import Result
+from fleet.fabric.schedule import Round, survey
+from fleet.fabric.tests import TESTS
+from fleet.fabric.verdict import confirming, repeating
+
+
+@frozen
+class Settings:
+    """What a run does, the same for all nodes.
+
+    ``tests``: programs of perftest. ``seconds``: how long each measures. ``across_rails``: also between rails.
+    ``at_once``: the most tests at the same time; None is all of a round. ``gpu_memory``: use the memory of a GPU of the
+    NIC's NUMA node.
+    """
+
+    tests: tuple[str, ...] = tuple(TESTS)
+    seconds: int = 5
+    across_rails: bool = True
+    at_once: int | None = None
+    gpu_memory: bool = False
+    seed: int = 1
+
+
+STAGES: tuple[tuple[str, Callable[[Ends, Settings, Sequence[Result]], list[Round]]], ...] = (
+    (
+        "survey",
+        lambda ends, settings, results: survey(
+            ends, [(test, TESTS[test].across) for test in settings.tests], settings.across_rails, settings.seed
+        ),
+    ),
+    ("ends", lambda ends, settings, results: confirming(ends, results, settings.seed)),
+    ("paths", lambda ends, settings, results: repeating(ends, results)),
+)
+"""By name, the rounds of each stage by the results of all earlier ones."""

@@ -1,0 +1,230 @@
+"""What the results say of each end and of each path between two ends."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from attrs import field, frozen
+
+from fleet.fabric.baseline import Baseline, Judged, baseline, upper_median
+from fleet.fabric.ends import Ends
+from fleet.fabric.results import Result
+from fleet.fabric.schedule import Pair, Round, packed
+from fleet.fabric.suspects import Suspicion, suspicion
+from fleet.fabric.tests import TESTS
+
+PARTNERS = 8
+"""Tests of a suspect with known-good ends, in each direction of each test in which it failed."""
+
+REPEATS = 2
+"""How often a bad test of two good ends is repeated. The path is bad if each of these is bad."""
+
+UNSTEADY = 3 / 16
+"""The share of bad tests with known-good ends from which on a suspect is bad."""
+
+Status = Literal["good", "bad", "undecided", "lost", "untested"]
+
+
+@frozen
+class EndVerdict:
+    """``kind``: blocked, slow or unsteady. ``message``: what was seen, for people. ``shares``: by test, of the usual rate."""
+
+    end: str
+    status: Status
+    kind: str = ""
+    message: str = ""
+    shares: Mapping[str, float] = field(factory=dict)
+
+
+@frozen
+class PathVerdict:
+    """A bad path between two good ends. ``share`` of the usual rate, 0 if nothing passed."""
+
+    server: str
+    client: str
+    test: str
+    share: float
+    message: str
+
+
+@frozen
+class Verdict:
+    """``finished``: every test of every stage has a result. ``usual``: by test, the usual rate on one rail, in its unit."""
+
+    ends: tuple[EndVerdict, ...]
+    paths: tuple[PathVerdict, ...]
+    finished: bool
+    usual: Mapping[str, float] = field(factory=dict)
+
+    @property
+    def proven(self) -> bool:
+        """Whether every end was tested and is good, and no path is bad."""
+        return self.finished and not self.paths and all(each.status == "good" for each in self.ends)
+
+
+def confirming(ends: Ends, results: Sequence[Result], seed: int) -> list[Round]:
+    """The rounds that test each suspect of the survey against known-good ends, in both directions."""
+    surveyed = _of_stage(results, "survey")
+    usual = baseline(ends, surveyed)
+    suspected = suspicion(ends, usual.judge(ends, surveyed), usual)
+    chosen = random.Random(seed)  # noqa: S311  no secret
+    good = sorted(suspected.good)
+    chosen.shuffle(good)
+    by_rail: dict[int, list[str]] = defaultdict(list)
+    for name in good:
+        by_rail[ends[name].rail].append(name)
+    wanted: list[tuple[str, bool, Pair]] = []
+    for place, (name, tests) in enumerate(suspected.suspects.items()):
+        same = by_rail[ends[name].rail]
+        for test, across in sorted(tests):
+            partners = good if across else same
+            for other in _partners(ends, name, partners, across, place):
+                wanted += [(test, across, (name, other)), (test, across, (other, name))]
+    return packed("ends", wanted)
+
+
+def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: int) -> list[str]:
+    """Known-good ends of other nodes, each suspect's own as far as there are enough; fewer are taken twice."""
+    found: list[str] = []
+    for step in range(len(good)):
+        other = ends[good[(place * PARTNERS + step) % len(good)]]
+        if other.node != ends[name].node and (other.rail != ends[name].rail) == across:
+            found.append(other.name)
+            if len(found) == PARTNERS:
+                return found
+    return (found * 2)[:PARTNERS]
+
+
+def repeating(ends: Ends, results: Sequence[Result]) -> list[Round]:
+    """The rounds that repeat the bad tests of the survey of which neither end is to blame."""
+    usual = baseline(ends, _of_stage(results, "survey"))
+    blamed = {each.end for each in _ends(ends, results, usual) if each.status != "good"}
+    wanted = [
+        (each.result.test, each.result.across, (each.result.server, each.result.client))
+        for each in usual.judge(ends, _of_stage(results, "survey"))
+        if each.bad and not {each.sender, each.receiver} & blamed
+    ]
+    return packed("paths", [each for each in wanted for _ in range(REPEATS)])
+
+
+def verdict(ends: Ends, results: Sequence[Result], finished: bool) -> Verdict:
+    """Judge all ends and paths by the results of all stages."""
+    usual = baseline(ends, _of_stage(results, "survey"))
+    rates = {test: each.value for (test, across, _), each in sorted(usual.usual.items(), reverse=True) if not across}
+    return Verdict(
+        tuple(_ends(ends, results, usual)),
+        tuple(_paths(usual.judge(ends, _of_stage(results, "paths")))),
+        finished,
+        dict(sorted(rates.items())),
+    )
+
+
+def _of_stage(results: Iterable[Result], stage: str) -> list[Result]:
+    return [result for result in results if result.stage == stage]
+
+
+def _ends(ends: Ends, results: Sequence[Result], usual: Baseline) -> list[EndVerdict]:
+    surveyed = usual.judge(ends, _of_stage(results, "survey"))
+    suspected = suspicion(ends, surveyed, usual)
+    confirmed: dict[str, list[Judged]] = defaultdict(list)
+    for each in usual.judge(ends, _of_stage(results, "ends")):
+        for name in (each.sender, each.receiver):
+            if name in suspected.suspects:
+                confirmed[name].append(each)
+    shares = _shares(surveyed)
+    lost = {result.text for result in results if result.fault == "lost"}
+    tested = shares.keys()
+    found = []
+    for name, end in ends.items():
+        if end.node in lost:
+            made = EndVerdict(name, "lost", message=f"{end.node} stopped answering during the test")
+        elif name in suspected.suspects:
+            made = _suspect(name, confirmed[name], suspected, usual)
+        elif name in tested:
+            made = EndVerdict(name, "good")
+        else:
+            made = EndVerdict(name, "untested", message="no other node has a NIC of this rail to test it with")
+        found.append(EndVerdict(name, made.status, made.kind, made.message, shares.get(name, {})))
+    return found
+
+
+def _shares(judged: Iterable[Judged]) -> dict[str, dict[str, float]]:
+    """By end and test: the share of the usual rate of its worse direction, on one rail."""
+    values: dict[str, dict[str, tuple[list[float], list[float]]]] = defaultdict(dict)
+    for each in judged:
+        if not each.result.across:
+            values[each.sender].setdefault(each.result.test, ([], []))[0].append(each.share)
+            values[each.receiver].setdefault(each.result.test, ([], []))[1].append(each.share)
+    return {
+        name: {test: round(min(upper_median(way) for way in ways if way), 3) for test, ways in sorted(tests.items())}
+        for name, tests in values.items()
+    }
+
+
+def _suspect(name: str, confirmed: Sequence[Judged], suspected: Suspicion, usual: Baseline) -> EndVerdict:
+    partners = {_partner(name, each) for each in confirmed} & suspected.good
+    if not partners:
+        return EndVerdict(name, "undecided", message="it failed, and no end is known to be good to compare it with")
+    bad = [each for each in confirmed if each.bad and _partner(name, each) in partners]
+    failing = {_partner(name, each) for each in bad}
+    slow = _slow(name, confirmed, usual)
+    if len(partners) == 1 and (bad or slow):
+        return EndVerdict(
+            name, "undecided", message=f"it fails with {next(iter(partners))}, the only end to compare it with"
+        )
+    if slow or (len(failing) > 1 and len(bad) >= UNSTEADY * len(confirmed)):
+        kind, message = _described(name, confirmed, bad, slow)
+        return EndVerdict(name, "bad", kind, message)
+    return EndVerdict(name, "good")
+
+
+def _partner(name: str, each: Judged) -> str:
+    return each.receiver if each.sender == name else each.sender
+
+
+def _slow(name: str, confirmed: Iterable[Judged], usual: Baseline) -> list[tuple[str, str, float]]:
+    """The directions and tests whose median over partners is too low, each with its share of the usual rate."""
+    cells: dict[tuple[str, str, bool], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for each in confirmed:
+        way = "sends" if each.sender == name else "receives"
+        cells[way, each.result.test, each.result.across][_partner(name, each)].append(each.share)
+    found = []
+    for (way, test, across), by_partner in sorted(cells.items()):
+        number = sum(map(len, by_partner.values()))
+        limits = [each.least(number) for key, each in usual.usual.items() if key[:2] == (test, across)]
+        share = upper_median([upper_median(values) for values in by_partner.values()])
+        if len(by_partner) > 1 and share < min(limits, default=1.0):
+            found.append((way, test, share))
+    return found
+
+
+def _described(
+    name: str, confirmed: Sequence[Judged], bad: Sequence[Judged], slow: Sequence[tuple[str, str, float]]
+) -> tuple[str, str]:
+    counted = f"{len(bad)} of {len(confirmed)} tests with known-good ends are bad"
+    faults = sorted({each.result.fault for each in bad if each.result.fault})
+    if faults:
+        counted += f" ({', '.join(faults)})"
+    if not slow:
+        return "unsteady", counted
+    if all(share == 0 for _, _, share in slow):
+        ways = sorted({way for way, _, _ in slow}, reverse=True)
+        return "blocked", f"it {' and '.join(ways)} nothing; {counted}"
+    way, test, share = min(slow, key=lambda each: each[2])
+    rate = "has" if TESTS[test].unit == "us" else way
+    return "slow", f"it {rate} {share:.0%} of the usual rate in {test}; {counted}"
+
+
+def _paths(judged: Iterable[Judged]) -> list[PathVerdict]:
+    repeats: dict[tuple[str, str, str], list[Judged]] = defaultdict(list)
+    for each in judged:
+        repeats[each.result.server, each.result.client, each.result.test].append(each)
+    return [
+        PathVerdict(server, client, test, share, f"{share:.0%} of the usual rate, although both ends are good")
+        for (server, client, test), each in sorted(repeats.items())
+        if len(each) >= REPEATS and all(one.bad for one in each)
+        for share in [round(upper_median([one.share for one in each]), 3)]
+    ]

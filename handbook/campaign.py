@@ -1,0 +1,98 @@
+"""The tables of the campaign: runs are records in docs/campaign/, and the pages get their tables from these.
+
+`python -m handbook.campaign` writes the tables. With files of `pytest --junitxml` it records the runs in them before that: one
+for each file of tests, in place of an earlier run of the same command.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from handbook.markdown import table
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+FOLDERS = {"tests/lab": "lab", "tests/cluster": "kubernetes"}
+"""The file in docs/campaign/ that has the runs of a folder's tests."""
+
+MARKED = re.compile(r"(<!-- runs: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+
+Run = dict[str, str]
+Cases = list[ElementTree.Element]
+
+
+def main(results: list[str], docs: Path = DOCS) -> None:
+    """Record the runs of these files, and write the tables of all pages."""
+    for path in results:
+        record(Path(path), docs)
+    for page in sorted(docs.glob("*.md")):
+        text = page.read_text()
+        if (written := with_tables(text, docs)) != text:
+            page.write_text(written)
+
+
+def with_tables(text: str, docs: Path = DOCS) -> str:
+    """A page with the tables of its runs as the records are now."""
+    return MARKED.sub(lambda found: f"{found[1]}{_table(_load(docs, found[2]))}{found[3]}", text)
+
+
+def record(results: Path, docs: Path) -> None:
+    """Put the runs of a file of `pytest --junitxml` among the records."""
+    for name, run in _runs(results):
+        recorded = _load(docs, name)
+        known = [each for each in recorded["runs"] if each["command"] == run["command"]]
+        for each in known:
+            each |= {key: run[key] for key in ("result", "duration")}
+        if not known:
+            recorded["runs"].append({key: run[key] for key in recorded["columns"]})
+        (docs / "campaign" / f"{name}.json").write_text(json.dumps(recorded, indent=2, ensure_ascii=False) + "\n")
+
+
+def _load(docs: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((docs / "campaign" / f"{name}.json").read_text())
+    return content
+
+
+def _table(recorded: Mapping[str, Any]) -> str:
+    columns: Mapping[str, str] = recorded["columns"]
+    return table([*columns.values()], [[run[key] for key in columns] for run in recorded["runs"]])
+
+
+def _runs(results: Path) -> Iterator[tuple[str, Run]]:
+    """The runs in a file of results, each with the name of its records."""
+    files: dict[str, Cases] = {}
+    # Written by the pytest that has just run here, so it is no foreign XML.
+    for case in ElementTree.parse(results).iter("testcase"):  # noqa: S314
+        files.setdefault(case.get("classname", "").replace(".", "/") + ".py", []).append(case)
+    for file, cases in files.items():
+        if (name := FOLDERS.get(file.rpartition("/")[0])) is not None:
+            yield name, _run(file, cases)
+
+
+def _run(file: str, cases: Cases) -> Run:
+    outcomes = Counter(_outcome(case) for case in cases)
+    failed = [f"`{case.get('name')}`" for case in cases if _outcome(case) == "failed"]
+    counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+    return {
+        "command": f"`pytest -m campaign {file}`",
+        "shows": "; ".join(case.get("name", "").removeprefix("test_").replace("_", " ") for case in cases),
+        "result": f"{counted}{': ' if failed else ''}{', '.join(failed)}",
+        "duration": f"{sum(float(case.get('time', 0)) for case in cases):.0f} s",
+    }
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    if case.find("failure") is not None or case.find("error") is not None:
+        return "failed"
+    return "skipped" if case.find("skipped") is not None else "passed"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

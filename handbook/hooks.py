@@ -1,0 +1,96 @@
+"""What MkDocs calls while it builds the site (mkdocs.yml): pages from outside docs/, what the code says, the navigation."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from handbook import commands, conditions, metrics, spec
+
+ROOT = Path(__file__).parents[1]
+
+FROM_THE_CODE: Mapping[str, Callable[[], str]] = {
+    "commands": commands.page,
+    "conditions": conditions.page,
+    "metrics": metrics.page,
+    "spec": spec.page,
+}
+"""What takes the place of the lines from `<!-- from the code: NAME -->` to `<!-- end -->` in a page."""
+
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "examples/README.md": "examples.md",
+}
+"""Pages of the repository that are not in docs/, and their names in the site."""
+
+MARK = re.compile(r"<!-- from the code: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL)
+LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
+PICTURE = re.compile(r'(?<=src=")docs/')
+
+DECISIONS = "decisions/index.md"
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Complete the navigation: each decision, and pages that mkdocs.yml does not name."""
+    docs = Path(config.docs_dir)
+    nav: list[Any] = config.nav or []
+    named = set(_leaves(nav))
+    for page in sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md")):
+        if page not in named:
+            _section(nav, "Decisions" if page.startswith("decisions/") else "Guides").append(page)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages from outside docs/, and the list of decisions."""
+    for source, page in OUTSIDE.items():
+        text = LINK.sub(lambda found, source=source: _link(found, source), (ROOT / source).read_text())  # type: ignore[misc]
+        files.append(File.generated(config, page, content=PICTURE.sub("", text)))
+    titles = {path.name: path.read_text().partition("\n")[0].lstrip("# ") for path in _decisions(config)}
+    listed = "".join(f"- [{title}]({name})\n" for name, title in titles.items())
+    files.append(File.generated(config, DECISIONS, content=f"# Decisions\n\n{listed}"))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Fill in what comes from the code; a link to the folder of decisions leads to their list."""
+    return MARK.sub(lambda found: FROM_THE_CODE[found[1]](), markdown.replace("](decisions/)", f"]({DECISIONS})"))
+
+
+def _decisions(config: MkDocsConfig) -> list[Path]:
+    return sorted((Path(config.docs_dir) / "decisions").glob("*.md"))
+
+
+def _leaves(nav: Any) -> Iterator[str]:
+    if isinstance(nav, str):
+        yield nav
+    for each in (*nav.values(),) if isinstance(nav, dict) else nav if isinstance(nav, list) else ():
+        yield from _leaves(each)
+
+
+def _section(nav: list[Any], title: str) -> list[Any]:
+    section: list[Any] = next(each[title] for each in nav if isinstance(each, dict) and title in each)
+    return section
+
+
+def _link(found: re.Match[str], source: str) -> str:
+    """A link of a page outside docs/, seen from the site: its text alone, if it leads to a file that the site has not."""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[2]))
+    if target == "docs/decisions":
+        page = DECISIONS
+    elif target.startswith("docs/"):
+        page = target.removeprefix("docs/")
+    elif target in OUTSIDE:
+        page = OUTSIDE[target]
+    else:
+        return found[1]
+    return f"[{found[1].removeprefix('docs/')}]({page}{found[3] or ''})"

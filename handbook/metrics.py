@@ -1,0 +1,42 @@
+"""The reference of the metrics: what the reporter answers for a report that has something of everything."""
+
+from __future__ import annotations
+
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from agent.report.records import Change, Condition, Outcome, Report
+from agent.report.verdict import Verdict
+from agent.reporter.http.metrics import render
+from handbook.markdown import cell, code, table
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+REPORT = Report(
+    node_name="node1",
+    spec_hash="7003db781de62589",
+    boot_id="boot",
+    agent_version="0.1.0",
+    ready=True,
+    up_to_date=True,
+    conditions=(Condition("Carrier", "True", "AllConnected"),),
+    outcomes=(Outcome(Change("links", "0000:18:00.0", "mtu", 1500, 9000), "applied"),),
+)
+
+
+def page() -> str:
+    """One row a metric."""
+    text = render(Verdict(REPORT, (), 1.0, fresh=True), {"vfs": 1}, OPENMETRICS)[0].decode()
+    rows = []
+    for family in text_string_to_metric_families(text):
+        names = sorted({sample.name for sample in family.samples})
+        labels = sorted({label for sample in family.samples for label in sample.labels})
+        rows.append(
+            (
+                ", ".join(map(code, names)),
+                family.type,
+                family.unit,
+                ", ".join(map(code, labels)),
+                cell(family.documentation),
+            )
+        )
+    return table(("Metric", "Type", "Unit", "Labels", "Meaning"), sorted(rows))

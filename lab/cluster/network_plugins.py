@@ -1,0 +1,89 @@
+"""The plugins that pods' networks need (`device_plugins.network_plugins`), as images: each that the Go module proxy serves."""
+
+from collections.abc import Callable
+
+from lab import go_programs
+from lab.cluster import programs
+from lab.cluster.images import REGISTRY, Image
+from lab.errors import LabError
+from lab.go_programs import Build
+from lab.progress import say
+
+BUILDS: dict[str, Build] = {
+    "multus": programs.MULTUS,
+    "whereabouts": programs.WHEREABOUTS,
+    "sriov_cni": programs.SRIOV_CNI,
+    "rdma_cni": programs.RDMA_CNI,
+}
+"""By the plugin's key in the inventory."""
+
+
+def reference(name: str) -> str:
+    """The name of a plugin's image in the inventory."""
+    return f"{REGISTRY}/{BUILDS[name].name.replace('-v', ':v')}"
+
+
+def build() -> None:
+    """Build those that are not built yet, and say which are not to be had: a proxy may not serve every module."""
+    for name, each in BUILDS.items():
+        try:
+            go_programs.ensure(each)
+        except LabError as error:
+            say(f"without {name}: {each.name} cannot be built here: {error.what}")
+
+
+def built() -> tuple[str, ...]:
+    """The plugins that are built."""
+    return tuple(name for name, each in BUILDS.items() if each.target.exists())
+
+
+def images() -> list[Image]:
+    """The images of the plugins that are built, as their own images are for the manifests."""
+    return [_IMAGES[name]() for name in built()]
+
+
+def _name(name: str) -> str:
+    return reference(name).removeprefix(f"{REGISTRY}/")
+
+
+def _multus() -> Image:
+    folder = programs.MULTUS.target
+    # It installs the program from the place that it has in the project's image.
+    files = {
+        "thin_entrypoint": folder / "thin_entrypoint",
+        "usr/src/multus-cni/bin/multus": folder / "multus",
+    }
+    return Image(_name("multus"), ["/thin_entrypoint"], files=files)
+
+
+def _whereabouts() -> Image:
+    folder = programs.WHEREABOUTS.target
+    scripts = go_programs.source(programs.WHEREABOUTS, programs.WHEREABOUTS_MODULE) / "script"
+    files = {
+        # The packages' own names are cmd, controlloop and reconciler.
+        "whereabouts": folder / "cmd",
+        "ip-control-loop": folder / "controlloop",
+        "ip-reconciler": folder / "reconciler",
+        **{name: scripts / name for name in ("install-cni.sh", "lib.sh", "token-watcher.sh")},
+        **programs.shell(),
+    }
+    return Image(_name("whereabouts"), ["/install-cni.sh"], files=files, links=programs.SHELL_LINKS)
+
+
+def _copied(name: str, program: str) -> Callable[[], Image]:
+    """An image that copies one program to the node, and waits."""
+
+    def image() -> Image:
+        script = f"cp -f /usr/bin/{program} /host/opt/cni/bin/ && exec sleep 2147483647"
+        files = {f"usr/bin/{program}": BUILDS[name].target / program, **programs.shell()}
+        return Image(_name(name), ["/bin/sh", "-c", script], files=files, links=programs.SHELL_LINKS)
+
+    return image
+
+
+_IMAGES: dict[str, Callable[[], Image]] = {
+    "multus": _multus,
+    "whereabouts": _whereabouts,
+    "sriov_cni": _copied("sriov_cni", "sriov"),
+    "rdma_cni": _copied("rdma_cni", "rdma"),
+}

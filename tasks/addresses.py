@@ -1,0 +1,76 @@
+"""Two hosts of an inventory never have one IP address: that is found before any node is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+from attrs import frozen
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.inventory import Inventory
+from pyinfra.context import host
+
+from agent.spec.node import NodeSpec, SpecError, from_mapping
+from agent.spec.strict import MOST_FAULTS
+
+
+@frozen
+class Place:
+    """Where an address is given."""
+
+    host: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.host}.{self.key}"
+
+
+def given(spec: NodeSpec, host_name: str) -> dict[str, Place]:
+    """The IP addresses that a host's spec gives to its NICs."""
+    return {
+        str(address.assigned(rail, spec.node_number or 0).interface.ip): Place(
+            host_name, f"nics[{number}].addresses[{index}]"
+        )
+        for number, nic in enumerate(spec.nics)
+        for rail in nic.rails()
+        for index, address in enumerate(nic.addresses)
+    }
+
+
+def of_hosts(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[str, list[Place]]:
+    """By address, where the hosts' data gives it. A host whose data is wrong is left out: its own deploy says so."""
+    found: dict[str, list[Place]] = {}
+    for name, data in hosts:
+        keys = {key: data[key] for key in ("nics", "node_number") if data.get(key) is not None}
+        with suppress(SpecError):
+            for ip, place in given(from_mapping({"node_name": "n", **keys}, name), name).items():
+                found.setdefault(ip, []).append(place)
+    return found
+
+
+_KNOWN: WeakKeyDictionary[Inventory, dict[str, list[Place]]] = WeakKeyDictionary()
+
+
+def refuse_shared(spec: NodeSpec) -> None:
+    """Stop the deploy of a host that would have an address of another host, also of one that --limit leaves out.
+
+    :raises DeployError: naming both places.
+    """
+    mine = given(spec, host.name)
+    if not mine:
+        return
+    inventory = host.state.inventory
+    if inventory not in _KNOWN:
+        _KNOWN[inventory] = of_hosts(
+            (each.name, each.data.dict())  # type: ignore[no-untyped-call]
+            for each in inventory
+        )
+    shared = [
+        f"{place} and {other} are both {ip}; give each host its own node_number or address"
+        for ip, place in mine.items()
+        for other in _KNOWN[inventory].get(ip, ())
+        if other.host != host.name
+    ]
+    if shared:
+        raise DeployError("\n".join(shared[:MOST_FAULTS]))

@@ -1,0 +1,69 @@
+"""Scripts that change a container engine's files: each is run dry first, in an overlay of /etc, and says what it would change.
+
+What the scripts share is in templates/engine-files.sh. Only names of keys leave the node, since such files hold passwords.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from attrs import frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.context import host
+
+from tasks.common.archive import ROOT
+from tasks.common.commands import Commands, refuse, script
+
+SHARED = ROOT / "templates" / "engine-files.sh"
+
+Engine = Literal["docker", "containerd", "crio"]
+Mode = Literal["dry-run", "apply"]
+
+
+@frozen
+class DryRun:
+    """What a script would do. ``changes`` and ``lost`` are keys as the engine names them.
+
+    ``lost``: the operator's keys that it would remove or change. ``pending``: the running engine has not loaded its files.
+    """
+
+    faults: tuple[str, ...] = ()
+    changes: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    pending: bool = False
+
+
+def command(name: str, mode: Mode, *arguments: str) -> StringCommand:
+    """Run a script of templates/ in a mount namespace of its own, after the functions that all share."""
+    text = SHARED.read_text() + (ROOT / "templates" / name).read_text()
+    return StringCommand("unshare", "--mount", script(text, mode, *arguments))
+
+
+def parse(output: list[str]) -> DryRun:
+    """Parse lines such as `change runtimes.nvidia.path`."""
+    lines = [line.split(" ", 1) for line in output]
+    faults, changes, lost = (
+        tuple(line[1] for line in lines if line[0] == word) for word in ("fault", "change", "lost")
+    )
+    return DryRun(faults, changes, lost, ["pending"] in lines)
+
+
+def configure(key: str, dry_run: DryRun, would_lose: Callable[[str], str], apply: StringCommand, done: str) -> Commands:
+    """Run ``apply`` if the dry run says that there is something to do. Refuse its faults, and to lose the operator's settings.
+
+    ``would_lose``: the message for these settings; messages name the inventory's ``key``. ``done``: there is nothing to do.
+    """
+    if dry_run.faults:
+        yield refuse("\n".join(f"{key}: {fault}" for fault in dry_run.faults))
+    elif dry_run.changes and dry_run.lost:
+        yield refuse(f"{key}: {would_lose(', '.join(dry_run.lost))}")
+    elif dry_run.changes or dry_run.pending:
+        yield apply
+    else:
+        host.noop(done)
+
+
+def stopped_by_restart(engine: Engine) -> StringCommand:
+    """Print why a restart of the engine would stop running containers; nothing if it would not."""
+    return script(SHARED.read_text() + "engine=$1\nstopped_by_restart\n", engine)

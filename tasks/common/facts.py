@@ -1,0 +1,49 @@
+"""Facts of our own. What a node says may be anything: output that cannot be read fails that node, and no other.
+
+pyinfra ends the whole deploy for every exception of a fact but one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import cattrs
+from pyinfra.api.exceptions import FactProcessError
+from pyinfra.api.facts import FactBase as _FactBase
+
+from agent.report.printable import printable
+
+T = TypeVar("T")
+
+_UNREADABLE = (
+    *(ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration),
+    cattrs.BaseValidationError,
+)
+SHOWN = 400
+"""Characters of the error that are printed; the node may have written it."""
+
+
+class FactBase(_FactBase[T]):
+    """A fact whose ``process`` may raise what Python's parsers raise."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "process" in vars(cls):
+            setattr(cls, "process", _guarded(cls.__name__, cls.process))  # noqa: B010  mypy knows no method that is given
+
+
+def _guarded(name: str, process: Callable[[Any, list[str]], T]) -> Callable[[Any, list[str]], T]:
+    @wraps(process)
+    def guarded(self: Any, output: list[str]) -> T:
+        try:
+            return process(self, output)
+        except _UNREADABLE as error:
+            said = printable(repr(error))[:SHOWN]
+            # pyinfra prints the cause, where there is one.
+            raise FactProcessError(
+                f"the node's answer to {name} cannot be read: {said}; log in, and see what it is"
+            ) from None
+
+    return guarded

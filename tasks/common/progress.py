@@ -1,0 +1,154 @@
+"""Shows during a deploy for how long each host has been in an operation, and afterwards which operations took longest.
+
+pyinfra 3.10 shows which hosts are in an operation, but no times. It calls these methods only if it waits for all hosts at each
+operation, which is its default.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from pyinfra import logger
+from pyinfra.api.host import Host
+from pyinfra.api.state import BaseStateCallback, State
+
+from agent.report.printable import printable
+
+REDRAWN = 0.5
+"""Seconds after which the line on a terminal is drawn again."""
+
+BEAT = 30.0
+"""Seconds between two lines of an operation where there is no terminal."""
+
+INDENT = 4
+"""Columns by which pyinfra indents what it prints about an operation."""
+
+SHORT = 1.0
+"""Seconds: operations that were shorter for every host are not worth a line."""
+
+SLOWEST = 3
+"""Hosts, or operations, that are named of those that have ended."""
+
+
+def show(state: State) -> None:
+    """Have pyinfra call :class:`Progress`. It makes its list of callbacks only when it knows the inventory."""
+    init = state.init
+
+    def init_with_progress(*arguments: Any, **named: Any) -> None:
+        init(*arguments, **named)
+        state.add_callback_handler(Progress())  # type: ignore[no-untyped-call]
+
+    state.init = init_with_progress  # type: ignore[method-assign]
+
+
+class Progress(BaseStateCallback):
+    """What pyinfra calls: notes when each host began and ended an operation, and prints it."""
+
+    def __init__(self) -> None:
+        self._wanted = os.environ.get("PYINFRA_PROGRESS") != "off"
+        self._hosts = 0
+        self._began: dict[str, float] = {}
+        self._took: dict[str, float] = {}
+        self._operations: dict[str, float] = {}
+        self._ended = Event()
+
+    def operation_start(self, state: State, op_hash: str) -> None:  # type: ignore[override]
+        """An operation begins on all hosts."""
+        self._began, self._took, self._ended = {}, {}, Event()
+        self._hosts = sum(1 for _ in state.inventory.get_active_hosts())
+        if self._wanted and sys.stderr.isatty():
+            # Ours takes the place of pyinfra's own line.
+            os.environ["PYINFRA_PROGRESS"] = "off"
+            gevent.spawn(self._draw, self._ended)
+        elif self._wanted:
+            gevent.spawn(self._beat, self._ended)
+
+    def operation_host_start(self, state: State, host: Host, op_hash: str) -> None:  # type: ignore[override]
+        """A host begins an operation, or skips it: then no other call follows."""
+        if op_hash in state.ops[host]:
+            self._began[host.name] = time.monotonic()
+
+    def operation_host_success(  # type: ignore[override]
+        self, state: State, host: Host, op_hash: str, retry_count: int = 0
+    ) -> None:
+        """A host has ended an operation."""
+        self._end(host)
+
+    def operation_host_error(  # type: ignore[override]
+        self, state: State, host: Host, op_hash: str, retry_count: int = 0, max_retries: int = 0
+    ) -> None:
+        """A host has failed in an operation."""
+        self._end(host)
+
+    def operation_end(self, state: State, op_hash: str) -> None:  # type: ignore[override]
+        """All hosts have ended an operation."""
+        self._ended.set()
+        longest = max(self._took.values(), default=0.0)
+        name = ", ".join(state.get_op_meta(op_hash).names)
+        self._operations[name] = self._operations.get(name, 0.0) + longest
+        if longest >= SHORT:
+            logger.info(f"took {slowest(self._took)}")
+        if op_hash == state.get_op_order()[-1]:  # type: ignore[no-untyped-call]
+            logger.info(
+                f"operations took {slowest(self._operations)}, all together {say(sum(self._operations.values()))}"
+            )
+
+    def _end(self, host: Host) -> None:
+        began = self._began.pop(host.name, None)
+        if began is not None:
+            self._took[host.name] = time.monotonic() - began
+
+    def _running(self) -> str:
+        now = time.monotonic()
+        times = {host: now - began for host, began in self._began.items()}
+        return running(times, len(self._took), self._hosts, shutil.get_terminal_size().columns - INDENT - 1)
+
+    def _draw(self, ended: Event) -> None:
+        while not ended.wait(REDRAWN):
+            sys.stderr.write(f"{' ' * INDENT}{self._running()}\r")
+            sys.stderr.flush()
+            # As pyinfra does it: this stays in the buffer, so that whatever is printed next clears the line first.
+            sys.stderr.write("\033[K")
+
+    def _beat(self, ended: Event) -> None:
+        while not ended.wait(BEAT):
+            logger.info(self._running())
+
+
+def running(hosts: Mapping[str, float], ended: int, of: int, width: int) -> str:
+    """The hosts that are in an operation, each with its time, the longest first, as many as fit.
+
+    :param ended: how many hosts have ended the operation, ``of`` so many.
+    """
+    named = [f"{printable(host)} {say(seconds)}" for host, seconds in _longest_first(hosts)]
+    text = f"{ended} of {of} hosts done"
+    for number, name in enumerate(named):
+        left = len(named) - number - 1
+        longer = f"{text}{'; ' if number == 0 else ', '}{name}"
+        if len(longer) + (len(f" and {left} more") if left else 0) > width:
+            return f"{text} and {left + 1} more" if number else text
+        text = longer
+    return text
+
+
+def slowest(times: Mapping[str, float]) -> str:
+    """The longest of these times by name, and of how many they are."""
+    named = [f"{printable(name)} {say(seconds)}" for name, seconds in _longest_first(times)[:SLOWEST]]
+    return ", ".join(named) + (f" (the slowest of {len(times)})" if len(times) > SLOWEST else "")
+
+
+def _longest_first(times: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(times.items(), key=lambda item: (-item[1], item[0]))
+
+
+def say(seconds: float) -> str:
+    """Seconds as people read them."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"

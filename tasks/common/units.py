@@ -1,0 +1,71 @@
+"""Units of systemd: their state, and an operation that enables and starts them."""
+
+from __future__ import annotations
+
+from pyinfra.api.command import StringCommand
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
+
+_STATES = """
+for unit; do systemctl show --property=LoadState,UnitFileState,ActiveState "$unit" | sort | tr '\\n' ' '; echo; done
+"""
+
+
+class UnitStates(FactBase[list[str]]):
+    """The state of units, one line for each: `ActiveState=active LoadState=loaded UnitFileState=enabled`."""
+
+    default = list
+
+    def command(self, units: tuple[str, ...]) -> StringCommand:
+        """Print systemd's properties of each unit."""
+        return script(_STATES, *units)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Return the lines unchanged."""
+        return output
+
+
+def is_missing(state: str) -> bool:
+    """Whether systemd knows no such unit."""
+    return "LoadState=not-found" in state
+
+
+def is_enabled(state: str) -> bool:
+    """Whether the unit starts at boot."""
+    return "UnitFileState=enabled" in state
+
+
+def is_active(state: str) -> bool:
+    """Whether the unit runs, or watches for what it is to start."""
+    return "ActiveState=active" in state
+
+
+_ENABLE = """
+unit=$1 remedy=$2
+systemctl enable --quiet "$unit"
+systemctl start "$unit" || { journalctl --unit="$unit" --lines=10 --output=cat --no-pager; echo "$remedy"; exit 1; } >&2
+"""
+
+
+def enable(unit: str, missing: str, failed: str) -> Commands:
+    """For an operation: have a unit start now and at every boot.
+
+    :param missing: the error if there is no such unit.
+    :param failed: printed after the unit's journal if it does not start: what to do.
+    """
+    [state] = host.get_fact(UnitStates, units=(unit,)) or [""]
+    if is_missing(state) and host.state.is_executing:
+        yield refuse(missing)
+    elif is_enabled(state) and is_active(state):
+        host.noop(f"{unit} is enabled and runs")
+    else:
+        yield script(_ENABLE, unit, failed)
+
+
+@operation()
+def enabled(unit: str, missing: str, failed: str) -> Commands:
+    """Have a unit start now and at every boot, as `enable`."""
+    yield from enable(unit, missing, failed)

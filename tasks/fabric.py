@@ -1,0 +1,349 @@
+"""Tests the fabric between the nodes of the inventory, and records on each node which of its NICs have passed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from io import StringIO
+from typing import Any
+
+import cattrs
+import gevent
+from attrs import field, frozen
+from gevent.pool import Pool
+from paramiko import SSHException
+from pyinfra.api.arguments import CONNECTOR_ARGUMENT_KEYS, pop_global_arguments
+from pyinfra.api.command import FileUploadCommand, FunctionCommand, StringCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.host import Host
+from pyinfra.api.operation import operation
+from pyinfra.api.state import State
+from pyinfra.context import ctx_host, host
+
+from agent.report.fabric import PROOF, Proof, Seen, identity, proof_to_json
+from agent.report.printable import printable
+from agent.spec.node import NodeSpec
+from fleet.fabric.ends import End, by_name
+from fleet.fabric.journal import Damaged, Journal, Run, default_path
+from fleet.fabric.runner import Nodes, Request, Runner
+from fleet.fabric.stages import Settings
+from fleet.fabric.tests import LEAST_SECONDS, TESTS
+from fleet.fabric.verdict import Verdict
+from tasks.common.archive import ROOT
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, host_data, record
+from tasks.common.status import COMMAND
+from tasks.packages import INTERPRETERS, RDMA_TOOLS, present, system
+
+PROGRAM = ROOT / "templates" / "fabric.py"
+
+TRANSPORT_GIDS = ("RoCE v2",)
+"""The types of GIDs with an IP address that packets are routed by."""
+
+
+def _settings(value: object) -> Settings:
+    made = record(Settings)(value)
+    if unknown := sorted(set(made.tests) - TESTS.keys()):
+        raise ValueError(f"tests: {unknown[0]!r} is no test; tests are {', '.join(TESTS)}")
+    if not made.tests:
+        raise ValueError("tests: it is empty; leave it out for all tests")
+    if not LEAST_SECONDS <= made.seconds <= 3600:
+        raise ValueError(f"seconds: {made.seconds} is not valid; give {LEAST_SECONDS} to 3600")
+    if made.at_once is not None and made.at_once < 1:
+        raise ValueError(f"at_once: {made.at_once} is not valid; give at least 1")
+    return made
+
+
+def _floors(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r} is not valid; give a number for each of some tests")
+    for test, floor in value.items():
+        if test not in TESTS:
+            raise ValueError(f"{test!r} is no test; tests are {', '.join(TESTS)}")
+        if isinstance(floor, bool) or not isinstance(floor, int | float) or floor <= 0:
+            raise ValueError(f"{test}: {floor!r} is not valid; give a number of {TESTS[test].unit}")
+    return {str(test): float(floor) for test, floor in value.items()}
+
+
+FABRIC = Key("fabric", Settings(), _settings)
+FLOORS: Key[dict[str, float]] = Key("fabric_floors", {}, _floors)
+KEYS = (FABRIC, FLOORS)
+
+
+# --- the ends of a node ------------------------------------------------------------------------------------
+
+_FACTS = """
+[ -x "$1" ] || exit 0
+for d in /sys/bus/pci/devices/*; do
+  read -r class < "$d/class"; read -r vendor < "$d/vendor"
+  a=${d##*/}
+  if [ -e "$d/net" ] || [ -e "$d/infiniband" ]; then
+    m=$(basename "$(readlink "$d/driver/module")" 2>/dev/null || true)
+    v=; if [ -e "/sys/module/$m/srcversion" ]; then read -r v < "/sys/module/$m/srcversion"; fi
+    echo "cpus $a $(cat "$d/local_cpulist") ${v:-$(uname -r)}"
+  fi
+  case "$vendor $class" in "0x10de 0x0300"*|"0x10de 0x0302"*) echo "gpu $a $(cat "$d/numa_node")" ;; esac
+done
+echo inspection
+"$1" inspect --json
+"""
+
+
+class NodeEnds(dict[str, Any]):
+    """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node."""
+
+    @classmethod
+    def parse(cls, output: list[str]) -> NodeEnds:
+        """Parse what :data:`_FACTS` prints.
+
+        :raises ValueError: there is no agent on the node, or it says nothing.
+        """
+        if "inspection" not in output:
+            raise ValueError("it has no agent of Trackbed; run deploy.py first")
+        at = output.index("inspection")
+        lines = [line.split() for line in output[:at]]
+        found = json.loads("\n".join(output[at + 1 :]))
+        found["cpus"] = {line[1]: line[2] for line in lines if line[0] == "cpus" and len(line) == 4}
+        found["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
+        found["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
+        return cls(found)
+
+
+def ends_of(node: str, facts: Mapping[str, Any], rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
+    """The ends of a node: for each NIC of its spec the PF's RDMA device, or else that of its first VF that has an address."""
+    found = []
+    for function in facts["functions"]:
+        nic = function["nic"]
+        if nic is None:
+            continue
+        for owner in (function, *function["vfs"]):
+            if (end := _end(node, nic, owner, facts)) is not None:
+                found.append((end, owner))
+                break
+    ordered = sorted(found, key=lambda each: each[0].pci)
+    return [
+        cattrs.structure({**cattrs.unstructure(end), "rail": rails.get(end.nic, place), "floors": dict(floors)}, End)
+        for place, (end, _) in enumerate(ordered)
+    ]
+
+
+def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]) -> End | None:
+    """The end of a function; None if it has no RDMA device with an active port and an address."""
+    for device in owner["rdma"]:
+        for port in device["ports"]:
+            reached = _address(device, port, owner)
+            if port["state"] != "ACTIVE" or reached is None:
+                continue
+            address, gid = reached
+            return End(
+                node=node,
+                nic=nic,
+                rail=0,
+                group=f"{owner['vendor']}:{owner['device']} {port['rate'] or ''}".strip(),
+                pci=owner["address"],
+                device=device["name"],
+                port=port["number"],
+                netdev=port["netdev"] or "",
+                address=address,
+                gid_index=gid,
+                cpus=facts["cpus"].get(owner["address"], ""),
+                gpu=facts["gpus"].get(str(owner["numa_node"])),
+                identity=identity(
+                    owner["driver"],
+                    facts["driver_version"].get(owner["address"]),
+                    device["firmware"],
+                    device["node_guid"],
+                    port["link_layer"],
+                    port["rate"],
+                ),
+            )
+    return None
+
+
+def _address(
+    device: Mapping[str, Any], port: Mapping[str, Any], owner: Mapping[str, Any]
+) -> tuple[str, int | None] | None:
+    """The IP address of a port and, of RoCE, the index of its GID; IPv4 first, since perftest asks for it by default."""
+    gids = [gid for gid in port["gids"] if gid["type"] in TRANSPORT_GIDS and not gid["address"].startswith("fe80:")]
+    if device["transport"] == "RoCE":
+        best = min(gids, key=lambda gid: (":" in gid["address"], gid["index"]), default=None)
+        return (best["address"], best["index"]) if best else None
+    addresses = [each.partition("/")[0] for netdev in owner["netdevs"] for each in netdev["addresses"]]
+    usable = [each for each in addresses if not each.startswith("fe80:")]
+    return (min(usable, key=lambda each: ":" in each), None) if usable else None
+
+
+def _rails(spec: NodeSpec) -> dict[str, int]:
+    """The rails that the spec gives, by the names of the NICs."""
+    return {nic.name: nic.rail for nic in spec.nics if isinstance(nic.rail, int)}
+
+
+# --- the connection ----------------------------------------------------------------------------------------
+
+
+@frozen
+class Connected(Nodes):
+    """pyinfra's connections. The program on the node is given as a word, and its input as standard input."""
+
+    state: State
+    hosts: Mapping[str, Host]
+    program: str = field(factory=PROGRAM.read_text)
+
+    def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
+        """Ask as many nodes at once as pyinfra's `--parallel` says."""
+        pool = Pool(self.state.config.PARALLEL)
+        asked = {node: pool.spawn(self._ask, node, request, timeout) for node, request in requests.items()}
+        pool.join()
+        return {node: each.value for node, each in asked.items()}
+
+    def _ask(self, node: str, request: Request, timeout: float) -> Mapping[str, Any] | None:
+        find = 'for python; do if [ -x "$python" ]; then exec "$python" -I -c "$program"; fi; done'
+        output = self.output(
+            node, script(f"program=$1; shift; {find}", self.program, *INTERPRETERS), json.dumps(request), timeout
+        )
+        try:
+            answer = json.loads(output[-1]) if output else None
+        except ValueError:
+            return None
+        return answer if isinstance(answer, dict) else None
+
+    def output(self, node: str, command: StringCommand, stdin: str | None, timeout: float) -> list[str] | None:
+        """The lines that a command prints; None if it fails, or there is no connection any more."""
+        asked = self.hosts[node]
+        with ctx_host.use(asked):
+            arguments, _ = pop_global_arguments(self.state, asked, {})
+        given = {key: arguments[key] for key in CONNECTOR_ARGUMENT_KEYS if key in arguments}  # type: ignore[literal-required]
+        given |= {"_stdin": stdin, "_timeout": int(timeout)}
+        try:
+            with gevent.Timeout(timeout + 10, TimeoutError("no answer")):
+                done, printed = asked.run_shell_command(command, **given)
+        except (OSError, EOFError, SSHException):
+            return None
+        return printed.stdout_lines if done else None
+
+
+# --- the deploy --------------------------------------------------------------------------------------------
+
+
+def prepare() -> None:
+    """Install perftest, unless the inventory has a source of OFED, which brings its own."""
+    if host_data().get("ofed") is None:
+        family = system().family
+        present(name="RDMA tools", names=RDMA_TOOLS[family], family=family)
+
+
+_verdicts: dict[State, Verdict] = {}
+_ends: dict[str, End] = {}
+"""The verdict of this deploy, and the ends by name, for the nodes that record it."""
+
+
+@deploy("Fabric")
+def prove(spec: NodeSpec) -> None:
+    """Test all nodes, then record on each what its NICs have shown."""
+    settings, first = FABRIC.here(), _first_settings()
+    if settings != first:
+        raise DeployError(f"{host.name}.fabric: other hosts have other settings; give all hosts the same")
+    test(name="Test", settings=settings, rails=_rails(spec), floors=FLOORS.here())
+    conclude(name="Result")
+
+
+def _first_settings() -> Settings:
+    first = next(iter(host.state.inventory))
+    return FABRIC.read(first.data.dict(), first.name)  # type: ignore[no-untyped-call]
+
+
+_specs: dict[Host, tuple[Mapping[str, int], Mapping[str, float]]] = {}
+
+
+@operation()
+def test(settings: Settings, rails: dict[str, int], floors: dict[str, float]) -> Commands:
+    """Test all nodes. Each host adds its rails and floors; the first host's turn runs the test for all of them."""
+    _specs[host.state.inventory.get_host(host.name)] = (rails, floors)
+    yield FunctionCommand(_test, (settings,), {})
+
+
+def _test(state: State, host: Host, settings: Settings) -> bool:
+    active = sorted(state.inventory.get_active_hosts(), key=lambda each: each.name)
+    if host is not active[0]:
+        return True
+    connected = Connected(state, {each.name: each for each in active})
+    ends, absent = _found(connected)
+    absent |= {each.name: "it cannot be reached" for each in state.inventory if each.name not in connected.hosts}
+    for name, why in sorted(absent.items()):
+        host.log(printable(f"fabric: {name} is not tested: {why}"))
+    try:
+        journal = Journal.open(default_path(), Run(tuple(ends), settings, absent, time.time()))
+        if journal.results:
+            host.log(f"fabric: going on with a stopped run: {len(journal.results)} tests are done")
+        runner = Runner(by_name(journal.run.ends), settings, connected, journal, lambda line: host.log(printable(line)))
+        _ends.update(runner.ends)
+        _verdicts[state] = runner.run()
+    except (Damaged, OSError) as error:
+        host.log(printable(f"fabric: {error}"))
+        return False
+    host.log(f"fabric: `trackbed fleet fabric report` shows the results: {journal.path}")
+    return True
+
+
+def _found(connected: Connected) -> tuple[list[End], dict[str, str]]:
+    """The ends of all nodes, and the nodes that have none, with the reason."""
+    pool = Pool(connected.state.config.PARALLEL)
+    command = script(_FACTS, COMMAND)
+    asked = {name: pool.spawn(connected.output, name, command, None, 60.0) for name in connected.hosts}
+    pool.join()
+    ends: list[End] = []
+    absent: dict[str, str] = {}
+    for name, each in asked.items():
+        try:
+            if each.value is None:
+                raise ValueError("its NICs cannot be read")
+            rails, floors = _specs[connected.hosts[name]]
+            made = ends_of(name, NodeEnds.parse(each.value), rails, floors)
+        except ValueError as error:
+            absent[name] = str(error)
+            continue
+        if not made:
+            absent[name] = "no NIC of its spec has an RDMA device with an active port and an IP address"
+        ends += made
+    return sorted(ends, key=lambda end: end.name), absent
+
+
+# The rename shows the agent the old file or the new one.
+_RECORD = 'chmod 644 "$1.new"; mv -T "$1.new" "$1"'
+
+
+@operation()
+def conclude() -> Commands:
+    """Write on the node what the test has shown of its NICs; the node fails if one is not good."""
+    said = _verdicts.get(host.state)
+    if said is None:
+        yield refuse("fabric: nothing was tested")
+        return
+    proof = Proof(time.time(), tuple(_seen(said, host.name)))
+    new = f"{PROOF}.new"
+    yield FileUploadCommand(StringIO(proof_to_json(proof)), new, remote_temp_filename=host.get_temp_filename(new))
+    yield script(_RECORD, PROOF)
+    if faults := list(_faults(said, host.name)):
+        yield refuse("\n".join(f"fabric: {line}" for line in faults))
+
+
+def _seen(said: Verdict, node: str) -> Iterator[Seen]:
+    for each in said.ends:
+        end = _ends.get(each.end)
+        if end is not None and end.node == node:
+            good = each.status == "good"
+            yield Seen(end.nic, end.pci, end.device, good, "" if good else each.message, dict(end.identity))
+
+
+def _faults(said: Verdict, node: str) -> Iterator[str]:
+    mine = [each for each in said.ends if each.end.startswith(f"{node}/")]
+    if not mine:
+        yield "it was not tested"
+    for each in mine:
+        if each.status != "good":
+            yield f"{each.end} is {each.kind or each.status}: {each.message}"
+    for path in said.paths:
+        if path.client.startswith(f"{node}/"):
+            yield f"from {path.client} to {path.server}: {path.message}"

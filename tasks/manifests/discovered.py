@@ -1,0 +1,143 @@
+"""The part of a node's hardware that the manifests depend on, as it is kept in the folder's nodes/HOST.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import cattrs
+from attrs import evolve, field, frozen
+
+from agent.documents import LARGEST_REPORT, load, read
+from agent.spec.node import NodeSpec
+from tasks.hardware import Function, Hardware, is_erdma, shared
+
+VFIO = "vfio-pci"
+
+
+@frozen
+class Seen:
+    """A PCI function of a node, physical or a VF.
+
+    ``vendor`` and ``device``: as lspci prints them. ``netdev``: the first one, since the plugins look at no other; ``mtu`` in
+    bytes. ``rdma``: the transport of its RDMA device (RoCE, InfiniBand, iWARP, or empty if it is unknown); None: it has no such
+    device. ``nic``: the NIC of the spec that it belongs to; None: it is a stranger. ``index``: the number of a VF; ``pf``: the
+    netdev of its PF.
+    """
+
+    address: str
+    vendor: str
+    device: str
+    driver: str | None = None
+    netdev: str | None = None
+    mtu: int = 0
+    rdma: str | None = None
+    nic: str | None = None
+    index: int | None = None
+    pf: str | None = None
+
+    @property
+    def has_rdma(self) -> bool:
+        """Whether it has an RDMA device, or has one in the pod that has it."""
+        return self.rdma is not None
+
+
+@frozen
+class Discovered:
+    """A node: its functions in the order of their addresses, each followed by its VFs, and the text of its nccl.conf.
+
+    ``labels``: those that the reporter publishes. ``exclusive``: its spec wants RDMA devices to be in one network namespace
+    each (``rdma.netns_mode``).
+    """
+
+    functions: tuple[Seen, ...] = ()
+    erdma: bool = False
+    gpus: bool = False
+    labels: Mapping[str, str] = field(factory=dict)
+    nccl: str = ""
+    exclusive: bool = False
+
+    def hcas(self) -> tuple[Seen, ...]:
+        """The functions whose RDMA devices pods share."""
+        return shared(self.functions)
+
+    def vfs(self) -> tuple[Seen, ...]:
+        """The VFs of the spec's NICs that have a driver, and a PF by whose netdev a plugin can select them."""
+        return tuple(each for each in self.functions if each.nic and each.index is not None and each.driver and each.pf)
+
+    def rails(self) -> tuple[Seen, ...]:
+        """The PFs of the spec's NICs that have a netdev, and an RDMA device or a VF with one."""
+        with_rdma = {each.nic for each in self.functions if each.has_rdma and not is_erdma(each)}
+        return tuple(
+            each for each in self.functions if each.index is None and each.nic in with_rdma - {None} and each.netdev
+        )
+
+
+def discover(hardware: Hardware, spec: NodeSpec, labels: Mapping[str, str], nccl: str = "") -> Discovered:
+    """The part that the manifests depend on of a node's hardware, of its spec and of its labels."""
+    functions = sorted(hardware.meant_by(spec).functions, key=lambda function: function.address)
+    erdma = any(is_erdma(function) for function in functions)
+    exclusive = spec.rdma.netns_mode == "exclusive"
+    seen = tuple(each for function in functions for each in _seen(function))
+    return Discovered(seen, erdma, bool(hardware.gpus), labels, nccl, exclusive)
+
+
+def _netdev(function: Function) -> str | None:
+    return function.netdevs[0].name if function.netdevs else None
+
+
+def _seen(function: Function, pf: str | None = None) -> Iterator[Seen]:
+    yield Seen(
+        function.address,
+        function.vendor,
+        function.device,
+        function.driver,
+        _netdev(function),
+        function.netdevs[0].mtu if function.netdevs else 0,
+        (function.rdma[0].transport or "") if function.rdma else None,
+        function.nic,
+        function.index,
+        pf,
+    )
+    vfs = sorted(function.vfs, key=lambda vf: vf.index or 0)
+    # A pod that has a VF has its netdev, and with that, or in the exclusive mode, its RDMA device: neither is seen from here.
+    usual = next((vf.rdma for vf in vfs if vf.netdevs), function.rdma)
+    for vf in vfs:
+        taken = vf.driver not in (None, VFIO) and not vf.netdevs and not vf.rdma
+        yield from _seen(evolve(vf, rdma=usual if taken else vf.rdma), _netdev(function))
+
+
+_converter = cattrs.Converter(forbid_extra_keys=True)
+
+
+def to_text(node: Discovered) -> str:
+    """The text of the node's file."""
+    return json.dumps(_converter.unstructure(node), indent=2) + "\n"
+
+
+def read_nodes(paths: Mapping[str, Path]) -> dict[str, Discovered]:
+    """The nodes, from their files. ``paths``: by host name.
+
+    :raises ValueError: a file cannot be read; the text names each such file, its fault, and the remedy.
+    """
+    nodes: dict[str, Discovered] = {}
+    faults = []
+    for name, path in paths.items():
+        try:
+            nodes[name] = _structured(load(read(path, LARGEST_REPORT), LARGEST_REPORT))
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            faults.append(f"{path}: {reason}; remove the file and deploy {name}, which writes it anew")
+    if faults:
+        raise ValueError("\n".join(faults))
+    return nodes
+
+
+def _structured(document: object) -> Discovered:
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    try:
+        return _converter.structure(document, Discovered)
+    except cattrs.BaseValidationError as error:
+        raise ValueError("; ".join(cattrs.transform_error(error))) from None

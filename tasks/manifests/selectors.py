@@ -1,0 +1,117 @@
+"""Selectors of device plugins' configurations: they select the functions that are meant, and no other function of any node.
+
+One configuration is for all nodes, so what is meant on one node may select a stranger on another. All given keys of a selector
+must match: k8s-rdma-shared-dev-plugin v1.5.3, pkg/resources/device_selectors.go; sriov-network-device-plugin,
+pkg/resources/deviceSelectors.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agent.spec.ranges import format_ranges, parse_ranges
+from tasks.manifests.discovered import Discovered, Seen
+
+Nodes = Mapping[str, Discovered]
+Meant = Mapping[str, Sequence[Seen]]
+"""The functions that a resource is made of, by host name."""
+
+
+def shared_rdma(nodes: Nodes, meant: Meant) -> dict[str, Any]:
+    """Selectors of k8s-rdma-shared-dev-plugin: by PCI ID, and by netdev where the PCI IDs would select a stranger, too.
+
+    :raises ValueError: no selector of the plugin tells a stranger apart; with the reason and the remedy.
+    """
+    functions = [function for each in meant.values() for function in each]
+    # The plugin's IDs have no 0x.
+    found = {"vendors": _each(f.vendor for f in functions), "deviceIDs": _each(f.device for f in functions)}
+    if not _strangers(found, nodes, meant):
+        return found
+    for name, each in meant.items():
+        for function in each:
+            if function.netdev is None:
+                other, stranger = _strangers(found, nodes, meant)[0]
+                raise ValueError(
+                    f"{_called(name, function)} has no netdev by which the plugin could tell it from "
+                    f"{_called(other, stranger)}, which has the same PCI ID and is not meant; give it a netdev (on InfiniBand: "
+                    "load ib_ipoib), or give these hosts a folder of their own"
+                )
+    found["ifNames"] = _each(f.netdev for f in functions)
+    _check(found, nodes, meant, "netdevs need names that mean the same NIC on all hosts of a folder (systemd.link)")
+    return found
+
+
+def sriov(nodes: Nodes, meant: Meant, rdma: bool) -> dict[str, Any]:
+    """Selectors of sriov-network-device-plugin: by PCI ID, driver and index below a PF, and by address where these select more.
+
+    :raises ValueError: no selector of the plugin tells a stranger apart; with the reason and the remedy.
+    """
+    functions = [function for each in meant.values() for function in each]
+    indexes: dict[str, set[int]] = {}
+    for function in functions:
+        if function.pf is not None and function.index is not None:
+            indexes.setdefault(function.pf, set()).add(function.index)
+    found: dict[str, Any] = {
+        "vendors": _each(f.vendor for f in functions),
+        "devices": _each(f.device for f in functions),
+        "drivers": _each(f.driver for f in functions),
+        "pfNames": [f"{name}#{format_ranges(indexes[name])}" for name in sorted(indexes)],
+    }
+    if rdma:
+        found["isRdma"] = True
+    if _strangers(found, nodes, meant):
+        found["pciAddresses"] = _each(f.address for f in functions)
+        _check(found, nodes, meant, "VFs of the same address need the same use on all hosts of a folder")
+    return found
+
+
+def _each(values: Iterator[str | None]) -> list[str]:
+    return sorted({value for value in values if value is not None})
+
+
+def _strangers(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant) -> list[tuple[str, Seen]]:
+    """The functions that the selectors match and that are not meant, with their hosts."""
+    return [
+        (name, function)
+        for name, node in nodes.items()
+        for function in node.functions
+        if function not in meant.get(name, ()) and _selects(selectors, function)
+    ]
+
+
+def _selects(selectors: Mapping[str, Any], function: Seen) -> bool:
+    shared = "deviceIDs" in selectors
+    # The shared plugin takes only functions that have an RDMA device (pkg/resources/pci_net_device.go).
+    if (shared or selectors.get("isRdma")) and function.rdma is None:
+        return False
+    have = {
+        "vendors": function.vendor,
+        "deviceIDs": function.device,
+        "devices": function.device,
+        "drivers": function.driver,
+        "ifNames": function.netdev,
+        "pciAddresses": function.address,
+    }
+    if not all(value in selectors[key] for key, value in have.items() if key in selectors):
+        return False
+    return shared or any(_below(each, function) for each in selectors["pfNames"])
+
+
+def _below(selector: str, function: Seen) -> bool:
+    name, _, indexes = selector.partition("#")
+    return function.pf == name and function.index in parse_ranges(indexes)
+
+
+def _check(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant, remedy: str) -> None:
+    for name, function in _strangers(selectors, nodes, meant):
+        raise ValueError(
+            f"the plugin's selectors would take {_called(name, function)}, too, which is not meant: another host has a NIC of "
+            f"the same PCI ID with that name or address; {remedy}, or give one of the hosts a folder of its own"
+        )
+
+
+def _called(name: str, function: Seen) -> str:
+    what = f"NIC {function.nic}" if function.nic else "no NIC of the spec"
+    netdev = f"{function.netdev}, " if function.netdev else ""
+    return f"{function.address} of {name} ({netdev}{what})"

@@ -1,0 +1,102 @@
+# Sets what Kubernetes needs in containerd's main file. tasks/container_engine.py runs it after engine-files.sh, by sh -e in a
+# mount namespace of its own, and explains it. Argument: dry-run|apply
+#
+# It prints `ran`, then lines of `fault TEXT`, `change KEY`, `lost KEY`, `pending`; nothing if containerd is missing.
+
+mode=$1 engine=containerd main=/etc/containerd/config.toml own= daemon=containerd made="SystemdCgroup and the CRI plugin"
+command -v containerd >/dev/null || exit 0
+
+overlay
+
+# The version of the file, and the ID of the plugin in it. A version 2 is still read by containerd 2.
+file_version() { sed -n '/^[ \t]*\[/q; s/^[ \t]*version[ \t]*=[ \t]*\([0-9]*\).*/\1/p' "$main" 2>/dev/null || true; }
+newest() { if [ "$(version | cut -d. -f1)" -ge 2 ]; then echo 3; else echo 2; fi; }
+plugin() { if [ "$1" = 2 ]; then echo io.containerd.grpc.v1.cri; else echo io.containerd.cri.v1.runtime; fi; }
+
+disabled='^disabled_plugins = .*["'\''](cri|io\.containerd\.grpc\.v1\.cri|io\.containerd\.cri\.v1\.(images|runtime))["'\'']'
+set_for_runc='\.containerd\.runtimes\.runc\.options\.SystemdCgroup = true'
+suits() { ! grep -qE "$disabled" "$1" && grep -qE "$set_for_runc" "$1"; }
+
+# Edits the file by lines, so that comments stay. Reads it twice: first for what is there, then to print it. With entries of its
+# own in a map, containerd before 2.1 takes none of the defaults: so runc's entry needs its type, too.
+edit() {
+  awk -v id="$(plugin "$1")" -v version="$1" '
+    BEGIN {
+      runc = "[plugins.\"" id "\".containerd.runtimes.runc]"
+      options = "[plugins.\"" id "\".containerd.runtimes.runc.options]"
+      type = "  runtime_type = \"io.containerd.runc.v2\""
+      cgroup = "  SystemdCgroup = true"
+    }
+    { line = $0; gsub(/[ \t]/, "", line); gsub(/\047/, "\"", line); sub(/\]#.*/, "]", line) }
+    FNR == 1 { at = "" }
+    line ~ /^\[/ { at = line }
+    NR == FNR {
+      if (line ~ /^\[/) there[at]
+      if (at == "" && line ~ /^version=/) versioned = 1
+      if (at == runc && line ~ /^runtime_type=/) typed = 1
+      if (at == options && line ~ /^SystemdCgroup=/) given = 1
+      next
+    }
+    FNR == 1 && !versioned { print "version = " version }
+    at == "" && line ~ /^disabled_plugins=/ {
+      gsub(/["\047](cri|io\.containerd\.grpc\.v1\.cri|io\.containerd\.cri\.v1\.(images|runtime))["\047][ \t]*,?[ \t]*/, "")
+      sub(/,[ \t]*\]/, "]")
+    }
+    at == options && line ~ /^SystemdCgroup=/ { sub(/=.*/, "= true") }
+    { print }
+    line == runc && !typed { print type }
+    line == options && !given { print cgroup }
+    END {
+      if (!(runc in there)) print "\n" runc "\n" type
+      if (!(options in there)) print "\n" options "\n" cgroup
+    }' "$main" "$main" >edited
+  cat edited >"$main"
+}
+
+echo ran
+containerd config default | flat >default
+if [ -s "$main" ]; then containerd_view present; else cp default present; fi
+if suits present; then
+  : >wanted
+  : >lost
+else
+  new=$(file_version)
+  if [ "$new" = 1 ] || { [ -z "$new" ] && grep -qE '^[ \t]*\[' "$main" 2>/dev/null; }; then
+    fault "$main is of version 1, which knows the plugin of Kubernetes by another name; rewrite it as version 2" \
+      '(`containerd config default` shows the form)'
+  fi
+  mkdir -p "${main%/*}"
+  [ -s "$main" ] || echo "version = $(newest)" >"$main"
+  edit "${new:-$(newest)}"
+  containerd config dump >/dev/null 2>output || fault "$main cannot be edited by lines: $(last_output 1); set SystemdCgroup = true" \
+    "for runc there, and take cri out of disabled_plugins"
+  containerd_view result
+  if grep -qE "$disabled" result; then
+    fault "the CRI plugin is still disabled; remove cri from disabled_plugins in $main or a file that it imports"
+  fi
+  grep -qE "$set_for_runc" result ||
+    fault "SystemdCgroup of runc is still not true: a file that $main imports sets that plugin (set it there), or containerd" \
+      "$(version) does not know version $(file_version) of the file"
+  LC_ALL=C comm -13 present result >wanted
+  ours='^disabled_plugins = |\.runc\.(runtime_type|options\.SystemdCgroup) = '
+  # containerd 2 converts a section of version 2 only when the plugin is enabled.
+  if grep -qE "$disabled" present; then ours="$ours|^plugins\.['\"]io\.containerd\.grpc\.v1\.cri['\"]\."; fi
+  # A default value that is not dumped any more, since the entry is a given one now, is nobody's setting.
+  LC_ALL=C comm -23 present result | LC_ALL=C comm -23 - default | grep -vE "$ours" >lost || true
+fi
+# If the plugin was disabled, each of its keys is new.
+grep -E '^disabled_plugins = |\.runc\.(runtime_type|options\.SystemdCgroup) = ' wanted | sed -E 's/^/change /; s/ = .*//' | sort -u
+sed -E 's/^/lost /; s/ = .*//' lost | sort -u
+
+active=$(systemctl is-active containerd || true)
+if [ "$active" = active ] && [ -e "$(real "$main")" ] && ! started_since "$(real "$main")"; then echo pending; fi
+if [ "$active" = active ] && [ -s wanted ]; then
+  reason=$(stopped_by_restart)
+  [ -z "$reason" ] || fault "it must be restarted, which $reason"
+fi
+[ "$mode" = apply ] || exit 0
+
+changed=
+install_files "$main"
+[ "$active" = active ] || exit 0
+restart_engine

@@ -1,0 +1,96 @@
+# Functions that change the files of a container engine and make it load them. tasks/common/engine_files.py puts them before a
+# script that sets: mode (dry-run or apply), engine (the unit's name), main and own (its file, and a drop-in or nothing), daemon
+# (the program), and made (what the new files are, for messages).
+
+# Until the end of the script, which runs in a mount namespace of its own, /etc is an overlay. The real files are at `real PATH`.
+overlay() {
+  mount -t tmpfs -o mode=700 tmpfs /tmp
+  mkdir /tmp/etc /tmp/up /tmp/work
+  mount --bind /etc /tmp/etc
+  mount -t overlay -o lowerdir=/etc,upperdir=/tmp/up,workdir=/tmp/work overlay /etc
+  cd /tmp
+}
+real() { echo "/tmp/etc${1#/etc}"; }
+
+fault() {
+  echo "fault $engine: $*"
+  if [ "$mode" = dry-run ]; then exit 0; else exit 1; fi
+}
+# The last lines of the last command's output.
+last_output() { grep . output | tail -n "$1" | tr '\n' ' '; }
+version() { "$daemon" --version | sed -E 's/.* v?([0-9]+\.[0-9.]+).*/\1/'; }
+
+# Prints one line for each key and its value; a list is one value.
+flat() {
+  awk '/^[ \t]*\[/ { sub(/^[ \t]*\[+/, ""); sub(/\]+[ \t]*$/, ""); at = $0 "."; next }
+    / = / { sub(/^[ \t]*/, ""); print at $0 }' | grep -vE '^(imports|version) = ' | LC_ALL=C sort -u
+}
+# Writes containerd's configuration to a file, as it reads its own files.
+containerd_view() {
+  containerd config dump >raw 2>output || fault "it cannot read its configuration: $(last_output 1)"
+  flat <raw >"$1"
+}
+
+# Whether the daemon has started since the file was written. In UTC: the abbreviations of other time zones are ambiguous.
+started_since() {
+  started=$(date -d "$(TZ=UTC systemctl show --property=ExecMainStartTimestamp --value "$engine")" +%s)
+  [ "$(stat -c %Y "$1")" -le "$started" ]
+}
+# Why a restart would stop running containers; nothing if it would not.
+stopped_by_restart() {
+  case $engine in
+  containerd)
+    # By the name of the process, which ends there: the text of this script has the word, too.
+    if pgrep -x containerd-shim >/dev/null && [ "$(systemctl show --property=KillMode --value containerd)" = control-group ]; then
+      echo 'with KillMode=control-group in its unit would stop all containers; set KillMode=process'
+    fi ;;
+  docker)
+    running=$(timeout 60 docker info --format '{{.ContainersRunning}} {{.LiveRestoreEnabled}}' 2>/dev/null) || return 0
+    case $running in
+    "0 "* | *" true") ;;
+    *) echo "would stop ${running% *} containers; set \"live-restore\": true in /etc/docker/daemon.json, or stop them" ;;
+    esac ;;
+  esac
+}
+
+# Installs the overlay's files as the real ones, and keeps the former ones as FILE.previous. A file that is the same stays, but
+# for the drop-in: started_since compares its time.
+install_files() {
+  changed=
+  for file; do
+    to=$(real "$file")
+    if [ ! -e "$file" ] || { [ "$file" != "$own" ] && cmp -s "$file" "$to"; }; then continue; fi
+    mkdir -p "${to%/*}"
+    rm -f "$to.previous"
+    if [ -e "$to" ]; then cp -p "$to" "$to.previous"; fi
+    cp -p "$file" "$to.new"
+    touch "$to.new"
+    sync "$to.new"
+    mv -T "$to.new" "$to"
+    changed="$changed $to"
+  done
+}
+give_up() {
+  journal=$(journalctl --unit="$engine" --lines=4 --output=cat --no-pager)
+  for to in $changed; do if [ -e "$to.previous" ]; then mv -T "$to.previous" "$to"; else rm -f "$to"; fi; done
+  if [ "$engine" = docker ] && systemctl --quiet is-active docker; then systemctl reload docker; else systemctl restart "$engine"; fi
+  fault "$*; its former files are restored. Its journal ends: $journal"
+}
+within() {
+  left=$1
+  shift
+  until "$@"; do
+    left=$((left - 1))
+    [ "$left" -gt 0 ] || return 1
+    sleep 1
+  done
+}
+# containerd runs even if a plugin fails.
+failed_plugins() { if [ "$engine" = containerd ]; then ctr plugins ls | awk '/cri/ && $NF == "error" { print $1 "." $2 }'; fi; }
+restart_engine() {
+  failed_plugins >failed
+  systemctl restart "$engine" || give_up "it does not start with $made"
+  if failed_plugins | grep -qvxFf failed; then
+    give_up "its $(failed_plugins | tr '\n' ' ') fails with $made"
+  fi
+}

@@ -1,0 +1,266 @@
+"""The faults: what each does to a node, how it ends, and what it may take with it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from attrs import field, frozen
+
+from lab import MACHINES, LabError, Node
+from lab.node import BOOT_S
+
+FIRST, SECOND = MACHINES[0].nics
+DEVICE = f"/sys/bus/pci/devices/{FIRST.pci}"
+OTHER = f"/sys/bus/pci/devices/{SECOND.pci}"
+PF, VF = FIRST.netdev, f"{FIRST.netdev}v2"
+# No slash in a name, so that pkill does not find its own shell by it.
+WORKER, SUPERVISOR, REPORTER = "'[t]rackbed.* worker'", "'[t]rackbed.* run'", "'[t]rackbed.* reporter'"
+STATE = "/var/lib/trackbed"
+RUN = "/run/trackbed"
+SPEC = "/etc/trackbed/node.json"
+
+Host = Callable[[Node, random.Random], None]
+
+
+@frozen
+class Fault:
+    """One fault. ``begin`` and ``end`` are scripts on the node; ``host`` is what the host does in the place of ``begin``.
+
+    ``holds``: seconds between both. ``keeps_vfs``: whether the VFs, and so one in use, are there all the time.
+    ``silences``: the agent cannot answer while it lasts, so the report is believed until its heartbeat is stale.
+    """
+
+    name: str
+    group: str
+    begin: str = ""
+    end: str = ""
+    holds: float = 0.0
+    keeps_vfs: bool = True
+    silences: bool = False
+    reboots: bool = False
+    host: Host | None = field(default=None, repr=False)
+
+
+def _cut(node: Node, chance: random.Random) -> None:
+    node.power_cut()
+    node.boot()
+
+
+def _cut_in_an_apply(node: Node, chance: random.Random) -> None:
+    """Cut the power at a random moment of the making of all VFs."""
+    node.sh(f"setsid sh -c 'echo 0 > {DEVICE}/sriov_numvfs; sleep {chance.uniform(0.0, 8.0):.2f}' >/dev/null 2>&1")
+    _cut(node, chance)
+
+
+def _reboot(node: Node, chance: random.Random) -> None:
+    before = boot_id(node)
+    node.run(["sh", "-c", "setsid systemctl reboot >/dev/null 2>&1 &"])
+    deadline = time.monotonic() + BOOT_S
+    while time.monotonic() < deadline:
+        with suppress(LabError):
+            if boot_id(node) not in ("", before):
+                return
+        time.sleep(1.0)
+    raise LabError(f"{node.name} did not come back from a reboot within {BOOT_S:.0f} s")
+
+
+def boot_id(node: Node) -> str:
+    """What tells one boot from another; empty while the node does not answer."""
+    return node.run(["cat", "/proc/sys/kernel/random/boot_id"]).stdout.strip()
+
+
+def _kill_in_an_apply(node: Node, chance: random.Random) -> None:
+    later = chance.uniform(0.0, 8.0)
+    node.sh(f"echo 0 > {DEVICE}/sriov_numvfs; sleep {later:.2f}; pkill -9 -f {WORKER}", timeout=120)
+
+
+def _drift(name: str, command: str, again: int = 1) -> Fault:
+    """A value that somebody changed. Three times at most: after five the agent leaves it to the other writer, by design."""
+    group = "a value changed" if again == 1 else "a value changed, again and again"
+    return Fault(name, group, f"for i in $(seq {again}); do {command}; sleep 0.5; done")
+
+
+def _file(name: str, path: str, command: str, restart: bool = True) -> Fault:
+    """A file damaged; the agent then starts anew, as after a crash, and reads it. The deploy's files come back at the end."""
+    begin = f"cp -p {path} /root/kept 2>/dev/null || true; {command}" + (
+        "; systemctl restart trackbed" if restart else ""
+    )
+    end = f"if [ -e /root/kept ]; then mv /root/kept {path}; fi; systemctl reload-or-restart trackbed"
+    return Fault(name, "a file damaged", begin, end if path == SPEC else "rm -f /root/kept", 3.0, silences=True)
+
+
+DRIFTS = {
+    "MTU of a VF": f"ip link set {VF} mtu 1500",
+    "MTU of a PF": f"ip link set {PF} mtu 8000",
+    "a VF down": f"ip link set {VF} down",
+    "a PF down": f"ip link set {PF} down",
+    "trust of a VF": f"ip link set {PF} vf 2 trust off",
+    "spoofchk of a VF": f"ip link set {PF} vf 2 spoofchk off",
+    "VLAN of a VF": f"ip link set {SECOND.netdev} vf 0 vlan 7",
+    "MAC granted to a VF": f"ip link set {PF} vf 3 mac 02:00:00:00:00:77",
+    "txqueuelen": f"ip link set {PF} txqueuelen 100",
+    "an alternative name": f"ip link property del dev {PF} altname {FIRST.name}",
+    "RPS of a queue": f"echo 0 > /sys/class/net/{VF}/queues/rx-0/rps_cpus",
+    "interrupt affinity": f"echo 0-3 > /proc/irq/$(ls {DEVICE}/msi_irqs | tail -1)/smp_affinity_list",
+    "coalescing": f"ethtool -C {PF} rx-usecs 200",
+    "a sysctl": "sysctl -qw net.ipv4.conf.all.arp_ignore=0",
+}
+
+FAULTS = (
+    Fault("the worker is killed", "a process", f"pkill -9 -f {WORKER}"),
+    Fault("the supervisor is killed", "a process", f"pkill -9 -f {SUPERVISOR}"),
+    Fault("the reporter is killed", "a process", f"pkill -9 -f {REPORTER}"),
+    Fault("all are killed", "a process", "pkill -9 -f '[/]opt/trackbed'", silences=True),
+    Fault("the worker is killed in the making of VFs", "a process", keeps_vfs=False, host=_kill_in_an_apply),
+    Fault("the worker is stopped for 20 s", "a process", f"pkill -STOP -f {WORKER}", f"pkill -CONT -f {WORKER}", 20.0),
+    Fault(
+        "the supervisor is stopped for 20 s",
+        "a process",
+        *(f"pkill -STOP -f {SUPERVISOR}", f"pkill -CONT -f {SUPERVISOR}", 20.0),
+        silences=True,
+    ),
+    Fault("the unit is restarted", "a process", "systemctl restart trackbed"),
+    Fault("power cut", "power", keeps_vfs=False, reboots=True, host=_cut),
+    Fault("power cut in the making of VFs", "power", keeps_vfs=False, reboots=True, host=_cut_in_an_apply),
+    Fault("reboot", "power", keeps_vfs=False, reboots=True, host=_reboot),
+    Fault("all VFs of a PF deleted", "a device", f"echo 0 > {DEVICE}/sriov_numvfs", keeps_vfs=False),
+    Fault(
+        "another number of VFs",
+        "a device",
+        f"echo 0 > {DEVICE}/sriov_numvfs; echo 3 > {DEVICE}/sriov_numvfs || true",
+        keeps_vfs=False,
+    ),
+    Fault(
+        "all VFs of both PFs deleted",
+        "a device",
+        f"echo 0 > {DEVICE}/sriov_numvfs & echo 0 > {OTHER}/sriov_numvfs; wait",
+        keeps_vfs=False,
+    ),
+    Fault(
+        "a PF unbound for 5 s",
+        "a device",
+        f"echo {FIRST.pci} > /sys/bus/pci/drivers/igb/unbind",
+        f"echo {FIRST.pci} > /sys/bus/pci/drivers/igb/bind",
+        5.0,
+        keeps_vfs=False,
+    ),
+    Fault("the PFs' driver reloaded", "a device", "modprobe -r igb; modprobe igb", keeps_vfs=False),
+    Fault("the VFs' driver reloaded", "a device", "modprobe -r igbvf; modprobe igbvf", keeps_vfs=False),
+    Fault(
+        "a PF removed from the bus for 5 s",
+        "a device",
+        f"echo 1 > {DEVICE}/remove",
+        "echo 1 > /sys/bus/pci/rescan",
+        5.0,
+        keeps_vfs=False,
+    ),
+    Fault(
+        "a VF bound anew",
+        "a device",
+        f"vf=$(basename $(readlink {DEVICE}/virtfn2)); echo $vf > {DEVICE}/virtfn2/driver/unbind;"
+        " echo $vf > /sys/bus/pci/drivers_probe",
+    ),
+    Fault(
+        "a PF renamed for 5 s",
+        "a device",
+        f"ip link set {PF} down; ip link set {PF} name other0; ip link set other0 up",
+        f"ip link set other0 down; ip link set other0 name {PF}; ip link set {PF} up",
+        5.0,
+    ),
+    Fault(
+        "a VF renamed for 5 s",
+        "a device",
+        f"ip link set {VF} down; ip link set {VF} name other1",
+        f"ip link set other1 down; ip link set other1 name {VF}",
+        5.0,
+    ),
+    Fault(
+        "a CPU offline for 5 s",
+        "a device",
+        "echo 0 > /sys/devices/system/cpu/cpu3/online",
+        "echo 1 > /sys/devices/system/cpu/cpu3/online",
+        5.0,
+    ),
+    *(_drift(name, command) for name, command in DRIFTS.items()),
+    *(_drift(f"{name}, three times", DRIFTS[name], 3) for name in ("MTU of a VF", "trust of a VF", "a PF down")),
+    Fault(
+        "400 netdevs made and deleted",
+        "the kernel's queues",
+        "for i in $(seq 400); do echo link add dummy$i type dummy; done | ip -batch -"
+        "; for i in $(seq 400); do echo link del dummy$i; done | ip -batch -",
+    ),
+    Fault(
+        "/run full for 5 s",
+        "a file system",
+        "fallocate -l 10G /run/filled || dd if=/dev/zero of=/run/filled bs=1M",
+        "rm /run/filled",
+        5.0,
+    ),
+    Fault(
+        "/ full for 5 s",
+        "a file system",
+        "fallocate -l $(($(df --output=avail -B1 / | tail -1) - 4096)) /filled",
+        "rm /filled",
+        5.0,
+    ),
+    Fault("/ read-only for 5 s", "a file system", "echo u > /proc/sysrq-trigger", "mount -o remount,rw /", 5.0),
+    _file("the spec truncated", SPEC, f"truncate -s 100 {SPEC}"),
+    _file("the spec of random bytes", SPEC, f"head -c 4096 /dev/urandom > {SPEC}"),
+    _file("the spec deleted", SPEC, f"rm {SPEC}"),
+    _file("the originals truncated", f"{RUN}/originals.jsonl", f"truncate -s 100 {RUN}/originals.jsonl"),
+    _file(
+        "the originals of random bytes", f"{RUN}/originals.jsonl", f"head -c 4096 /dev/urandom > {RUN}/originals.jsonl"
+    ),
+    _file(
+        "the verified spec of random bytes",
+        f"{STATE}/verified.json",
+        f"head -c 4096 /dev/urandom > {STATE}/verified.json",
+    ),
+    _file("the report deleted", f"{RUN}/report.json", f"rm {RUN}/report.json", restart=False),
+    Fault(
+        "the clock a day ahead for 5 s", "the clock", "date -s '+1 day' >/dev/null", "date -s '-1 day' >/dev/null", 5.0
+    ),
+    Fault(
+        "the clock a year back for 5 s",
+        "the clock",
+        "date -s '-1 year' >/dev/null",
+        "date -s '+1 year' >/dev/null",
+        5.0,
+    ),
+    Fault("memory until the OOM killer acts", "memory", "tail /dev/zero || true"),
+    *(
+        Fault(f"{unit} stopped for 5 s", "another service", f"systemctl stop {stop}", f"systemctl start {unit}", 5.0)
+        for unit, stop in (
+            ("systemd-udevd", "systemd-udevd systemd-udevd-control.socket systemd-udevd-kernel.socket"),
+            ("dbus", "dbus.socket dbus"),
+            ("systemd-networkd", "systemd-networkd.socket systemd-networkd"),
+        )
+    ),
+    Fault(
+        "irqbalance started against us for 15 s",
+        "another service",
+        "systemctl start irqbalance",
+        "systemctl stop irqbalance",
+        15.0,
+    ),
+)
+
+PAIRS = 0.25
+"""How many of the trials are of two faults at once."""
+
+
+def trials(seed: int, count: int, chosen: Sequence[Fault]) -> Iterator[tuple[Fault, ...]]:
+    """The faults of each trial: every fault once before any comes again, some of them with a second one."""
+    chance = random.Random(seed)  # noqa: S311  the same trials each time
+    deck: list[Fault] = []
+    for _ in range(count):
+        if not deck:
+            deck = chance.sample(chosen, len(chosen))
+        first = deck.pop()
+        others = [fault for fault in chosen if fault.host is None and fault.name != first.name]
+        # A fault that the host makes ends what was begun before it.
+        pair = others and first.host is None and chance.random() < PAIRS
+        yield (first, chance.choice(others)) if pair else (first,)

@@ -1,0 +1,153 @@
+"""Runs on the node beside the agent, and compares the kernel with what the report says. It asks nothing of the agent.
+
+`oracle.py baseline` prints what the kernel has now. `oracle.py watch BASELINE` looks ten times a second at what differs from
+it while a fresh report says ready, and prints the longest time of each class when it gets SIGTERM. It reads only what takes
+no lock that the kernel holds while it makes or deletes VFs: names of folders, and attributes that the kernel has in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+PCI = "/sys/bus/pci/devices"
+NET = "/sys/class/net"
+REPORT = "/run/trackbed/report.json"
+STALE = 60.0
+"""Seconds after which every reader takes a report for one that says not ready (docs/processes.md)."""
+
+UP = 1
+VOLATILE = ("ifindex", "link_index", "link_netnsid", "operstate", "num_tx_queues_used", "linkmode", "stats", "stats64")
+"""What `ip -d -j link` says that changes with each new netdev, or by the peer at the cable's other end."""
+
+# What every kernel event tells of, and what only a full reading finds.
+EVENTS, SILENT = "told by events", "told by no event"
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path) as file:  # noqa: PTH123  the node's own Python, at each look
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path).rpartition("/")[2]  # noqa: PTH115
+    except OSError:
+        return ""
+
+
+def _functions() -> list[str]:
+    """The PFs that have VFs, and the VFs, by their addresses."""
+    pfs = [pci for pci in _names(PCI) if any(name.startswith("virtfn") for name in _names(f"{PCI}/{pci}"))]
+    return sorted(pfs + [vf for vf in _names(PCI) if _link(f"{PCI}/{vf}/physfn") in pfs])
+
+
+def told_by_events(functions: list[str]) -> dict[str, str]:
+    """By function and by netdev: what each change of which is told by a uevent or by rtnetlink."""
+    found = {}
+    for pci in functions:
+        names = _names(f"{PCI}/{pci}")
+        found[pci] = " ".join([_link(f"{PCI}/{pci}/driver"), *(name for name in names if name.startswith("virtfn"))])
+        for netdev in _names(f"{PCI}/{pci}/net"):
+            flags = int(_text(f"{NET}/{netdev}/flags") or "0", 16) & UP
+            found[f"{pci} {netdev}"] = f"{flags} {_text(f'{NET}/{netdev}/mtu')} {_text(f'{NET}/{netdev}/address')}"
+    return found
+
+
+def told_by_nobody(functions: list[str]) -> dict[str, str]:
+    """The steering of each queue, by netdev; an interrupt by its name, since its number is new with each driver's start."""
+    found = {}
+    names = {words[0][:-1]: words[-1] for words in map(str.split, _text("/proc/interrupts").splitlines()[1:])}
+    for pci in functions:
+        for netdev in _names(f"{PCI}/{pci}/net"):
+            for queue in _names(f"{NET}/{netdev}/queues"):
+                kind = "rps_cpus" if queue.startswith("rx") else "xps_cpus"
+                found[f"{netdev} {queue}"] = _text(f"{NET}/{netdev}/queues/{queue}/{kind}")
+        for number in _names(f"{PCI}/{pci}/msi_irqs"):
+            if name := names.get(number):
+                found[f"{pci} {name}"] = _text(f"/proc/irq/{number}/smp_affinity_list")
+    return found
+
+
+def links() -> list[dict[str, Any]]:
+    """`ip -d -j link` of the fabric, without what is volatile."""
+    done = subprocess.run(["ip", "-d", "-j", "link"], capture_output=True, text=True, check=True)
+    found = [link for link in json.loads(done.stdout) if "parentdev" in link]
+    for link in found:
+        for name in VOLATILE:
+            link.pop(name, None)
+        link["flags"] = [flag for flag in link["flags"] if flag not in ("NO-CARRIER", "LOWER_UP")]
+    return sorted(found, key=lambda link: str(link["ifname"]))
+
+
+def baseline() -> dict[str, Any]:
+    """All of it."""
+    functions = _functions()
+    return {
+        "functions": functions,
+        EVENTS: told_by_events(functions),
+        SILENT: told_by_nobody(functions),
+        "links": links(),
+    }
+
+
+def says_ready() -> bool:
+    """Whether a fresh report of this boot says ready."""
+    try:
+        report = json.loads(_text(REPORT) or "{}")
+    except ValueError:
+        return False
+    age = float(_text("/proc/uptime").split()[0]) - report.get("uptime", 0.0)
+    fresh = report.get("boot_id") == _text("/proc/sys/kernel/random/boot_id") and 0 <= age <= STALE
+    return bool(report.get("ready")) and fresh
+
+
+def watch(wanted: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Until SIGTERM: for each class the longest time for which one thing differed while the node said ready, and that thing."""
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    since: dict[tuple[str, str], float] = {}
+    longest = {EVENTS: (0.0, ""), SILENT: (0.0, "")}
+    functions = wanted["functions"]
+    number = 0
+    while not ended:
+        now = time.monotonic()
+        # The queues and interrupts are many, and nothing tells of them within a second anyway.
+        classes = {EVENTS: told_by_events(functions)} | (
+            {SILENT: told_by_nobody(functions)} if number % 10 == 0 else {}
+        )
+        ready = says_ready()
+        for kind, have in classes.items():
+            different = {key for key, value in wanted[kind].items() if have.get(key) != value} if ready else set()
+            for key in wanted[kind]:
+                if key not in different:
+                    since.pop((kind, key), None)
+                    continue
+                lasted = now - since.setdefault((kind, key), now)
+                longest[kind] = max(longest[kind], (lasted, key))
+        number += 1
+        time.sleep(max(0.0, 0.1 - (time.monotonic() - now)))
+    return {kind: {"seconds": seconds, "what": what} for kind, (seconds, what) in longest.items()}
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "baseline":
+        print(json.dumps(baseline(), sort_keys=True))  # noqa: T201
+    else:
+        with open(sys.argv[2]) as given:  # noqa: PTH123
+            print(json.dumps(watch(json.load(given))), flush=True)  # noqa: T201

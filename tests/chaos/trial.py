@@ -1,0 +1,181 @@
+"""One trial: faults are injected on a node, and what the oracle says is judged."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, field, frozen
+
+from lab import LabError, Node
+from tests.agent_size import DESCRIPTORS, MEMORY
+from tests.chaos.faults import PF, Fault
+from tests.chaos.oracle import EVENTS, SILENT
+
+FOLDER = "/dev/shm/chaos"
+ORACLE = f"{FOLDER}/oracle.py"
+RECOVERY = 120.0
+"""Seconds within which the kernel must be as before, once the fault has ended."""
+
+LIES = {EVENTS: 2.0, SILENT: 65.0}
+"""Seconds for which the node may say ready while the kernel differs: on an emulated node, and by the next full reading."""
+
+HEARTBEAT = 65.0
+"""The same while the agent cannot answer: its report is believed until the heartbeat is stale."""
+
+HELD = f"{PF}v5"
+HOLD = f"ip netns add pod; ip link set {HELD} netns pod; ip netns exec pod ip link set {HELD} up"
+RELEASE = f"ip netns exec pod ip link set {HELD} netns 1 2>/dev/null; ip netns del pod 2>/dev/null || true"
+# A netdev that was removed and made anew has another ifindex.
+WHO = f"ip netns exec pod sh -c 'cat /sys/class/net/{HELD}/ifindex /sys/class/net/{HELD}/mtu'"
+FILES = "find /run/trackbed /var/lib/trackbed -type f | wc -l"
+
+
+@frozen
+class Outcome:
+    """What came of a trial. ``lies``: the longest seconds of each class. ``recovery``: seconds; None if it did not recover."""
+
+    faults: tuple[str, ...]
+    group: str
+    lies: dict[str, float] = field(factory=dict)
+    recovery: float | None = None
+    held: bool | None = None
+    memory: int = 0
+    descriptors: int = 0
+    files: int = 0
+    wrong: tuple[str, ...] = ()
+
+    def line(self) -> str:
+        """As a line of the results."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+def prepare(node: Node) -> dict[str, Any]:
+    """Put the oracle on the node, and read what it is to find again."""
+    node.sh(f"mkdir -p {FOLDER}")
+    text = Path(__file__).with_name("oracle.py").read_text()
+    node.run(["sh", "-c", f"cat > {ORACLE}"], check=True, stdin=text)
+    found: dict[str, Any] = json.loads(node.sh(f"python3 {ORACLE} baseline"))
+    return found
+
+
+def run(node: Node, faults: tuple[Fault, ...], wanted: dict[str, Any], chance: random.Random) -> Outcome:
+    """Inject the faults, one within the other, and judge."""
+    wrong: list[str] = []
+    since = node.sh("date +%s").strip()
+    reboots = any(fault.reboots for fault in faults)
+    hold = all(fault.keeps_vfs for fault in faults)
+    if hold:
+        node.sh(HOLD)
+        _settle(node)
+        wanted = prepare(node)
+    held = node.sh(WHO) if hold else ""
+    node.run(["sh", "-c", f"cat > {FOLDER}/wanted.json"], check=True, stdin=json.dumps(wanted))
+    if not reboots:
+        watcher = f"python3 {ORACLE} watch {FOLDER}/wanted.json > {FOLDER}/lies.json"
+        node.sh(
+            f"systemd-run --quiet --collect --unit=chaos-oracle --property=OOMScoreAdjust=-950 sh -c 'exec {watcher}'"
+        )
+    for fault in faults:
+        _begin(node, fault, chance)
+    for fault in reversed(faults):
+        if fault.end:
+            time.sleep(fault.holds)  # the fault lasts so long; nothing is waited for
+            node.sh(fault.end, timeout=180)
+    recovery, missing = _recovered(node, wanted)
+    if missing:
+        wrong.append(f"after {RECOVERY:.0f} s not as before: {missing}")
+    lies = {} if reboots else _lies(node)
+    most = {kind: HEARTBEAT if any(f.silences for f in faults) else limit for kind, limit in LIES.items()}
+    wrong += [
+        f"said ready for {lie['seconds']:.1f} s while {lie['what']} differed ({kind})"
+        for kind, lie in lies.items()
+        if lie["seconds"] > most[kind]
+    ]
+    still = node.run(["sh", "-c", WHO]).stdout == held if hold else None
+    if still is False:
+        wrong.append(f"{HELD}, in use by a pod, was taken away, bound anew or changed")
+    journal = node.run(
+        ["journalctl", "--no-pager", "-o", "cat", "-u", "trackbed", "-u", "trackbed-reporter", "--since", f"@{since}"]
+    )
+    wrong += [
+        f"the journal has {word!r}" for word in ("Traceback", "a fault of trackbed itself") if word in journal.stdout
+    ]
+    if hold:
+        node.sh(RELEASE)
+        _settle(node)
+    memory, descriptors, files = (int(node.sh(script)) for script in (MEMORY, DESCRIPTORS, FILES))
+    return Outcome(
+        tuple(fault.name for fault in faults),
+        faults[0].group if len(faults) == 1 else "two at once",
+        {kind: round(lie["seconds"], 1) for kind, lie in lies.items()},
+        None if missing else round(recovery, 1),
+        still,
+        memory,
+        descriptors,
+        files,
+        tuple(wrong),
+    )
+
+
+def _begin(node: Node, fault: Fault, chance: random.Random) -> None:
+    if fault.host is not None:
+        fault.host(node, chance)
+    else:
+        # A fault may end the shell that makes it, or fail halfway beside another fault. The oracle judges what came of it.
+        node.run(["sh", "-c", fault.begin], timeout=300)
+    if fault.reboots:
+        prepare(node)
+
+
+def _settle(node: Node) -> None:
+    """Wait until the node is ready, and the agent has nothing left to do."""
+    node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
+    deadline = time.monotonic() + RECOVERY
+    while node.run(["trackbed", "plan"], timeout=120).returncode != 0 and time.monotonic() < deadline:
+        time.sleep(1.0)
+
+
+def _recovered(node: Node, wanted: dict[str, Any]) -> tuple[float, str]:
+    """Seconds until the kernel is as before and the node ready; and what still differs after the longest time."""
+    began = time.monotonic()
+    while True:
+        missing = "the node does not answer"
+        with suppress(LabError, ValueError):
+            done = node.run(["sh", "-c", f"python3 {ORACLE} baseline && trackbed status >&2"], timeout=90)
+            lines = done.stdout.splitlines()
+            missing = _difference(wanted, json.loads(lines[0])) if lines else done.stderr.strip()
+            if not missing and done.returncode != 0:
+                missing = done.stderr.strip().replace("\n", "; ")
+        took = time.monotonic() - began
+        if not missing or took > RECOVERY:
+            return took, missing
+        time.sleep(0.5)
+
+
+def _difference(wanted: dict[str, Any], have: dict[str, Any]) -> str:
+    """The first things that differ; empty if none does."""
+    wrong = []
+    for kind in (EVENTS, SILENT):
+        for key in sorted(wanted[kind].keys() | have[kind].keys()):
+            before, now = wanted[kind].get(key, "not there"), have[kind].get(key, "not there")
+            if before != now:
+                wrong.append(f"{key}: {before!r}, now {now!r}")
+    names = {link["ifname"]: link for link in have["links"]}
+    for link in wanted["links"]:
+        now = names.get(link["ifname"])
+        if now != link:
+            keys = [key for key in link if (now or {}).get(key) != link[key]]
+            wrong.append(f"{link['ifname']}: {', '.join(keys)}")
+    return "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+
+
+def _lies(node: Node) -> dict[str, dict[str, Any]]:
+    node.sh("systemctl stop chaos-oracle || true", timeout=120)
+    text = node.run(["cat", f"{FOLDER}/lies.json"]).stdout
+    found: dict[str, dict[str, Any]] = json.loads(text) if text.strip() else {}
+    return found

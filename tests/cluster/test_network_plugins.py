@@ -1,0 +1,30 @@
+"""The lab's images of the plugins that pods' networks need: it does without those that the Go module proxy does not serve."""
+
+from pathlib import Path
+
+import pytest
+
+from lab.cluster import bundle, network_plugins
+
+
+def test_what_cannot_be_built_is_said_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"GOPROXY": "off", "GOTOOLCHAIN": "local"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("GOMODCACHE", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    (tmp_path / "XDG_CACHE_HOME" / "trackbed").mkdir(parents=True)
+    network_plugins.build()
+    assert network_plugins.built() == ()
+    assert network_plugins.images() == []
+    said = capfd.readouterr()
+    for name in network_plugins.BUILDS:
+        assert f"without {name}: " in said.out + said.err
+    assert "GOPROXY=off" in said.out + said.err
+
+
+def test_each_image_of_the_manifests_is_one_that_the_lab_writes() -> None:
+    written = {image.reference for image in network_plugins.images()}
+    assert written == {network_plugins.reference(name) for name in network_plugins.built()}
+    assert bundle.perftest().reference.endswith(f"/{bundle.PERFTEST}")

@@ -1,0 +1,179 @@
+"""From nodes that have not joined to data between pods: the deploy, `kubectl apply -k` of what it rendered, the test pods.
+
+No step is by hand. It takes two nodes of the lab. Each has an RDMA device on each PF, as cards have it: rxe stands for the
+cards. With a lab of its own it takes some 50 minutes, on one that is kept (TRACKBED_KEEP_LAB) some 30; neither was measured.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from lab import Node, instance
+from lab.cluster import commands, join, manifests, network_plugins
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.conftest import LONG, Cluster, is_open, restore
+from tests.cluster.test_gate import phase
+from tests.cluster.test_stories import allocatable, listens
+from tests.lab.conftest import eventually, pyinfra
+
+pytestmark = pytest.mark.campaign
+
+NETWORK = "10.77.{rail}.0/24"
+FIRST_NUMBER = 11
+# The data of the lab's cluster, with an address and an RDMA device on each PF. The file's name makes pyinfra read
+# group_data/lab_cluster.py.
+INVENTORY = """
+from pathlib import Path as _Path
+
+from inventories.lab_cluster import lab as _nodes
+from lab.cluster import manifests as _manifests
+from lab.cluster import network_plugins as _network_plugins
+
+_rdma = {{"gid_type": "RoCE v2", "gid_ipv4": True}}
+
+
+def _nics(nics):
+    each = enumerate(nics)
+    return [{{**nic, "rail": rail, "addresses": [{{"network": {network!r}}}], "rdma": _rdma}} for rail, nic in each]
+
+
+def _data(number, data):
+    plugins = _manifests.wanted(_Path({folder!r}), _network_plugins.built())
+    return {{**data, "node_number": number, "nics": _nics(data["nics"]), "device_plugins": plugins}}
+
+
+lab = [(name, _data(number, data)) for number, (name, data) in enumerate(_nodes, {first})]
+"""
+# An emulated node answers late, and rxe of Linux 6.1 refuses what is then sent again (REM_INV_REQ_ERR).
+MODEST = ("-F", "-n", "100", "-s", "4096", "-t", "4", "--report_gbits")
+
+
+def prepare(plane: ControlPlane, node: Node) -> None:
+    """A node that has not joined, with an RDMA device on each PF."""
+    restore(plane, node)
+    node.sh("modprobe -a rdma_rxe rdma_ucm ib_umad")
+    for nic in node.machine.nics:
+        node.sh(f"rdma link add rxe_{nic.netdev} type rxe netdev {nic.netdev}")
+
+
+@pytest.fixture(scope="module")
+def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Path]]:
+    """The cluster, whose nodes are ready and open for pods, and the folder of the rendered manifests."""
+    plane, work = fresh_cluster.plane, tmp_path_factory.mktemp("rendered")
+    folder = work / "manifests"
+    inventory = work / "lab_cluster.py"
+    inventory.write_text(INVENTORY.format(network=NETWORK, folder=str(folder), first=FIRST_NUMBER))
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda node: prepare(plane, node), fresh_cluster.nodes))
+    done = pyinfra("-y", str(inventory), "deploy.py", timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    manifests.apply(plane, folder)
+    for node in fresh_cluster.nodes:
+        join.join(plane, node)
+    for name in fresh_cluster.names:
+        join.wait_ready(plane, name)
+        # The spec requires the plugin's resource, so a node is open once the rendered plugin has registered it.
+        eventually(f"{name}: ready and untainted", lambda name=name: is_open(plane, name), LONG)  # type: ignore[misc]
+        assert allocatable(plane, name) == str(manifests.SHARES)
+    yield fresh_cluster, folder
+    # Other tests of a cluster that is kept find it as its own deploy made it.
+    if (folder / "network-plugins").exists():
+        plane.kubectl("delete", "-k", str(folder / "network-plugins"), timeout=LONG)
+    manifests.apply(plane, commands.rendered(instance.named()))
+    for node in fresh_cluster.nodes:
+        restore(plane, node)
+
+
+def start(plane: ControlPlane, folder: Path, pods: str) -> None:
+    """Create a file's two pods, and wait until they run, on two nodes."""
+    plane.kubectl("apply", "--validate=strict", "-f", str(folder / f"{pods}-pods.yaml"))
+    names = [f"{pods}-{role}" for role in ("server", "client")]
+    for name in names:
+        eventually(name, lambda name=name: phase(plane, name) == "Running", LONG)  # type: ignore[misc]
+    assert len({plane.get("pod", name)["spec"]["nodeName"] for name in names}) == 2
+
+
+def stop(plane: ControlPlane, folder: Path, pods: str) -> None:
+    """Delete a file's pods."""
+    plane.try_kubectl("delete", "--ignore-not-found", "-f", str(folder / f"{pods}-pods.yaml"), timeout=LONG)
+
+
+@pytest.fixture
+def on_the_hosts_network(deployed: tuple[Cluster, Path]) -> Iterator[tuple[Cluster, dict[str, Node]]]:
+    """The cluster, and the nodes by the pods that run there."""
+    cluster, folder = deployed
+    try:
+        start(cluster.plane, folder, "rdma-test")
+        nodes = dict(zip(cluster.names, cluster.nodes, strict=True))
+        pods = [f"rdma-test-{role}" for role in ("server", "client")]
+        yield cluster, {pod: nodes[cluster.plane.get("pod", pod)["spec"]["nodeName"]] for pod in pods}
+    finally:
+        stop(cluster.plane, folder, "rdma-test")
+
+
+@pytest.mark.parametrize(
+    "command", [("ib_write_bw",), ("ib_read_bw", "-q", "30"), ("ib_send_bw", "-R")], ids=lambda each: " ".join(each)
+)
+def test_data_between_two_pods_on_the_hosts_network(
+    on_the_hosts_network: tuple[Cluster, dict[str, Node]], command: tuple[str, ...]
+) -> None:
+    cluster, nodes = on_the_hosts_network
+    plane, server = cluster.plane, nodes["rdma-test-server"]
+    nic = server.machine.nics[0]
+    rail = f"10.77.0.{FIRST_NUMBER + cluster.nodes.index(server)}"
+    words = (command[0], "-d", f"rxe_{nic.netdev}", *command[1:], *MODEST)
+    with ThreadPoolExecutor() as pool:
+        serving = pool.submit(plane.kubectl, "exec", "rdma-test-server", "--", *words, timeout=LONG)
+        eventually("the server listens", lambda: serving.done() or listens(server), LONG)
+        said = plane.kubectl("exec", "rdma-test-client", "--", *words, rail, timeout=LONG)
+        serving.result(LONG)
+    print(said)  # noqa: T201
+    figures = [line.split() for line in said.splitlines() if line.split()[:1] == ["4096"]]
+    assert figures, said
+    assert float(figures[0][3]) > 0, said
+
+
+@pytest.fixture
+def with_netdevs(deployed: tuple[Cluster, Path]) -> Iterator[ControlPlane]:
+    """The control plane, and pods with a macvlan each, by a network annotation."""
+    cluster, folder = deployed
+    missing = {"multus", "whereabouts"} - set(network_plugins.built())
+    if missing:
+        pytest.skip(f"the Go module proxy does not serve {' and '.join(sorted(missing))}")
+    try:
+        start(cluster.plane, folder, "macvlan-test")
+        yield cluster.plane
+    finally:
+        stop(cluster.plane, folder, "macvlan-test")
+
+
+def address(plane: ControlPlane, pod: str) -> str:
+    """The address of a pod's second netdev, as Multus has told the API server."""
+    status = plane.get("pod", pod)["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"]
+    (told,) = [each for each in json.loads(status) if each.get("interface") == "net1"]
+    return str(told["ips"][0])
+
+
+def test_data_between_two_pods_with_a_netdev_of_their_own(with_netdevs: ControlPlane) -> None:
+    """By TCP: rxe has its socket in the host's network namespace only, and routes there (rxe_net.c of Linux 6.1)."""
+    plane = with_netdevs
+    server, client = (f"macvlan-test-{role}" for role in ("server", "client"))
+    assert address(plane, server) != address(plane, client)
+    assert re.match(r"10\.56\.217\.\d+$", address(plane, server))
+    assert "uverbs" in plane.kubectl("exec", client, "--", "sh", "-c", "cd /dev/infiniband && echo *")
+    receive = ("sh", "-c", "nc -l -p 5001 | md5sum")
+    send = f"cat /usr/bin/ib_write_bw | nc -w 60 {address(plane, server)} 5001"
+    wanted = plane.kubectl("exec", client, "--", "md5sum", "/usr/bin/ib_write_bw").split()[0]
+    with ThreadPoolExecutor() as pool:
+        receiving = pool.submit(plane.kubectl, "exec", server, "--", *receive, timeout=LONG)
+        # 5001 is 0x1389, and 0A the state of a socket that listens.
+        heard = ("exec", server, "--", "cat", "/proc/net/tcp", "/proc/net/tcp6")
+        eventually("the server listens", lambda: bool(re.search(r":1389 \S+ 0A", plane.kubectl(*heard))), LONG)
+        plane.kubectl("exec", client, "--", "sh", "-c", send, timeout=LONG)
+        assert receiving.result(LONG).split()[0] == wanted

@@ -1,0 +1,21 @@
+"""The cases about addresses on this machine's own kernel, in a network namespace: they need a netdev, and nothing of a NIC."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.namespace import ADDRESS, devices, machine
+from tests.contract.cases import CASES, Case, addresses
+from tests.private_namespace import check_in_namespace
+
+MADE = "ip link set lo up; ip link add fab0 type veth peer name fab1; ip link set fab1 up; ip link set fab0 up"
+OF_ADDRESSES = [case for case in CASES if case.__module__ == addresses.__name__]
+
+
+@pytest.mark.parametrize("case", OF_ADDRESSES, ids=lambda case: case.__name__)
+def test_this_kernel(case: Case) -> None:
+    def check() -> None:
+        with devices({ADDRESS: "fab0"}) as root:
+            case(machine(root), ADDRESS)
+
+    check_in_namespace(MADE, check, within=60)

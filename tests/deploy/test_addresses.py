@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.config import Config
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.inventory import Inventory
+from pyinfra.api.state import State
+from pyinfra.context import ctx_host, ctx_state
+
+from tasks import addresses, node_spec
+
+GROUP = {
+    "nics": [
+        {
+            "name": f"rail{rail}",
+            "select": {"pci": f"0000:{rail:02x}:00.0"},
+            "rail": rail,
+            "addresses": [{"network": "10.{rail}.0.0/16"}],
+        }
+        for rail in range(2)
+    ]
+}
+
+
+def check(hosts: dict[str, dict[str, Any]], name: str) -> None:
+    """As the deploy does for one host of an inventory."""
+    state = State(Inventory((list(hosts.items()), GROUP)), Config())  # type: ignore[no-untyped-call]
+    host = state.inventory.get_host(name)
+    with ctx_state.use(state), ctx_host.use(host):
+        addresses.refuse_shared(node_spec.read())
+
+
+def test_hosts_with_numbers_of_their_own_are_deployed() -> None:
+    check({"gpu-01": {"node_number": 1}, "gpu-02": {"node_number": 2}}, "gpu-01")
+
+
+def test_hosts_with_one_number_are_refused_by_naming_both_places() -> None:
+    with pytest.raises(DeployError) as refused:
+        check({"gpu-01": {"node_number": 1}, "gpu-02": {"node_number": 1}}, "gpu-02")
+    assert str(refused.value).splitlines() == [
+        "gpu-02.nics[0].addresses[0] and gpu-01.nics[0].addresses[0] are both 10.0.0.1; give each host its own node_number or "
+        "address",
+        "gpu-02.nics[1].addresses[0] and gpu-01.nics[1].addresses[0] are both 10.1.0.1; give each host its own node_number or "
+        "address",
+    ]
+
+
+def test_hosts_whose_rails_are_one_entry_are_compared_rail_by_rail() -> None:
+    select = {"vendor": "15b3", "each": True, "min": 2, "max": 2}
+    nics = [{"name": "rail{index}", "select": select, "rail": 0, "addresses": [{"network": "10.{rail}.0.0/16"}]}]
+    check({"gpu-01": {"nics": nics, "node_number": 1}, "gpu-02": {"nics": nics, "node_number": 2}}, "gpu-01")
+    with pytest.raises(DeployError, match=r"are both 10\.1\.0\.1"):
+        check({"gpu-01": {"nics": nics, "node_number": 1}, "gpu-02": {"node_number": 1}}, "gpu-02")
+
+
+def test_a_given_address_may_not_be_another_host_s_derived_one() -> None:
+    nic = {**GROUP["nics"][0], "addresses": ["10.0.0.1/16"]}
+    with pytest.raises(DeployError, match=r"gpu-02.nics\[0\].addresses\[0\] and gpu-01.nics\[0\]"):
+        check({"gpu-01": {"node_number": 1}, "gpu-02": {"nics": [nic]}}, "gpu-02")
+
+
+def test_a_host_whose_own_data_is_wrong_does_not_stop_the_others() -> None:
+    check({"gpu-01": {"node_number": 1}, "gpu-02": {"node_number": "1"}, "gpu-03": {}}, "gpu-01")
+
+
+def test_a_host_without_addresses_looks_at_no_other() -> None:
+    check({"gpu-01": {"nics": []}, "gpu-02": {"node_number": 1}, "gpu-03": {"node_number": 1}}, "gpu-01")

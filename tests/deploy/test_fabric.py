@@ -1,0 +1,127 @@
+"""The ends of a node, from what its agent says of it; and the keys of the test's settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from agent.report.fabric import PROOF, proof_from_json
+from agent.spec.node import from_mapping
+from fleet.fabric.journal import Journal
+from fleet.fabric.stages import Settings
+from tasks import fabric
+from tests.deploy.conftest import Node
+
+
+def gid(index: int, type: str, address: str) -> dict[str, Any]:
+    return {"index": index, "type": type, "address": address, "netdev": "ens1f0v0"}
+
+
+def device(name: str, state: str = "ACTIVE", gids: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    port = {
+        "number": 1,
+        "state": state,
+        "link_layer": "Ethernet",
+        "rate": "10 Gb/sec (4X)",
+        "netdev": "v0",
+        "gids": gids,
+    }
+    return {"name": name, "transport": "RoCE", "firmware": "1.2", "node_guid": "0a:0b", "ports": [port]}
+
+
+GIDS = (
+    gid(0, "RoCE v1", "fe80::1"),
+    gid(1, "RoCE v2", "fe80::1"),
+    gid(2, "RoCE v1", "10.0.0.1"),
+    gid(3, "RoCE v2", "fd00::1"),
+    gid(5, "RoCE v2", "10.0.0.1"),
+)
+
+
+def function(address: str, nic: str | None, rdma: list[dict[str, Any]], vfs: list[dict[str, Any]]) -> dict[str, Any]:
+    ids = {"vendor": "8086", "device": "10c9", "driver": "igb", "firmware": "9", "numa_node": 1, "netdevs": []}
+    return {"address": address, "nic": nic, "rdma": rdma, "vfs": vfs, **ids}
+
+
+def printed(*functions: dict[str, Any]) -> list[str]:
+    cpus = [f"cpus {owner['address']} 4-7 SRC" for one in functions for owner in (one, *one["vfs"])]
+    return [*cpus, "gpu 0000:3b:00.0 1", "inspection", json.dumps({"functions": functions})]
+
+
+def ends(*functions: dict[str, Any]) -> list[Any]:
+    return fabric.ends_of("n1", fabric.NodeEnds.parse(printed(*functions)), {"fab1": 7}, {"ib_write_bw": 90.0})
+
+
+def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address() -> None:
+    (end,) = ends(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
+    assert (end.name, end.device, end.address, end.gid_index, end.cpus) == ("n1/fab0", "rx0", "10.0.0.1", 5, "4-7")
+    assert (end.gpu, end.rail, dict(end.floors)) == ("0000:3b:00.0", 0, {"ib_write_bw": 90.0})
+    assert end.identity == {"driver": "igb SRC", "firmware": "1.2", "port": "0a:0b Ethernet 10 Gb/sec (4X)"}
+
+
+def test_without_a_device_of_its_own_it_is_the_first_vf_that_can_be_reached() -> None:
+    down = function("0000:41:10.0", "fab1", [device("rx1", "DOWN", GIDS)], [])
+    without = function("0000:41:10.2", "fab1", [device("rx2", gids=GIDS[:2])], [])
+    usable = function("0000:41:10.4", "fab1", [device("rx3", gids=GIDS[:4])], [])
+    (end,) = ends(function("0000:41:00.0", "fab1", [], [down, without, usable]))
+    assert (end.name, end.pci, end.address, end.gid_index, end.rail) == ("n1/fab1", "0000:41:10.4", "fd00::1", 3, 7)
+
+
+def test_what_is_no_nic_of_the_spec_is_not_tested_and_a_node_without_an_agent_is_said() -> None:
+    assert ends(function("0000:21:00.0", None, [device("rx0", gids=GIDS)], [])) == []
+    with pytest.raises(ValueError, match=r"no agent of Trackbed; run deploy\.py first"):
+        fabric.NodeEnds.parse([])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        (fabric.FABRIC, {"tests": ["ib_write"]}, "'ib_write' is no test"),
+        (fabric.FABRIC, {"seconds": 1}, "give 3 to 3600"),
+        (fabric.FABRIC, {"at_once": 0}, "give at least 1"),
+        (fabric.FABRIC, {"second": 5}, "second"),
+        (fabric.FLOORS, {"ib_write_bw": -1}, "give a number of Gbit/s"),
+        (fabric.FLOORS, {"ib_write": 1}, "'ib_write' is no test"),
+        (fabric.FLOORS, [1], "give a number for each of some tests"),
+    ],
+)
+def test_a_bad_setting_is_named(key: Any, value: object, said: str) -> None:
+    with pytest.raises(DeployError, match=said):
+        key.read({key.name: value}, "n1")
+
+
+def test_settings_are_read() -> None:
+    read = fabric.FABRIC.read({"fabric": {"tests": ["ib_read_bw"], "across_rails": False, "at_once": 1}}, "n1")
+    assert read == Settings(tests=("ib_read_bw",), across_rails=False, at_once=1)
+
+
+def prove() -> None:
+    fabric.prove(spec=from_mapping({"node_name": "node-a"}))
+
+
+def test_a_deploy_writes_its_results_and_what_it_saw_to_the_node(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    facts = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
+    result = node.deploy(prove, {"inspect --json": facts})
+    kept = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl")
+    assert [end.device for end in kept.run.ends] == ["rx0"]
+    assert kept.ended is not None
+    # There is no other node to test it with, so it is not good.
+    (seen,) = proof_from_json(result.uploads[f"{PROOF}.new"].decode()).nics
+    assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, kept.run.ends[0].identity)
+    assert result.failed
+    assert any("no other node has a NIC of this rail" in line for line in result.log)
+
+
+def test_a_node_without_an_agent_is_a_result(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    result = node.deploy(prove, {})
+    kept = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl")
+    assert list(kept.run.absent) == ["@fake/node-a"]
+    assert result.failed

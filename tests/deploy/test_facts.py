@@ -1,0 +1,37 @@
+"""What a node answers may be anything: it fails that node alone, in one line."""
+
+from __future__ import annotations
+
+import pytest
+from pyinfra.api.exceptions import FactProcessError, PyinfraError
+from pyinfra.context import host
+
+from tasks.common.facts import FactBase
+from tasks.hardware import NodeHardware
+from tests.deploy.conftest import Node
+from tests.fuzz.targets.facts import FACTS
+
+GARBAGE = ["inspection", "{", "\x1b[2J not JSON"]
+
+
+def test_every_fact_of_the_deploy_reads_whatever_a_node_says() -> None:
+    assert len(FACTS) > 40
+    # pyinfra's own class ends the deploy of all nodes for one that answers nonsense.
+    assert [fact.name for fact in FACTS if not issubclass(fact, FactBase)] == []
+
+
+def test_a_node_that_answers_nonsense_fails_by_itself(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    # There is one node here; with others the deploy goes on with those.
+    with pytest.raises(PyinfraError, match="No hosts remaining"):
+        node.deploy(lambda: host.get_fact(NodeHardware), {"inspect": GARBAGE})
+    assert "the node's answer to NodeHardware cannot be read: JSONDecodeError" in caplog.text
+
+
+def test_what_the_node_wrote_is_shown_and_not_sent_to_the_terminal() -> None:
+    class Shown(FactBase[str]):
+        def process(self, output: list[str]) -> str:
+            raise ValueError(output[0])
+
+    with pytest.raises(FactProcessError) as refused:
+        Shown().process(["\x1b[2J"])
+    assert "\x1b" not in str(refused.value)

@@ -1,0 +1,90 @@
+"""The same commit gives the same bytes, wherever and however it is built; what is in them has a bill of materials."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from cyclonedx.output.json import JsonV1Dot6
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+
+from tasks.common import archive, bill_of_materials
+
+COPIED = ("agent", "tasks", "fleet", "templates", "requirements", "pyproject.toml", "group_data", "inventories")
+BUILD = """
+import os, sys
+os.umask(int(sys.argv[1], 8))
+from tasks.common import archive
+print(archive.build("x86_64"))
+"""
+WAYS = (
+    ("077", 1_000_000_000, {"LC_ALL": "C", "TZ": "UTC", "PYTHONHASHSEED": "1"}),
+    ("002", 1_700_000_000, {"LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "2"}),
+)
+
+
+def built(folder: Path, umask: str, time: int, environment: dict[str, str]) -> bytes:
+    """The archive that a checkout in this folder builds, by an interpreter of its own."""
+    checkout = folder / "checkout"
+    for name in COPIED:
+        source = archive.ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(source, checkout / name)
+    for path in checkout.rglob("*"):
+        os.utime(path, (time, time))
+        path.chmod(0o700 if path.is_dir() else 0o600 if umask == "077" else 0o664)
+    venv.create(folder / "venv", symlinks=True)
+    (inside,) = (folder / "venv").glob("lib/python*/site-packages")
+    (inside / "others.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    words = [str(folder / "venv" / "bin" / "python"), "-c", BUILD, umask]
+    here = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONPATH": str(checkout), **environment}
+    done = subprocess.run(words, cwd=checkout, env=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip()).read_bytes()
+
+
+def test_the_same_commit_gives_the_same_bytes(tmp_path: Path) -> None:
+    one, other = (built(tmp_path / str(number), *way) for number, way in enumerate(WAYS))
+    assert sha256(one).hexdigest() == sha256(other).hexdigest()
+
+
+def test_the_archive_says_nothing_of_the_host_that_built_it(cache: Path) -> None:
+    with tarfile.open(archive.build("x86_64")) as tar:
+        for entry in tar:
+            assert (entry.uid, entry.gid, entry.uname, entry.gname, entry.mtime) == (0, 0, "", "", 0)
+            assert entry.mode in (0o644, 0o755)
+            content = file.read() if (file := tar.extractfile(entry)) is not None else b""
+            assert sys.prefix.encode() not in content, entry.name
+
+
+@pytest.fixture(scope="module")
+def bill(cache: Path) -> str:
+    return str(JsonV1Dot6(bill_of_materials.bill(archive.build("x86_64"), "x86_64")).output_as_string())
+
+
+def test_the_bill_is_valid(bill: str) -> None:
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(bill) is None
+
+
+def test_the_bill_has_what_is_pinned_and_the_archives_checksum(bill: str) -> None:
+    document = json.loads(bill)
+    pinned = dict(line.split(" ")[0].split("==") for line in archive._pins("x86_64").splitlines())
+    listed = {one["name"].lower().replace("_", "-"): one["version"] for one in document["components"]}
+    assert listed == {name.lower().replace("_", "-"): version for name, version in pinned.items()}
+    assert all(one["licenses"] for one in document["components"])
+    (checksum,) = document["metadata"]["component"]["hashes"]
+    assert checksum["content"] == sha256(archive.build("x86_64").read_bytes()).hexdigest()
+    (root,) = [one for one in document["dependencies"] if one["ref"] == "trackbed-agent"]
+    assert len(root["dependsOn"]) == len(listed)

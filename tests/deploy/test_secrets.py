@@ -1,0 +1,78 @@
+"""Secrets are planted wherever the deploy can get one, and looked for in all that it runs, writes and logs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from attrs import evolve
+from pyinfra.api.exceptions import DeployError
+
+from tasks import erdma, kubernetes, pull
+from tests.deploy.conftest import Node
+from tests.deploy.test_kubernetes import CREDENTIALS, HAS_OPENSSL, SPEC
+from tests.unit.scripted import api_server
+
+MINTED = "eyJhbGciOiJub25lIn0.bWludGVk.s3cret-of-the-node"
+OPERATORS = "s3cret-of-the-operator"
+
+
+def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    """An API server that gives tokens."""
+    if path.endswith("/token"):
+        return 201, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": []},
+                     "status": {"token": MINTED, "expirationTimestamp": "2030-01-01T00:00:00Z"}}  # fmt: skip
+    return 200, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-a", "uid": "u1"}}
+
+
+@pytest.mark.parametrize("identity", ["token", "certificate"])
+def test_a_token_is_in_nothing_but_the_standard_input_of_what_keeps_it(
+    node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, identity: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with api_server(tmp_path, answer) as (url, authority):
+        kubeconfig = tmp_path / "kubeconfig"
+        cluster, user = {"server": url, "certificate-authority": str(authority)}, {"token": OPERATORS}
+        kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "clusters": [{"name": "c", "cluster": cluster}],
+                    "users": [{"name": "u", "user": user}],
+                    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                    "current-context": "c",
+                }
+            )
+        )
+        key = {"server": url, "ca_file": str(authority), "kubeconfig": str(kubeconfig), "identity": identity}
+        result = evolve(node, data={"kubernetes": key}).deploy(
+            lambda: kubernetes.configure(spec=SPEC), {**HAS_OPENSSL, CREDENTIALS: ["secret "]}
+        )
+    assert not result.failed, result.log
+    assert result.inputs == [MINTED]
+    seen = "\n".join([*result.ran, *result.flat, *result.log, caplog.text, *os.environ.values()])
+    written = b"\n".join(result.uploads.values()).decode()
+    arguments = repr([{k: v for k, v in given.items() if k != "_stdin"} for _, given in result.arguments])
+    for secret in (MINTED, MINTED.rpartition(".")[2], OPERATORS):
+        assert secret not in seen + written + arguments
+
+
+WITH_PASSWORD = "https://user:s3cret@mirror.example.net/a"  # noqa: S105  the test's own
+
+
+def test_an_address_with_a_password_is_refused_where_it_is_read() -> None:
+    # It would be in arguments on the node, and in files that everybody there can read.
+    assert erdma.Installer("https://mirror.example.net/a@b?c=d@e", "0" * 64).url
+    with pytest.raises(ValueError, match="without a user or password") as refused:
+        erdma.Installer(WITH_PASSWORD, "0" * 64)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_so_is_the_address_of_pull_mode(node: Node) -> None:
+    given = {"url": WITH_PASSWORD, "keyring": "a.gpg", "inventory": "inventories/prod.py"}
+    with pytest.raises(DeployError, match="without a user or password") as refused:
+        evolve(node, data={"pull": given}).deploy(pull.serve, {})
+    assert "s3cret" not in str(refused.value)

@@ -1,0 +1,17 @@
+"""One target under atheris; tests/fuzz/__main__.py starts it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+try:
+    import atheris
+except ImportError:
+    sys.exit("atheris is not installed; run `make fuzz`, or give --cases instead of --seconds")
+
+with atheris.instrument_imports(include=["agent", "fleet", "tasks", "h2", "hpack", "hyperframe", "cattrs"]):
+    CHECK = importlib.import_module(f"tests.fuzz.targets.{sys.argv[1]}").check
+
+atheris.Setup([sys.argv[0], *sys.argv[2:]], CHECK)
+atheris.Fuzz()

@@ -1,0 +1,131 @@
+"""Objects of the API server: what the reporter reads of its Node, and what operators' commands read of all nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+from lightkube.resources.certificates_v1 import CertificateSigningRequest
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.resources.core_v1 import Node
+
+from agent.report import names
+from agent.report.printable import printable
+from agent.report.verdict import Verdict
+from agent.reporter.kubernetes.api import Refused, read_document
+from agent.reporter.kubernetes.node import desired, node_patch, read_node, status_patch
+from agent.reporter.settings import Settings
+from fleet.approval import SIGNER, Known, verdicts
+from fleet.certificate_request import read as read_request
+from fleet.reading import read
+from fleet.standing import standings
+from tests.fuzz.targets import choose, chosen
+
+NOW = datetime(2026, 1, 2, tzinfo=timezone.utc)
+SETTINGS = Settings("n1", "https://api", "/ca", required_resources=("a.com/vf",))
+STAMP = "2026-01-01T00:00:00Z"
+MANAGED = [{"manager": "trackbed-reporter", "time": STAMP, "fieldsV1": {"f:metadata": {"f:labels": {"f:a": {}}}}}]
+NODE: dict[str, Any] = {
+    "metadata": {"name": "n1", "uid": "u", "resourceVersion": "12", "labels": {"a": "b"}, "managedFields": MANAGED},
+    "spec": {"taints": [{"key": names.TAINT, "effect": "NoSchedule", "timeAdded": STAMP}], "unschedulable": True},
+    "status": {
+        "conditions": [
+            {"type": kind, "status": "True", "reason": "Why", "message": "m", "lastTransitionTime": STAMP}
+            for kind in (names.READY, names.UP_TO_DATE)
+        ]
+        + [{"type": "Ready", "status": "True", "lastHeartbeatTime": STAMP}],
+        "allocatable": {"a.com/vf": "4", "cpu": "8"},
+        "nodeInfo": {"bootID": "boot"},
+    },
+}
+LEASE = {
+    "metadata": {"name": "n1", "managedFields": MANAGED, "annotations": {names.NOT_READY: "why"}},
+    "spec": {"renewTime": "2026-01-01T00:00:00.000000Z", "leaseDurationSeconds": 40, "holderIdentity": "n1"},
+}
+REQUEST: dict[str, Any] = {
+    "metadata": {"name": "csr-1"},
+    "spec": {
+        "signerName": SIGNER,
+        "username": f"{names.NODE_USER}n1",
+        "usages": ["client auth"],
+        "expirationSeconds": 3600,
+        "request": "LS0tLS1CRUdJTiBDRVJUSUZJQ0FURSBSRVFVRVNULS0tLS0K",
+    },
+}
+
+
+def _node(data: bytes) -> None:
+    # As NodeWatch reads it: these are errors of whoever sent it.
+    with suppress(Refused, KeyError, TypeError, AttributeError):
+        node = read_node(read_document(data))
+        # From here on it is the reporter's own fault.
+        _publish(node)
+
+
+def _publish(node: Any) -> None:
+    try:
+        for verdict in (Verdict(None, ("why",)), Verdict(None, ())):
+            wanted = desired(verdict, SETTINGS, (), node, False)
+            json.dumps([node_patch(wanted, node), status_patch(wanted, node, 1e9)])
+            node.can_give("a.com/vf")
+            node.newer_than(node)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise AssertionError(f"a Node that was accepted stops the reporter: {error!r}") from error
+
+
+def _plain(data: bytes) -> Any:
+    # The control host's client decodes JSON as strictly as json does.
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) and not _has_time_without_zone(document) else None
+
+
+def _has_time_without_zone(value: Any) -> bool:
+    """The API server stores no such time: Go's parser of RFC 3339 refuses it."""
+    if isinstance(value, dict | list):
+        return any(map(_has_time_without_zone, value.values() if isinstance(value, dict) else value))
+    try:
+        return isinstance(value, str) and msgspec.convert(value, datetime).tzinfo is None
+    except (msgspec.ValidationError, UnicodeEncodeError):
+        return False
+
+
+def _standing(data: bytes) -> None:
+    documents = [document for line in data.split(b"\n") if (document := _plain(line)) is not None]
+    nodes = {f"n{at}": node for at, one in enumerate(documents) if (node := read(one, Node)[0]) is not None}
+    leases = {f"n{at}": lease for at, one in enumerate(documents) if (lease := read(one, Lease)[0]) is not None}
+    for one in standings(nodes, leases, NOW):
+        printable(f"{one.name} {one.reason} {one.message}").encode(errors="surrogatepass")
+
+
+def _request(data: bytes) -> None:
+    if (document := _plain(data)) is not None and (found := read(document, CertificateSigningRequest)[0]) is not None:
+        for verdict in verdicts([found], Known(expected={"n1"}, joined={"n1"})):
+            assert verdict.action != "approve", "no seed is a good request"
+
+
+def _pkcs10(data: bytes) -> None:
+    read_request(data.decode(errors="replace"))
+
+
+def check(data: bytes) -> None:
+    """Read an object."""
+    choose(data, (_node, _standing, _request, _pkcs10))
+
+
+def seeds() -> Sequence[bytes]:
+    """One object of each kind."""
+    both = b"\n".join(json.dumps(one).encode() for one in (NODE, LEASE))
+    request = str(REQUEST["spec"]["request"]).encode()
+    return [
+        chosen(0, json.dumps(NODE).encode()),
+        chosen(1, both),
+        chosen(2, json.dumps(REQUEST).encode()),
+        chosen(3, request),
+    ]

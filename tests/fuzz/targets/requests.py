@@ -1,0 +1,80 @@
+"""Requests to the sockets that other users reach: HTTP, and `trackbed apply`'s."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agent.reporter.http.server import Guard, _Handler
+from agent.service.apply_socket import Requests
+from tests.fuzz.targets import choose, chosen
+
+FOLDER = Path(tempfile.mkdtemp(prefix="trackbed-fuzz-requests-"))
+TOKEN = b"0123456789abcdef"
+LONGEST = 1 << 16
+TIMEOUT = 5.0
+
+
+class _Server:
+    """What the handler reads of the server."""
+
+    guard = Guard(token=TOKEN)
+    report = FOLDER / "report.json"
+
+
+def _http(data: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(TIMEOUT)
+        theirs.sendall(data[:LONGEST])
+        theirs.shutdown(socket.SHUT_WR)
+        server: Any = _Server()
+        _Handler(ours, ("", 0), server)
+        ours.close()
+        answer = b""
+        with suppress(ConnectionError):  # the handler does not read all that was sent
+            while part := theirs.recv(1 << 16):
+                answer += part
+    # Nobody without the token is answered with more than a refusal.
+    if TOKEN not in data:
+        assert b" 200 " not in answer.partition(b"\n")[0], answer
+
+
+def _apply(data: bytes) -> None:
+    path = FOLDER / f"apply-{os.getpid()}.sock"
+    requests = Requests(path)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+        client.settimeout(TIMEOUT)
+        client.sendall(data[:LONGEST] or b"\n")
+        requests.accept()
+        requests.allowed()
+        requests.send({"ready": True, "outcomes": [], "conditions": []})
+    requests.allowed()
+    requests._socket.close()
+    path.unlink()
+
+
+def check(data: bytes) -> None:
+    """Send one request."""
+    choose(data, (_http, _apply))
+
+
+def seeds() -> Sequence[bytes]:
+    """Requests that are answered, and one without the token."""
+    lines = (
+        b"GET /readyz HTTP/1.1\r\nHost: a\r\n",
+        b"GET /metrics HTTP/1.0\r\nAccept: application/openmetrics-text\r\n",
+    )
+    admitted = b"Authorization: Bearer " + TOKEN + b"\r\n\r\n"
+    return [
+        *(chosen(0, line + admitted) for line in lines),
+        chosen(0, lines[0] + b"\r\n"),
+        chosen(1, b'{"allow": "link-flap"}\n'),
+        chosen(1, b'{"allow": null}\n'),
+    ]

@@ -1,0 +1,74 @@
+"""What the agent keeps: originals, the verified spec, specs that failed, and the memory that it shares with its worker."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.engine.originals import ORIGINALS, Originals, _line, _Original
+from agent.report.activity import SIZE, Activity, View
+from agent.report.records import Numbers
+from agent.service.spec_in_force import FAILED, VERIFIED, SpecInForce
+from agent.spec.node import to_json
+from tests.fuzz.targets import choose, chosen
+from tests.fuzz.targets.spec import example
+
+FOLDER = Path(tempfile.mkdtemp(prefix="trackbed-fuzz-state-"))
+
+
+def _originals(data: bytes) -> None:
+    path = FOLDER / ORIGINALS
+    path.write_bytes(data)
+    first = Originals.load(path)
+    again = Originals.load(path, keep=False)
+    assert again._originals == first._originals
+
+
+def _spec(name: str) -> None:
+    SpecInForce(FOLDER, FOLDER)
+    (FOLDER / name).unlink()
+
+
+def _verified(data: bytes) -> None:
+    (FOLDER / VERIFIED).write_bytes(data)
+    _spec(VERIFIED)
+
+
+def _failed(data: bytes) -> None:
+    (FOLDER / FAILED).write_bytes(data)
+    _spec(FAILED)
+
+
+def _activity(data: bytes) -> None:
+    view = View.new()
+    try:
+        activity = Activity.at(view.descriptor)
+        activity._memory[: min(len(data), SIZE)] = data[:SIZE]
+        step = view.step()
+        str(step)
+        view.waits()
+    finally:
+        view.close()
+
+
+def check(data: bytes) -> None:
+    """Read one file."""
+    choose(data, (_originals, _verified, _failed, _activity))
+
+
+def seeds() -> Sequence[bytes]:
+    """One file of each form."""
+    values = (4, True, "auto", None, Numbers.of({"rx": 4, "tx": None}))
+    lines = b"".join(
+        _line(("vfs", "0000:21:00.0", str(at)), _Original(value, (value,))) for at, value in enumerate(values)
+    )
+    text = b"vfs\nread\n0000:21:00.0\nopen"
+    head = (2).to_bytes(8, "little") + b"\0\0\0\0\0\0\x59\x40" + len(text).to_bytes(4, "little")
+    return [
+        chosen(0, lines),
+        chosen(1, to_json(example()).encode()),
+        chosen(2, json.dumps({"hash": "why"}).encode()),
+        chosen(3, head + text),
+    ]

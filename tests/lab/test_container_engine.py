@@ -1,0 +1,124 @@
+"""containerd on a real node: Debian's, and one like Docker's containerd.io, which disables the plugin of Kubernetes."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from lab import Node, repository
+from lab.packages import docker, toolchain
+from tests.lab.conftest import pyinfra
+from tests.lab.test_container_runtime import dump, running, write
+from tests.lab.test_erdma import as_debian_makes_it, changed, said
+
+MAIN = "/etc/containerd/config.toml"
+CGROUP = "SystemdCgroup = true"
+
+# Packages are unpacked by an emulated CPU, and each deploy takes half a minute.
+pytestmark = pytest.mark.campaign
+
+
+@pytest.fixture(scope="module")
+def vendor(fresh_nodes: tuple[Node, ...]) -> repository.Repository:
+    """The repository with containerd.io."""
+    return docker.vendor(fresh_nodes[0].image)
+
+
+@pytest.fixture
+def bare(node: Node) -> Iterator[Node]:
+    """A node whose mirror has Debian's containerd."""
+    with as_debian_makes_it(node, toolchain.mirror(node.image, "containerd", "busybox-static", "gpg")) as made:
+        yield made
+
+
+def deploy(**wanted: object) -> subprocess.CompletedProcess[str]:
+    """The deploy of the first node."""
+    data = ("--data", f"container_engine={json.dumps({'name': 'containerd', **wanted})}")
+    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *data)
+
+
+def from_vendor(url: str, vendor: repository.Repository) -> dict[str, object]:
+    """The data for the test's repository."""
+    return {"source": "vendor", "version": docker.VERSION, "repository": vendor.given(url)}
+
+
+def suits_kubernetes(node: Node) -> None:
+    """By containerd's own word."""
+    plugins = [line.split() for line in node.sh("ctr plugins ls").splitlines() if " cri " in line]
+    assert [plugin[-1] for plugin in plugins] == ["ok"]
+    assert [line for line in dump(node) if "runtimes.runc.options]" in line and CGROUP in line] != []
+    assert node.sh("systemctl is-enabled containerd").strip() == "enabled"
+
+
+def start_container(node: Node) -> list[str]:
+    """A container that runs; its process."""
+    node.sh(
+        "mkdir -p /srv/rootfs/bin /srv/rootfs/proc /srv/rootfs/dev /srv/rootfs/sys; cp /bin/busybox /srv/rootfs/bin\n"
+        "ctr run --detach --rootfs /srv/rootfs old /bin/busybox sleep 9999",
+        timeout=300,
+    )
+    return running(node)
+
+
+def test_containerd_of_the_distribution(bare: Node) -> None:
+    first = deploy()
+    assert first.returncode == 0, said(first)
+    suits_kubernetes(bare)
+    # Debian's own settings are still there.
+    assert 'bin_dir = "/usr/lib/cni"' in bare.sh(f"cat {MAIN}")
+    again = deploy()
+    assert again.returncode == 0, said(again)
+    assert changed(again) == []
+
+
+def test_containerd_of_the_vendor_serves_kubernetes(bare: Node, url: str, vendor: repository.Repository) -> None:
+    wanted = from_vendor(url, vendor)
+    first = deploy(**wanted)
+    assert first.returncode == 0, said(first)
+    suits_kubernetes(bare)
+    # The packaged comments are there, and so is the former file.
+    assert "#root = " in bare.sh(f"cat {MAIN}")
+    assert bare.sh(f"cat {MAIN}.previous") == docker.CONFIG
+    assert bare.sh("apt-mark showhold").split() == ["containerd.io"]
+    again = deploy(**wanted)
+    assert again.returncode == 0, said(again)
+    assert changed(again) == []
+
+    refused = deploy()
+    assert refused.returncode != 0
+    assert "the node has containerd.io, which the packages of the source 'distribution' replace" in said(refused)
+    suits_kubernetes(bare)
+
+
+def test_containers_keep_running_while_the_file_is_changed(bare: Node, url: str, vendor: repository.Repository) -> None:
+    wanted = from_vendor(url, vendor)
+    assert deploy(**wanted).returncode == 0
+    # busybox asks for another initramfs: minutes of an emulated CPU.
+    write(bare, "/etc/initramfs-tools/update-initramfs.conf", "update_initramfs=no\n")
+    bare.sh("apt-get -q -y install busybox-static", timeout=600)
+    containers = start_container(bare)
+    assert len(containers) == 1
+    write(bare, MAIN, 'version = 2\n# mine\noom_score = -10\n[metrics]\n  address = "127.0.0.1:1338"\n')
+    done = deploy(**wanted)
+    assert done.returncode == 0, said(done)
+    suits_kubernetes(bare)
+    text = bare.sh(f"cat {MAIN}")
+    assert "# mine" in text
+    assert 'address = "127.0.0.1:1338"' in text
+    assert running(bare) == containers
+
+
+def test_a_file_that_containerd_does_not_accept_is_taken_back(bare: Node) -> None:
+    assert deploy().returncode == 0
+    unit = f"[Service]\nExecStartPre=/usr/bin/sh -c '! grep -q \"{CGROUP}\" {MAIN}'\n"
+    write(bare, "/etc/systemd/system/containerd.service.d/refuses.conf", unit)
+    write(bare, MAIN, "version = 2\n")
+    bare.sh("systemctl daemon-reload; systemctl restart containerd")
+    done = deploy()
+    assert done.returncode != 0
+    assert "containerd: it does not start with SystemdCgroup and the CRI plugin; its former files are restored" in said(
+        done
+    )
+    assert bare.sh(f"cat {MAIN}") == "version = 2\n"
+    assert bare.sh("systemctl is-active containerd").strip() == "active"

@@ -1,0 +1,164 @@
+"""The worked example on a real node: the groups of inventories/prod.py, with stand-ins for their hardware and vendors."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lab import Node, repository
+from lab.packages import erdma, nvidia, ofed, toolchain
+from tests.lab.conftest import pyinfra, ready, report
+from tests.lab.test_erdma import as_debian_makes_it
+from tests.lab.test_manifests import config
+from tests.lab.test_ofed import FIRST
+from tests.lab.test_peer_memory import install_modules
+
+FEATURE = "feature.node.kubernetes.io"
+# The lab's node in a group of the example: what is given for the host overrides the group's data. Emulated VFs have RDMA
+# devices, their PFs have none.
+INVENTORY = """
+from inventories.lab import virtual as _virtual
+
+_name, _lab = _virtual[0]
+_nics = [{**nic, "rdma": {"pf": False, "vfs": True, "link_layer": "Ethernet"}} for nic in _lab["nics"]]
+_data = {**_lab, "nics": _nics, "kernel_modules": ["igbvf", "ib_uverbs", "ib_umad", "rdma_ucm"], "ready_timeout": 180}
+"""
+
+
+def deploy(folder: Path, groups: tuple[str, ...], **given: Any) -> subprocess.CompletedProcess[str]:
+    """Deploy the first node as a host of these groups; ``given``: data of the host."""
+    inventory = folder / "fleet.py"
+    given = {"kubelet": None, "device_plugins": {"folder": str(folder / "manifests")}, **given}
+    hosts = "".join(f"{group} = [(_name, {{**_data, **{given!r}}})]\n" for group in groups)
+    inventory.write_text(INVENTORY + hosts)
+    return pyinfra("-y", "--json", str(inventory), "deploy.py")
+
+
+def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The operations that did something."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    operations: list[dict[str, Any]] = json.loads(done.stdout)["results"]["operations"]
+    return [operation["name"] for operation in operations if operation["no_change"] != ["node1"]]
+
+
+def labels(node: Node) -> dict[str, str]:
+    """The labels that the reporter publishes."""
+    return {each["key"]: each["value"] for each in json.loads(node.sh("cat /etc/trackbed/labels.json"))["labels"]}
+
+
+def conditions(node: Node) -> dict[str, str]:
+    """The status of each condition of the node."""
+    return {each["type"]: each["status"] for each in report(node)["conditions"]}
+
+
+def test_a_node_for_spark_and_horovod(node: Node, tmp_path: Path) -> None:
+    group = ("bare_metal_sriov",)
+    # In the example's cluster the GPU nodes publish the label of the shared plugin. Here no node does.
+    plugins = {"folder": str(tmp_path / "manifests"), "shared_rdma": None}
+    assert "Limits | Locked memory" in changed(deploy(tmp_path, group, device_plugins=plugins))
+    assert changed(deploy(tmp_path, group, device_plugins=plugins)) == []
+    assert ready(node)
+    assert conditions(node)["RdmaDevices"] == "True"
+    assert labels(node) == {
+        **dict.fromkeys((f"{FEATURE}/network-{each}" for each in ("rdma.capable", "sriov.capable")), "true"),
+        f"{FEATURE}/network-sriov.configured": "true",
+        "workload": "spark",
+    }
+    assert "LimitMEMLOCK=infinity" in node.sh("cat /etc/systemd/system/containerd.service.d/*trackbed*.conf")
+    pools = json.loads(config((tmp_path / "manifests" / "sriov-device-plugin.yaml").read_text()))["resourceList"]
+    assert [pool["resourceName"] for pool in pools] == ["vf_rdma"]
+    assert (tmp_path / "manifests" / "kustomization.yaml").exists()
+
+
+@pytest.mark.campaign
+def test_a_gpu_node_with_roce_rails(node: Node, tmp_path: Path) -> None:
+    drivers, toolkit = ofed.vendor(node.image, FIRST), nvidia.vendor(node.image)
+    with (
+        as_debian_makes_it(node, toolchain.mirror(node.image)),
+        repository.serve(drivers.folder) as doca,
+        repository.serve(toolkit.folder) as runtime,
+    ):
+        node.sh("rm -f /lib/modules/$(uname -r)/updates/rdma_rxe.ko; depmod")
+        install_modules(node)
+        # Debian's engine, which the vendor's repository has here, too; the deploy then takes that repository by its key alone.
+        node.sh(
+            f"echo 'deb [trusted=yes] {runtime} ./' >> /etc/apt/sources.list; apt-get -qq update;"
+            " DEBIAN_FRONTEND=noninteractive apt-get -qqy --no-install-recommends install containerd runc;"
+            " sed -i '$d' /etc/apt/sources.list; apt-get -qq update",
+            timeout=900,
+        )
+        given: dict[str, Any] = {
+            "ofed": {
+                "doca": {
+                    "version": FIRST,
+                    "fingerprint": drivers.fingerprint,
+                    "repository": doca,
+                    "key": f"{doca}/key.asc",
+                }
+            },
+            "container_runtime": {
+                "engines": ["containerd"],
+                "repository": toolkit.given(runtime),
+            },
+            "device_plugins": {
+                "folder": str(tmp_path / "manifests"),
+                "shared_rdma": {"resource_name": "hca", "rails": True},
+            },
+            # The node has no GPU, and four CPUs.
+            "gpu_driver": None,
+            "gpus": None,
+            "irqs": {"exclude_cpus": "0"},
+        }
+        first = deploy(tmp_path, ("connectx_roce", "own_cluster"), **given)
+        assert {"OFED | DOCA-OFED", "OFED | Loaded modules", "GPU peer memory | nvidia_peermem now"} <= set(
+            changed(first)
+        )
+        assert changed(deploy(tmp_path, ("connectx_roce", "own_cluster"), **given)) == []
+    assert ready(node)
+    assert labels(node) == {
+        "rdma": "hca",
+        **dict.fromkeys(
+            (f"{FEATURE}/network-{each}" for each in ("rdma.capable", "sriov.capable", "sriov.configured")), "true"
+        ),
+        "gpu-use-type": "exclusive",
+    }
+    devices = set(node.sh("ls /sys/class/infiniband").split())
+    (hcas,) = [line for line in node.sh("cat /etc/nccl.conf").splitlines() if line.startswith("NCCL_IB_HCA==")]
+    assert set(hcas.removeprefix("NCCL_IB_HCA==").split(",")) == devices
+    assert "nvidia-container-runtime" in node.sh("containerd config dump")
+    kinds = [
+        each["kind"]
+        for path in sorted((tmp_path / "manifests").glob("*device-plugin.yaml"))
+        for each in yaml.safe_load_all(path.read_text())
+        if each
+    ]
+    assert kinds.count("DaemonSet") == 2
+
+
+@pytest.mark.campaign
+def test_an_erdma_instance(node: Node, tmp_path: Path) -> None:
+    vendor = erdma.vendor(node.image)
+    with (
+        as_debian_makes_it(node, toolchain.mirror(node.image, "infiniband-diags")),
+        repository.serve(vendor.folder) as url,
+    ):
+        given: dict[str, Any] = {
+            # The vendor's installer does not support Debian. There is no eRDMA device, and no GPU.
+            "erdma": {
+                "source": "dkms",
+                "dkms": {"repository": vendor.given(url), "version": "1.0"},
+                "compat_mode": True,
+            },
+            "gpus": None,
+            "container_runtime": None,
+            # Such an instance has neither VFs nor other RDMA devices. This node has both.
+            "device_plugins": {"folder": str(tmp_path / "manifests"), "shared_rdma": None, "sriov": None},
+        }
+        assert "eRDMA | Driver loaded" in changed(deploy(tmp_path, ("erdma", "managed_cluster"), **given))
+        assert changed(deploy(tmp_path, ("erdma", "managed_cluster"), **given)) == []
+    assert ready(node)
+    assert node.sh("cat /sys/module/erdma/parameters/compat_mode").strip() == "Y"
+    assert labels(node) == {f"{FEATURE}/network-rdma.capable": "true", "gpu-use-type": "exclusive"}

@@ -1,0 +1,68 @@
+"""The test of the fabric on real perftest and rxe: deploys/fabric.py, the report, and the condition on the nodes.
+
+With two nodes it can be told which rail is bad, and not which of its two ends.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lab import MACHINES, Node
+from tests.lab.conftest import ROOT, eventually, pyinfra, report
+
+pytestmark = pytest.mark.campaign
+
+VFS = tuple(f"{nic.netdev}v0" for nic in MACHINES[0].nics)
+
+
+@pytest.fixture
+def addressed(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
+    """Both nodes, with an address on the first VF of each NIC, so that its RDMA device has a GID with it."""
+    for number, node in enumerate(nodes, 1):
+        for rail, vf in enumerate(VFS):
+            node.sh(f"ip link set {vf} up; ip address add 10.77.{rail}.{number}/24 dev {vf}")
+    yield nodes
+
+
+def run_fabric() -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """Run the test, then the report."""
+    done = pyinfra("-y", "--fail-percent", "100", "inventories/lab.py", "deploys/fabric.py")
+    words = [sys.executable, "-m", "agent", "fleet", "fabric", "report", "--json"]
+    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert said.returncode in (0, 2), done.stdout + done.stderr + said.stderr
+    return done, [json.loads(line) for line in said.stdout.splitlines()]
+
+
+def not_good(lines: list[dict[str, Any]]) -> dict[str, str]:
+    return {line["end"]: line["status"] for line in lines if line.get("status", "good") != "good"}
+
+
+def proven(node: Node) -> str:
+    found = [each for each in report(node)["conditions"] if each["type"] == "FabricProven"]
+    return str(found[0]["status"]) if found else "none"
+
+
+def test_a_good_fabric_is_proven_and_the_nodes_say_so(addressed: tuple[Node, ...]) -> None:
+    done, lines = run_fabric()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert lines[-1]["proven"] is True, lines
+    assert len([line for line in lines if "end" in line]) == 4
+    for node in addressed:
+        eventually("FabricProven", lambda node=node: proven(node) == "True")  # type: ignore[misc]
+
+
+def test_a_blocked_rail_is_named_and_no_other(addressed: tuple[Node, ...]) -> None:
+    addressed[1].sh(f"tc qdisc add dev {VFS[1]} root netem loss 100%")
+    done, lines = run_fabric()
+    assert done.returncode != 0
+    assert {end.partition("/")[2] for end in not_good(lines)} == {"fab1"}
+
+
+def test_a_slow_rail_is_named_and_no_other(addressed: tuple[Node, ...]) -> None:
+    addressed[0].sh(f"tc qdisc add dev {VFS[0]} root netem delay 200ms")
+    _, lines = run_fabric()
+    assert {end.partition("/")[2] for end in not_good(lines)} == {"fab0"}

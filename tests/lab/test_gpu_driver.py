@@ -1,0 +1,135 @@
+"""NVIDIA's driver on a real node, by packages that have the names of NVIDIA's (lab/packages/gpu_driver.py) and no GPU."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from lab import Node, repository
+from lab.packages import gpu_driver, toolchain
+from tests.lab.conftest import pyinfra
+from tests.lab.test_erdma import as_debian_makes_it, changed, said
+
+OLD, NEW = gpu_driver.VERSIONS
+REQUEST = "/var/lib/trackbed/reboots/gpu_driver"
+FRESH = [
+    f"GPU driver | {name}"
+    for name in (
+        "nouveau not loaded",
+        "nvidia-driver: key of its repository",
+        "nvidia-driver: repository",
+        "Version",
+        "Packages",
+        "Loaded modules",
+        "Persistence daemon",
+    )
+]
+
+# Compiler, headers and a build: minutes of an emulated CPU.
+pytestmark = pytest.mark.campaign
+
+
+@pytest.fixture(scope="module")
+def vendor(fresh_nodes: tuple[Node, ...]) -> repository.Repository:
+    """The repository, which has both versions."""
+    return gpu_driver.vendor(fresh_nodes[0].image)
+
+
+@pytest.fixture
+def bare(node: Node) -> Iterator[Node]:
+    """A node whose mirror has what it takes to build a driver."""
+    with as_debian_makes_it(node, toolchain.mirror(node.image)) as made:
+        yield made
+
+
+def deploy(url: str, vendor: repository.Repository, version: str, **more: object) -> subprocess.CompletedProcess[str]:
+    """The deploy of the first node. The test's repository is a flat one at its root."""
+    data = {"gpu_driver": {"version": version, "repository": vendor.given(url), **more}, "kernel": {}}
+    words = [word for key, value in data.items() for word in ("--data", f"{key}={json.dumps(value)}")]
+    return pyinfra("-y", "--json", "inventories/lab.py", "deploy.py", "--limit", "node1", *words)
+
+
+def versions(node: Node) -> set[str]:
+    """The versions of all packages of the driver, of the loaded module, and of what nvidia-smi prints."""
+    packages = node.sh("dpkg-query -W -f '${db:Status-Abbrev}${Version}\\n' 'nvidia-*' | sed -n 's/^ii *//p'").split()
+    others = node.sh("cat /sys/module/nvidia/version; nvidia-smi").split()
+    return {version.removesuffix("-1") for version in (*packages, *others)}
+
+
+def test_the_driver_is_installed_at_its_version_and_then_left_alone(
+    bare: Node, url: str, vendor: repository.Repository
+) -> None:
+    first = deploy(url, vendor, OLD)
+    assert first.returncode == 0, said(first)
+    assert set(FRESH) <= set(changed(first))
+    # The repository has a newer one, on which the packages could depend as well.
+    assert versions(bare) == {OLD}
+    assert bare.sh("systemctl is-enabled nvidia-persistenced; systemctl is-active nvidia-persistenced").split() == [
+        "enabled",
+        "active",
+    ]
+    assert "blacklist nouveau" in bare.sh("modprobe --showconfig")
+    again = deploy(url, vendor, OLD)
+    assert again.returncode == 0, said(again)
+    assert changed(again) == []
+
+
+def test_a_driver_in_use_is_not_replaced(bare: Node, url: str, vendor: repository.Repository) -> None:
+    first = deploy(url, vendor, OLD)
+    assert first.returncode == 0, said(first)
+    # A job, as far as the deploy can see: a process that has the device open.
+    bare.sh("mknod /dev/nvidia0 c 1 3; systemd-run --unit=job sh -c 'exec sleep infinity </dev/nvidia0'")
+    refused = deploy(url, vendor, NEW)
+    assert refused.returncode != 0
+    assert "is not installed while GPUs are in use by sleep (" in said(refused)
+    assert "Traceback" not in said(refused)
+    assert versions(bare) == {OLD}
+
+    bare.sh("systemctl stop job")
+    upgraded = deploy(url, vendor, NEW)
+    assert upgraded.returncode == 0, said(upgraded)
+    assert versions(bare) == {NEW}
+    assert bare.sh("systemctl is-active nvidia-persistenced").strip() == "active"
+    assert bare.run(["test", "-e", REQUEST]).returncode != 0
+
+
+def test_a_module_that_cannot_be_unloaded_requests_a_reboot(
+    bare: Node, url: str, vendor: repository.Repository
+) -> None:
+    first = deploy(url, vendor, OLD)
+    assert first.returncode == 0, said(first)
+    # As memory that an RDMA device has registered: the module has a user, and no process has a GPU open.
+    bare.sh("modprobe nvidia_peermem; systemd-run --unit=holder sh -c 'exec sleep infinity </dev/gpu-memory'")
+    done = deploy(url, vendor, NEW)
+    assert done.returncode == 0, said(done)
+    assert "another could not be unloaded" in bare.sh(f"cat {REQUEST}")
+    assert bare.sh("cat /sys/module/nvidia/version").strip() == OLD
+
+
+def test_nouveau_waits_for_a_reboot(bare: Node, url: str, vendor: repository.Repository) -> None:
+    bare.sh("modprobe nouveau")
+    first = deploy(url, vendor, OLD)
+    assert first.returncode == 0, said(first)
+    assert "nouveau is loaded" in bare.sh(f"cat {REQUEST}")
+    assert bare.run(["test", "-e", "/sys/module/nvidia"]).returncode != 0
+    again = deploy(url, vendor, OLD)
+    assert again.returncode == 0, said(again)
+    assert changed(again) == []
+    # As after the reboot.
+    bare.sh("modprobe -r nouveau")
+    last = deploy(url, vendor, OLD)
+    assert last.returncode == 0, said(last)
+    assert versions(bare) == {OLD}
+    assert bare.run(["test", "-e", REQUEST]).returncode != 0
+
+
+def test_the_fabric_manager_needs_nvswitches(bare: Node, url: str, vendor: repository.Repository) -> None:
+    refused = deploy(url, vendor, OLD, fabric_manager=True)
+    assert refused.returncode != 0
+    assert "gpu_driver.fabric_manager: nvidia-fabricmanager does not start" in said(refused)
+    bare.sh(f"touch {gpu_driver.NVSWITCH}; systemctl reset-failed nvidia-fabricmanager")
+    done = deploy(url, vendor, OLD, fabric_manager=True)
+    assert done.returncode == 0, said(done)
+    assert versions(bare) == {OLD}
+    assert bare.sh("systemctl is-active nvidia-fabricmanager").strip() == "active"

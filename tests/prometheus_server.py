@@ -1,0 +1,107 @@
+"""Runs Prometheus on this host: the one of PATH, or Debian's. Its package is only unpacked, so no service starts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from attrs import frozen
+
+from lab.cluster.programs import unpacked
+
+ROOT = Path(__file__).parents[1]
+RULES = ROOT / "examples" / "prometheus"
+
+DEADLINE = 180.0
+"""Seconds. For hangs, not for speed."""
+
+
+def program(name: str) -> Path:
+    """`prometheus` or `promtool`. Where PATH has none, the first call fetches Debian's package."""
+    found = shutil.which(name)
+    return Path(found) if found else unpacked("prometheus") / "usr" / "bin" / name
+
+
+@frozen
+class Prometheus:
+    """A running server."""
+
+    url: str
+
+    def get(self, path: str, **query: str) -> Any:
+        """The data of an answer of its API."""
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}"
+        with urllib.request.urlopen(url, timeout=DEADLINE) as answer:  # noqa: S310  http
+            return json.load(answer)["data"]
+
+    def firing(self) -> set[tuple[str, str]]:
+        """The alerts that fire: name and instance, which is empty where an alert has none."""
+        alerts = self.get("alerts")["alerts"]
+        return {(a["labels"]["alertname"], a["labels"].get("instance", "")) for a in alerts if a["state"] == "firing"}
+
+    def values(self, query: str) -> list[tuple[Mapping[str, str], float]]:
+        """The labels and the value of each series of a query's result."""
+        return [(each["metric"], float(each["value"][1])) for each in self.get("query", query=query)["result"]]
+
+    def wait(self, what: str, holds: Callable[[Prometheus], bool]) -> None:
+        """Return when ``holds`` is true."""
+        end = time.monotonic() + DEADLINE
+        while not holds(self):
+            assert time.monotonic() < end, f"{what}: not within {DEADLINE:.0f} s; firing: {sorted(self.firing())}"
+            time.sleep(0.1)
+
+
+def impatient(rules: str, back: int) -> str:
+    """The rules with short times: an alert fires at once, and looks back for ``back`` seconds."""
+    return re.sub(r"(?m)^( +for: )\w+$", r"\g<1>0s", re.sub(r"\[\d+[mh]\]", f"[{back}s]", rules))
+
+
+@contextmanager
+def scraping(folder: Path, targets: Mapping[str, int], every: int) -> Iterator[Prometheus]:
+    """A server that scrapes reporters and evaluates the rules of examples/ with short times.
+
+    :param targets: ports of this host, by the instance that the metrics are to have.
+    :param every: seconds between two scrapes, which is also the time that one may take.
+    """
+    (folder / "nodes.yaml").write_text(impatient((RULES / "nodes.yaml").read_text(), 10 * every))
+    jobs = {
+        "job_name": "trackbed",
+        "static_configs": [
+            {"targets": [f"127.0.0.1:{port}"], "labels": {"instance": name}} for name, port in targets.items()
+        ],
+    }
+    often = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), f"{every}s")
+    config = folder / "prometheus.yaml"
+    config.write_text(yaml.safe_dump({"global": often, "rule_files": ["nodes.yaml"], "scrape_configs": [jobs]}))
+    command = [
+        str(program("prometheus")),
+        f"--config.file={config}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--web.listen-address=127.0.0.1:0",
+    ]
+    log = folder / "prometheus.log"
+    with log.open("w") as out, subprocess.Popen(command, stderr=out) as process:
+        try:
+            yield Prometheus(f"http://127.0.0.1:{_port(process, log)}")
+        finally:
+            process.terminate()
+
+
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+    end = time.monotonic() + DEADLINE
+    while "Server is ready" not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < end, log.read_text()
+        time.sleep(0.05)
+    (port,) = re.findall(r'msg="Listening on".* address=127\.0\.0\.1:(\d+)', log.read_text())
+    return int(port)

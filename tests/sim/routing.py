@@ -1,0 +1,185 @@
+"""The fake's IP addresses, routes and rules, as Linux was seen to behave (tests/contract/cases/addresses.py)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Collection
+from ipaddress import ip_address, ip_interface, ip_network
+from typing import TYPE_CHECKING
+
+from attrs import define, evolve, field
+
+from agent.machine import Route, Rule
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel
+
+MAIN = 254
+LOOPBACK = 1
+CONF = "/proc/sys/net/ipv4/conf"
+SETTINGS = ("arp_ignore", "arp_announce", "rp_filter", "promote_secondaries")
+
+
+def _error(number: int, what: str) -> OSError:
+    return OSError(number, os.strerror(number), what)
+
+
+@define
+class Routing:
+    """``assigned``: the addresses of each netdev, by ifindex, in their order."""
+
+    kernel: Kernel
+    assigned: dict[int, tuple[str, ...]] = field(factory=dict)
+    _routes: list[Route] = field(factory=list)
+    _rules: list[Rule] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        self.conf("all", dict.fromkeys(SETTINGS, "0"))
+
+    def conf(self, name: str, values: dict[str, str]) -> None:
+        for setting, value in values.items():
+            self.kernel.tree.put(f"{CONF}/{name}/{setting}", value)
+
+    # --- what becomes of a netdev -----------------------------------------------------------------------------
+
+    def renamed(self, old: str, new: str) -> None:
+        """The kernel moves the settings of a netdev to its new name."""
+        self.conf(new, {setting: self.kernel.tree.files[f"{CONF}/{old}/{setting}"] for setting in SETTINGS})
+        self.kernel.tree.remove(f"{CONF}/{old}")
+
+    def gone(self, ifindex: int, name: str) -> None:
+        """A netdev left the namespace: rules stay."""
+        self.assigned.pop(ifindex, None)
+        self._forget(lambda route: route.ifindex == ifindex)
+        self.kernel.tree.remove(f"{CONF}/{name}")
+
+    def set_up(self, ifindex: int, up: bool) -> None:
+        """With the link go all routes and the IPv6 addresses; with it come back the connected routes of the addresses."""
+        addresses = self.assigned.get(ifindex, ())
+        if up:
+            for address in addresses:
+                self._connect(ifindex, address)
+        else:
+            self._forget(lambda route: route.ifindex == ifindex)
+            self.assigned[ifindex] = tuple(address for address in addresses if ":" not in address)
+
+    # --- Netlink ----------------------------------------------------------------------------------------------
+
+    def add_address(self, ifindex: int, address: str) -> None:
+        name, up = self._writing(ifindex, f"address {address}")
+        interface = ip_interface(address)
+        present = self.assigned.get(ifindex, ())
+        # IPv6 compares without the prefix length (ipv6_add_addr), IPv4 with it (__inet_insert_ifa).
+        same = {str(ip_interface(other).ip if interface.version == 6 else ip_interface(other)) for other in present}
+        if str(interface.ip if interface.version == 6 else interface) in same:
+            raise _error(errno.EEXIST, address)
+        self.assigned[ifindex] = (*present, str(interface))
+        if up:
+            self._connect(ifindex, str(interface))
+        self.kernel.rdma.address_added(name, str(interface.ip))
+
+    def remove_address(self, ifindex: int, address: str) -> None:
+        self._writing(ifindex, f"address {address} away")
+        present = self.assigned.get(ifindex, ())
+        if address not in present:
+            raise _error(errno.EADDRNOTAVAIL, address)
+        self.lose_address(ifindex, address)
+
+    def lose_address(self, ifindex: int, address: str) -> None:
+        """An IPv4 address takes those of its network with it that were added after it, unless they are promoted."""
+        present = self.assigned[ifindex]
+        network = ip_interface(address).network
+        name = self.kernel.found(ifindex)[1].name
+        files = self.kernel.tree.files
+        promoted = "1" in (files[f"{CONF}/{where}/promote_secondaries"] for where in ("all", name))
+        secondary = {
+            other
+            for other in present[present.index(address) + 1 :]
+            if network.version == 4 and not promoted and ip_interface(other).network == network
+        }
+        left = tuple(other for other in present if other != address and other not in secondary)
+        self.assigned[ifindex] = left
+        gone = {str(ip_interface(other).ip) for other in present if other not in left}
+        self._forget(lambda route: route.table == MAIN and route.ifindex == ifindex and route.gateway is None)
+        if all(":" in other for other in left):
+            self._forget(lambda route: route.ifindex == ifindex and ":" not in route.destination)
+        if self.kernel.found(ifindex)[1].up:
+            for other in left:
+                self._connect(ifindex, other)
+        # An IPv6 route in another table stays without its source (fib6_remove_prefsrc). An IPv4 one stays as it is, unless that
+        # was the last IPv4 address (fib_disable_ip).
+        self._routes = [
+            evolve(route, source=None) if route.source in gone and ":" in route.destination else route
+            for route in self._routes
+        ]
+        for ip in gone:
+            self.kernel.rdma.address_removed(name, ip)
+
+    def routes(self, tables: Collection[int]) -> tuple[Route, ...]:
+        return tuple(route for route in self._routes if route.table in tables)
+
+    def add_route(self, route: Route) -> None:
+        _, up = self._writing(route.ifindex, f"route {route.destination} table {route.table}")
+        if not up:
+            raise _error(errno.ENETDOWN, route.destination)
+        local = {str(ip_interface(address).ip) for addresses in self.assigned.values() for address in addresses}
+        if route.source is not None and route.source not in local:
+            raise _error(errno.EINVAL, route.destination)
+        self._forget(lambda other: (other.destination, other.table) == (route.destination, route.table))
+        self._routes.append(route)
+
+    def remove_route(self, route: Route) -> None:
+        self._writing(route.ifindex, f"route {route.destination} table {route.table} away")
+        if route not in self._routes:
+            raise _error(errno.ESRCH, route.destination)
+        self._routes.remove(route)
+
+    def rules(self) -> tuple[Rule, ...]:
+        return tuple(sorted(self._rules, key=lambda rule: rule.priority))
+
+    def add_rule(self, rule: Rule) -> None:
+        self.kernel.refuse("rule", "rules", f"from {rule.source} table {rule.table}")
+        if rule in self._rules:
+            raise _error(errno.EEXIST, rule.source)
+        self._rules.append(rule)
+
+    def remove_rule(self, rule: Rule) -> None:
+        self.kernel.refuse("rule", "rules", f"from {rule.source} table {rule.table} away")
+        if rule not in self._rules:
+            raise _error(errno.ENOENT, rule.source)
+        self._rules.remove(rule)
+
+    def gateways(self, without: Collection[int]) -> set[int]:
+        return {
+            route.ifindex
+            for route in self._routes
+            if route.table not in without and (route.gateway or not ip_network(route.destination).prefixlen)
+        }
+
+    def towards(self, address: str) -> int | None:
+        """Where the main table sends a packet to an address; the node's own addresses are on the loopback."""
+        ip = ip_address(address)
+        if any(ip == ip_interface(own).ip for addresses in self.assigned.values() for own in addresses):
+            return LOOPBACK
+        fits = [route for route in self._routes if route.table == MAIN and ip in ip_network(route.destination)]
+        best = max(fits, key=lambda route: ip_network(route.destination).prefixlen, default=None)
+        return None if best is None else best.ifindex
+
+    def _connect(self, ifindex: int, address: str) -> None:
+        interface = ip_interface(address)
+        source = str(interface.ip) if interface.version == 4 else None
+        destination = str(interface.network)
+        taken = {(route.destination, route.table, route.ifindex) for route in self._routes}
+        if (destination, MAIN, ifindex) not in taken:
+            self._routes.append(Route(destination, MAIN, ifindex, None, source))
+
+    def _forget(self, which: Callable[[Route], bool]) -> None:
+        self._routes = [route for route in self._routes if not which(route)]
+
+    def _writing(self, ifindex: int, what: str) -> tuple[str, bool]:
+        """The name of a netdev that is written to, and whether it is up."""
+        name = self.kernel.found(ifindex)[1].name
+        self.kernel.refuse("address", name, what)
+        link = self.kernel.found(ifindex)[1]  # the fault may have been that it went
+        return link.name, link.up

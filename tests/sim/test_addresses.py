@@ -1,0 +1,309 @@
+"""IP addresses, routing tables and rules of rails: whole passes on the simulated kernel."""
+
+import errno
+from typing import Any
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import preview
+from agent.engine.originals import Originals
+from agent.hardware.functions import vf_addresses
+from agent.machine import Route, Rule
+from agent.report.records import Outcome
+from agent.report.verdict import is_ready
+from agent.spec.addresses import PRIORITY
+from agent.spec.node import NodeSpec, from_mapping
+from agent.state.scope import own
+from agent.tools.as_spec import adopt
+from tests.sim.kernel import Kernel, no_fault
+from tests.sim.two_nics import PF0, PF1
+
+DERIVED = [{"network": "10.{rail}.0.0/16"}, {"network": "fd00:0:0:{rail}::/64"}]
+CONF = "/proc/sys/net/ipv4/conf"
+
+
+def spec(first: list[Any] | None = None, second: list[Any] | None = None, **more: Any) -> NodeSpec:
+    nic = more.pop("nic", {})
+    nics = [
+        {"name": f"rail{rail}", "select": {"pci": pci}, "rail": rail, "addresses": addresses or [], **nic}
+        for rail, (pci, addresses) in enumerate(((PF0, first), (PF1, second)))
+    ]
+    return from_mapping({"node_name": "n1", "node_number": 17, "nics": nics, **more})
+
+
+def run(kernel: Kernel, wanted: NodeSpec, originals: Originals | None = None, **more: Any) -> Pass:
+    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals or Originals()), **more)
+
+
+def settle(kernel: Kernel, wanted: NodeSpec, originals: Originals | None = None, **more: Any) -> Pass:
+    result = run(kernel, wanted, originals, **more)
+    assert is_ready(result.conditions), result.conditions
+    return result
+
+
+def remaining(result: Pass) -> list[Outcome]:
+    return [outcome for outcome in result.outcomes if outcome.result != "applied"]
+
+
+def index(kernel: Kernel, pf: str) -> int:
+    return kernel.netdev(pf).ifindex
+
+
+def own_addresses(kernel: Kernel, pf: str) -> tuple[str, ...]:
+    return kernel.addresses().get(index(kernel, pf), ())
+
+
+def test_each_rail_gets_its_addresses_its_table_and_its_rules(kernel: Kernel) -> None:
+    gateway = {"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}
+    settle(kernel, spec([gateway, DERIVED[1]], DERIVED))
+    first, second = index(kernel, PF0), index(kernel, PF1)
+    assert own_addresses(kernel, PF0) == ("10.0.0.17/16", "fd00::11/64")
+    assert own_addresses(kernel, PF1) == ("10.1.0.17/16", "fd00:0:0:1::11/64")
+    assert set(kernel.routes({479100})) == {
+        Route("10.0.0.0/16", 479100, first, None, "10.0.0.17"),
+        Route("0.0.0.0/0", 479100, first, "10.0.255.254", "10.0.0.17"),
+        Route("fd00::/64", 479100, first, None, "fd00::11"),
+    }
+    assert set(kernel.routes({479101})) == {
+        Route("10.1.0.0/16", 479101, second, None, "10.1.0.17"),
+        Route("fd00:0:0:1::/64", 479101, second, None, "fd00:0:0:1::11"),
+    }
+    assert set(kernel.rules()) == {
+        Rule("10.0.0.17", 479100, PRIORITY),
+        Rule("fd00::11", 479100, PRIORITY),
+        Rule("10.1.0.17", 479101, PRIORITY),
+        Rule("fd00:0:0:1::11", 479101, PRIORITY),
+    }
+    for name in ("enp33s0", "enp65s0"):
+        settings = [kernel.read(f"{CONF}/{name}/{setting}") for setting in ("arp_ignore", "arp_announce", "rp_filter")]
+        assert settings == ["1", "2", "2"]
+
+
+def test_a_second_pass_finds_nothing_to_do(kernel: Kernel) -> None:
+    wanted = spec(DERIVED, DERIVED)
+    settle(kernel, wanted)
+    kernel.writes.clear()
+    assert settle(kernel, wanted).outcomes == ()
+    assert kernel.writes == []
+
+
+def test_ipv6_alone_leaves_arp_alone(kernel: Kernel) -> None:
+    settle(kernel, spec(["fd00::7/64"]))
+    assert kernel.read(f"{CONF}/enp33s0/arp_ignore") == "0"
+
+
+def test_a_dry_run_names_all_and_writes_nothing(kernel: Kernel) -> None:
+    found = preview(kernel.machine(), spec(["192.0.2.11/24"]))
+    assert [str(change) for change in found.changes if change.kind == "addresses"] == [
+        f"addresses {PF0} arp_ignore: 0 -> 1",
+        f"addresses {PF0} arp_announce: 0 -> 2",
+        f"addresses {PF0} rp_filter: 0 -> 2",
+        f"addresses {PF0} address 192.0.2.11/24: absent -> present",
+        f"addresses {PF0} route 192.0.2.0/24 src 192.0.2.11 table 479100: absent -> present",
+        f"addresses {PF0} from 192.0.2.11 lookup 479100: absent -> present",
+    ]
+    assert kernel.writes == []
+
+
+@pytest.mark.parametrize("what", ["address", "address6", "route", "rule", "setting"])
+def test_what_somebody_removes_comes_back_by_the_event_s_scope(kernel: Kernel, what: str) -> None:
+    wanted = spec(DERIVED, DERIVED)
+    last = settle(kernel, wanted).have
+    before = (kernel.addresses(), set(kernel.routes({479100, 479101})), set(kernel.rules()))
+    if what == "address":
+        kernel.remove_address(index(kernel, PF1), "10.1.0.17/16")
+    elif what == "address6":
+        kernel.remove_address(index(kernel, PF1), "fd00:0:0:1::11/64")
+    elif what == "route":
+        kernel.remove_route(kernel.routes({479101})[0])
+    elif what == "rule":
+        kernel.remove_rule(Rule("10.1.0.17", 479101, PRIORITY))
+    else:
+        kernel.tree.put(f"{CONF}/enp65s0/arp_ignore", "0")
+    result = settle(kernel, wanted, last=last, scope=frozenset({own(PF1)}))
+    assert {outcome.change.kind for outcome in result.outcomes} == {"addresses"}
+    assert {outcome.change.target for outcome in result.outcomes} == {PF1}
+    after = (kernel.addresses(), set(kernel.routes({479100, 479101})), set(kernel.rules()))
+    assert {ifindex: set(found) for ifindex, found in after[0].items()} == {
+        ifindex: set(found) for ifindex, found in before[0].items()
+    }
+    assert after[1:] == before[1:]
+    assert kernel.read(f"{CONF}/enp65s0/arp_ignore") == "1"
+
+
+def test_a_link_that_was_down_and_a_driver_that_was_reloaded_get_all_of_it_again(kernel: Kernel) -> None:
+    wanted = spec(DERIVED)
+    settle(kernel, wanted)
+    kernel.set_link(index(kernel, PF0), up=False)
+    settle(kernel, wanted)
+    assert set(own_addresses(kernel, PF0)) == {"10.0.0.17/16", "fd00::11/64"}
+    assert len(kernel.routes({479100})) == 2
+    kernel.reload_driver(PF0)
+    settle(kernel, wanted)
+    assert set(own_addresses(kernel, PF0)) == {"10.0.0.17/16", "fd00::11/64"}
+    assert {route.ifindex for route in kernel.routes({479100})} == {index(kernel, PF0)}
+
+
+def test_a_route_of_another_netdev_in_the_rail_s_table_is_replaced(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.add_route(Route("10.0.0.0/16", 479100, index(kernel, PF1)))
+    settle(kernel, spec(DERIVED))
+    assert Route("10.0.0.0/16", 479100, index(kernel, PF0), None, "10.0.0.17") in kernel.routes({479100})
+    assert index(kernel, PF1) not in {route.ifindex for route in kernel.routes({479100})}
+
+
+def test_addresses_of_others_stay(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(), originals)
+    kernel.add_address(index(kernel, PF0), "198.51.100.1/24")
+    kernel.add_address(index(kernel, PF0), "10.0.0.17/16")
+    settle(kernel, spec(DERIVED), originals)
+    settle(kernel, spec(), originals)
+    assert own_addresses(kernel, PF0) == ("198.51.100.1/24", "10.0.0.17/16")
+    assert (kernel.routes({479100}), kernel.rules()) == ((), ())
+
+
+def test_what_leaves_the_spec_is_removed_with_its_table_and_rule(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(DERIVED, DERIVED), originals)
+    settle(kernel, spec(["192.0.2.11/24"], DERIVED), originals)
+    assert own_addresses(kernel, PF0) == ("192.0.2.11/24",)
+    assert {route.destination for route in kernel.routes({479100})} == {"192.0.2.0/24"}
+    settle(kernel, spec(), originals)
+    assert kernel.addresses() == {}
+    assert (kernel.routes({479100, 479101}), kernel.rules()) == ((), ())
+    assert {kernel.read(f"{CONF}/{name}/arp_ignore") for name in ("enp33s0", "enp65s0")} == {"0"}
+
+
+def test_an_address_that_changes_within_its_network_stays_although_the_old_one_takes_later_ones_with_it(
+    kernel: Kernel, originals: Originals
+) -> None:
+    settle(kernel, spec(["192.0.2.11/24"]), originals)
+    settle(kernel, spec(["192.0.2.12/24"]), originals)
+    assert own_addresses(kernel, PF0) == ("192.0.2.12/24",)
+    assert {rule.source for rule in kernel.rules()} == {"192.0.2.12"}
+    assert [route.source for route in kernel.routes({479100})] == ["192.0.2.12"]
+
+
+def test_addresses_of_one_network_leave_together(kernel: Kernel, originals: Originals) -> None:
+    # The kernel removes the second with the first.
+    settle(kernel, spec(["192.0.2.11/24", "192.0.2.12/24"]), originals)
+    assert remaining(settle(kernel, spec(), originals)) == []
+    assert (kernel.addresses(), kernel.routes({479100}), kernel.rules()) == ({}, (), ())
+
+
+def test_a_nic_that_leaves_the_spec_loses_its_addresses(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(DERIVED, DERIVED), originals)
+    settle(kernel, from_mapping({"node_name": "n1"}), originals)
+    assert kernel.addresses() == {}
+    assert (kernel.routes({479100, 479101}), kernel.rules()) == ((), ())
+
+
+def test_an_address_in_use_is_removed_once_its_user_is_gone(kernel: Kernel, originals: Originals) -> None:
+    kernel.rdma.add(PF0, "mlx5_0", "enp33s0")
+    settle(kernel, spec(DERIVED), originals)
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+    result = run(kernel, spec(), originals)
+    assert "ib_write_bw (pid 4711)" in remaining(result)[0].error
+    assert set(own_addresses(kernel, PF0)) == {"10.0.0.17/16", "fd00::11/64"}
+    kernel.host.open.clear()
+    settle(kernel, spec(), originals)
+    assert own_addresses(kernel, PF0) == ()
+
+
+def test_an_address_is_added_while_the_nic_is_in_use(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "mlx5_0", "enp33s0")
+    settle(kernel, spec())
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+    settle(kernel, spec(DERIVED))
+
+
+def test_the_agent_s_own_gateway_is_no_user_of_the_nic(kernel: Kernel) -> None:
+    gateway = [{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}]
+    settle(kernel, spec(gateway))
+    settle(kernel, spec(gateway, nic={"vfs": {"count": 2}, "disruption": {"allow": "reboot"}}))
+    settle(kernel, spec(gateway, nic={"vfs": {"count": 4}, "disruption": {"allow": "reboot"}}))
+    assert len(vf_addresses(kernel, PF0)) == 4
+
+
+def test_an_address_that_another_netdev_has_is_blocked(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.ip["enp65s0"] = ("10.0.0.17/8",)
+    outcomes = remaining(run(kernel, spec(DERIVED[:1])))
+    assert {(outcome.result, outcome.error) for outcome in outcomes} == {
+        ("blocked", "enp65s0 has the address 10.0.0.17")
+    }
+    assert {outcome.remedy for outcome in outcomes} == {"take it from enp65s0 or from the spec"}
+    assert (kernel.routes({479100}), kernel.rules()) == ((), ())
+
+
+def test_addresses_go_from_rail_to_rail(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(["10.0.0.17/16", "fd00::7/64"], ["10.1.0.17/16"]), originals)
+    swapped = spec(["10.1.0.17/16"], ["10.0.0.17/16", "fd00::7/64"])
+    assert preview(kernel.machine(), swapped, originals).errors == ()
+    settle(kernel, swapped, originals)
+    assert own_addresses(kernel, PF0) == ("10.1.0.17/16",)
+    assert own_addresses(kernel, PF1) == ("10.0.0.17/16", "fd00::7/64")
+    assert set(kernel.rules()) == {
+        Rule("10.1.0.17", 479100, PRIORITY),
+        Rule("10.0.0.17", 479101, PRIORITY),
+        Rule("fd00::7", 479101, PRIORITY),
+    }
+    settle(kernel, swapped, originals)
+
+
+def test_a_sysctl_and_addresses_that_set_the_same_are_both_named(kernel: Kernel) -> None:
+    given = {"net.ipv4.conf.enp33s0.rp_filter": "2"}
+    found = preview(kernel.machine(), spec(DERIVED, sysctls=given))
+    assert found.errors == (
+        f"addresses {PF0} rp_filter: 0 -> 2: sysctls['net.ipv4.conf.enp33s0.rp_filter'] and the addresses of NIC rail0 set the "
+        "same; keep one of them in the spec",
+    )
+
+
+def test_an_ipv6_address_with_another_prefix_length_is_named(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.add_address(index(kernel, PF0), "fd00::7/48")
+    outcome = remaining(run(kernel, spec(["fd00::7/64"])))[0]
+    assert outcome.error == "enp33s0 has fd00::7 with another prefix length; remove that"
+
+
+def test_ipv6_that_is_disabled_is_named(kernel: Kernel) -> None:
+    settle(kernel, spec())
+    kernel.fault = lambda operation, where, what: OSError(errno.EACCES, "denied") if operation == "address" else None
+    assert "IPv6 is disabled" in remaining(run(kernel, spec(["fd00::7/64"])))[0].error
+    kernel.fault = no_fault
+    settle(kernel, spec(["fd00::7/64"]))
+
+
+def test_a_netdev_that_udev_has_not_named_yet_gets_no_address(kernel: Kernel) -> None:
+    kernel.udev_lags(PF0)
+    result = run(kernel, spec(DERIVED))
+    assert "udev has not initialised enp33s0 yet" in [outcome.error for outcome in remaining(result)]
+    assert own_addresses(kernel, PF0) == ()
+    kernel.udev_catches_up(PF0)
+    settle(kernel, spec(DERIVED))
+
+
+def test_a_gid_of_an_ipv4_address_comes_with_the_address_and_its_index_is_found(kernel: Kernel) -> None:
+    kernel.rdma.add(PF0, "mlx5_0", "enp33s0")
+    kernel.rdma.add(PF1, "mlx5_1", "enp65s0")
+    # On one of them another GID has the index that the IPv4 one would have.
+    kernel.rdma.set_gid("mlx5_1", 1, "2001:0db8:0000:0000:0000:0000:0000:0001", "RoCE v2", "enp65s0")
+    expected = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
+
+    def said(wanted: NodeSpec) -> str:
+        return next(c.message for c in run(kernel, wanted).conditions if c.type == "RdmaPorts")
+
+    without = said(spec(nic=expected))
+    assert "no RoCE v2 GID of an IPv4 address (give the NIC `addresses`: the kernel makes it from one)" in without
+    only6 = said(spec(["fd00::7/64"], ["fd00::8/64"], nic=expected))
+    assert "give the NIC an IPv4 address in `addresses`" in only6
+    assert said(spec(DERIVED, DERIVED, nic=expected)) == ""
+
+
+def test_addresses_do_not_make_a_nic_the_node_s_way_out_when_a_node_is_adopted(kernel: Kernel) -> None:
+    gateway = [{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}]
+    settle(kernel, spec(gateway))
+    kernel.routed.add("enp65s0")
+    assert [nic.select.pci for nic in adopt(kernel.machine(), "n1", ()).spec.nics] == [PF0]

@@ -1,0 +1,185 @@
+"""`trackbed inspect --as-inventory`: its spec plans nothing on that server, and the server is ready by it."""
+
+from typing import Any
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
+from agent.engine.dry_run import preview
+from agent.hardware.functions import vf_addresses
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from agent.tools.as_inventory import write_down
+from agent.tools.as_spec import NotFound
+from tests.sim.kernel import Kernel
+
+PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")
+MACS = ("02:00:00:00:01:00", "02:00:00:00:02:00", "02:00:00:00:03:00")
+NAMES = ("ens3", "ens1", "ens2")
+FIRST, SECOND, THIRD = PFS
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    for place, (address, name, mac) in enumerate(zip(PFS, NAMES, MACS, strict=True)):
+        kernel.add_nic(address, name, mac, node=place % 2)
+    return kernel
+
+
+def settle(kernel: Kernel, spec: NodeSpec) -> None:
+    assert is_ready(converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0)).conditions)
+
+
+def prepare(kernel: Kernel, *different: tuple[str, dict[str, Any]], rdma: bool = True) -> None:
+    """A server in service: two VFs each, and an RDMA device for each physical function."""
+    more = dict(different)
+    nics = [
+        {"name": f"n{i}", "select": {"pci": pci}, "mtu": 9000, "vfs": {"count": 2}, **more.get(pci, {})}
+        for i, pci in enumerate(PFS)
+    ]
+    settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
+    for name, pci in zip(NAMES, PFS, strict=True):
+        kernel.add_altname(kernel.netdev(pci).ifindex, f"enp{int(pci[5:7], 16)}s0np0")
+        if rdma:
+            kernel.rdma.add(pci, f"roce_{name}", name, rate="200 Gb/sec (4X HDR)")
+
+
+def executed(text: str) -> tuple[str, NodeSpec]:
+    """The host's name and the spec that its data make; no other group is in the text."""
+    scope: dict[str, Any] = {}
+    exec(text, scope)  # noqa: S102  what pyinfra does with an inventory
+    (group,) = [name for name in scope if not name.startswith("_")]
+    (host,), data = scope[group]
+    name, own = host if isinstance(host, tuple) else (host, {})
+    return name, from_mapping({"node_name": name, **data, **own})
+
+
+def written(kernel: Kernel, *chosen: str) -> tuple[str, NodeSpec]:
+    """The text and its spec, which changes nothing on this server, and by which it is ready."""
+    kernel.writes.clear()
+    found = write_down(kernel.machine(), "gpu-01.example.net", "gpu-01", chosen)
+    assert found.remaining == ()
+    name, spec = executed(found.text)
+    assert (name, spec.node_name) == ("gpu-01.example.net", "gpu-01")
+    plan = preview(kernel.machine(), spec)
+    assert (plan.changes, plan.errors) == ((), ())
+    settle(kernel, spec)
+    assert kernel.writes == []
+    return found.text, spec
+
+
+def test_equal_nics_are_one_entry(kernel: Kernel) -> None:
+    prepare(kernel)
+    text, spec = written(kernel)
+    (rails,) = spec.nics
+    assert (rails.name, rails.mtu, rails.altnames) == ("rail{index}", 9000, ())
+    assert (rails.select.keys(), rails.select.min, rails.select.max) == ({"vendor": "8086", "device": "10c9"}, 3, 3)
+    assert rails.vfs is not None
+    assert rails.vfs.count == 2
+    assert rails.rdma is not None
+    assert (rails.rdma.pf, rails.rdma.vfs, rails.rdma.rate) == (True, False, 200)
+    assert (rails.rdma.link_layer, rails.rdma.gid_type) == ("Ethernet", "RoCE v2")
+    assert f"# rail1: {SECOND} [8086:10c9] ens1 roce_ens1 (RoCE) NUMA node 1\n" in text
+
+
+def test_one_that_differs_has_an_entry_of_its_own(kernel: Kernel) -> None:
+    prepare(kernel, (SECOND, {"mtu": 1500}))
+    _, spec = written(kernel)
+    rails, single = spec.nics
+    assert (rails.select.each, rails.select.max, rails.select.without) == (True, 2, ("ens1",))
+    assert (single.name, single.mtu) == ("ens1", 1500)
+    assert single.select.keys() == {"pci": SECOND, "vendor": "8086", "device": "10c9"}
+
+
+def test_a_card_of_the_kind_that_is_no_nic_of_the_fabric_rules_the_rule_out(kernel: Kernel) -> None:
+    kernel.add_nic("0000:01:00.0", "eno1", "02:00:00:00:09:00")
+    kernel.routed.add("eno1")
+    prepare(kernel)
+    _, spec = written(kernel)
+    assert [nic.select.pci for nic in spec.nics] == list(PFS)
+    assert [nic.name for nic in spec.nics] == list(NAMES)
+
+
+def test_nics_whose_vfs_have_addresses_of_their_own_are_not_alike(kernel: Kernel) -> None:
+    groups = [[{"index": "1", "mac": f"02:00:00:00:07:0{number}"}] for number in range(2)]
+    prepare(kernel, *((pci, {"vfs": {"count": 2, "groups": group}}) for pci, group in zip(PFS, groups, strict=False)))
+    _, spec = written(kernel)
+    assert [nic.select.pci for nic in spec.nics] == list(PFS)
+
+
+def test_a_port_that_is_down_is_not_required(kernel: Kernel) -> None:
+    prepare(kernel)
+    kernel.rdma.set_port("roce_ens1", state="1: DOWN", rate="10 Gb/sec (4X SDR)")
+    _, spec = written(kernel)
+    assert [nic.name for nic in spec.nics] == ["rail{index}"]
+    assert spec.rdma.at_least == 2
+
+
+def test_rdma_that_does_not_work_anywhere_is_not_asked_for(kernel: Kernel) -> None:
+    prepare(kernel)
+    for name in NAMES:
+        kernel.rdma.set_port(f"roce_{name}", state="1: DOWN")
+    _, spec = written(kernel)
+    assert [(nic.name, nic.rdma) for nic in spec.nics] == [("nic{index}", None)]
+
+
+def test_rdma_devices_of_vfs_are_asked_for(kernel: Kernel) -> None:
+    prepare(kernel, rdma=False)
+    for pci in PFS:
+        for vf in vf_addresses(kernel, pci).values():
+            kernel.rdma.add(vf, f"roce_{kernel.netdev(vf).name}", kernel.netdev(vf).name, rate="2.5 Gb/sec (1X SDR)")
+    _, spec = written(kernel)
+    (rails,) = spec.nics
+    assert rails.rdma is not None
+    assert (rails.rdma.pf, rails.rdma.vfs, rails.rdma.rate) == (False, True, 2)
+    assert spec.rdma.at_least is None
+
+
+def test_a_netdev_whose_name_a_pattern_would_give_is_no_conflict(kernel: Kernel) -> None:
+    kernel.rename(kernel.netdev(THIRD).ifindex, "rail0")
+    prepare(kernel, (THIRD, {"mtu": 1500}), rdma=False)
+    for name, pci in (("ens3", FIRST), ("ens1", SECOND), ("rail0", THIRD)):
+        kernel.rdma.add(pci, f"roce_{name}", name)
+    _, spec = written(kernel)
+    assert [nic.name for nic in spec.nics] == ["rail-10c9-{index}", "rail0"]
+
+
+def gpu(kernel: Kernel, address: str, numa: int, driver: bool) -> None:
+    path = f"/sys/bus/pci/devices/{address}"
+    for file, text in (("vendor", "0x10de"), ("class", "0x030200"), ("numa_node", str(numa))):
+        kernel.tree.put(f"{path}/{file}", text)
+    if driver:
+        kernel.tree.put(f"/proc/driver/nvidia/gpus/{address}/information", "")
+        kernel.tree.folder("/sys/module/nvidia/parameters")
+
+
+def test_gpus_that_the_driver_has_are_asked_for(kernel: Kernel) -> None:
+    prepare(kernel)
+    gpu(kernel, "0000:1b:00.0", 0, driver=True)
+    gpu(kernel, "0000:9b:00.0", 1, driver=True)
+    kernel.tree.folder("/sys/module/nvidia_peermem/parameters")
+    text, spec = written(kernel)
+    assert spec.gpus is not None
+    assert (spec.gpus.count, spec.gpus.peer_memory) == (2, True)
+    assert "# GPU: 0000:9b:00.0 NUMA node 1\n" in text
+
+
+def test_a_gpu_without_a_driver_is_only_named(kernel: Kernel) -> None:
+    prepare(kernel)
+    gpu(kernel, "0000:1b:00.0", 0, driver=False)
+    text, spec = written(kernel)
+    assert spec.gpus is None
+    assert "# GPU: 0000:1b:00.0 NUMA node 0 (without the driver, so the key gpus does not count it)\n" in text
+
+
+def test_a_server_without_a_nic_of_the_fabric() -> None:
+    found = write_down(Kernel().machine(), "n1", "n1", ())
+    assert executed(found.text)[1].nics == ()
+    assert "no NIC with SR-IOV or RDMA" in found.text
+
+
+def test_a_nic_that_is_not_there(kernel: Kernel) -> None:
+    with pytest.raises(NotFound, match="ens9: no such NIC"):
+        write_down(kernel.machine(), "n1", "n1", ["ens9"])

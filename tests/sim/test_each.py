@@ -1,0 +1,298 @@
+"""An entry with `select.each` on the simulated kernel: a NIC for each function, numbered; left alone where that is unsafe."""
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import preview
+from agent.hardware.functions import discover, vf_addresses
+from agent.machine import Machine
+from agent.report.records import Condition
+from agent.report.verdict import is_ready
+from agent.spec.addresses import FIRST_TABLE
+from agent.spec.node import NodeSpec, from_mapping
+from agent.state.wanted import derived_mac, resolve
+from agent.tools.as_spec import adopt
+from agent.tools.inspection import inspect, render
+from tests.sim.kernel import Kernel
+from tests.sim.seams import seen
+
+FIRST, SECOND, THIRD = PFS = ("0000:21:00.0", "0000:41:00.0", "0000:c1:00.0")
+MACS = {FIRST: "02:00:00:00:01:00", SECOND: "02:00:00:00:02:00", THIRD: "02:00:00:00:03:00"}
+EACH = {"vendor": "8086", "device": "10c9", "each": True}
+RAILS = {"name": "rail{index}", "select": EACH, "altnames": ["rail{index}"], "mtu": 9000}
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    # Neither the order in which they appeared nor their names are that of their addresses.
+    for name, address in (("ens1", THIRD), ("ens2", FIRST), ("ens3", SECOND)):
+        kernel.add_nic(address, name, MACS[address])
+    kernel.writes.clear()
+    return kernel
+
+
+def spec(*nics: dict[str, Any], **more: Any) -> NodeSpec:
+    return from_mapping({"node_name": "n1", "nics": list(nics), "irqs": {"irqbalance": "untouched"}, **more})
+
+
+def settle(machine: Machine, wanted: NodeSpec) -> Pass:
+    return converge(machine, Goal(wanted), Memory(lambda: 0.0))
+
+
+def rails(**more: Any) -> dict[str, Any]:
+    return {**RAILS, "select": {**EACH, **more}}
+
+
+def told(found: Pass) -> list[Condition]:
+    return [c for c in found.conditions if c.type == "NicsPresent"]
+
+
+def names(found: Pass) -> dict[str, tuple[str, int | None]]:
+    return {address: (nic.nic.name, nic.index) for address, nic in found.want.nics.items()}
+
+
+ALL = {FIRST: ("rail0", 0), SECOND: ("rail1", 1), THIRD: ("rail2", 2)}
+
+
+def altnames(kernel: Kernel) -> dict[str, tuple[str, ...]]:
+    return {address: kernel.netdev(address).altnames for address in PFS}
+
+
+def test_each_function_is_a_nic_in_the_order_of_the_addresses(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
+    assert is_ready(found.conditions)
+    assert names(found) == ALL
+    assert altnames(kernel) == {FIRST: ("rail0",), SECOND: ("rail1",), THIRD: ("rail2",)}
+    assert {kernel.netdev(address).mtu for address in PFS} == {9000}
+
+
+def test_numbers_do_not_depend_on_the_order_of_reading(kernel: Kernel) -> None:
+    functions = discover(kernel.machine())
+    found = [resolve(spec(RAILS), each).nics for each in (functions, functions[::-1])]
+    assert found[0] == found[1]
+    assert {address: nic.index for address, nic in found[1].items()} == {FIRST: 0, SECOND: 1, THIRD: 2}
+
+
+def test_a_vf_s_address_is_made_of_its_own_pf_s(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
+    assert is_ready(found.conditions)
+    for address in PFS:
+        assert kernel.netdev(vf_addresses(kernel, address)[1]).mac == derived_mac(MACS[address], 1)
+
+
+def test_an_entry_with_each_asks_for_what_entries_of_their_own_would(kernel: Kernel) -> None:
+    single = [
+        {**RAILS, "name": f"rail{index}", "altnames": [f"rail{index}"], "select": {"pci": address}}
+        for index, address in enumerate(PFS)
+    ]
+    changes = preview(kernel.machine(), spec(RAILS)).changes
+    assert changes
+    assert changes == preview(kernel.machine(), spec(*single)).changes
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reason", "bound"),
+    [({"min": 4}, "TooFewNics", "at least 4"), ({"max": 2}, "TooManyNics", "at most 2")],
+    ids=str,
+)
+def test_too_few_or_too_many_are_named_and_left_alone(
+    kernel: Kernel, bounds: dict[str, int], reason: str, bound: str
+) -> None:
+    wanted = spec(rails(**bounds))
+    assert preview(kernel.machine(), wanted).errors
+    (said,) = told(found := settle(kernel.machine(), wanted))
+    assert (said.status, said.reason) == ("False", reason)
+    assert (
+        f"matches 3 functions ({FIRST} (ens2), {SECOND} (ens3), {THIRD} (ens1)), and {bound} must match" in said.message
+    )
+    assert not is_ready(found.conditions)
+    assert (names(found), kernel.writes) == ({}, [])
+
+
+def test_as_many_as_the_bounds_say(kernel: Kernel) -> None:
+    assert names(settle(kernel.machine(), spec(rails(min=3, max=3)))) == ALL
+
+
+def test_none_at_all_is_too_few_unless_they_are_optional(kernel: Kernel) -> None:
+    none = {**RAILS, "select": {"vendor": "15b3", "each": True}}
+    (said,) = told(settle(kernel.machine(), spec(none)))
+    assert (said.reason, said.severity) == ("TooFewNics", "required")
+    assert f"matches 0 functions, and at least 1 must match; this node has {FIRST}" in said.message
+    assert is_ready(settle(kernel.machine(), spec({**none, "required": False})).conditions)
+
+
+STORAGE = {"name": "storage", "select": {"mac": MACS[SECOND]}}
+
+
+@pytest.mark.parametrize("nics", [(RAILS, STORAGE), (STORAGE, RAILS)], ids=["each-first", "each-last"])
+def test_a_function_that_another_entry_means_is_claimed_twice(kernel: Kernel, nics: Iterable[dict[str, Any]]) -> None:
+    (said,) = told(found := settle(kernel.machine(), spec(*nics)))
+    assert (said.status, said.reason) == ("False", "NicClaimedTwice")
+    assert f"NICs rail{{index}} and storage all select {SECOND}" in said.message
+    assert "if it is storage, give that name in select.without of rail{index}" in said.remedy
+    assert (names(found), kernel.writes) == ({}, [])
+
+
+def test_a_function_named_in_without_is_the_other_entry_s(kernel: Kernel) -> None:
+    found = settle(kernel.machine(), spec(rails(without=["storage"], min=2, max=2), STORAGE))
+    assert is_ready(found.conditions)
+    assert names(found) == {FIRST: ("rail0", 0), SECOND: ("storage", None), THIRD: ("rail1", 1)}
+
+
+def test_two_entries_with_each_that_overlap_are_left_alone(kernel: Kernel) -> None:
+    other = {"name": "port{index}", "select": {"driver": "igb", "each": True}}
+    said = told(found := settle(kernel.machine(), spec(RAILS, other)))
+    assert [(c.reason, pf in c.message) for c, pf in zip(said, PFS, strict=True)] == [("NicClaimedTwice", True)] * 3
+    assert (names(found), kernel.writes) == ({}, [])
+
+
+def test_one_that_hangs_keeps_its_number_and_the_others_are_set(kernel: Kernel) -> None:
+    machine = evolve(kernel.machine(), hung=frozenset({SECOND}))
+    (said,) = told(found := settle(machine, spec(RAILS)))
+    assert (said.status, said.reason) == ("Unknown", "DeviceHung")
+    assert f"{SECOND} (NIC rail1)" in said.message
+    assert names(found) == {FIRST: ALL[FIRST], THIRD: ALL[THIRD]}
+    assert altnames(kernel) == {FIRST: ("rail0",), SECOND: (), THIRD: ("rail2",)}
+
+
+def test_one_that_cannot_be_read_keeps_its_number(kernel: Kernel) -> None:
+    def broken(_: str, where: str) -> None:
+        if where == f"/sys/bus/pci/devices/{SECOND}/msi_irqs":
+            raise OSError(errno.EIO, "Input/output error", where)
+
+    (said,) = told(found := settle(seen(kernel.machine(), broken), spec(RAILS)))
+    assert (said.status, said.reason) == ("Unknown", "DeviceUnreadable")
+    assert f"{SECOND} (NIC rail1) cannot be read" in said.message
+    assert names(found) == {FIRST: ALL[FIRST], THIRD: ALL[THIRD]}
+
+
+def test_while_one_may_be_a_rail_or_not_none_is_numbered(kernel: Kernel) -> None:
+    def broken(_: str, where: str) -> None:
+        if where == f"/sys/bus/pci/devices/{SECOND}/vendor":
+            raise OSError(errno.EIO, "Input/output error", where)
+
+    (said,) = told(found := settle(seen(kernel.machine(), broken), spec(RAILS)))
+    assert (said.status, said.reason) == ("Unknown", "DeviceUnreadable")
+    assert f"not known now which functions are meant ({SECOND}: " in said.message
+    assert (names(found), kernel.writes) == ({}, [])
+
+
+def test_numbers_do_not_change_while_a_driver_is_away(kernel: Kernel) -> None:
+    wanted = spec({**RAILS, "select": {"driver": "igb", "each": True}})
+    assert names(settle(kernel.machine(), wanted)) == ALL
+    kernel.unbind(SECOND)
+    kernel.writes.clear()
+    (said,) = told(found := settle(kernel.machine(), wanted))
+    assert (said.status, said.reason) == ("Unknown", "NicsUnknown")
+    assert f"({SECOND}: no driver)" in said.message
+    assert (names(found), kernel.writes) == ({}, [])
+    kernel.bind(SECOND, "ens3", MACS[SECOND])
+    assert names(settle(kernel.machine(), wanted)) == ALL
+
+
+def test_with_looser_bounds_names_move_on_when_a_card_goes(kernel: Kernel) -> None:
+    now = [0.0]
+    memory = Memory(lambda: now[0])
+    assert is_ready(converge(kernel.machine(), Goal(spec(RAILS)), memory).conditions)
+    kernel.remove_nic(FIRST)
+    converge(kernel.machine(), Goal(spec(RAILS)), memory)
+    # The kernel refuses a name that another netdev has not given back yet; the next try succeeds.
+    now[0] += 60
+    assert is_ready(converge(kernel.machine(), Goal(spec(RAILS)), memory).conditions)
+    assert [kernel.netdev(address).altnames for address in (SECOND, THIRD)] == [("rail0",), ("rail1",)]
+
+
+def test_probes_name_each_nic_and_count_all_of_them(kernel: Kernel) -> None:
+    kernel.rdma.add(FIRST, "rocep33s0", "ens2")
+    wanted = spec({**RAILS, "rdma": {"link_layer": "Ethernet"}}, rdma={"at_least": 2})
+    found = settle(kernel.machine(), wanted)
+    (lacking,) = [c for c in found.conditions if c.type == "RdmaDevices"]
+    assert lacking.message.startswith("1 of 3 NICs are as expected, at least 2 must be; NIC rail1: ")
+    assert "NIC rail2: " in lacking.message
+    kernel.rdma.add(THIRD, "rocep193s0", "ens1")
+    assert is_ready(settle(kernel.machine(), wanted).conditions)
+
+
+def test_a_required_nic_of_each_must_have_its_rdma_device(kernel: Kernel) -> None:
+    kernel.rdma.add(FIRST, "rocep33s0", "ens2")
+    found = settle(kernel.machine(), spec({**RAILS, "rdma": {}}))
+    assert [c.status for c in found.conditions if c.type == "RdmaDevices"] == ["False"]
+
+
+def test_a_required_nic_of_each_must_have_its_character_devices(kernel: Kernel) -> None:
+    for address, netdev in ((FIRST, "ens2"), (SECOND, "ens3"), (THIRD, "ens1")):
+        kernel.rdma.add(address, f"roce_{netdev}", netdev, umad=address != SECOND)
+    wanted = spec({**RAILS, "rdma": {}})
+    (lacking,) = [c for c in settle(kernel.machine(), wanted).conditions if c.type == "RdmaCharDevices"]
+    assert (lacking.status, lacking.message) == ("False", "not in /dev/infiniband: umad of roce_ens3 (load ib_umad)")
+    kernel.tree.remove("/dev/infiniband/rdma_cm")
+    (lacking,) = [c for c in settle(kernel.machine(), wanted).conditions if c.type == "RdmaCharDevices"]
+    assert "rdma_cm (load rdma_ucm)" in lacking.message
+
+
+def test_each_rail_has_the_addresses_of_its_number(kernel: Kernel) -> None:
+    addresses = [{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}]
+    wanted = {**rails(without=["storage"], min=2, max=2), "rail": 4, "addresses": addresses}
+    found = settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
+    assert is_ready(found.conditions)
+    have = kernel.addresses()
+    assert {address: have.get(kernel.netdev(address).ifindex, ()) for address in PFS} == {
+        FIRST: ("10.4.0.7/16",),
+        SECOND: (),
+        THIRD: ("10.5.0.7/16",),
+    }
+    assert {address: nic.nic.rail for address, nic in found.want.nics.items()} == {FIRST: 4, SECOND: None, THIRD: 5}
+    assert len(kernel.machine().netlink.routes(frozenset({FIRST_TABLE + 4, FIRST_TABLE + 5}))) == 4
+    settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
+    assert preview(kernel.machine(), spec(wanted, STORAGE, node_number=7)).changes == ()
+
+
+# --- what is shown -----------------------------------------------------------------------------------------
+
+
+def test_inspection_says_which_nic_a_function_is(kernel: Kernel) -> None:
+    wanted = spec({**RAILS, "select": {**EACH, "without": ["storage"]}, "vfs": {"count": 1}}, STORAGE)
+    settle(kernel.machine(), wanted)
+    found = inspect(kernel.machine(), wanted)
+    assert {f.address: f.nic for f in found.functions} == {FIRST: "rail0", SECOND: "storage", THIRD: "rail1"}
+    assert [vf.nic for f in found.functions for vf in f.vfs] == ["rail0", "rail1"]
+    assert "NIC rail1  driver igb" in render(found)
+    assert {f.nic for f in inspect(kernel.machine()).functions} == {None}
+
+
+def test_a_running_node_is_written_down_with_its_nics_names(kernel: Kernel) -> None:
+    wanted = spec(RAILS)
+    settle(kernel.machine(), wanted)
+    found = adopt(kernel.machine(), "n1", (), wanted)
+    assert {nic.select.pci: nic.name for nic in found.spec.nics} == {FIRST: "rail0", SECOND: "rail1", THIRD: "rail2"}
+    assert found.remaining == ()
+
+
+def test_a_netdev_that_is_called_like_another_nic_is_written_down_by_its_address(kernel: Kernel) -> None:
+    found = adopt(kernel.machine(), "n1", (), spec({"name": "ens1", "select": {"pci": FIRST}}))
+    assert {nic.select.pci: nic.name for nic in found.spec.nics} == {
+        FIRST: "ens1",
+        SECOND: "ens3",
+        THIRD: "0000-c1-00.0",
+    }
+
+
+def test_the_example_of_the_docs(kernel: Kernel) -> None:
+    page = (Path(__file__).parents[2] / "docs/inventory.md").read_text()
+    text = page.partition("### One entry for all NICs of a kind")[2].partition("```python\n")[2].partition("```")[0]
+    data: dict[str, Any] = {}
+    exec(text, data)  # noqa: S102  our own page
+    rail, storage = data["nics"]
+    assert rail["name"] == "rail{index}"
+    here = {"vendor": "8086", "device": "10c9", "min": 2, "max": 2}
+    storage["select"] = {"mac": MACS[FIRST]}
+    found = settle(kernel.machine(), spec({**rail, "select": {**rail["select"], **here}}, storage))
+    assert {name for name, _ in names(found).values()} == {"rail0", "rail1", storage["name"]}

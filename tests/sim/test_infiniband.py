@@ -1,0 +1,257 @@
+"""InfiniBand on the simulated kernel: GUIDs of VFs, the subnet manager, partition keys."""
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import preview
+from agent.report.records import Condition
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
+from agent.state.guids import derived_guid, port_guid
+from agent.tools.as_spec import adopt
+from agent.tools.inspection import inspect, render
+from tests.sim.kernel import Kernel
+
+PF, OTHER = "0000:21:00.0", "0000:41:00.0"
+GUID = "b8:3f:d2:03:00:12:34:56"
+ADDRESS = f"00:00:10:86:fe:80:00:00:00:00:00:00:{GUID}"
+PORT = "/sys/class/infiniband/ibp33s0/ports/1"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, "ibp33s0", ADDRESS, node=0)
+    kernel.able.add(PF)
+    return kernel
+
+
+def spec(**nic: object) -> NodeSpec:
+    return from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF}, **nic}]})
+
+
+def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
+    return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+
+
+def told(found: Pass, type: str) -> Condition:
+    (condition,) = [condition for condition in found.conditions if condition.type == type]
+    return condition
+
+
+# --- GUIDs -----------------------------------------------------------------------------------------------------
+
+
+def test_each_vf_gets_guids_of_its_own_before_it_is_bound_and_they_stay(kernel: Kernel) -> None:
+    wanted = spec(vfs={"count": 3})
+    found = settle(kernel, wanted)
+    assert is_ready(found.conditions), found.conditions
+    guids = [(vf.node_guid, vf.port_guid) for vf in kernel.vfs(PF)]
+    assert guids == [(derived_guid(GUID, index),) * 2 for index in range(3)]
+    kinds = [o.change.kind for o in found.outcomes if o.change.target == f"{PF}#1"]
+    assert kinds.index("vf_attributes") < kinds.index("bindings")
+    assert not preview(kernel.machine(), wanted).changes
+
+
+def test_guids_that_a_reload_of_the_driver_lost_are_given_again(kernel: Kernel) -> None:
+    settle(kernel, spec(vfs={"count": 2}))
+    before = kernel.vfs(PF)
+    kernel.reload_driver(PF)
+    settle(kernel, spec(vfs={"count": 2}))
+    assert [vf.port_guid for vf in kernel.vfs(PF)] == [vf.port_guid for vf in before]
+
+
+def test_given_guids_stand_above_derived_ones(kernel: Kernel) -> None:
+    group = {"index": "1", "port_guid": "00:11:22:33:44:55:66:77"}
+    settle(kernel, spec(vfs={"count": 2, "groups": [group]}))
+    assert kernel.vfs(PF)[1].port_guid == "00:11:22:33:44:55:66:77"
+    assert kernel.vfs(PF)[1].node_guid == derived_guid(GUID, 1)
+
+
+def test_without_derive_guids_they_are_left_alone(kernel: Kernel) -> None:
+    settle(kernel, spec(vfs={"count": 2, "derive_guids": False}))
+    assert {(vf.node_guid, vf.port_guid) for vf in kernel.vfs(PF)} == {(None, None)}
+
+
+def test_an_ethernet_pf_s_vfs_get_none(kernel: Kernel) -> None:
+    kernel.add_nic(OTHER, "enp65s0", "02:00:00:00:01:00")
+    kernel.able.add(OTHER)
+    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "r", "select": {"pci": OTHER}, "vfs": {"count": 1}}]})
+    settle(kernel, wanted)
+    assert kernel.vfs(OTHER)[0].node_guid is None
+
+
+def test_a_driver_that_cannot_set_them_says_how_to_do_without(kernel: Kernel) -> None:
+    kernel.able.clear()
+    found = settle(kernel, spec(vfs={"count": 1}))
+    (first, _) = [o for o in found.outcomes if o.change.field.endswith("_guid")]
+    assert (first.result, first.error) == ("unsupported", "the driver of ibp33s0 cannot set node_guid of a VF")
+    assert first.remedy == "give vfs.derive_guids: false, or mark the NIC required: false"
+
+
+def test_two_functions_of_one_guid_are_left_alone(kernel: Kernel) -> None:
+    kernel.add_nic(OTHER, "ibp65s0", ADDRESS[:-23] + derived_guid(GUID, 1))
+    found = settle(kernel, spec(vfs={"count": 2}))
+    missing = told(found, "NicsPresent")
+    assert (missing.status, missing.reason) == ("False", "AddressGivenTwice")
+    assert f"{OTHER} and {PF}#1 would both have {derived_guid(GUID, 1)}" in missing.message
+
+
+def test_the_netdev_s_address_ends_with_the_port_s_guid(kernel: Kernel) -> None:
+    assert port_guid(kernel.netdev(PF)) == GUID
+    kernel.add_nic(OTHER, "enp65s0", "02:00:00:00:01:00")
+    assert port_guid(kernel.netdev(OTHER)) == ""
+    assert port_guid(None) == ""
+
+
+def test_derived_guids_are_local_unicast_and_differ_for_all_vfs_of_a_vendor_s_ports() -> None:
+    ports = [f"b8:3f:d2:03:00:12:34:{last:02x}" for last in (0x56, 0x57, 0x5E)]
+    made = [derived_guid(port, index) for port in ports for index in range(4096)]
+    assert len(set(made)) == len(made)
+    assert {int(guid[:2], 16) & 0b11 for guid in made} == {0b10}
+    # The same after an upgrade, too: changing this would give every VF of a fleet another GUID.
+    assert derived_guid(GUID, 0) == "46:14:a0:00:00:12:34:56"
+    assert derived_guid(GUID, 4095) == "46:14:af:ff:00:12:34:56"
+
+
+def test_derived_guids_are_not_written_down_and_others_are(kernel: Kernel) -> None:
+    settle(kernel, spec(vfs={"count": 2}))
+    adopted = adopt(kernel.machine(), "n1", ())
+    assert adopted.remaining == ()
+    assert "guid" not in to_json(adopted.spec)
+    kernel.set_vf(kernel.netdev(PF).ifindex, 1, node_guid="00:11:22:33:44:55:66:77")
+    adopted = adopt(kernel.machine(), "n1", ())
+    assert adopted.remaining == ()
+    vfs = adopted.spec.nics[0].vfs
+    assert vfs is not None
+    assert not vfs.derive_guids
+    assert vfs.attributes(1).node_guid == "00:11:22:33:44:55:66:77"
+    assert vfs.attributes(0).node_guid == derived_guid(GUID, 0)
+
+
+# --- the subnet manager --------------------------------------------------------------------------------------------
+
+
+def with_port(kernel: Kernel, **texts: str) -> None:
+    kernel.rdma.add(PF, "ibp33s0", None, link_layer="InfiniBand")
+    kernel.rdma.set_gid("ibp33s0", 0, "fe80:0000:0000:0000:b83f:d203:0012:3456", "IB/RoCE v1", "")
+    kernel.rdma.set_port("ibp33s0", **texts)
+
+
+def test_a_port_that_a_subnet_manager_has_configured(kernel: Kernel) -> None:
+    with_port(kernel)
+    found = settle(kernel, spec(rdma={"link_layer": "InfiniBand", "gid_type": "IB"}))
+    condition = told(found, "SubnetManager")
+    assert (condition.status, condition.reason, condition.stage) == ("True", "AllConfigured", "network")
+    assert is_ready(found.conditions)
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ({"sm_lid": "0x0", "state": "2: INIT"}, "SM LID 0 (start opensm on a node of this subnet"),
+        ({"sm_lid": "0x0"}, "SM LID 0 (start opensm"),
+        ({"state": "3: ARMED"}, "state ARMED, SM LID 1 (start opensm"),
+    ],
+)
+def test_a_port_that_waits_for_a_subnet_manager_is_named_with_the_remedy(
+    kernel: Kernel, texts: dict[str, str], said: str
+) -> None:
+    with_port(kernel, **texts)
+    found = settle(kernel, spec(rdma={}))
+    condition = told(found, "SubnetManager")
+    assert (condition.status, condition.reason) == ("False", "NotConfigured")
+    assert condition.message.startswith(f"NIC rail0: ibp33s0 port 1 ({PF}): {said}")
+    assert not is_ready(found.conditions)
+
+
+def test_a_port_without_a_link_is_no_matter_of_the_subnet_manager(kernel: Kernel) -> None:
+    with_port(kernel, state="1: DOWN", phys_state="2: Polling", sm_lid="0x0")
+    found = settle(kernel, spec(rdma={}))
+    assert told(found, "SubnetManager").status == "True"
+    assert told(found, "RdmaPorts").status == "False"
+
+
+def test_on_ethernet_and_where_no_rdma_is_expected_nothing_is_said(kernel: Kernel) -> None:
+    with_port(kernel)
+    assert not [c for c in settle(kernel, spec()).conditions if c.type == "SubnetManager"]
+    kernel.rdma.delete("ibp33s0")
+    kernel.rdma.add(PF, "rocep33s0", "ibp33s0")
+    assert not [c for c in settle(kernel, spec(rdma={})).conditions if c.type == "SubnetManager"]
+
+
+# --- partition keys ------------------------------------------------------------------------------------------------
+
+
+def keys(kernel: Kernel, *table: str) -> None:
+    for index, key in enumerate(table):
+        kernel.tree.put(f"{PORT}/pkeys/{index}", key)
+
+
+def test_required_keys_are_found_wherever_in_the_table_they_are(kernel: Kernel) -> None:
+    with_port(kernel)
+    keys(kernel, "0xffff", "0x0000", "0x0000", "0x8001")
+    found = settle(kernel, spec(rdma={"pkeys": ["0x8001", "0xffff"]}))
+    assert told(found, "PartitionKeys").status == "True"
+    assert is_ready(found.conditions)
+    assert not [path for path, _ in kernel.writes if "pkeys" in path]
+
+
+@pytest.mark.parametrize(
+    ("table", "wanted", "said"),
+    [
+        (("0xffff",), "0x8001", "no P_Key 0x8001, it has 0xffff (the subnet manager assigns it"),
+        (("0x0000",), "0x8001", "no P_Key 0x8001, it has none ("),
+        (("0x7fff", "0x0001"), "0x8001", "only a limited member of partition 0x8001 ("),
+    ],
+)
+def test_a_key_that_is_missing_is_named_with_who_assigns_it(
+    kernel: Kernel, table: tuple[str, ...], wanted: str, said: str
+) -> None:
+    with_port(kernel)
+    keys(kernel, *table)
+    found = settle(kernel, spec(rdma={"pkeys": [wanted]}))
+    condition = told(found, "PartitionKeys")
+    assert (condition.status, condition.reason, condition.stage) == ("False", "KeyMissing", "network")
+    assert condition.message.startswith(f"NIC rail0: ibp33s0 port 1 ({PF}): {said}")
+    assert not is_ready(found.conditions)
+
+
+def test_a_full_member_is_more_than_a_limited_one(kernel: Kernel) -> None:
+    with_port(kernel)
+    keys(kernel, "0x8001")
+    assert told(settle(kernel, spec(rdma={"pkeys": ["0x0001"]})), "PartitionKeys").status == "True"
+
+
+def test_keys_that_nobody_requires_are_not_read(kernel: Kernel) -> None:
+    with_port(kernel)
+    found = settle(kernel, spec(rdma={}))
+    assert found.have["rdma"][PF][PF][0].ports[0].pkeys == ()
+    assert not [c for c in found.conditions if c.type == "PartitionKeys"]
+
+
+@pytest.mark.parametrize(
+    ("rdma", "message"),
+    [
+        ({"pkeys": ["8001"]}, "pkeys: '8001' is not valid; write it as 0x8001, in lower case"),
+        ({"pkeys": ["0x8000"]}, "0x8000 is no partition's key"),
+        ({"pkeys": ["0x8001", "0x8001"]}, "pkeys: a key is given twice; keep one"),
+        ({"pkeys": ["0x8001"], "link_layer": "Ethernet"}, "pkeys: only InfiniBand ports have partition keys"),
+        ({"pkeys": ["0x8001"], "gid_type": "RoCE v2"}, "pkeys: only InfiniBand ports have partition keys"),
+    ],
+)
+def test_bad_data_is_refused_with_the_remedy(rdma: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        spec(rdma=rdma)
+    assert message in str(caught.value)
+
+
+def test_inspection_shows_the_subnet_manager_and_the_keys(kernel: Kernel) -> None:
+    with_port(kernel)
+    keys(kernel, "0xffff", "0x8001")
+    text = render(inspect(kernel.machine()))
+    assert "SM LID 1  P_Keys 0x8001 0xffff" in text
+    kernel.add_nic(OTHER, "enp65s0", "02:00:00:00:01:00")
+    kernel.rdma.add(OTHER, "rocep65s0", "enp65s0")
+    assert render(inspect(kernel.machine())).count("SM LID") == 1

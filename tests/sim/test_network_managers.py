@@ -1,0 +1,198 @@
+"""Who configures a netdev, by the managers' own files: that netdev gets no address from the agent, and the remedy is named."""
+
+from typing import Any
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import preview
+from agent.engine.originals import Originals
+from agent.engine.retry import Failures
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from tests.sim.kernel import Kernel
+
+PF = "0000:21:00.0"
+NETWORKD, NM = "/run/systemd/netif/links", "/run/NetworkManager/devices"
+WANTS = "/etc/systemd/system/multi-user.target.wants"
+UNMANAGED = "# This is private data. Do not parse.\nADMIN_STATE=unmanaged\nOPER_STATE=carrier\n"
+CONFIGURED = "ADMIN_STATE=configured\nOPER_STATE=routable\nNETWORK_FILE={}\n"
+STANZA = "auto lo\niface lo inet loopback\n\nallow-hotplug enp33s0\niface enp33s0 inet {}\n"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
+    return kernel
+
+
+def spec(*addresses: Any) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF}, "rail": 0, "addresses": list(addresses)}
+    return from_mapping({"node_name": "n1", "nics": [nic]})
+
+
+def run(
+    kernel: Kernel,
+    *addresses: Any,
+    failures: Failures | None = None,
+    originals: Originals | None = None,
+    now: float = 0.0,
+) -> Pass:
+    memory = Memory(lambda: now, failures or Failures(), originals or Originals())
+    return converge(kernel.machine(), Goal(spec(*addresses)), memory)
+
+
+def put(kernel: Kernel, **files: str) -> None:
+    """Files by their path; `IFINDEX` in it is the netdev's."""
+    for path, text in files.items():
+        kernel.tree.put(path.replace("IFINDEX", str(kernel.netdev(PF).ifindex)), text)
+
+
+def mask(kernel: Kernel, unit: str) -> None:
+    kernel.tree.link(f"/etc/systemd/system/{unit}", "/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("files", "who", "remedy"),
+    [
+        (
+            {f"{NETWORKD}/IFINDEX": CONFIGURED.format("/etc/systemd/network/20-fab.network")},
+            "systemd-networkd configures enp33s0 (/etc/systemd/network/20-fab.network)",
+            "networkctl reload",
+        ),
+        (
+            {f"{NETWORKD}/IFINDEX": "ADMIN_STATE=configuring\n"},
+            "systemd-networkd configures enp33s0 (no file)",
+            "Unmanaged=yes",
+        ),
+        (
+            {f"{NETWORKD}/IFINDEX": CONFIGURED.format("/run/systemd/network/10-netplan-enp33s0.network")},
+            "netplan configures enp33s0, by systemd-networkd (/run/systemd/network/10-netplan-enp33s0.network)",
+            "netplan apply",
+        ),
+        (
+            {f"{NM}/IFINDEX": "[device]\nmanaged=true\nconnection-uuid=7b0c\n"},
+            "NetworkManager configures enp33s0",
+            "nmcli device set enp33s0 managed no",
+        ),
+        (
+            {f"{NM}/IFINDEX": "[device]\nmanaged=true\n", f"{WANTS}/systemd-networkd.service": ""},
+            "NetworkManager configures enp33s0",
+            "nmcli device set enp33s0 managed no",
+        ),
+        (
+            {
+                f"{NM}/IFINDEX": "[device]\nmanaged=true\n",
+                "/run/NetworkManager/system-connections/netplan-enp33s0.nmconnection": "",
+            },
+            "netplan configures enp33s0, by NetworkManager",
+            "netplan apply",
+        ),
+        (
+            {"/etc/network/interfaces": STANZA.format("dhcp"), f"{WANTS}/networking.service": ""},
+            "ifupdown configures enp33s0 (/etc/network/interfaces)",
+            "ifdown enp33s0",
+        ),
+        (
+            {
+                "/etc/network/interfaces.d/fab": STANZA.format("static"),
+                "/run/network/ifstate": "lo=lo\nenp33s0=enp33s0",
+            },
+            "ifupdown configures enp33s0 (/etc/network/interfaces.d/fab)",
+            "ifdown enp33s0",
+        ),
+        ({"/run/network/ifstate.enp33s0": "enp33s0"}, "ifupdown configures enp33s0 (/run/network)", "ifdown enp33s0"),
+    ],
+)
+def test_a_netdev_that_a_manager_configures_gets_nothing_and_the_manager_is_named(
+    kernel: Kernel, files: dict[str, str], who: str, remedy: str
+) -> None:
+    put(kernel, **files)
+    result = run(kernel, "192.0.2.11/24")
+    outcomes = [outcome for outcome in result.outcomes if outcome.change.kind == "addresses"]
+    assert {(outcome.result, outcome.error) for outcome in outcomes} == {("blocked", who)}
+    assert all(remedy in outcome.remedy for outcome in outcomes)
+    assert (kernel.addresses(), kernel.rules(), kernel.routes({479100})) == ({}, (), ())
+    assert kernel.read("/proc/sys/net/ipv4/conf/enp33s0/arp_ignore") == "0"
+    # The deploy refuses such a plan before it writes the spec.
+    assert any(who in error and remedy in error for error in preview(kernel.machine(), spec("192.0.2.11/24")).errors)
+    assert is_ready(run(kernel).conditions)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {f"{NETWORKD}/IFINDEX": UNMANAGED, f"{WANTS}/systemd-networkd.service": ""},
+        {f"{NETWORKD}/99": CONFIGURED.format("x.network"), f"{NETWORKD}/IFINDEX": UNMANAGED},
+        {f"{NM}/IFINDEX": "[device]\nmanaged=false\n", f"{WANTS}/NetworkManager.service": ""},
+        {f"{NM}/IFINDEX": "[device]\nperm-hw-addr-fake=02:00:00:00:00:01\n"},
+        {f"{NM}/99": "[device]\nmanaged=true\n", f"{WANTS}/NetworkManager.service": ""},
+        {"/etc/network/interfaces": STANZA.format("manual"), "/run/network/ifstate": "enp33s0=enp33s0"},
+        {"/etc/network/interfaces": STANZA.format("dhcp")},
+        {
+            "/etc/network/interfaces": STANZA.format("dhcp").replace("enp33s0", "enp33s0v0"),
+            f"{WANTS}/networking.service": "",
+        },
+    ],
+    ids=["networkd", "networkd-other", "nm", "nm-unknown", "nm-other", "manual", "no-ifupdown", "other-stanza"],
+)
+def test_a_netdev_that_no_manager_configures_gets_its_address(kernel: Kernel, files: dict[str, str]) -> None:
+    put(kernel, **files)
+    assert is_ready(run(kernel, "192.0.2.11/24").conditions)
+    assert kernel.addresses() == {kernel.netdev(PF).ifindex: ("192.0.2.11/24",)}
+
+
+@pytest.mark.parametrize(
+    ("enabled", "decided", "who"),
+    [
+        ("systemd-networkd", {f"{NETWORKD}/IFINDEX": UNMANAGED}, "systemd-networkd has not decided yet"),
+        ("NetworkManager", {f"{NM}/2": "[device]\n"}, "NetworkManager has not started yet and may configure enp33s0"),
+    ],
+)
+def test_at_boot_a_manager_that_is_to_start_is_waited_for(
+    kernel: Kernel, enabled: str, decided: dict[str, str], who: str
+) -> None:
+    put(kernel, **{f"{WANTS}/{enabled}.service": ""})
+    failures = Failures()
+    result = run(kernel, "192.0.2.11/24", failures=failures)
+    assert {outcome.result for outcome in result.outcomes if outcome.change.kind == "addresses"} == {"blocked"}
+    assert who in next(c.message for c in result.conditions if c.type == "Converged")
+    assert kernel.addresses() == {}
+    # No event tells when it has decided: the agent looks again.
+    again = failures.next_try()
+    assert again is not None
+    put(kernel, **decided)
+    assert is_ready(run(kernel, "192.0.2.11/24", failures=failures, now=again).conditions)
+    assert failures.next_try() is None
+
+
+def test_what_a_manager_that_decided_holds_back_is_not_asked_again_and_again(kernel: Kernel) -> None:
+    put(kernel, **{f"{NM}/IFINDEX": "[device]\nmanaged=true\n"})
+    failures = Failures()
+    run(kernel, "192.0.2.11/24", failures=failures)
+    assert failures.next_try() is None
+
+
+def test_a_masked_manager_is_not_waited_for(kernel: Kernel) -> None:
+    put(kernel, **{f"{WANTS}/NetworkManager.service": ""})
+    mask(kernel, "NetworkManager.service")
+    assert is_ready(run(kernel, "192.0.2.11/24").conditions)
+
+
+def test_a_member_of_a_bond_gets_no_address_of_its_own(kernel: Kernel) -> None:
+    kernel.tree.link("/sys/class/net/enp33s0/master", "../../../../virtual/net/bond0")
+    outcomes = [outcome for outcome in run(kernel, "192.0.2.11/24").outcomes if outcome.change.kind == "addresses"]
+    assert {(outcome.result, outcome.error) for outcome in outcomes} == {("blocked", "enp33s0 is a member of bond0")}
+    assert {outcome.remedy for outcome in outcomes} == {
+        "take enp33s0 out of bond0, which has the addresses of its members"
+    }
+
+
+def test_an_address_of_the_agent_is_removed_although_a_manager_has_come(kernel: Kernel) -> None:
+    originals = Originals()
+    assert is_ready(run(kernel, "192.0.2.11/24", originals=originals).conditions)
+    put(kernel, **{f"{NM}/IFINDEX": "[device]\nmanaged=true\n"})
+    assert is_ready(run(kernel, originals=originals).conditions)
+    assert (kernel.addresses(), kernel.rules()) == ({}, ())

@@ -1,0 +1,224 @@
+"""RPS on netdevs of others, by patterns of their names: as container network plugins make them for pods."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.engine.context import Callbacks, Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import preview
+from agent.engine.originals import ORIGINALS, Originals
+from agent.engine.retry import Failures
+from agent.kinds import rps_netdevs
+from agent.report.records import HOST, Outcome
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec, SpecError, from_mapping
+from agent.state.snapshot import Snapshot
+from tests.sim.kernel import Kernel
+
+PF = "0000:21:00.0"
+NET = "/sys/class/net"
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel(cpus=8)
+    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00", node=0)
+    kernel.add_virtual("cali1f")
+    kernel.add_virtual("docker0")
+    return kernel
+
+
+def spec(*netdevs: dict[str, str], **more: object) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": {"count": 2}}
+    rps = {"netdevs": list(netdevs or ({"match": "cali*"},))}
+    return from_mapping({"node_name": "n1", "nics": [nic], "rps": rps, **more})
+
+
+def settle(
+    kernel: Kernel,
+    wanted: NodeSpec,
+    last: Snapshot | None = None,
+    scope: frozenset[str] | None = None,
+    memory: Memory | None = None,
+) -> Pass:
+    return converge(kernel.machine(), Goal(wanted), memory or Memory(lambda: 0.0), last, scope)
+
+
+def mask(kernel: Kernel, name: str, queue: int = 0) -> int:
+    return int(kernel.read(f"{NET}/{name}/queues/rx-{queue}/rps_cpus"), 16)
+
+
+def left(found: Pass) -> list[Outcome]:
+    return [o for o in found.outcomes if o.change.kind == rps_netdevs.NAME and o.result != "applied"]
+
+
+def test_a_matching_netdev_spreads_over_all_cpus_and_others_are_left_alone(kernel: Kernel) -> None:
+    assert is_ready(settle(kernel, spec()).conditions)
+    assert mask(kernel, "cali1f") == 0xFF
+    assert mask(kernel, "docker0") == 0
+    assert not preview(kernel.machine(), spec()).changes
+
+
+def test_excluded_and_isolated_cpus_take_nothing(kernel: Kernel) -> None:
+    kernel.isolate("6-7")
+    assert is_ready(settle(kernel, spec(irqs={"exclude_cpus": "0"})).conditions)
+    assert mask(kernel, "cali1f") == 0b00111110
+    assert not preview(kernel.machine(), spec(irqs={"exclude_cpus": "0"})).changes
+
+
+def test_an_entry_may_name_the_cpus_and_the_first_that_matches_counts(kernel: Kernel) -> None:
+    settle(kernel, spec({"match": "cali1?", "cpus": "2-3"}, {"match": "cali*"}))
+    assert mask(kernel, "cali1f") == 0b1100
+
+
+def test_a_netdev_with_a_queue_for_each_cpu_is_not_steered(kernel: Kernel) -> None:
+    kernel.add_virtual("cali8", queues=8)
+    kernel.add_virtual("cali2", queues=2)
+    settle(kernel, spec())
+    assert [mask(kernel, "cali8", queue) for queue in range(8)] == [0] * 8
+    assert [mask(kernel, "cali2", queue) for queue in range(2)] == [0xFF] * 2
+
+
+def test_cpus_that_cannot_be_used_are_a_blocker_and_the_node_is_ready(kernel: Kernel) -> None:
+    kernel.isolate("6-7")
+    kernel.add_virtual("cali2")
+    found = settle(kernel, spec({"match": "cali*", "cpus": "6-7"}))
+    assert [(o.result, o.error) for o in left(found)] == [
+        ("blocked", "none of the CPUs 6-7 is online and not isolated")
+    ]
+    assert is_ready(found.conditions)
+
+
+def test_a_netdev_that_appears_later_is_steered_by_a_pass_over_the_host_alone(kernel: Kernel) -> None:
+    first = settle(kernel, spec())
+    kernel.add_virtual("cali77")
+    kernel.writes.clear()
+    found = settle(kernel, spec(), first.have, frozenset({HOST}))
+    assert mask(kernel, "cali77") == 0xFF
+    assert [path for path, _ in kernel.writes] == [f"{NET}/cali77/queues/rx-0/rps_cpus"]
+    assert is_ready(found.conditions)
+
+
+def test_the_node_stays_ready_while_a_netdev_is_steered(kernel: Kernel) -> None:
+    announced: list[object] = []
+    first = settle(kernel, spec())
+    kernel.add_virtual("cali77")
+    converge(
+        kernel.machine(),
+        Goal(spec()),
+        Memory(lambda: 0.0),
+        first.have,
+        frozenset({HOST}),
+        Callbacks(announce=announced.append),
+    )
+    assert mask(kernel, "cali77") == 0xFF
+    assert announced == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENODEV])
+def test_a_netdev_that_vanishes_before_the_write_is_no_fault(kernel: Kernel, number: int) -> None:
+    def vanish(operation: str, where: str, value: str) -> OSError | None:
+        if "/cali1f/" not in where:
+            return None
+        kernel.remove_virtual("cali1f")
+        return OSError(number, os.strerror(number), where)
+
+    kernel.fault = vanish
+    found = settle(kernel, spec())
+    assert not [o for o in found.outcomes if o.change.kind == rps_netdevs.NAME]
+    assert is_ready(found.conditions)
+
+
+def test_a_write_that_is_refused_is_reported_and_the_node_is_ready(kernel: Kernel) -> None:
+    refusal = OSError(errno.EPERM, os.strerror(errno.EPERM))
+    kernel.fault = lambda operation, where, value: refusal if "/cali1f/" in where else None
+    found = settle(kernel, spec())
+    assert [o.result for o in left(found)] == ["failed"]
+    assert is_ready(found.conditions)
+
+
+def test_netdevs_of_the_spec_s_nics_follow_rps_enable_and_never_a_pattern(kernel: Kernel) -> None:
+    settle(kernel, spec({"match": "enp*", "cpus": "7"}))
+    masks = {mask(kernel, name) for name in ("enp33s0", "enp33s0v0", "enp33s0v1")}
+    assert 1 << 7 not in masks
+    settle(kernel, spec({"match": "enp*", "cpus": "7"}))
+    assert {mask(kernel, name) for name in ("enp33s0", "enp33s0v0", "enp33s0v1")} == masks
+
+
+def test_a_function_that_is_not_in_the_spec_may_match(kernel: Kernel) -> None:
+    kernel.add_nic("0000:41:00.0", "eth1", "02:00:00:00:02:00", node=1)
+    settle(kernel, spec({"match": "eth*", "cpus": "4-6"}))
+    assert mask(kernel, "eth1") == 0b1110000
+
+
+def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
+    for number in range(rps_netdevs.MOST):
+        kernel.add_virtual(f"cali-{number:04}")
+    found = settle(kernel, spec())
+    assert sum(mask(kernel, name) != 0 for name in kernel.names(NET) if name.startswith("cali")) == rps_netdevs.MOST
+    (outcome,) = left(found)
+    assert outcome.error == "the patterns of rps.netdevs match 1025 netdevs; 1024 are steered"
+    assert is_ready(found.conditions)
+
+
+def test_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:
+    memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))
+    kernel.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
+    settle(kernel, spec(), memory=memory)
+    assert mask(kernel, "cali1f") == 0xFF
+    settle(kernel, spec({"match": "veth*"}), memory=memory)
+    assert mask(kernel, "cali1f") == 1
+
+
+def test_the_original_of_a_netdev_that_is_gone_is_forgotten(kernel: Kernel, tmp_path: Path) -> None:
+    memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))
+    settle(kernel, spec(), memory=memory)
+    assert "cali1f" in (tmp_path / ORIGINALS).read_text()
+    kernel.remove_virtual("cali1f")
+    settle(kernel, spec(), memory=memory)
+    assert "cali1f" not in [key[2] for key in Originals.load(tmp_path / ORIGINALS)._originals]
+    assert "cali1f" not in (tmp_path / ORIGINALS).read_text()
+
+
+def test_a_name_that_returns_with_each_pod_is_no_contention(kernel: Kernel) -> None:
+    memory = Memory(lambda: 0.0, Failures())
+    for _ in range(10):
+        settle(kernel, spec(), memory=memory)
+        assert mask(kernel, "cali1f") == 0xFF
+        kernel.remove_virtual("cali1f")
+        kernel.add_virtual("cali1f")
+
+
+def test_someone_who_writes_the_mask_of_one_netdev_again_and_again_is_left_to_it(kernel: Kernel) -> None:
+    memory = Memory(lambda: 0.0, Failures())
+    for _ in range(10):
+        found = settle(kernel, spec(), memory=memory)
+        kernel.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
+    assert "put back" in left(settle(kernel, spec(), memory=memory))[0].error
+    assert is_ready(found.conditions)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"netdevs": [{"match": "*"}]}, "no wildcard in front"),
+        ({"netdevs": [{"match": "cali-with-a-long-name*"}]}, "at most 15 characters"),
+        ({"netdevs": [{"match": "cali*", "cpus": ""}]}, "name at least one CPU"),
+        ({"netdevs": [{"match": "cali*"}, {"match": "cali*"}]}, "the pattern cali* is given twice; keep one"),
+    ],
+)
+def test_bad_data_is_refused_with_the_remedy(given: object, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        from_mapping({"node_name": "n1", "rps": given})
+    assert message in str(caught.value)
+
+
+def test_the_kernel_s_own_default_mask_may_not_be_set_as_well() -> None:
+    with pytest.raises(SpecError) as caught:
+        from_mapping(
+            {"node_name": "n1", "rps": {"netdevs": [{"match": "cali*"}]}, "sysctls": {"net.core.rps_default_mask": "f"}}
+        )
+    assert "sysctls['net.core.rps_default_mask'] and rps.netdevs set the same; keep one" in str(caught.value)

@@ -1,0 +1,14 @@
+"""A machine with two NICs, one on each NUMA node: what most tests of several NICs begin with."""
+
+from tests.sim.kernel import Kernel
+
+PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+NAME0, NAME1 = "enp33s0", "enp65s0"
+MAC0, MAC1 = "02:00:00:00:01:00", "02:00:00:00:01:01"
+
+
+def two_nics(cpus: int = 4) -> Kernel:
+    kernel = Kernel(cpus=cpus)
+    kernel.add_nic(PF0, NAME0, MAC0, node=0)
+    kernel.add_nic(PF1, NAME1, MAC1, node=1)
+    return kernel

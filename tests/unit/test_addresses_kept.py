@@ -1,0 +1,132 @@
+"""The agent's worker keeps addresses on this machine's own kernel, in a network namespace: it hears of what somebody removes.
+
+Its full reading comes once a minute, and no wait here is as long.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.linux.netlink import LinuxNetlink
+from agent.machine import Route, Rule
+from agent.spec.addresses import PRIORITY
+from bench.agent import keep
+from bench.namespace import ADDRESS
+from tests.contract.asking import soon
+from tests.private_namespace import check_in_namespace
+
+TABLE = 479103
+SPEC = {
+    "node_name": "n1",
+    "node_number": 17,
+    "nics": [
+        {
+            "name": "rail3",
+            "select": {"pci": ADDRESS},
+            "rail": 3,
+            "addresses": [
+                {"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"},
+                {"network": "fd00:0:0:{rail}::/64"},
+            ],
+        }
+    ],
+}
+# A /run of its own: udev of this machine knows nothing of the namespace. No network manager configures the netdev.
+MADE = """
+mount -t tmpfs none /run
+ip link set lo up
+ip link add fab0 type veth peer name fab1
+ip link set fab1 up
+mkdir -p /run/NetworkManager/devices /run/systemd/netif/links
+echo ADMIN_STATE=unmanaged > /run/systemd/netif/links/$(cat /sys/class/net/fab0/ifindex)
+"""
+MESSAGES = Path("/run/messages")
+Check = Callable[[LinuxNetlink, int], None]
+
+
+def whole(netlink: LinuxNetlink, ifindex: int) -> bool:
+    """Whether the rail has all that the spec gives it."""
+    return (
+        {"10.3.0.17/16", "fd00:0:0:3::11/64"} <= set(netlink.addresses().get(ifindex, ()))
+        and set(netlink.routes({TABLE}))
+        == {
+            Route("10.3.0.0/16", TABLE, ifindex, None, "10.3.0.17"),
+            Route("0.0.0.0/0", TABLE, ifindex, "10.3.255.254", "10.3.0.17"),
+            Route("fd00:0:0:3::/64", TABLE, ifindex, None, "fd00:0:0:3::11"),
+        }
+        and {Rule("10.3.0.17", TABLE, PRIORITY), Rule("fd00:0:0:3::11", TABLE, PRIORITY)} <= set(netlink.rules())
+    )
+
+
+def wait_until_kept(netlink: LinuxNetlink, ifindex: int) -> None:
+    """Until the rail has it all, and the worker has ended the pass in which it saw that: what comes then must be an event."""
+
+    def kept() -> bool | None:
+        if not whole(netlink, ifindex):
+            return None
+        lines = MESSAGES.read_text().splitlines() or [""]
+        return True if '"ready": true' in lines[-1] else None
+
+    soon(kept, "addresses, routes and rules")
+
+
+def comes_back_after(*commands: str) -> Check:
+    def check(netlink: LinuxNetlink, ifindex: int) -> None:
+        wait_until_kept(netlink, ifindex)
+        for command in commands:
+            subprocess.run(["ip", *command.split()], check=True)
+            wait_until_kept(netlink, ifindex)
+
+    return check
+
+
+def packets_leave_by_the_rail(netlink: LinuxNetlink, ifindex: int) -> None:
+    wait_until_kept(netlink, ifindex)
+    # Another netdev on the same network, with a better route in the table main.
+    made = "ip link add fab2 type veth peer name fab3; ip link set fab2 up; ip link set fab3 up"
+    subprocess.run(["sh", "-euc", f"{made}; ip address add 10.3.0.200/16 dev fab2"], check=True)
+    subprocess.run(["sh", "-euc", "ip route del 10.3.0.0/16 dev fab0 table main"], check=True)
+
+    def way(*words: str) -> str:
+        return subprocess.run(["ip", "route", "get", *words], check=True, capture_output=True, text=True).stdout
+
+    assert "dev fab2" in way("10.3.0.99")
+    assert f"dev fab0 table {TABLE}" in way("10.3.0.99", "from", "10.3.0.17")
+    assert f"via 10.3.255.254 dev fab0 table {TABLE}" in way("10.9.0.99", "from", "10.3.0.17")
+
+
+def beside_a_worker(check: Check) -> None:
+    """Run a check while the agent's worker keeps the spec."""
+    worker = os.fork()
+    if not worker:
+        with MESSAGES.open("w") as out:
+            keep("fab0", out, SPEC)
+        os._exit(1)
+    try:
+        netlink = LinuxNetlink()
+        link = netlink.link("fab0")
+        assert link is not None
+        check(netlink, link.ifindex)
+    finally:
+        os.kill(worker, 9)
+        os.waitpid(worker, 0)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        comes_back_after("address del 10.3.0.17/16 dev fab0", "-6 address del fd00:0:0:3::11/64 dev fab0"),
+        comes_back_after(f"route del 10.3.0.0/16 table {TABLE}", f"-6 route flush table {TABLE}"),
+        comes_back_after("rule del from 10.3.0.17", "-6 rule del from fd00:0:0:3::11"),
+        comes_back_after("link set fab0 down"),
+        packets_leave_by_the_rail,
+    ],
+    ids=["addresses", "routes", "rules", "link", "source"],
+)
+def test_on_this_kernel(check: Check) -> None:
+    check_in_namespace(MADE, lambda: beside_a_worker(check), within=90)

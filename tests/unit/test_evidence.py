@@ -1,0 +1,67 @@
+"""How the checks of a node find the NICs of its spec, by what the node's own tools print."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.spec.node import from_mapping, to_json
+from tests.node.evidence import Node, read_node
+
+FUNCTIONS = """pf|0000:c1:00.0|15b3|1021|mlx5_core|ens3|1|02:00:00:00:03:00
+pf|0000:21:00.0|15b3|1021|mlx5_core|ens1|0|02:00:00:00:01:00
+vf|0|0000:21:00.1|ens1v0
+pf|0000:41:00.0|15b3|1021|mlx5_core|ens2|0|02:00:00:00:02:00
+pf|0000:01:00.0|8086|10c9|igb|eno1|0|02:00:00:00:09:00
+"""
+
+
+class Shell:
+    """A host on which `cat` prints the spec, the script of the functions FUNCTIONS, and `ip` nothing."""
+
+    backend: Any
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.backend = self
+        self._spec = to_json(from_mapping({"node_name": "n1", **spec}))
+
+    def get_pytest_id(self) -> str:
+        return "ssh://n1"
+
+    def run(self, command: str, *arguments: str) -> Any:
+        printed = self._spec if command.startswith("cat") else "[]" if "ip -j" in arguments[0] else FUNCTIONS
+        return type("Done", (), {"rc": 0, "stdout": printed, "stderr": ""})
+
+
+def node(*nics: dict[str, Any]) -> Node:
+    return read_node(Shell({"nics": list(nics)}))  # type: ignore[arg-type]
+
+
+def rails(**select: Any) -> dict[str, Any]:
+    return {"name": "rail{index}", "select": {"vendor": "15b3", "each": True, **select}, "vfs": {"count": 1}}
+
+
+STORAGE = {"name": "storage", "select": {"mac": "02:00:00:00:02:00"}}
+
+
+def test_each_function_is_a_nic_in_the_order_of_the_addresses() -> None:
+    found = node(rails(min=3, max=3)).nics()
+    assert [(nic.want.name, nic.pci) for nic in found] == [
+        ("rail0", "0000:21:00.0"),
+        ("rail1", "0000:41:00.0"),
+        ("rail2", "0000:c1:00.0"),
+    ]
+    assert [vf.label for vf in found[0].vfs] == ["ens1v0 (0000:21:00.1, NIC rail0, VF 0)"]
+
+
+def test_another_entry_s_function_is_not_counted() -> None:
+    found = node(rails(without=["storage"]), STORAGE).nics()
+    assert [(nic.want.name, nic.netdev) for nic in found] == [("rail0", "ens1"), ("rail1", "ens3"), ("storage", "ens2")]
+
+
+@pytest.mark.parametrize("bounds", [{"min": 4}, {"max": 2}], ids=str)
+def test_another_number_fails_the_check_and_names_them(bounds: dict[str, int]) -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"NIC rail\{index\} .*found .*0000:41:00.0 \(ens2\)"):
+        node(rails(**bounds)).nics()
+    assert node({**rails(**bounds), "required": False}).nics() == ()

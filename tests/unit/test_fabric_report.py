@@ -1,0 +1,80 @@
+"""`trackbed fleet fabric report` as an operator runs it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from agent.__main__ import cli
+from fleet.fabric.journal import Journal, Run
+from fleet.fabric.stages import Settings
+from tests.sim.fabric import Fabric, Kind, ends
+
+SETTINGS = Settings(across_rails=False)
+
+
+def written(folder: Path, bad: dict[str, Kind], finished: bool = True, absent: dict[str, str] | None = None) -> Path:
+    fabric = Fabric(ends(8, 2), bad)
+    journal = Journal.open(folder / "r.jsonl", Run(tuple(fabric.ends.values()), SETTINGS, absent or {}, 1.0e9))
+    journal.add(fabric.run(SETTINGS)[1])
+    if finished:
+        journal.finish()
+    return journal.path
+
+
+def report(path: Path, *more: str) -> Result:
+    return CliRunner().invoke(cli, ["fleet", "fabric", "report", "--results", str(path), *more])
+
+
+def test_a_proven_fabric_exits_0(tmp_path: Path) -> None:
+    said = report(written(tmp_path, {}))
+    assert said.exit_code == 0, said.output
+    assert "16 of 16 NICs are good, 0 bad paths\n" in said.output
+    assert re.search(r"ib_write_bw: usually (38|39)\d\.\d\d Gbit/s", said.output)
+
+
+def test_a_bad_nic_is_named_with_its_reason_and_exits_2(tmp_path: Path) -> None:
+    said = report(written(tmp_path, {"node00003/rail1": "blocked"}))
+    assert said.exit_code == 2
+    assert re.search(r"node00003/rail1 +blocked +it sends and receives nothing", said.output)
+    assert "15 of 16 NICs are good" in said.output
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_an_unfinished_test_or_a_node_that_was_not_tested_proves_nothing(tmp_path: Path, finished: bool) -> None:
+    absent = {"node9": "it cannot be reached"} if finished else {}
+    said = report(written(tmp_path, {}, finished, absent))
+    assert said.exit_code == 2
+    assert ("node9" if finished else "the test is not finished") in said.output
+
+
+def test_json_has_a_line_for_each_end_and_one_for_the_whole(tmp_path: Path) -> None:
+    said = report(written(tmp_path, {"node00003/rail1": "slow"}), "--json")
+    *rows, whole = [json.loads(line) for line in said.output.splitlines()]
+    assert len(rows) == 16
+    assert [row["end"] for row in rows if row["status"] != "good"] == ["node00003/rail1"]
+    assert whole["proven"] is False and whole["finished"] is True
+
+
+def test_the_page_has_each_nic_and_asks_nothing_of_anybody(tmp_path: Path) -> None:
+    path = tmp_path / "fabric.html"
+    assert (
+        report(written(tmp_path, {"node00003/rail1": "slow"}, absent={"<b>": "x"}), "--html", str(path)).exit_code == 2
+    )
+    text = path.read_text()
+    assert "node00003/rail1" in text and "node00007" in text and "not proven" in text
+    assert "<b>" not in text
+    # Names of XML's vocabularies are no addresses that anything is fetched from.
+    assert not re.search(r"(src|href)=\"(?!#)|url\((?!#)|@import|<script", re.sub(r'xmlns(:\w+)?="[^"]*"', "", text))
+
+
+def test_results_that_are_not_there_or_damaged_are_one_message(tmp_path: Path) -> None:
+    missing = report(tmp_path / "none.jsonl")
+    assert missing.exit_code == 1
+    assert "does not exist; test first" in missing.output
+    (tmp_path / "bad.jsonl").write_text("no JSON\n")
+    damaged = report(tmp_path / "bad.jsonl")
+    assert damaged.exit_code == 1
+    assert "line 1, cannot be read" in damaged.output

@@ -1,0 +1,86 @@
+"""The lab's nodes get this host's time: the process that answers them, as an NTP client meets it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import time_source
+from lab.time_source import EPOCH, HEADER
+
+QUESTION = 0x1234_5678_9ABC_DEF0
+"""What a client sends as its time of sending: chronyd sends random bits, and takes only an answer that has them."""
+
+
+def question(first: int = 4 << 3 | 3) -> bytes:
+    return HEADER.pack(first, 0, 4, 0, 0, 0, b"", 0, 0, 0, QUESTION)
+
+
+@pytest.fixture
+def qemu() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for a node's QEMU."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def free_port() -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+
+
+def asked(port: int) -> bytes:
+    """The answer; empty if nobody answers."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.settimeout(1.0)
+        client.connect(("127.0.0.1", port))
+        try:
+            client.send(question())
+            return client.recv(512)
+        except (ConnectionRefusedError, TimeoutError):
+            return b""
+
+
+def test_it_answers_with_this_host_s_time_as_long_as_qemu_runs(qemu: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    port, log = free_port(), tmp_path / "log"
+    before = time.time()
+    time_source.start(port, qemu.pid, log)
+    answers: list[bytes] = []
+
+    def answered() -> bool:
+        answers.append(asked(port))
+        return answers[-1] != b""
+
+    until(answered)
+    first, stratum, *_, origin, received, sent = HEADER.unpack(answers[-1])
+    assert (first & 7, stratum, origin) == (4, 10, QUESTION)
+    assert before <= received / 2**32 - EPOCH <= sent / 2**32 - EPOCH <= time.time()
+    qemu.kill()
+    qemu.wait()
+    until(lambda: asked(port) == b"")
+    assert log.read_text() == ""
+
+
+def test_a_port_that_is_taken_is_said_in_the_log(qemu: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        time_source.start(other.getsockname()[1], qemu.pid, tmp_path / "log")
+        until(lambda: (tmp_path / "log").read_text() != "")
+    assert "the node gets no time from this host: " in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("packet", [b"", b"x" * 47, question(4 << 3 | 4), question(4 << 3 | 6)])
+def test_what_is_no_client_s_question_gets_no_answer(packet: bytes) -> None:
+    assert time_source.answer(packet, 0.0) == b""

@@ -1,0 +1,209 @@
+"""The report's file and the kubelet's marker, as their readers find them."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.report.publisher import FIRST_PASS, Publisher
+from agent.report.records import Report, report_from_json
+from agent.report.verdict import STALE
+from agent.runtime import uptime
+
+CONDITION = {"type": "Converged", "status": "True", "reason": "AsWanted"}
+
+
+def read(folder: Path) -> Report:
+    return report_from_json((folder / "report.json").read_text())
+
+
+def begin(folder: Path) -> Publisher:
+    return Publisher(folder, "boot-1", "v1")
+
+
+def body(ready: bool = True, **more: Any) -> dict[str, Any]:
+    conditions = [{**CONDITION, "status": str(ready)}]
+    return {"node_name": "n1", "spec_hash": "h1", "ready": ready, "up_to_date": True, "conditions": conditions} | more
+
+
+def facts(report: Report) -> tuple[Any, ...]:
+    return report.ready, [(c.type, c.status, c.reason, c.message) for c in report.conditions]
+
+
+def test_before_the_first_pass_the_report_says_that_nothing_was_looked_at(tmp_path: Path) -> None:
+    begin(tmp_path)
+    report = read(tmp_path)
+    assert (report.boot_id, report.agent_version, report.node_name, report.spec_hash) == ("boot-1", "v1", "", "")
+    assert not report.up_to_date
+    message = "the agent has not looked at the devices yet"
+    assert facts(report) == (False, [("Converged", "Unknown", "Starting", message)])
+
+
+def test_a_pass_is_published_with_this_boot_and_version(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    first = read(tmp_path)
+    publisher.found(body())
+    report = read(tmp_path)
+    assert publisher.ready
+    assert (report.boot_id, report.agent_version, report.node_name, report.spec_hash) == ("boot-1", "v1", "n1", "h1")
+    assert report.generation == first.generation + 1
+    assert first.uptime <= report.uptime <= uptime()
+    assert first.heartbeat <= report.time <= report.heartbeat
+
+
+def test_the_same_again_is_no_change(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    publisher.found(body())
+    once = read(tmp_path)
+    publisher.found(body())
+    again = read(tmp_path)
+    assert (again.generation, again.time, again.heartbeat) == (once.generation, once.time, once.heartbeat)
+
+
+def test_a_heartbeat_changes_neither_the_generation_nor_the_time_of_the_change(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    publisher.found(body())
+    once = read(tmp_path)
+    publisher.vouch()
+    again = read(tmp_path)
+    assert (again.generation, again.time, facts(again)) == (once.generation, once.time, facts(once))
+    assert again.heartbeat > once.heartbeat
+    assert again.uptime > once.uptime
+
+
+def test_a_restart_in_one_boot_goes_on_with_higher_generations(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    for number in range(20):
+        publisher.found(body(number % 2 == 0))
+    last = read(tmp_path).generation
+    begin(tmp_path)
+    assert read(tmp_path).generation > last
+
+
+def test_while_no_worker_watches_the_last_result_stands_beside_the_reason(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    publisher.found(body())
+    publisher.unattended("WorkerLost", "it is gone")
+    publisher.unattended("WorkerStuck", "it hangs")
+    lost = ("WorkerAlive", "False", "WorkerStuck", "it hangs")
+    assert facts(read(tmp_path)) == (False, [("Converged", "True", "AsWanted", ""), lost])
+    assert read(tmp_path).spec_hash == "h1"
+    publisher.found(body())
+    assert facts(read(tmp_path)) == (True, [("Converged", "True", "AsWanted", "")])
+
+
+def test_while_a_device_is_checked_no_other_condition_changes(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    other = {"type": "Uncontended", "status": "True", "reason": "Alone"}
+    publisher.found(body(conditions=[CONDITION, other]))
+    publisher.checking("reading takes long")
+    checked = [("Converged", "Unknown", "Checking", "reading takes long"), ("Uncontended", "True", "Alone", "")]
+    assert facts(read(tmp_path)) == (False, checked)
+    assert not publisher.ready
+
+
+def test_what_is_no_report_is_refused_and_the_last_one_stays(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    publisher.found(body())
+    before = (tmp_path / "report.json").read_text()
+    with pytest.raises(ValueError):
+        publisher.found({"ready": "perhaps"})
+    assert (tmp_path / "report.json").read_text() == before
+
+
+def test_the_gate_opens_with_the_first_verified_pass_and_stays_open(tmp_path: Path) -> None:
+    publisher, marker = begin(tmp_path), tmp_path / FIRST_PASS
+    publisher.found(body(False))
+    assert not marker.exists()
+    publisher.found(body())
+    assert marker.read_text() == "boot-1\n"
+    publisher.found(body(False))
+    assert marker.exists()
+    marker.unlink()
+    publisher.vouch()
+    assert marker.read_text() == "boot-1\n"
+
+
+def test_others_than_root_may_read_both_files(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        begin(tmp_path).found(body())
+    finally:
+        os.umask(before)
+    for name in ("report.json", FIRST_PASS):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_a_report_that_cannot_be_written_is_said_once_and_written_once_there_is_room(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    publisher = begin(folder)
+    publisher.found(body())
+    (folder / "report.json").unlink()
+    (folder / FIRST_PASS).unlink()
+    folder.rmdir()
+    capfd.readouterr()
+    publisher.vouch()
+    publisher.vouch()
+    said = capfd.readouterr().err
+    why = "No such file or directory; the old one was removed, so the node counts as not ready"
+    assert said.count(f"{folder}/report.json cannot be written: {why}; it is tried again with each heartbeat") == 1
+    why = "No such file or directory; the kubelet's gate waits for it"
+    assert said.count(f"{folder}/{FIRST_PASS} cannot be written: {why}; it is tried again with each heartbeat") == 1
+    folder.mkdir()
+    publisher.vouch()
+    assert read(folder).ready
+    assert (folder / FIRST_PASS).exists()
+    assert "the node is verified, for the first time in this boot" in capfd.readouterr().err
+    for name in ("report.json", FIRST_PASS):
+        (folder / name).unlink()
+    folder.rmdir()
+    publisher.vouch()
+    assert capfd.readouterr().err.count("cannot be written") == 2
+
+
+def test_an_outdated_report_that_can_be_neither_written_nor_removed_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    publisher = begin(tmp_path)
+    (tmp_path / "report.json").unlink()
+    (tmp_path / "report.json").mkdir()
+    publisher.vouch()
+    counts = f"the old one cannot be removed (Is a directory), and counts until its heartbeat is {STALE:.0f} s old"
+    assert f"report.json cannot be written: Is a directory; {counts}" in capfd.readouterr().err
+
+
+def test_a_reader_of_the_json_finds_true_or_false(tmp_path: Path) -> None:
+    def flags() -> tuple[Any, Any]:
+        report = json.loads((tmp_path / "report.json").read_text())
+        return report["ready"], report["up_to_date"]
+
+    publisher = begin(tmp_path)
+    assert flags() == (False, False)
+    publisher.found(body())
+    assert flags() == (True, True)
+    publisher.checking("reading takes long")
+    assert flags() == (False, True)
+    publisher.found(body())
+    publisher.unattended("Stopped", "the agent was stopped")
+    assert flags() == (False, True)
+
+
+def test_the_report_says_since_when_the_node_is_ready_or_not(tmp_path: Path) -> None:
+    publisher = begin(tmp_path)
+    started = read(tmp_path).since
+    assert started > 0
+    publisher.found(body(False))
+    assert read(tmp_path).since == started
+    publisher.found(body(True))
+    became_ready = read(tmp_path).since
+    assert became_ready > started
+    publisher.found(body(True, spec_hash="h2"))
+    publisher.vouch()
+    assert read(tmp_path).since == became_ready
+    publisher.unattended("WorkerLost", "it has ended")
+    assert read(tmp_path).since > became_ready

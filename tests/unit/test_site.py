@@ -1,0 +1,153 @@
+"""The documentation site: it builds, a broken link or anchor fails it, and its reference is what the code says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.probes import probes
+from agent.spec.schema import schema
+from handbook import campaign, conditions, spec
+
+ROOT = Path(__file__).parents[2]
+# What mkdocs.yml and the hooks read.
+SOURCES = ("mkdocs.yml", "docs", "handbook", "examples", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+
+
+def built(folder: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = built(ROOT, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def text(site: Path, page: str) -> str:
+    """The words of a page."""
+    return re.sub(r"<[^>]+>", "", (site / page).read_text())
+
+
+def test_each_page_is_there_and_has_left_nothing_to_fill_in(site: Path) -> None:
+    sources = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
+    pages = [*map(str, sources), "index.html", "contributing.html", "changelog.html", "examples.html"]
+    assert [page for page in pages if not (site / page).is_file()] == []
+    assert [page for page in pages if "<!-- from the code" in (site / page).read_text()] == []
+
+
+def test_a_page_loads_nothing_from_anywhere(site: Path) -> None:
+    loaded = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)")
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 50
+    assert {found for page in pages for found in loaded.findall(page.read_text())} == set()
+
+
+def test_each_decision_is_in_the_navigation(site: Path) -> None:
+    shown = (site / "decisions/index.html").read_text()
+    names = [path.stem for path in (ROOT / "docs/decisions").glob("*.md")]
+    # Once in the navigation, once in the list.
+    assert [name for name in names if shown.count(f'href="{name}.html"') < 2] == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        ("[the gate](gaet.md)", "gaet.md"),
+        ("[the gate](gate.md#no-such-heading)", "no-such-heading"),
+    ],
+)
+def test_a_broken_link_or_anchor_fails(tmp_path: Path, broken: str, complaint: str) -> None:
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    page = tmp_path / "docs/readiness.md"
+    page.write_text(f"{page.read_text()}\n{broken}\n")
+    done = built(tmp_path, tmp_path / "site")
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+def test_the_reference_has_each_key_of_the_spec_with_its_meaning() -> None:
+    made = schema()
+    records = {"NodeSpec": made, **made["$defs"]}
+    keys = [(name, key) for name, record in records.items() for key in record["properties"]]
+    assert all(spec.meaning(name, key) for name, key in keys)
+    assert "| `mtu` | 68 to 65535 | bytes | none | MTU of the physical function" in spec.page()
+
+
+def test_a_key_that_the_inventory_page_does_not_describe_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"docs/inventory\.md, section 'The node', has no row for colour"):
+        spec.meaning("NodeSpec", "colour")
+
+
+def test_the_reference_has_a_reason_for_each_status_of_each_check() -> None:
+    known = {(type, status) for type, _, status, _, _ in conditions.reasons()}
+    types = {probe.type for probe in probes()}
+    assert {type for type in types if (type, "True") not in known} == set()
+    # DevicesAnswer is never False: a device that does not answer is unknown.
+    assert {type for type in types if (type, "False") not in known} == {"DevicesAnswer"}
+    assert ("NicMissing", "False") in {(reason, status) for type, reason, status, _, _ in conditions.reasons()}
+    assert ("WorkerStuck", "False") in {(reason, status) for type, reason, status, _, _ in conditions.reasons()}
+
+
+def test_each_remedy_is_of_a_reason_that_there_is() -> None:
+    known = {(type, reason) for type, reason, *_ in conditions.reasons()}
+    known |= {(type, reason) for type, rows in conditions.published() for _, reason, *_ in rows}
+    assert conditions.REMEDIES.keys() - known == set()
+
+
+def test_the_pages_of_commands_and_metrics_have_what_there_is(site: Path) -> None:
+    commands = text(site, "reference/commands.html")
+    assert "0 nothing to change, 2 changes, 1 an error" in commands
+    assert "trackbed fleet maintain [OPTIONS]" in commands
+    assert "python -m lab unplug" in commands
+    assert "trackbed_ready" in text(site, "reference/metrics.html")
+
+
+def test_the_tables_of_the_campaign_are_those_of_its_records() -> None:
+    names = {"campaign.md": "lab", "campaign-kubernetes.md": "kubernetes", "campaign-example.md": "example"}
+    for name, records in names.items():
+        page = ROOT / "docs" / name
+        assert f"<!-- runs: {records} -->" in page.read_text()
+        assert campaign.with_tables(page.read_text()) == page.read_text(), "run `python -m handbook.campaign`"
+
+
+def test_a_run_of_the_campaign_is_recorded_and_replaces_the_one_before(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    (docs / "campaign").mkdir(parents=True)
+    columns = {"command": "Command", "shows": "Shows", "result": "Result", "duration": "Duration"}
+    earlier = {
+        "command": "`pytest -m campaign tests/lab/test_x.py`",
+        "shows": "x holds",
+        "result": "?",
+        "duration": "?",
+    }
+    (docs / "campaign/lab.json").write_text(json.dumps({"columns": columns, "runs": [earlier]}))
+    (docs / "campaign.md").write_text("# Runs\n\n<!-- runs: lab -->\n<!-- end -->\n")
+    tests = tmp_path / "tests/lab"
+    tests.mkdir(parents=True)
+    (tests / "test_x.py").write_text("def test_that_holds():\n    pass\n")
+    (tests / "test_y.py").write_text("def test_this_fails():\n    assert False\n\ndef test_it_holds():\n    pass\n")
+    results = tmp_path / "results.xml"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={results}", "tests/lab"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+
+    campaign.main([str(results)], docs)
+
+    page = (docs / "campaign.md").read_text()
+    assert re.search(r"\| `pytest -m campaign tests/lab/test_x\.py` \| x holds \| 1 passed \| \d+ s \|", page)
+    failed = r"\| this fails; it holds \| 1 failed, 1 passed: `test_this_fails` \| \d+ s \|"
+    assert re.search(rf"\| `pytest -m campaign tests/lab/test_y\.py` {failed}", page)
+    assert page.count("test_x.py") == 1
