@@ -18,8 +18,8 @@ labels = {
     "writers": {f"{_FEATURE}/network-sriov.capable": "nfd"},
 }
 nccl = {"network_type": 1}
-# Each NIC is attached to the NIC of its own name only, and two host CPUs emulate all nodes.
-fabric = {"seconds": 3, "across_rails": False, "at_once": 1}
+# Each NIC is attached to the NIC of its own name only, and two host CPUs emulate all nodes: 30 queue pairs take a minute.
+fabric = {"seconds": 3, "grace": 120, "across_rails": False, "at_once": 1}
 
 # ssh, since perftest and MPI start through it. The tests install the others.
 limits = {"daemons": ["ssh", "containerd", "docker"]}

@@ -51,6 +51,8 @@ def _settings(value: object) -> Settings:
         raise ValueError("tests: it is empty; leave it out for all tests")
     if not LEAST_SECONDS <= made.seconds <= 3600:
         raise ValueError(f"seconds: {made.seconds} is not valid; give {LEAST_SECONDS} to 3600")
+    if not 1 <= made.grace <= 3600:
+        raise ValueError(f"grace: {made.grace} is not valid; give 1 to 3600 seconds")
     if made.at_once is not None and made.at_once < 1:
         raise ValueError(f"at_once: {made.at_once} is not valid; give at least 1")
     return made

@@ -19,8 +19,14 @@ START = 15.0
 UP = 2.0
 """Seconds after which a server of the RDMA connection manager is taken to listen: the kernel shows its port to nobody."""
 
+KILLED = 10.0
+"""Seconds for a client to be gone after its time is over: the kernel may hold it while it waits for the peer's answers."""
+
 END = 10.0
 """Seconds for a server to end after its client."""
+
+TIMED_OUT = 124
+"""The exit status of timeout(1) for a program that it has stopped."""
 
 LONGEST = 8000
 """Characters of a program's output that are sent, the last ones."""
@@ -88,9 +94,14 @@ def measure(jobs: list[dict[str, Any]]) -> dict[str, list[Any]]:
             )
         except OSError as error:
             said[job["id"]] = [127, str(error)]
+    end = time.monotonic() + max((job["seconds"] for job in jobs), default=0) + KILLED
     for name, process in running.items():
-        output = process.communicate()[0]
-        said[name] = [process.returncode, output[-LONGEST:]]
+        try:
+            # Also the output of one that ended long ago must be read.
+            output = process.communicate(timeout=max(1.0, end - time.monotonic()))[0]
+            said[name] = [process.returncode, output[-LONGEST:]]
+        except subprocess.TimeoutExpired:
+            said[name] = [TIMED_OUT, "it has not ended although its time is over"]
     return said
 
 

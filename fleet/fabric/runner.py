@@ -19,9 +19,6 @@ from fleet.fabric.verdict import Verdict, verdict
 PORT = 18515
 """perftest's own port; the NICs of a node have this one and those above it."""
 
-GRACE = 15
-"""Seconds that a test may take beyond its measurement."""
-
 ANSWER = 45
 """Seconds in which a node must answer beyond the time of its tests."""
 
@@ -122,7 +119,7 @@ class Runner:
         :param ending: the jobs whose servers end by themselves, since their clients have ended well.
         """
         by_node: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        limit = self.settings.seconds + GRACE
+        limit = self.settings.seconds + self.settings.grace
         test = TESTS[made.test]
         for job in jobs:
             one, other = self.ends[job.server], self.ends[job.client]

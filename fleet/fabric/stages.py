@@ -17,13 +17,15 @@ from fleet.fabric.verdict import confirming, repeating
 class Settings:
     """What a run does, the same for all nodes.
 
-    ``tests``: programs of perftest. ``seconds``: how long each measures. ``across_rails``: also between rails.
+    ``tests``: programs of perftest. ``seconds``: how long each measures. ``grace``: seconds that it may take beyond that, for
+    the connection and for what is still on its way when the time is over. ``across_rails``: also between rails.
     ``at_once``: the most tests at the same time; None is all of a round. ``gpu_memory``: use the memory of a GPU of the
     NIC's NUMA node.
     """
 
     tests: tuple[str, ...] = tuple(TESTS)
     seconds: int = 5
+    grace: int = 15
     across_rails: bool = True
     at_once: int | None = None
     gpu_memory: bool = False

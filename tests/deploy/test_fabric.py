@@ -82,6 +82,7 @@ def test_what_is_no_nic_of_the_spec_is_not_tested_and_a_node_without_an_agent_is
     [
         (fabric.FABRIC, {"tests": ["ib_write"]}, "'ib_write' is no test"),
         (fabric.FABRIC, {"seconds": 1}, "give 3 to 3600"),
+        (fabric.FABRIC, {"grace": 0}, "give 1 to 3600"),
         (fabric.FABRIC, {"at_once": 0}, "give at least 1"),
         (fabric.FABRIC, {"second": 5}, "second"),
         (fabric.FLOORS, {"ib_write_bw": -1}, "give a number of Gbit/s"),

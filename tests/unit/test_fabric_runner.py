@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -139,6 +140,22 @@ def test_an_end_that_sends_slowly_is_blamed(programs: Path) -> None:
     said, _ = run(programs, fleet(c="slow"), Local(programs))
     assert bad(said) == {"c/fab0": ("bad", "slow")}
     assert "30%" in next(each.message for each in said.ends if each.end == "c/fab0")
+
+
+def test_a_node_answers_although_a_client_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKBED_FABRIC", str(tmp_path))
+    node = runpy.run_path(str(ROOT / "templates" / "fabric.py"))
+    # What a client leaves behind keeps its output open, as a client does that the kernel does not let go.
+    lasting = ["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid"]
+    jobs = [{"id": "a b", "argv": lasting, "seconds": 1}, {"id": "c d", "argv": ["echo", "fine"], "seconds": 1}]
+    monkeypatch.setitem(node["measure"].__globals__, "KILLED", 0.1)
+    try:
+        assert node["measure"](jobs) == {
+            "a b": [124, "it has not ended although its time is over"],
+            "c d": [0, "fine\n"],
+        }
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
 def test_a_node_that_is_lost_half_way_is_a_result(programs: Path) -> None:
