@@ -47,7 +47,7 @@ PERFTEST = "perftest:1"
 
 
 def perftest() -> Image:
-    """perftest, and a shell."""
+    """perftest, ibv_devinfo, and a shell."""
     return Image(
         PERFTEST,
         ["/bin/sh"],

@@ -148,10 +148,19 @@ def shell() -> dict[str, Path]:
 
 
 PERFTEST = (
-    *("perftest", "libibverbs1", "ibverbs-providers", "librdmacm1", "libibumad3", "libnl-3-200", "libnl-route-3-200"),
+    *(
+        "perftest",
+        "ibverbs-utils",
+        "libibverbs1",
+        "ibverbs-providers",
+        "librdmacm1",
+        "libibumad3",
+        "libnl-3-200",
+        "libnl-route-3-200",
+    ),
     *("libpci3", "libudev1", "zlib1g", "libc6"),
 )
-"""Debian's packages with perftest and all that it loads."""
+"""Debian's packages with perftest and ibv_devinfo, and all that they load."""
 
 
 def perftest() -> dict[str, Path]:

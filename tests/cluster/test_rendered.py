@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from lab import Node, instance
-from lab.cluster import commands, join, manifests, network_plugins
+from lab.cluster import bundle, commands, join, manifests, network_plugins
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, is_open, restore
 from tests.cluster.test_gate import phase
 from tests.cluster.test_stories import allocatable, listens
-from tests.lab.conftest import eventually, pyinfra
+from tests.lab.conftest import ROOT, eventually, pyinfra
 
 pytestmark = pytest.mark.campaign
 
@@ -49,6 +50,18 @@ def _data(number, data):
 
 
 lab = [(name, _data(number, data)) for number, (name, data) in enumerate(_nodes, {first})]
+"""
+EXAMPLES = ROOT / "examples"
+# What a user of the examples changes for a cluster: the image, and the resource of the inventory.
+OVERLAY = f"""
+resources: ["{{example}}"]
+images: [{{{{name: docker.io/mellanox/rping-test, newName: "{{image}}", newTag: "1"}}}}]
+patches:
+  - target: {{{{kind: Pod}}}}
+    patch: |-
+      - op: replace
+        path: /spec/containers/0/resources/limits
+        value: {{{{"{manifests.RESOURCE}": "1"}}}}
 """
 # An emulated node answers late, and rxe of Linux 6.1 refuses what is then sent again (REM_INV_REQ_ERR).
 MODEST = ("-F", "-n", "100", "-s", "4096", "-t", "4", "--report_gbits")
@@ -105,38 +118,73 @@ def stop(plane: ControlPlane, folder: Path, pods: str) -> None:
 
 
 @pytest.fixture
-def on_the_hosts_network(deployed: tuple[Cluster, Path]) -> Iterator[tuple[Cluster, dict[str, Node]]]:
-    """The cluster, and the nodes by the pods that run there."""
+def on_the_hosts_network(deployed: tuple[Cluster, Path]) -> Iterator[Cluster]:
+    """The cluster, with the rendered test pods that are in the nodes' network."""
     cluster, folder = deployed
     try:
         start(cluster.plane, folder, "rdma-test")
-        nodes = dict(zip(cluster.names, cluster.nodes, strict=True))
-        pods = [f"rdma-test-{role}" for role in ("server", "client")]
-        yield cluster, {pod: nodes[cluster.plane.get("pod", pod)["spec"]["nodeName"]] for pod in pods}
+        yield cluster
     finally:
         stop(cluster.plane, folder, "rdma-test")
+
+
+def measured(cluster: Cluster, pods: str, command: tuple[str, ...]) -> float:
+    """Gbit/s between a client and a server of perftest in two pods, over the first rail."""
+    plane, server, client = cluster.plane, f"{pods}-server", f"{pods}-client"
+    node = cluster.nodes[cluster.names.index(plane.get("pod", server)["spec"]["nodeName"])]
+    rail = f"10.77.0.{FIRST_NUMBER + cluster.nodes.index(node)}"
+    words = (command[0], "-d", f"rxe_{node.machine.nics[0].netdev}", *command[1:], *MODEST)
+    with ThreadPoolExecutor() as pool:
+        serving = pool.submit(plane.kubectl, "exec", server, "--", *words, timeout=LONG)
+        eventually("the server listens", lambda: serving.done() or listens(node), LONG)
+        said = plane.kubectl("exec", client, "--", *words, rail, timeout=LONG)
+        serving.result(LONG)
+    print(said)  # noqa: T201
+    figures = [line.split() for line in said.splitlines() if line.split()[:1] == ["4096"]]
+    assert figures, said
+    return float(figures[0][3])
 
 
 @pytest.mark.parametrize(
     "command", [("ib_write_bw",), ("ib_read_bw", "-q", "30"), ("ib_send_bw", "-R")], ids=lambda each: " ".join(each)
 )
-def test_data_between_two_pods_on_the_hosts_network(
-    on_the_hosts_network: tuple[Cluster, dict[str, Node]], command: tuple[str, ...]
-) -> None:
-    cluster, nodes = on_the_hosts_network
-    plane, server = cluster.plane, nodes["rdma-test-server"]
-    nic = server.machine.nics[0]
-    rail = f"10.77.0.{FIRST_NUMBER + cluster.nodes.index(server)}"
-    words = (command[0], "-d", f"rxe_{nic.netdev}", *command[1:], *MODEST)
-    with ThreadPoolExecutor() as pool:
-        serving = pool.submit(plane.kubectl, "exec", "rdma-test-server", "--", *words, timeout=LONG)
-        eventually("the server listens", lambda: serving.done() or listens(server), LONG)
-        said = plane.kubectl("exec", "rdma-test-client", "--", *words, rail, timeout=LONG)
-        serving.result(LONG)
-    print(said)  # noqa: T201
-    figures = [line.split() for line in said.splitlines() if line.split()[:1] == ["4096"]]
-    assert figures, said
-    assert float(figures[0][3]) > 0, said
+def test_data_between_two_pods_on_the_hosts_network(on_the_hosts_network: Cluster, command: tuple[str, ...]) -> None:
+    assert measured(on_the_hosts_network, "rdma-test", command) > 0
+
+
+@pytest.fixture
+def example(
+    deployed: tuple[Cluster, Path], request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[tuple[Cluster, list[str]]]:
+    """The cluster, and the names of the pods of a file of examples/, with the lab's image and resource."""
+    plane = deployed[0].plane
+    shutil.copy(EXAMPLES / request.param, tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(
+        OVERLAY.format(example=request.param, image=bundle.perftest().reference.partition(":")[0])
+    )
+    try:
+        said = plane.kubectl("apply", "--validate=strict", "-o", "name", "-k", str(tmp_path))
+        yield deployed[0], [line.partition("/")[2] for line in said.split()]
+    finally:
+        plane.try_kubectl("delete", "--ignore-not-found", "-k", str(tmp_path), timeout=LONG)
+
+
+@pytest.mark.parametrize("example", ["perftest.yaml"], indirect=True)
+def test_the_pods_of_the_example_measure_the_first_rail(example: tuple[Cluster, list[str]]) -> None:
+    cluster, pods = example
+    for pod in pods:
+        eventually(pod, lambda pod=pod: phase(cluster.plane, pod) == "Running", LONG)  # type: ignore[misc]
+    assert measured(cluster, "perftest", ("ib_write_bw",)) > 0
+
+
+@pytest.mark.parametrize("example", ["rdma-pod.yaml"], indirect=True)
+def test_the_pod_of_the_example_lists_the_nodes_devices(example: tuple[Cluster, list[str]]) -> None:
+    cluster, (pod,) = example
+    eventually("its end", lambda: phase(cluster.plane, pod) == "Succeeded", LONG)
+    said = cluster.plane.kubectl("logs", pod)
+    for nic in cluster.nodes[0].machine.nics:
+        assert f"rxe_{nic.netdev}" in said
+    assert said.count("PORT_ACTIVE") >= len(cluster.nodes[0].machine.nics), said
 
 
 @pytest.fixture
