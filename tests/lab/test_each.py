@@ -22,7 +22,9 @@ def rails(**select: int) -> list[dict[str, Any]]:
 
 
 def test_each_nic_has_its_name_and_number(node: Node) -> None:
+    before = report(node)["spec_hash"]
     change_spec(node, nics=rails(min=2, max=2))
+    eventually("a report of the new spec", lambda: report(node)["spec_hash"] != before)
     wait_ready(node)
     functions = json.loads(node.sh("trackbed inspect --json"))["functions"]
     named = {function["address"]: function["nic"] for function in functions if function["nic"]}

@@ -63,7 +63,12 @@ def test_networkd_keeps_off_vfs_whatever_they_are_called(node: Node) -> None:
     node.sh(f"networkctl reload; echo 0 > /sys/bus/pci/devices/{PF.pci}/sriov_numvfs")
     eventually("new VFs", lambda: node.run(["test", "-e", f"/sys/class/net/{PF.netdev}v6"]).returncode == 0)
     settled(node)
-    listed = [line.split() for line in node.sh("networkctl --no-legend --no-pager").splitlines()]
-    vfs = {words[1]: words[-1] for words in listed if words[1].startswith((f"{PF.netdev}v", f"{OTHER.netdev}v"))}
-    assert len(vfs) == 11
-    assert set(vfs.values()) == {"unmanaged"}
+
+    def setups() -> list[str]:
+        """What networkd says of each VF."""
+        listed = [line.split() for line in node.sh("networkctl --no-legend --no-pager").splitlines()]
+        return [words[-1] for words in listed if words[1].startswith((f"{PF.netdev}v", f"{OTHER.netdev}v"))]
+
+    # It says "pending" of a netdev that udev is not done with.
+    eventually("networkd's word", lambda: "pending" not in setups())
+    assert setups() == ["unmanaged"] * 11
