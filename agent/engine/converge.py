@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from attrs import evolve, frozen
 
@@ -100,9 +101,19 @@ def converge(
         standard,
         judged,
     )
-    return _with_conditions(
+    result = _with_conditions(
         result, _engine_conditions(memory, state, waiting), callbacks.judge or at_once(context.cache.machine)
     )
+    if result.as_wanted and goal.spec.mode == "enforce":
+        _let_kinds_remember(machine, result)
+    return result
+
+
+def _let_kinds_remember(machine: Machine, result: Pass) -> None:
+    for kind in by_name().values():
+        # Without room in /run, which the report says already, the next such pass tries again.
+        with suppress(OSError):
+            kind.remember(machine, result.want, result.have)
 
 
 def judged_again(result: Pass, judge: Judge) -> Pass:

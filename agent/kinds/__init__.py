@@ -57,6 +57,10 @@ def _no_netdev(have: Snapshot, change: Change) -> int:
     return 0
 
 
+def _nothing_to_remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
+    return None
+
+
 @frozen(kw_only=True)
 class Observer:
     """A kind of state that is read.
@@ -106,6 +110,9 @@ class Kind(Observer):
 
     ``netdev_index(have, change)``: the index of the netdev that a change of the host concerns, 0 if it concerns none.
 
+    ``remember(machine, want, have)``: keeps what later plans come back to, after a pass that left everything as the spec
+    wants. It may raise the kernel's OSError, and is then called again after the next such pass.
+
     ``OTHER_WRITERS``: programs known to set the same state, by the names of their processes.
     """
 
@@ -120,6 +127,7 @@ class Kind(Observer):
     REMAKES_NETDEV: tuple[str, ...] = ()
     TARGETS_VANISH: bool = False
     netdev_index: Callable[[Snapshot, Change], int] = _no_netdev
+    remember: Callable[[Machine, Wanted, Snapshot], None] = _nothing_to_remember
     OTHER_WRITERS: tuple[str, ...] = ()
 
 

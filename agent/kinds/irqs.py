@@ -8,13 +8,15 @@ time, smp_affinity_list shows the old CPUs again (kernel/irq/migration.c, irq_mo
 from __future__ import annotations
 
 import errno
+import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
+from agent.documents import load
 from agent.hardware.functions import PCI, driver, pci_of
 from agent.hardware.placement import Key, Pool, place, pool
 from agent.hardware.sysfs import names_or_none, ranges, read_or, whole
@@ -58,11 +60,25 @@ class Irq:
 # the next boot: each new try would make the node unready for a moment. It is a file so that `trackbed plan` knows them, too.
 FULL = "/run/trackbed/full-cpus"
 
+# The CPU of each queue when all was last as the spec wants: JSON, by target and queue. Another placement may have the same
+# loads, so without it a queue that irqbalance has moved could stay where it was moved to.
+PLACED = "/run/trackbed/placement.json"
+LARGEST = 4 << 20
+"""Bytes of it. That of 4,096 VFs with 64 queues each has three million."""
+
+
+@frozen
+class Kept:
+    """What the agent knows of this boot's interrupts that the kernel does not say: :data:`FULL` and :data:`PLACED`."""
+
+    full: frozenset[int] = frozenset()
+    placed: Mapping[Key, int] = field(factory=dict)
+
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
     """The interrupts of each PF and its VFs, by target; none for a function that is passed through (vfio).
 
-    Empty if the spec uses no interrupt placement. Under HOST: the CPUs without a free interrupt vector, if any.
+    Empty if the spec uses no interrupt placement. Under HOST: what is kept of this boot, if anything is.
     """
     if not _places(want):
         return {}
@@ -70,9 +86,37 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
         address: {target: _placeable(machine.files, pci) for target, pci in functions.items()}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
-    if full := _full(machine.files):
-        irqs[HOST] = full
-    return irqs
+    kept = Kept(_full(machine.files), _parsed(read_or(machine.files, PLACED, "")))
+    return {**irqs, HOST: kept} if kept != Kept() else irqs
+
+
+def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
+    """Keep where the queues are, as the placement that later ones come back to. Those of a device that is away stay in it.
+
+    :raises OSError: it cannot be written; then the placement before is kept.
+    """
+    before = _kept(have).placed
+    placed = {**before, **placement(want, have)}
+    if want.spec.irqs.pin and placed != before:
+        queues: dict[str, dict[str, int]] = {}
+        for (target, queue), cpu in sorted(placed.items()):
+            queues.setdefault(target, {})[queue] = cpu
+        machine.files.replace(PLACED, json.dumps(queues))
+
+
+@lru_cache(maxsize=1)
+def _parsed(text: str) -> Mapping[Key, int]:
+    """The placement in :data:`PLACED`; empty if it is damaged. Cached: every pass reads the same."""
+    try:
+        placed = [(target, *each) for target, queues in load(text, LARGEST).items() for each in queues.items()]
+    except (ValueError, AttributeError):
+        return {}
+    return {(target, queue): cpu for target, queue, cpu in placed if isinstance(cpu, int)}
+
+
+def _kept(have: Snapshot) -> Kept:
+    kept: Kept = have[NAME].get(HOST, Kept())
+    return kept
 
 
 def _places(want: Wanted) -> bool:
@@ -143,7 +187,8 @@ def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
 
 def _place(want: Wanted, have: Snapshot) -> dict[Key, int]:
     local = pools(want, have)
-    full: frozenset[int] = have[NAME].get(HOST, frozenset())
+    kept = _kept(have)
+    full = kept.full
     roomy = {address: _without(pool, full) for address, pool in local.items()}
     keys: dict[Key, Pool] = {}
     previous: dict[Key, int] = {}
@@ -157,7 +202,8 @@ def _place(want: Wanted, have: Snapshot) -> dict[Key, int]:
             # A queue already on a full CPU stays there. If one of its interrupts gets no vector, the whole queue moves.
             stays = previous.get(key) in full and len(affinities[key]) == 1
             keys[key] = (local if stays else roomy)[address]
-    return place(have.topology, keys, previous)
+    placed = {key: cpu for key, cpu in kept.placed.items() if key in keys and cpu in keys[key].cpus}
+    return place(have.topology, keys, {**previous, **placed})
 
 
 def _without(pool: Pool, full: frozenset[int]) -> Pool:

@@ -12,6 +12,7 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
+from agent.kinds.irqs import PLACED
 from agent.machine import Files
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
@@ -73,6 +74,62 @@ def test_a_cpu_off_and_on_again_gets_its_interrupts_back(kernel: Kernel) -> None
     kernel.set_online("0-7")
     settle(kernel)
     assert affinities(kernel) == before
+
+
+def swap_two(kernel: Kernel) -> None:
+    """Exchange the CPUs of two queues: the loads stay as they are, as when irqbalance has moved interrupts for a while."""
+    served: dict[str, str] = {}
+    for number in kernel.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"):
+        if "-" in kernel.read(f"/sys/kernel/irq/{number}/actions"):
+            served.setdefault(kernel.read(f"/proc/irq/{number}/smp_affinity_list"), number)
+    (one, first), (other, second), *_ = sorted(served.items())
+    kernel.write(f"/proc/irq/{first}/smp_affinity_list", other)
+    kernel.write(f"/proc/irq/{second}/smp_affinity_list", one)
+
+
+def test_queues_that_somebody_exchanges_come_back(kernel: Kernel) -> None:
+    settle(kernel)
+    before = affinities(kernel)
+    swap_two(kernel)
+    assert affinities(kernel) != before
+    settle(kernel)
+    assert affinities(kernel) == before
+    assert not settle(kernel).applied
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"a": 1}', f'{{"{PF0}": {{"0": "x", "1": 99, "2": [1]}}}}', "[" * 100000]
+)
+def test_a_damaged_placement_is_made_anew(kernel: Kernel, content: str) -> None:
+    settle(kernel)
+    good = kernel.read(PLACED)
+    before = affinities(kernel)
+    kernel.replace(PLACED, content)
+    assert not settle(kernel).applied
+    assert (affinities(kernel), kernel.read(PLACED)) == (before, good)
+
+
+def test_a_placement_that_cannot_be_kept_stops_nothing(kernel: Kernel) -> None:
+    def full(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.ENOSPC, "no space", where) if operation == "replace" else None
+
+    kernel.fault = full
+    assert settle(kernel).as_wanted
+    kernel.fault = lambda operation, where, value: None
+    settle(kernel)
+    before = affinities(kernel)
+    swap_two(kernel)
+    settle(kernel)
+    assert affinities(kernel) == before
+
+
+def test_a_node_that_is_only_observed_keeps_no_placement(kernel: Kernel) -> None:
+    settle(kernel)
+    before = kernel.read(PLACED)
+    swap_two(kernel)
+    swapped = affinities(kernel)
+    converge(kernel.machine(), Goal(evolve(spec(), mode="observe")), Memory(lambda: 0.0))
+    assert (affinities(kernel), kernel.read(PLACED)) == (swapped, before)
 
 
 @pytest.mark.parametrize("refusal", [errno.EPERM, errno.EIO])
