@@ -1,13 +1,12 @@
 """Breaks a node of the lab in random ways, and judges by the kernel what came of it: `python -m tests.chaos`.
 
 Each trial is a line of a file in the lab's folder. A run that was stopped goes on after the last line; the same seed makes the
-same trials. `--table` prints what the lines say, as docs/campaign-faults.md has it.
+same trials. `--table` prints what the lines say, as docs/campaign-faults.md has it. TRACKBED_LAB selects the lab.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import random
 import sys
 from pathlib import Path
@@ -15,14 +14,13 @@ from statistics import median
 
 import click
 
-os.environ.setdefault("TRACKBED_LAB", os.environ.get("TRACKBED_TEST_LAB", "test"))
-
 from lab import LabError, Node, fleet, logs
 from tests.chaos.faults import FAULTS, Fault, trials
 from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.trial import Outcome, prepare, run
 
-DEPLOYED = "deployed"
+BEFORE = "before-chaos"
+"""The snapshot of the node before the first fault."""
 
 
 @click.command()
@@ -63,6 +61,9 @@ def _campaign(node: Node, results: Path, planned: list[tuple[Fault, ...]], seed:
     """The number of trials that ended badly."""
     done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     failed = sum(1 for row in done if row["wrong"])
+    if not done or not node.has(BEFORE):
+        node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
+        node.snapshot(BEFORE)
     wanted = _afresh(node)
     for number, faults in enumerate(planned):
         if number < len(done):
@@ -83,11 +84,12 @@ def _campaign(node: Node, results: Path, planned: list[tuple[Fault, ...]], seed:
             click.echo(
                 f"  again: python -m tests.chaos --seed {seed} {' '.join(f'--only {f.name!r}' for f in faults)} --faults 1"
             )
+    node.restore(BEFORE)
     return failed
 
 
 def _afresh(node: Node) -> dict[str, object]:
-    node.restore(DEPLOYED)
+    node.restore(BEFORE)
     node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
     return prepare(node)
 
