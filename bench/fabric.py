@@ -62,7 +62,7 @@ def simulate(nodes: int, rails: int, runs: int, settings: Settings) -> Outcome:
         said = verdict(all_ends, results, True)
         blamed = {each.end for each in said.ends if each.status != "good"}
         path_blamed = {(each.client, each.server) for each in said.paths}
-        found = (
+        of_run = (
             len(all_ends) - len(bad),
             len(blamed - bad.keys()),
             len(bad),
@@ -71,7 +71,7 @@ def simulate(nodes: int, rails: int, runs: int, settings: Settings) -> Outcome:
             len(paths - path_blamed),
             len(path_blamed - paths),
         )
-        totals = [total + each for total, each in zip(totals, found, strict=True)]
+        totals = [total + each for total, each in zip(totals, of_run, strict=True)]
     cpu = (time.process_time() - began) / runs
     counts = dict(zip(COUNTS, totals, strict=True))
     return Outcome(rounds=len(rounds), wall=assumed_seconds(rounds, settings), cpu=cpu, **counts)

@@ -67,19 +67,19 @@ def verdicts(
     :param faults: what cannot be read of the objects around the requests, by name; such a request is denied.
     """
     unreadable = faults or {}
-    found = []
+    judged = []
     rivals: dict[tuple[str, str], set[bytes]] = defaultdict(set)
     for request in requests:
         if _is_pending(request) and _is_ours(request):
             asked = read(request.spec.request)
             if name_of(request) in unreadable:
                 asked = evolve(asked, faults=(*asked.faults, f"it cannot be read: {unreadable[name_of(request)]}"))
-            found.append(_judge(request, asked, known))
-            if found[-1].action == "approve":
+            judged.append(_judge(request, asked, known))
+            if judged[-1].action == "approve":
                 # With one key a node can ask as often as with many.
-                enrols = found[-1].requester == names.ENROLMENT
-                rivals[found[-1].requester, found[-1].node].add(asked.key if enrols else name_of(request).encode())
-    return [_unless_ambiguous(verdict, rivals) for verdict in found]
+                enrols = judged[-1].requester == names.ENROLMENT
+                rivals[judged[-1].requester, judged[-1].node].add(asked.key if enrols else name_of(request).encode())
+    return [_unless_ambiguous(verdict, rivals) for verdict in judged]
 
 
 def _unless_ambiguous(verdict: Verdict, rivals: Mapping[tuple[str, str], Collection[bytes]]) -> Verdict:

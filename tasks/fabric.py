@@ -104,25 +104,25 @@ class NodeEnds(dict[str, Any]):
             raise ValueError("it has no agent of Trackbed; run deploy.py first")
         at = output.index("inspection")
         lines = [line.split() for line in output[:at]]
-        found = json.loads("\n".join(output[at + 1 :]))
-        found["cpus"] = {line[1]: line[2] for line in lines if line[0] == "cpus" and len(line) == 4}
-        found["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
-        found["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
-        return cls(found)
+        answer = json.loads("\n".join(output[at + 1 :]))
+        answer["cpus"] = {line[1]: line[2] for line in lines if line[0] == "cpus" and len(line) == 4}
+        answer["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
+        answer["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
+        return cls(answer)
 
 
 def ends_of(node: str, facts: Mapping[str, Any], rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
     """The ends of a node: for each NIC of its spec the PF's RDMA device, or else that of its first VF that has an address."""
-    found = []
+    owned = []
     for function in facts["functions"]:
         nic = function["nic"]
         if nic is None:
             continue
         for owner in (function, *function["vfs"]):
             if (end := _end(node, nic, owner, facts)) is not None:
-                found.append((end, owner))
+                owned.append((end, owner))
                 break
-    ordered = sorted(found, key=lambda each: each[0].pci)
+    ordered = sorted(owned, key=lambda each: each[0].pci)
     return [
         cattrs.structure({**cattrs.unstructure(end), "rail": rails.get(end.nic, place), "floors": dict(floors)}, End)
         for place, (end, _) in enumerate(ordered)

@@ -42,8 +42,8 @@ def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name:
     from agent import linux
     from agent.tools.inspection import inspect, render
 
-    found = inspect(linux.machine(), _spec())
-    click.echo(json.dumps(to_plain(found)) if as_json else render(found))
+    inspection = inspect(linux.machine(), _spec())
+    click.echo(json.dumps(to_plain(inspection)) if as_json else render(inspection))
 
 
 def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> None:

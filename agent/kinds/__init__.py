@@ -136,8 +136,8 @@ def declared(module: ModuleType) -> Observer:
 @cache
 def ordered() -> tuple[Observer, ...]:
     """Every observer and kind in the order of a pass; names decide between equals."""
-    found = pkgutil.walk_packages(__path__, f"{__name__}.")
-    modules = (importlib.import_module(module.name) for module in found if not module.ispkg)
+    module_infos = pkgutil.walk_packages(__path__, f"{__name__}.")
+    modules = (importlib.import_module(module.name) for module in module_infos if not module.ispkg)
     observers = {observer.NAME: observer for observer in map(declared, modules)}
     sorter = TopologicalSorter({name: sorted(observers[name].AFTER) for name in sorted(observers)})
     return tuple(observers[name] for name in sorter.static_order())

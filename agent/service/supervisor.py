@@ -260,7 +260,7 @@ class _Supervisor:
                 self.look_at = time.monotonic() + ANSWERED_WITHIN
             elif not (worker.is_leaving() and message.get("ready")):
                 # A worker that is leaving reads the devices no more, so its Ready may be outdated.
-                self.publisher.found(message)
+                self.publisher.publish_pass(message)
         except (ValueError, RecursionError) as error:
             self._not_understood(worker, f"{line[:80]!r}: {error}")
 

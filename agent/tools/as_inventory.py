@@ -51,8 +51,8 @@ def write_down(machine: Machine, host: str, node_name: str, chosen: Collection[s
     :raises NotFound: a chosen NIC does not exist.
     """
     adoption = adopt(machine, node_name, chosen)
-    found = inspect(machine)
-    data = _data(adoption.spec, found, _gpus(machine.files))
+    inspection = inspect(machine)
+    data = _data(adoption.spec, inspection, _gpus(machine.files))
     spec = from_mapping({"node_name": node_name, **data}, host)
     left = preview(machine, spec)
     present = [*_network(inspect(machine, spec)), *_gpu_lines(machine.files)]
@@ -64,11 +64,11 @@ def write_down(machine: Machine, host: str, node_name: str, chosen: Collection[s
 # --- the data ----------------------------------------------------------------------------------------------
 
 
-def _data(spec: NodeSpec, found: Inspection, gpus: Mapping[str, Any]) -> Entry:
+def _data(spec: NodeSpec, inspection: Inspection, gpus: Mapping[str, Any]) -> Entry:
     """The group's data: the spec's keys without the node's own, with RDMA devices and GPUs."""
     data: Entry = json.loads(to_json(spec))
     del data["node_name"]
-    functions = {function.address: function for function in found.functions}
+    functions = {function.address: function for function in inspection.functions}
     nics = []
     for nic in data.pop("nics", []):
         # The names that udev gave the netdevs need not be given again.
@@ -80,7 +80,7 @@ def _data(spec: NodeSpec, found: Inspection, gpus: Mapping[str, Any]) -> Entry:
     working = [function for function, nic in nics if "rdma" in nic and (_active(function) or not function.rdma)]
     if 0 < len(working) < sum("rdma" in nic for _, nic in nics):
         data["rdma"] = {"at_least": len(working)}
-    return {**({"nics": _entries(nics, found)} if nics else {}), **data, **gpus}
+    return {**({"nics": _entries(nics, inspection)} if nics else {}), **data, **gpus}
 
 
 def _kind(function: NetworkFunction) -> Kind:
@@ -116,7 +116,7 @@ def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
     return given
 
 
-def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], found: Inspection) -> list[Entry]:
+def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], inspection: Inspection) -> list[Entry]:
     """The list ``nics``: one entry for the NICs of a kind that are set alike, and one for each other NIC."""
     of_kind: dict[Kind, list[tuple[NetworkFunction, Entry]]] = {}
     for function, nic in nics:
@@ -126,7 +126,7 @@ def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], found: Inspection) -
         bodies = Counter(_body(nic) for _, nic in members)
         body, count = bodies.most_common(1)[0]
         # A function of the kind that is no NIC here would match the rule, too.
-        all_taken = len(members) == sum(_kind(function) == kind for function in found.functions)
+        all_taken = len(members) == sum(_kind(function) == kind for function in inspection.functions)
         if count < 2 or not all_taken:
             single += [_single(nic, kind) for _, nic in members]
             continue
@@ -173,9 +173,9 @@ def _gpus(files: Files) -> Entry:
 # --- the text ----------------------------------------------------------------------------------------------
 
 
-def _network(found: Inspection) -> Iterator[str]:
+def _network(inspection: Inspection) -> Iterator[str]:
     """A line for each function that is a NIC of the spec."""
-    for function in found.functions:
+    for function in inspection.functions:
         if function.nic is None:
             continue
         devices = (f"{device.name} ({device.transport})" for device in function.rdma)

@@ -53,10 +53,10 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str], present: No
     :param present: the node's spec: its NICs keep their names.
     :raises NotFound: a chosen NIC does not exist.
     """
-    found = discover(machine)
-    functions = tuple(function for function in found if not function.unreadable)
+    discovered = discover(machine)
+    functions = tuple(function for function in discovered if not function.unreadable)
     unread = tuple(
-        f"{function.address} cannot be read: {function.unreadable}" for function in found if function.unreadable
+        f"{function.address} cannot be read: {function.unreadable}" for function in discovered if function.unreadable
     )
     unknown = sorted(name for name in chosen if not any(_is_called(name, function) for function in functions))
     if unknown:
@@ -116,15 +116,15 @@ def _name(link: Link | None, function: Function, taken: Mapping[str, str]) -> st
 
 
 def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, VfInfo]) -> Vfs:
-    found = vf_addresses(machine.files, function.address)
+    addresses = vf_addresses(machine.files, function.address)
     permanent = function.link.permanent_mac if function.link else ""
-    given = {index: granted[index].mac if index in granted else "" for index in found}
-    links = {index: _vf_link(machine, address) for index, address in found.items()}
+    given = {index: granted[index].mac if index in granted else "" for index in addresses}
+    links = {index: _vf_link(machine, address) for index, address in addresses.items()}
     # Leave out a MAC that the VF's driver does not use: the plan would bind the driver again to set it.
     keep = {i for i, mac in given.items() if mac.strip("0:") and links[i].get("mac", mac) == mac}
-    derive = bool(permanent) and all(i in keep for i in found)
+    derive = bool(permanent) and all(i in keep for i in addresses)
     guid = port_guid(function.link)
-    derived = {index: derived_guid(guid, index) for index in found} if guid else {}
+    derived = {index: derived_guid(guid, index) for index in addresses} if guid else {}
     derive_guids = all(i in granted and _guids(granted[i]) == {derived[i]} for i in derived)
     each = {
         index: {
@@ -141,11 +141,11 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
         if (different := _unlike(values, common))
     )
     return Vfs(
-        len(found),
+        len(addresses),
         VfAttributes(**common),
         groups,
-        derive_macs=derive or not found,
-        derive_guids=derive_guids or not found,
+        derive_macs=derive or not addresses,
+        derive_guids=derive_guids or not addresses,
     )
 
 

@@ -68,10 +68,10 @@ def packed(stage: str, wanted: Iterable[tuple[str, bool, Pair]]) -> list[Round]:
 
 
 def _rails(ends: Ends) -> list[list[End]]:
-    found: dict[int, list[End]] = defaultdict(list)
+    by_rail: dict[int, list[End]] = defaultdict(list)
     for end in ends.values():
-        found[end.rail].append(end)
-    return [members for _, members in sorted(found.items())]
+        by_rail[end.rail].append(end)
+    return [members for _, members in sorted(by_rail.items())]
 
 
 def _both_ways(rounds: Iterable[Sequence[Pair]]) -> Iterator[tuple[Pair, ...]]:

@@ -203,9 +203,9 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _status(self, verdict: Verdict) -> None:
-        found = verdict.report is not None
-        document = to_plain(verdict.report) if found else {"errors": list(verdict.reasons)}
-        status = HTTPStatus.OK if found else HTTPStatus.SERVICE_UNAVAILABLE
+        has_report = verdict.report is not None
+        document = to_plain(verdict.report) if has_report else {"errors": list(verdict.reasons)}
+        status = HTTPStatus.OK if has_report else HTTPStatus.SERVICE_UNAVAILABLE
         self._send(status, json.dumps(document).encode() + b"\n", "application/json")
 
     def _send(self, status: HTTPStatus, body: bytes, content_type: str, more: dict[str, str] | None = None) -> None:
