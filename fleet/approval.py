@@ -47,7 +47,7 @@ class Verdict:
 
 
 @frozen
-class Known:
+class KnownNodes:
     """What is known about nodes. ``expected``: may be enrolled. ``enrolled``: were enrolled. ``joined``: have a Node.
 
     ``again``: may be enrolled once more, because they were reinstalled.
@@ -60,7 +60,7 @@ class Known:
 
 
 def verdicts(
-    requests: Iterable[CertificateSigningRequest], known: Known, faults: Mapping[str, str] | None = None
+    requests: Iterable[CertificateSigningRequest], known: KnownNodes, faults: Mapping[str, str] | None = None
 ) -> list[Verdict]:
     """The verdict on each pending request that a reporter made, or that is in a reporter's name.
 
@@ -120,7 +120,7 @@ def _is_enrolment(request: CertificateSigningRequest) -> bool:
     return request.spec.username == names.ENROLMENT
 
 
-def _judge(request: CertificateSigningRequest, asked: Asked, known: Known) -> Verdict:
+def _judge(request: CertificateSigningRequest, asked: Asked, known: KnownNodes) -> Verdict:
     requester = request.spec.username or ""
     node = asked.common_name.removeprefix(names.NODE_USER)
     faults = [*_faults(request), *asked.faults, *_name_faults(asked.common_name)]
@@ -132,13 +132,13 @@ def _judge(request: CertificateSigningRequest, asked: Asked, known: Known) -> Ve
     return Verdict(name_of(request), requester, node, action, reason)
 
 
-def _renewal(node: str, known: Known) -> tuple[Action, str]:
+def _renewal(node: str, known: KnownNodes) -> tuple[Action, str]:
     if node in known.joined or node in known.expected:
         return "approve", "renewal"
     return "leave", f"there is no Node {node} (any more); if it is yours, name it: trackbed fleet approve {node}"
 
 
-def _enrolment(node: str, known: Known) -> tuple[Action, str]:
+def _enrolment(node: str, known: KnownNodes) -> tuple[Action, str]:
     if node in known.again:
         return "approve", "enrolment, again"
     if node in known.enrolled:

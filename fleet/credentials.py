@@ -18,7 +18,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.core_v1 import ServiceAccountToken
 
 from agent.report import names
-from fleet.approval import Known, verdicts
+from fleet.approval import KnownNodes, verdicts
 from fleet.bindings import admit
 from fleet.issued import decide, wrong
 from fleet.reading import PlainNode, PlainRequest, read
@@ -79,7 +79,7 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
     try:
         client = _client(kubeconfig)
         pending = _request(client, request, csr)
-        for verdict in verdicts([pending], Known(expected={node}, again={node})):
+        for verdict in verdicts([pending], KnownNodes(expected={node}, again={node})):
             if verdict.action != "approve" or verdict.node != node:
                 raise NotGiven(verdict.reason)
             if verdict.requester == names.ENROLMENT:

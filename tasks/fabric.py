@@ -28,7 +28,7 @@ from agent.spec.node import NodeSpec
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.journal import Damaged, Journal, Run, default_path
 from fleet.fabric.runner import Nodes, Request, Runner
-from fleet.fabric.stages import Settings
+from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import LEAST_SECONDS, TESTS
 from fleet.fabric.verdict import Verdict
 from tasks.common.archive import ROOT
@@ -43,8 +43,8 @@ TRANSPORT_GIDS = ("RoCE v2",)
 """The types of GIDs with an IP address that packets are routed by."""
 
 
-def _settings(value: object) -> Settings:
-    made = record(Settings)(value)
+def _settings(value: object) -> FabricSettings:
+    made = record(FabricSettings)(value)
     if unknown := sorted(set(made.tests) - TESTS.keys()):
         raise ValueError(f"tests: {unknown[0]!r} is no test; tests are {', '.join(TESTS)}")
     if not made.tests:
@@ -67,7 +67,7 @@ def _floors(value: object) -> dict[str, float]:
     return {str(test): float(floor) for test, floor in value.items()}
 
 
-FABRIC = Key("fabric", Settings(), _settings)
+FABRIC = Key("fabric", FabricSettings(), _settings)
 FLOORS: Key[dict[str, float]] = Key("fabric_floors", {}, _floors)
 KEYS = (FABRIC, FLOORS)
 
@@ -249,7 +249,7 @@ def prove(spec: NodeSpec) -> None:
     conclude(name="Result")
 
 
-def _first_settings() -> Settings:
+def _first_settings() -> FabricSettings:
     first = next(iter(host.state.inventory))
     return FABRIC.read(first.data.dict(), first.name)  # type: ignore[no-untyped-call]
 
@@ -258,13 +258,13 @@ _specs: dict[Host, tuple[Mapping[str, int], Mapping[str, float]]] = {}
 
 
 @operation()
-def test(settings: Settings, rails: dict[str, int], floors: dict[str, float]) -> Commands:
+def test(settings: FabricSettings, rails: dict[str, int], floors: dict[str, float]) -> Commands:
     """Test all nodes. Each host adds its rails and floors; the first host's turn runs the test for all of them."""
     _specs[host.state.inventory.get_host(host.name)] = (rails, floors)
     yield FunctionCommand(_test, (settings,), {})
 
 
-def _test(state: State, host: Host, settings: Settings) -> bool:
+def _test(state: State, host: Host, settings: FabricSettings) -> bool:
     active = sorted(state.inventory.get_active_hosts(), key=lambda each: each.name)
     if host is not active[0]:
         return True

@@ -14,7 +14,7 @@ from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
 from agent.service import lock
-from agent.service.apply_socket import NAME, Progress, Refused, ask
+from agent.service.apply_socket import NAME, ApplyRefused, Progress, ask
 from agent.spec.node import NodeSpec, spec_hash
 
 AGAIN = 0.5
@@ -85,7 +85,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     from agent.engine.retry import Failures
     from agent.report.history import History
     from agent.report.verdict import is_ready
-    from agent.service.wake import Known, Watch
+    from agent.service.wake import KnownDevices, Watch
 
     machine = linux.machine()
     if impossible := preview(machine, spec).errors:
@@ -109,13 +109,13 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
         if _common.STATE.is_dir() and (gap := history.record(result.outcomes, spec_hash(spec), "apply")):
             click.echo(printable(f"trackbed: {gap}"), err=True)
         yield Progress(is_ready(result.conditions), result.outcomes, result.conditions, readiness.waiting())
-        watch.wait(Known({}, {}), min(max(0.0, deadline - time.monotonic()), AGAIN))
+        watch.wait(KnownDevices({}, {}), min(max(0.0, deadline - time.monotonic()), AGAIN))
 
 
 def _by_the_service(limit: Disruption | None, timeout: float) -> Iterator[Progress]:
     try:
         yield from ask(_common.RUN / NAME, limit, timeout)
-    except Refused as error:
+    except ApplyRefused as error:
         raise _common.Failed(
             f"the service is running and does not take this: {error}; see why with `trackbed doctor`, "
             "or do it without the service: systemctl stop trackbed"

@@ -32,7 +32,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
     """Show what was changed on this node, when, why, and what somebody else kept putting back.
 
     It shows passes. More than three writes of a pass to one device are one line; --all shows each write by itself. Why: start,
-    spec (another one was adopted), event (of which device), resync, retry, or apply. It goes back over reboots, for at most
+    spec (another one came into force), event (of which device), resync, retry, or apply. It goes back over reboots, for at most
     two megabytes. --json prints a document for each write.
 
     Exit code: 0, also if there is nothing.

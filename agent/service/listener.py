@@ -16,7 +16,7 @@ from threading import Lock
 from attrs import define, field
 
 from agent.report.activity import ANSWERED_WITHIN, Activity
-from agent.service.wake import Known, WakeUp, Watch
+from agent.service.wake import KnownDevices, WakeUp, Watch
 
 
 @define(eq=False)
@@ -29,7 +29,7 @@ class Listener:
     _watch: Watch
     _activity: Activity
     _poke: Callable[[], None]
-    _known: Known = field(factory=lambda: Known({}, {}), init=False)
+    _known: KnownDevices = field(factory=lambda: KnownDevices({}, {}), init=False)
     _lock: Lock = field(factory=Lock, init=False)
     _kept_since: float = field(default=0.0, init=False)
     _since: float = field(default=0.0, init=False)
@@ -51,7 +51,7 @@ class Listener:
         os.eventfd_write(self._end, 1)
 
     @contextmanager
-    def in_pass(self, known: Known) -> Iterator[None]:
+    def in_pass(self, known: KnownDevices) -> Iterator[None]:
         """The caller reads the devices meanwhile, and cannot listen."""
         with self._lock:
             self._known, self._in_pass = known, True
@@ -63,7 +63,7 @@ class Listener:
                 self._in_pass = False
                 self._gate.modify(self._sockets.fileno(), 0)
 
-    def wait(self, known: Known, timeout: float, first: bool = False) -> WakeUp:
+    def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> WakeUp:
         """As :meth:`Watch.wait`, with what the thread has received."""
         with self._lock:
             wake = self._watch.wait(known, timeout, first)
@@ -71,7 +71,7 @@ class Listener:
             self._note(wake)
         return wake
 
-    def gather(self, known: Known) -> WakeUp:
+    def gather(self, known: KnownDevices) -> WakeUp:
         """As :meth:`Watch.gather`."""
         with self._lock:
             wake = self._watch.gather(known)

@@ -23,7 +23,7 @@ from agent.report.printable import printable
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from agent.spec.selector import INDEX
 from agent.tools import topology
-from agent.tools.as_spec import adopt
+from agent.tools.as_spec import derive_spec
 from agent.tools.inspection import Inspection, NetworkFunction, inspect
 
 GROUP = "servers"
@@ -47,17 +47,17 @@ def write_down(machine: Machine, host: str, node_name: str, chosen: Collection[s
     """Write the server as an inventory.
 
     :param host: the name by which the control host connects to it.
-    :param chosen: the NICs, as :func:`agent.tools.as_spec.adopt` takes them.
+    :param chosen: the NICs, as :func:`agent.tools.as_spec.derive_spec` takes them.
     :raises NotFound: a chosen NIC does not exist.
     """
-    adoption = adopt(machine, node_name, chosen)
+    derived = derive_spec(machine, node_name, chosen)
     inspection = inspect(machine)
-    data = _data(adoption.spec, inspection, _gpus(machine.files))
+    data = _data(derived.spec, inspection, _gpus(machine.files))
     spec = from_mapping({"node_name": node_name, **data}, host)
     left = preview(machine, spec)
     present = [*_network(inspect(machine, spec)), *_gpu_lines(machine.files)]
     line = {"node_name": node_name} if node_name != host else {}
-    remaining = dict.fromkeys([*adoption.remaining, *map(str, left.changes), *left.errors])
+    remaining = dict.fromkeys([*derived.remaining, *map(str, left.changes), *left.errors])
     return Starter(_text(host, line, data, present), tuple(remaining))
 
 

@@ -34,7 +34,7 @@ INHERITED = ("mtu", "state", "txqueuelen")
 
 
 @frozen
-class Adoption:
+class DerivedSpec:
     """The spec, and what its plan would still change: nothing, unless the devices change meanwhile."""
 
     spec: NodeSpec
@@ -45,7 +45,9 @@ class NotFound(ValueError):
     """There is no NIC of a given name."""
 
 
-def adopt(machine: Machine, node_name: str, chosen: Collection[str], present: NodeSpec | None = None) -> Adoption:
+def derive_spec(
+    machine: Machine, node_name: str, chosen: Collection[str], present: NodeSpec | None = None
+) -> DerivedSpec:
     """Write the machine's state as a spec.
 
     :param chosen: the NICs by netdev or PCI address. If empty: all that have SR-IOV or RDMA, except one that has a default
@@ -81,7 +83,7 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str], present: No
     if any(change.kind == "xps" for change in preview(machine, spec).changes):
         spec = evolve(spec, xps=Xps(enable=False))
     left = preview(machine, spec)
-    return Adoption(spec, (*map(str, left.changes), *left.errors, *unread))
+    return DerivedSpec(spec, (*map(str, left.changes), *left.errors, *unread))
 
 
 def _is_called(name: str, function: Function) -> bool:

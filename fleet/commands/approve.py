@@ -16,7 +16,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from agent.report import names
 from agent.report.printable import printable
 from fleet.api import ABSENT, CONFLICTS, Api, code, options
-from fleet.approval import Known, Verdict, verdicts
+from fleet.approval import KnownNodes, Verdict, verdicts
 from fleet.bindings import admit, admitted
 from fleet.inventory import Inventory
 from fleet.issued import decide, wrong
@@ -48,7 +48,7 @@ def approve(
     """
     expected = {*nodes, *(Inventory.read(inventory).hosts if inventory else ())}
     requests = api.requests()
-    known = Known(expected=expected, enrolled=admitted(api.client), joined=api.nodes().objects.keys(), again=again)
+    known = KnownNodes(expected=expected, enrolled=admitted(api.client), joined=api.nodes().objects.keys(), again=again)
     judged = verdicts(requests.objects.values(), known, requests.faults)
     failed = {} if dry else _carry_out(api, requests.objects, judged)
     if as_json:

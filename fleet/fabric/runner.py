@@ -12,7 +12,7 @@ from fleet.fabric.ends import Ends
 from fleet.fabric.journal import Journal
 from fleet.fabric.results import Result, failed, measured, messages
 from fleet.fabric.schedule import Pair, Round
-from fleet.fabric.stages import STAGES, Settings
+from fleet.fabric.stages import STAGES, FabricSettings
 from fleet.fabric.tests import TESTS, client, server
 from fleet.fabric.verdict import Verdict, verdict
 
@@ -56,7 +56,7 @@ class Runner:
     """A run. ``tell`` is called with a line for people at each round."""
 
     ends: Ends
-    settings: Settings
+    settings: FabricSettings
     nodes: Nodes
     journal: Journal
     tell: Callable[[str], None]
