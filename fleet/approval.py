@@ -83,7 +83,7 @@ def verdicts(
 
 
 def _unless_ambiguous(verdict: Verdict, rivals: Mapping[tuple[str, str], Collection[bytes]]) -> Verdict:
-    """Two who claim to be one new node cannot be told apart from here; a node that asks again and again needs a look."""
+    """Leave requests to the operator if two keys claim to be the same new node, or if a node has too many pending renewals."""
     count = len(rivals.get((verdict.requester, verdict.node), ()))
     enrols = verdict.requester == names.ENROLMENT
     if verdict.action != "approve" or count <= (1 if enrols else MOST_RENEWALS):

@@ -1,4 +1,4 @@
-"""Two hosts of an inventory never have one IP address: that is found before any node is changed."""
+"""Refuses an inventory in which two hosts have the same IP address, before any node is changed."""
 
 from __future__ import annotations
 

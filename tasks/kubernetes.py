@@ -310,7 +310,7 @@ def enrol(spec: NodeSpec) -> None:
         approve(name="Certificate", want=want)
 
 
-# The reporter asks once it runs, and looks at its request every 5 s at first. A certificate that has expired is none.
+# The reporter asks once it runs, and looks at its request every 5 s at first. An expired certificate counts as none.
 _ASKED = f"""{_OF_REPORTER}
 for turn in $(seq 60); do
   if [ -s "$1/requested.name" ] || good "$1/reporter.pem"; then exit 0; fi

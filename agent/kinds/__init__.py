@@ -66,8 +66,8 @@ class Observer:
     ``observe(machine, want, scope)`` returns the state of the wanted devices in ``scope``, by device, in canonical form. A
     device that is gone is left out.
 
-    ``read_for(want)``: what of the spec decides how much ``observe`` reads, if probes judge the result. The probes may judge
-    by another spec than the pass; the engine then reads again where this differs.
+    ``read_for(want)``: the part of the spec that decides how much ``observe`` reads, if probes judge the result. The probes may
+    judge by another spec than the pass; if this part differs between the two, the engine reads again.
     """
 
     NAME: str

@@ -120,7 +120,7 @@ def _explain(path: str, error: OSError | ValueError) -> tuple[int, str]:
 def _by_device(response: bytes) -> Allocations:
     """The pods of each device in a ListPodResourcesResponse, sorted.
 
-    :raises ValueError: it is none.
+    :raises ValueError: the response is not such a message.
     """
     by_device: dict[str, set[str]] = {}
     for number, pod in fields(response):

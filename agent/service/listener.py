@@ -1,6 +1,7 @@
 """Receives events also during a pass, and reports since when one about a required device waits to be read.
 
-A pass may wait in the kernel for seconds, for a lock that whoever changes the device holds. Ready would stand all that time.
+A pass may wait seconds in the kernel for a lock that another program holds while it changes the device. Without this module,
+the report would say Ready all that time.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Listener:
     def answered(self) -> bool:
         """A pass has read the devices of the events that came before it, or were taken during it.
 
-        :returns: whether the supervisor may have taken Ready back meanwhile: what the pass found must be said again.
+        :returns: whether the supervisor may have withdrawn Ready meanwhile. Then the pass's result must be sent again.
         """
         with self._lock:
             since, self._since = self._since, self._kept_since

@@ -25,7 +25,9 @@ RATE = 100.0
 
 @frozen
 class KnownDevices:
-    """Where the last snapshot saw which device: what a scope calls each netdev's function, and the PF of each function.
+    """The devices of the last snapshot.
+
+    ``by_ifindex``: what a scope calls the function of each netdev. ``by_address``: the PF of each function.
 
     ``incomplete``: a NIC of the spec was not found. Another function may turn out to be it, once it has its driver or its name.
     ``required``: the PFs without which the node is not ready. ``by_table``: what a scope calls the PF of each routing table.

@@ -222,7 +222,7 @@ def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, 
 class Rfs:
     """Receive flow steering: to the CPU where the application reads. ``entries``: flows of the whole node.
 
-    ``isolated``: also where that may be a CPU that the kernel was told to keep free (isolcpus, nohz_full).
+    ``isolated``: also steer to CPUs that the kernel command line keeps free (isolcpus, nohz_full).
     """
 
     enable: bool = False

@@ -96,7 +96,7 @@ def _active(function: NetworkFunction) -> bool:
 
 
 def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
-    """What of ``nics[].rdma`` holds for a function. ``alike``: all of its kind, from whose working ports the rest follows."""
+    """The ``nics[].rdma`` of a function. ``alike``: all functions of its kind; their ACTIVE ports give the values."""
     owners = [owner for each in alike for owner in (each, *each.vfs)]
     ports = [port for owner in owners for port in _ports(owner) if port.state == "ACTIVE"]
     vfs = bool(function.vfs) and all(_active(vf) for vf in function.vfs)

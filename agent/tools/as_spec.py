@@ -35,7 +35,7 @@ INHERITED = ("mtu", "state", "txqueuelen")
 
 @frozen
 class DerivedSpec:
-    """The spec, and what its plan would still change: nothing, unless the devices change meanwhile."""
+    """A spec of the machine's present state, and what its plan would still change: nothing, if no device changes meanwhile."""
 
     spec: NodeSpec
     remaining: tuple[str, ...]

@@ -84,7 +84,7 @@ class NetworkFunction:
 
     ``model``: the product name of its VPD (PCI Local Bus Specification 3.0, appendix I), else what pci.ids calls it.
     ``vendor`` and ``device`` are hexadecimal ids, ``serials`` what a selector's ``serial`` may be. ``numa_node`` is None where
-    the firmware tells none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
+    the firmware gives none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
     ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF.
     ``total_vfs`` is 0 without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
     """

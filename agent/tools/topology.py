@@ -19,7 +19,7 @@ from agent.tools.inspection import NetworkFunction, inspect
 NVIDIA, GPU_CLASSES = "0x10de", ("0x0300", "0x0302")
 
 EVERYWHERE = -1
-"""The NUMA node of a device of which the firmware tells none."""
+"""The NUMA node of a device for which the firmware gives none."""
 
 MISPLACED = "!"
 """Marks an interrupt on a CPU of another NUMA node than its device's."""
@@ -67,7 +67,7 @@ class Device:
 
 @frozen
 class NumaNode:
-    """A NUMA node; :data:`EVERYWHERE` has no CPUs, and the devices of which the firmware tells no node."""
+    """A NUMA node. :data:`EVERYWHERE` has no CPUs; it has the devices for which the firmware gives no node."""
 
     number: int
     socket: int | None

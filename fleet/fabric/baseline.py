@@ -67,7 +67,7 @@ class Judged:
 
 @frozen
 class Baseline:
-    """What is usual of each measure of a survey. A measure of which no test succeeded has none."""
+    """The usual value of each measure of a survey. If no test of a measure succeeded, it has none."""
 
     usual: Mapping[Measure, Usual]
 

@@ -108,7 +108,7 @@ def _failed(name: str, results: Iterable[Judged]) -> set[tuple[str, bool]]:
 
 
 def _by_median(ends: Ends, judged: Iterable[Judged], usual: Baseline) -> dict[str, set[tuple[str, bool]]]:
-    """The ends of which no single result is bad, but the median of several is."""
+    """The ends that have no single bad result, but a bad median of several results."""
     shares: dict[tuple[str, str], dict[tuple[str, bool, tuple[str, ...]], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )

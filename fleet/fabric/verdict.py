@@ -87,7 +87,7 @@ def confirming(ends: Ends, results: Sequence[Result], seed: int) -> list[Round]:
 
 
 def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: int) -> list[str]:
-    """Known-good ends of other nodes, each suspect's own as far as there are enough; fewer are taken twice."""
+    """Known-good ends of other nodes: different ones for each suspect, or, if these are too few, each of them twice."""
     partners: list[str] = []
     for step in range(len(good)):
         other = ends[good[(place * PARTNERS + step) % len(good)]]
@@ -99,7 +99,7 @@ def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: i
 
 
 def repeating(ends: Ends, results: Sequence[Result]) -> list[Round]:
-    """The rounds that repeat the bad tests of the survey of which neither end is to blame."""
+    """The rounds that repeat the survey's bad tests in which neither end is to blame."""
     usual = baseline(ends, _of_stage(results, "survey"))
     blamed = {each.end for each in _ends(ends, results, usual) if each.status != "good"}
     wanted = [
