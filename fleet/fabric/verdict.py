@@ -87,7 +87,7 @@ def confirming(ends: Ends, results: Sequence[Result], seed: int) -> list[Round]:
 
 
 def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: int) -> list[str]:
-    """Known-good ends of other nodes: different ones for each suspect, or, if these are too few, each of them twice."""
+    """Known-good ends of other nodes, from another place in ``good`` for each suspect. Too few of them are used twice."""
     partners: list[str] = []
     for step in range(len(good)):
         other = ends[good[(place * PARTNERS + step) % len(good)]]
