@@ -112,10 +112,10 @@ def measure(case: Case, rounds: int) -> tuple[list[float], list[float], int]:
         case.clear()
         log.clear()
         took = _timed(caused_by_deletion)
-        told = case.machine.netlink.link(_netdev(case))
-        wrong = [vf for vf in (told.vfs if told else ()) if (vf.trust, vf.spoofchk) != (True, False)]
-        if told is None or len(told.vfs) != case.count or wrong:
-            raise SystemExit(f"{case.name}: the agent did not configure the VFs: {wrong or told}")
+        link = case.machine.netlink.link(_netdev(case))
+        wrong = [vf for vf in (link.vfs if link else ()) if (vf.trust, vf.spoofchk) != (True, False)]
+        if link is None or len(link.vfs) != case.count or wrong:
+            raise SystemExit(f"{case.name}: the agent did not configure the VFs: {wrong or link}")
         vfs = dict(_netdevs(case.machine, case.address))
         case.clear()
         again = [_bare(ip, write, case, vfs) for write in log]
@@ -219,12 +219,12 @@ def netdevsim() -> Iterator[Case]:
 
 def on_the_node(address: str, rounds: int) -> None:
     """Measure both, and print the figures as JSON."""
-    found = {}
+    results = {}
     with netdevsim() as simulated:
         for case in (igb(address), simulated):
             ours, bare, writes = measure(case, rounds)
-            found[case.name] = {"count": case.count, "writes": writes, "agent": ours, "bare": bare}
-    json.dump(found, sys.stdout)
+            results[case.name] = {"count": case.count, "writes": writes, "agent": ours, "bare": bare}
+    json.dump(results, sys.stdout)
 
 
 RUNNER = """

@@ -123,8 +123,8 @@ def _run(others: int, rounds: int) -> tuple[list[float], list[float]]:
     process.join()
     if process.exitcode:
         sys.exit(1)
-    found: tuple[list[float], list[float]] = ours.recv()
-    return found
+    times: tuple[list[float], list[float]] = ours.recv()
+    return times
 
 
 @click.command()

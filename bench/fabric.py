@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fleet.fabric.schedule import Round, survey
-from fleet.fabric.stages import Settings
+from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import TESTS
 from fleet.fabric.verdict import verdict
 from tests.sim.fabric import Fabric, ends, some_bad, some_paths
@@ -47,7 +47,7 @@ class Outcome:
 COUNTS = ("good", "blamed", "bad", "missed", "paths", "paths_missed", "paths_blamed")
 
 
-def simulate(nodes: int, rails: int, runs: int, settings: Settings) -> Outcome:
+def simulate(nodes: int, rails: int, runs: int, settings: FabricSettings) -> Outcome:
     """Simulate runs, each with other faults."""
     all_ends = ends(nodes, rails)
     totals = [0] * len(COUNTS)
@@ -62,7 +62,7 @@ def simulate(nodes: int, rails: int, runs: int, settings: Settings) -> Outcome:
         said = verdict(all_ends, results, True)
         blamed = {each.end for each in said.ends if each.status != "good"}
         path_blamed = {(each.client, each.server) for each in said.paths}
-        found = (
+        of_run = (
             len(all_ends) - len(bad),
             len(blamed - bad.keys()),
             len(bad),
@@ -71,13 +71,13 @@ def simulate(nodes: int, rails: int, runs: int, settings: Settings) -> Outcome:
             len(paths - path_blamed),
             len(path_blamed - paths),
         )
-        totals = [total + each for total, each in zip(totals, found, strict=True)]
+        totals = [total + each for total, each in zip(totals, of_run, strict=True)]
     cpu = (time.process_time() - began) / runs
     counts = dict(zip(COUNTS, totals, strict=True))
     return Outcome(rounds=len(rounds), wall=assumed_seconds(rounds, settings), cpu=cpu, **counts)
 
 
-def assumed_seconds(rounds: Sequence[Round], settings: Settings) -> float:
+def assumed_seconds(rounds: Sequence[Round], settings: FabricSettings) -> float:
     """How long a run takes if in every round one test hangs until its time is up."""
     return len(rounds) * (SETUP_S + settings.seconds + TIMEOUT_S)
 
@@ -89,7 +89,7 @@ def assumed_seconds(rounds: Sequence[Round], settings: Settings) -> float:
 def main(rails: int, most: int, least: int) -> None:
     """Print rounds, time and wrong verdicts, with 1 % bad ends, 0.1 % bad paths, and noise on every result."""
     # One test: with the others there are more rounds of the same pairs.
-    settings = Settings(tests=("ib_write_bw",))
+    settings = FabricSettings(tests=("ib_write_bw",))
     title = f"{rails} rails, {BAD_ENDS:.0%} bad ends, {BAD_PATHS:.1%} bad paths; ib_write_bw of {settings.seconds} s"
     table = Table(title=title)
     headings = (

@@ -40,28 +40,28 @@ class Module:
 
 def modules(results: str) -> list[Module]:
     """The modules in the output of `mutmut results --all true`, of which a line is ``module.function__mutmut_1: killed``."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    by_module: dict[str, list[tuple[str, str]]] = {}
     for line in results.splitlines():
         mutant, _, word = line.strip().rpartition(": ")
         module, _, function = mutant.rpartition(".")
-        found.setdefault(module, []).append((function, word))
+        by_module.setdefault(module, []).append((function, word))
     return [
         Module(name, Counter(word for _, word in mutants), tuple(mutant for mutant, word in mutants if word in LIVES))
-        for name, mutants in sorted(found.items())
+        for name, mutants in sorted(by_module.items())
     ]
 
 
 def main() -> None:
     """Replace the table, and print the survivors."""
     command = [str(Path(sys.executable).parent / "mutmut"), "results", "--all", "true"]
-    found = modules(subprocess.run(command, capture_output=True, text=True, check=True, cwd=PAGE.parents[1]).stdout)
-    if not found:
+    measured = modules(subprocess.run(command, capture_output=True, text=True, check=True, cwd=PAGE.parents[1]).stdout)
+    if not measured:
         sys.exit("there are no results; get some: make mutants")
-    table = HEAD + "".join(module.row() for module in found)
+    table = HEAD + "".join(module.row() for module in measured)
     before, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(before + BEGIN + "\n" + table + "\n" + END + rest.partition(END)[2])
     print(table, end="")  # noqa: T201
-    for module in found:
+    for module in measured:
         for mutant in module.survivors:
             print(f"survived: {module.name}.{mutant}")  # noqa: T201
 

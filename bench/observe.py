@@ -19,7 +19,7 @@ from bench.namespace import devices, enter, machine
 NICS = 8
 
 
-def _run(told: Connection, netdevs: int, rounds: int) -> None:
+def _run(pipe: Connection, netdevs: int, rounds: int) -> None:
     enter()
     ip: Any = IPRoute()
     for number in range(netdevs // 2):
@@ -37,7 +37,7 @@ def _run(told: Connection, netdevs: int, rounds: int) -> None:
             began = time.perf_counter()
             preview(node, spec)
             ours.append(time.perf_counter() - began)
-    told.send((min(ours) * 1000, min(bare) * 1000))
+    pipe.send((min(ours) * 1000, min(bare) * 1000))
 
 
 @click.command()

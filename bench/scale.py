@@ -61,13 +61,13 @@ def main(rounds: int) -> None:
     """Print the milliseconds of CPU time of one observation and plan, and the exponent of their growth."""
     sizes = (64, 256, 1024, 4096)
     table = Table("VFs", "interrupts", "milliseconds", "growth since the row above", title="observe and plan")
-    found: list[float] = []
+    times: list[float] = []
     for size in sizes:
-        found.append(milliseconds(size, rounds))
-        growth = f"n^{math.log(found[-1] / found[-2]) / math.log(4):.2f}" if len(found) > 1 else ""
-        table.add_row(str(size), str(size * IRQS_PER_VF), f"{found[-1]:.1f}", growth)
+        times.append(milliseconds(size, rounds))
+        growth = f"n^{math.log(times[-1] / times[-2]) / math.log(4):.2f}" if len(times) > 1 else ""
+        table.add_row(str(size), str(size * IRQS_PER_VF), f"{times[-1]:.1f}", growth)
     Console(width=100).print(table)
-    exponent = math.log(found[-1] / found[0]) / math.log(sizes[-1] / sizes[0])
+    exponent = math.log(times[-1] / times[0]) / math.log(sizes[-1] / sizes[0])
     Console().print(f"growth from {sizes[0]} to {sizes[-1]} VFs: n^{exponent:.2f}")
 
 

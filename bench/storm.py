@@ -34,30 +34,30 @@ QUIET = 1.0
 class _Passes:
     """Reports each of the worker's passes."""
 
-    def __init__(self, told: Connection) -> None:
-        self._told = told
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
         self._converge: Any = vars(worker)["converge"]
 
     def __call__(self, *given: Any, **more: Any) -> Any:
-        found = self._converge(*given, **more)
-        self._told.send(None)
-        return found
+        result = self._converge(*given, **more)
+        self._pipe.send(None)
+        return result
 
 
-def _agent(told: Connection) -> None:
-    vars(worker)["converge"] = _Passes(told)
+def _agent(pipe: Connection) -> None:
+    vars(worker)["converge"] = _Passes(pipe)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  it is no file of a folder
         keep(OURS, nowhere)
 
 
-def _bare(told: Connection) -> None:
+def _bare(pipe: Connection) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as events:
         widen(events, BUFFER)
         events.bind((0, RTMGRP_LINK))
-        told.send(None)
+        pipe.send(None)
         while True:
             events.recv(1 << 16)
-            told.send(None)
+            pipe.send(None)
 
 
 def _listen(target: Any, storm_on: str, events: int) -> tuple[int, float]:
@@ -90,13 +90,13 @@ def _cpu(pid: int | None) -> float:
     return used.user + used.system
 
 
-def _run(told: Connection, events: int) -> None:
+def _run(pipe: Connection, events: int) -> None:
     enter()
     for name, peer in ((OURS, "fab1"), (OTHER, "other1")):
         subprocess.run(["ip", "link", "add", name, "type", "veth", "peer", "name", peer], check=True)
         for end in (name, peer):
             subprocess.run(["ip", "link", "set", end, "up"], check=True)
-    told.send([(name, *_listen(target, on, events)) for name, target, on in _ROWS])
+    pipe.send([(name, *_listen(target, on, events)) for name, target, on in _ROWS])
 
 
 _ROWS = (
@@ -113,10 +113,10 @@ def main(events: int) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=_run, args=(theirs, events))
     process.start()
-    found = ours.recv()
+    results = ours.recv()
     process.join()
     table = Table("", "times", "CPU seconds", title=f"{events} link events")
-    for name, times, cpu in found:
+    for name, times, cpu in results:
         table.add_row(name, str(times), f"{cpu:.3f}")
     Console(width=100).print(table)
 

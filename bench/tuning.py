@@ -70,24 +70,24 @@ WAYS = (
 )
 
 
-def _measure(pair: tuple[lab.Node, ...], way: Way, found: bool, seconds: int) -> dict[str, float]:
+def _measure(pair: tuple[lab.Node, ...], way: Way, as_found: bool, seconds: int) -> dict[str, float]:
     """Microseconds there and back, and bytes a second."""
     ends = tuple(f"10.99.0.{number}" for number in (1, 2))
     try:
         for node, ip in zip(pair, ends, strict=True):
             node.sh(way.make.format(ip=ip))
-            if found:
+            if as_found:
                 node.sh(AS_FOUND)
         server, client = pair
         server.sh(f"systemd-run --quiet --collect --unit=tuning {way.prefix} qperf")
         waits = f"until {way.prefix} qperf -t 1 {ends[0]} tcp_lat >/dev/null 2>&1; do sleep 0.2; done"
         client.sh(waits, timeout=120)
-        told = client.sh(f"{way.prefix} qperf -t {seconds} {ends[0]} tcp_lat tcp_bw", timeout=60 + 4 * seconds)
+        output = client.sh(f"{way.prefix} qperf -t {seconds} {ends[0]} tcp_lat tcp_bw", timeout=60 + 4 * seconds)
         server.sh("systemctl stop tuning")
     finally:
         for node, ip in zip(pair, ends, strict=True):
             node.run(["sh", "-c", f"systemctl stop tuning 2>/dev/null; {way.remove.format(ip=ip)}"])
-    values = re.findall(r"(latency|bw)\s*=\s*([\d.]+) (\S+)", told)
+    values = re.findall(r"(latency|bw)\s*=\s*([\d.]+) (\S+)", output)
     return {name: float(value) * UNITS[unit] for name, value, unit in values}
 
 
@@ -97,31 +97,31 @@ def _measure(pair: tuple[lab.Node, ...], way: Way, found: bool, seconds: int) ->
 def main(rounds: int, seconds: int) -> None:
     """Print latency and throughput of each way, with interrupts and queues as found and as planned."""
     pair = nodes()
-    found: dict[tuple[str, bool], dict[str, float]] = {}
+    results: dict[tuple[str, bool], dict[str, float]] = {}
     for way in WAYS:
         for as_found in (False, True):
             rows = [
                 _once(pair, way, as_found, seconds)
                 for _ in track(range(rounds), f"{way.name}, {'as found' if as_found else 'as planned'}")
             ]
-            found[way.name, as_found] = {
+            results[way.name, as_found] = {
                 name: statistics.median(row[name] for row in rows) for name in ("latency", "bw")
             }
     table = Table("way", "latency: as found", "as planned", "MB/s: as found", "as planned", title="qperf: us, MB/s")
     for way in WAYS:
-        before, after = found[way.name, True], found[way.name, False]
+        before, after = results[way.name, True], results[way.name, False]
         latencies = (f"{row['latency']:.0f}" for row in (before, after))
         rates = (f"{row['bw'] / 1e6:.1f}" for row in (before, after))
         table.add_row(way.name, *latencies, *rates)
     Console(width=100).print(table)
 
 
-def _once(pair: tuple[lab.Node, ...], way: Way, found: bool, seconds: int) -> dict[str, float]:
+def _once(pair: tuple[lab.Node, ...], way: Way, as_found: bool, seconds: int) -> dict[str, float]:
     """Measure with the agent stopped, so that it neither mends what is made here nor takes its time."""
     for node in pair:
         node.sh("trackbed wait --timeout 120 && systemctl stop trackbed", timeout=150)
     try:
-        return _measure(pair, way, found, seconds)
+        return _measure(pair, way, as_found, seconds)
     finally:
         for node in pair:
             node.sh("systemctl start trackbed")

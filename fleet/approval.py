@@ -47,7 +47,7 @@ class Verdict:
 
 
 @frozen
-class Known:
+class KnownNodes:
     """What is known about nodes. ``expected``: may be enrolled. ``enrolled``: were enrolled. ``joined``: have a Node.
 
     ``again``: may be enrolled once more, because they were reinstalled.
@@ -60,30 +60,30 @@ class Known:
 
 
 def verdicts(
-    requests: Iterable[CertificateSigningRequest], known: Known, faults: Mapping[str, str] | None = None
+    requests: Iterable[CertificateSigningRequest], known: KnownNodes, faults: Mapping[str, str] | None = None
 ) -> list[Verdict]:
     """The verdict on each pending request that a reporter made, or that is in a reporter's name.
 
     :param faults: what cannot be read of the objects around the requests, by name; such a request is denied.
     """
     unreadable = faults or {}
-    found = []
+    judged = []
     rivals: dict[tuple[str, str], set[bytes]] = defaultdict(set)
     for request in requests:
         if _is_pending(request) and _is_ours(request):
             asked = read(request.spec.request)
             if name_of(request) in unreadable:
                 asked = evolve(asked, faults=(*asked.faults, f"it cannot be read: {unreadable[name_of(request)]}"))
-            found.append(_judge(request, asked, known))
-            if found[-1].action == "approve":
+            judged.append(_judge(request, asked, known))
+            if judged[-1].action == "approve":
                 # With one key a node can ask as often as with many.
-                enrols = found[-1].requester == names.ENROLMENT
-                rivals[found[-1].requester, found[-1].node].add(asked.key if enrols else name_of(request).encode())
-    return [_unless_ambiguous(verdict, rivals) for verdict in found]
+                enrols = judged[-1].requester == names.ENROLMENT
+                rivals[judged[-1].requester, judged[-1].node].add(asked.key if enrols else name_of(request).encode())
+    return [_unless_ambiguous(verdict, rivals) for verdict in judged]
 
 
 def _unless_ambiguous(verdict: Verdict, rivals: Mapping[tuple[str, str], Collection[bytes]]) -> Verdict:
-    """Two who claim to be one new node cannot be told apart from here; a node that asks again and again needs a look."""
+    """Leave requests to the operator if two keys claim to be the same new node, or if a node has too many pending renewals."""
     count = len(rivals.get((verdict.requester, verdict.node), ()))
     enrols = verdict.requester == names.ENROLMENT
     if verdict.action != "approve" or count <= (1 if enrols else MOST_RENEWALS):
@@ -120,7 +120,7 @@ def _is_enrolment(request: CertificateSigningRequest) -> bool:
     return request.spec.username == names.ENROLMENT
 
 
-def _judge(request: CertificateSigningRequest, asked: Asked, known: Known) -> Verdict:
+def _judge(request: CertificateSigningRequest, asked: Asked, known: KnownNodes) -> Verdict:
     requester = request.spec.username or ""
     node = asked.common_name.removeprefix(names.NODE_USER)
     faults = [*_faults(request), *asked.faults, *_name_faults(asked.common_name)]
@@ -132,13 +132,13 @@ def _judge(request: CertificateSigningRequest, asked: Asked, known: Known) -> Ve
     return Verdict(name_of(request), requester, node, action, reason)
 
 
-def _renewal(node: str, known: Known) -> tuple[Action, str]:
+def _renewal(node: str, known: KnownNodes) -> tuple[Action, str]:
     if node in known.joined or node in known.expected:
         return "approve", "renewal"
     return "leave", f"there is no Node {node} (any more); if it is yours, name it: trackbed fleet approve {node}"
 
 
-def _enrolment(node: str, known: Known) -> tuple[Action, str]:
+def _enrolment(node: str, known: KnownNodes) -> tuple[Action, str]:
     if node in known.again:
         return "approve", "enrolment, again"
     if node in known.enrolled:

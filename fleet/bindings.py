@@ -50,5 +50,5 @@ def admitted(client: Client) -> set[str]:
 
     :raises ApiError: as the client does.
     """
-    found = [one.metadata.name or "" for one in client.list(RoleBinding, namespace=names.NAMESPACE) if one.metadata]
-    return {name.removeprefix(names.NODE_USER) for name in found if name.startswith(names.NODE_USER)}
+    bindings = [one.metadata.name or "" for one in client.list(RoleBinding, namespace=names.NAMESPACE) if one.metadata]
+    return {name.removeprefix(names.NODE_USER) for name in bindings if name.startswith(names.NODE_USER)}

@@ -77,8 +77,8 @@ def _faults(asked: x509.CertificateSigningRequest) -> list[str]:
 
 def _common_name(subject: x509.Name) -> str:
     """The subject's common name; empty if the subject has anything else."""
-    found = _common_names(subject)
-    return found[0] if len(found) == 1 and len(list(subject)) == 1 else ""
+    common_names = _common_names(subject)
+    return common_names[0] if len(common_names) == 1 and len(list(subject)) == 1 else ""
 
 
 def _common_names(subject: x509.Name) -> tuple[str, ...]:
@@ -120,17 +120,17 @@ def differences(certificate: str, request: str) -> list[str]:
         key, extensions = _public(given), {each.oid: each.value for each in given.extensions}
     except _UNREADABLE as error:
         return [f"it cannot be read: {error}"]
-    found = []
+    reasons = []
     if key != asked.key:
-        found.append("it has another key")
+        reasons.append("it has another key")
     if _common_name(given.subject) != asked.common_name or not asked.common_name:
-        found.append(f"the subject is {given.subject.rfc4514_string() or 'empty'}, not CN={asked.common_name}")
+        reasons.append(f"the subject is {given.subject.rfc4514_string() or 'empty'}, not CN={asked.common_name}")
     if x509.SubjectAlternativeName.oid in extensions:
-        found.append("it has alternative names")
+        reasons.append("it has alternative names")
     usage = extensions.get(x509.ExtendedKeyUsage.oid)
     if not isinstance(usage, x509.ExtendedKeyUsage) or list(usage) != [ExtendedKeyUsageOID.CLIENT_AUTH]:
-        found.append("its usage is not that of a client alone")
+        reasons.append("its usage is not that of a client alone")
     constraints = extensions.get(x509.BasicConstraints.oid)
     if isinstance(constraints, x509.BasicConstraints) and constraints.ca:
-        found.append("it is an authority's")
-    return found
+        reasons.append("it is an authority's")
+    return reasons

@@ -18,7 +18,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from lightkube.resources.core_v1 import ServiceAccountToken
 
 from agent.report import names
-from fleet.approval import Known, verdicts
+from fleet.approval import KnownNodes, verdicts
 from fleet.bindings import admit
 from fleet.issued import decide, wrong
 from fleet.reading import PlainNode, PlainRequest, read
@@ -78,14 +78,14 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
     """
     try:
         client = _client(kubeconfig)
-        found = _request(client, request, csr)
-        for verdict in verdicts([found], Known(expected={node}, again={node})):
+        pending = _request(client, request, csr)
+        for verdict in verdicts([pending], KnownNodes(expected={node}, again={node})):
             if verdict.action != "approve" or verdict.node != node:
                 raise NotGiven(verdict.reason)
             if verdict.requester == names.ENROLMENT:
                 # Not for a renewal: it must not give back rights that were removed.
                 admit(client, node)
-            _decide(client, found)
+            _decide(client, pending)
             if faults := wrong(client, {request: csr}):
                 raise NotGiven(faults[request])
     except ApiError as error:
@@ -101,12 +101,12 @@ def _request(client: Client, name: str, csr: str) -> CertificateSigningRequest:
     """
     if not _REQUEST_NAME.fullmatch(name):
         raise NotGiven(f"{name[:80]!r} is no name of a reporter's request")
-    found, fault = read(client.get(PlainRequest, name), CertificateSigningRequest)
-    if found is None or fault:
+    pending, fault = read(client.get(PlainRequest, name), CertificateSigningRequest)
+    if pending is None or fault:
         raise NotGiven(f"it cannot be read: {fault}")
-    if found.spec.request != csr:
+    if pending.spec.request != csr:
         raise NotGiven("it is not what the node has asked for: somebody else did")
-    return found
+    return pending
 
 
 def _token(client: Client, account: str, spec: TokenRequestSpec) -> str:

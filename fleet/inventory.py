@@ -55,11 +55,11 @@ class Inventory:
         path = path.resolve()
         done = _pyinfra("--json", str(path), "debug-inventory")
         try:
-            found = json.loads(done.stdout)
+            listing = json.loads(done.stdout)
         except ValueError:
             raise Failed(f"{path} is no inventory that pyinfra can read: {_last(done.stderr)}") from None
         hosts: dict[str, Host] = {}
-        for one in found:
+        for one in listing:
             host = Host(one["name"], str(one["data"].get("node_name") or one["name"]))
             other = hosts.setdefault(host.node, host)
             if other != host:

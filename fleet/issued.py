@@ -34,26 +34,26 @@ def wrong(client: Client, approved: Mapping[str, str]) -> dict[str, str]:
     :param approved: what was approved, by the request's name: PEM in base64.
     """
     end = time.monotonic() + TIMEOUT
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     waiting = dict(approved)
     while waiting:
         for name, request in list(waiting.items()):
             try:
                 status = _status(client, name)
             except ApiError as error:
-                status, found[name] = None, f"its certificate cannot be compared: {error.status.message}"
+                status, reasons[name] = None, f"its certificate cannot be compared: {error.status.message}"
             if status is not None and not status.get("certificate"):
                 continue
             del waiting[name]
             if faults := differences(status["certificate"], request) if status else []:
-                found[name] = (
+                reasons[name] = (
                     f"its certificate is not what was approved: {'; '.join(faults)}; shut the node out, and see who signs "
                     "in this cluster (docs/fleet.md)"
                 )
         if waiting and time.monotonic() >= end:
             break
         time.sleep(LOOK if waiting else 0)
-    return found
+    return reasons
 
 
 def _status(client: Client, name: str) -> dict[str, Any] | None:

@@ -161,10 +161,10 @@ class Maintenance:
         """Cordon the node and write the record, or take over the record of an earlier run."""
 
         def change(node: Node) -> tuple[dict[str, Any], Record]:
-            found = record_of(node)
-            cordoned = found.cordoned if found else not is_cordoned(node)
+            recorded = record_of(node)
+            cordoned = recorded.cordoned if recorded else not is_cordoned(node)
             # Do not drain again after a drain: a drain that fails is undone, but the node may be half changed by now.
-            step = found.step if found else "drain"
+            step = recorded.step if recorded else "drain"
             record = Record(self.api.user, self.api.now.isoformat(), step, cordoned, str(self.allow))
             return {**_annotated(record), "spec": {"unschedulable": True}}, record
 
@@ -206,13 +206,13 @@ class Maintenance:
         return ", ".join(map(say, plan.evict)), "; ".join(dict.fromkeys(filter(None, refused))) or "they do not end"
 
     def _pods(self, name: str) -> list[Pod]:
-        found = []
+        pods = []
         for document in self.api.client.list(PlainPod, namespace=ALL_NS, fields={"spec.nodeName": name}):
             pod, fault = read(document, Pod)
             if pod is None:
                 raise CannotDrain(f"{document['metadata']['name']} cannot be read: {fault}")
-            found.append(pod)
-        return found
+            pods.append(pod)
+        return pods
 
     def _evict(self, node: str, pod: Pod, asked: set[str]) -> str:
         """Request a pod's eviction; why it is refused, or an empty text."""
@@ -264,9 +264,9 @@ def unready(node: Node) -> list[str]:
     """Why a Node is not ready to be used again; empty if it is."""
     reasons = []
     for type in (names.READY, names.UP_TO_DATE, "Ready"):
-        found = condition_of(node, type)
-        if found is None or found.status != "True":
-            said = f"{found.status} ({found.reason}): {found.message}" if found else "not there"
+        condition = condition_of(node, type)
+        if condition is None or condition.status != "True":
+            said = f"{condition.status} ({condition.reason}): {condition.message}" if condition else "not there"
             reasons.append(f"{type} is {said}")
     return [*reasons, f"it has the taint {names.TAINT}"] if is_tainted(node) else reasons
 

@@ -40,8 +40,8 @@ def labels_of(thing: Object) -> dict[str, str]:
 
 def condition_of(node: Node, type: str) -> NodeCondition | None:
     """A Node's condition of a type."""
-    found = (node.status.conditions if node.status else None) or []
-    return next((one for one in found if one.type == type), None)
+    conditions = (node.status.conditions if node.status else None) or []
+    return next((one for one in conditions if one.type == type), None)
 
 
 def taints_of(node: Node) -> list[Taint]:

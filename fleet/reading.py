@@ -80,15 +80,15 @@ class Read(Generic[T]):
 
 def read_all(documents: Iterable[Mapping[str, Any]], kind: type[T]) -> Read[T]:
     """Read each of many objects."""
-    found: Read[T] = Read()
+    result: Read[T] = Read()
     for document in documents:
         name = str(document["metadata"]["name"])
         thing, fault = read(document, kind)
         if thing is not None:
-            found.objects[name] = thing
+            result.objects[name] = thing
         if fault:
-            found.faults[name] = fault
-    return found
+            result.faults[name] = fault
+    return result
 
 
 def read(document: Mapping[str, Any], kind: type[T]) -> tuple[T | None, str]:

@@ -77,8 +77,8 @@ def standings(
 
 def unreadable(nodes: Mapping[str, str], leases: Mapping[str, str]) -> dict[str, str]:
     """What cannot be read of each node: of its Node, and of its Lease."""
-    found = {name: f"its Lease cannot be read: {fault}" for name, fault in leases.items()}
-    return {**found, **{name: f"its Node cannot be read: {fault}" for name, fault in nodes.items()}}
+    faults = {name: f"its Lease cannot be read: {fault}" for name, fault in leases.items()}
+    return {**faults, **{name: f"its Node cannot be read: {fault}" for name, fault in nodes.items()}}
 
 
 def is_ours(node: Node) -> bool:
@@ -172,9 +172,9 @@ def duration(lease: Lease) -> float:
     return float(min(given, names.LEASE_DURATION) if given is not None else names.LEASE_DURATION)
 
 
-def unready(found: Iterable[Standing]) -> list[Standing]:
+def unready(listed: Iterable[Standing]) -> list[Standing]:
     """The nodes that are not ready."""
-    return [one for one in found if one.ready != "True"]
+    return [one for one in listed if one.ready != "True"]
 
 
 def since(one: Standing, now: datetime) -> str:

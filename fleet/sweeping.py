@@ -55,13 +55,13 @@ class Plan:
         return len(self.expired) > self.allowed
 
 
-def plan(found: Sequence[Standing], share: float) -> Plan:
+def plan(listed: Sequence[Standing], share: float) -> Plan:
     """Decide which nodes to sweep, if at most the given share of the fleet is without a heartbeat.
 
     Nodes that were swept before count, too. Otherwise a network fault that lets one Lease after the other expire would
     taint the whole fleet in small steps. One node may always be swept, however small the fleet is.
     """
-    joined = [one for one in found if one.joined]
+    joined = [one for one in listed if one.joined]
     expired = [one for one in joined if one.expired]
     allowed = max(1, math.floor(share * len(joined)))
     sweepable = {one.name for one in expired if not (one.swept or one.missing)} if len(expired) <= allowed else set()
@@ -114,9 +114,9 @@ def _sweep_node(api: Api, name: str) -> bool:
     fault = ""
     for left in reversed(range(TRIES)):
         try:
-            node, found = api.node(name)
+            node, node_fault = api.node(name)
             lease, lease_fault = _lease(api, name)
-            faults = unreadable({name: found} if found else {}, {name: lease_fault} if lease_fault else {})
+            faults = unreadable({name: node_fault} if node_fault else {}, {name: lease_fault} if lease_fault else {})
             # A fault counts even after mend_node() has removed the unreadable part.
             fault = fault or faults.get(name, "")
             one = standing(name, node, lease, api.now, fault)
@@ -124,7 +124,7 @@ def _sweep_node(api: Api, name: str) -> bool:
                 return False
             if one.swept and not one.withdrawn:
                 return True
-            if found:
+            if node_fault:
                 api.mend_node(name)
                 node, _ = api.node(name)
             if patch := taint_patch(node):

@@ -40,7 +40,7 @@ def main(results: list[str], docs: Path = DOCS) -> None:
 
 def with_tables(text: str, docs: Path = DOCS) -> str:
     """A page with the tables of its runs as the records are now."""
-    return MARKED.sub(lambda found: f"{found[1]}{_table(_load(docs, found[2]))}{found[3]}", text)
+    return MARKED.sub(lambda match: f"{match[1]}{_table(_load(docs, match[2]))}{match[3]}", text)
 
 
 def record(results: Path, docs: Path) -> None:

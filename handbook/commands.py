@@ -36,9 +36,9 @@ def _commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Co
     if isinstance(command, click.Group):
         context = click.Context(command)
         for inner in command.list_commands(context):
-            found = command.get_command(context, inner)
-            if found is not None:
-                yield from _commands(f"{name} {inner}", found)
+            inner_command = command.get_command(context, inner)
+            if inner_command is not None:
+                yield from _commands(f"{name} {inner}", inner_command)
 
 
 def exit_code(name: str, command: click.Command) -> str:

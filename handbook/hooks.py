@@ -53,7 +53,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside docs/, and the list of decisions."""
     for source, page in OUTSIDE.items():
-        text = LINK.sub(lambda found, source=source: _link(found, source), (ROOT / source).read_text())  # type: ignore[misc]
+        text = LINK.sub(lambda match, source=source: _link(match, source), (ROOT / source).read_text())  # type: ignore[misc]
         files.append(File.generated(config, page, content=PICTURE.sub("", text)))
     titles = {path.name: path.read_text().partition("\n")[0].lstrip("# ") for path in _decisions(config)}
     listed = "".join(f"- [{title}]({name})\n" for name, title in titles.items())
@@ -63,7 +63,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in what comes from the code; a link to the folder of decisions leads to their list."""
-    return MARK.sub(lambda found: FROM_THE_CODE[found[1]](), markdown.replace("](decisions/)", f"]({DECISIONS})"))
+    return MARK.sub(lambda match: FROM_THE_CODE[match[1]](), markdown.replace("](decisions/)", f"]({DECISIONS})"))
 
 
 def _decisions(config: MkDocsConfig) -> list[Path]:
@@ -82,9 +82,9 @@ def _section(nav: list[Any], title: str) -> list[Any]:
     return section
 
 
-def _link(found: re.Match[str], source: str) -> str:
+def _link(match: re.Match[str], source: str) -> str:
     """A link of a page outside docs/, seen from the site: its text alone, if it leads to a file that the site has not."""
-    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[2]))
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
     if target == "docs/decisions":
         page = DECISIONS
     elif target.startswith("docs/"):
@@ -92,5 +92,5 @@ def _link(found: re.Match[str], source: str) -> str:
     elif target in OUTSIDE:
         page = OUTSIDE[target]
     else:
-        return found[1]
-    return f"[{found[1].removeprefix('docs/')}]({page}{found[3] or ''})"
+        return match[1]
+    return f"[{match[1].removeprefix('docs/')}]({page}{match[3] or ''})"

@@ -107,11 +107,11 @@ class Call:
         values = [value for name, place in arguments.items() if (value := self.argument(place, name)) is not None]
         parameters = _parameters(self.within)
         deciding = {name for value in values for name in _deciding(value, self)} & set(parameters)
-        found = _callers(self.within) if deciding and depth else ()
-        if not found:
+        callers = _callers(self.within) if deciding and depth else ()
+        if not callers:
             yield self
         needed = {name: parameters.index(name) for name in deciding}
-        for outer in (each for call in found for each in call.bound(needed, depth - 1)):
+        for outer in (each for call in callers for each in call.bound(needed, depth - 1)):
             yield evolve(self, bindings=_bindings(self.within, parameters, outer))
 
 
@@ -152,14 +152,14 @@ def _parameters(function: Function | None) -> list[str]:
 @cache
 def calls(folder: str, name: str) -> tuple[Call, ...]:
     """Each call of ``name`` in the files of a folder."""
-    found = []
+    matches = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         module = parsed(path)
         for node, within in _walk(module.tree, None):
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called == name:
-                found.append(Call(module, node, within))
-    return tuple(found)
+                matches.append(Call(module, node, within))
+    return tuple(matches)
 
 
 def _walk(tree: ast.AST, within: Function | None) -> Iterator[tuple[ast.Call, Function | None]]:
@@ -228,7 +228,7 @@ def _named(name: str, call: Call, computed: Mapping[str, tuple[str, ...]], depth
         return _texts(value, outer, computed, depth)
     if name in _parameters(call.within):
         return [UNKNOWN]
-    if found := call.module.constant(name):
-        value, module = found
+    if definition := call.module.constant(name):
+        value, module = definition
         return _texts(value, Call(module, call.node, None), computed, depth)
     return [UNKNOWN]

@@ -65,10 +65,10 @@ class Apt:
 
     def candidate(self, package: str) -> str:
         """The version that would be installed."""
-        found = re.search(r"Candidate: (\S+)", run(["apt-cache", *self.options(), "policy", package]))
-        if found is None or found[1] == "(none)":
+        match = re.search(r"Candidate: (\S+)", run(["apt-cache", *self.options(), "policy", package]))
+        if match is None or match[1] == "(none)":
             raise LabError(f"apt knows no package {package}", "Check the mirrors in /etc/apt.")
-        return found[1]
+        return match[1]
 
     def depends(self, package: str) -> str:
         """The Depends field of the version that would be installed."""
@@ -125,5 +125,5 @@ def _listed() -> tuple[Source, ...]:
     sources = (
         Source(row[0], row[1], row[2]) for row in rows if len(row) == 4 and row[1] in wanted and row[3] == "Debian"
     )
-    found = tuple(dict.fromkeys(sources))
-    return found if any(source.suite == SUITE for source in found) else ()
+    listed = tuple(dict.fromkeys(sources))
+    return listed if any(source.suite == SUITE for source in listed) else ()

@@ -47,11 +47,11 @@ def down(name: str | None = None) -> bool:
     with lab.lock():
         # This must work with a damaged or missing plan, too: it is the remedy for both.
         leftovers = _nodes(lab, Plan(image.Image(lab.folder), {machine.name: 0 for machine in MACHINES}))
-        found = any(node.pid() is not None or node.overlay.exists() for node in leftovers)
+        existed = any(node.pid() is not None or node.overlay.exists() for node in leftovers)
         for node in leftovers:
             node.discard()
         lab.forget()
-        return found
+        return existed
 
 
 def _nodes(lab: Instance, plan: Plan) -> tuple[Node, ...]:

@@ -86,16 +86,16 @@ def go() -> Path:
 
     :raises LabError: Go is missing and cannot be installed, or is too old; the remedy says what to install.
     """
-    found = _find()
-    if found is None:
+    program = _find()
+    if program is None:
         host.ensure_packages(newer=(DEBIAN_GO,))
-        found = _find()
-    if found is None:
+        program = _find()
+    if program is None:
         raise LabError("this host has no Go", REMEDY)
-    version = re.search(r"go(\d+)\.(\d+)", run([found, "version"]))
+    version = re.search(r"go(\d+)\.(\d+)", run([program, "version"]))
     if version is None or (int(version[1]), int(version[2])) < OLDEST_GO:
-        raise LabError(f"{found} is older than Go {'.'.join(map(str, OLDEST_GO))}", REMEDY)
-    return Path(found)
+        raise LabError(f"{program} is older than Go {'.'.join(map(str, OLDEST_GO))}", REMEDY)
+    return Path(program)
 
 
 def _find() -> str | None:

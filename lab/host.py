@@ -64,5 +64,5 @@ def _qemu_major() -> int:
         run(["qemu-img", "--version"])
     except LabError:
         return 0
-    found = re.search(r"version (\d+)\.", version)
-    return int(found[1]) if found else 0
+    match = re.search(r"version (\d+)\.", version)
+    return int(match[1]) if match else 0

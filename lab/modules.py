@@ -66,10 +66,10 @@ PATCHES = (
 
 def kernel_release(apt: Apt) -> str:
     """The kernel release that linux-image-amd64 would install, such as 6.1.0-44-amd64."""
-    found = re.search(r"linux-image-(\S+-amd64)\b", apt.depends("linux-image-amd64"))
-    if found is None:
+    match = re.search(r"linux-image-(\S+-amd64)\b", apt.depends("linux-image-amd64"))
+    if match is None:
         raise LabError("linux-image-amd64 depends on no kernel of a known name")
-    return found[1]
+    return match[1]
 
 
 def build(apt: Apt, release: str, work: Path, log: Path) -> list[Path]:

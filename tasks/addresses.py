@@ -1,4 +1,4 @@
-"""Two hosts of an inventory never have one IP address: that is found before any node is changed."""
+"""Refuses an inventory in which two hosts have the same IP address, before any node is changed."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def given(spec: NodeSpec, host_name: str) -> dict[str, Place]:
 
 def of_hosts(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[str, list[Place]]:
     """By address, where the hosts' data gives it. A host whose data is wrong is left out: its own deploy says so."""
-    found: dict[str, list[Place]] = {}
+    places: dict[str, list[Place]] = {}
     for name, data in hosts:
         keys = {key: data[key] for key in ("nics", "node_number") if data.get(key) is not None}
         with suppress(SpecError):
             for ip, place in given(from_mapping({"node_name": "n", **keys}, name), name).items():
-                found.setdefault(ip, []).append(place)
-    return found
+                places.setdefault(ip, []).append(place)
+    return places
 
 
 _KNOWN: WeakKeyDictionary[Inventory, dict[str, list[Place]]] = WeakKeyDictionary()

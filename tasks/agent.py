@@ -131,7 +131,7 @@ def stage(version: str) -> None:
     unpack(name="Stage", version=version)
 
 
-# The checksum comes by SSH, as the commands do: who exchanged the file in a folder that all may write is found out
+# The checksum comes by SSH, as the commands do: so a file that another user exchanged in a folder that all may write is refused
 # (docs/decisions/0029-an-archive-by-ssh-has-a-checksum.md).
 # Unpacked beside its place, flushed to disk, then renamed: neither a reader nor a power cut finds half a version.
 _UNPACK = """

@@ -57,8 +57,8 @@ def _arguments(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> 
 
 
 def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
-    if found := list(faults(attribute.name, value)):
-        raise ValueError("\n".join(found))
+    if problems := list(faults(attribute.name, value)):
+        raise ValueError("\n".join(problems))
 
 
 @frozen

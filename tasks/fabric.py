@@ -28,7 +28,7 @@ from agent.spec.node import NodeSpec
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.journal import Damaged, Journal, Run, default_path
 from fleet.fabric.runner import Nodes, Request, Runner
-from fleet.fabric.stages import Settings
+from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import LEAST_SECONDS, TESTS
 from fleet.fabric.verdict import Verdict
 from tasks.common.archive import ROOT
@@ -43,8 +43,8 @@ TRANSPORT_GIDS = ("RoCE v2",)
 """The types of GIDs with an IP address that packets are routed by."""
 
 
-def _settings(value: object) -> Settings:
-    made = record(Settings)(value)
+def _settings(value: object) -> FabricSettings:
+    made = record(FabricSettings)(value)
     if unknown := sorted(set(made.tests) - TESTS.keys()):
         raise ValueError(f"tests: {unknown[0]!r} is no test; tests are {', '.join(TESTS)}")
     if not made.tests:
@@ -69,7 +69,7 @@ def _floors(value: object) -> dict[str, float]:
     return {str(test): float(floor) for test, floor in value.items()}
 
 
-FABRIC = Key("fabric", Settings(), _settings)
+FABRIC = Key("fabric", FabricSettings(), _settings)
 FLOORS: Key[dict[str, float]] = Key("fabric_floors", {}, _floors)
 KEYS = (FABRIC, FLOORS)
 
@@ -106,25 +106,25 @@ class NodeEnds(dict[str, Any]):
             raise ValueError("it has no agent of Trackbed; run deploy.py first")
         at = output.index("inspection")
         lines = [line.split() for line in output[:at]]
-        found = json.loads("\n".join(output[at + 1 :]))
-        found["cpus"] = {line[1]: line[2] for line in lines if line[0] == "cpus" and len(line) == 4}
-        found["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
-        found["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
-        return cls(found)
+        answer = json.loads("\n".join(output[at + 1 :]))
+        answer["cpus"] = {line[1]: line[2] for line in lines if line[0] == "cpus" and len(line) == 4}
+        answer["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
+        answer["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
+        return cls(answer)
 
 
 def ends_of(node: str, facts: Mapping[str, Any], rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
     """The ends of a node: for each NIC of its spec the PF's RDMA device, or else that of its first VF that has an address."""
-    found = []
+    owned = []
     for function in facts["functions"]:
         nic = function["nic"]
         if nic is None:
             continue
         for owner in (function, *function["vfs"]):
             if (end := _end(node, nic, owner, facts)) is not None:
-                found.append((end, owner))
+                owned.append((end, owner))
                 break
-    ordered = sorted(found, key=lambda each: each[0].pci)
+    ordered = sorted(owned, key=lambda each: each[0].pci)
     return [
         cattrs.structure({**cattrs.unstructure(end), "rail": rails.get(end.nic, place), "floors": dict(floors)}, End)
         for place, (end, _) in enumerate(ordered)
@@ -251,7 +251,7 @@ def prove(spec: NodeSpec) -> None:
     conclude(name="Result")
 
 
-def _first_settings() -> Settings:
+def _first_settings() -> FabricSettings:
     first = next(iter(host.state.inventory))
     return FABRIC.read(first.data.dict(), first.name)  # type: ignore[no-untyped-call]
 
@@ -260,13 +260,13 @@ _specs: dict[Host, tuple[Mapping[str, int], Mapping[str, float]]] = {}
 
 
 @operation()
-def test(settings: Settings, rails: dict[str, int], floors: dict[str, float]) -> Commands:
+def test(settings: FabricSettings, rails: dict[str, int], floors: dict[str, float]) -> Commands:
     """Test all nodes. Each host adds its rails and floors; the first host's turn runs the test for all of them."""
     _specs[host.state.inventory.get_host(host.name)] = (rails, floors)
     yield FunctionCommand(_test, (settings,), {})
 
 
-def _test(state: State, host: Host, settings: Settings) -> bool:
+def _test(state: State, host: Host, settings: FabricSettings) -> bool:
     active = sorted(state.inventory.get_active_hosts(), key=lambda each: each.name)
     if host is not active[0]:
         return True

@@ -112,7 +112,7 @@ done
 _LINE = re.compile(r"line \*?\s*(?:RO\s+)?([A-Z0-9_]+)\s+\S+\s+(\S+)\s+(\S+)\s*")
 
 
-class Settings(FactBase[dict[str, Card]]):
+class FirmwareSettings(FactBase[dict[str, Card]]):
     """The parameters of cards, by PCI address."""
 
     default = dict
@@ -157,7 +157,7 @@ def configure() -> None:
 @operation()
 def write(nics: tuple[NicFirmware, ...]) -> Commands:
     """Write the parameters whose value for the next boot differs."""
-    cards = host.get_fact(Settings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
+    cards = host.get_fact(FirmwareSettings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
     for nic in nics:
         card, wanted = cards.get(nic.pci, Card(error="mstconfig printed nothing")), nic.parameters()
         missing = [name for name in wanted if name not in card.settings]
@@ -185,7 +185,7 @@ def _explain(address: str, card: Card, missing: list[str]) -> str:
 @operation()
 def request_reboot(nics: tuple[NicFirmware, ...]) -> Commands:
     """Request a reboot while a card runs with other values than the wanted ones."""
-    cards = host.get_fact(Settings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
+    cards = host.get_fact(FirmwareSettings, addresses=tuple(nic.pci for nic in nics)) if nics else {}
     differs = [
         f"{nic.pci} {name} is {now.current}, not {value}"
         for nic in nics

@@ -184,18 +184,18 @@ class NodeCredentials(FactBase[Credentials]):
 
     def process(self, output: list[str]) -> Credentials:
         """Lines of a word and a value."""
-        found = {word: value for word, _, value in (line.partition(" ") for line in output)}
-        claims = _claims(found.get("secret", ""))
+        by_word = {word: value for word, _, value in (line.partition(" ") for line in output)}
+        claims = _claims(by_word.get("secret", ""))
         bound = claims.get("kubernetes.io", {}).get("node", {})
         return Credentials(
-            "certificate" in found,
-            "secret" in found,
+            "certificate" in by_word,
+            "secret" in by_word,
             float(claims.get("iat", 0)),
             float(claims.get("exp", 0)),
             bound.get("uid", ""),
-            "refused" in found,
-            found.get("request", ""),
-            found.get("csr", ""),
+            "refused" in by_word,
+            by_word.get("request", ""),
+            by_word.get("csr", ""),
         )
 
 
@@ -310,7 +310,7 @@ def enrol(spec: NodeSpec) -> None:
         approve(name="Certificate", want=want)
 
 
-# The reporter asks once it runs, and looks at its request every 5 s at first. A certificate that has expired is none.
+# The reporter asks once it runs, and looks at its request every 5 s at first. An expired certificate counts as none.
 _ASKED = f"""{_OF_REPORTER}
 for turn in $(seq 60); do
   if [ -s "$1/requested.name" ] || good "$1/reporter.pem"; then exit 0; fi

@@ -110,10 +110,10 @@ class NodeTopology(FactBase[Topology]):
     def process(self, output: list[str]) -> Topology:
         """Parse lines of a word and its values."""
         lines = [line.split("|") for line in output]
-        found = (PciFunction(*line[1:]) for line in lines if line[0] == "pci")
+        functions = (PciFunction(*line[1:]) for line in lines if line[0] == "pci")
         given = {line[0]: line[1] for line in lines if len(line) == 2}
         return Topology(
-            {function.address: function for function in found},
+            {function.address: function for function in functions},
             {line[1]: line[2] for line in lines if line[0] == "node"},
             **{name: given.get(name, "") for name in ("architecture", "vendor", "family", "model")},
         )

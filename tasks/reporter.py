@@ -65,7 +65,7 @@ _CREDENTIALS = (
 
 
 @frozen
-class Settings:
+class ReporterUnit:
     """How the reporter runs. ``credentials``: systemd's NAME:PATH; ``options``: the reporter's options for them.
 
     ``copied``: systemd does not support credentials, so the unit makes copies for its user. ``allowed``: the addresses for
@@ -104,7 +104,7 @@ def _peers() -> str | None:
         return None
 
 
-def settings() -> Settings:
+def settings() -> ReporterUnit:
     """The settings for the current host.
 
     :raises DeployError: they would be insecure; naming host, key and remedy.
@@ -125,7 +125,7 @@ def settings() -> Settings:
     peers = _peers()
     credentials = tuple(f"{name}:{path}" for path, name, _ in values if path)
     version = host.get_fact(SystemdVersion) if credentials else None
-    return Settings(
+    return ReporterUnit(
         listen,
         f"localhost{peers}" if loopback and peers is not None else None,
         publishes,

@@ -14,7 +14,7 @@ from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption, Outcome, to_plain
 from agent.service import lock
-from agent.service.apply_socket import NAME, Progress, Refused, ask
+from agent.service.apply_socket import NAME, ApplyRefused, Progress, ask
 from agent.spec.node import NodeSpec, spec_hash
 
 AGAIN = 0.5
@@ -59,20 +59,20 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
         )
 
     applied: list[Outcome] = []
-    found = Progress(False)
-    for found in passes:
-        applied += [outcome for outcome in found.outcomes if outcome.result == "applied"]
+    progress = Progress(False)
+    for progress in passes:
+        applied += [outcome for outcome in progress.outcomes if outcome.result == "applied"]
         # A netdev, a carrier or a probe's answer may still come; a refusal stays one.
-        refused = any(outcome.result in ("deferred", "unsupported") for outcome in found.outcomes)
-        if _is_done(found) or (refused and not found.waiting) or time.monotonic() >= deadline:
+        refused = any(outcome.result in ("deferred", "unsupported") for outcome in progress.outcomes)
+        if _is_done(progress) or (refused and not progress.waiting) or time.monotonic() >= deadline:
             break
-    _say(found, applied, as_json)
-    sys.exit(0 if _is_done(found) else 1)
+    _say(progress, applied, as_json)
+    sys.exit(0 if _is_done(progress) else 1)
 
 
-def _is_done(found: Progress) -> bool:
+def _is_done(progress: Progress) -> bool:
     """Ready may mean the spec before, as long as some of the newest one waits."""
-    return found.ready and all(c.status == "True" for c in found.conditions if c.type == "UpToDate")
+    return progress.ready and all(c.status == "True" for c in progress.conditions if c.type == "UpToDate")
 
 
 def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> Iterator[Progress]:
@@ -85,7 +85,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     from agent.engine.retry import Failures
     from agent.report.history import History
     from agent.report.verdict import is_ready
-    from agent.service.wake import Known, Watch
+    from agent.service.wake import KnownDevices, Watch
 
     machine = linux.machine()
     if impossible := preview(machine, spec).errors:
@@ -100,44 +100,46 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     originals = Originals.load(_common.RUN / ORIGINALS)
     history = History(_common.STATE)
     while True:
-        found = converge(
+        result = converge(
             machine,
             Goal(spec, allow=limit),
             Memory(time.monotonic, failures, originals),
             callbacks=Callbacks(judge=readiness.judge),
         )
-        if _common.STATE.is_dir() and (gap := history.record(found.outcomes, spec_hash(spec), "apply")):
+        if _common.STATE.is_dir() and (gap := history.record(result.outcomes, spec_hash(spec), "apply")):
             click.echo(printable(f"trackbed: {gap}"), err=True)
-        yield Progress(is_ready(found.conditions), found.outcomes, found.conditions, readiness.waiting())
-        watch.wait(Known({}, {}), min(max(0.0, deadline - time.monotonic()), AGAIN))
+        yield Progress(is_ready(result.conditions), result.outcomes, result.conditions, readiness.waiting())
+        watch.wait(KnownDevices({}, {}), min(max(0.0, deadline - time.monotonic()), AGAIN))
 
 
 def _by_the_service(limit: Disruption | None, timeout: float) -> Iterator[Progress]:
     try:
         yield from ask(_common.RUN / NAME, limit, timeout)
-    except Refused as error:
+    except ApplyRefused as error:
         raise _common.Failed(
             f"the service is running and does not take this: {error}; see why with `trackbed doctor`, "
             "or do it without the service: systemctl stop trackbed"
         ) from None
 
 
-def _say(found: Progress, applied: list[Outcome], as_json: bool) -> None:
-    remaining = [outcome for outcome in found.outcomes if outcome.result != "applied"]
+def _say(progress: Progress, applied: list[Outcome], as_json: bool) -> None:
+    remaining = [outcome for outcome in progress.outcomes if outcome.result != "applied"]
     if as_json:
         document = {
-            "ready": found.ready,
-            "done": _is_done(found),
+            "ready": progress.ready,
+            "done": _is_done(progress),
             "outcomes": to_plain([*applied, *remaining]),
-            "conditions": to_plain(found.conditions),
+            "conditions": to_plain(progress.conditions),
         }
         click.echo(json.dumps(document))
         return
     for outcome in [*applied, *remaining]:
         click.echo(_common.say_outcome(outcome))
-    for condition in found.conditions:
+    for condition in progress.conditions:
         if condition.status != "True":
             click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.text}"))
-    if not found.conditions:
+    if not progress.conditions:
         click.echo("the service has not said anything within the time; see: trackbed doctor", err=True)
-    click.echo("ready" if _is_done(found) else "ready, but not all of the spec is done" if found.ready else "not ready")
+    click.echo(
+        "ready" if _is_done(progress) else "ready, but not all of the spec is done" if progress.ready else "not ready"
+    )

@@ -106,24 +106,24 @@ def _service() -> Service | None:
         ran = run(["systemctl", "show", f"--property={properties}", UNIT], DEADLINE)
     except OSError:
         return None
-    told = dict(line.split("=", 1) for line in ran.output.splitlines() if "=" in line)
-    if ran.code != 0 or "ActiveState" not in told:
+    shown = dict(line.split("=", 1) for line in ran.output.splitlines() if "=" in line)
+    if ran.code != 0 or "ActiveState" not in shown:
         return None
-    active = "not installed" if told.get("LoadState") == "not-found" else told["ActiveState"]
-    restarts = int(told.get("NRestarts") or 0)
-    return Service(active, told["SubState"], told["UnitFileState"], told["Result"], restarts)
+    active = "not installed" if shown.get("LoadState") == "not-found" else shown["ActiveState"]
+    restarts = int(shown.get("NRestarts") or 0)
+    return Service(active, shown["SubState"], shown["UnitFileState"], shown["Result"], restarts)
 
 
 def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
     from agent.hardware.functions import device_path
     from agent.hardware.sysfs import read_or
 
-    found = []
+    facts = []
     for address, wanted in nics.items():
         if count := wanted.vf_count():
             total = read_or(machine.files, f"{device_path(address)}/sriov_totalvfs", "")
-            found.append(SriovFact(address, wanted.nic.name, count, int(total) if total else None))
-    return found
+            facts.append(SriovFact(address, wanted.nic.name, count, int(total) if total else None))
+    return facts
 
 
 def _has_iommu(machine: Machine) -> bool:

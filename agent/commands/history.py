@@ -32,7 +32,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
     """Show what was changed on this node, when, why, and what somebody else kept putting back.
 
     It shows passes. More than three writes of a pass to one device are one line; --all shows each write by itself. Why: start,
-    spec (another one was adopted), event (of which device), resync, retry, or apply. It goes back over reboots, for at most
+    spec (another one came into force), event (of which device), resync, retry, or apply. It goes back over reboots, for at most
     two megabytes. --json prints a document for each write.
 
     Exit code: 0, also if there is nothing.
@@ -51,13 +51,15 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
         for entry in entries[-last:] if last else entries:
             click.echo(json.dumps(to_plain(entry)))
         return
-    passes = [[entry] for entry in entries] if every else [list(found) for _, found in groupby(entries, key=_pass_of)]
+    passes = (
+        [[entry] for entry in entries] if every else [list(one_pass) for _, one_pass in groupby(entries, key=_pass_of)]
+    )
     boot = ""
-    for found in passes[-last:] if last else passes:
-        if found[0].boot_id != boot:
-            boot = found[0].boot_id
+    for one_pass in passes[-last:] if last else passes:
+        if one_pass[0].boot_id != boot:
+            boot = one_pass[0].boot_id
             click.echo(click.style(f"boot {printable(boot)}", bold=True))
-        for line in _write(found[0]) if every else _lines(found):
+        for line in _write(one_pass[0]) if every else _lines(one_pass):
             click.echo(line)
     if not entries:
         click.echo("nothing was changed yet")

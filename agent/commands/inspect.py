@@ -42,15 +42,15 @@ def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name:
     from agent import linux
     from agent.tools.inspection import inspect, render
 
-    found = inspect(linux.machine(), _spec())
-    click.echo(json.dumps(to_plain(found)) if as_json else render(found))
+    inspection = inspect(linux.machine(), _spec())
+    click.echo(json.dumps(to_plain(inspection)) if as_json else render(inspection))
 
 
 def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> None:
     from agent import linux
     from agent.spec.node import SpecError, to_json
     from agent.tools.as_inventory import write_down
-    from agent.tools.as_spec import NotFound, adopt
+    from agent.tools.as_spec import NotFound, derive_spec
 
     name = node_name or _name()
     try:
@@ -58,8 +58,8 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> 
             starter = write_down(linux.machine(), _host(), name, nics)
             text, remaining = starter.text, starter.remaining
         else:
-            adoption = adopt(linux.machine(), name, nics, _spec())
-            text, remaining = to_json(adoption.spec), adoption.remaining
+            derived = derive_spec(linux.machine(), name, nics, _spec())
+            text, remaining = to_json(derived.spec), derived.remaining
     except NotFound as error:
         raise _common.Failed(str(error)) from None
     except SpecError as error:

@@ -33,22 +33,22 @@ def plan(spec_file: str | None, as_json: bool) -> None:
 
     try:
         spec = _common.read_spec(spec_file)
-        found = preview(linux.machine(), spec, Originals.load(_common.RUN / ORIGINALS, keep=False))
+        planned = preview(linux.machine(), spec, Originals.load(_common.RUN / ORIGINALS, keep=False))
     except (_common.Failed, OSError) as error:
         if as_json:
             click.echo(json.dumps({"spec_hash": "", "changes": [], "errors": str(error).splitlines()}))
             sys.exit(1)
         raise
     if as_json:
-        document = {"spec_hash": spec_hash(spec), "changes": to_plain(found.changes), "errors": list(found.errors)}
+        document = {"spec_hash": spec_hash(spec), "changes": to_plain(planned.changes), "errors": list(planned.errors)}
         click.echo(json.dumps(document))
     else:
-        for line in diff.lines(found.changes, found.names):
+        for line in diff.lines(planned.changes, planned.names):
             click.echo(line)
-        if len(found.changes) > 1:
+        if len(planned.changes) > 1:
             click.echo()
-        for error_text in found.errors:
+        for error_text in planned.errors:
             click.echo(printable(f"trackbed: {error_text}"), err=True)
-        if found.changes or not found.errors:
-            click.echo(click.style(diff.summary(found.changes), bold=True))
-    sys.exit(1 if found.errors else 2 if found.changes else 0)
+        if planned.changes or not planned.errors:
+            click.echo(click.style(diff.summary(planned.changes), bold=True))
+    sys.exit(1 if planned.errors else 2 if planned.changes else 0)

@@ -45,7 +45,7 @@ def reporter(
 
     Example: trackbed reporter --listen 127.0.0.1:9809
     """
-    from agent.reporter.http.server import Address, Guard, Refused, serve
+    from agent.reporter.http.server import Address, CannotServe, Guard, serve
 
     def started(port: int) -> None:
         if port:
@@ -61,7 +61,7 @@ def reporter(
         guard = Guard.load(address, certificate, key, token)
         # Any user of the node can take a free port. That must not stop the publishing.
         serve(_common.RUN / names.REPORT, address, guard, unix, started, patient=settings is not None)
-    except Refused as error:
+    except CannotServe as error:
         raise _common.Failed(str(error)) from None
 
 

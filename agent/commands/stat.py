@@ -46,13 +46,13 @@ def stat(device: str | None, live: bool, interval: float, count: int | None, as_
 
     files = LinuxFiles()
     try:
-        found = sources(files, device)
+        chosen = sources(files, device)
     except NoDevice as error:
         raise _common.Failed(str(error)) from None
     if not live:
-        _totals({source: counters(files, source) for source in found}, as_json)
+        _totals({source: counters(files, source) for source in chosen}, as_json)
         return
-    meters = [Meter(source) for source in found]
+    meters = [Meter(source) for source in chosen]
     screen = _common.Screen() if _common.live() and not as_json else None
     try:
         for number in range((count or 0) + 1) if count else _forever():
@@ -76,11 +76,11 @@ def _forever() -> Iterator[int]:
         number += 1
 
 
-def _totals(found: dict[Source, dict[str, int]], as_json: bool) -> None:
+def _totals(totals: dict[Source, dict[str, int]], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps([{"name": s.name, "port": s.port, "counters": values} for s, values in found.items()]))
+        click.echo(json.dumps([{"name": s.name, "port": s.port, "counters": values} for s, values in totals.items()]))
         return
-    for source, values in found.items():
+    for source, values in totals.items():
         click.echo(click.style(str(source), bold=True))
         for name, value in sorted(values.items()):
             click.echo(f"  {name:<32} {value:>22}")

@@ -40,8 +40,8 @@ def status(watch: bool, as_json: bool) -> None:
     if report is None:
         raise _common.Failed(verdict.reasons[0])
     if as_json:
-        told = published.read(published.PATH) if published.SETTINGS.exists() else None
-        click.echo(json.dumps({**to_plain(report), **({"kubernetes": to_plain(told)} if told else {})}))
+        publication = published.read(published.PATH) if published.SETTINGS.exists() else None
+        click.echo(json.dumps({**to_plain(report), **({"kubernetes": to_plain(publication)} if publication else {})}))
     else:
         for line in _lines(verdict, report):
             click.echo(line)
@@ -56,13 +56,17 @@ def _judge() -> Verdict:
 
 
 def _kubernetes(report: Report) -> str:
-    """What Kubernetes was last told of this Node, and whether the report says the same."""
-    told = published.read(published.PATH)
-    if told is None:
+    """What the reporter last published to Kubernetes about this Node, and whether the report says the same."""
+    publication = published.read(published.PATH)
+    if publication is None:
         return "nothing is published yet; see: systemctl status trackbed-reporter"
-    mark = "ready" if told.ready else "not ready"
-    said = f"{mark}, generation {told.generation}" if told.boot_id == report.boot_id else "nothing of this boot"
-    return f"{said}{f'; {told.error}' if told.error else ''}"
+    mark = "ready" if publication.ready else "not ready"
+    said = (
+        f"{mark}, generation {publication.generation}"
+        if publication.boot_id == report.boot_id
+        else "nothing of this boot"
+    )
+    return f"{said}{f'; {publication.error}' if publication.error else ''}"
 
 
 def _lines(verdict: Verdict, report: Report) -> Iterator[str]:

@@ -81,5 +81,5 @@ def _first_pass_missing() -> list[str]:
 
 
 def _published() -> bool:
-    told = published.read(published.PATH)
-    return told is not None and told.not_ready(runtime.boot_id(), 0)
+    publication = published.read(published.PATH)
+    return publication is not None and publication.not_ready(runtime.boot_id(), 0)

@@ -18,7 +18,7 @@ FRESH = 0.2
 
 @frozen
 class _Lookup:
-    """The users that were found, by target. ``targets``: the functions that were looked at; None: all of the device.
+    """Users, by target. ``targets``: the functions that were looked at; None: all of the device.
 
     ``complete``: all users were looked for, not only owners. ``until``: the time up to which it is valid.
     """

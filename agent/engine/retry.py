@@ -16,7 +16,7 @@ LAST_RETRY = 300.0
 # Of a change with a grace period. A VF's driver looks at its link every two seconds (igbvf_watchdog_task).
 QUICK_RETRY = 2.0
 QUICK_TRIES = 20
-# For changes of which each try resets all VFs of the device.
+# For changes that reset all VFs of the device at each try.
 FIRST_COSTLY_RETRY = 60.0
 LAST_COSTLY_RETRY = 3600.0
 

@@ -105,10 +105,10 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
         for name in found_rdma
         for number in sorted(int(port) for port in names_or_none(files, f"{RDMA}/{name}/ports") if port.isdigit())
     ]
-    found = (*ports, *(Source(name) for name in found_netdevs))
-    if not found:
+    matching = (*ports, *(Source(name) for name in found_netdevs))
+    if not matching:
         raise NoDevice(f"{device} has neither an RDMA device nor a netdev here; another network namespace may have it")
-    return found
+    return matching
 
 
 def _beside(files: Files, rdma: str) -> frozenset[str]:
@@ -132,13 +132,13 @@ def read(files: Files, source: Source) -> dict[str, int]:
 def counters(files: Files, source: Source) -> dict[str, int]:
     """Every counter of a source, by the name that its driver gives it."""
     folders = ("",) if source.port is None else ("counters/", "hw_counters/")
-    found = {
+    readings = {
         name: _number(files, f"{source.folder}/{folder}{name}")
         for folder in folders
         for name in names_or_none(files, f"{source.folder}/{folder}".rstrip("/"))
         if name != "lifespan"
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in readings.items() if value is not None}
 
 
 def _first(files: Files, folder: str, choices: tuple[tuple[int, tuple[str, ...]], ...]) -> int | None:

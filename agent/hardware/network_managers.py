@@ -133,8 +133,8 @@ def _stanzas(files: Files, place: str) -> Iterator[tuple[str, str]]:
 
 def _settings(files: Files, path: str) -> Iterator[tuple[str, str]]:
     for line in read_or(files, path, "").splitlines():
-        key, found, value = line.partition("=")
-        if found:
+        key, separator, value = line.partition("=")
+        if separator:
             yield key.strip(), value.strip()
 
 

@@ -275,7 +275,7 @@ def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> froze
 
 
 Place = tuple[str, int]
-"""Where a CPU is: the name of a level, and which one of that."""
+"""Where a CPU is: the name of a level, and the number of the CPU's place in that level."""
 
 LEVELS = ("cpu", "core", "llc", "node", "machine")
 

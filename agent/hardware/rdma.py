@@ -73,8 +73,8 @@ class RdmaPort:
     @property
     def gigabits(self) -> float | None:
         """The rate in Gbit/s: 100 for `100 Gb/sec (4X EDR)`."""
-        found = re.match(r"([\d.]+) Gb/sec", self.rate or "")
-        return float(found[1]) if found else None
+        match = re.match(r"([\d.]+) Gb/sec", self.rate or "")
+        return float(match[1]) if match else None
 
 
 @frozen
@@ -164,8 +164,8 @@ class Reader:
     def below(self, address: str) -> list[str]:
         """The RDMA devices of a PCI function; virtio's lie below a child of it."""
         path = device_path(address)
-        if found := self._names(f"{path}/infiniband"):
-            return found
+        if names := self._names(f"{path}/infiniband"):
+            return names
         children = (name for name in self._names(path) if re.fullmatch(r"virtio\d+", name))
         return [name for child in children for name in self._names(f"{path}/{child}/infiniband")]
 
@@ -174,8 +174,8 @@ class Reader:
 
         siw and rxe have no parent, and eRDMA's is not the function that the netdev belongs to.
         """
-        if found := self.below(address) or self._in_lag(address):
-            return found
+        if own_names := self.below(address) or self._in_lag(address):
+            return own_names
         names = set(self._names(f"{device_path(address)}/net"))
         names |= {self._text(f"{NET}/{netdev}/address") for netdev in names}
         return sorted({device for device, owner in self._owners() if owner in names})
@@ -232,7 +232,7 @@ class Reader:
             node_guid=self._text(f"{path}/node_guid") or None,
             firmware=self._text(f"{path}/fw_ver") or None,
             ports=ports,
-            char_devices=tuple(CharDevice(found, found in self._present) for found in char_devices),
+            char_devices=tuple(CharDevice(char_device, char_device in self._present) for char_device in char_devices),
         )
 
     def detailed(self, device: RdmaDevice) -> RdmaDevice:
@@ -326,12 +326,12 @@ class Reader:
 
         uverbs_main.c and user_mad.c give each an attribute `ibdev`.
         """
-        found: dict[str, list[str]] = {}
+        by_device: dict[str, list[str]] = {}
         for folder in CHAR_DEVICE_CLASSES:
             for name in self._names(f"{parent}/{folder}"):
                 if device := self._text(f"{parent}/{folder}/{name}/ibdev"):
-                    found.setdefault(device, []).append(name)
-        return found
+                    by_device.setdefault(device, []).append(name)
+        return by_device
 
     def char_devices_of(self, address: str, device: str) -> list[str]:
         """The character devices of an RDMA device that serves a PCI function, of :meth:`of`."""

@@ -70,8 +70,8 @@ class Observer:
     ``observe(machine, want, scope)`` returns the state of the wanted devices in ``scope``, by device, in canonical form. A
     device that is gone is left out.
 
-    ``read_for(want)``: what of the spec decides how much ``observe`` reads, if probes judge the result. The probes may judge
-    by another spec than the pass; the engine then reads again where this differs.
+    ``read_for(want)``: the part of the spec that decides how much ``observe`` reads, if probes judge the result. The probes may
+    judge by another spec than the pass; if this part differs between the two, the engine reads again.
     """
 
     NAME: str
@@ -144,8 +144,8 @@ def declared(module: ModuleType) -> Observer:
 @cache
 def ordered() -> tuple[Observer, ...]:
     """Every observer and kind in the order of a pass; names decide between equals."""
-    found = pkgutil.walk_packages(__path__, f"{__name__}.")
-    modules = (importlib.import_module(module.name) for module in found if not module.ispkg)
+    module_infos = pkgutil.walk_packages(__path__, f"{__name__}.")
+    modules = (importlib.import_module(module.name) for module in module_infos if not module.ispkg)
     observers = {observer.NAME: observer for observer in map(declared, modules)}
     sorter = TopologicalSorter({name: sorted(observers[name].AFTER) for name in sorted(observers)})
     return tuple(observers[name] for name in sorter.static_order())

@@ -67,24 +67,24 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Netdev
     tables = frozenset(_table(want.nics[address]) for address in pfs)
     netlink = machine.netlink
     addresses, routes, rules = netlink.addresses(), netlink.routes(tables), netlink.rules()
-    found: dict[str, Netdev | None] = {}
+    netdevs: dict[str, Netdev | None] = {}
     for address in pfs:
         status = links.status(machine, address)
         if status.link is None or not status.ready:
-            found[address] = None
+            netdevs[address] = None
             continue
         table, ifindex = _table(want.nics[address]), status.link.ifindex
         fields = [f"address {each}" for each in addresses.get(ifindex, ())]
         fields += [_route_field(route) for route in routes if (route.table, route.ifindex) == (table, ifindex)]
         fields += [_rule_field(rule) for rule in rules if (rule.table, rule.priority) == (table, PRIORITY)]
-        found[address] = Netdev(
+        netdevs[address] = Netdev(
             status.link.name,
             frozenset(fields),
             _settings(machine, status.link.name),
             _elsewhere(machine, want, address, ifindex, addresses),
             claim(machine.files, ifindex, status.link.name),
         )
-    return found
+    return netdevs
 
 
 def _table(nic: WantedNic) -> int:
@@ -105,8 +105,8 @@ def _elsewhere(
     names = {link.ifindex: link.name for link in machine.netlink.links()}
     # Another rail has it while addresses go from rail to rail; the agent takes it from there.
     rails = {netdev(machine.files, pf) for pf, nic in want.nics.items() if nic.nic.addresses}
-    found = {ip: names.get(others[ip], f"netdev {others[ip]}") for ip in sorted(shared)}
-    return {ip: name for ip, name in found.items() if name not in rails}
+    elsewhere = {ip: names.get(others[ip], f"netdev {others[ip]}") for ip in sorted(shared)}
+    return {ip: name for ip, name in elsewhere.items() if name not in rails}
 
 
 def _ip(address: str) -> str:
@@ -156,26 +156,26 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """What is missing, and the ARP settings that differ."""
     changes = []
     for address in sorted(want.nics):
-        found: Netdev | None = have[NAME].get(address)
-        if found is not None:
-            changes += list(_plan_netdev(want, address, found))
+        netdev: Netdev | None = have[NAME].get(address)
+        if netdev is not None:
+            changes += list(_plan_netdev(want, address, netdev))
     return changes
 
 
-def _plan_netdev(want: Wanted, address: str, found: Netdev) -> Iterator[Change]:
+def _plan_netdev(want: Wanted, address: str, netdev: Netdev) -> Iterator[Change]:
     nic = want.nics[address].nic.name
     given = {identity(name): name for name in want.spec.sysctls}
     for name, after in wanted(want, address).items():
-        before = found.settings[name] if name in ARP else PRESENT if name in found.present else ABSENT
+        before = netdev.settings[name] if name in ARP else PRESENT if name in netdev.present else ABSENT
         change = Change(NAME, address, name, before, after)
-        sysctl = given.get(f"net/ipv4/conf/{found.name}/{name}")
-        other = found.elsewhere.get(_ip_of(name))
+        sysctl = given.get(f"net/ipv4/conf/{netdev.name}/{name}")
+        other = netdev.elsewhere.get(_ip_of(name))
         if sysctl is not None:
             blocker = f"sysctls[{sysctl!r}] and the addresses of NIC {nic} set the same"
             yield evolve(change, blocker=blocker, remedy="keep one of them in the spec")
-        elif before != after and found.claim is not None:
-            grace = UNDECIDED if found.claim.undecided else 0.0
-            yield evolve(change, blocker=found.claim.who, remedy=found.claim.remedy, grace_period=grace)
+        elif before != after and netdev.claim is not None:
+            grace = UNDECIDED if netdev.claim.undecided else 0.0
+            yield evolve(change, blocker=netdev.claim.who, remedy=netdev.claim.remedy, grace_period=grace)
         elif before != after and other is not None:
             yield evolve(
                 change,
@@ -193,12 +193,12 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
         return None
     if kept.field in wanted(want, kept.target):
         return Reading(kept.target, kept.field, kept.after, wanted=True)
-    found = links.status(machine, pci_of(machine.files, kept.target))
-    if found.link is None or not found.ready:
+    link_status = links.status(machine, pci_of(machine.files, kept.target))
+    if link_status.link is None or not link_status.ready:
         return None
     if kept.field in ARP:
-        return Reading(kept.target, kept.field, _settings(machine, found.link.name)[kept.field], wanted=False)
-    now = PRESENT if _is_present(machine.netlink, found.link.ifindex, kept.field) else ABSENT
+        return Reading(kept.target, kept.field, _settings(machine, link_status.link.name)[kept.field], wanted=False)
+    now = PRESENT if _is_present(machine.netlink, link_status.link.ifindex, kept.field) else ABSENT
     return Reading(kept.target, kept.field, now, wanted=False, disruption=Disruption.LINK_FLAP)
 
 

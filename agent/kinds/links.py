@@ -53,13 +53,13 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 
 def _status_of_pf(machine: Machine, pci: str) -> LinkStatus:
-    found = status(machine, pci)
-    if found.link is not None or found.driver is None or not vendor(found.driver).has_netdev:
-        return found
+    link_status = status(machine, pci)
+    if link_status.link is not None or link_status.driver is None or not vendor(link_status.driver).has_netdev:
+        return link_status
     # An InfiniBand function has a netdev only with ib_ipoib.
     if names_or_none(machine.files, f"{device_path(pci)}/infiniband"):
-        return found
-    return evolve(found, missing=pci not in machine.namespaces.holding([pci]))
+        return link_status
+    return evolve(link_status, missing=pci not in machine.namespaces.holding([pci]))
 
 
 def status(machine: Machine, pci: str) -> LinkStatus:
@@ -99,10 +99,12 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     """The PFs' netdevs that differ."""
     changes: list[Change] = []
     for address, nic in sorted(want.nics.items()):
-        found: LinkStatus | None = have[NAME].get(address, {}).get(address)
-        changes += plan_link(NAME, address, found, nic.nic.mtu, nic.nic.state, nic.nic.txqueuelen)
-        if found is not None and found.link is not None and found.ready:
-            missing = (name for name in nic.nic.altnames if name not in (found.link.name, *found.link.altnames))
+        link_status: LinkStatus | None = have[NAME].get(address, {}).get(address)
+        changes += plan_link(NAME, address, link_status, nic.nic.mtu, nic.nic.state, nic.nic.txqueuelen)
+        if link_status is not None and link_status.link is not None and link_status.ready:
+            missing = (
+                name for name in nic.nic.altnames if name not in (link_status.link.name, *link_status.link.altnames)
+            )
             changes += [Change(NAME, address, f"{ALTNAME}{name}", ABSENT, PRESENT) for name in missing]
     return changes
 
@@ -110,22 +112,27 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 def plan_link(
     kind: str,
     target: str,
-    found: LinkStatus | None,
+    link_status: LinkStatus | None,
     mtu: int | None,
     state: LinkState | None,
     txqueuelen: int | None,
 ) -> list[Change]:
     """The changes of one netdev; none while it is in another network namespace, or if its driver creates none."""
-    if found is not None and not vendor(found.driver).has_netdev:
+    if link_status is not None and not vendor(link_status.driver).has_netdev:
         return []
-    if found is not None and found.link is None and found.driver is not None and not found.missing:
+    if (
+        link_status is not None
+        and link_status.link is None
+        and link_status.driver is not None
+        and not link_status.missing
+    ):
         return []  # it is in another network namespace
-    if found is None or found.link is None or not found.ready:
-        return [_absent(kind, target, found)]
-    link = found.link
+    if link_status is None or link_status.link is None or not link_status.ready:
+        return [_absent(kind, target, link_status)]
+    link = link_status.link
     changes = []
     if mtu is not None and link.mtu != mtu:
-        flaps = link.up and vendor(found.driver).mtu_flaps
+        flaps = link.up and vendor(link_status.driver).mtu_flaps
         disruption = Disruption.LINK_FLAP if flaps else Disruption.NONE
         changes.append(Change(kind, target, "mtu", link.mtu, mtu, disruption))
     if txqueuelen is not None and link.txqueuelen != txqueuelen:
@@ -136,11 +143,11 @@ def plan_link(
     return changes
 
 
-def _absent(kind: str, target: str, found: LinkStatus | None) -> Change:
-    if found is not None and found.link is not None:
-        blocker, remedy = f"udev has not initialised {found.link.name} yet", "wait, or see `udevadm settle`"
+def _absent(kind: str, target: str, link_status: LinkStatus | None) -> Change:
+    if link_status is not None and link_status.link is not None:
+        blocker, remedy = f"udev has not initialised {link_status.link.name} yet", "wait, or see `udevadm settle`"
     else:
-        bound = found.driver if found else None
+        bound = link_status.driver if link_status else None
         blocker = f"its netdev is not there (driver: {bound or 'none'})"
         remedy = (
             "load the driver that creates its netdev"
@@ -161,13 +168,13 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
 
 
 def link_readings(
-    target: str, found: LinkStatus | None, wanted: Nic | VfAttributes, skip_if_owned: bool = False
+    target: str, link_status: LinkStatus | None, wanted: Nic | VfAttributes, skip_if_owned: bool = False
 ) -> Iterator[Reading]:
     """One netdev's MTU, state and queue length; none while it is not there."""
-    if found is None or found.link is None or not found.ready:
+    if link_status is None or link_status.link is None or not link_status.ready:
         return
-    link = found.link
-    flaps = link.up and vendor(found.driver).mtu_flaps
+    link = link_status.link
+    flaps = link.up and vendor(link_status.driver).mtu_flaps
     flap, down = (Disruption.LINK_FLAP if costs else Disruption.NONE for costs in (flaps, link.up))
     yield Reading(target, "mtu", link.mtu, wanted.mtu is not None, flap, skip_if_owned)
     yield Reading(target, "txqueuelen", link.txqueuelen, wanted.txqueuelen is not None, skip_if_owned=skip_if_owned)
@@ -180,10 +187,10 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     if nic is None or not kept.field.startswith(ALTNAME):
         return None
     name = kept.field.removeprefix(ALTNAME)
-    found = status(machine, pci_of(machine.files, kept.target))
-    if found.link is None or not found.ready:
+    link_status = status(machine, pci_of(machine.files, kept.target))
+    if link_status.link is None or not link_status.ready:
         return None
-    now = PRESENT if name in found.link.altnames else ABSENT
+    now = PRESENT if name in link_status.link.altnames else ABSENT
     return Reading(kept.target, kept.field, now, name in nic.nic.altnames)
 
 

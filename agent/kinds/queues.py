@@ -117,9 +117,9 @@ def readings(want: Wanted, have: Snapshot, masks: Masks, wanted: bool) -> list[R
     """Each queue's RPS or XPS mask, for the netdevs of wanted NICs. ``wanted``: the spec has it set."""
     return [
         Reading(target, f"{DIRECTIONS[masks]}-{queue}", format_ranges(value), wanted)
-        for address, target, found in each(have)
+        for address, target, observed in each(have)
         if address in want.nics
-        for queue, value in sorted(getattr(found, masks).items())
+        for queue, value in sorted(getattr(observed, masks).items())
     ]
 
 

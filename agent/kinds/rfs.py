@@ -45,11 +45,11 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes = []
     if entries != wanted.entries:
         changes.append(Change(NAME, HOST, ENTRIES, entries, wanted.entries))
-    for address, target, found in queues.each(have):
-        share = _rounded(wanted.entries // max(1, len(found.flows)))
+    for address, target, observed in queues.each(have):
+        share = _rounded(wanted.entries // max(1, len(observed.flows)))
         changes += [
             Change(NAME, target, f"rx-{queue}", flows, share)
-            for queue, flows in sorted(found.flows.items())
+            for queue, flows in sorted(observed.flows.items())
             if flows != share and address in want.nics
         ]
     return changes
@@ -68,9 +68,9 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
         *([] if entries is None else [Reading(HOST, ENTRIES, entries, wanted)]),
         *(
             Reading(target, f"rx-{queue}", flows, wanted)
-            for address, target, found in queues.each(have)
+            for address, target, observed in queues.each(have)
             if address in want.nics
-            for queue, flows in sorted(found.flows.items())
+            for queue, flows in sorted(observed.flows.items())
         ),
     ]
 

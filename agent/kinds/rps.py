@@ -37,15 +37,15 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     masks: dict[tuple[str, int, int], frozenset[int]] = have.derived.get(
         "rps masks", (placed, local, have.topology), dict
     )
-    for address, target, found in queues.each(have):
+    for address, target, observed in queues.each(have):
         if address not in local:
             continue
-        for queue, before in found.rps.items():
+        for queue, before in observed.rps.items():
             if (cpu := placed.get((target, str(queue)))) is None:
                 continue  # a netdev that is down has no interrupts
-            question = address, len(found.rps), cpu
+            question = address, len(observed.rps), cpu
             if (after := masks.get(question)) is None:
-                after = masks[question] = steering(have.topology, local[address], len(found.rps), cpu)
+                after = masks[question] = steering(have.topology, local[address], len(observed.rps), cpu)
             if before != after:
                 changes.append(Change(NAME, target, f"rx-{queue}", format_ranges(before), format_ranges(after)))
     return changes

@@ -44,10 +44,10 @@ class Steered:
 
 @frozen
 class Matching:
-    """The netdevs that are kept, by name, at most :data:`MOST` of them; ``found``: how many there are."""
+    """The netdevs that are kept, by name, at most :data:`MOST` of them; ``total``: how many match."""
 
     netdevs: Mapping[str, Steered]
-    found: int
+    total: int
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Matching]:
@@ -85,7 +85,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     matching: Matching | None = have[NAME].get(HOST)
     if matching is None:
         return []
-    changes = list(_too_many(matching.found))
+    changes = list(_too_many(matching.total))
     unusable = [rule for rule in want.spec.rps.netdevs if rule.cpus is not None and not _cpus(want, have, rule, 0)]
     for name, steered in matching.netdevs.items():
         rule = _rule(want, name)
@@ -101,10 +101,10 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     return changes + [_unusable(rule) for rule in unusable]
 
 
-def _too_many(found: int) -> Iterator[Change]:
-    if found > MOST:
-        blocker = f"the patterns of rps.netdevs match {found} netdevs; {MOST} are steered"
-        yield Change(NAME, HOST, "netdevs", found, MOST, blocker=blocker, remedy="narrow the patterns", required=False)
+def _too_many(total: int) -> Iterator[Change]:
+    if total > MOST:
+        blocker = f"the patterns of rps.netdevs match {total} netdevs; {MOST} are steered"
+        yield Change(NAME, HOST, "netdevs", total, MOST, blocker=blocker, remedy="narrow the patterns", required=False)
 
 
 def _unusable(rule: SteeredNetdevs) -> Change:

@@ -39,12 +39,12 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     excluded = want.spec.irqs.exclude_cpus
     senders = have.derived.get("senders", (placed, have.topology, excluded), lambda: _senders(have.topology, excluded))
     changes = []
-    for address, target, found in queues.each(have):
+    for address, target, observed in queues.each(have):
         if address not in want.nics:
             continue
-        served = {queue: cpu for queue in found.xps if (cpu := placed.get((target, str(queue)))) is not None}
+        served = {queue: cpu for queue in observed.xps if (cpu := placed.get((target, str(queue)))) is not None}
         for queue, after in senders.transmitting(served).items() if served else ():
-            before = found.xps[queue]
+            before = observed.xps[queue]
             if before != after:
                 changes.append(Change(NAME, target, f"tx-{queue}", format_ranges(before), format_ranges(after)))
     return changes

@@ -87,11 +87,11 @@ class LinuxEthtool:
 
     def coalescing(self, ifindex: int) -> Mapping[str, int | bool]:
         """Read the coalescing (ETHTOOL_MSG_COALESCE_GET). The kernel leaves out what the driver does not support."""
-        found = self._get(_Coalesce, COALESCE_GET, ifindex)
+        reply = self._get(_Coalesce, COALESCE_GET, ifindex)
         values: dict[str, int | bool] = {
-            name: found[name] for name in ("rx_usecs", "rx_frames", "tx_usecs", "tx_frames") if name in found
+            name: reply[name] for name in ("rx_usecs", "rx_frames", "tx_usecs", "tx_frames") if name in reply
         }
-        values.update({name: bool(found[name]) for name in ("adaptive_rx", "adaptive_tx") if name in found})
+        values.update({name: bool(reply[name]) for name in ("adaptive_rx", "adaptive_tx") if name in reply})
         return values
 
     def set_coalescing(self, ifindex: int, given: Mapping[str, int | bool]) -> None:
@@ -102,11 +102,11 @@ class LinuxEthtool:
         """Read the features (ETHTOOL_MSG_FEATURES_GET) as bits: parsing their names takes ten times as long."""
         if not self._names:
             self._names = _names(self._get(_Features, FEATURES_GET, ifindex))
-        found = self._get(_Features, FEATURES_GET, ifindex, COMPACT_BITSETS)
-        if not found:
+        reply = self._get(_Features, FEATURES_GET, ifindex, COMPACT_BITSETS)
+        if not reply:
             return {}
-        fixed = ~_bits(found["hw"]) | _bits(found["nochange"])
-        on, requested = _bits(found["active"]), _bits(found["wanted"])
+        fixed = ~_bits(reply["hw"]) | _bits(reply["nochange"])
+        on, requested = _bits(reply["active"]), _bits(reply["wanted"])
         return {
             name: Feature(bool(on >> bit & 1), bool(requested >> bit & 1), not fixed >> bit & 1)
             for bit, name in self._names.items()
@@ -176,8 +176,8 @@ class LinuxEthtool:
         return self._socket
 
 
-def _quantities(found: Mapping[str, Any], *names: str) -> dict[str, Quantity]:
-    return {name: Quantity(found[name], found[f"{name}_max"]) for name in names if f"{name}_max" in found}
+def _quantities(reply: Mapping[str, Any], *names: str) -> dict[str, Quantity]:
+    return {name: Quantity(reply[name], reply[f"{name}_max"]) for name in names if f"{name}_max" in reply}
 
 
 def _names(features: Mapping[str, Any]) -> dict[int, str]:

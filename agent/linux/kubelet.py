@@ -120,16 +120,16 @@ def _explain(path: str, error: OSError | ValueError) -> tuple[int, str]:
 def _by_device(response: bytes) -> Allocations:
     """The pods of each device in a ListPodResourcesResponse, sorted.
 
-    :raises ValueError: it is none.
+    :raises ValueError: the response is not such a message.
     """
-    found: dict[str, set[str]] = {}
+    by_device: dict[str, set[str]] = {}
     for number, pod in fields(response):
         if number == PODS:
             said = list(strings(pod, POD))
             names = dict(said)
             for device in _devices(said):
-                found.setdefault(device, set()).add(f"{names.get('namespace', '')}/{names.get('name', '')}")
-    return {device: tuple(sorted(pods)) for device, pods in found.items()}
+                by_device.setdefault(device, set()).add(f"{names.get('namespace', '')}/{names.get('name', '')}")
+    return {device: tuple(sorted(pods)) for device, pods in by_device.items()}
 
 
 def _devices(said: list[tuple[str, str]]) -> Iterator[str]:

@@ -70,16 +70,16 @@ def attribute(kind: int, payload: bytes) -> bytes:
 def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
     """The attributes in ``data`` from ``offset`` on: type without its flags, payload."""
     # A netdev has fifty attributes and each pass reads every netdev: no generator, no repeated look-ups.
-    found = []
+    entries = []
     unpack, size, mask = ATTRIBUTE.unpack_from, ATTRIBUTE.size, NLA_TYPE_MASK
     last = len(data) - size
     while offset <= last:
         length, kind = unpack(data, offset)
         if length < size:
             break
-        found.append((kind & mask, data[offset + size : offset + length]))
+        entries.append((kind & mask, data[offset + size : offset + length]))
         offset += (length + 3) & ~3
-    return found
+    return entries
 
 
 def decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
@@ -103,8 +103,8 @@ def ask(protocol: int, kind: int, body: bytes) -> list[bytes]:
 
     :raises OSError: the kernel's refusal.
     """
-    found, _ = _exchange(protocol, kind, NLM_F_ACK, body)
-    return found
+    replies, _ = _exchange(protocol, kind, NLM_F_ACK, body)
+    return replies
 
 
 def dump(protocol: int, kind: int, body: bytes) -> list[bytes]:
@@ -113,15 +113,15 @@ def dump(protocol: int, kind: int, body: bytes) -> list[bytes]:
     :raises OSError: the kernel's refusal.
     """
     for _ in range(REPEATS):
-        found, interrupted = _exchange(protocol, kind, NLM_F_DUMP, body)
+        replies, interrupted = _exchange(protocol, kind, NLM_F_DUMP, body)
         if not interrupted:
             break
-    return found
+    return replies
 
 
 def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[bytes], bool]:
     message = HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, 1, 0) + body
-    found: list[bytes] = []
+    replies: list[bytes] = []
     interrupted = False
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as channel:
         channel.bind((0, 0))
@@ -130,10 +130,10 @@ def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[b
         channel.send(message)
         while True:
             bodies, changed, ended = answers(channel.recv(ROOM))
-            found += bodies
+            replies += bodies
             interrupted = interrupted or changed
             if ended:
-                return found, interrupted
+                return replies, interrupted
 
 
 @decoder
@@ -142,7 +142,7 @@ def answers(data: bytes) -> tuple[list[bytes], bool, bool]:
 
     :raises OSError: the kernel's refusal; EPROTO: it is no series of messages.
     """
-    found: list[bytes] = []
+    replies: list[bytes] = []
     interrupted = False
     offset = 0
     while offset + HEADER.size <= len(data):
@@ -153,9 +153,9 @@ def answers(data: bytes) -> tuple[list[bytes], bool, bool]:
             refusal = -ERROR.unpack_from(data, offset + HEADER.size)[0]
             if refusal > 0:
                 raise OSError(refusal, os.strerror(refusal))
-            return found, interrupted, True
+            return replies, interrupted, True
         if length < HEADER.size:
             raise ValueError(f"a message of {length} bytes")
-        found.append(data[offset + HEADER.size : offset + length])
+        replies.append(data[offset + HEADER.size : offset + length])
         offset += (length + 3) & ~3
-    return found, interrupted, False
+    return replies, interrupted, False

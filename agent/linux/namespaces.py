@@ -34,7 +34,7 @@ class LinuxNamespaces:
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
         """Search the namespaces in which they were found last, then mounted ones, then those of processes."""
         missing = set(functions)
-        found: dict[str, Namespace] = {}
+        namespaces: dict[str, Namespace] = {}
         looked: set[int] = {os.stat(OWN).st_ino}  # noqa: PTH116
         for namespace in self._candidates(sorted(missing)):
             if not missing:
@@ -44,13 +44,13 @@ class LinuxNamespaces:
             # Skip a namespace that cannot be entered: it is gone, or belongs to another user namespace.
             with suppress(OSError), self.files(namespace) as files:
                 here = {function for function in missing if _has_netdev(files, function)}
-                found |= dict.fromkeys(sorted(here), namespace)
+                namespaces |= dict.fromkeys(sorted(here), namespace)
                 missing -= here
                 looked.add(namespace.inode)
         for function in functions:
             self._seen.pop(function, None)
-        self._seen |= found
-        return found
+        self._seen |= namespaces
+        return namespaces
 
     def _candidates(self, functions: list[str]) -> Iterator[Namespace]:
         yield from (self._seen[function] for function in functions if function in self._seen)
@@ -105,14 +105,14 @@ class LinuxNamespaces:
 
 def mounted(mountinfo: str) -> list[Namespace]:
     """The network namespaces that are mounted, from /proc/self/mountinfo (proc(5)): their root reads ``net:[INODE]``."""
-    found = []
+    namespaces = []
     for line in mountinfo.splitlines():
         fields = line.split(" ")
         if len(fields) > 4 and fields[3].startswith("net:["):
             # Blanks in paths are written as \040.
             path = fields[4].encode().decode("unicode_escape")
-            found.append(Namespace(int(fields[3][len("net:[") : -1]), path))
-    return found
+            namespaces.append(Namespace(int(fields[3][len("net:[") : -1]), path))
+    return namespaces
 
 
 def _has_netdev(files: Attributes, function: str) -> bool:

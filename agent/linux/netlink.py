@@ -156,12 +156,12 @@ class LinuxNetlink:
 
     def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
         """Dump the routes of both families."""
-        found: set[int] = set()
+        ifindexes: set[int] = set()
         for body in self._routes():
             hops = routing.next_hops(body)
             if hops and routing.table_of(body) not in without:
-                found |= hops
-        return frozenset(found)
+                ifindexes |= hops
+        return frozenset(ifindexes)
 
     def _routes(self) -> Iterator[bytes]:
         with _naming_errors("dump of routes"):
@@ -181,12 +181,12 @@ class LinuxNetlink:
 
     def addresses(self) -> dict[int, tuple[str, ...]]:
         """Dump the addresses of both families (RTM_GETADDR)."""
-        found: dict[int, list[str]] = {}
+        by_ifindex: dict[int, list[str]] = {}
         with _naming_errors("dump of addresses"):
             for body in dump(socket.NETLINK_ROUTE, RTM_GETADDR, routing.IFADDRMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
                 if (decoded := routing.decode_address(body)) is not None:
-                    found.setdefault(decoded[0], []).append(decoded[1])
-        return {ifindex: tuple(addresses) for ifindex, addresses in found.items()}
+                    by_ifindex.setdefault(decoded[0], []).append(decoded[1])
+        return {ifindex: tuple(addresses) for ifindex, addresses in by_ifindex.items()}
 
     def add_address(self, ifindex: int, address: str) -> None:
         """Add one (RTM_NEWADDR)."""
@@ -282,7 +282,7 @@ def _link_attributes(body: bytes) -> dict[int, bytes]:
     # The length of the list of VFs has 16 bits. A list of more than 64 kB gives its length modulo 64 kB (seen on 6.1, from 335
     # VFs on), so the end of the list is found by its entries, which have lengths of their own.
     end = IFINFOMSG.size
-    found: dict[int, bytes] = {}
+    by_kind: dict[int, bytes] = {}
     for kind, value in values:
         start = end + ATTRIBUTE.size
         end = start + (len(value) + 3 & ~3)
@@ -293,9 +293,9 @@ def _link_attributes(body: bytes) -> dict[int, bytes]:
                 if size < ATTRIBUTE.size:
                     raise ValueError(f"the entry of a VF has {size} bytes")
                 end += size + 3 & ~3
-            return {**found, kind: body[start:end], **dict(attributes(body, end))}
-        found[kind] = value
-    return found
+            return {**by_kind, kind: body[start:end], **dict(attributes(body, end))}
+        by_kind[kind] = value
+    return by_kind
 
 
 def _text(value: bytes) -> str:

@@ -20,30 +20,30 @@ class LinuxProcesses:
 
     def holders(self, paths: frozenset[str]) -> Mapping[str, tuple[str, ...]]:
         """Read the link of every descriptor: psutil lists only regular files."""
-        found: dict[str, list[str]] = {}
+        by_path: dict[str, list[str]] = {}
         for pid in psutil.pids():
             for path in sorted(paths.intersection(_open_files(pid))):
                 with suppress(OSError):  # it has ended
-                    found.setdefault(path, []).append(f"{_command(pid)} (pid {pid})")
-        return {path: tuple(holders) for path, holders in found.items()}
+                    by_path.setdefault(path, []).append(f"{_command(pid)} (pid {pid})")
+        return {path: tuple(holders) for path, holders in by_path.items()}
 
     def memlock(self, names: frozenset[str]) -> Mapping[str, int]:
         """prlimit(2) of each process of these names."""
-        found: dict[str, int] = {}
+        lowest: dict[str, int] = {}
         for name, process in _named(names):
             with suppress(psutil.NoSuchProcess):  # ended meanwhile
                 soft, _ = process.rlimit(psutil.RLIMIT_MEMLOCK)
-                limits = [limit for limit in (soft, found.get(name, -1)) if limit != psutil.RLIM_INFINITY]
-                found[name] = min(limits, default=-1)
-        return found
+                limits = [limit for limit in (soft, lowest.get(name, -1)) if limit != psutil.RLIM_INFINITY]
+                lowest[name] = min(limits, default=-1)
+        return lowest
 
     def arguments(self, name: str) -> tuple[tuple[str, ...], ...]:
         """Read the command line of each."""
-        found = []
+        command_lines = []
         for _, process in _named({name}):
             with suppress(psutil.NoSuchProcess):
-                found.append(tuple(process.cmdline()))
-        return tuple(found)
+                command_lines.append(tuple(process.cmdline()))
+        return tuple(command_lines)
 
     def hang_up(self, name: str) -> None:
         """Send the signal to each."""

@@ -29,13 +29,13 @@ class LinuxSystem:
         if library is None:
             return None
         with _context(library) as context:
-            found = ctypes.c_void_p()
-            if library.kmod_module_new_from_name(context, module.encode(), ctypes.byref(found)) < 0:
+            handle = ctypes.c_void_p()
+            if library.kmod_module_new_from_name(context, module.encode(), ctypes.byref(handle)) < 0:
                 return None
             try:
-                return next((value for key, value in _info(library, found) if key == "srcversion"), None)
+                return next((value for key, value in _info(library, handle) if key == "srcversion"), None)
             finally:
-                library.kmod_module_unref(found)
+                library.kmod_module_unref(handle)
 
     def clock_synchronised(self) -> bool:
         """Ask timedated, as timedatectl(1) does: the unit's sandbox (ProtectClock=) refuses adjtimex(2) even for reading."""

@@ -54,8 +54,8 @@ def _identity(files: Files, pci: str, device: str) -> Mapping[str, str]:
     reader = Reader(files)
     if device not in reader.below(pci):
         return {}
-    found = reader.device(device, ())
-    port = found.ports[0] if found.ports else None
+    rdma_device = reader.device(device, ())
+    port = rdma_device.ports[0] if rdma_device.ports else None
     name = driver(files, pci)
     try:
         module = files.target(f"{device_path(pci)}/driver/module")
@@ -65,8 +65,8 @@ def _identity(files: Files, pci: str, device: str) -> Mapping[str, str]:
     return identity(
         name,
         version,
-        found.firmware,
-        found.node_guid,
+        rdma_device.firmware,
+        rdma_device.node_guid,
         port.link_layer if port else None,
         port.rate if port else None,
     )

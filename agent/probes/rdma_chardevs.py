@@ -27,8 +27,8 @@ def check(want: Wanted, have: Snapshot) -> list[Condition]:
         return []
     required = {nic.name for nic in want.asked if nic.required}
     lacking: dict[str, list[str]] = {}
-    for name, found in faults(want, have, _lacking).items():
-        for remedy, those in found.items() if name in required else ():
+    for name, by_remedy in faults(want, have, _lacking).items():
+        for remedy, those in by_remedy.items() if name in required else ():
             lacking.setdefault(remedy, []).extend(those)
     if asked & required and not have[rdma.NAME].get(HOST, {}).get(rdma.RDMA_CM):
         lacking["load rdma_ucm"] = ["rdma_cm"]
@@ -42,10 +42,10 @@ def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[
     for target in expected(nic, wanted, devices):
         for device in devices.get(target, ()):
             for kind, module in MODULES.items():
-                found = [each for each in device.char_devices if each.name.startswith(kind)]
-                if not found and not (kind == "umad" and device.transport == "iWARP"):
+                char_devices = [each for each in device.char_devices if each.name.startswith(kind)]
+                if not char_devices and not (kind == "umad" and device.transport == "iWARP"):
                     yield Fault(target, f"{kind} of {device.name}", f"load {module}")
-                for each in found:
+                for each in char_devices:
                     if not each.present:
                         yield Fault(
                             target,

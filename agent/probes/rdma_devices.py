@@ -47,15 +47,15 @@ def judged(type: str, lacking: str, whole: str, want: Wanted, have: Snapshot, fi
     asked = [nic for nic in want.asked if nic.rdma is not None]
     if not asked:
         return []
-    found = faults(want, have, find)
-    parts = [f"NIC {name}: {', '.join(those)}: {what}" for name, each in found.items() for what, those in each.items()]
+    by_nic = faults(want, have, find)
+    parts = [f"NIC {name}: {', '.join(those)}: {what}" for name, each in by_nic.items() for what, those in each.items()]
     if (least := want.spec.rdma.at_least) is not None:
-        fine = sum(not each for each in found.values())
+        fine = sum(not each for each in by_nic.values())
         holds, otherwise = fine >= least, "EnoughOfThem"
         if parts or not holds:
             parts.insert(0, f"{fine} of {len(asked)} NICs are as expected, at least {least} must be")
     else:
-        holds, otherwise = not any(found.get(nic.name) for nic in asked if nic.required), "OptionalDiffers"
+        holds, otherwise = not any(by_nic.get(nic.name) for nic in asked if nic.required), "OptionalDiffers"
     if not holds:
         return [Condition(type, "False", lacking, "; ".join(parts))]
     return [Condition(type, "True", otherwise if parts else whole, "; ".join(parts))]
@@ -66,7 +66,7 @@ def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list
 
     A VF with a driver but no netdev in the host's network namespace belongs to a container or to vfio and is not judged.
     """
-    found = {}
+    by_nic = {}
     for address, nic in sorted(want.nics.items()):
         if nic.nic.rdma is None:
             continue
@@ -76,8 +76,8 @@ def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list
             link = links.get(fault.target)
             if link is None or link.driver is None or link.link is not None:
                 grouped.setdefault(fault.what, []).append(fault.whose)
-        found[nic.nic.name] = grouped
-    return found
+        by_nic[nic.nic.name] = grouped
+    return by_nic
 
 
 def expected(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> list[str]:

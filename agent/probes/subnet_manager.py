@@ -28,7 +28,9 @@ def check(want: Wanted, have: Snapshot) -> list[Condition]:
 
     With ``rdma.at_least`` it is True if that many NICs have no fault.
     """
-    devices = (found for address, of_nic in have[rdma.NAME].items() if address != HOST for found in of_nic.values())
+    devices = (
+        by_function for address, of_nic in have[rdma.NAME].items() if address != HOST for by_function in of_nic.values()
+    )
     ports = (port for each in devices for device in each for port in device.ports)
     if not any(port.link_layer == "InfiniBand" for port in ports):
         return []

@@ -66,8 +66,8 @@ def _folded(changes: Iterable[Change]) -> list[Change]:
         equal = evolve(change, target=f"{change.device}#") if is_vf(change.target) else change
         indices.setdefault(equal, []).extend([vf_index(change.target)] if is_vf(change.target) else [])
     return [
-        evolve(change, target=f"{change.target}{format_ranges(found)}") if found else change
-        for change, found in indices.items()
+        evolve(change, target=f"{change.target}{format_ranges(positions)}") if positions else change
+        for change, positions in indices.items()
     ]
 
 

@@ -48,7 +48,7 @@ class Publisher:
         self._last = evolve(self._last, generation=int(uptime() * 1_000_000), since=uptime())
         self._write()
 
-    def found(self, body: dict[str, Any]) -> None:
+    def publish_pass(self, body: dict[str, Any]) -> None:
         """Publish the result of the worker's pass.
 
         :raises ValueError: it is not the body of a report.

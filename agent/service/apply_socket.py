@@ -136,14 +136,14 @@ class Requests:
         return False
 
 
-class Refused(Exception):
+class ApplyRefused(Exception):
     """The worker refuses the request or does not answer. The message says why."""
 
 
 def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progress]:
     """The client's end: the result of each pass, until the caller stops or ``timeout`` seconds are over.
 
-    :raises Refused: there is no worker, it refused, or it went away.
+    :raises ApplyRefused: there is no worker, it refused, or it went away.
     """
     deadline = time.monotonic() + timeout
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
@@ -155,11 +155,11 @@ def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progre
                 while line := lines.readline(LARGEST_REPORT + 1):
                     document = load(line, LARGEST_REPORT)
                     if isinstance(document, dict) and "refused" in document:
-                        raise Refused(str(document["refused"]))
+                        raise ApplyRefused(str(document["refused"]))
                     yield from_plain(document, Progress)
                     connection.settimeout(max(0.001, deadline - time.monotonic()))
         except TimeoutError:
             return
         except (OSError, ValueError) as error:
-            raise Refused(str(error)) from None
-    raise Refused("the worker ended")
+            raise ApplyRefused(str(error)) from None
+    raise ApplyRefused("the worker ended")

@@ -1,6 +1,7 @@
 """Receives events also during a pass, and reports since when one about a required device waits to be read.
 
-A pass may wait in the kernel for seconds, for a lock that whoever changes the device holds. Ready would stand all that time.
+A pass may wait seconds in the kernel for a lock that another program holds while it changes the device. Without this module,
+the report would say Ready all that time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from threading import Lock
 from attrs import define, field
 
 from agent.report.activity import ANSWERED_WITHIN, Activity
-from agent.service.wake import Known, WakeUp, Watch
+from agent.service.wake import KnownDevices, WakeUp, Watch
 
 
 @define(eq=False)
@@ -29,7 +30,7 @@ class Listener:
     _watch: Watch
     _activity: Activity
     _poke: Callable[[], None]
-    _known: Known = field(factory=lambda: Known({}, {}), init=False)
+    _known: KnownDevices = field(factory=lambda: KnownDevices({}, {}), init=False)
     _lock: Lock = field(factory=Lock, init=False)
     _kept_since: float = field(default=0.0, init=False)
     _since: float = field(default=0.0, init=False)
@@ -51,7 +52,7 @@ class Listener:
         os.eventfd_write(self._end, 1)
 
     @contextmanager
-    def in_pass(self, known: Known) -> Iterator[None]:
+    def in_pass(self, known: KnownDevices) -> Iterator[None]:
         """The caller reads the devices meanwhile, and cannot listen."""
         with self._lock:
             self._known, self._in_pass = known, True
@@ -63,7 +64,7 @@ class Listener:
                 self._in_pass = False
                 self._gate.modify(self._sockets.fileno(), 0)
 
-    def wait(self, known: Known, timeout: float, first: bool = False) -> WakeUp:
+    def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> WakeUp:
         """As :meth:`Watch.wait`, with what the thread has received."""
         with self._lock:
             wake = self._watch.wait(known, timeout, first)
@@ -71,7 +72,7 @@ class Listener:
             self._note(wake)
         return wake
 
-    def gather(self, known: Known) -> WakeUp:
+    def gather(self, known: KnownDevices) -> WakeUp:
         """As :meth:`Watch.gather`."""
         with self._lock:
             wake = self._watch.gather(known)
@@ -86,7 +87,7 @@ class Listener:
     def answered(self) -> bool:
         """A pass has read the devices of the events that came before it, or were taken during it.
 
-        :returns: whether the supervisor may have taken Ready back meanwhile: what the pass found must be said again.
+        :returns: whether the supervisor may have withdrawn Ready meanwhile. Then the pass's result must be sent again.
         """
         with self._lock:
             since, self._since = self._since, self._kept_since

@@ -28,7 +28,7 @@ from agent.service.messages import Body, Output
 from agent.service.pass_log import PassLog
 from agent.service.spec_in_force import SpecInForce
 from agent.service.supervisor import REPEATED
-from agent.service.wake import Known
+from agent.service.wake import KnownDevices
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import NodeSpec, spec_hash
 from agent.state.scope import Scope, own
@@ -126,10 +126,10 @@ class Passes:
     readiness: Readiness
     output: Output
     announcements: Announcements
-    hear: Callable[[Known, bool], Scope]
+    hear: Callable[[KnownDevices, bool], Scope]
     reason: Reason = field(default=Reason(None, "start"), init=False)
     last: Pass | None = field(default=None, init=False)
-    known: Known = field(factory=lambda: Known({}, {}), init=False)
+    known: KnownDevices = field(factory=lambda: KnownDevices({}, {}), init=False)
     _early_ends: _EarlyEnds = field(factory=_EarlyEnds, init=False)
     _log: PassLog = field(factory=PassLog, init=False)
 
@@ -220,7 +220,7 @@ def _due(failures: Failures) -> float:
     return RESYNC if retry is None else min(RESYNC, max(SOONEST, retry - time.monotonic()))
 
 
-def _known(result: Pass) -> Known:
+def _known(result: Pass) -> KnownDevices:
     """The netdevs and functions that the pass has seen, by which events are assigned to devices."""
     by_ifindex: dict[int, str] = {}
     by_address = {address: address for address in result.want.nics}
@@ -241,4 +241,4 @@ def _known(result: Pass) -> Known:
         for address, nic in result.want.nics.items()
         if nic.nic.addresses and nic.nic.rail is not None
     }
-    return Known(by_ifindex, by_address, bool(result.want.missing), required, steered, by_table)
+    return KnownDevices(by_ifindex, by_address, bool(result.want.missing), required, steered, by_table)

@@ -27,7 +27,7 @@ FAILED = "failed-spec.json"
 class SpecInForce:
     """``spec`` is in force. ``refusal`` says why the file's present content is not; empty if it is.
 
-    ``verified``: the last spec that a pass found to be true completely. Ready refers to it while a newer one waits.
+    ``verified``: the last spec that a pass verified completely. Ready refers to it while a newer one waits.
     ``state``: the folder for the verified spec, which outlives a boot. ``run``: the folder for specs that have failed. They are
     not tried again by themselves before the next boot, or the node would go back and forth between two specs.
     ``crashed``: how the workers before this one crashed, if several did. The first spec that is read then counts as failed,

@@ -86,7 +86,7 @@ class _Worker:
 
 @define
 class _Hung:
-    """A device of which a call did not return. The device ``""`` stands for calls that concern no single device.
+    """A device on which a call did not return. The device ``""`` stands for calls that concern no single device.
 
     ``abandoned``: processes that SIGKILL did not end, since they hang in the kernel.
     """
@@ -211,7 +211,7 @@ class _Supervisor:
         self._pass_on(self.worker)
 
     def _reload(self) -> None:
-        """Have the worker read the spec again. If there is none now, the next one does."""
+        """Have the worker read the spec again. If there is no worker now, the next one reads it when it starts."""
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
         self.deaths, self.asked = 0, True
         if self.worker is not None and not self.worker.is_leaving():
@@ -260,7 +260,7 @@ class _Supervisor:
                 self.look_at = time.monotonic() + ANSWERED_WITHIN
             elif not (worker.is_leaving() and message.get("ready")):
                 # A worker that is leaving reads the devices no more, so its Ready may be outdated.
-                self.publisher.found(message)
+                self.publisher.publish_pass(message)
         except (ValueError, RecursionError) as error:
             self._not_understood(worker, f"{line[:80]!r}: {error}")
 

@@ -24,8 +24,10 @@ RATE = 100.0
 
 
 @frozen
-class Known:
-    """Where the last snapshot saw which device: what a scope calls each netdev's function, and the PF of each function.
+class KnownDevices:
+    """The devices of the last snapshot.
+
+    ``by_ifindex``: what a scope calls the function of each netdev. ``by_address``: the PF of each function.
 
     ``incomplete``: a NIC of the spec was not found. Another function may turn out to be it, once it has its driver or its name.
     ``required``: the PFs without which the node is not ready. ``by_table``: what a scope calls the PF of each routing table.
@@ -73,7 +75,7 @@ class Pace:
         return max(0.0, self._paid_until - now - BURST / RATE)
 
 
-def scope_of(event: Event, known: Known) -> set[str] | None:
+def scope_of(event: Event, known: KnownDevices) -> set[str] | None:
     """What a scope calls the devices that an event concerns, none if nobody wants them; None: every device.
 
     A netdev is judged by its index, or by its PCI function if it is in another namespace. A new netdev of a wanted function is
@@ -110,7 +112,7 @@ class Heard:
         self.kept += events
         self.lost = self.lost or lost
 
-    def judged(self, known: Known, start: int = 0) -> WakeUp:
+    def judged(self, known: KnownDevices, start: int = 0) -> WakeUp:
         """What the events from ``start`` on mean. If some were lost, any device may have changed."""
         named: set[str] = set()
         everything = self.lost
@@ -121,7 +123,7 @@ class Heard:
         doubt = bool(known.required) if self.lost else not known.required.isdisjoint(devices(frozenset(named)))
         return WakeUp(None if everything else frozenset(named), doubt=doubt)
 
-    def taken(self, known: Known, first: bool) -> WakeUp:
+    def taken(self, known: KnownDevices, first: bool) -> WakeUp:
         """The same, and forget them. In a ``first`` pass, events of unknown devices are kept, to be judged again after it."""
         wake = self.judged(known)
         self.kept = [event for event in self.kept if scope_of(event, known) == set()] if first else []
@@ -158,7 +160,7 @@ class Watch:
         if control is not None:
             self._commands.register(control, select.POLLIN | select.POLLHUP)
 
-    def wait(self, known: Known, timeout: float, first: bool = False) -> WakeUp:
+    def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> WakeUp:
         """Sleep until something happens that concerns a wanted device, or ``timeout`` seconds are over (scope: none).
 
         :param first: a pass runs before which nothing was known. What concerns no device yet is judged again after it.
@@ -187,7 +189,7 @@ class Watch:
         """The descriptors by which events come."""
         return self._sources
 
-    def keep(self, known: Known) -> WakeUp:
+    def keep(self, known: KnownDevices) -> WakeUp:
         """Take the events that wait now, and keep them for :meth:`wait`, by when more devices may be known."""
         heard = WakeUp(frozenset())
         for source in self._sources.values():
@@ -199,7 +201,7 @@ class Watch:
                 source.lost = True
         return heard
 
-    def gather(self, known: Known) -> WakeUp:
+    def gather(self, known: KnownDevices) -> WakeUp:
         """What happens while the pace of passes makes the next one wait: nothing, but in a storm. A command ends it."""
         wake = WakeUp(frozenset())
         now = time.monotonic()

@@ -27,7 +27,7 @@ from agent.service.passes import Announcements, Memory, Passes, Reason
 from agent.service.spec_in_force import SpecInForce
 from agent.service.supervisor import CRASHED
 from agent.service.traced_machine import traced
-from agent.service.wake import Known, WakeUp, Watch
+from agent.service.wake import KnownDevices, WakeUp, Watch
 from agent.state.scope import Scope
 
 PROBES_WAIT = 0.05
@@ -92,12 +92,12 @@ class _WakeUps:
     request: bool = False
     stop: bool = False
 
-    def wait(self, known: Known, timeout: float, first: bool = False) -> Scope:
+    def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> Scope:
         """As :meth:`Listener.wait`. :returns: what to read again."""
         self.activity.idle()
         return self._keep(self.listener.wait(known, timeout, first))
 
-    def gather(self, known: Known) -> Scope:
+    def gather(self, known: KnownDevices) -> Scope:
         """As :meth:`Listener.gather`. :returns: what to read again."""
         return self._keep(self.listener.gather(known))
 

@@ -158,12 +158,12 @@ def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Map
     for one, other, rail in _twice(rails):
         yield f"{one} and {other} are both {rail}; give each rail of a node its own number"
     keys = {key: nic for key, nic in every.items() if nic.addresses}
-    found: list[tuple[str, Hashable]] = []
+    assignments: list[tuple[str, Hashable]] = []
     for key, nic in keys.items():
         if not nic.rails():
             yield f"{key}.addresses needs {key}.rail, which is not given; number the rails of a node from 0 on"
         else:
-            yield from _assigned(key, nic, node_number, found)
+            yield from _assigned(key, nic, node_number, assignments)
         yield from _default_routes(key, nic)
         if nic.state != "up":
             yield f"{key}.addresses and {key}.state: nobody is reached through a link that is down; keep one"
@@ -171,7 +171,7 @@ def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Map
             for name in sysctls:
                 if identity(name) == f"net/ipv4/conf/{nic.select.netdev}/{setting}":
                     yield f"sysctls[{name!r}] and {key}.addresses set the same; keep one"
-    for one, other, ip in _twice(found):
+    for one, other, ip in _twice(assignments):
         yield f"{one} and {other} are both {ip}; give each its own, in a network with {RAIL}"
     for name, value in sysctls.items():
         # The kernel takes the larger of this value and a netdev's own, and above 2 it means something else.
@@ -193,8 +193,8 @@ def _rail_of(key: str, nic: Nic) -> str:
     return f"{key}.rail (the first of {nic.select.most})" if nic.select.each else f"{key}.rail"
 
 
-def _assigned(key: str, nic: Nic, node_number: int | None, found: list[tuple[str, Hashable]]) -> Iterator[str]:
-    """The addresses of a NIC that nobody can have. The others are added to ``found``."""
+def _assigned(key: str, nic: Nic, node_number: int | None, assignments: list[tuple[str, Hashable]]) -> Iterator[str]:
+    """The addresses of a NIC that nobody can have. The others are added to ``assignments``."""
     for index, address in enumerate(nic.addresses):
         place = f"{key}.addresses[{index}]"
         if address.is_derived and node_number is None:
@@ -202,7 +202,7 @@ def _assigned(key: str, nic: Nic, node_number: int | None, found: list[tuple[str
             continue
         for rail in nic.rails():
             try:
-                found.append((place, address.assigned(rail, node_number or 0).interface.ip))
+                assignments.append((place, address.assigned(rail, node_number or 0).interface.ip))
             except ValueError as error:
                 yield f"{place}: {error} (rail {rail}, node_number {node_number})"
                 break

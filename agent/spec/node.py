@@ -185,8 +185,8 @@ def _one_line(place: str, value: str) -> None:
 
 
 def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
-    if found := list(sysctl_faults(attribute.name, value)):
-        raise Faults(found)
+    if faults := list(sysctl_faults(attribute.name, value)):
+        raise Faults(faults)
 
 
 def _module_parameters(_: object, attribute: Attribute[Any], value: Mapping[str, Mapping[str, str]]) -> None:
@@ -222,7 +222,7 @@ def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, 
 class Rfs:
     """Receive flow steering: to the CPU where the application reads. ``entries``: flows of the whole node.
 
-    ``isolated``: also where that may be a CPU that the kernel was told to keep free (isolcpus, nohz_full).
+    ``isolated``: also steer to CPUs that the kernel command line keeps free (isolcpus, nohz_full).
     """
 
     enable: bool = False
@@ -275,8 +275,8 @@ class NodeSpec:
     node_number: int | None = field(default=None, validator=Within(1, (1 << 24) - 2, "(the number of the node)"))
 
     def __attrs_post_init__(self) -> None:
-        if found := list(self._faults()):
-            raise Faults(found)
+        if faults := list(self._faults()):
+            raise Faults(faults)
 
     def _faults(self) -> Iterator[str]:
         yield from among_nics(self.nics)

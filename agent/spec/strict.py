@@ -124,20 +124,20 @@ class Strict:
 
 def _parts(record: type) -> list[type]:
     """The record and the records in its fields, innermost first, since a record's hook needs those of its fields."""
-    found: list[type] = []
+    kinds: list[type] = []
 
     def visit(kind: Any) -> None:
         if has(kind):
             for hint in get_type_hints(kind).values():
                 visit(hint)
-            if kind not in found:
-                found.append(kind)
+            if kind not in kinds:
+                kinds.append(kind)
         elif _origin(kind) in (tuple, Mapping, Union, UnionType):
             for inner in get_args(kind):
                 visit(inner)
 
     visit(record)
-    return found
+    return kinds
 
 
 def _origin(kind: Any) -> Any:

@@ -50,14 +50,14 @@ class Selection:
 def selections(spec: NodeSpec, functions: Sequence[Function]) -> tuple[Selection, ...]:
     """What each entry of the spec selects, in the spec's order."""
     entries = {nic.name: nic for nic in spec.nics}
-    found = []
+    chosen = []
     for nic in spec.nics:
         others = [entries[name].select for name in nic.select.without]
         free = [function for function in functions if not any(_matches(other, function) for other in others)]
         matching = sorted((f for f in free if _matches(nic.select, f)), key=lambda f: f.address)
         undecided = [function for function in free if _undecided(nic.select, function)]
-        found.append(Selection(nic, tuple(matching), tuple(undecided)))
-    return tuple(found)
+        chosen.append(Selection(nic, tuple(matching), tuple(undecided)))
+    return tuple(chosen)
 
 
 def _matches(selector: Selector, function: Function, unread: Collection[str] = ()) -> bool:

@@ -73,7 +73,7 @@ class Snapshot:
 
 
 def _joined(before: Any, now: Any) -> Any:
-    """A device's state of which a part was read again: functions that were not read keep their state."""
+    """A device's state after a part of it was read again. Functions that were not read keep their state."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         return {**before, **now}
     return now

@@ -23,7 +23,7 @@ from agent.report.printable import printable
 from agent.spec.node import NodeSpec, from_mapping, to_json
 from agent.spec.selector import INDEX
 from agent.tools import topology
-from agent.tools.as_spec import adopt
+from agent.tools.as_spec import derive_spec
 from agent.tools.inspection import Inspection, NetworkFunction, inspect
 
 GROUP = "servers"
@@ -47,28 +47,28 @@ def write_down(machine: Machine, host: str, node_name: str, chosen: Collection[s
     """Write the server as an inventory.
 
     :param host: the name by which the control host connects to it.
-    :param chosen: the NICs, as :func:`agent.tools.as_spec.adopt` takes them.
+    :param chosen: the NICs, as :func:`agent.tools.as_spec.derive_spec` takes them.
     :raises NotFound: a chosen NIC does not exist.
     """
-    adoption = adopt(machine, node_name, chosen)
-    found = inspect(machine)
-    data = _data(adoption.spec, found, _gpus(machine.files))
+    derived = derive_spec(machine, node_name, chosen)
+    inspection = inspect(machine)
+    data = _data(derived.spec, inspection, _gpus(machine.files))
     spec = from_mapping({"node_name": node_name, **data}, host)
     left = preview(machine, spec)
     present = [*_network(inspect(machine, spec)), *_gpu_lines(machine.files)]
     line = {"node_name": node_name} if node_name != host else {}
-    remaining = dict.fromkeys([*adoption.remaining, *map(str, left.changes), *left.errors])
+    remaining = dict.fromkeys([*derived.remaining, *map(str, left.changes), *left.errors])
     return Starter(_text(host, line, data, present), tuple(remaining))
 
 
 # --- the data ----------------------------------------------------------------------------------------------
 
 
-def _data(spec: NodeSpec, found: Inspection, gpus: Mapping[str, Any]) -> Entry:
+def _data(spec: NodeSpec, inspection: Inspection, gpus: Mapping[str, Any]) -> Entry:
     """The group's data: the spec's keys without the node's own, with RDMA devices and GPUs."""
     data: Entry = json.loads(to_json(spec))
     del data["node_name"]
-    functions = {function.address: function for function in found.functions}
+    functions = {function.address: function for function in inspection.functions}
     nics = []
     for nic in data.pop("nics", []):
         # The names that udev gave the netdevs need not be given again.
@@ -80,7 +80,7 @@ def _data(spec: NodeSpec, found: Inspection, gpus: Mapping[str, Any]) -> Entry:
     working = [function for function, nic in nics if "rdma" in nic and (_active(function) or not function.rdma)]
     if 0 < len(working) < sum("rdma" in nic for _, nic in nics):
         data["rdma"] = {"at_least": len(working)}
-    return {**({"nics": _entries(nics, found)} if nics else {}), **data, **gpus}
+    return {**({"nics": _entries(nics, inspection)} if nics else {}), **data, **gpus}
 
 
 def _kind(function: NetworkFunction) -> Kind:
@@ -96,7 +96,7 @@ def _active(function: NetworkFunction) -> bool:
 
 
 def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
-    """What of ``nics[].rdma`` holds for a function. ``alike``: all of its kind, from whose working ports the rest follows."""
+    """The ``nics[].rdma`` of a function. ``alike``: all functions of its kind; their ACTIVE ports give the values."""
     owners = [owner for each in alike for owner in (each, *each.vfs)]
     ports = [port for owner in owners for port in _ports(owner) if port.state == "ACTIVE"]
     vfs = bool(function.vfs) and all(_active(vf) for vf in function.vfs)
@@ -116,7 +116,7 @@ def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
     return given
 
 
-def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], found: Inspection) -> list[Entry]:
+def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], inspection: Inspection) -> list[Entry]:
     """The list ``nics``: one entry for the NICs of a kind that are set alike, and one for each other NIC."""
     of_kind: dict[Kind, list[tuple[NetworkFunction, Entry]]] = {}
     for function, nic in nics:
@@ -126,7 +126,7 @@ def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], found: Inspection) -
         bodies = Counter(_body(nic) for _, nic in members)
         body, count = bodies.most_common(1)[0]
         # A function of the kind that is no NIC here would match the rule, too.
-        all_taken = len(members) == sum(_kind(function) == kind for function in found.functions)
+        all_taken = len(members) == sum(_kind(function) == kind for function in inspection.functions)
         if count < 2 or not all_taken:
             single += [_single(nic, kind) for _, nic in members]
             continue
@@ -173,9 +173,9 @@ def _gpus(files: Files) -> Entry:
 # --- the text ----------------------------------------------------------------------------------------------
 
 
-def _network(found: Inspection) -> Iterator[str]:
+def _network(inspection: Inspection) -> Iterator[str]:
     """A line for each function that is a NIC of the spec."""
-    for function in found.functions:
+    for function in inspection.functions:
         if function.nic is None:
             continue
         devices = (f"{device.name} ({device.transport})" for device in function.rdma)

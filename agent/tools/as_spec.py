@@ -34,8 +34,8 @@ INHERITED = ("mtu", "state", "txqueuelen")
 
 
 @frozen
-class Adoption:
-    """The spec, and what its plan would still change: nothing, unless the devices change meanwhile."""
+class DerivedSpec:
+    """A spec of the machine's present state, and what its plan would still change: nothing, if no device changes meanwhile."""
 
     spec: NodeSpec
     remaining: tuple[str, ...]
@@ -45,7 +45,9 @@ class NotFound(ValueError):
     """There is no NIC of a given name."""
 
 
-def adopt(machine: Machine, node_name: str, chosen: Collection[str], present: NodeSpec | None = None) -> Adoption:
+def derive_spec(
+    machine: Machine, node_name: str, chosen: Collection[str], present: NodeSpec | None = None
+) -> DerivedSpec:
     """Write the machine's state as a spec.
 
     :param chosen: the NICs by netdev or PCI address. If empty: all that have SR-IOV or RDMA, except one that has a default
@@ -53,10 +55,10 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str], present: No
     :param present: the node's spec: its NICs keep their names.
     :raises NotFound: a chosen NIC does not exist.
     """
-    found = discover(machine)
-    functions = tuple(function for function in found if not function.unreadable)
+    discovered = discover(machine)
+    functions = tuple(function for function in discovered if not function.unreadable)
     unread = tuple(
-        f"{function.address} cannot be read: {function.unreadable}" for function in found if function.unreadable
+        f"{function.address} cannot be read: {function.unreadable}" for function in discovered if function.unreadable
     )
     unknown = sorted(name for name in chosen if not any(_is_called(name, function) for function in functions))
     if unknown:
@@ -81,7 +83,7 @@ def adopt(machine: Machine, node_name: str, chosen: Collection[str], present: No
     if any(change.kind == "xps" for change in preview(machine, spec).changes):
         spec = evolve(spec, xps=Xps(enable=False))
     left = preview(machine, spec)
-    return Adoption(spec, (*map(str, left.changes), *left.errors, *unread))
+    return DerivedSpec(spec, (*map(str, left.changes), *left.errors, *unread))
 
 
 def _is_called(name: str, function: Function) -> bool:
@@ -116,15 +118,15 @@ def _name(link: Link | None, function: Function, taken: Mapping[str, str]) -> st
 
 
 def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, VfInfo]) -> Vfs:
-    found = vf_addresses(machine.files, function.address)
+    addresses = vf_addresses(machine.files, function.address)
     permanent = function.link.permanent_mac if function.link else ""
-    given = {index: granted[index].mac if index in granted else "" for index in found}
-    links = {index: _vf_link(machine, address) for index, address in found.items()}
+    given = {index: granted[index].mac if index in granted else "" for index in addresses}
+    links = {index: _vf_link(machine, address) for index, address in addresses.items()}
     # Leave out a MAC that the VF's driver does not use: the plan would bind the driver again to set it.
     keep = {i for i, mac in given.items() if mac.strip("0:") and links[i].get("mac", mac) == mac}
-    derive = bool(permanent) and all(i in keep for i in found)
+    derive = bool(permanent) and all(i in keep for i in addresses)
     guid = port_guid(function.link)
-    derived = {index: derived_guid(guid, index) for index in found} if guid else {}
+    derived = {index: derived_guid(guid, index) for index in addresses} if guid else {}
     derive_guids = all(i in granted and _guids(granted[i]) == {derived[i]} for i in derived)
     each = {
         index: {
@@ -141,11 +143,11 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
         if (different := _unlike(values, common))
     )
     return Vfs(
-        len(found),
+        len(addresses),
         VfAttributes(**common),
         groups,
-        derive_macs=derive or not found,
-        derive_guids=derive_guids or not found,
+        derive_macs=derive or not addresses,
+        derive_guids=derive_guids or not addresses,
     )
 
 

@@ -80,11 +80,11 @@ class Evidence:
     kinds: Sequence[str] = field(factory=tuple)
 
 
-def diagnose(found: Evidence) -> tuple[Finding, ...]:
+def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """What is wrong, in the order in which to mend it."""
-    findings = [*_agent(found), *_hints(found)]
-    if found.report is not None and not found.not_fresh and _runs(found.service) is not False:
-        findings += _report(found.report, found.kinds)
+    findings = [*_agent(evidence), *_hints(evidence)]
+    if evidence.report is not None and not evidence.not_fresh and _runs(evidence.service) is not False:
+        findings += _report(evidence.report, evidence.kinds)
     return tuple(sorted(findings, key=lambda f: (STAGES.index(f.stage), f.severity != "required", f.order)))
 
 
@@ -93,13 +93,13 @@ def _runs(service: Service | None) -> bool | None:
     return None if service is None else service.active in ("active", "reloading", "activating")
 
 
-def _agent(found: Evidence) -> Iterator[Finding]:
-    service = found.service
+def _agent(evidence: Evidence) -> Iterator[Finding]:
+    service = evidence.service
     running = _runs(service)
-    if found.spec_fault:
+    if evidence.spec_fault:
         # Several faults are several lines, each with its remedy.
-        one = "\n" not in found.spec_fault
-        what, _, remedy = found.spec_fault.partition("; ") if one else (found.spec_fault, "", "")
+        one = "\n" not in evidence.spec_fault
+        what, _, remedy = evidence.spec_fault.partition("; ") if one else (evidence.spec_fault, "", "")
         yield Finding("agent", "required", f"the spec cannot be taken: {what}", remedy or "correct it, or deploy again")
     if service is not None and not running:
         why = f" ({service.result})" if service.result != "success" else ""
@@ -111,26 +111,26 @@ def _agent(found: Evidence) -> Iterator[Finding]:
         yield Finding("agent", "warn", what, "see why: journalctl -u trackbed -n 100", 2)
     if service is not None and service.enabled not in ("enabled", "enabled-runtime"):
         yield Finding("agent", "warn", "the service is not started at boot", "systemctl enable trackbed", 3)
-    if found.no_report:
-        what, _, remedy = found.no_report.partition("; ")
+    if evidence.no_report:
+        what, _, remedy = evidence.no_report.partition("; ")
         yield Finding("agent", "required", what, remedy or "systemctl restart trackbed", 2)
-    for reason in found.not_fresh:
+    for reason in evidence.not_fresh:
         hung = "it runs, but says nothing; see `dmesg` for blocked tasks: it may hang in a driver. " if running else ""
         yield Finding("agent", "required", reason, f"{hung}systemctl restart trackbed", 2)
-    report = found.report
-    if report is None or found.not_fresh:
+    report = evidence.report
+    if report is None or evidence.not_fresh:
         return
     if report.refusal:
         remedy = "correct the spec and deploy again; the one before is kept true meanwhile"
         yield Finding("agent", "required", f"the newest spec was refused: {report.refusal}", remedy, 4)
-    elif found.spec is not None and found.spec_hash != report.spec_hash:
-        what = f"the agent follows spec {report.spec_hash or 'none'}, the file has {found.spec_hash}"
+    elif evidence.spec is not None and evidence.spec_hash != report.spec_hash:
+        what = f"the agent follows spec {report.spec_hash or 'none'}, the file has {evidence.spec_hash}"
         yield Finding("agent", "required", what, "systemctl reload trackbed", 4)
 
 
-def _hints(found: Evidence) -> Iterator[Finding]:
+def _hints(evidence: Evidence) -> Iterator[Finding]:
     """Findings outside of the report that may explain its conditions."""
-    for fact in found.sriov:
+    for fact in evidence.sriov:
         if fact.total is None:
             what = f"NIC {fact.nic} ({fact.address}) should have {fact.wanted} VFs, and shows no SR-IOV"
             remedy = (
@@ -138,16 +138,16 @@ def _hints(found: Evidence) -> Iterator[Finding]:
                 "NUM_OF_VFS=N, then a cold boot); a driver without SR-IOV support shows the same"
             )
             yield Finding("device", "required", what, remedy, -3)
-    if found.spec is not None and _binds_vfio(found.spec) and not found.iommu:
+    if evidence.spec is not None and _binds_vfio(evidence.spec) and not evidence.iommu:
         what = "functions should be bound to vfio-pci, and the kernel has no IOMMU groups"
         remedy = "turn VT-d or AMD-Vi on in the BIOS and boot with intel_iommu=on (Intel) iommu=pt"
         yield Finding("device", "required", what, remedy, -2)
-    if found.managed:
-        what = f"NetworkManager manages {', '.join(found.managed)}: it may set MTU and state again"
+    if evidence.managed:
+        what = f"NetworkManager manages {', '.join(evidence.managed)}: it may set MTU and state again"
         remedy = "tell it to keep off: [keyfile] unmanaged-devices= in /etc/NetworkManager/conf.d/, then nmcli general reload"
         yield Finding("network", "warn", what, remedy, -1)
-    pins = found.spec is not None and found.spec.irqs.pin and found.spec.irqs.irqbalance == "untouched"
-    if pins and "irqbalance" in found.processes:
+    pins = evidence.spec is not None and evidence.spec.irqs.pin and evidence.spec.irqs.irqbalance == "untouched"
+    if pins and "irqbalance" in evidence.processes:
         what = "irqbalance runs while the agent places interrupts: each undoes the other's work"
         yield Finding("device", "warn", what, "set irqs.irqbalance to disabled, or irqs.pin to false", -1)
 

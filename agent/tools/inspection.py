@@ -84,7 +84,7 @@ class NetworkFunction:
 
     ``model``: the product name of its VPD (PCI Local Bus Specification 3.0, appendix I), else what pci.ids calls it.
     ``vendor`` and ``device`` are hexadecimal ids, ``serials`` what a selector's ``serial`` may be. ``numa_node`` is None where
-    the firmware tells none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
+    the firmware gives none. ``index`` is the number of a VF, and ``granted`` what its PF says of it (IFLA_VFINFO_LIST).
     ``nic``: the name of the NIC of the spec whose function it is, or of which it is a VF.
     ``total_vfs`` is 0 without SR-IOV. With RoCE LAG the two ports of a card have one RDMA device, and both show it in ``rdma``.
     """
@@ -246,8 +246,8 @@ class _Reader:
 
     def _netdev_of(self, mac: str | None) -> str | None:
         # A VLAN or a bond may have the same MAC, but has no device.
-        found = [name for name, link in self._links.items() if link.mac == mac and self._names(f"{NET}/{name}/device")]
-        return found[0] if mac and len(found) == 1 else None
+        names = [name for name, link in self._links.items() if link.mac == mac and self._names(f"{NET}/{name}/device")]
+        return names[0] if mac and len(names) == 1 else None
 
     def _interrupts(self, address: str) -> Iterator[Interrupt]:
         for irq in _unless_gone(lambda: function_irqs(self._files, address)) or ():
@@ -281,23 +281,25 @@ def pci_name(pci_ids: str, vendor: str, device: str) -> str:
     section = re.compile(r"\w+  (.*)\n((?:[\t#].*\n|\n)*)").match(pci_ids, start) if start else None
     if section is None:
         return ""
-    found = re.search(rf"^\t{re.escape(device)}  (.*)$", section[2], re.MULTILINE)
-    return f"{section[1]} {found[1]}" if found else section[1]
+    match = re.search(rf"^\t{re.escape(device)}  (.*)$", section[2], re.MULTILINE)
+    return f"{section[1]} {match[1]}" if match else section[1]
 
 
 # --- showing ---------------------------------------------------------------------------------------------
 
 
-def render(found: Inspection, width: int = WIDTH) -> str:
+def render(inspection: Inspection, width: int = WIDTH) -> str:
     """Text for people: a block for each function, with its VFs indented below it."""
-    blocks = [_block(function, width) for function in found.functions]
-    if found.other_rdma:
-        lines = [line for device in found.other_rdma for line in _rdma_lines(device, "  ", width)]
+    blocks = [_block(function, width) for function in inspection.functions]
+    if inspection.other_rdma:
+        lines = [line for device in inspection.other_rdma for line in _rdma_lines(device, "  ", width)]
         blocks.append(["RDMA devices without a PCI function", *lines])
     if not blocks:
         return "no network function"
-    if found.other_rdma or any(owner.rdma for function in found.functions for owner in (function, *function.vfs)):
-        blocks.append([f"{CHAR_DEVICES}/rdma_cm: {'there' if found.rdma_cm else 'missing (load rdma_ucm)'}"])
+    if inspection.other_rdma or any(
+        owner.rdma for function in inspection.functions for owner in (function, *function.vfs)
+    ):
+        blocks.append([f"{CHAR_DEVICES}/rdma_cm: {'there' if inspection.rdma_cm else 'missing (load rdma_ucm)'}"])
     return "\n\n".join("\n".join(block) for block in blocks)
 
 

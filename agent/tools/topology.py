@@ -19,7 +19,7 @@ from agent.tools.inspection import NetworkFunction, inspect
 NVIDIA, GPU_CLASSES = "0x10de", ("0x0300", "0x0302")
 
 EVERYWHERE = -1
-"""The NUMA node of a device of which the firmware tells none."""
+"""The NUMA node of a device for which the firmware gives none."""
 
 MISPLACED = "!"
 """Marks an interrupt on a CPU of another NUMA node than its device's."""
@@ -67,7 +67,7 @@ class Device:
 
 @frozen
 class NumaNode:
-    """A NUMA node; :data:`EVERYWHERE` has no CPUs, and the devices of which the firmware tells no node."""
+    """A NUMA node. :data:`EVERYWHERE` has no CPUs; it has the devices for which the firmware gives no node."""
 
     number: int
     socket: int | None
@@ -76,7 +76,7 @@ class NumaNode:
 
 
 def gpus(files: Files) -> Iterator[tuple[str, int]]:
-    """The GPUs on the bus, also those without a driver: PCI address and NUMA node (-1: not told)."""
+    """The GPUs on the bus, also those without a driver: PCI address and NUMA node (-1: the kernel does not know it)."""
     for address in names_or_none(files, PCI):
         path = device_path(address)
         if read_or(files, f"{path}/vendor", "") == NVIDIA and read_or(files, f"{path}/class", "")[:6] in GPU_CLASSES:
@@ -95,12 +95,12 @@ def arrange(machine: Machine, spec: NodeSpec | None = None) -> tuple[NumaNode, .
     for address, node in gpus(files):
         devices.setdefault(node, []).append(Device(address, kind="GPU"))
     numbers = {cpu.node for cpu in cpus.cpus.values()} | devices.keys()
-    found = []
+    numa_nodes = []
     for number in sorted(numbers, key=lambda node: (node == EVERYWHERE, node)):
         here = [cpu for cpu in cpus.cpus.values() if cpu.node == number]
         socket = whole(read_or(files, f"{CPU}/cpu{here[0].id}/topology/physical_package_id", "")) if here else None
-        found.append(NumaNode(number, socket, _caches(here, serves), tuple(devices.get(number, ()))))
-    return tuple(found)
+        numa_nodes.append(NumaNode(number, socket, _caches(here, serves), tuple(devices.get(number, ()))))
+    return tuple(numa_nodes)
 
 
 def _node(numa: int | None) -> int:
@@ -120,7 +120,7 @@ def _device(function: NetworkFunction) -> Device:
 
 def _served(cpus: Topology, functions: Sequence[NetworkFunction]) -> Mapping[int, list[Served]]:
     """The queues by the CPU on which their interrupts arrive."""
-    found: dict[int, list[Served]] = {}
+    by_cpu: dict[int, list[Served]] = {}
     for function in functions:
         for each in (function, *(evolve(vf, numa_node=function.numa_node) for vf in function.vfs)):
             name = each.netdevs[0].name if each.netdevs else each.address
@@ -129,8 +129,8 @@ def _served(cpus: Topology, functions: Sequence[NetworkFunction]) -> Mapping[int
                 for cpu in _cpus(interrupt.effective):
                     there = cpus.cpus.get(cpu)
                     misplaced = there is not None and node not in (EVERYWHERE, there.node)
-                    found.setdefault(cpu, []).append(Served(name, interrupt.queue, misplaced))
-    return found
+                    by_cpu.setdefault(cpu, []).append(Served(name, interrupt.queue, misplaced))
+    return by_cpu
 
 
 def _cpus(text: str) -> tuple[int, ...]:

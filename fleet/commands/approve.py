@@ -16,7 +16,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from agent.report import names
 from agent.report.printable import printable
 from fleet.api import ABSENT, CONFLICTS, Api, code, options
-from fleet.approval import Known, Verdict, verdicts
+from fleet.approval import KnownNodes, Verdict, verdicts
 from fleet.bindings import admit, admitted
 from fleet.inventory import Inventory
 from fleet.issued import decide, wrong
@@ -48,28 +48,28 @@ def approve(
     """
     expected = {*nodes, *(Inventory.read(inventory).hosts if inventory else ())}
     requests = api.requests()
-    known = Known(expected=expected, enrolled=admitted(api.client), joined=api.nodes().objects.keys(), again=again)
-    found = verdicts(requests.objects.values(), known, requests.faults)
-    failed = {} if dry else _carry_out(api, requests.objects, found)
+    known = KnownNodes(expected=expected, enrolled=admitted(api.client), joined=api.nodes().objects.keys(), again=again)
+    judged = verdicts(requests.objects.values(), known, requests.faults)
+    failed = {} if dry else _carry_out(api, requests.objects, judged)
     if as_json:
-        click.echo(json.dumps({"requests": [asdict(one) for one in found], "done": not dry, "failed": failed}))
+        click.echo(json.dumps({"requests": [asdict(one) for one in judged], "done": not dry, "failed": failed}))
     else:
-        for one in found:
+        for one in judged:
             done = "would " if dry and one.action != "leave" else ""
             said = f"{one.request}: {done}{one.action}: {one.node or 'no node'}, asked by {one.requester}: {one.reason}"
             click.echo(printable(said))
-        click.echo(f"{len(found)} pending requests" if found else "no pending requests of reporters")
+        click.echo(f"{len(judged)} pending requests" if judged else "no pending requests of reporters")
     for name, reason in failed.items():
         click.echo(printable(f"trackbed: {name}: {reason}"), err=True)
     if failed:
         sys.exit(1)
-    sys.exit(0 if all(one.action == "approve" for one in found) else NOT_ALL)
+    sys.exit(0 if all(one.action == "approve" for one in judged) else NOT_ALL)
 
 
-def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], found: list[Verdict]) -> dict[str, str]:
+def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], judged: list[Verdict]) -> dict[str, str]:
     failed: dict[str, str] = {}
     approved: dict[str, str] = {}
-    for one in found:
+    for one in judged:
         if one.action == "leave":
             continue
         try:

@@ -25,7 +25,7 @@ NOT_PROVEN = 2
 
 @click.group()
 def fabric() -> None:
-    """Show what the test of the fabric has found (`pyinfra INVENTORY deploys/fabric.py`).
+    """Show the results of the fabric test (`pyinfra INVENTORY deploys/fabric.py`).
 
     Example: trackbed fleet fabric report
     """

@@ -45,13 +45,13 @@ def status(api: Api, inventory: Path | None, as_json: bool) -> None:
     """
     nodes, leases = api.nodes(), api.leases()
     expected = {*_enrolled(api), *(Inventory.read(inventory).hosts if inventory else ())}
-    found = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults), expected)
-    others = len(nodes.objects.keys() - {one.name for one in found})
-    missing = unready(found)
+    listed = standings(nodes.objects, leases.objects, api.now, unreadable(nodes.faults, leases.faults), expected)
+    others = len(nodes.objects.keys() - {one.name for one in listed})
+    missing = unready(listed)
     if as_json:
-        click.echo(json.dumps({"nodes": [plain(one) for one in found], "ready": not missing, "other_nodes": others}))
+        click.echo(json.dumps({"nodes": [plain(one) for one in listed], "ready": not missing, "other_nodes": others}))
     else:
-        print_nodes(found, api.now, others)
+        print_nodes(listed, api.now, others)
     sys.exit(NOT_READY if missing else 0)
 
 
@@ -73,13 +73,13 @@ def plain(one: Standing) -> dict[str, object]:
     )
 
 
-def print_nodes(found: list[Standing], now: datetime, others: int) -> None:
+def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
     """Print a line for each node, and how many are ready."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("NODE", "READY", "SINCE", "UP TO DATE", "SPEC", "AGENT"):
         table.add_column(heading, no_wrap=True, overflow="ignore")
     table.add_column("WHY", overflow="fold")
-    for one in found:
+    for one in listed:
         # Of a ready node the message says which warnings it has.
         why = one.message or one.reason if one.ready == "True" else ": ".join(filter(None, (one.reason, one.message)))
         notes = [note for note, holds in (("cordoned", one.cordoned), ("in maintenance", one.maintenance)) if holds]
@@ -95,11 +95,11 @@ def print_nodes(found: list[Standing], now: datetime, others: int) -> None:
         )
     # Cut by nobody where it is not read on a terminal.
     console = Console() if sys.stdout.isatty() else Console(width=1000)
-    if found:
+    if listed:
         console.print(table)
-    ready = len(found) - len(unready(found))
+    ready = len(listed) - len(unready(listed))
     foreign = f"; {others} other nodes in the cluster are not Trackbed's" if others else ""
-    click.echo(f"{ready} of {len(found)} nodes are ready{foreign}")
+    click.echo(f"{ready} of {len(listed)} nodes are ready{foreign}")
 
 
 def _text(said: str, style: str = "") -> Text:

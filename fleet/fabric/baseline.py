@@ -67,7 +67,7 @@ class Judged:
 
 @frozen
 class Baseline:
-    """What is usual of each measure of a survey. A measure of which no test succeeded has none."""
+    """The usual value of each measure of a survey. If no test of a measure succeeded, it has none."""
 
     usual: Mapping[Measure, Usual]
 
@@ -94,8 +94,8 @@ def baseline(ends: Ends, results: Iterable[Result]) -> Baseline:
     for result in results:
         if result.fault != "lost":
             by_measure[measure(ends, result)].append(result)
-    found = {key: _usual(each) for key, each in by_measure.items()}
-    return Baseline({key: usual for key, usual in found.items() if usual is not None})
+    by_key = {key: _usual(each) for key, each in by_measure.items()}
+    return Baseline({key: usual for key, usual in by_key.items() if usual is not None})
 
 
 def measure(ends: Ends, result: Result) -> Measure:

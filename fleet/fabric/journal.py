@@ -14,7 +14,7 @@ from attrs import define, evolve, frozen
 
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.results import Result
-from fleet.fabric.stages import Settings
+from fleet.fabric.stages import FabricSettings
 
 _converter = cattrs.Converter()
 
@@ -37,7 +37,7 @@ class Run:
     """
 
     ends: tuple[End, ...]
-    settings: Settings
+    settings: FabricSettings
     absent: dict[str, str]
     began: float
 

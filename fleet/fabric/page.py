@@ -86,11 +86,11 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>"
 
 
-def heat_map(ends: Ends, found: Sequence[EndVerdict]) -> str:
+def heat_map(ends: Ends, verdicts: Sequence[EndVerdict]) -> str:
     """An SVG image: nodes from left to right, their NICs from top to bottom; and what its colours mean."""
     nodes = sorted({end.node for end in ends.values()})
     nics = sorted({end.nic for end in ends.values()})
-    by_place = {(ends[each.end].node, ends[each.end].nic): each for each in found}
+    by_place = {(ends[each.end].node, ends[each.end].nic): each for each in verdicts}
     rows = [nodes[start : start + NODES_IN_A_ROW] for start in range(0, len(nodes), NODES_IN_A_ROW)]
     wide = max(MARGIN + CELL_WIDTH * min(len(nodes), NODES_IN_A_ROW), LEAST_WIDTH)
     names = LETTER * max(map(len, nodes)) + 0.15
@@ -107,12 +107,14 @@ def heat_map(ends: Ends, found: Sequence[EndVerdict]) -> str:
     return _legend() + svg[svg.index("<svg") :].replace(INK, "currentColor")
 
 
-def _draw(axes: Axes, nodes: Sequence[str], nics: Sequence[str], found: Mapping[tuple[str, str], EndVerdict]) -> None:
-    shares = [[_share(found.get((node, nic))) for node in nodes] for nic in nics]
+def _draw(
+    axes: Axes, nodes: Sequence[str], nics: Sequence[str], verdicts: Mapping[tuple[str, str], EndVerdict]
+) -> None:
+    shares = [[_share(verdicts.get((node, nic))) for node in nodes] for nic in nics]
     axes.pcolormesh(np.ma.masked_invalid(shares), cmap=COLOURS, vmin=0, vmax=1, edgecolors="none")
     for row, nic in enumerate(nics):
         for column, node in enumerate(nodes):
-            each = found.get((node, nic))
+            each = verdicts.get((node, nic))
             if each is not None and each.status != "good":
                 axes.plot(column + 0.5, row + 0.5, "x", color="white", markersize=8, markeredgewidth=4)
                 axes.plot(column + 0.5, row + 0.5, "x", color="#d00020", markersize=7, markeredgewidth=2)

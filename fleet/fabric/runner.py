@@ -12,7 +12,7 @@ from fleet.fabric.ends import Ends
 from fleet.fabric.journal import Journal
 from fleet.fabric.results import Result, failed, measured, messages
 from fleet.fabric.schedule import Pair, Round
-from fleet.fabric.stages import STAGES, Settings
+from fleet.fabric.stages import STAGES, FabricSettings
 from fleet.fabric.tests import TESTS, client, server
 from fleet.fabric.verdict import Verdict, verdict
 
@@ -53,7 +53,7 @@ class Runner:
     """A run. ``tell`` is called with a line for people at each round."""
 
     ends: Ends
-    settings: Settings
+    settings: FabricSettings
     nodes: Nodes
     journal: Journal
     tell: Callable[[str], None]
@@ -93,12 +93,12 @@ class Runner:
 
     def _round(self, made: Round, pairs: Sequence[Pair]) -> list[Result]:
         """The results of some tests of a round, in the order of the pairs."""
-        found: dict[Pair, Result] = {}
+        results: dict[Pair, Result] = {}
         jobs = [Job(one, other, self._ports[one]) for one, other in pairs]
         said = self._ask("serve", made, [job for job in jobs if not self._gone(job)])
         for job in jobs:
             if not self._gone(job) and (text := said.get(job.id)):
-                found[job.server, job.client] = failed(made, job.server, job.client, "no-server", messages(text))
+                results[job.server, job.client] = failed(made, job.server, job.client, "no-server", messages(text))
         up = [job for job in jobs if said.get(job.id) == "" and not self._gone(job)]
         clients = self._ask("measure", made, up)
         measured_well = {name for name, (code, _) in clients.items() if code == 0}
@@ -106,12 +106,12 @@ class Runner:
         servers = self._ask("collect", made, there, measured_well)
         for job in up:
             if not self._gone(job):
-                found[job.server, job.client] = _result(made, job, clients[job.id], servers[job.id])
+                results[job.server, job.client] = _result(made, job, clients[job.id], servers[job.id])
         for job in jobs:
             if self._gone(job):
                 gone = next(node for node in map(self._node, (job.server, job.client)) if node in self._lost)
-                found[job.server, job.client] = failed(made, job.server, job.client, "lost", gone)
-        return [found[pair] for pair in pairs]
+                results[job.server, job.client] = failed(made, job.server, job.client, "lost", gone)
+        return [results[pair] for pair in pairs]
 
     def _ask(self, do: str, made: Round, jobs: Sequence[Job], ending: Collection[str] = frozenset()) -> dict[str, Any]:
         """Ask each node for its part; the answers by job. A node that does not answer is lost from now on.

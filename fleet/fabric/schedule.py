@@ -15,7 +15,7 @@ from attrs import frozen
 from fleet.fabric.ends import End, Ends
 
 ALL_PAIRS = 32
-"""The most nodes of which all pairs are tested."""
+"""Up to so many nodes, all pairs are tested."""
 
 SAMPLED = 8
 """Partners of each end on its own rail in a larger fleet, and the rounds across rails."""
@@ -68,10 +68,10 @@ def packed(stage: str, wanted: Iterable[tuple[str, bool, Pair]]) -> list[Round]:
 
 
 def _rails(ends: Ends) -> list[list[End]]:
-    found: dict[int, list[End]] = defaultdict(list)
+    by_rail: dict[int, list[End]] = defaultdict(list)
     for end in ends.values():
-        found[end.rail].append(end)
-    return [members for _, members in sorted(found.items())]
+        by_rail[end.rail].append(end)
+    return [members for _, members in sorted(by_rail.items())]
 
 
 def _both_ways(rounds: Iterable[Sequence[Pair]]) -> Iterator[tuple[Pair, ...]]:
@@ -83,7 +83,7 @@ def _both_ways(rounds: Iterable[Sequence[Pair]]) -> Iterator[tuple[Pair, ...]]:
 def tournament(players: int) -> list[list[tuple[int, int]]]:
     """Rounds in which each of the players meets each other one once."""
     seats = players + players % 2
-    # With an odd number the last seat is empty, and whoever meets it rests.
+    # With an odd number the last seat is empty; the player who meets it rests.
     return [[pair for pair in _turn(seats, turn) if players not in pair] for turn in range(seats - 1)]
 
 

@@ -14,7 +14,7 @@ from fleet.fabric.verdict import confirming, repeating
 
 
 @frozen
-class Settings:
+class FabricSettings:
     """What a run does, the same for all nodes.
 
     ``tests``: programs of perftest. ``seconds``: how long each measures. ``grace``: seconds that it may take beyond that, for
@@ -32,7 +32,7 @@ class Settings:
     seed: int = 1
 
 
-STAGES: tuple[tuple[str, Callable[[Ends, Settings, Sequence[Result]], list[Round]]], ...] = (
+STAGES: tuple[tuple[str, Callable[[Ends, FabricSettings, Sequence[Result]], list[Round]]], ...] = (
     (
         "survey",
         lambda ends, settings, results: survey(

@@ -42,10 +42,10 @@ def suspicion(ends: Ends, judged: Sequence[Judged], usual: Baseline) -> Suspicio
     suspects = _by_bad_results(of_end)
     left = [each for each in judged if each.sender not in suspects and each.receiver not in suspects]
     slow = _by_median(ends, left, usual)
-    found = {name: frozenset(_failed(name, of_end[name])) for name in suspects}
-    found |= {name: frozenset(cells) for name, cells in slow.items()}
-    good = {end for each in left if not each.bad for end in (each.sender, each.receiver)} - found.keys()
-    return Suspicion(dict(sorted(found.items())), frozenset(good))
+    cells_of = {name: frozenset(_failed(name, of_end[name])) for name in suspects}
+    cells_of |= {name: frozenset(cells) for name, cells in slow.items()}
+    good = {end for each in left if not each.bad for end in (each.sender, each.receiver)} - cells_of.keys()
+    return Suspicion(dict(sorted(cells_of.items())), frozenset(good))
 
 
 def _by_bad_results(of_end: Mapping[str, Sequence[Judged]]) -> list[str]:
@@ -108,7 +108,7 @@ def _failed(name: str, results: Iterable[Judged]) -> set[tuple[str, bool]]:
 
 
 def _by_median(ends: Ends, judged: Iterable[Judged], usual: Baseline) -> dict[str, set[tuple[str, bool]]]:
-    """The ends of which no single result is bad, but the median of several is."""
+    """The ends that have no single bad result, but a bad median of several results."""
     shares: dict[tuple[str, str], dict[tuple[str, bool, tuple[str, ...]], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -116,10 +116,10 @@ def _by_median(ends: Ends, judged: Iterable[Judged], usual: Baseline) -> dict[st
         key = measure(ends, each.result)
         shares[each.sender, "sends"][key].append(each.share)
         shares[each.receiver, "receives"][key].append(each.share)
-    found: dict[str, set[tuple[str, bool]]] = defaultdict(set)
+    by_name: dict[str, set[tuple[str, bool]]] = defaultdict(set)
     for (name, _), measures in shares.items():
         for key, values in measures.items():
             # What few results say, they say one by one.
             if len(values) >= SEVERAL and key in usual.usual and upper_median(values) < usual.usual[key].least_of_end:
-                found[name].add(key[:2])
-    return found
+                by_name[name].add(key[:2])
+    return by_name

@@ -87,19 +87,19 @@ def confirming(ends: Ends, results: Sequence[Result], seed: int) -> list[Round]:
 
 
 def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: int) -> list[str]:
-    """Known-good ends of other nodes, each suspect's own as far as there are enough; fewer are taken twice."""
-    found: list[str] = []
+    """Known-good ends of other nodes, from another place in ``good`` for each suspect. Too few of them are used twice."""
+    partners: list[str] = []
     for step in range(len(good)):
         other = ends[good[(place * PARTNERS + step) % len(good)]]
         if other.node != ends[name].node and (other.rail != ends[name].rail) == across:
-            found.append(other.name)
-            if len(found) == PARTNERS:
-                return found
-    return (found * 2)[:PARTNERS]
+            partners.append(other.name)
+            if len(partners) == PARTNERS:
+                return partners
+    return (partners * 2)[:PARTNERS]
 
 
 def repeating(ends: Ends, results: Sequence[Result]) -> list[Round]:
-    """The rounds that repeat the bad tests of the survey of which neither end is to blame."""
+    """The rounds that repeat the survey's bad tests in which neither end is to blame."""
     usual = baseline(ends, _of_stage(results, "survey"))
     blamed = {each.end for each in _ends(ends, results, usual) if each.status != "good"}
     wanted = [
@@ -137,7 +137,7 @@ def _ends(ends: Ends, results: Sequence[Result], usual: Baseline) -> list[EndVer
     shares = _shares(surveyed)
     lost = {result.text for result in results if result.fault == "lost"}
     tested = shares.keys()
-    found = []
+    verdicts = []
     for name, end in ends.items():
         if end.node in lost:
             made = EndVerdict(name, "lost", message=f"{end.node} stopped answering during the test")
@@ -147,8 +147,8 @@ def _ends(ends: Ends, results: Sequence[Result], usual: Baseline) -> list[EndVer
             made = EndVerdict(name, "good")
         else:
             made = EndVerdict(name, "untested", message="no other node has a NIC of this rail to test it with")
-        found.append(EndVerdict(name, made.status, made.kind, made.message, shares.get(name, {})))
-    return found
+        verdicts.append(EndVerdict(name, made.status, made.kind, made.message, shares.get(name, {})))
+    return verdicts
 
 
 def _shares(judged: Iterable[Judged]) -> dict[str, dict[str, float]]:
@@ -191,14 +191,14 @@ def _slow(name: str, confirmed: Iterable[Judged], usual: Baseline) -> list[tuple
     for each in confirmed:
         way = "sends" if each.sender == name else "receives"
         cells[way, each.result.test, each.result.across][_partner(name, each)].append(each.share)
-    found = []
+    slow = []
     for (way, test, across), by_partner in sorted(cells.items()):
         number = sum(map(len, by_partner.values()))
         limits = [each.least(number) for key, each in usual.usual.items() if key[:2] == (test, across)]
         share = upper_median([upper_median(values) for values in by_partner.values()])
         if len(by_partner) > 1 and share < min(limits, default=1.0):
-            found.append((way, test, share))
-    return found
+            slow.append((way, test, share))
+    return slow
 
 
 def _described(

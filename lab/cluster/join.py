@@ -76,10 +76,10 @@ def invitation(plane: ControlPlane, node: Node) -> str:
 
 def ready(plane: ControlPlane, name: str) -> bool:
     """Whether a Node exists and its condition Ready is True."""
-    found = plane.try_kubectl("get", "node", name, "-o", "json")
-    if found.returncode != 0:
+    answer = plane.try_kubectl("get", "node", name, "-o", "json")
+    if answer.returncode != 0:
         return False
-    conditions = json.loads(found.stdout).get("status", {}).get("conditions", [])
+    conditions = json.loads(answer.stdout).get("status", {}).get("conditions", [])
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 

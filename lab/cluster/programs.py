@@ -16,10 +16,10 @@ HERE = Path(__file__).parent / "go"
 
 def _required(module: str, folder: Path) -> str:
     """The version of a module in one of our go.mod files, which is the only place that says it."""
-    found = re.search(rf"\b{re.escape(module)} (v\S+)", (folder / "go.mod").read_text())
-    if found is None:
+    match = re.search(rf"\b{re.escape(module)} (v\S+)", (folder / "go.mod").read_text())
+    if match is None:
         raise LabError(f"{folder}/go.mod requires no {module}")
-    return found[1]
+    return match[1]
 
 
 KUBERNETES_VERSION = _required("k8s.io/kubernetes", HERE / "kubernetes")

@@ -25,12 +25,12 @@ class Kernel:
 
 def kernel_of(disk: image.Image) -> Kernel:
     """The kernel in an image."""
-    found = re.search(r"^Package: linux-image-(\d\S+)\n(?:.+\n)*?Version: (\S+)", _status(disk), re.MULTILINE)
-    if found is None:
+    match = re.search(r"^Package: linux-image-(\d\S+)\n(?:.+\n)*?Version: (\S+)", _status(disk), re.MULTILINE)
+    if match is None:
         raise LabError(
             f"the image {disk.folder} has no kernel", "Delete that folder: `python -m lab up` builds it again."
         )
-    return Kernel(found[1], found[2])
+    return Kernel(match[1], match[2])
 
 
 def debs(disk: image.Image) -> list[Path]:

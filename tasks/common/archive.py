@@ -29,7 +29,7 @@ PLATFORMS = ("manylinux2014", "manylinux_2_28")
 MACHINES = ("x86_64", "aarch64")
 
 LEFT_OUT = ("bin", "*.dist-info/RECORD")
-"""Of what pip installs: scripts begin with the path of this host's interpreter, and RECORD has their checksums."""
+"""Installed files that are left out: scripts begin with the path of this host's interpreter, and RECORD has their checksums."""
 
 MAIN = """\
 from agent.__main__ import main

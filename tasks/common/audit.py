@@ -109,17 +109,19 @@ def main(locks: Iterable[Path], registry: str, as_json: bool) -> None:
     """
     wanted = sorted({pin for lock in locks for pin in pins(lock)}, key=lambda pin: (pin.name, pin.version))
     try:
-        found = [finding for pin in wanted for finding in findings(pin, registry)]
+        all_findings = [finding for pin in wanted for finding in findings(pin, registry)]
     except NotAsked as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        plain = [{"name": f.pin.name, "version": f.pin.version, "what": f.what, "fixed": list(f.fixed)} for f in found]
+        plain = [
+            {"name": f.pin.name, "version": f.pin.version, "what": f.what, "fixed": list(f.fixed)} for f in all_findings
+        ]
         click.echo(json.dumps({"pins": len(wanted), "findings": plain}))
     else:
-        for finding in found:
+        for finding in all_findings:
             click.echo(str(finding))
-        click.echo(f"{len(wanted)} pins, {len(found)} findings")
-    sys.exit(2 if found else 0)
+        click.echo(f"{len(wanted)} pins, {len(all_findings)} findings")
+    sys.exit(2 if all_findings else 0)
 
 
 if __name__ == "__main__":

@@ -130,9 +130,9 @@ def collect(wanted: DevicePlugins) -> Commands:
     except ValueError as error:
         yield refuse(f"nccl.{error}")
         return
-    found = discover(hardware, node_spec.read(), published(LABELS_KEY.here(), hardware), text)
+    discovered = discover(hardware, node_spec.read(), published(LABELS_KEY.here(), hardware), text)
     path = _nodes(wanted) / f"{host.name.replace('/', '_')}.json"
-    document = to_text(found)
+    document = to_text(discovered)
     if _differs(path, document):
         yield Files({path: document}).command()
     else:

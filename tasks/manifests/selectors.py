@@ -25,21 +25,21 @@ def shared_rdma(nodes: Nodes, meant: Meant) -> dict[str, Any]:
     """
     functions = [function for each in meant.values() for function in each]
     # The plugin's IDs have no 0x.
-    found = {"vendors": _each(f.vendor for f in functions), "deviceIDs": _each(f.device for f in functions)}
-    if not _strangers(found, nodes, meant):
-        return found
+    selector = {"vendors": _each(f.vendor for f in functions), "deviceIDs": _each(f.device for f in functions)}
+    if not _strangers(selector, nodes, meant):
+        return selector
     for name, each in meant.items():
         for function in each:
             if function.netdev is None:
-                other, stranger = _strangers(found, nodes, meant)[0]
+                other, stranger = _strangers(selector, nodes, meant)[0]
                 raise ValueError(
                     f"{_called(name, function)} has no netdev by which the plugin could tell it from "
                     f"{_called(other, stranger)}, which has the same PCI ID and is not meant; give it a netdev (on InfiniBand: "
                     "load ib_ipoib), or give these hosts a folder of their own"
                 )
-    found["ifNames"] = _each(f.netdev for f in functions)
-    _check(found, nodes, meant, "netdevs need names that mean the same NIC on all hosts of a folder (systemd.link)")
-    return found
+    selector["ifNames"] = _each(f.netdev for f in functions)
+    _check(selector, nodes, meant, "netdevs need names that mean the same NIC on all hosts of a folder (systemd.link)")
+    return selector
 
 
 def sriov(nodes: Nodes, meant: Meant, rdma: bool) -> dict[str, Any]:
@@ -52,18 +52,18 @@ def sriov(nodes: Nodes, meant: Meant, rdma: bool) -> dict[str, Any]:
     for function in functions:
         if function.pf is not None and function.index is not None:
             indexes.setdefault(function.pf, set()).add(function.index)
-    found: dict[str, Any] = {
+    selector: dict[str, Any] = {
         "vendors": _each(f.vendor for f in functions),
         "devices": _each(f.device for f in functions),
         "drivers": _each(f.driver for f in functions),
         "pfNames": [f"{name}#{format_ranges(indexes[name])}" for name in sorted(indexes)],
     }
     if rdma:
-        found["isRdma"] = True
-    if _strangers(found, nodes, meant):
-        found["pciAddresses"] = _each(f.address for f in functions)
-        _check(found, nodes, meant, "VFs of the same address need the same use on all hosts of a folder")
-    return found
+        selector["isRdma"] = True
+    if _strangers(selector, nodes, meant):
+        selector["pciAddresses"] = _each(f.address for f in functions)
+        _check(selector, nodes, meant, "VFs of the same address need the same use on all hosts of a folder")
+    return selector
 
 
 def _each(values: Iterator[str | None]) -> list[str]:

@@ -68,5 +68,5 @@ def _rail(nodes: Nodes) -> str | None:
 
     Only of PFs with a RoCE device: the GIDs of a macvlan are those of the device of its PF, and IPoIB has no macvlans.
     """
-    found = Counter(pf.netdev for node in nodes.values() for pf in node.rails() if pf.rdma == "RoCE")
-    return min(found, key=lambda name: (-found[name], name or ""), default=None)
+    counts = Counter(pf.netdev for node in nodes.values() for pf in node.rails() if pf.rdma == "RoCE")
+    return min(counts, key=lambda name: (-counts[name], name or ""), default=None)

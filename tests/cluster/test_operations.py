@@ -20,7 +20,7 @@ CONFLIST = "/etc/cni/net.d/00-vf.conflist"
 DROP_INS = "/run/systemd/system/trackbed.service.d"
 SUBNET = "192.168.62"
 # Where every pass of the agent begins.
-BEGINNING = "        spec = self.adopted.spec\n        if spec is None:\n"
+BEGINNING = "        spec = self.in_force.spec\n        if spec is None:\n"
 PORT = 5001
 MEBIBYTES = 16
 SERVE = f"""
@@ -190,10 +190,10 @@ def test_an_agent_that_fails_its_first_pass_is_taken_back_and_the_node_not_ready
     current = node.sh("readlink /opt/trackbed/current")
     checkout = tmp_path / "trackbed"
     shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "__pycache__"))
-    worker = checkout / "agent" / "service" / "worker.py"
-    whole = worker.read_text()
+    passes = checkout / "agent" / "service" / "passes.py"
+    whole = passes.read_text()
     assert whole.count(BEGINNING) == 1
-    worker.write_text(whole.replace(BEGINNING, f'        raise RuntimeError("broken on purpose")\n{BEGINNING}'))
+    passes.write_text(whole.replace(BEGINNING, f'        raise RuntimeError("broken on purpose")\n{BEGINNING}'))
     mark = len(plane.audit())
     words = ["-y", INVENTORY, "deploy.py", "--limit", node.name, "--data", "ready_timeout=60"]
     done = subprocess.run(

@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import DeployError
 from agent.report.fabric import PROOF, proof_from_json
 from agent.spec.node import from_mapping
 from fleet.fabric.journal import Journal
-from fleet.fabric.stages import Settings
+from fleet.fabric.stages import FabricSettings
 from tasks import fabric
 from tests.deploy.conftest import Node
 
@@ -97,7 +97,7 @@ def test_a_bad_setting_is_named(key: Any, value: object, said: str) -> None:
 
 def test_settings_are_read() -> None:
     read = fabric.FABRIC.read({"fabric": {"tests": ["ib_read_bw"], "across_rails": False, "at_once": 1}}, "n1")
-    assert read == Settings(tests=("ib_read_bw",), across_rails=False, at_once=1)
+    assert read == FabricSettings(tests=("ib_read_bw",), across_rails=False, at_once=1)
 
 
 def prove() -> None:

@@ -117,14 +117,16 @@ def test_without_the_key_nothing_is_looked_at(node: Node) -> None:
 
 
 def test_the_query_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert firmware.Settings().process(sh(firmware._QUERY, PCI, PATH=str(tmp_path) + ":/usr/bin:/bin"))[PCI].error
+    assert (
+        firmware.FirmwareSettings().process(sh(firmware._QUERY, PCI, PATH=str(tmp_path) + ":/usr/bin:/bin"))[PCI].error
+    )
     text = "\n".join(SET)
     program(
         tmp_path / "mstconfig",
         f"case \"$3\" in {PCI}) cat <<'END'\n{text}\nEND\n;; *) echo; echo '-E- none' >&2; exit 3 ;; esac",
     )
     message = sh(firmware._QUERY, PCI, "0000:19:00.0", PATH=f"{tmp_path}:/usr/bin:/bin")
-    found = firmware.Settings().process(message)
+    found = firmware.FirmwareSettings().process(message)
     assert found["0000:19:00.0"].error == "-E- none"
     assert found[PCI].settings == {
         "NUM_OF_VFS": firmware.Setting(0, 16),

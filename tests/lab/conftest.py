@@ -113,11 +113,6 @@ def ready(node: Node) -> bool:
     return node.run(["trackbed", "status"]).returncode == 0
 
 
-def boot_id(node: Node) -> str:
-    """What tells one boot from another."""
-    return node.sh("cat /proc/sys/kernel/random/boot_id").strip()
-
-
 def wait_ready(node: Node, within: float = DEADLINE) -> None:
     """Wait for the node's own word, and show its reasons if it does not come; the first after a boot takes long."""
     waited = node.run(["trackbed", "wait", "--timeout", str(int(within))], timeout=within + 30)

@@ -8,7 +8,8 @@ import pytest
 
 from lab import Node, boot_loader, repository
 from lab.packages import toolchain
-from tests.lab.conftest import boot_id, pyinfra, ready, wait_ready
+from tests.boots import boot_id
+from tests.lab.conftest import pyinfra, ready, wait_ready
 
 pytestmark = pytest.mark.campaign
 

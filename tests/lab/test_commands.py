@@ -1,4 +1,4 @@
-"""The commands on a node of the lab: apply beside the service, contention, adoption, traffic, bundle."""
+"""The commands on a node of the lab: apply beside the service, contention, a spec derived from the node, traffic, bundle."""
 
 from __future__ import annotations
 

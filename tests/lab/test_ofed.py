@@ -12,7 +12,8 @@ import pytest
 
 from lab import Node, repository
 from lab.packages import ofed
-from tests.lab.conftest import DEPLOYED, boot_id, eventually, kept, pyinfra, settled
+from tests.boots import boot_id
+from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, settled
 from tests.lab.test_peer_memory import install_modules
 
 FIRST, SECOND = list(ofed.DOCA)[:2]

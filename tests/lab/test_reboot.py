@@ -5,7 +5,8 @@ import json
 import pytest
 
 from lab import Node
-from tests.lab.conftest import boot_id, pyinfra, ready
+from tests.boots import boot_id
+from tests.lab.conftest import pyinfra, ready
 
 pytestmark = pytest.mark.campaign
 

@@ -10,7 +10,7 @@ PF, OTHER = MACHINES[0].nics
 VFS = [f"/sys/bus/pci/devices/{address}" for address in PF.vf_pcis]
 
 
-def adopt(node: Node, **vf: Any) -> None:
+def change_vfs(node: Node, **vf: Any) -> None:
     """Give VF 6 of the first NIC these attributes, and wait until the node is ready by that spec."""
     spec = json.loads(node.sh("cat /etc/trackbed/node.json"))
     nic = next(nic for nic in spec["nics"] if nic["name"] == PF.name)
@@ -28,7 +28,7 @@ def netdev(node: Node, index: int) -> str:
 
 
 def test_what_igb_grants_is_granted(node: Node) -> None:
-    adopt(node, vlan=100, qos=3, max_tx_rate=100)
+    change_vfs(node, vlan=100, qos=3, max_tx_rate=100)
     told = node.sh(f"ip link show {PF.netdev} | grep 'vf 6 '")
     assert "vlan 100, qos 3" in told
     assert "max_tx_rate 100Mbps" in told
@@ -36,10 +36,10 @@ def test_what_igb_grants_is_granted(node: Node) -> None:
 
 def test_a_vf_goes_to_vfio_and_back(node: Node) -> None:
     node.sh("modprobe vfio-pci")
-    adopt(node, driver="vfio-pci")
+    change_vfs(node, driver="vfio-pci")
     assert node.sh(f"basename $(readlink {VFS[6]}/driver)").strip() == "vfio-pci"
     node.sh(f"test -c /dev/vfio/$(basename $(readlink {VFS[6]}/iommu_group))")
-    adopt(node, driver="netdevice")
+    change_vfs(node, driver="netdevice")
     assert node.sh(f"basename $(readlink {VFS[6]}/driver)").strip() == "igbvf"
 
 

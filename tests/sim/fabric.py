@@ -11,7 +11,7 @@ from attrs import define, field
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.results import Result, failed
 from fleet.fabric.schedule import Round
-from fleet.fabric.stages import STAGES, Settings
+from fleet.fabric.stages import STAGES, FabricSettings
 from fleet.fabric.tests import TESTS
 
 Kind = Literal["slow", "blocked", "sends slowly", "receives slowly", "bad switch port"]
@@ -52,7 +52,7 @@ class Fabric:
         # What a slow end has left of its rate.
         self._left = {name: self._random.uniform(0.3, 0.9) for name in self.bad}
 
-    def run(self, settings: Settings) -> tuple[list[Round], list[Result]]:
+    def run(self, settings: FabricSettings) -> tuple[list[Round], list[Result]]:
         """Every stage of a run: its rounds, and the results of all tests."""
         rounds: list[Round] = []
         results: list[Result] = []

@@ -16,7 +16,7 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import PRIORITY
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import own
-from agent.tools.as_spec import adopt
+from agent.tools.as_spec import derive_spec
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.two_nics import PF0, PF1
 
@@ -302,8 +302,8 @@ def test_a_gid_of_an_ipv4_address_comes_with_the_address_and_its_index_is_found(
     assert said(spec(DERIVED, DERIVED, nic=expected)) == ""
 
 
-def test_addresses_do_not_make_a_nic_the_node_s_way_out_when_a_node_is_adopted(kernel: Kernel) -> None:
+def test_addresses_do_not_make_a_nic_the_node_s_way_out_when_its_spec_is_derived(kernel: Kernel) -> None:
     gateway = [{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}]
     settle(kernel, spec(gateway))
     kernel.routed.add("enp65s0")
-    assert [nic.select.pci for nic in adopt(kernel.machine(), "n1", ()).spec.nics] == [PF0]
+    assert [nic.select.pci for nic in derive_spec(kernel.machine(), "n1", ()).spec.nics] == [PF0]

@@ -1,4 +1,4 @@
-"""Adoption: mode observe writes nothing, and what is written down of a node has an empty plan."""
+"""Mode observe writes nothing, and the spec that is derived from a node has an empty plan."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
 from agent.state.wanted import derived_mac
-from agent.tools.as_spec import NotFound, adopt
+from agent.tools.as_spec import NotFound, derive_spec
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import MAC0, PF0, PF1, two_nics
 
@@ -38,9 +38,9 @@ def wanted(**more: object) -> NodeSpec:
     return from_mapping({"node_name": "n1", "nics": nics, **more})
 
 
-def adopted(kernel: Kernel, *chosen: str) -> NodeSpec:
+def derived(kernel: Kernel, *chosen: str) -> NodeSpec:
     kernel.writes.clear()
-    found = adopt(kernel.machine(), "n1", chosen)
+    found = derive_spec(kernel.machine(), "n1", chosen)
     assert kernel.writes == []
     assert found.remaining == ()
     written = parse(to_json(found.spec))
@@ -83,7 +83,7 @@ def test_observe_and_then_enforce(kernel: Kernel) -> None:
 
 def test_a_node_of_ours_is_written_down_as_it_is(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, wanted()).conditions)
-    written = adopted(kernel)
+    written = derived(kernel)
     assert [nic.select.pci for nic in written.nics] == [PF0, PF1]
     rail0, rail1 = written.nics
     assert (rail0.mtu, rail0.state) == (9000, "up")
@@ -104,7 +104,7 @@ def test_what_the_kernel_made_of_itself_is_kept_too(kernel: Kernel) -> None:
     """VFs that nobody gave an address, interrupts wherever they were, one NIC down."""
     kernel.set_link(kernel.netdev(PF0).ifindex, up=True)
     kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "3")
-    written = adopted(kernel)
+    written = derived(kernel)
     rail0, rail1 = written.nics
     assert rail0.vfs is not None
     assert rail0.vfs.derive_macs is False
@@ -118,7 +118,7 @@ def test_a_vf_whose_driver_has_another_address_is_not_bound_again(kernel: Kernel
     name = kernel.netdev(PF0).name
     kernel.set_vf(kernel.netdev(PF0).ifindex, 1, mac="02:00:00:00:08:08")
     assert name
-    written = adopted(kernel)
+    written = derived(kernel)
     vfs = written.nics[0].vfs
     assert vfs is not None
     assert vfs.derive_macs is False
@@ -130,32 +130,32 @@ def test_a_vf_whose_driver_has_another_address_is_not_bound_again(kernel: Kernel
 def test_a_vf_in_a_pod_is_written_down_by_what_its_pf_grants(kernel: Kernel) -> None:
     settle(kernel, wanted())
     kernel.move_away(vf_addresses(kernel, PF0)[1])
-    assert adopted(kernel).nics[0].vfs is not None
+    assert derived(kernel).nics[0].vfs is not None
 
 
 def test_running_irqbalance_is_left_running(kernel: Kernel) -> None:
     settle(kernel, wanted())
     kernel.host.processes.add("irqbalance")
-    assert adopted(kernel).irqs.irqbalance == "untouched"
+    assert derived(kernel).irqs.irqbalance == "untouched"
 
 
 def test_a_nic_without_vfs_or_rdma_that_carries_the_default_route_is_taken_only_when_it_is_named(
     kernel: Kernel,
 ) -> None:
-    assert MANAGEMENT not in {nic.select.pci for nic in adopted(kernel).nics}
-    assert [nic.select.pci for nic in adopted(kernel, "eno1").nics] == [MANAGEMENT]
-    assert [nic.select.pci for nic in adopted(kernel, PF1).nics] == [PF1]
+    assert MANAGEMENT not in {nic.select.pci for nic in derived(kernel).nics}
+    assert [nic.select.pci for nic in derived(kernel, "eno1").nics] == [MANAGEMENT]
+    assert [nic.select.pci for nic in derived(kernel, PF1).nics] == [PF1]
 
 
 def test_a_nic_that_is_not_there_is_named_with_what_is(kernel: Kernel) -> None:
     with pytest.raises(NotFound, match=r"ens9: no such NIC; this node has .*0000:01:00.0 \(eno1\)"):
-        adopt(kernel.machine(), "n1", ["ens9"])
+        derive_spec(kernel.machine(), "n1", ["ens9"])
 
 
 def test_vfs_whose_queue_is_of_another_length_than_their_pf_s_keep_theirs(kernel: Kernel) -> None:
     settle(kernel, wanted())
     kernel.set_link(kernel.netdev(PF0).ifindex, txqueuelen=2000)
-    vfs = adopted(kernel).nics[0].vfs
+    vfs = derived(kernel).nics[0].vfs
     assert vfs is not None
     assert vfs.defaults.txqueuelen == 1000
 
@@ -167,7 +167,7 @@ def test_guids_are_each_vf_s_own_and_those_that_nobody_gave_are_left_out(kernel:
     for index in range(count):
         given = f"00:11:22:33:44:55:66:0{index}"
         kernel.set_vf(kernel.netdev(PF0).ifindex, index, node_guid=given, port_guid="00:00:00:00:00:00:00:00")
-    vfs = adopted(kernel, PF0).nics[0].vfs
+    vfs = derived(kernel, PF0).nics[0].vfs
     assert vfs is not None
     assert [vfs.attributes(index).node_guid for index in range(count)] == [
         f"00:11:22:33:44:55:66:0{index}" for index in range(count)
@@ -182,7 +182,7 @@ def nic_with(count: int) -> dict[str, object]:
 def test_a_netdev_of_an_odd_name_without_a_queue_is_written_down_too(kernel: Kernel) -> None:
     kernel.add_nic("0000:61:00.0", "fab@0", "02:00:00:00:01:02")
     kernel.set_link(kernel.netdev("0000:61:00.0").ifindex, txqueuelen=0)
-    nic = adopted(kernel, "fab@0").nics[0]
+    nic = derived(kernel, "fab@0").nics[0]
     assert (nic.name, nic.txqueuelen) == ("0000-61-00.0", None)
 
 
@@ -191,4 +191,4 @@ def test_a_node_that_no_spec_describes_is_said(kernel: Kernel) -> None:
     vf = vf_addresses(kernel, PF0)[0]
     kernel.set_link(kernel.netdev(vf).ifindex, mtu=9100)
     with pytest.raises(SpecError, match=r"vfs\..*mtu 9100 is above nics\[0\]\.mtu 9000"):
-        adopt(kernel.machine(), "n1", ())
+        derive_spec(kernel.machine(), "n1", ())

@@ -18,7 +18,7 @@ from agent.report.verdict import is_ready
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.wanted import derived_mac, resolve
-from agent.tools.as_spec import adopt
+from agent.tools.as_spec import derive_spec
 from agent.tools.inspection import inspect, render
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
@@ -271,13 +271,13 @@ def test_inspection_says_which_nic_a_function_is(kernel: Kernel) -> None:
 def test_a_running_node_is_written_down_with_its_nics_names(kernel: Kernel) -> None:
     wanted = spec(RAILS)
     settle(kernel.machine(), wanted)
-    found = adopt(kernel.machine(), "n1", (), wanted)
+    found = derive_spec(kernel.machine(), "n1", (), wanted)
     assert {nic.select.pci: nic.name for nic in found.spec.nics} == {FIRST: "rail0", SECOND: "rail1", THIRD: "rail2"}
     assert found.remaining == ()
 
 
 def test_a_netdev_that_is_called_like_another_nic_is_written_down_by_its_address(kernel: Kernel) -> None:
-    found = adopt(kernel.machine(), "n1", (), spec({"name": "ens1", "select": {"pci": FIRST}}))
+    found = derive_spec(kernel.machine(), "n1", (), spec({"name": "ens1", "select": {"pci": FIRST}}))
     assert {nic.select.pci: nic.name for nic in found.spec.nics} == {
         FIRST: "ens1",
         SECOND: "ens3",

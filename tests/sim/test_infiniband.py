@@ -9,7 +9,7 @@ from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from agent.state.guids import derived_guid, port_guid
-from agent.tools.as_spec import adopt
+from agent.tools.as_spec import derive_spec
 from agent.tools.inspection import inspect, render
 from tests.sim.kernel import Kernel
 
@@ -117,13 +117,13 @@ def test_derived_guids_are_local_unicast_and_differ_for_all_vfs_of_a_vendor_s_po
 
 def test_derived_guids_are_not_written_down_and_others_are(kernel: Kernel) -> None:
     settle(kernel, spec(vfs={"count": 2}))
-    adopted = adopt(kernel.machine(), "n1", ())
-    assert adopted.remaining == ()
-    assert "guid" not in to_json(adopted.spec)
+    derived = derive_spec(kernel.machine(), "n1", ())
+    assert derived.remaining == ()
+    assert "guid" not in to_json(derived.spec)
     kernel.set_vf(kernel.netdev(PF).ifindex, 1, node_guid="00:11:22:33:44:55:66:77")
-    adopted = adopt(kernel.machine(), "n1", ())
-    assert adopted.remaining == ()
-    vfs = adopted.spec.nics[0].vfs
+    derived = derive_spec(kernel.machine(), "n1", ())
+    assert derived.remaining == ()
+    vfs = derived.spec.nics[0].vfs
     assert vfs is not None
     assert not vfs.derive_guids
     assert vfs.attributes(1).node_guid == "00:11:22:33:44:55:66:77"

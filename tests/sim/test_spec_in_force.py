@@ -33,7 +33,7 @@ class Agent:
     kernel: Kernel
     now: float = 100.0
     failures: Failures = field(factory=Failures)
-    adopted: SpecInForce = field(init=False)
+    in_force: SpecInForce = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.start()
@@ -45,7 +45,7 @@ class Agent:
     def start(self) -> None:
         (self.folder / "state").mkdir(exist_ok=True)
         (self.folder / "run").mkdir(exist_ok=True)
-        self.adopted = SpecInForce(self.folder / "state", self.folder / "run")
+        self.in_force = SpecInForce(self.folder / "state", self.folder / "run")
         self.read()
 
     def reboot(self) -> None:
@@ -55,18 +55,18 @@ class Agent:
 
     def read(self, asked: bool = False) -> None:
         self.failures.forget()
-        self.adopted.reload(self.kernel.machine(), self.file, self.now, asked)
+        self.in_force.reload(self.kernel.machine(), self.file, self.now, asked)
 
     def give(self, wanted: NodeSpec) -> None:
         self.file.write_text(to_json(wanted))
         self.read(asked=True)
 
     def look(self) -> Pass:
-        assert self.adopted.spec is not None
-        found = converge(self.kernel.machine(), Goal(self.adopted.spec), Memory(lambda: self.now, self.failures))
+        assert self.in_force.spec is not None
+        found = converge(self.kernel.machine(), Goal(self.in_force.spec), Memory(lambda: self.now, self.failures))
         if is_ready(found.conditions):
-            self.adopted.ready(found)
-        if self.adopted.gives_up(found, self.now):
+            self.in_force.ready(found)
+        if self.in_force.gives_up(found, self.now):
             self.failures.forget()
             return self.look()
         return found
@@ -97,11 +97,11 @@ def test_a_spec_that_fails_falls_back_to_the_last_verified_one(agent: Agent) -> 
     agent.kernel.fault = refuse_five
     agent.give(spec(5))
     assert not is_ready(agent.look().conditions)
-    assert agent.adopted.spec == spec(5)
+    assert agent.in_force.spec == spec(5)
     agent.now += TRIAL
     assert is_ready(agent.look().conditions)
-    assert agent.adopted.spec == spec(3)
-    assert "out of MSI-X vectors" in agent.adopted.refusal
+    assert agent.in_force.spec == spec(3)
+    assert "out of MSI-X vectors" in agent.in_force.refusal
     assert agent.vfs() == "3"
 
 
@@ -113,17 +113,17 @@ def test_what_has_failed_is_tried_again_only_if_the_file_changes_or_somebody_ask
     agent.try_out()
     for again in (agent.read, agent.start):
         again()
-        assert (agent.adopted.spec, bool(agent.adopted.refusal)) == (spec(3), True)
+        assert (agent.in_force.spec, bool(agent.in_force.refusal)) == (spec(3), True)
     agent.give(spec(4))
-    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(4), "")
+    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(4), "")
     agent.give(spec(5))
     agent.try_out()
-    assert agent.adopted.spec == spec(3)
+    assert agent.in_force.spec == spec(3)
     agent.read(asked=True)
-    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(5), "")
+    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
     agent.try_out()
     agent.reboot()
-    assert agent.adopted.spec == spec(5)
+    assert agent.in_force.spec == spec(5)
 
 
 def test_one_that_only_waits_is_kept(agent: Agent) -> None:
@@ -132,7 +132,7 @@ def test_one_that_only_waits_is_kept(agent: Agent) -> None:
     agent.kernel.routed.add("enp33s0")
     agent.give(spec(5))
     agent.try_out()
-    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(5), "")
+    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
 
 
 def test_a_device_that_cannot_be_read_while_a_new_spec_is_looked_at_leaves_the_old_one_in_force(agent: Agent) -> None:
@@ -140,11 +140,11 @@ def test_a_device_that_cannot_be_read_while_a_new_spec_is_looked_at_leaves_the_o
     agent.look()
     agent.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF}/numa_node")
     agent.give(spec(5))
-    assert agent.adopted.spec == spec(3)
-    assert "Input/output error" in agent.adopted.refusal
+    assert agent.in_force.spec == spec(3)
+    assert "Input/output error" in agent.in_force.refusal
     agent.kernel.unreadable.clear()
     agent.read()
-    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(5), "")
+    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
 
 
 def test_files_that_a_disk_has_spoilt_are_refused(agent: Agent) -> None:
@@ -152,11 +152,11 @@ def test_files_that_a_disk_has_spoilt_are_refused(agent: Agent) -> None:
     agent.look()
     agent.file.write_bytes(b"\xff\xfe\x00")
     agent.start()
-    assert agent.adopted.spec == spec(3)
-    assert f"{agent.file}: not UTF-8 text" in agent.adopted.refusal
+    assert agent.in_force.spec == spec(3)
+    assert f"{agent.file}: not UTF-8 text" in agent.in_force.refusal
     (agent.folder / "state" / "verified.json").write_bytes(b"\xff\xfe\x00")
     agent.start()
-    assert agent.adopted.spec is None
+    assert agent.in_force.spec is None
 
 
 @pytest.mark.parametrize("text", ["{", to_json(spec(8)), None], ids=["unparsable", "impossible", "absent"])
@@ -165,15 +165,15 @@ def test_after_a_restart_a_refused_file_leaves_the_last_verified_spec_in_force(a
     agent.look()
     agent.file.unlink() if text is None else agent.file.write_text(text)
     agent.reboot()
-    assert agent.adopted.spec == spec(3)
-    assert agent.adopted.refusal
+    assert agent.in_force.spec == spec(3)
+    assert agent.in_force.refusal
     assert is_ready(agent.look().conditions)
 
 
 def test_without_a_verified_spec_the_first_is_taken_even_if_the_node_cannot_have_it(agent: Agent) -> None:
     agent.give(spec(8))
     assert not is_ready(agent.try_out().conditions)
-    assert (agent.adopted.spec, agent.adopted.refusal) == (spec(8), "")
+    assert (agent.in_force.spec, agent.in_force.refusal) == (spec(8), "")
 
 
 def test_a_state_folder_that_cannot_be_written_keeps_nothing_back(agent: Agent) -> None:
@@ -199,9 +199,9 @@ def test_a_file_that_cannot_be_written_again_is_refused_and_the_spec_before_kept
     agent.look()
     agent.file.write_bytes(content)
     agent.read()
-    assert agent.adopted.spec == spec(3)
-    assert str(agent.file) in agent.adopted.refusal
-    agent.adopted.refusal.encode()
+    assert agent.in_force.spec == spec(3)
+    assert str(agent.file) in agent.in_force.refusal
+    agent.in_force.refusal.encode()
     assert is_ready(agent.look().conditions)
 
 
@@ -213,7 +213,7 @@ def test_a_device_that_cannot_be_read_is_no_fault_of_a_new_spec(agent: Agent) ->
     assert not is_ready(agent.try_out().conditions)
     agent.kernel.unreadable.clear()
     assert is_ready(agent.look().conditions)
-    assert agent.adopted.spec == spec(4)
+    assert agent.in_force.spec == spec(4)
 
 
 @define
@@ -236,6 +236,6 @@ def test_a_spec_at_whose_sight_the_agent_fails_is_refused(agent: Agent) -> None:
     agent.look()
     agent.file.write_text(to_json(spec(4)))
     machine = evolve(agent.kernel.machine(), files=cast(Files, Broken(agent.kernel)))
-    agent.adopted.reload(machine, agent.file, agent.now, asked=True)
-    assert agent.adopted.spec == spec(3)
-    assert "a fault of trackbed itself: KeyError: 'a fault'" in agent.adopted.refusal
+    agent.in_force.reload(machine, agent.file, agent.now, asked=True)
+    assert agent.in_force.spec == spec(3)
+    assert "a fault of trackbed itself: KeyError: 'a fault'" in agent.in_force.refusal

@@ -67,14 +67,14 @@ def _vfs(kernel: Any, given: dict[str, Any]) -> dict[str, Any]:
     from agent.linux.vf_config import decode, request
     from agent.spec.node import to_json
     from agent.spec.schema import schema
-    from agent.tools.as_spec import adopt
+    from agent.tools.as_spec import derive_spec
     from agent.tools.inspection import inspect, render
 
     message = request(5, 1, {"mac": "02:00:00:00:00:02", **given})
     message.encode()
     ((_, listed),) = attributes(bytes(message.data), HEADER.size + IFINFOMSG.size)
     ((_, entry),) = attributes(listed)
-    (nic,) = json.loads(to_json(adopt(kernel.machine(), "n1", [PF]).spec))["nics"]
+    (nic,) = json.loads(to_json(derive_spec(kernel.machine(), "n1", [PF]).spec))["nics"]
     return {
         "reported": [asdict(vf) for vf in kernel.vfs(PF)],
         "message": asdict(decode(entry)),

@@ -26,14 +26,14 @@ from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
-from fleet.approval import SIGNER, Known, verdicts
+from fleet.approval import SIGNER, KnownNodes, verdicts
 from lab.go_programs import Build, ensure
 
 READER = Build("read-request", (".",), Path(__file__).parents[2] / "lab" / "go" / "read-request", usual_s=10)
 BATCH = 20_000
 
 USER = f"{names.NODE_USER}a"
-KNOWN = Known(expected={"a"}, joined={"a"})
+KNOWN = KnownNodes(expected={"a"}, joined={"a"})
 KEY = ec.derive_private_key(0x1234567, ec.SECP256R1())
 OTHER_KEY = ec.derive_private_key(0x7654321, ec.SECP256R1())
 

@@ -13,7 +13,7 @@ import pytest
 
 from agent.report.records import Change, Condition, Disruption, Outcome, to_plain
 from agent.service import lock
-from agent.service.apply_socket import Progress, Refused, Requests, ask
+from agent.service.apply_socket import ApplyRefused, Progress, Requests, ask
 
 OUTCOME = Outcome(Change("vfs", "0000:21:00.0", "count", 4, 5, Disruption.VF_RESET), "applied")
 BODY = {
@@ -113,7 +113,7 @@ def test_a_client_is_sent_the_outcomes_of_a_thousand_new_vfs(client: socket.sock
 
 
 def test_a_client_is_told_why_it_has_no_answer(tmp_path: Path, path: Path, requests: Requests) -> None:
-    with pytest.raises(Refused, match="No such file"):
+    with pytest.raises(ApplyRefused, match="No such file"):
         list(ask(tmp_path / "absent", None, 1.0))
     assert list(ask(path, None, 0.05)) == []
 

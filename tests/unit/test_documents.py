@@ -12,7 +12,7 @@ from agent.documents import DEEPEST, LARGEST_SPEC, load, read
 from agent.report.names import REPORT
 from agent.report.records import Report, report_from_json, report_to_json
 from agent.report.verdict import NoReport, read_report
-from agent.service.apply_socket import NAME, Refused, Requests, ask
+from agent.service.apply_socket import NAME, ApplyRefused, Requests, ask
 from agent.spec.node import SpecError, parse
 
 KEYS = ",".join(f'"k{number}": 1' for number in range(250_000))
@@ -162,6 +162,6 @@ def test_a_worker_that_talks_nonsense_is_no_traceback(tmp_path: Path, answer: by
 
         thread = threading.Thread(target=serve)
         thread.start()
-        with pytest.raises(Refused):
+        with pytest.raises(ApplyRefused):
             list(ask(tmp_path / NAME, None, 30))
         thread.join()

@@ -8,16 +8,16 @@ from attrs import evolve
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.results import Result, measured
 from fleet.fabric.schedule import ALL_PAIRS, Round, survey
-from fleet.fabric.stages import Settings
+from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import TESTS, client, server
 from fleet.fabric.verdict import Verdict, verdict
 from tests.sim.fabric import Fabric, Kind, ends, some_bad
 
 WRITE = (("ib_write_bw", True),)
-ONE_RAIL = Settings(across_rails=False)
+ONE_RAIL = FabricSettings(across_rails=False)
 
 
-def judge(fabric: Fabric, settings: Settings = ONE_RAIL) -> Verdict:
+def judge(fabric: Fabric, settings: FabricSettings = ONE_RAIL) -> Verdict:
     _, results = fabric.run(settings)
     return verdict(fabric.ends, results, True)
 
@@ -152,14 +152,14 @@ def test_with_two_nodes_it_cannot_be_told_which_end_is_bad() -> None:
 
 
 def test_a_fabric_without_faults_is_proven_also_if_rails_are_separate_networks() -> None:
-    assert judge(Fabric(ends(4, 2)), Settings()).proven
+    assert judge(Fabric(ends(4, 2)), FabricSettings()).proven
 
     class Separate(Fabric):
         def _share(self, test: str, server: str, client: str) -> float:
             one, other = self.ends[server], self.ends[client]
             return super()._share(test, server, client) if one.rail == other.rail else 0.0
 
-    assert judge(Separate(ends(4, 2)), Settings()).proven
+    assert judge(Separate(ends(4, 2)), FabricSettings()).proven
 
 
 def test_where_all_are_alike_slow_only_a_floor_tells() -> None:
@@ -188,4 +188,4 @@ def test_one_percent_of_bad_ends_is_found_in_a_large_fleet(seed: int) -> None:
     all_ends = ends(250, 4)
     bad = some_bad(all_ends, 0.01, seed)
     fabric = Fabric(all_ends, bad, seed=seed)
-    assert blamed(judge(fabric, Settings(tests=("ib_write_bw",)))).keys() == bad.keys()
+    assert blamed(judge(fabric, FabricSettings(tests=("ib_write_bw",)))).keys() == bad.keys()

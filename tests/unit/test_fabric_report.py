@@ -9,10 +9,10 @@ from click.testing import CliRunner, Result
 
 from agent.__main__ import cli
 from fleet.fabric.journal import Journal, Run
-from fleet.fabric.stages import Settings
+from fleet.fabric.stages import FabricSettings
 from tests.sim.fabric import Fabric, Kind, ends
 
-SETTINGS = Settings(across_rails=False)
+SETTINGS = FabricSettings(across_rails=False)
 
 
 def written(folder: Path, bad: dict[str, Kind], finished: bool = True, absent: dict[str, str] | None = None) -> Path:

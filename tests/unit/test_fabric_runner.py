@@ -19,11 +19,11 @@ from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.journal import Damaged, Journal, Run
 from fleet.fabric.results import Result
 from fleet.fabric.runner import Request, Runner
-from fleet.fabric.stages import Settings
+from fleet.fabric.stages import FabricSettings
 from fleet.fabric.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = Settings(tests=("ib_write_bw",), seconds=3, across_rails=False)
+SETTINGS = FabricSettings(tests=("ib_write_bw",), seconds=3, across_rails=False)
 
 # Listens or connects as perftest does, and prints its table. The device's name says what is wrong with it.
 PERFTEST = """\

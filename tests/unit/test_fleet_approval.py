@@ -24,7 +24,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
 from agent.reporter.kubernetes.identity import make_request
-from fleet.approval import SIGNER, YEAR, Known, Verdict, verdicts
+from fleet.approval import SIGNER, YEAR, KnownNodes, Verdict, verdicts
 from tests.unit.made_up_requests import CN, Maker, der
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -32,7 +32,7 @@ OTHER_KEY = ec.generate_private_key(ec.SECP256R1())
 A = f"{names.NODE_USER}a"
 ENROLMENT = names.ENROLMENT
 SAN = x509.SubjectAlternativeName.oid
-KNOWN = Known(expected={"new"}, enrolled={"a"}, joined={"a"})
+KNOWN = KnownNodes(expected={"new"}, enrolled={"a"}, joined={"a"})
 
 PrivateKey = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
@@ -64,7 +64,7 @@ def common_name(name: str, **options: Any) -> bytes:
     return pem((NameOID.COMMON_NAME, name), **options)
 
 
-def only(request: CertificateSigningRequest, known: Known = KNOWN) -> Verdict:
+def only(request: CertificateSigningRequest, known: KnownNodes = KNOWN) -> Verdict:
     (verdict,) = verdicts([request], known)
     return verdict
 
@@ -131,7 +131,7 @@ DENIED: dict[str, tuple[CertificateSigningRequest, str]] = {
 @pytest.mark.parametrize("what", DENIED)
 def test_a_request_is_denied_that_asks_for(what: str) -> None:
     request, reason = DENIED[what]
-    verdict = only(request, Known(expected={"a", "b", "new"}, joined={"a", "b"}))
+    verdict = only(request, KnownNodes(expected={"a", "b", "new"}, joined={"a", "b"}))
     assert verdict.action == "deny"
     assert reason in verdict.reason
 
@@ -198,24 +198,24 @@ def test_a_request_with_anothers_signature_is_denied() -> None:
         ("b", KNOWN, "nobody has named b as a new node; if it is one: trackbed fleet approve b"),
         (
             "a",
-            Known(expected={"a"}, enrolled={"a"}),
+            KnownNodes(expected={"a"}, enrolled={"a"}),
             "a has been enrolled already; if it was installed anew: trackbed fleet approve --again a",
         ),
     ],
 )
-def test_an_enrolment_that_nobody_expects_is_left_to_the_operator(node: str, known: Known, reason: str) -> None:
+def test_an_enrolment_that_nobody_expects_is_left_to_the_operator(node: str, known: KnownNodes, reason: str) -> None:
     verdict = only(asked(common_name(f"{names.NODE_USER}{node}"), ENROLMENT), known)
     assert (verdict.action, verdict.reason) == ("leave", reason)
 
 
 def test_a_reinstalled_node_is_enrolled_again_if_it_is_named() -> None:
-    known = Known(enrolled={"a"}, again={"a"})
+    known = KnownNodes(enrolled={"a"}, again={"a"})
     verdict = only(asked(common_name(A), ENROLMENT), known)
     assert (verdict.action, verdict.reason) == ("approve", "enrolment, again")
 
 
 def test_a_node_that_is_gone_does_not_renew() -> None:
-    verdict = only(asked(common_name(A)), Known(enrolled={"a"}))
+    verdict = only(asked(common_name(A)), KnownNodes(enrolled={"a"}))
     reason = "there is no Node a (any more); if it is yours, name it: trackbed fleet approve a"
     assert (verdict.action, verdict.reason) == ("leave", reason)
 

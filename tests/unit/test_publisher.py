@@ -44,7 +44,7 @@ def test_before_the_first_pass_the_report_says_that_nothing_was_looked_at(tmp_pa
 def test_a_pass_is_published_with_this_boot_and_version(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     first = read(tmp_path)
-    publisher.found(body())
+    publisher.publish_pass(body())
     report = read(tmp_path)
     assert publisher.ready
     assert (report.boot_id, report.agent_version, report.node_name, report.spec_hash) == ("boot-1", "v1", "n1", "h1")
@@ -55,16 +55,16 @@ def test_a_pass_is_published_with_this_boot_and_version(tmp_path: Path) -> None:
 
 def test_the_same_again_is_no_change(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
-    publisher.found(body())
+    publisher.publish_pass(body())
     once = read(tmp_path)
-    publisher.found(body())
+    publisher.publish_pass(body())
     again = read(tmp_path)
     assert (again.generation, again.time, again.heartbeat) == (once.generation, once.time, once.heartbeat)
 
 
 def test_a_heartbeat_changes_neither_the_generation_nor_the_time_of_the_change(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
-    publisher.found(body())
+    publisher.publish_pass(body())
     once = read(tmp_path)
     publisher.vouch()
     again = read(tmp_path)
@@ -76,7 +76,7 @@ def test_a_heartbeat_changes_neither_the_generation_nor_the_time_of_the_change(t
 def test_a_restart_in_one_boot_goes_on_with_higher_generations(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     for number in range(20):
-        publisher.found(body(number % 2 == 0))
+        publisher.publish_pass(body(number % 2 == 0))
     last = read(tmp_path).generation
     begin(tmp_path)
     assert read(tmp_path).generation > last
@@ -84,20 +84,20 @@ def test_a_restart_in_one_boot_goes_on_with_higher_generations(tmp_path: Path) -
 
 def test_while_no_worker_watches_the_last_result_stands_beside_the_reason(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
-    publisher.found(body())
+    publisher.publish_pass(body())
     publisher.unattended("WorkerLost", "it is gone")
     publisher.unattended("WorkerStuck", "it hangs")
     lost = ("WorkerAlive", "False", "WorkerStuck", "it hangs")
     assert facts(read(tmp_path)) == (False, [("Converged", "True", "AsWanted", ""), lost])
     assert read(tmp_path).spec_hash == "h1"
-    publisher.found(body())
+    publisher.publish_pass(body())
     assert facts(read(tmp_path)) == (True, [("Converged", "True", "AsWanted", "")])
 
 
 def test_while_a_device_is_checked_no_other_condition_changes(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     other = {"type": "Uncontended", "status": "True", "reason": "Alone"}
-    publisher.found(body(conditions=[CONDITION, other]))
+    publisher.publish_pass(body(conditions=[CONDITION, other]))
     publisher.checking("reading takes long")
     checked = [("Converged", "Unknown", "Checking", "reading takes long"), ("Uncontended", "True", "Alone", "")]
     assert facts(read(tmp_path)) == (False, checked)
@@ -106,20 +106,20 @@ def test_while_a_device_is_checked_no_other_condition_changes(tmp_path: Path) ->
 
 def test_what_is_no_report_is_refused_and_the_last_one_stays(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
-    publisher.found(body())
+    publisher.publish_pass(body())
     before = (tmp_path / "report.json").read_text()
     with pytest.raises(ValueError):
-        publisher.found({"ready": "perhaps"})
+        publisher.publish_pass({"ready": "perhaps"})
     assert (tmp_path / "report.json").read_text() == before
 
 
 def test_the_gate_opens_with_the_first_verified_pass_and_stays_open(tmp_path: Path) -> None:
     publisher, marker = begin(tmp_path), tmp_path / FIRST_PASS
-    publisher.found(body(False))
+    publisher.publish_pass(body(False))
     assert not marker.exists()
-    publisher.found(body())
+    publisher.publish_pass(body())
     assert marker.read_text() == "boot-1\n"
-    publisher.found(body(False))
+    publisher.publish_pass(body(False))
     assert marker.exists()
     marker.unlink()
     publisher.vouch()
@@ -129,7 +129,7 @@ def test_the_gate_opens_with_the_first_verified_pass_and_stays_open(tmp_path: Pa
 def test_others_than_root_may_read_both_files(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        begin(tmp_path).found(body())
+        begin(tmp_path).publish_pass(body())
     finally:
         os.umask(before)
     for name in ("report.json", FIRST_PASS):
@@ -142,7 +142,7 @@ def test_a_report_that_cannot_be_written_is_said_once_and_written_once_there_is_
     folder = tmp_path / "run"
     folder.mkdir()
     publisher = begin(folder)
-    publisher.found(body())
+    publisher.publish_pass(body())
     (folder / "report.json").unlink()
     (folder / FIRST_PASS).unlink()
     folder.rmdir()
@@ -184,11 +184,11 @@ def test_a_reader_of_the_json_finds_true_or_false(tmp_path: Path) -> None:
 
     publisher = begin(tmp_path)
     assert flags() == (False, False)
-    publisher.found(body())
+    publisher.publish_pass(body())
     assert flags() == (True, True)
     publisher.checking("reading takes long")
     assert flags() == (False, True)
-    publisher.found(body())
+    publisher.publish_pass(body())
     publisher.unattended("Stopped", "the agent was stopped")
     assert flags() == (False, True)
 
@@ -197,12 +197,12 @@ def test_the_report_says_since_when_the_node_is_ready_or_not(tmp_path: Path) -> 
     publisher = begin(tmp_path)
     started = read(tmp_path).since
     assert started > 0
-    publisher.found(body(False))
+    publisher.publish_pass(body(False))
     assert read(tmp_path).since == started
-    publisher.found(body(True))
+    publisher.publish_pass(body(True))
     became_ready = read(tmp_path).since
     assert became_ready > started
-    publisher.found(body(True, spec_hash="h2"))
+    publisher.publish_pass(body(True, spec_hash="h2"))
     publisher.vouch()
     assert read(tmp_path).since == became_ready
     publisher.unattended("WorkerLost", "it has ended")

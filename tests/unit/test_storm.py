@@ -14,7 +14,7 @@ EVENTS = 10_000
 LISTEN = f"""
 import json, resource, socket, subprocess, sys, time
 from agent.linux.events import LinuxEvents
-from agent.service.wake import Known, Watch
+from agent.service.wake import KnownDevices, Watch
 
 def flap(name, events):
     lines = "".join(f"link set dev {{name}} mtu {{1400 + i % 2}}\\n" for i in range(events))
@@ -36,7 +36,7 @@ def listen(storm):
     return wakes, sorted(scopes), time.monotonic() - began
 
 subprocess.run(["ip", "link", "add", "ours", "type", "veth", "peer", "name", "theirs"], check=True)
-known = Known({{socket.if_nametoindex("ours"): "0000:21:00.0"}}, {{}})
+known = KnownDevices({{socket.if_nametoindex("ours"): "0000:21:00.0"}}, {{}})
 watch = Watch(LinuxEvents().subscribe(), None)
 while watch.wait(known, 0.2).scope != frozenset():
     pass

@@ -22,28 +22,28 @@ from agent.linux.events import (
 from agent.linux.messages import HEADER
 from agent.machine import Event
 from agent.report.records import HOST
-from agent.service.wake import BURST, RATE, Heard, Known, Pace, WakeUp, Watch, scope_of
+from agent.service.wake import BURST, RATE, Heard, KnownDevices, Pace, WakeUp, Watch, scope_of
 from agent.spec.node import SteeredNetdevs
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
-KNOWN = Known(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
+KNOWN = KnownDevices(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
 
 
-def joined(events: Iterable[Event], known: Known) -> set[str] | None:
+def joined(events: Iterable[Event], known: KnownDevices) -> set[str] | None:
     """What all of the events concern."""
     scopes = [scope_of(event, known) for event in events]
     return None if None in scopes else {name for scope in scopes for name in scope or ()}
 
 
-def link_scope(message: bytes, elsewhere: bool, known: Known) -> set[str] | None:
+def link_scope(message: bytes, elsewhere: bool, known: KnownDevices) -> set[str] | None:
     return joined(link_events(message, elsewhere), known)
 
 
-def ethtool_scope(message: bytes, elsewhere: bool, known: Known) -> set[str] | None:
+def ethtool_scope(message: bytes, elsewhere: bool, known: KnownDevices) -> set[str] | None:
     return joined(ethtool_events(message, elsewhere), known)
 
 
-def uevent_scope(message: bytes, elsewhere: bool, known: Known) -> set[str] | None:
+def uevent_scope(message: bytes, elsewhere: bool, known: KnownDevices) -> set[str] | None:
     return joined(uevent_events(message, elsewhere), known)
 
 

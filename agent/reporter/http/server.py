@@ -48,7 +48,7 @@ LAST_PORT = 65535
 TEXT = "text/plain; charset=utf-8"
 
 
-class Refused(Exception):
+class CannotServe(Exception):
     """The reporter must not serve with these options. The message says why, and the remedy."""
 
 
@@ -63,7 +63,7 @@ class Address:
     def parse(cls, text: str) -> Address:
         """Read ``127.0.0.1:9809`` or ``[::1]:9809``.
 
-        :raises Refused: it is neither.
+        :raises CannotServe: it is neither.
         """
         host, _, port = text.rpartition(":")
         try:
@@ -71,7 +71,7 @@ class Address:
         except ValueError:
             address = ""
         if not address or not re.fullmatch("[0-9]{1,5}", port) or int(port) > LAST_PORT:
-            raise Refused(
+            raise CannotServe(
                 f"{text!r} is no address; give an IP address and a port from 0 to {LAST_PORT}, as 127.0.0.1:9809"
             )
         return cls(address, int(port))
@@ -98,21 +98,21 @@ class Guard:
     def load(cls, address: Address, certificate: Path | None, key: Path | None, token: Path | None) -> Guard:
         """Read the files.
 
-        :raises Refused: the address can be reached from other machines and a file is not given, or a file is invalid.
+        :raises CannotServe: the address can be reached from other machines and a file is not given, or a file is invalid.
         """
         given = {"--tls-cert": certificate, "--tls-key": key, "--token-file": token}
         lacking = [option for option, path in given.items() if path is None]
         if lacking and not address.is_loopback:
-            raise Refused(
+            raise CannotServe(
                 f"{address.host} can be reached from elsewhere: give {', '.join(lacking)}, or listen on 127.0.0.1"
             )
         if (certificate is None) != (key is None):
-            raise Refused("a certificate needs its key: give both --tls-cert and --tls-key")
+            raise CannotServe("a certificate needs its key: give both --tls-cert and --tls-key")
         secret = None
         if token is not None:
             secret = _read(token).strip()
             if len(secret) < 16:
-                raise Refused(f"{token}: a token has 16 characters at least; make one: openssl rand -hex 32")
+                raise CannotServe(f"{token}: a token has 16 characters at least; make one: openssl rand -hex 32")
         return cls(_tls(certificate, key) if certificate and key else None, secret)
 
     def admits(self, authorization: str) -> bool:
@@ -128,7 +128,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Refused(f"{path}: {error.strerror}") from None
+        raise CannotServe(f"{path}: {error.strerror}") from None
 
 
 def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -137,7 +137,7 @@ def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
-        raise Refused(
+        raise CannotServe(
             f"{certificate} and {key}: {error}; give a PEM certificate and the key that belongs to it"
         ) from None
     return context
@@ -203,9 +203,9 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _status(self, verdict: Verdict) -> None:
-        found = verdict.report is not None
-        document = to_plain(verdict.report) if found else {"errors": list(verdict.reasons)}
-        status = HTTPStatus.OK if found else HTTPStatus.SERVICE_UNAVAILABLE
+        has_report = verdict.report is not None
+        document = to_plain(verdict.report) if has_report else {"errors": list(verdict.reasons)}
+        status = HTTPStatus.OK if has_report else HTTPStatus.SERVICE_UNAVAILABLE
         self._send(status, json.dumps(document).encode() + b"\n", "application/json")
 
     def _send(self, status: HTTPStatus, body: bytes, content_type: str, more: dict[str, str] | None = None) -> None:
@@ -298,7 +298,7 @@ def serve(
     :param unix: a socket's path, for those who may reach that; a file that is there is replaced.
     :param started: called with the port once it was tried to listen; with 0 if the port is somebody else's.
     :param patient: where it cannot be listened, that is said and tried again, so that the process goes on with its other work.
-    :raises Refused: it cannot be listened there.
+    :raises CannotServe: it cannot be listened there.
     """
     port_at, open_servers = f"{address.host}:{address.port}", _Open()
     closed: dict[str, Callable[[], _Server]] = {
@@ -308,7 +308,7 @@ def serve(
         closed[str(unix)] = lambda: _unix_server(unix, report, open_servers.freed)
     opened, faults = _listen(closed, open_servers)
     if faults and not patient:
-        raise Refused("; ".join(faults))
+        raise CannotServe("; ".join(faults))
     for fault in faults:
         _say(f"{fault}; it is tried again every {AGAIN:.0f} s")
     started(opened[port_at].server_address[1] if port_at in opened else 0)

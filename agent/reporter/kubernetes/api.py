@@ -127,8 +127,8 @@ class Backoff:
 class Api:
     """The API server at a URL. Not for several threads at once.
 
-    A new connection resumes the TLS session of the one before: of a renewed Lease most of what it costs the API server beside
-    the write itself is the handshake, and after an outage all nodes come with theirs.
+    A new connection resumes the TLS session of the one before. When a Lease is renewed, the handshake costs the API server more
+    than anything but the write, and after an outage all nodes connect at once.
     """
 
     server: str
@@ -151,7 +151,7 @@ class Api:
         :raises Refused: the answer is no success.
         :raises NoCredentials: there is nothing to identify oneself with.
         :raises OSError: the server cannot be reached, or does not answer in time.
-        :raises HTTPException: its answer is none.
+        :raises HTTPException: its answer is not HTTP.
         """
         try:
             response = self._send(method, path, query, body, content_type)
@@ -258,7 +258,7 @@ class Api:
 def read_document(text: bytes) -> dict[str, Any]:
     """The JSON object of an answer.
 
-    :raises Refused: it is none.
+    :raises Refused: the answer is not a JSON object.
     """
     try:
         document = load(text, LONGEST)

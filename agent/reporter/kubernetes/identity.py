@@ -220,14 +220,14 @@ class Certificate:
 
     def _fetch(self, api: Api, now: float) -> float:
         try:
-            found = api.ask("GET", f"{REQUESTS}/{self._name.read_text().strip()}")
+            request = api.ask("GET", f"{REQUESTS}/{self._name.read_text().strip()}")
         except Refused as error:
             if error.status != 404:
                 raise
             # Kubernetes removes a request that nobody has approved after a day.
             self._forget()
             return 0.0
-        status: dict[str, Any] = found.get("status", {})
+        status: dict[str, Any] = request.get("status", {})
         given = status.get("certificate")
         if given:
             if faults := self._take(base64.b64decode(given)):
@@ -241,7 +241,7 @@ class Certificate:
             return max(0.0, life.renewal() - now) if life else LOOK
         for condition in status.get("conditions", []):
             if condition["type"] in ("Denied", "Failed"):
-                self._denied = f"{found['metadata']['name']} was {condition['type']}: {condition.get('message', '')}"
+                self._denied = f"{request['metadata']['name']} was {condition['type']}: {condition.get('message', '')}"
                 self._forget()
                 return ANEW
         wait, self._wait = self._wait, min(self._wait * 2, LAST_LOOK)

@@ -80,7 +80,7 @@ class Node:
 def read_node(document: Mapping[str, Any]) -> Node:
     """Read the API server's JSON of a Node.
 
-    :raises KeyError, TypeError, AttributeError: it is none.
+    :raises KeyError, TypeError, AttributeError: the document is not a Node.
     """
     metadata, status = document["metadata"], document.get("status", {})
     taints = document.get("spec", {}).get("taints")

@@ -74,11 +74,11 @@ class NodeWatch:
     def _list(self) -> str:
         before = self.node
         selector = {"fieldSelector": f"metadata.name={self.name}", "resourceVersion": "0"}
-        found = self.api.ask("GET", NODES, selector)
-        items = found.get("items") or []
+        listing = self.api.ask("GET", NODES, selector)
+        items = listing.get("items") or []
         # The Node from before may have the higher version: an etcd restored from a backup counts from a lower one.
         self._received(read_node(items[0]) if items else None, before)
-        return str(found["metadata"]["resourceVersion"])
+        return str(listing["metadata"]["resourceVersion"])
 
     def _watch(self, version: str) -> None:
         query = {"fieldSelector": f"metadata.name={self.name}", "resourceVersion": version}

@@ -32,7 +32,7 @@ ON_NODE = ("ready", "taint", "condition")
 """The steps that write the Node. A report is published once those that were taken have succeeded."""
 
 Step = Callable[[Verdict, Node, float], float]
-"""Writes a part of what the report says; its last argument is the clock's time. The seconds until there may be more to do."""
+"""Publishes one part of the report at the clock's time (the last argument), and returns the seconds until it must run again."""
 
 
 @frozen

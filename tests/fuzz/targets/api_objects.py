@@ -19,7 +19,7 @@ from agent.report.verdict import Verdict
 from agent.reporter.kubernetes.api import Refused, read_document
 from agent.reporter.kubernetes.node import desired, node_patch, read_node, status_patch
 from agent.reporter.settings import Settings
-from fleet.approval import SIGNER, Known, verdicts
+from fleet.approval import SIGNER, KnownNodes, verdicts
 from fleet.certificate_request import read as read_request
 from fleet.reading import read
 from fleet.standing import standings
@@ -106,7 +106,7 @@ def _standing(data: bytes) -> None:
 
 def _request(data: bytes) -> None:
     if (document := _plain(data)) is not None and (found := read(document, CertificateSigningRequest)[0]) is not None:
-        for verdict in verdicts([found], Known(expected={"n1"}, joined={"n1"})):
+        for verdict in verdicts([found], KnownNodes(expected={"n1"}, joined={"n1"})):
             assert verdict.action != "approve", "no seed is a good request"
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent.linux.events import uevent_events
-from agent.service.wake import Known, scope_of
+from agent.service.wake import KnownDevices, scope_of
 
 
 def check(data: bytes) -> None:
     """Read one message, and find what it concerns."""
     for event in uevent_events(data, False):
-        scope_of(event, Known({7: "0000:21:00.0"}, {"0000:21:00.0": "0000:21:00.0"}))
+        scope_of(event, KnownDevices({7: "0000:21:00.0"}, {"0000:21:00.0": "0000:21:00.0"}))
 
 
 def seeds() -> Sequence[bytes]:
