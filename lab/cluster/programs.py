@@ -85,11 +85,12 @@ SRIOV_PLUGIN = Build(
     packages=("github.com/k8snetworkplumbingwg/sriov-network-device-plugin/cmd/sriovdp",),
     usual_s=60,
 )
+# `go install` of a path with a version asks for the list of the module's versions, which not every proxy serves. A build by a
+# go.mod of ours does not ask.
 MULTUS = Build(
     name="multus-v4.3.0",
-    packages=tuple(
-        f"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/{name}@v4.3.0" for name in ("multus", "thin_entrypoint")
-    ),
+    folder=HERE / "multus",
+    packages=tuple(f"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/{name}" for name in ("multus", "thin_entrypoint")),
     usual_s=90,
 )
 WHEREABOUTS_MODULE = "github.com/k8snetworkplumbingwg/whereabouts"
@@ -106,7 +107,10 @@ SRIOV_CNI = Build(
     usual_s=20,
 )
 RDMA_CNI = Build(
-    name="rdma-cni-v1.6.0", packages=("github.com/k8snetworkplumbingwg/rdma-cni/cmd/rdma@v1.6.0",), usual_s=20
+    name="rdma-cni-v1.6.0",
+    folder=HERE / "rdma-cni",
+    packages=("github.com/k8snetworkplumbingwg/rdma-cni/cmd/rdma",),
+    usual_s=20,
 )
 READINESS_CONTROLLER_MODULE = "sigs.k8s.io/node-readiness-controller"
 READINESS_CONTROLLER = Build(
