@@ -39,7 +39,7 @@ def given(spec: NodeSpec, host_name: str) -> dict[str, Place]:
 
 
 def of_hosts(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[str, list[Place]]:
-    """By address, where the hosts' data gives it. A host whose data is wrong is left out: its own deploy says so."""
+    """Where the hosts' data give each address. A host with wrong data is left out: its own deploy reports the fault."""
     places: dict[str, list[Place]] = {}
     for name, data in hosts:
         keys = {key: data[key] for key in ("nics", "node_number") if data.get(key) is not None}

@@ -1,7 +1,7 @@
 """Installs a container engine, containerd or docker, and sets what Kubernetes needs in containerd's configuration.
 
-The packages are the distribution's (containerd, docker.io), or those of Docker's repository (containerd.io, docker-ce), whose
-URL, keys and packages are those of Docker's installation guides (docs.docker.com/engine/install).
+The packages are the distribution's (containerd, docker.io) or Docker's (containerd.io, docker-ce). URL, keys and packages of
+Docker's repository are from Docker's installation guides (docs.docker.com/engine/install).
 
 Kubernetes needs two settings of containerd (kubernetes.io/docs/setup/production-environment/container-runtimes): the CRI
 plugin, which containerd.io disables, and SystemdCgroup for runc, since the kubelet's default cgroup driver is systemd's. They
@@ -38,7 +38,7 @@ Source = Literal["distribution", "vendor"]
 
 SCRIPT = "containerd-for-kubernetes.sh"
 REPOSITORY = "docker"
-"""Names the files of Docker's repository on a node."""
+"""The name of the files of Docker's repository on a node."""
 
 _HOME = "https://download.docker.com/linux"
 # As the guides print them, for apt and for dnf.
@@ -58,7 +58,7 @@ _OTHERS: dict[Source, tuple[str, ...]] = {
     "distribution": ("containerd.io", "docker-ce"),
     "vendor": ("containerd", "docker.io", "moby-engine"),
 }
-"""The packages of the other source, which those of this one would replace."""
+"""The packages of the other source. Installing those of this source would remove them."""
 
 
 @frozen

@@ -187,14 +187,14 @@ def _rails(spec: NodeSpec) -> dict[str, int]:
 
 @frozen
 class Connected(Nodes):
-    """pyinfra's connections. The program on the node is given as a word, and its input as standard input."""
+    """Reaches the nodes by pyinfra's connections. A node gets the program as an argument and the request as standard input."""
 
     state: State
     hosts: Mapping[str, Host]
     program: str = field(factory=PROGRAM.read_text)
 
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
-        """Ask as many nodes at once as pyinfra's `--parallel` says."""
+        """Ask the nodes, at most as many at once as pyinfra's `--parallel` says."""
         pool = Pool(self.state.config.PARALLEL)
         asked = {node: pool.spawn(self._ask, node, request, timeout) for node, request in requests.items()}
         pool.join()
@@ -212,7 +212,7 @@ class Connected(Nodes):
         return answer if isinstance(answer, dict) else None
 
     def output(self, node: str, command: StringCommand, stdin: str | None, timeout: float) -> list[str] | None:
-        """The lines that a command prints; None if it fails, or there is no connection any more."""
+        """The lines that a command prints; None if it fails or the connection is lost."""
         asked = self.hosts[node]
         with ctx_host.use(asked):
             arguments, _ = pop_global_arguments(self.state, asked, {})
@@ -238,12 +238,12 @@ def prepare() -> None:
 
 _verdicts: dict[State, Verdict] = {}
 _ends: dict[str, End] = {}
-"""The verdict of this deploy, and the ends by name, for the nodes that record it."""
+"""The verdict and the ends of this deploy's test. Each node records its part of them."""
 
 
 @deploy("Fabric")
 def prove(spec: NodeSpec) -> None:
-    """Test all nodes, then record on each what its NICs have shown."""
+    """Test all nodes, then record on each node the results of its NICs."""
     settings, first = FABRIC.here(), _first_settings()
     if settings != first:
         raise DeployError(f"{host.name}.fabric: other hosts have other settings; give all hosts the same")
@@ -290,7 +290,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
 
 
 def _found(connected: Connected) -> tuple[list[End], dict[str, str]]:
-    """The ends of all nodes, and the nodes that have none, with the reason."""
+    """The ends of all nodes, and for each node without ends the reason."""
     pool = Pool(connected.state.config.PARALLEL)
     command = script(_FACTS, COMMAND)
     asked = {name: pool.spawn(connected.output, name, command, None, 60.0) for name in connected.hosts}
@@ -318,7 +318,7 @@ _RECORD = 'chmod 644 "$1.new"; mv -T "$1.new" "$1"'
 
 @operation()
 def conclude() -> Commands:
-    """Write on the node what the test has shown of its NICs; the node fails if one is not good."""
+    """Write the test's result for each NIC of the node to the node; fail if one is not good."""
     said = _verdicts.get(host.state)
     if said is None:
         yield refuse("fabric: nothing was tested")

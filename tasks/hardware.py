@@ -174,10 +174,10 @@ class Hardware:
         return tuple(each for function in self.functions for each in (function, *function.vfs))
 
     def meant_by(self, spec: NodeSpec) -> Hardware:
-        """The same, each function with the NIC that it is, and a VF with that of its PF.
+        """The same hardware, each function with the name of its NIC; a VF has that of its PF.
 
-        A spec without NICs does not say which functions are meant: all are, each as a NIC called after its netdev.
-        If a spec has NICs, and this node has none of them, no function is meant.
+        If the spec has no NICs, every PF counts as one, named after its netdev. If it has NICs and this node has none of them,
+        no function has a name.
         """
         return evolve(self, functions=tuple(_meant(function, not spec.nics) for function in self.functions))
 

@@ -100,7 +100,7 @@ KEYS = (KUBERNETES,)
 
 @frozen
 class Wanted:
-    """What the node is to have: the texts of its files, and the inventory's key to make secrets by."""
+    """The texts of the node's files, and the inventory's key, from which secrets are made."""
 
     key: Kubernetes
     node: str
@@ -109,7 +109,7 @@ class Wanted:
 
 
 def wanted(spec: NodeSpec) -> Wanted | None:
-    """What the inventory gives the current host; None: its reporter publishes nothing to Kubernetes.
+    """The current host's settings for Kubernetes; None: its reporter publishes nothing to Kubernetes.
 
     :raises DeployError: the certificate authority's file cannot be read, or the node's name does not fit into a certificate.
     """
@@ -138,11 +138,11 @@ def wanted(spec: NodeSpec) -> Wanted | None:
 
 @frozen
 class Credentials:
-    """What the node has. ``certificate``: until when it is good, as seconds since the epoch; 0: there is none.
+    """The credentials that the node has. ``certificate``: whether it has one that is valid now.
 
-    ``start``, ``end``: of the token in the secret's file; 0: there is none. ``secret``: the file is there. ``uid``: of the Node
-    that the token is bound to; empty: it can ask for a certificate, and nothing else. ``refused``: the API server does not know
-    what it has. ``request``, ``csr``: a request for a certificate that waits to be approved.
+    ``secret``: the file with the token exists. ``start``, ``end``: the token's validity; 0: there is no token. ``uid``: the
+    Node that the token is bound to; empty: the token can only request a certificate. ``refused``: the API server refuses these
+    credentials. ``request``, ``csr``: a request for a certificate that waits to be approved.
     """
 
     certificate: bool = False
@@ -155,13 +155,14 @@ class Credentials:
     csr: str = ""
 
 
-# The reporter writes these files, and root reads them: neither a link to another file of root's nor a pipe that never ends.
+# Root reads files here that the reporter writes. The reporter could put a link to another file of root's in their place, or a
+# pipe that never ends: dd follows no link and does not wait for a pipe.
 _OF_REPORTER = """
 shown() { dd if="$1" iflag=nofollow,nonblock bs=65536 count=1 status=none 2>/dev/null; }
 good() { shown "$1" | openssl x509 -noout -checkend 0 >/dev/null 2>&1; }
 """
 
-# Of a token, the part that says what it is for; not the signature, which is the secret.
+# Prints the token's claims (the second part of three), and not its signature, which is the secret.
 _CREDENTIALS = f"""{_OF_REPORTER}
 if good "$2/reporter.pem"; then echo certificate yes; fi
 if [ -f "$1" ]; then echo "secret $(cut -d. -f2 "$1")"; fi
@@ -174,7 +175,7 @@ fi
 
 
 class NodeCredentials(FactBase[Credentials]):
-    """What the node can identify itself with."""
+    """The credentials that the node has."""
 
     default = Credentials
 
@@ -209,7 +210,7 @@ def _claims(part: str) -> dict[str, Any]:
 
 @deploy("Kubernetes")
 def configure(spec: NodeSpec) -> None:
-    """Bring the settings, and what the reporter needs to identify itself; where the inventory has none, take them away."""
+    """Write the reporter's settings and credentials; without the key `kubernetes`, remove them."""
     want = wanted(spec)
     if want is not None and want.key.identity == "certificate":
         packages.present(name="OpenSSL", names=("openssl",), family=packages.system().family)
@@ -218,14 +219,14 @@ def configure(spec: NodeSpec) -> None:
 
 @define
 class Minted:
-    """A token once it is made."""
+    """A token. It is empty until it is made."""
 
     token: str = ""
 
 
 @operation()
 def deliver(want: Wanted | None) -> Commands:
-    """Write what differs; the reporter is restarted for it, if it runs."""
+    """Write the files that differ, and restart the reporter if it runs."""
     have = host.get_fact(Texts, paths=(SETTINGS, AUTHORITY))
     credentials = host.get_fact(NodeCredentials)
     if want is None:
@@ -241,7 +242,7 @@ def deliver(want: Wanted | None) -> Commands:
         host.noop("settings and credentials are as they should be")
         return
     if moved:
-        # Another cluster, or another name: what was given to the node is of no use there.
+        # For another cluster, or under another name, the former certificate is useless.
         yield script('rm -f "$1"/reporter.pem "$1"/requested.*', STATE_FOLDER)
     if mint:
         minted = Minted()
@@ -263,24 +264,24 @@ def _name(settings: str) -> str:
 def _needs_secret(want: Wanted, have: Credentials, moved: bool) -> bool:
     if not have.secret or moved:
         return True
-    # What is bound to a Node asks for no certificate, and what asks for one publishes nothing.
+    # A token is for one purpose: one that is bound to a Node cannot request a certificate, and the other cannot publish.
     fits = bool(have.uid) == (want.key.identity == "token")
     if want.key.identity == "certificate":
         old = time.time() > have.end - ENROLMENT_LIFE * (1 - RENEW_AT)
         return not have.certificate and (not fits or have.refused or old)
-    # A Node that was created anew is another one, and its token is refused from then on.
+    # If the Node was deleted and created again, the API server refuses the token that was bound to the former one.
     return not fits or have.refused or time.time() > have.start + (have.end - have.start) * RENEW_AT
 
 
 def _keep_secret(token: str) -> StringCommand:
-    """Write the secret from standard input: it is in no argument, no log, and no file that others may read."""
+    """Write the secret from standard input. So it is in no argument, in no log, and in no file that other users can read."""
     text = 'umask 077; mkdir -p -m 755 "${1%/*}"; cat > "$1.new"; mv -T "$1.new" "$1"'
     return StringCommand("sh", "-ec", QuoteString(text), "sh", QuoteString(SECRET), _stdin=token)
 
 
-# pyinfra calls a function with these two names in place, and takes its result as the command's.
+# pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
 def _mint(state: State, host: Host, want: Wanted, minted: Minted) -> bool:
-    # Imported where there is something to ask for: the client takes as long as a tenth of a deploy that has nothing to do.
+    # Imported only where it is used: importing the client takes a tenth of the time of a deploy that changes nothing.
     from fleet import credentials
 
     key = want.key
@@ -290,7 +291,7 @@ def _mint(state: State, host: Host, want: Wanted, minted: Minted) -> bool:
         else:
             minted.token = credentials.bound_token(key.kubeconfig, want.node, key.days * DAY)
     except credentials.NotJoined as error:
-        # Nothing that a token could be bound to: that is no fault of a node that is to join yet.
+        # A node that has not joined has no Node that a token could be bound to. That is no error.
         host.log_styled(f"{error}: the next deploy brings its token", fg="yellow", log_func=logger.warning)
     except credentials.NotGiven as error:
         return _fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error}")
@@ -304,13 +305,13 @@ def _fail(host: Host, message: str) -> bool:
 
 @deploy("Kubernetes")
 def enrol(spec: NodeSpec) -> None:
-    """Approve the certificate that the node asks for, where the deploy is to do so."""
+    """Approve the node's request for a certificate, if the inventory leaves that to the deploy."""
     want = wanted(spec)
     if want is not None and want.key.identity == "certificate" and want.key.approved_by == "deploy":
         approve(name="Certificate", want=want)
 
 
-# The reporter asks once it runs, and looks at its request every 5 s at first. An expired certificate counts as none.
+# The reporter makes its request when it starts, and at first checks it every 5 s. An expired certificate counts as none.
 _ASKED = f"""{_OF_REPORTER}
 for turn in $(seq 60); do
   if [ -s "$1/requested.name" ] || good "$1/reporter.pem"; then exit 0; fi
@@ -332,10 +333,10 @@ exit 1
 
 @operation()
 def approve(want: Wanted) -> Commands:
-    """Approve the request that the node shows over SSH, and no other: for its first certificate, and for each after that."""
+    """Approve the request that is read on the node over SSH, and no other: for the first certificate and each later one."""
     shown = host.get_fact(NodeCredentials)
     if shown.certificate and not shown.request:
-        host.noop("the node has its certificate, and asks for no other")
+        host.noop("the node has a certificate and requests no other")
         return
     yield script(_ASKED, STATE_FOLDER)
     approval = Approval()
@@ -346,7 +347,7 @@ def approve(want: Wanted) -> Commands:
 
 @define
 class Approval:
-    """Whether there is something to wait for."""
+    """Whether a request was approved, so that the certificate must be waited for."""
 
     given: bool = False
 
@@ -355,13 +356,13 @@ def _approve(state: State, host: Host, want: Wanted, shown: Credentials, approva
     from fleet import credentials
 
     try:
-        if shown.request:  # else it was given one meanwhile
+        if shown.request:  # else its request was approved meanwhile
             credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
     except credentials.NotGiven as error:
         said = f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {error}"
         if not shown.certificate:
             return _fail(host, said)
-        # What it has is good still: no reason to fail a deploy that may be run where there is no kubeconfig.
+        # The present certificate is still valid. The deploy may run on a host without a kubeconfig, so this is no failure.
         host.log_styled(printable(said), fg="yellow", log_func=logger.warning)
         return True
     approval.given = True

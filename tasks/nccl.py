@@ -38,7 +38,7 @@ Debug = Literal["VERSION", "WARN", "INFO", "TRACE"]
 Layout = Literal["rails", "single-switch", "rail-optimized"]
 
 CROSS_NIC: dict[Layout, int] = {"rails": 0, "single-switch": 1, "rail-optimized": 2}
-"""NCCL_CROSS_NIC: whether a ring may leave a node by another NIC than that by which it came (NCCL's documentation)."""
+"""NCCL_CROSS_NIC: whether a ring may enter a node by one NIC and leave it by another (NCCL's documentation)."""
 
 
 @frozen
@@ -56,7 +56,7 @@ SERIES: dict[Name, Series] = {
     "P16EN": Series(2, 16),
 }
 COMPUTE_CLASSES: dict[ComputeClass, tuple[int, ...]] = {"gpu-hpn": (1, 2, 4, 8, 16)}
-"""The numbers of GPUs that an instance of a compute class may have: also a part of a machine."""
+"""The numbers of GPUs that an instance of a compute class may have: an instance may be a part of a machine."""
 
 CLOUD_INTERFACE = "eth0"
 CLOUD_HCAS = "mlx5"

@@ -3,9 +3,9 @@
 NCCL finds the same by itself where a process sees the host's /sys. The file is for containers that see another one or none.
 
 The form is that which NCCL writes (NCCL_TOPO_DUMP_FILE) and reads (src/graph/xml.cc): a cpu for each NUMA node, below it the
-upstream ports of PCIe switches and the functions, and a net for each RDMA device. What NCCL asks the devices themselves when it
-starts is left to it, since the answer may have changed: GPUs' links, ports' speeds, GUIDs, and the numbers of devices. From
-NCCL's source; not run with GPUs.
+upstream ports of PCIe switches and the functions, and a net for each RDMA device. The links of GPUs, the speeds of ports, GUIDs
+and device numbers are left out: NCCL asks the devices for them when it starts, and they may change. From NCCL's source; not run
+with GPUs.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def text(topology: Topology, hardware: Hardware) -> str:
 
 
 def _nets(topology: Topology, hardware: Hardware) -> dict[str, list[str]]:
-    """The RDMA devices that NCCL uses, by the PCI function below which they stand.
+    """The RDMA devices that NCCL uses, by the PCI function that they belong to in the file.
 
     As in NCCL (src/transport/net_ib), the ports of a card are one NIC, and a VF belongs to its PF: they share the PCIe link.
     """
@@ -191,7 +191,7 @@ def _nets(topology: Topology, hardware: Hardware) -> dict[str, list[str]]:
 def _branch(topology: Topology, address: str) -> tuple[str, ...]:
     """The PCI addresses from the one below the CPU to this one.
 
-    NCCL shows of a switch its upstream port alone, and leaves out root ports: it skips every second function on the way up
+    As in NCCL, a switch is its upstream port alone, and root ports are left out: NCCL skips every second function on the way up
     (ncclTopoGetXmlFromSys).
     """
     addresses = [part for part in topology.functions[address].path.split("/") if _ADDRESS.fullmatch(part)]
@@ -231,7 +231,7 @@ def _pci(topology: Topology, address: str, below: Mapping[str, set[str]], nets: 
 
 
 def _link(topology: Topology, function: PciFunction) -> dict[str, str]:
-    """The slower speed and the smaller width of both ends of its PCIe link; what sysfs does not tell is left out."""
+    """The lower speed and the smaller width of the two ends of its PCIe link; values that sysfs lacks are left out."""
     above = topology.functions.get(function.path.split("/")[-2])
     ends = (function,) if above is None else (function, above)
     speeds = {float(match[1]): end.link_speed for end in ends if (match := _SPEED.fullmatch(end.link_speed))}

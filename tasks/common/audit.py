@@ -1,4 +1,4 @@
-"""Asks the package registry for known vulnerabilities of what the locks pin: `python -m tasks.common.audit requirements/*.txt`.
+"""Asks the package registry for vulnerabilities of the locked packages: `python -m tasks.common.audit requirements/*.txt`.
 
 The registry's JSON API has what the Python Packaging Advisory Database and OSV know of a version
 (docs.pypi.org/api/json). Each pin is one request; nothing is downloaded.
@@ -41,7 +41,7 @@ class Pin:
 
 @frozen
 class Finding:
-    """What is known of a pin. ``fixed``: the versions without the fault."""
+    """A known vulnerability of a pin. ``fixed``: the versions without it."""
 
     pin: Pin
     what: str

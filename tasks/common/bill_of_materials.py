@@ -25,12 +25,12 @@ from pyinfra.api.exceptions import DeployError
 
 from tasks.common import archive
 
-# What a package says beside an SPDX expression is text that somebody wrote: its first line is its name.
+# Without an SPDX expression a package gives its licence as free text; the first line is taken as the name.
 LONGEST_LICENSE = 80
 
 
 def bill(file: Path, machine: str) -> Bom:
-    """The bill of an archive of the agent."""
+    """The bill of materials of an archive of the agent."""
     content = hashlib.sha256(file.read_bytes()).hexdigest()
     agent = Component(
         name="trackbed-agent",
@@ -41,7 +41,7 @@ def bill(file: Path, machine: str) -> Bom:
     )
     made = Bom(components=list(libraries(file)))
     made.metadata.component = agent
-    # The same archive has the same bill, to the byte, but for the time it was made.
+    # The same archive always gives the same bytes, except for the time at which the bill was made.
     made.serial_number = uuid5(NAMESPACE_URL, f"sha256:{content}")
     made.register_dependency(agent, list(made.components))
     return made

@@ -1,6 +1,7 @@
-"""Scripts that change a container engine's files: each is run dry first, in an overlay of /etc, and says what it would change.
+"""Runs scripts that change a container engine's files. A dry run in an overlay of /etc comes first, and prints the changes.
 
-What the scripts share is in templates/engine-files.sh. Only names of keys leave the node, since such files hold passwords.
+Functions that the scripts share are in templates/engine-files.sh. The files may hold passwords, so only names of keys leave the
+node.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Mode = Literal["dry-run", "apply"]
 
 @frozen
 class DryRun:
-    """What a script would do. ``changes`` and ``lost`` are keys as the engine names them.
+    """The result of a script's dry run. ``changes`` and ``lost`` are keys as the engine names them.
 
     ``lost``: the operator's keys that it would remove or change. ``pending``: the running engine has not loaded its files.
     """

@@ -1,6 +1,6 @@
-"""Facts of our own. What a node says may be anything: output that cannot be read fails that node, and no other.
+"""The base of our own facts. If a node's output cannot be parsed, only that node fails.
 
-pyinfra ends the whole deploy for every exception of a fact but one.
+pyinfra ends the whole deploy at any exception of a fact except FactProcessError.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHOWN = 400
 
 
 class FactBase(_FactBase[T]):
-    """A fact whose ``process`` may raise what Python's parsers raise."""
+    """A fact whose ``process`` may raise the usual exceptions of parsers."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -34,7 +34,7 @@ SHORT = 1.0
 """Seconds: operations that were shorter for every host are not worth a line."""
 
 SLOWEST = 3
-"""Hosts, or operations, that are named of those that have ended."""
+"""How many of the slowest hosts, or operations, are named at the end."""
 
 
 def show(state: State) -> None:
@@ -123,7 +123,7 @@ class Progress(BaseStateCallback):
 
 
 def running(hosts: Mapping[str, float], ended: int, of: int, width: int) -> str:
-    """The hosts that are in an operation, each with its time, the longest first, as many as fit.
+    """The hosts that are in an operation, each with its time, the longest first. Those that do not fit are counted.
 
     :param ended: how many hosts have ended the operation, ``of`` so many.
     """
@@ -139,7 +139,7 @@ def running(hosts: Mapping[str, float], ended: int, of: int, width: int) -> str:
 
 
 def slowest(times: Mapping[str, float]) -> str:
-    """The longest of these times by name, and of how many they are."""
+    """The longest of these times with their names, and the number of all."""
     named = [f"{printable(name)} {say(seconds)}" for name, seconds in _longest_first(times)[:SLOWEST]]
     return ", ".join(named) + (f" (the slowest of {len(times)})" if len(times) > SLOWEST else "")
 

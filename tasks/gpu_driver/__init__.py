@@ -38,7 +38,7 @@ from tasks.packages import Family, System, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
 
 REPOSITORY = "nvidia-driver"
-"""Names the files of NVIDIA's repository on a node."""
+"""The name of the files of NVIDIA's repository on a node."""
 
 BLACKLIST = "/etc/modprobe.d/trackbed-gpu-driver.conf"
 PREFERENCES = "/etc/apt/preferences.d/trackbed-gpu-driver"
@@ -248,7 +248,7 @@ printf '%s\\n' "$output" | sort -u | sed "s/^/$word /"
 
 
 class SmiReport(FactBase[list[str]]):
-    """What nvidia-smi says: lines of `version VERSION`, one for each that a GPU has, `failed TEXT`, or `missing`."""
+    """The output of nvidia-smi: a line `version VERSION` for each version that a GPU reports, `failed TEXT`, or `missing`."""
 
     default = list
 

@@ -22,7 +22,7 @@ TASK = "gpu_driver"
 MODULE = "nvidia"
 NOUVEAU = "nouveau"
 
-# As DKMS knows the driver: nvidia, nvidia-open, nvidia-srv. Not nvidia-fs, which is GPUDirect Storage.
+# The driver's names in DKMS: nvidia, nvidia-open, nvidia-srv. nvidia-fs is not the driver but GPUDirect Storage.
 _DKMS = re.compile(r"nvidia(-(open|srv|server))*")
 
 # The services of the driver itself are stopped before it is unloaded. The kernel cuts names off after 15 characters.

@@ -1,4 +1,4 @@
-"""Renders the manifests of device plugins on the control host, from the hardware of all nodes, into a folder of the operator's.
+"""Renders the manifests of device plugins on the control host, from the hardware of all nodes, into the operator's folder.
 
 Each node's hardware is kept in the folder (`nodes/HOST.json`), so that a deploy with `--limit` renders for all nodes.
 """
@@ -52,7 +52,8 @@ def render() -> None:
         write(name="Write", wanted=wanted)
 
 
-# By deploy and folder: the first host with that folder, which writes, and its value, with which all others are compared.
+# By deploy and folder: the first host with that folder, and its value of the key. That host writes the manifests; all others
+# must have the same value.
 _first: WeakKeyDictionary[State, dict[str, tuple[str, DevicePlugins]]] = WeakKeyDictionary()
 
 
@@ -140,7 +141,7 @@ def collect(wanted: DevicePlugins) -> Commands:
 
 
 def _promises(folder: str, nodes: Nodes) -> list[dict[str, str]]:
-    """The labels that the folder's other hosts of the inventory may publish: those that were not deployed to yet."""
+    """The labels that hosts of this folder may publish that were not deployed to yet, one entry for each host."""
     promises = []
     for other in host.state.inventory:
         data: dict[str, object] = other.data.dict()  # type: ignore[no-untyped-call]

@@ -91,7 +91,7 @@ class Sriov:
 
 @frozen
 class ErdmaForm:
-    """How eRDMA becomes a resource: ``resource``, by a plugin of this ``image`` (None: the manifests are another's)."""
+    """How eRDMA becomes a resource: the ``resource``, and the plugin's ``image`` (None: none is installed)."""
 
     resource: str
     image: str | None = None
@@ -111,8 +111,8 @@ ERDMA_FORMS: dict[ErdmaPlugin, ErdmaForm] = {
     "rdma-device-plugin": ErdmaForm("rdma/hca", "registry.cn-shanghai.aliyuncs.com/acs/rdma-device-plugin"),
 }
 """``ack``: the plugin of ACK's guide to eRDMA. ``controller``: the ACK eRDMA Controller, an add-on of the cluster, which brings
-its own manifests. ``rdma-device-plugin``: that of Alibaba's guide to RDMA in Kubernetes (developer.aliyun.com/article/664961).
-From vendor documents."""
+its own manifests. ``rdma-device-plugin``: the plugin of Alibaba's guide to RDMA in Kubernetes
+(developer.aliyun.com/article/664961). From vendor documents."""
 
 
 @frozen
@@ -206,7 +206,7 @@ class RdmaCni:
 
 @frozen
 class NetworkPlugins:
-    """What the networks of pods need on every node. One that is None is not installed from here."""
+    """The plugins that the networks of pods need on every node. One that is None is not installed from here."""
 
     multus: Multus | None = None
     whereabouts: Whereabouts | None = None

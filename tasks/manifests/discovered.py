@@ -1,4 +1,4 @@
-"""The part of a node's hardware that the manifests depend on, as it is kept in the folder's nodes/HOST.json."""
+"""The facts of a node that the manifests depend on. The folder's nodes/HOST.json keeps them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Seen:
 
     ``vendor`` and ``device``: as lspci prints them. ``netdev``: the first one, since the plugins look at no other; ``mtu`` in
     bytes. ``rdma``: the transport of its RDMA device (RoCE, InfiniBand, iWARP, or empty if it is unknown); None: it has no such
-    device. ``nic``: the NIC of the spec that it belongs to; None: it is a stranger. ``index``: the number of a VF; ``pf``: the
-    netdev of its PF.
+    device. ``nic``: the NIC of the spec that it belongs to; None: it belongs to none. ``index``: the number of a VF; ``pf``:
+    the netdev of its PF.
     """
 
     address: str
@@ -39,16 +39,16 @@ class Seen:
 
     @property
     def has_rdma(self) -> bool:
-        """Whether it has an RDMA device, or has one in the pod that has it."""
+        """Whether it has an RDMA device, here or in the network namespace of a pod."""
         return self.rdma is not None
 
 
 @frozen
 class Discovered:
-    """A node: its functions in the order of their addresses, each followed by its VFs, and the text of its nccl.conf.
+    """A node: its functions ordered by address, each followed by its VFs, and the text of its nccl.conf.
 
-    ``labels``: those that the reporter publishes. ``exclusive``: its spec wants RDMA devices to be in one network namespace
-    each (``rdma.netns_mode``).
+    ``labels``: those that the reporter publishes. ``exclusive``: the spec wants each RDMA device in one network namespace only
+    (``rdma.netns_mode``).
     """
 
     functions: tuple[Seen, ...] = ()
@@ -75,7 +75,7 @@ class Discovered:
 
 
 def discover(hardware: Hardware, spec: NodeSpec, labels: Mapping[str, str], nccl: str = "") -> Discovered:
-    """The part that the manifests depend on of a node's hardware, of its spec and of its labels."""
+    """Take the facts that the manifests depend on from a node's hardware, its spec and its labels."""
     functions = sorted(hardware.meant_by(spec).functions, key=lambda function: function.address)
     erdma = any(is_erdma(function) for function in functions)
     exclusive = spec.rdma.netns_mode == "exclusive"
@@ -101,7 +101,8 @@ def _seen(function: Function, pf: str | None = None) -> Iterator[Seen]:
         pf,
     )
     vfs = sorted(function.vfs, key=lambda vf: vf.index or 0)
-    # A pod that has a VF has its netdev, and with that, or in the exclusive mode, its RDMA device: neither is seen from here.
+    # While a pod has a VF, the VF's netdev and RDMA device are in the pod's network namespace and cannot be seen from here.
+    # Such a VF is assumed to have the RDMA device that the others have.
     usual = next((vf.rdma for vf in vfs if vf.netdevs), function.rdma)
     for vf in vfs:
         taken = vf.driver not in (None, VFIO) and not vf.netdevs and not vf.rdma

@@ -1,7 +1,7 @@
 """What the networks of pods need on every node, whatever its hardware: Multus, whereabouts, sriov-cni, rdma-cni.
 
-They are in a folder of their own, since Multus brings the kind NetworkAttachmentDefinition: until the API server has it, it
-takes no object of this kind.
+They are in a folder of their own, which is applied first: Multus defines the kind NetworkAttachmentDefinition, and the API
+server refuses objects of that kind until it is defined.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROGRAMS = {
     "sriov-cni": f"images/sriov-cni-daemonset.yaml of {_REPOSITORY}/sriov-cni v2.10.0",
     "rdma-cni": f"deployment/rdma-cni-daemonset.yaml of {_REPOSITORY}/rdma-cni v1.6.0",
 }
-"""The plugins whose images only copy a program, by name: where the facts of their DaemonSet are from."""
+"""The plugins whose images only copy a program to the node, by name: the source of what their DaemonSet needs."""
 
 NAMES = ("multus", "whereabouts", *PROGRAMS)
 

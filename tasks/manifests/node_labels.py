@@ -1,4 +1,4 @@
-"""The labels by which the plugins' DaemonSets select their nodes, and which of them Trackbed's reporter publishes."""
+"""The labels by which the plugins' DaemonSets select nodes, and whether Trackbed's reporter publishes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.manifests.selectors import Nodes
 
 
 def published(labels: Labels | None, hardware: Hardware) -> dict[str, str]:
-    """The labels that the reporter publishes of a node: those that are there only once the node is verified."""
+    """The labels that the reporter publishes of a node. It publishes them only once the node is verified."""
     if labels is None:
         return {}
     made = labels_of(labels, hardware)
@@ -20,7 +20,7 @@ def published(labels: Labels | None, hardware: Hardware) -> dict[str, str]:
 
 
 def promised(labels: Labels | None) -> dict[str, str]:
-    """The labels that the reporter may publish of a host whose hardware is not known yet."""
+    """The labels that the reporter may publish of a host whose hardware is not known yet: they depend on it."""
     if labels is None:
         return {}
     made = {key: CAPABILITIES[key].value for key in labels.capabilities} | dict(labels.policy)
@@ -35,7 +35,8 @@ def selected(nodes: Nodes, selector: Mapping[str, str]) -> dict[str, Discovered]
 def unpublished(plugin: str, selector: Mapping[str, str], needing: Nodes) -> str:
     """Why the plugin's DaemonSet would have a pod on none of the hosts that need it, with the remedy.
 
-    ``plugin``: its key in ``device_plugins``. ``needing``: the hosts that have hardware for it, of which it selects none.
+    ``plugin``: its key in ``device_plugins``. ``needing``: the hosts that have hardware for the plugin; its DaemonSet selects
+    none of them.
     """
     missing = {key: value for key, value in selector.items() if not selected(needing, {key: value})} or selector
     listed = ", ".join(f"{key}={value}" for key, value in sorted(missing.items()))

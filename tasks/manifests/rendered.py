@@ -23,8 +23,8 @@ from tasks.manifests.test_pods import test_pods
 def manifests(wanted: DevicePlugins, nodes: Nodes, promises: Sequence[Mapping[str, str]] = ()) -> dict[str, str]:
     """The files of the folder, by their paths in it. ``nodes``: the hardware by host name.
 
-    A plugin's configuration is made of the nodes that its DaemonSet selects. ``promises``: the labels that each further host
-    may publish, whose hardware is not known yet.
+    A plugin's configuration is made from the nodes that its DaemonSet selects. ``promises``: one entry for each host whose
+    hardware is not known yet, with the labels that it may publish.
 
     :raises ValueError: a plugin cannot serve this hardware, or none of the nodes that need it publishes the label of its
         DaemonSet; the text names the plugin's key, the reason and the remedy.
@@ -57,7 +57,10 @@ def manifests(wanted: DevicePlugins, nodes: Nodes, promises: Sequence[Mapping[st
 
 
 def _served(name: str, wanted: DevicePlugins, nodes: Nodes, promises: Sequence[Mapping[str, str]]) -> Nodes:
-    """The nodes that a plugin's DaemonSet selects; none if no node has hardware for the plugin, or only further hosts may."""
+    """The nodes that a plugin's DaemonSet selects.
+
+    None if no node has hardware for the plugin, or if only hosts whose hardware is not known yet may publish its label.
+    """
     plugin: Plugin = getattr(wanted, name)
     needing = {host: node for host, node in nodes.items() if _has_hardware(name, wanted, node)}
     served = selected(nodes, plugin.node_selector)

@@ -1,8 +1,8 @@
-"""Selectors of device plugins' configurations: they select the functions that are meant, and no other function of any node.
+"""Selectors for the configurations of device plugins: they select the wanted functions, and no other function of any node.
 
-One configuration is for all nodes, so what is meant on one node may select a stranger on another. All given keys of a selector
-must match: k8s-rdma-shared-dev-plugin v1.5.3, pkg/resources/device_selectors.go; sriov-network-device-plugin,
-pkg/resources/deviceSelectors.go.
+All nodes have one configuration, so a selector for a function of one node may also match an unwanted function of another. All
+given keys of a selector must match: k8s-rdma-shared-dev-plugin v1.5.3, pkg/resources/device_selectors.go;
+sriov-network-device-plugin, pkg/resources/deviceSelectors.go.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Meant = Mapping[str, Sequence[Seen]]
 
 
 def shared_rdma(nodes: Nodes, meant: Meant) -> dict[str, Any]:
-    """Selectors of k8s-rdma-shared-dev-plugin: by PCI ID, and by netdev where the PCI IDs would select a stranger, too.
+    """Selectors of k8s-rdma-shared-dev-plugin: by PCI ID, and also by netdev where the PCI IDs would match unwanted functions.
 
     :raises ValueError: no selector of the plugin tells a stranger apart; with the reason and the remedy.
     """
@@ -43,7 +43,9 @@ def shared_rdma(nodes: Nodes, meant: Meant) -> dict[str, Any]:
 
 
 def sriov(nodes: Nodes, meant: Meant, rdma: bool) -> dict[str, Any]:
-    """Selectors of sriov-network-device-plugin: by PCI ID, driver and index below a PF, and by address where these select more.
+    """Selectors of sriov-network-device-plugin: by PCI ID, driver and index below a PF.
+
+    If those would match unwanted functions, they select by address, too.
 
     :raises ValueError: no selector of the plugin tells a stranger apart; with the reason and the remedy.
     """
@@ -71,7 +73,7 @@ def _each(values: Iterator[str | None]) -> list[str]:
 
 
 def _strangers(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant) -> list[tuple[str, Seen]]:
-    """The functions that the selectors match and that are not meant, with their hosts."""
+    """The unwanted functions that the selectors match, with their hosts."""
     return [
         (name, function)
         for name, node in nodes.items()

@@ -311,7 +311,7 @@ def install(
 ) -> Commands:
     """For an operation: install packages, even as a downgrade. A version may end in ``*``, for apt as for dnf.
 
-    :param locked: mind dnf's version locks.
+    :param locked: respect dnf's version locks.
     """
     joint = "=" if family == "debian" else "-"
     names = [f"{p.name}{joint}{p.version}" if p.version else p.name for p in wanted]
