@@ -1,4 +1,4 @@
-"""The control host's half of `trackbed`: commands about all nodes at once, asked of the Kubernetes API.
+"""The control host's half of `trackbed`: commands about all nodes, read from the Kubernetes API.
 
-It knows of the agent what a spec and a report are, and nothing else; the node's archive leaves it out.
+Of the agent it imports only the records of the spec and the report. It is not in the archive that nodes get.
 """

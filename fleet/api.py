@@ -1,4 +1,4 @@
-"""The connection to the Kubernetes API. Every error becomes one message."""
+"""The connection to the Kubernetes API. Every error becomes one message for the user."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Api:
         return read_all(self.client.list(PlainRequest, chunk_size=PAGE), CertificateSigningRequest)
 
     def node(self, name: str) -> tuple[Node, str]:
-        """A Node, and what cannot be read of it.
+        """A Node, and why parts of it cannot be read.
 
         :raises Failed: nothing of it can be read.
         """
@@ -101,7 +101,7 @@ def _understood(name: str, node: Node | None, fault: str) -> tuple[Node, str]:
 
 
 def options(command: F) -> F:
-    """Give a command the options that choose the cluster, and an :class:`Api` as its argument ``api``."""
+    """Give a command the options that choose the cluster, and pass it an :class:`Api` as ``api``."""
 
     @click.option("--kubeconfig", type=click.Path(path_type=Path), help="Default: $KUBECONFIG, then ~/.kube/config.")
     @click.option("--context", help="The kubeconfig's context to use.")
@@ -146,7 +146,7 @@ def errors() -> Iterator[None]:
     except httpx2.TransportError as error:
         at = error.request.url.copy_with(path=None, query=None) if _has_request(error) else "the API server"
         raise Failed(
-            f"{at} cannot be reached: {str(error) or type(error).__name__}; is it up, and the kubeconfig's?"
+            f"{at} cannot be reached: {str(error) or type(error).__name__}; is it up, and does the kubeconfig name it?"
         ) from None
     except httpx2.HTTPStatusError as error:
         raise Failed(f"{error.request.url} answered {error.response.status_code}; is this an API server?") from None
@@ -162,7 +162,7 @@ def _has_request(error: httpx2.RequestError) -> bool:
 
 
 def say(error: ApiError) -> str:
-    """What the API server said, and what to do."""
+    """The API server's answer, and what to do."""
     message = error.status.message or f"it answered {error.status.code}"
     remedy = {
         401: "the credentials of the kubeconfig are not valid (any more)",

@@ -76,7 +76,7 @@ def verdicts(
                 asked = evolve(asked, faults=(*asked.faults, f"it cannot be read: {unreadable[name_of(request)]}"))
             judged.append(_judge(request, asked, known))
             if judged[-1].action == "approve":
-                # With one key a node can ask as often as with many.
+                # Pending requests are counted by node, since a node can make any number of requests with one key.
                 enrols = judged[-1].requester == names.ENROLMENT
                 rivals[judged[-1].requester, judged[-1].node].add(asked.key if enrols else name_of(request).encode())
     return [_unless_ambiguous(verdict, rivals) for verdict in judged]
@@ -91,9 +91,7 @@ def _unless_ambiguous(verdict: Verdict, rivals: Mapping[tuple[str, str], Collect
     delete = "delete the wrong ones: kubectl delete csr NAME"
     reason = f"several requests with different keys claim to be {verdict.node}; {delete}"
     if not enrols:
-        reason = (
-            f"{verdict.node} asks for {count} certificates at once, and at most {MOST_RENEWALS} are given; {delete}"
-        )
+        reason = f"{verdict.node} has {count} pending renewals, and at most {MOST_RENEWALS} are approved; {delete}"
     return evolve(verdict, action="leave", reason=reason)
 
 
@@ -145,7 +143,7 @@ def _enrolment(node: str, known: KnownNodes) -> tuple[Action, str]:
         again = f"trackbed fleet approve --again {node}"
         return "leave", f"{node} has been enrolled already; if it was installed anew: {again}"
     if node not in known.expected:
-        return "leave", f"nobody has named {node} as a new node; if it is one: trackbed fleet approve {node}"
+        return "leave", f"{node} is not named as a new node; if it is one: trackbed fleet approve {node}"
     return "approve", "enrolment"
 
 
@@ -170,5 +168,5 @@ def _faults(request: CertificateSigningRequest) -> list[str]:
     if spec.expirationSeconds is None:
         faults.append("it names no expiry")
     elif spec.expirationSeconds > YEAR:
-        faults.append(f"it would hold for {spec.expirationSeconds} s, more than a year ({YEAR} s)")
+        faults.append(f"it would be valid for {spec.expirationSeconds} s, more than a year ({YEAR} s)")
     return faults

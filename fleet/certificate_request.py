@@ -56,14 +56,14 @@ def read(text: str) -> Asked:
         faults = _faults(asked)
         name = _common_name(asked.subject)
         if not faults and text != base64.b64encode(written(name, asked)).decode():
-            faults = ["it is not written as a reporter writes it: one PEM block in DER, and nothing beside it"]
+            faults = ["it does not have a reporter's form: one PEM block in DER, and nothing else"]
         return Asked(name, _common_names(asked.subject), _public(asked), tuple(faults))
     except _UNREADABLE as error:
         return Asked(faults=(f"the request cannot be read: {error}",))
 
 
 def _faults(asked: x509.CertificateSigningRequest) -> list[str]:
-    """How a request differs from a reporter's, where that can be named."""
+    """The known ways in which a request differs from a reporter's."""
     key = asked.public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         return ["its key is too weak, or of another kind than a reporter's: EC on the curve P-256"]

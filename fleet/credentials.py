@@ -1,4 +1,4 @@
-"""What the deploy gets from the API server for a reporter: a token, or the approval of its certificate."""
+"""Gets from the API server what the deploy needs for a reporter: a token, or the approval of its certificate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REQUEST_NAME = re.compile(r"trackbed-[a-z0-9](?:[-a-z0-9.]{0,242}[a-z0-9])?")
 
 
 class NotGiven(Exception):
-    """There is no token, or no approval. The message says why."""
+    """The API server gave no token or no approval. The message says why."""
 
 
 class NotJoined(NotGiven):
@@ -105,7 +105,7 @@ def _request(client: Client, name: str, csr: str) -> CertificateSigningRequest:
     if pending is None or fault:
         raise NotGiven(f"it cannot be read: {fault}")
     if pending.spec.request != csr:
-        raise NotGiven("it is not what the node has asked for: somebody else did")
+        raise NotGiven("its content is not the request on the node: somebody else made it")
     return pending
 
 

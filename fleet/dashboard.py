@@ -66,7 +66,7 @@ def dashboard() -> str:
 
 
 def _fleet(built: Dashboard) -> None:
-    """All nodes, whichever are chosen."""
+    """The panels about all nodes."""
     good_when_full = _thresholds((None, RED), (0.9, ORANGE), (1, GREEN))
     bad_when_any = _thresholds((None, GREEN), (1, RED))
     built.with_row(Row("The fleet"))
@@ -89,7 +89,7 @@ def _fleet(built: Dashboard) -> None:
 
 
 def _nodes(built: Dashboard) -> None:
-    """The nodes that are chosen."""
+    """The panels about the chosen nodes."""
     built.with_row(Row("The chosen nodes"))
     was_not = f"trackbed_ready{{{CHOSEN}}} and on (instance) (min_over_time(trackbed_ready{{{CHOSEN}}}[$__range]) == 0)"
     built.with_panel(

@@ -33,7 +33,7 @@ class Host:
 
 @frozen
 class Ran:
-    """The result of a command on a host. ``said``: the last lines that it printed."""
+    """A command that ran on a host. ``said``: the last lines that it printed."""
 
     failed: bool
     said: str
@@ -83,7 +83,7 @@ class Inventory:
 
 
 def _pyinfra(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
-    # A session of its own, so that Ctrl-C does not reach pyinfra: a change that has begun is finished.
+    # A session of its own, so that Ctrl-C does not reach pyinfra: a change that has begun must be finished.
     return subprocess.run(
         [sys.executable, "-m", "pyinfra", *arguments],
         cwd=ROOT,

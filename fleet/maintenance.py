@@ -106,7 +106,7 @@ class Maintenance:
     stop: Event = field(factory=Event)
 
     def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[Result, str]]:
-        """Maintain nodes, so many at the same time, until one fails. The result and its reason, by node."""
+        """Maintain nodes, so many at the same time, until one fails. Returns the result and its reason by node."""
         results: dict[str, tuple[Result, str]] = dict.fromkeys(nodes, ("not started", ""))
         failed = Event()
 
@@ -122,7 +122,7 @@ class Maintenance:
                 for future in waiting:
                     future.result()
             except KeyboardInterrupt:
-                self.tell("stopping; a change that has begun on a node is seen through")
+                self.tell("stopping; a change that has begun on a node is finished first")
                 self.stop.set()
         return results
 
@@ -234,7 +234,7 @@ class Maintenance:
         return ""
 
     def _apply(self, name: str) -> None:
-        self.tell(f"{name}: changing what its spec wants, up to {self.allow}")
+        self.tell(f"{name}: making the changes of its spec, up to {self.allow}")
         words = [COMMAND, "apply", "--allow", str(self.allow), "--timeout", f"{self.apply_timeout:.0f}"]
         ran = self.inventory.run(name, words, self.apply_timeout + MARGIN)
         if ran.failed:

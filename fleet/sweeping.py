@@ -105,7 +105,7 @@ def sweep(api: Api, share: float, dry: bool) -> Result:
         try:
             (renewed if _give_lease(api, name) else recovered).append(name)
         except ApiError as error:
-            failed[name] = f"its Lease is gone and cannot be made anew: {error.status.message or error}"
+            failed[name] = f"its Lease was deleted and cannot be created again: {error.status.message or error}"
     return Result(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
 
 

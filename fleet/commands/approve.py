@@ -29,18 +29,18 @@ NOT_ALL = 2
 @click.option(
     "--inventory", type=click.Path(path_type=Path, exists=True), help="Every node of this inventory may be enrolled."
 )
-@click.option("--again", multiple=True, metavar="NODE", help="It may be enrolled though it was: it was installed anew.")
-@click.option("--dry", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--again", multiple=True, metavar="NODE", help="It may be enrolled again: it was reinstalled.")
+@click.option("--dry", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
 def approve(
     api: Api, nodes: tuple[str, ...], inventory: Path | None, again: tuple[str, ...], dry: bool, as_json: bool
 ) -> None:
-    """Approve the certificates that reporters ask for, and deny what no reporter would ask for.
+    """Approve reporters' requests for certificates, and deny requests in a reporter's name that no reporter makes.
 
-    A renewal is approved if who asks is the node itself. A first certificate is approved only for nodes that are named
-    here, or are in the inventory, and have not been enrolled before. Other clients' requests are left alone. It may run
-    from a timer, without names: then it approves renewals.
+    A renewal is approved if the node itself requests it. A first certificate is approved only for nodes that are named here or
+    in the inventory, and that have not been enrolled before. Other clients' requests are left alone. Run it from a timer
+    without names to approve renewals.
 
     Exit code: 0 every request was approved, or there was none; 2 some were denied or left for you; 1 an error.
 
@@ -74,7 +74,8 @@ def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], judged:
             continue
         try:
             if one.action == "approve" and one.requester == names.ENROLMENT:
-                # Before it is approved: from then on the node counts as enrolled. A renewal brings back no lost right.
+                # Made before the approval, since the bindings mark the node as enrolled. Not for a renewal, which must not
+                # restore removed rights.
                 admit(api.client, one.node)
         except ApiError as error:
             failed[one.request] = f"{one.node} cannot be admitted: {error.status.message}; is fleet/cluster applied?"

@@ -36,18 +36,21 @@ def fabric() -> None:
     "--results",
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file of results; the last run's without it.",
+    help="The file of results. [default: the last run's]",
 )
 @click.option("--html", "page_file", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page, too.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON lines for programs: ends, then paths, then the whole."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON lines for programs: each NIC, then each bad path, then the verdict.",
 )
 def report(path: Path | None, page_file: Path | None, as_json: bool) -> None:
-    """Show each NIC and path that is not good, and what is usual.
+    """Show each NIC and path that is not good, and the usual rates.
 
-    A stopped run is judged by the tests that are done. The cluster is not asked.
+    A stopped run is judged by its finished tests. The command reads a file, and does not connect to the cluster.
 
-    Exit code: 0 every NIC of every node is good and the test is finished, 2 not, 1 the results cannot be read.
+    Exit code: 0 every NIC is good and the test is finished, 2 not, 1 the results cannot be read.
 
     Example: trackbed fleet fabric report --html fabric.html
     """
@@ -79,7 +82,7 @@ def _read(path: Path) -> Journal:
 
 
 def _write_page(path: Path, journal: Journal, ends: Ends, said: Verdict) -> None:
-    # Imported here: the library that draws takes a second.
+    # Imported here, since importing matplotlib takes a second.
     from fleet.fabric.page import page
 
     try:

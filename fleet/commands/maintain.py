@@ -28,25 +28,25 @@ INTERRUPTED = 130
     "--inventory",
     required=True,
     type=click.Path(path_type=Path, exists=True),
-    help="By its connection data the nodes are reached.",
+    help="Its connection data are used to reach the nodes.",
 )
 @click.option(
     "--allow",
     type=click.Choice([str(level) for level in Disruption]),
     default="vf-reset",
     show_default=True,
-    help="The most disruptive level.",
+    help="The most disruptive level of changes to make.",
 )
 @click.option("--at-once", default=1, show_default=True, type=click.IntRange(1), help="Nodes at the same time.")
-@click.option("--force", is_flag=True, help="Evict pods that have no controller; nothing starts them again.")
-@click.option("--delete-emptydir-data", is_flag=True, help="Evict pods that have local data on the node's disk.")
+@click.option("--force", is_flag=True, help="Also evict pods without a controller; nothing starts them again.")
+@click.option("--delete-emptydir-data", is_flag=True, help="Also evict pods with local data on the node's disk.")
 @click.option(
     "--drain-timeout", type=seconds, default=600.0, show_default=True, help="Seconds for the pods to be evicted."
 )
 @click.option(
     "--apply-timeout", type=seconds, default=300.0, show_default=True, help="Seconds for the change on the node."
 )
-# Longer than the reporter waits for a device plugin to go that is not ours to end (PLUGIN_LONGEST).
+# Longer than the reporter waits for a device plugin that it cannot stop to end (PLUGIN_LONGEST).
 @click.option(
     "--ready-timeout", type=seconds, default=900.0, show_default=True, help="Seconds until the Node is ready again."
 )
@@ -70,11 +70,11 @@ def maintain(
     earlier: str | None,
     as_json: bool,
 ) -> None:
-    """Do on nodes what their specs want and their use has deferred: cordon, drain, apply, wait for ready, uncordon.
+    """Make the changes that were deferred because the nodes are in use: cordon, drain, apply, wait for ready, uncordon.
 
-    Pods are evicted, so PodDisruptionBudgets are respected; those of DaemonSets, static and finished ones stay. A drain
-    that cannot be finished is undone. If the change fails, the node stays cordoned and no other is begun. What was done
-    is written down on the Node: after a crash, --resume or --undo, from any control host.
+    Pods are evicted, so PodDisruptionBudgets are respected; those of DaemonSets, static and finished ones stay. A drain that
+    cannot be finished is undone. If the change fails, the node stays cordoned and no other node is begun. The Node records each
+    step, so after a crash --resume and --undo work from any control host.
 
     Exit code: 0 all nodes are done and ready, 1 not, 130 interrupted.
 

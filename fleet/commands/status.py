@@ -36,8 +36,8 @@ WORDS = {"True": "ready", "False": "not ready"}
 def status(api: Api, inventory: Path | None, as_json: bool) -> None:
     """Show every node: ready or not, since when, why not, its spec and its agent.
 
-    A node whose Lease has expired is Unknown here, whether it was swept or not; one whose kubelet is not ready is not
-    ready. A node that was enrolled, or is in the inventory, is shown although the cluster has no Node of its name.
+    A node whose Lease has expired is unknown, whether it was swept or not. A node whose kubelet is not ready is not ready. A
+    node that was enrolled, or is in the inventory, is shown even if the cluster has no Node of its name.
 
     Exit code: 0 every node is ready, 2 some are not, 1 the cluster could not be asked.
 
@@ -56,7 +56,7 @@ def status(api: Api, inventory: Path | None, as_json: bool) -> None:
 
 
 def _enrolled(api: Api) -> set[str]:
-    """The nodes that were enrolled; none for whoever may not read that."""
+    """The nodes that were enrolled; none if the user may not list bindings."""
     try:
         return admitted(api.client)
     except ApiError as error:
@@ -67,7 +67,7 @@ def _enrolled(api: Api) -> set[str]:
 
 
 def plain(one: Standing) -> dict[str, object]:
-    """A node as JSON has it; times as RFC 3339."""
+    """A node in JSON's types; times as RFC 3339."""
     return asdict(
         one, value_serializer=lambda _, __, value: value.isoformat() if hasattr(value, "isoformat") else value
     )
@@ -80,7 +80,7 @@ def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
         table.add_column(heading, no_wrap=True, overflow="ignore")
     table.add_column("WHY", overflow="fold")
     for one in listed:
-        # Of a ready node the message says which warnings it has.
+        # The message of a ready node names its warnings.
         why = one.message or one.reason if one.ready == "True" else ": ".join(filter(None, (one.reason, one.message)))
         notes = [note for note, holds in (("cordoned", one.cordoned), ("in maintenance", one.maintenance)) if holds]
         notes += ["not tainted"] if one.ready != "True" and one.joined and not one.tainted else []
@@ -93,7 +93,7 @@ def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
             _text(one.agent_version or "-"),
             _text("; ".join([why, *notes])),
         )
-    # Cut by nobody where it is not read on a terminal.
+    # Rows are not cut to a width if the output is not a terminal.
     console = Console() if sys.stdout.isatty() else Console(width=1000)
     if listed:
         console.print(table)

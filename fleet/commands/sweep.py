@@ -22,18 +22,18 @@ REFUSED = 2
     default=0.25,
     show_default=True,
     type=number("a share", 0.0, 1.0),
-    help="The largest part of the fleet that may be without a heartbeat; if it is more, none is tainted.",
+    help="The largest share of the fleet that may be without a heartbeat; if more nodes are, none is tainted.",
 )
-@click.option("--dry", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
 def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
-    """Take readiness from nodes that have gone silent: taint them, and turn their condition Unknown.
+    """Mark silent nodes as not ready: taint them, and set their condition to Unknown.
 
-    A node whose Lease says that it is not ready, while its Node does not, is tainted, too, and its condition turns False.
-    One whose Lease is gone gets another one, and is swept if that is not renewed.
+    If a node's Lease says that it is not ready and its Node does not, the Node is tainted, too, and its condition set to False.
+    If the Lease was deleted, the node gets a new one, and is swept if that is not renewed.
 
-    For a timer: it may run as often as you like, and twice at once.
+    Run it from a timer, as often as you like; two runs at once do no harm.
 
     Exit code: 0 done, 2 too many nodes are silent and none was tainted, 1 an error.
 

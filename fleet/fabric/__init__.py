@@ -1,4 +1,4 @@
-"""The acceptance test of the RDMA fabric: which NICs are tested with which, and what the results say of each NIC.
+"""The acceptance test of the RDMA fabric: which NICs are tested with which, and the verdict on each NIC.
 
-What is here is pure: it knows no host and no connection. ``tasks/fabric`` runs the tests on the nodes.
+The code is pure: it opens no connection. ``tasks/fabric.py`` runs the tests on the nodes.
 """

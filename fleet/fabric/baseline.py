@@ -1,7 +1,7 @@
-"""What hardware of a kind usually reaches, and how far a result may be below it.
+"""The usual rate of each kind of hardware, and how far a result may be below it.
 
-Faults only lower a rate (or raise a latency). One bad NIC of three spoils two of three pairs. So the usual rate is the median
-over NICs, each by the better half of its own results, and the spread is that of the results above the usual rate.
+Faults only lower a rate (or raise a latency), and one bad NIC of three spoils two of three pairs. So each NIC counts by the
+better half of its results, the usual rate is the median over the NICs, and only results above it give the spread.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ DEVIATIONS = 6.0
 
 TEST_TOLERANCE = 0.10
 END_TOLERANCE = 0.05
-"""Shares of the usual rate by which one result, and a NIC's median of several, may be below it however small the spread is."""
+"""One result, and a NIC's median of several, may always be so much below the usual rate, as shares of it."""
 
 SEVERAL = 4
-"""The number of results from which on their median is steadier than one."""
+"""From this number of results on, their median is steadier than one result."""
 
 LOWEST = 0.5
-"""However large the spread is: less than this share of the usual rate is bad."""
+"""A result below this share of the usual rate is bad, even if the spread is large."""
 
 Measure = tuple[str, bool, tuple[str, ...]]
-"""Results that are compared: of the same test, on one rail or across, between the same kinds of hardware."""
+"""Results with the same key are compared: the test, whether it is across rails, and the kinds of hardware at both ends."""
 
 
 @frozen
 class Usual:
-    """What is usual of a measure. ``value`` in the test's unit; ``least_of_one`` and ``least_of_end`` are shares of it."""
+    """The usual result of a measure. ``value`` in the test's unit; ``least_of_one`` and ``least_of_end`` are shares of it."""
 
     value: float
     least_of_one: float
     least_of_end: float
 
     def least(self, results: int) -> float:
-        """The least share of an end that has a number of results: the median of a few says no more than one."""
+        """The least share of an end with this number of results. The median of a few is judged like one result."""
         return self.least_of_end if results >= SEVERAL else self.least_of_one
 
 
@@ -72,7 +72,7 @@ class Baseline:
     usual: Mapping[Measure, Usual]
 
     def judge(self, ends: Ends, results: Iterable[Result]) -> list[Judged]:
-        """Compare results with what is usual. Left out are those of lost nodes, and tests across rails if none succeeded."""
+        """Compare results with the usual ones. Left out: results of lost nodes, and tests across rails if none succeeded."""
         judged = []
         for result in results:
             if result.fault == "lost":
@@ -89,7 +89,7 @@ class Baseline:
 
 
 def baseline(ends: Ends, results: Iterable[Result]) -> Baseline:
-    """What is usual, by the results of a survey."""
+    """The usual results, from those of a survey."""
     by_measure: dict[Measure, list[Result]] = defaultdict(list)
     for result in results:
         if result.fault != "lost":
@@ -99,13 +99,13 @@ def baseline(ends: Ends, results: Iterable[Result]) -> Baseline:
 
 
 def measure(ends: Ends, result: Result) -> Measure:
-    """What a result is compared with."""
+    """The key of the results that a result is compared with."""
     one, other = ends[result.server].group, ends[result.client].group
     return result.test, result.across, (one,) if one == other else tuple(sorted((one, other)))
 
 
 def upper_median(values: Sequence[float]) -> float:
-    """The median, of an even number of values the greater of the two in the middle."""
+    """The median; of an even number of values, the greater of the two in the middle."""
     return statistics.median_high(values)
 
 

@@ -1,4 +1,4 @@
-"""The ends of the fabric: each is a NIC of a node, with its RDMA device and whatever a test of it needs."""
+"""The ends of the fabric. An end is a NIC of a node, with its RDMA device and all that a test of it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of a run: a line of JSON for the run, one for each result, one for its end. A stopped run goes on from it."""
+"""The file of a run: a JSON line for the run, one for each result, and one for its end. A stopped run is resumed from it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, run: Run) -> Journal:
-        """Go on with the run in the file if it is the same and was stopped; else begin a new one, and keep the old file.
+        """Resume the stopped run in the file if it tests the same; else begin a new one, and keep the old file.
 
         :raises Damaged: the file is no file of a run.
         :raises OSError: it cannot be read or written.

@@ -36,7 +36,7 @@ class Result:
 
     @property
     def key(self) -> tuple[str, int, str, str]:
-        """What tells a test of a run from all others."""
+        """Identifies a test within a run."""
         return self.stage, self.number, self.server, self.client
 
 
@@ -71,7 +71,7 @@ _HEADING = re.compile(r"#bytes|#iterations|BW (?:peak|average)\[[^\]]*\]|MsgRate
 def parse(test: FabricTest, output: str) -> float | None:
     """The result in perftest's output; None if there is none. A rate of 0 is none: nothing arrived.
 
-    The rate has two decimals. Below 1 Gbit/s it is taken from the rate of messages, which has six.
+    perftest prints the rate with two decimals, so a rate below 1 Gbit/s is computed from the message rate, which has six.
     """
     columns: list[str] = []
     for line in output.splitlines():

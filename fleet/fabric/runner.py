@@ -1,4 +1,4 @@
-"""Runs the tests on nodes, round by round. What fails on a node is a result, and never ends the run."""
+"""Runs the tests on nodes, round by round. A failure on a node is a result, and never ends the run."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from fleet.fabric.tests import TESTS, client, server
 from fleet.fabric.verdict import Verdict, verdict
 
 PORT = 18515
-"""perftest's own port; the NICs of a node have this one and those above it."""
+"""perftest's default port. The NICs of a node use this one and those above it."""
 
 ANSWER = 45
-"""Seconds in which a node must answer beyond the time of its tests."""
+"""How many seconds longer than its tests a node may take to answer."""
 
 Request = Mapping[str, Any]
-"""What a node is to do, as templates/fabric.py reads it."""
+"""A node's part of a round, as templates/fabric.py reads it."""
 
 
 class Nodes(Protocol):
     """The connection to all nodes."""
 
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
-        """Ask several nodes at the same time; the answer of each, or None if it could not be had in time."""
+        """Ask several nodes at the same time; the answer of each, or None if it gave none in time."""
         ...
 
 
 @frozen
 class Job:
-    """A test on its way: its pair, and the name by which the nodes know it."""
+    """A running test: its pair, and the name that the nodes know it by."""
 
     server: str
     client: str
@@ -114,7 +114,7 @@ class Runner:
         return [results[pair] for pair in pairs]
 
     def _ask(self, do: str, made: Round, jobs: Sequence[Job], ending: Collection[str] = frozenset()) -> dict[str, Any]:
-        """Ask each node for its part; the answers by job. A node that does not answer is lost from now on.
+        """Ask each node for its part of the round; the answers by job. A node that does not answer is not asked again.
 
         :param ending: the jobs whose servers end by themselves, since their clients have ended well.
         """

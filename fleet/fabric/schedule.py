@@ -1,7 +1,7 @@
-"""Which ends are tested with which, in rounds: in a round no end is in two tests.
+"""Arranges the tests in rounds, so that no end is in two tests of a round.
 
 Up to :data:`ALL_PAIRS` nodes each pair is tested. In a larger fleet each end is tested with a fixed number of random others, so
-the number of rounds does not grow. The same seed gives the same rounds.
+the number of rounds does not grow. The rounds depend only on the ends and the seed.
 """
 
 from __future__ import annotations

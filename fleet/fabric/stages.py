@@ -1,4 +1,4 @@
-"""The stages of a run. The rounds of each follow from the results of those before it, so that a stopped run can go on."""
+"""The stages of a run. A stage's rounds follow from the results of the stages before it, so a stopped run can be resumed."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ STAGES: tuple[tuple[str, Callable[[Ends, FabricSettings, Sequence[Result]], list
     ("ends", lambda ends, settings, results: confirming(ends, results, settings.seed)),
     ("paths", lambda ends, settings, results: repeating(ends, results)),
 )
-"""By name, the rounds of each stage by the results of all earlier ones."""
+"""By the stage's name: a function from the results of all earlier stages to the rounds of this one."""

@@ -1,7 +1,7 @@
-"""Which ends explain the bad results of a survey, and which are known to be good.
+"""Finds the ends that explain the bad results of a survey, and those that are known to be good.
 
-A bad end makes results of good ones bad, too. So the end with the largest share of bad results is suspected first, and its
-results are left out before the next one is looked for.
+A bad end spoils results of good ends, too. So the end with the largest share of bad results is suspected first; then its
+results are left out, and the search begins again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from fleet.fabric.baseline import SEVERAL, Baseline, Judged, measure, upper_medi
 from fleet.fabric.ends import Ends
 
 MOST = 0.5
-"""The share of an end's results in one direction of one test from which on it is suspected."""
+"""An end is suspected from this share of bad results on, in one direction of one test."""
 
 SOME = 0.125
 FEW = 3
-"""The share and the number of all results of an end from which on it is suspected of failing now and then."""
+"""An end is suspected of failing now and then from this share, and this number, of bad results among all of its results."""
 
 Cell = tuple[str, str, bool]
 """A direction (sends, receives) of a test, on one rail or across."""
@@ -108,7 +108,7 @@ def _failed(name: str, results: Iterable[Judged]) -> set[tuple[str, bool]]:
 
 
 def _by_median(ends: Ends, judged: Iterable[Judged], usual: Baseline) -> dict[str, set[tuple[str, bool]]]:
-    """The ends that have no single bad result, but a bad median of several results."""
+    """The ends without a single bad result whose median is bad."""
     shares: dict[tuple[str, str], dict[tuple[str, bool, tuple[str, ...]], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -119,7 +119,7 @@ def _by_median(ends: Ends, judged: Iterable[Judged], usual: Baseline) -> dict[st
     by_name: dict[str, set[tuple[str, bool]]] = defaultdict(set)
     for (name, _), measures in shares.items():
         for key, values in measures.items():
-            # What few results say, they say one by one.
+            # The median of few results says no more than each of them.
             if len(values) >= SEVERAL and key in usual.usual and upper_median(values) < usual.usual[key].least_of_end:
                 by_name[name].add(key[:2])
     return by_name

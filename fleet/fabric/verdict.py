@@ -1,4 +1,4 @@
-"""What the results say of each end and of each path between two ends."""
+"""The verdict on each end, and on each path between two ends."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fleet.fabric.suspects import Suspicion, suspicion
 from fleet.fabric.tests import TESTS
 
 PARTNERS = 8
-"""Tests of a suspect with known-good ends, in each direction of each test in which it failed."""
+"""How many known-good ends a suspect is tested with, in each direction of each test in which it failed."""
 
 REPEATS = 2
-"""How often a bad test of two good ends is repeated. The path is bad if each of these is bad."""
+"""How often a bad test between two good ends is repeated. The path is bad if all repetitions are bad."""
 
 UNSTEADY = 3 / 16
-"""The share of bad tests with known-good ends from which on a suspect is bad."""
+"""A suspect is bad from this share of bad tests with known-good ends on."""
 
 Status = Literal["good", "bad", "undecided", "lost", "untested"]
 
@@ -87,7 +87,7 @@ def confirming(ends: Ends, results: Sequence[Result], seed: int) -> list[Round]:
 
 
 def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: int) -> list[str]:
-    """Known-good ends of other nodes, from another place in ``good`` for each suspect. Too few of them are used twice."""
+    """Known-good ends of other nodes, starting at another place of ``good`` for each suspect; used twice if they are few."""
     partners: list[str] = []
     for step in range(len(good)):
         other = ends[good[(place * PARTNERS + step) % len(good)]]
@@ -99,7 +99,7 @@ def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: i
 
 
 def repeating(ends: Ends, results: Sequence[Result]) -> list[Round]:
-    """The rounds that repeat the survey's bad tests in which neither end is to blame."""
+    """The rounds that repeat the survey's bad tests between two ends that are not suspected."""
     usual = baseline(ends, _of_stage(results, "survey"))
     blamed = {each.end for each in _ends(ends, results, usual) if each.status != "good"}
     wanted = [
@@ -152,7 +152,7 @@ def _ends(ends: Ends, results: Sequence[Result], usual: Baseline) -> list[EndVer
 
 
 def _shares(judged: Iterable[Judged]) -> dict[str, dict[str, float]]:
-    """By end and test: the share of the usual rate of its worse direction, on one rail."""
+    """By end and test: the share of the usual rate in its worse direction, on one rail."""
     values: dict[str, dict[str, tuple[list[float], list[float]]]] = defaultdict(dict)
     for each in judged:
         if not each.result.across:

@@ -32,7 +32,7 @@ def test_a_new_node_is_enrolled_once_and_renews_by_itself(plane: ControlPlane) -
     ask(plane, enrolment(plane), request(user, "trackbed-fresh-1"))
     left = fleet(plane, "approve")
     assert left.code == 2
-    assert "nobody has named fresh as a new node" in left.out
+    assert "fresh is not named as a new node" in left.out
     assert fleet(plane, "approve", "fresh", "--dry").code == 0
     assert decision(plane, "trackbed-fresh-1") == []
 

@@ -156,7 +156,7 @@ def test_a_node_is_drained_changed_and_brought_back(plane: ControlPlane, invento
     assert done.code == 0, done
     said = [line.partition(": ")[2].partition(" default/")[0] for line in done.out.splitlines()]
     assert said == [
-        "cordoned", "evicting", "changing what its spec wants, up to vf-reset", "ready", "uncordoned",
+        "cordoned", "evicting", "making the changes of its spec, up to vf-reset", "ready", "uncordoned",
     ]  # fmt: skip
     assert cordoned(plane, "m1") == (False, False)
     until(lambda: pods(plane, "job", "m1") not in ([], [before]), "another pod takes its place")

@@ -195,7 +195,7 @@ def test_a_request_with_anothers_signature_is_denied() -> None:
 @pytest.mark.parametrize(
     ("node", "known", "reason"),
     [
-        ("b", KNOWN, "nobody has named b as a new node; if it is one: trackbed fleet approve b"),
+        ("b", KNOWN, "b is not named as a new node; if it is one: trackbed fleet approve b"),
         (
             "a",
             KnownNodes(expected={"a"}, enrolled={"a"}),
@@ -278,7 +278,7 @@ def test_a_request_that_names_nobody_is_denied() -> None:
 def test_a_certificate_holds_for_a_year_at_most() -> None:
     assert only(asked(common_name(A), expirationSeconds=YEAR)).action == "approve"
     verdict = only(asked(common_name(A), expirationSeconds=YEAR + 1))
-    reason = "it would hold for 31536001 s, more than a year (31536000 s)"
+    reason = "it would be valid for 31536001 s, more than a year (31536000 s)"
     assert (verdict.action, verdict.reason) == ("deny", reason)
 
 
@@ -290,6 +290,6 @@ def test_a_node_that_floods_the_cluster_with_requests_gets_no_certificate_and_ot
     known = evolve(KNOWN, joined={"a", "b"})
     found = {one.request: one for one in verdicts([*flood, other], known)}
     assert {one.action for name, one in found.items() if name != "other"} == {"leave"}
-    assert "a asks for 9 certificates at once, and at most 8 are given" in found["flood-0"].reason
+    assert "a has 9 pending renewals, and at most 8 are approved" in found["flood-0"].reason
     assert found["other"].action == "approve"
     assert {one.action for one in verdicts(flood[:8], known)} == {"approve"}
