@@ -4,8 +4,8 @@ Run it with `python -m bench.creation`.
 
 Both run on the first node of the lab: seven VFs of its igb, and 128 of a netdevsim, which has no PCI functions. The agent's
 time is that of one pass: the pass that the event of the VFs' deletion causes, with all of its readings. Probes have threads of
-their own. The bare counterpart repeats the writes of that pass: files by open(), netlink by pyroute2. Between them it only
-looks for the netdevs of new VFs.
+their own. The bare counterpart repeats the writes of that pass: files by open(), netlink by pyroute2. Between the writes it
+only looks for the netdevs of new VFs.
 """
 
 from __future__ import annotations

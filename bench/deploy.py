@@ -21,6 +21,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from agent.report import names
 from bench.simulated_fleet import Fleet, fleet
 from lab.command import run
 from lab.instance import free_port
@@ -31,7 +32,7 @@ from tasks.packages import BASE
 ANSIBLE = "ansible-core==2.19.14"
 PLAYBOOK = Path(__file__).with_name("playbook.yml")
 FILES = (
-    "/etc/trackbed/node.json",
+    names.SPEC_FILE,
     "/usr/local/bin/trackbed",
     "/etc/systemd/system/trackbed.service",
     "/etc/systemd/system/trackbed-reporter.service",

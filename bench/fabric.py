@@ -27,7 +27,7 @@ TIMEOUT_S = 20.0
 
 @frozen
 class Outcome:
-    """What was simulated of one size, over all its runs.
+    """The simulated runs of one fleet size, added up.
 
     ``wall``: assumed seconds of one run; ``cpu``: seconds that its schedule and verdict took here.
     """
@@ -107,7 +107,7 @@ def main(rails: int, most: int, least: int) -> None:
         table.add_column(heading, justify="right")
     for nodes in (size for size in SIZES if size <= most):
         runs = max(1, least // (nodes * rails))
-        # All pairs of a small fleet are many tests: fewer runs tell enough.
+        # A fleet that tests all pairs has many tests in a run, so fewer runs suffice.
         runs = min(runs, 20)
         made = simulate(nodes, rails, runs, settings)
         table.add_row(

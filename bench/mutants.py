@@ -1,4 +1,4 @@
-"""Writes docs/mutants.md's table from what the last `make mutants` found: `python -m bench.mutants`."""
+"""Writes docs/mutants.md's table from the results of the last `make mutants`: `python -m bench.mutants`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEAD = """\
 
 @frozen
 class Module:
-    """What became of the mutants of one module: how many have each of mutmut's words, and which survived."""
+    """The mutants of one module: how many had each of mutmut's results, and which survived."""
 
     name: str
     words: Counter[str]

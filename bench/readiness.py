@@ -1,8 +1,8 @@
 """Measures how long a node still says that it is ready after the kernel took a device away: `python -m bench.readiness`.
 
-It runs on the first node of the lab. A program of Python's own looks ten times a second at the kernel and at the report, and
-notes how long "ready" stood beside a PF that has too few VFs, or that is gone. It reads names of folders alone: to read
-`sriov_numvfs` would wait for the lock that the kernel holds while it deletes VFs, for ten seconds and more on such a node.
+It runs on the first node of the lab. A watcher on the node looks at the kernel and at the report ten times a second. It
+measures how long the report says "ready" while the PF has too few VFs or is gone. It only lists folders: reading `sriov_numvfs`
+would wait for the lock that the kernel holds while it deletes VFs, ten seconds and more on such a node.
 """
 
 from __future__ import annotations

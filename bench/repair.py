@@ -1,9 +1,9 @@
 """Measures how fast drift is repaired on a node of the lab, beside the same repair by a shell: `python -m bench.repair`.
 
 Both sides do the same work between the same two moments, by the node's own clock. It begins before the write that breaks
-something: the kernel tells the first event while it still works on that write. It ends when `ip` and sysfs read as before:
-the number of VFs, what the PF grants each, and each VF's driver, name, address, MTU and state. For the agent a second figure
-says when the report was ready again, for which interrupts must be pinned, too. Between two readings is a pause, since one
+something, since the kernel sends the first event before that write returns. It ends when `ip` and sysfs read as before: the
+number of VFs, what the PF grants each, and each VF's driver, name, address, MTU and state. For the agent a second figure is the
+time until the report was ready again; for that, interrupts must be pinned, too. It pauses between two readings, since one
 thread of this host emulates all CPUs of the node.
 """
 
@@ -21,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 import lab
+from agent.report import names
 from bench.nodes import nodes
 
 NIC = lab.MACHINES[0].nics[0]
@@ -50,7 +51,7 @@ until {ready}; do sleep 0.05; done
 echo $((($(date +%s%N) - began) / 1000000))
 """
 
-READY = "grep -q '\"ready\": true' /run/trackbed/report.json"
+READY = f"grep -q '\"ready\": true' {names.RUN_FOLDER}/{names.REPORT}"
 
 
 @frozen
@@ -71,7 +72,7 @@ def _drifts(node: lab.Node) -> tuple[Drift, ...]:
 
 
 def _by_hand(node: lab.Node) -> str:
-    """The shell commands that make all VFs as they are now: unbound, so that each driver finds its address at once."""
+    """The shell commands that create all VFs as they are now, unbound, so that each driver finds its MAC at once."""
     links: dict[str, dict[str, Any]] = {link["ifname"]: link for link in json.loads(node.sh("ip -j -d link"))}
     vfs = links[NIC.netdev]["vfinfo_list"]
     lines = [f"echo 0 > {SYSFS}/sriov_drivers_autoprobe", f"echo {len(vfs)} > {SYSFS}/sriov_numvfs"]

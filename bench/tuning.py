@@ -1,4 +1,4 @@
-"""Measures what placed interrupts and RPS give, by the way that packets take: `python -m bench.tuning`.
+"""Measures what placing interrupts and RPS gain on each path of packets: `python -m bench.tuning`.
 
 Two nodes of the lab exchange messages and a stream (qperf) from PF to PF, and between two network namespaces, as containers
 have them: by a bridge, by macvlan, and by a VF of their own. Each is measured twice: with interrupts and queues as the agent
@@ -36,7 +36,7 @@ for queue in /sys/class/net/{PF}/queues/rx-* /sys/class/net/{VF}/queues/rx-*; do
 
 @frozen
 class Way:
-    """A way from one node to the other: how its end is made and removed, ``{ip}`` being the address, and where programs run."""
+    """A path between the nodes: commands that create and remove its end (at address ``{ip}``), and where programs run."""
 
     name: str
     make: str
@@ -117,7 +117,7 @@ def main(rounds: int, seconds: int) -> None:
 
 
 def _once(pair: tuple[lab.Node, ...], way: Way, as_found: bool, seconds: int) -> dict[str, float]:
-    """Measure with the agent stopped, so that it neither mends what is made here nor takes its time."""
+    """Measure with the agent stopped, so that it neither repairs these settings nor takes CPU time."""
     for node in pair:
         node.sh("trackbed wait --timeout 120 && systemctl stop trackbed", timeout=150)
     try:

@@ -1,7 +1,7 @@
-"""The tables of the campaign: runs are records in docs/campaign/, and the pages get their tables from these.
+"""Writes the campaign's tables into the pages, from the records of runs in docs/campaign/.
 
-`python -m handbook.campaign` writes the tables. With files of `pytest --junitxml` it records the runs in them before that: one
-for each file of tests, in place of an earlier run of the same command.
+`python -m handbook.campaign` writes the tables. Given files of `pytest --junitxml`, it first records their runs: one for each
+test file, which replaces an earlier run of the same command.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Cases = list[ElementTree.Element]
 
 
 def main(results: list[str], docs: Path = DOCS) -> None:
-    """Record the runs of these files, and write the tables of all pages."""
+    """Record the runs in these files, and write the tables of all pages."""
     for path in results:
         record(Path(path), docs)
     for page in sorted(docs.glob("*.md")):
@@ -44,7 +44,7 @@ def with_tables(text: str, docs: Path = DOCS) -> str:
 
 
 def record(results: Path, docs: Path) -> None:
-    """Put the runs of a file of `pytest --junitxml` among the records."""
+    """Add the runs of a file of `pytest --junitxml` to the records."""
     for name, run in _runs(results):
         recorded = _load(docs, name)
         known = [each for each in recorded["runs"] if each["command"] == run["command"]]

@@ -1,4 +1,4 @@
-"""The reference of the command lines: what click knows of each command, and the exit codes of its help."""
+"""The reference of the command lines: options and texts from click, and the exit codes from each command's help."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Co
 
 
 def exit_code(name: str, command: click.Command) -> str:
-    """What a command's help says of its exit code."""
+    """The exit codes that a command's help names."""
     said = re.search(r"Exit code: (.+?)(?:\n\n|\Z)", inspect.cleandoc(command.help or ""), re.DOTALL)
     if said is None:
         raise ValueError(f"the help of {name} does not say its exit code: give it a paragraph 'Exit code: ...'")

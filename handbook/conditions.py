@@ -1,4 +1,4 @@
-"""The reference of conditions and reasons: each place in the agent's code that makes one, read and not run."""
+"""The reference of conditions and reasons: each place in the agent's code that makes one. The code is read, not run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from handbook.source import ROOT, UNKNOWN, Call, calls
 READINESS = ROOT / "docs/readiness.md"
 
 ANY = "any check"
-"""The type of conditions that the engine makes for whatever check has no answer."""
+"""Stands for the type of a condition that the engine makes for any check without an answer."""
 
 COMPUTED: Mapping[str, tuple[str, ...]] = {
     "probe.type": (ANY,),
@@ -25,13 +25,13 @@ COMPUTED: Mapping[str, tuple[str, ...]] = {
     "_reason(failing)": ("the reason of the first required condition that is not True",),
     "_reason(waiting, 'NotYet')": ("the reason of `UpToDate`", "NotYet"),
 }
-"""What expressions that no constant decides can be."""
+"""The possible values of expressions that cannot be derived from constants."""
 
 FIELDS = ("type", "status", "reason", "message", "stage", "severity", "remedy")
 PUBLISHED = {"ready_condition": READY, "_up_to_date": UP_TO_DATE}
 
 Row = tuple[str, str, str, tuple[str, ...], tuple[str, ...]]
-"""Type, reason, status, and what the message and the remedy can be."""
+"""Type, reason, status, and the possible messages and remedies."""
 
 CHANGE = "the message names the change, why it is not made, and what to do: `trackbed doctor`"
 SOON = "wait: it is over with the next pass; `trackbed wait`"
@@ -69,7 +69,8 @@ REMEDIES: Mapping[tuple[str, str], str] = {
     (READY, "NoReport"): SERVICE,
     (UP_TO_DATE, "AgentSilent"): SERVICE,
 }
-"""What to do about the reasons whose remedy is not in one text of the code: the message has it, or it is put together."""
+"""Remedies of the reasons for which the code has no constant text: the message has the remedy, or it is composed at run
+time."""
 
 SAID = "the message says it"
 
@@ -92,7 +93,7 @@ def page() -> str:
 def reasons() -> set[Row]:
     """Each reason that the agent's code gives a condition of the report.
 
-    :raises ValueError: a type, a status or a reason that is not known without running the code.
+    :raises ValueError: a type, a status or a reason is only known at run time.
     """
     return {row for call in calls("agent", "Condition") for row in _rows(call)}
 
@@ -139,7 +140,7 @@ def _table(rows: Iterator[Row] | set[Row]) -> str:
 
 
 def _remedy(type: str, reason: str, said: tuple[str, ...]) -> str:
-    """What to do: as the code says, as this module does, or as docs/readiness.md does of the check."""
+    """The remedy from the code, or else from this module, or else from the check's row in docs/readiness.md."""
     known = "<br>".join(cell(each) for each in said if each != UNKNOWN)
     return known or REMEDIES.get((type, reason)) or _of_checks().get(type, SAID)
 

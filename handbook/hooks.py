@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the site (mkdocs.yml): pages from outside docs/, what the code says, the navigation."""
+"""Functions that MkDocs calls while it builds the site (mkdocs.yml): they add pages and facts from the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FROM_THE_CODE: Mapping[str, Callable[[], str]] = {
     "metrics": metrics.page,
     "spec": spec.page,
 }
-"""What takes the place of the lines from `<!-- from the code: NAME -->` to `<!-- end -->` in a page."""
+"""By NAME: the function whose text replaces the lines from `<!-- from the code: NAME -->` to `<!-- end -->` in a page."""
 
 OUTSIDE = {
     "README.md": "index.md",
@@ -62,7 +62,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in what comes from the code; a link to the folder of decisions leads to their list."""
+    """Fill in the facts from the code, and make links to the folder of decisions lead to their list."""
     return MARK.sub(lambda match: FROM_THE_CODE[match[1]](), markdown.replace("](decisions/)", f"]({DECISIONS})"))
 
 
@@ -83,7 +83,7 @@ def _section(nav: list[Any], title: str) -> list[Any]:
 
 
 def _link(match: re.Match[str], source: str) -> str:
-    """A link of a page outside docs/, seen from the site: its text alone, if it leads to a file that the site has not."""
+    """A link of a page outside docs/, as it must be in the site; only its text if the site lacks the target."""
     target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2]))
     if target == "docs/decisions":
         page = DECISIONS

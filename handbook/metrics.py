@@ -1,4 +1,4 @@
-"""The reference of the metrics: what the reporter answers for a report that has something of everything."""
+"""The reference of the metrics, read from the reporter's answer for a report that has an example of everything."""
 
 from __future__ import annotations
 

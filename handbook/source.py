@@ -1,4 +1,4 @@
-"""Calls in the source, and the texts that their arguments can be: by constants, choices, local names, parameters."""
+"""Reads calls from the source, and the texts that their arguments may have, without running the code."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from attrs import evolve, field, frozen
 ROOT = Path(__file__).parents[1]
 
 UNKNOWN = "…"
-"""Stands for what only a run decides."""
+"""Stands for a part of a text that is only known at run time."""
 
 DEEPEST = 6
-"""Names that are looked up for one value, one in the other."""
+"""How many names are followed from one to the next to find a value."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Bound = Mapping[str, "tuple[ast.expr, Call] | None"]
@@ -24,7 +24,7 @@ Bound = Mapping[str, "tuple[ast.expr, Call] | None"]
 
 @frozen(eq=False)
 class Module:
-    """A source file: its tree, and where its imported names come from."""
+    """A source file: its syntax tree, and the modules from which it imports names."""
 
     path: Path
     tree: ast.Module
@@ -36,7 +36,7 @@ class Module:
         return {alias.asname or alias.name: f"{each.module}.{alias.name}" for each in froms for alias in each.names}
 
     def constant(self, name: str) -> tuple[ast.expr, Module] | None:
-        """The value of a name of the module, also of one that it imports."""
+        """The value of a constant of the module, or of one that it imports."""
         for node in self.tree.body:
             targets = (
                 node.targets
@@ -124,7 +124,7 @@ def _callers(function: Function | None) -> tuple[Call, ...]:
 
 
 def _deciding(value: ast.expr, call: Call, depth: int = DEEPEST) -> Iterator[str]:
-    """The names that a value can be."""
+    """The names that the value may come from."""
     if isinstance(value, ast.Name):
         yield value.id
         for assigned in _assigned(call.within, value.id, call.node) if depth else ():
@@ -151,7 +151,7 @@ def _parameters(function: Function | None) -> list[str]:
 
 @cache
 def calls(folder: str, name: str) -> tuple[Call, ...]:
-    """Each call of ``name`` in the files of a folder."""
+    """All calls of a function or method ``name`` in the files of a folder."""
     matches = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         module = parsed(path)
@@ -170,7 +170,7 @@ def _walk(tree: ast.AST, within: Function | None) -> Iterator[tuple[ast.Call, Fu
 
 
 def _assigned(function: Function | None, name: str, call: ast.AST) -> Iterator[ast.expr]:
-    """What the name can be at the call: the function's last assignment before it, and those in branches after that one."""
+    """The values that the name may have at the call: from the last unconditional assignment and those after it."""
     path = _statements(function, call) if function is not None else []
     for block, place in reversed(path):
         for statement in reversed(block[:place]):
@@ -180,7 +180,7 @@ def _assigned(function: Function | None, name: str, call: ast.AST) -> Iterator[a
 
 
 def _statements(within: ast.AST, call: ast.AST) -> list[tuple[list[ast.stmt], int]]:
-    """The blocks around the call, the outermost first, each with the place of the statement that has the call."""
+    """The blocks around the call, the outermost first, each with the index of the statement that contains the call."""
     for block in (value for _, value in ast.iter_fields(within) if isinstance(value, list)):
         for place, statement in enumerate(block):
             if isinstance(statement, ast.stmt) and any(node is call for node in ast.walk(statement)):
@@ -189,7 +189,7 @@ def _statements(within: ast.AST, call: ast.AST) -> list[tuple[list[ast.stmt], in
 
 
 def _values(statement: ast.stmt, name: str) -> Iterator[ast.expr]:
-    """What a statement, and those in it, assign to the name."""
+    """The values that a statement, or one nested in it, assigns to the name."""
     for node in ast.walk(statement):
         if not isinstance(node, ast.Assign):
             continue
@@ -202,7 +202,7 @@ def _values(statement: ast.stmt, name: str) -> Iterator[ast.expr]:
 
 
 def _texts(node: ast.expr, call: Call, computed: Mapping[str, tuple[str, ...]], depth: int) -> list[str]:
-    """The texts that an expression of the call's function can be."""
+    """The texts that an expression in the call's function may have."""
     if ast.unparse(node) in computed:
         return list(computed[ast.unparse(node)])
     if isinstance(node, ast.Constant):
@@ -220,7 +220,7 @@ def _texts(node: ast.expr, call: Call, computed: Mapping[str, tuple[str, ...]], 
 
 
 def _named(name: str, call: Call, computed: Mapping[str, tuple[str, ...]], depth: int) -> list[str]:
-    """The texts of a name: what the function assigns to it, a parameter, or a constant of the module."""
+    """The texts of a name: a local variable, a parameter, or a constant of the module."""
     if assigned := list(_assigned(call.within, name, call.node)):
         return [text for value in assigned for text in _texts(value, call, computed, depth)]
     if bound := call.bindings.get(name):

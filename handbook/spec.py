@@ -1,4 +1,4 @@
-"""The spec's reference: types, bounds and defaults are those of the records; what a key means stands in docs/inventory.md."""
+"""The spec's reference: types, bounds and defaults come from the records, the meaning of each key from docs/inventory.md."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _record(name: str, record: Schema) -> str:
 
 
 def meaning(record: str, key: str) -> str:
-    """What docs/inventory.md says of a key.
+    """The meaning of a key, from docs/inventory.md.
 
     :raises KeyError: it says nothing.
     """

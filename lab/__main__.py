@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from agent.report import names
 from lab import checks, console, fleet, instance
 from lab.cluster import commands
 from lab.errors import BadInput, LabError
@@ -23,7 +24,6 @@ from lab.node import Node
 from lab.progress import say, step
 
 NAMES = [machine.name for machine in MACHINES]
-REPORT = "/run/trackbed/report.json"
 NEXT = (
     "ready; what to try next (`.venv/bin/python -m lab --help` has more):",
     "    .venv/bin/python -m lab ssh node1 trackbed status     why it is ready, or not",
@@ -124,7 +124,7 @@ def status(ready: bool) -> None:
 
 
 def _readiness(node: Node) -> str:
-    report = node.run(["cat", REPORT])
+    report = node.run(["cat", f"{names.RUN_FOLDER}/{names.REPORT}"])
     if report.returncode != 0:
         return "no report"
     try:

@@ -384,7 +384,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def wait(condition: Callable[[], bool], deadline: float, what: str) -> None:
-    """Ask again and again until it is so, at most so many seconds."""
+    """Ask until the answer is true, for at most the given seconds."""
     end = time.monotonic() + deadline
     while not condition():
         if time.monotonic() > end:

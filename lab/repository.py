@@ -62,7 +62,7 @@ class Repository:
         return (self.folder / "fingerprint").read_text().strip()
 
     def given(self, url: str) -> dict[str, str]:
-        """The inventory's value for it, where it is served at ``url``."""
+        """The inventory's value for this repository while it is served at ``url``."""
         return {"uri": url, "key": f"{url}/{self.key.name}", "fingerprint": self.fingerprint}
 
     def deb(self, package: str, version: str) -> Path:

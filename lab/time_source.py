@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 GATEWAY = "10.0.2.2"
-"""What a node reaches this host's loopback by."""
+"""The address at which a node reaches this host's loopback."""
 
 # RFC 5905, 7.3: leap, version and mode; stratum; poll; precision; root delay; root dispersion; reference; four timestamps.
 HEADER = struct.Struct("!BBbbII4sQQQQ")
@@ -26,7 +26,7 @@ EPOCH = 2_208_988_800  # seconds from 1900, where NTP's time begins, to 1970
 
 def start(port: int, qemu: int, log: Path) -> None:
     """Start a process that answers on a UDP port of the loopback until QEMU has ended."""
-    # setsid --fork: it outlives this command, and is nobody's child to wait for.
+    # setsid --fork: the process outlives this command, and nobody has to wait for it.
     words = ["setsid", "--fork", sys.executable, "-I", __file__, str(port), str(qemu)]
     with log.open("a") as messages:
         subprocess.run(words, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, check=True)

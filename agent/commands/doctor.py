@@ -83,12 +83,12 @@ def _evidence() -> Evidence:
     )
 
 
-def _read_report() -> tuple[Report | None, str, list[str]]:
+def _read_report() -> tuple[Report | None, NoReport | None, list[str]]:
     try:
         report = read_report(_common.RUN / REPORT)
     except NoReport as error:
-        return None, str(error), []
-    return report, "", why_not_fresh(report, boot_id(), uptime())
+        return None, error, []
+    return report, None, why_not_fresh(report, boot_id(), uptime())
 
 
 def _read_spec() -> tuple[NodeSpec | None, str]:

@@ -16,7 +16,12 @@ STALE = 60.0
 
 
 class NoReport(Exception):
-    """The report file is missing or cannot be read. The message says why, and the remedy."""
+    """The report file is missing or cannot be read: the reason, and the remedy. Its text has both."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
 
 
 @frozen
@@ -83,13 +88,12 @@ def read_report(path: Path) -> Report:
         return report_from_json(read(path, LARGEST_REPORT))
     except FileNotFoundError:
         raise NoReport(
-            f"{path} is not there: the agent has not run since the boot, or could not write it; "
-            f"systemctl start trackbed; df {path.parent}"
+            f"{path} does not exist: the agent has not run since the boot, or could not write it",
+            f"systemctl start trackbed; df {path.parent}",
         ) from None
     except (OSError, ValueError) as error:
-        raise NoReport(
-            f"{path}: {error}; is another version of the agent running? systemctl restart trackbed"
-        ) from None
+        remedy = "is another version of the agent running? systemctl restart trackbed"
+        raise NoReport(f"{path}: {error}", remedy) from None
 
 
 def judge(path: Path, wanted_hash: str | None = None) -> Verdict:

@@ -13,6 +13,7 @@ from typing import Literal
 from attrs import field, frozen
 
 from agent.report.records import Condition, Outcome, Report, Severity
+from agent.report.verdict import NoReport
 from agent.spec.node import NodeSpec
 
 Stage = Literal["agent", "device", "network", "cluster"]
@@ -68,7 +69,7 @@ class Evidence:
 
     service: Service | None = None
     report: Report | None = None
-    no_report: str = ""
+    no_report: NoReport | None = None
     not_fresh: Sequence[str] = ()
     spec: NodeSpec | None = None
     spec_hash: str = ""
@@ -97,10 +98,9 @@ def _agent(evidence: Evidence) -> Iterator[Finding]:
     service = evidence.service
     running = _runs(service)
     if evidence.spec_fault:
-        # Several faults are several lines, each with its remedy.
-        one = "\n" not in evidence.spec_fault
-        what, _, remedy = evidence.spec_fault.partition("; ") if one else (evidence.spec_fault, "", "")
-        yield Finding("agent", "required", f"the spec cannot be taken: {what}", remedy or "correct it, or deploy again")
+        # One line for each fault, with its remedy.
+        what = f"the spec is refused: {evidence.spec_fault}"
+        yield Finding("agent", "required", what, "correct it, or deploy again")
     if service is not None and not running:
         why = f" ({service.result})" if service.result != "success" else ""
         remedy = "systemctl start trackbed; if it ends again: journalctl -u trackbed -n 50"
@@ -111,9 +111,8 @@ def _agent(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("agent", "warn", what, "see why: journalctl -u trackbed -n 100", 2)
     if service is not None and service.enabled not in ("enabled", "enabled-runtime"):
         yield Finding("agent", "warn", "the service is not started at boot", "systemctl enable trackbed", 3)
-    if evidence.no_report:
-        what, _, remedy = evidence.no_report.partition("; ")
-        yield Finding("agent", "required", what, remedy or "systemctl restart trackbed", 2)
+    if evidence.no_report is not None:
+        yield Finding("agent", "required", evidence.no_report.reason, evidence.no_report.remedy, 2)
     for reason in evidence.not_fresh:
         hung = "it runs, but says nothing; see `dmesg` for blocked tasks: it may hang in a driver. " if running else ""
         yield Finding("agent", "required", reason, f"{hung}systemctl restart trackbed", 2)

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from agent.report import names
 from lab.cluster import bundle
 from lab.cluster.control_plane import GATEWAY, ControlPlane
 from lab.errors import LabError
@@ -90,7 +91,7 @@ def wait_ready(plane: ControlPlane, name: str) -> None:
 
 def node_name(node: Node) -> str:
     """The Node's name by the node's spec; before the first deploy, its host name."""
-    spec = node.run(["cat", "/etc/trackbed/node.json"])
+    spec = node.run(["cat", names.SPEC_FILE])
     return str(json.loads(spec.stdout)["node_name"]) if spec.returncode == 0 else node.name
 
 

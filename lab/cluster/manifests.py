@@ -1,4 +1,4 @@
-"""Manifests for the lab's cluster: what the deploy is to render, and pods to try the device plugin with."""
+"""Manifests for the lab's cluster: the settings for those that the deploy renders, and pods to try the device plugin with."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ def wanted(folder: Path, plugins: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def apply(plane: ControlPlane, folder: Path) -> None:
-    """Apply what the deploy has rendered, as docs/inventory.md says."""
+    """Apply the manifests that the deploy has rendered, in the order of docs/inventory.md."""
     plugins = folder / "network-plugins"
     if plugins.exists():
         plane.kubectl("apply", "--validate=strict", "-k", str(plugins))

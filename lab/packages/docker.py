@@ -1,4 +1,4 @@
-"""A stand-in for Docker's containerd.io: Debian's containerd and runc in one package, with the configuration of Docker's."""
+"""A stand-in for Docker's containerd.io: Debian's containerd and runc in one package, with Docker's configuration."""
 
 import shutil
 from pathlib import Path

@@ -98,7 +98,7 @@ def test_a_ready_node_takes_the_job_and_slurm_hears_nothing(slurmd: Slurmd) -> N
 def test_a_node_that_is_not_ready_is_drained_with_the_agent_s_reason(slurmd: Slurmd, trackbed: str) -> None:
     slurmd.provide("trackbed", trackbed)
     text = reason(slurmd.run())
-    assert text.startswith("not ready after 3 s; /run/trackbed/report.json is not there: the agent has not run")
+    assert text.startswith("not ready after 3 s; /run/trackbed/report.json does not exist: the agent has not run")
 
 
 def test_without_the_command_the_node_is_refused(slurmd: Slurmd) -> None:

@@ -268,7 +268,7 @@ def test_history_says_in_one_line_what_a_pass_made_of_a_device(tmp_path: Path) -
 def test_doctor_has_something_to_do_for_a_node_without_an_agent(tmp_path: Path) -> None:
     said = trackbed(tmp_path, "doctor")
     assert said.returncode == 1
-    assert "1. problem (agent): the spec cannot be taken" in said.stdout
+    assert "1. problem (agent): the spec is refused" in said.stdout
     assert said.stdout.count("\n   do: ") == said.stdout.count(". problem") + said.stdout.count(". warning")
     assert json.loads(trackbed(tmp_path, "doctor", "--json").stdout)["findings"][0]["stage"] == "agent"
 

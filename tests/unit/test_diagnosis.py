@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 
 from agent.report.records import Change, Condition, Outcome, Report
+from agent.report.verdict import NoReport
 from agent.spec.node import from_mapping
 from agent.tools.diagnosis import Evidence, Finding, Service, SriovFact, diagnose
 
@@ -31,9 +32,9 @@ def test_a_well_node_has_nothing() -> None:
         ({"service": Service("not installed", "dead", "")}, "trackbed is not installed", "systemctl start"),
         ({"service": Service("active", "running", "disabled")}, "not started at boot", "systemctl enable trackbed"),
         ({"service": Service("active", "running", "enabled", restarts=9)}, "restarted the service 9 times", "journalctl"),
-        ({"report": None, "no_report": "it is not there; start it"}, "it is not there", "start it"),
+        ({"report": None, "no_report": NoReport("it is not there", "start it")}, "it is not there", "start it"),
         ({"not_fresh": ["the last heartbeat is 90 s old"]}, "90 s old", "it may hang in a driver"),
-        ({"spec": None, "spec_fault": "node.json: mtu: 1 is out of range; give 68"}, "mtu: 1 is out of range", "give 68"),
+        ({"spec": None, "spec_fault": "node.json: mtu: 1 is out of range; give 68"}, "mtu: 1 is out of range", "correct it"),
         ({"report": evolve(REPORT, up_to_date=False, refusal="no such NIC")}, "refused: no such NIC", "correct the spec"),
         ({"spec_hash": "h2"}, "follows spec h1, the file has h2", "systemctl reload trackbed"),
         ({"sriov": [SriovFact("0000:3b:00.0", "rail0", 8, None)]}, "shows no SR-IOV", "SRIOV_EN=1"),
