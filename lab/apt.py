@@ -75,6 +75,11 @@ class Apt:
         show = run(["apt-cache", *self.options(), "show", f"{package}={self.candidate(package)}"])
         return next(line for line in show.splitlines() if line.startswith("Depends:"))
 
+    def lacking(self, package: str) -> list[str]:
+        """The package, and those of its dependencies that are not installed on this host."""
+        planned = self.get("--simulate", "--no-install-recommends", "install", package)
+        return sorted({package, *re.findall(r"^Inst (\S+)", planned, re.MULTILINE)})
+
     def options(self) -> list[str]:
         """The options that make an apt command use this configuration."""
         return [

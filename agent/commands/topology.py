@@ -4,40 +4,90 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import click
 
 from agent.commands import _common
-from agent.report.records import to_plain
+from agent.report.records import from_plain, to_plain
 
-BUSY = 2
-"""Queues of one core from which on it is shown as busy: with enough CPUs each queue has a core of its own."""
+if TYPE_CHECKING:
+    from agent.tools.topology import NumaNode
+
+COLOURS = {"none": None, "even": "green", "double": "yellow", "more": "red"}
+
+LARGEST = 64 << 20
+"""Bytes of another node's answer: a thousand CPUs with a hundred queues each have less."""
 
 
 @click.command()
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw it into this file: .svg or .png (by hwloc's lstopo), or .xml, which lstopo reads.",
+)
+@click.option(
+    "--input", "source", type=click.File(), help="What --json has printed, also on another node; - is standard input."
+)
 @_common.as_json
-def topology(as_json: bool) -> None:
+def topology(picture: Path | None, source: IO[str] | None, as_json: bool) -> None:
     """Show sockets, NUMA nodes, last-level caches and cores, with NICs and GPUs at their place and the queues of each core.
 
     A queue is shown at the CPU on which its interrupt arrives now. `!` marks one on another NUMA node than its device. Colours
-    show the load: green is one queue, yellow two, red more, or a misplaced one.
+    show a core's load: green is an even share of its NUMA node's queues at most, yellow up to twice that, red more, or a
+    misplaced queue.
+
+    With --input a node is drawn on the control host, so that nodes need no lstopo.
 
     Exit code: 0, 1 an error.
 
-    Example: trackbed topology
+    Examples: trackbed topology
+              ssh gpu-01 trackbed topology --json | trackbed topology --input - --picture gpu-01.svg
     """
+    from agent.tools.topology import MISPLACED, render
+
+    nodes = _here() if source is None else _given(source)
+    if picture is not None:
+        _draw(nodes, picture)
+    elif as_json:
+        click.echo(json.dumps(to_plain(nodes)))
+    else:
+        for line, load in render(nodes, shutil.get_terminal_size().columns):
+            click.echo(click.style(line, fg="red" if load != "none" and MISPLACED in line else COLOURS[load]))
+
+
+def _here() -> tuple[NumaNode, ...]:
     from agent import linux
     from agent.spec.node import NodeSpec
-    from agent.tools.topology import MISPLACED, arrange, render
+    from agent.tools.topology import arrange
 
     try:
         spec: NodeSpec | None = _common.read_spec(None)
     except _common.Failed:
         spec = None
-    nodes = arrange(linux.machine(), spec)
-    if as_json:
-        click.echo(json.dumps(to_plain(nodes)))
-        return
-    for line, queues in render(nodes, shutil.get_terminal_size().columns):
-        colour = None if not queues else "green" if queues < BUSY else "yellow" if queues == BUSY else "red"
-        click.echo(click.style(line, fg="red" if queues and MISPLACED in line else colour))
+    return arrange(linux.machine(), spec)
+
+
+def _given(source: IO[str]) -> tuple[NumaNode, ...]:
+    from agent.documents import load
+    from agent.tools.topology import NumaNode
+
+    try:
+        return tuple(from_plain(each, NumaNode) for each in load(source.read(LARGEST + 1), LARGEST))
+    except (ValueError, TypeError, OSError) as error:
+        raise _common.Failed(f"{source.name} is not what `trackbed topology --json` prints: {error}") from None
+
+
+def _draw(nodes: tuple[NumaNode, ...], picture: Path) -> None:
+    from agent.tools.hwloc import FORMATS, NotDrawn, draw
+
+    format = picture.suffix.removeprefix(".")
+    if format not in FORMATS:
+        raise click.UsageError(f"{picture} ends with none of {', '.join(f'.{each}' for each in FORMATS)}")
+    try:
+        draw(nodes, picture, format)
+    except NotDrawn as error:
+        raise _common.Failed(str(error)) from None
+    except OSError as error:
+        raise _common.Failed(f"{picture} cannot be written: {error.strerror}; give another path") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 from attrs import evolve, frozen
 
@@ -32,9 +33,14 @@ class Served:
     device: str
     queue: str
     misplaced: bool
+    cpu: int
 
     def __str__(self) -> str:
         return f"{self.device} {self.queue}{MISPLACED if self.misplaced else ''}"
+
+
+Load = Literal["none", "even", "double", "more"]
+"""How many queues a core serves beside an even share of its NUMA node's: none, that many at most, up to twice that, or more."""
 
 
 @frozen
@@ -73,6 +79,13 @@ class NumaNode:
     socket: int | None
     caches: tuple[Cache, ...]
     devices: tuple[Device, ...]
+
+    def load(self, core: Core) -> Load:
+        """The load of one of its cores."""
+        counts = [len(each.serves) for cache in self.caches for each in cache.cores]
+        even = -(-sum(counts) // len(counts))
+        queues = len(core.serves)
+        return "none" if not queues else "even" if queues <= even else "double" if queues <= 2 * even else "more"
 
 
 def gpus(files: Files) -> Iterator[tuple[str, int]]:
@@ -129,7 +142,7 @@ def _served(cpus: Topology, functions: Sequence[NetworkFunction]) -> Mapping[int
                 for cpu in _cpus(interrupt.effective):
                     there = cpus.cpus.get(cpu)
                     misplaced = there is not None and node not in (EVERYWHERE, there.node)
-                    by_cpu.setdefault(cpu, []).append(Served(name, interrupt.queue, misplaced))
+                    by_cpu.setdefault(cpu, []).append(Served(name, interrupt.queue, misplaced, cpu))
     return by_cpu
 
 
@@ -151,21 +164,21 @@ def _caches(cpus: Sequence[Cpu], serves: Mapping[int, list[Served]]) -> tuple[Ca
     )
 
 
-def render(nodes: Sequence[NumaNode], width: int) -> Iterator[tuple[str, int]]:
-    """The lines of a tree, each with the number of queues that its core serves (0 for other lines)."""
+def render(nodes: Sequence[NumaNode], width: int) -> Iterator[tuple[str, Load]]:
+    """The lines of a tree, each with the load of its core (none for other lines)."""
     socket: int | None = None
     for node in nodes:
         if node.socket is not None and node.socket != socket:
             socket = node.socket
-            yield f"socket {socket}", 0
-        yield ("no NUMA node" if node.number == EVERYWHERE else f"  NUMA node {node.number}"), 0
+            yield f"socket {socket}", "none"
+        yield ("no NUMA node" if node.number == EVERYWHERE else f"  NUMA node {node.number}"), "none"
         for device in node.devices:
-            yield printable(f"    {_line(device)}"), 0
+            yield printable(f"    {_line(device)}"), "none"
         for cache in node.caches:
             cpus = format_ranges(cpu for core in cache.cores for cpu in core.cpus)
-            yield f"    last-level cache of CPUs {cpus}", 0
+            yield f"    last-level cache of CPUs {cpus}", "none"
             for core in cache.cores:
-                yield _shortened(core, width), len(core.serves)
+                yield _shortened(core, width), node.load(core)
 
 
 def _line(device: Device) -> str:

@@ -3,6 +3,7 @@
 import fcntl
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from lab import apt, go_programs, image
@@ -176,7 +177,22 @@ def perftest() -> dict[str, Path]:
 
 def unpacked(package: str, *more: str) -> Path:
     """The content of a Debian package of the host's own mirror, with that of ``more`` packages, kept in the cache."""
-    folder = image.cache_home() / "debian" / "+".join((package, *more))
+    return _unpacked("+".join((package, *more)), package, lambda _: [package, *more])
+
+
+def runnable(package: str) -> Path:
+    """The same of a package and of what it needs and this host lacks. Its programs need the environment of :func:`found_in`."""
+    return _unpacked(f"{package}+needed", package, lambda ours: ours.lacking(package))
+
+
+def found_in(folder: Path) -> dict[str, str]:
+    """Environment variables with which the programs of :func:`runnable` find their libraries."""
+    libraries = sorted({str(path.parent) for path in folder.rglob("*.so*")})
+    return {"LD_LIBRARY_PATH": ":".join(libraries)}
+
+
+def _unpacked(name: str, package: str, packages: Callable[[apt.Apt], list[str]]) -> Path:
+    folder = image.cache_home() / "debian" / name
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +204,7 @@ def unpacked(package: str, *more: str) -> Path:
             new.mkdir()
             with step(f"fetching Debian's {package}", usual_s=15), apt.throwaway(apt.host_sources()) as ours:
                 # apt always downloads into the working directory.
-                run(["env", "-C", new, "apt-get", *ours.options(), "-q", "download", package, *more])
+                run(["env", "-C", new, "apt-get", *ours.options(), "-q", "download", *packages(ours)])
                 for deb in sorted(new.glob("*.deb")):
                     run(["dpkg-deb", "-x", deb, new])
                     deb.unlink()

@@ -1,0 +1,30 @@
+"""Programs for tests: those of PATH, else Debian's, taken out of packages that are fetched once. Nothing is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from lab.cluster.programs import found_in, runnable
+from lab.errors import LabError
+
+
+@cache
+def program(package: str, path: str) -> tuple[Path, dict[str, str]]:
+    """A program and the environment that it needs. Where it can neither be found nor be fetched, the test is skipped.
+
+    :param path: where the package has it.
+    """
+    name = Path(path).name
+    found = shutil.which(name)
+    if found:
+        return Path(found), dict(os.environ)
+    try:
+        folder = runnable(package)
+    except LabError as error:
+        pytest.skip(f"{name} is not installed, and Debian's {package} cannot be fetched: {error.what.splitlines()[0]}")
+    return folder / path, {**os.environ, **found_in(folder)}
