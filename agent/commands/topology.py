@@ -42,8 +42,7 @@ def topology(picture: Path | None, source: IO[str] | None, as_json: bool) -> Non
 
     Exit code: 0, 1 an error.
 
-    Examples: trackbed topology
-              ssh gpu-01 trackbed topology --json | trackbed topology --input - --picture gpu-01.svg
+    Example: ssh gpu-01 trackbed topology --json | trackbed topology --input - --picture gpu-01.svg
     """
     from agent.tools.topology import MISPLACED, render
 

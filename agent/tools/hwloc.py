@@ -98,12 +98,10 @@ def to_xml(nodes: Sequence[NumaNode]) -> str:
         SubElement(machine, "info", name="lstopoLegend", value=line)
     for socket, group in groupby(placed, key=lambda node: node.socket):
         together = list(group)
-        package = (
-            machine
-            if socket is None
-            else tree.add(machine, "Package", subtype="socket", os_index=socket, **_sets(together))
-        )
-        _paint(package, SOCKET)
+        package = machine
+        if socket is not None:
+            package = tree.add(machine, "Package", subtype="socket", os_index=socket, **_sets(together))
+            _paint(package, SOCKET)
         for node in together:
             inner = package if len(together) == 1 else tree.add(package, "Group", kind=0, **_sets([node]))
             tree.add(inner, "NUMANode", subtype="NUMA node", os_index=node.number, **_sets([node]))
