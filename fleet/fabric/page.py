@@ -1,27 +1,22 @@
-"""The report of a fabric's test as one HTML file, with a heat map of all NICs. It asks nothing of any server."""
+"""The report of a fabric's test as an HTML page, with a heat map of all NICs."""
 
 from __future__ import annotations
 
-import html
-import io
 import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from fleet.fabric.ends import Ends
 from fleet.fabric.tests import TESTS
 from fleet.fabric.verdict import EndVerdict, Verdict
+from fleet.page import INK, document, legend, picture, table
 
 NODES_IN_A_ROW = 32
 """More nodes are drawn in several rows, so that each name can be read."""
-
-INK = "#010203"
-"""Stands for the colour of the page's text, which differs between light and dark."""
 
 CELL_WIDTH, CELL_HEIGHT, MARGIN, LEAST_WIDTH, LETTER = 0.32, 0.2, 0.7, 8.0, 0.075
 """Inches: of a NIC's cell, left of the cells, of the image, and for each letter of a name below the cells."""
@@ -30,22 +25,6 @@ COLOURS = "cividis"
 """A colour map of matplotlib that people with colour blindness can read, too."""
 
 LEGEND = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #c8c8c8; --bad: #b00020; --good: #0a6b2d; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e8; --paper: #16181c; --line: #444a52; --bad: #ff8a94; --good: #7bd88f; }
-}
-body { color: var(--ink); background: var(--paper); font: 15px/1.45 sans-serif; margin: 2rem auto;
-  max-width: 1280px; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; }
-th, td { text-align: left; padding: 0.25rem 0.9rem 0.25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-svg { max-width: 100%; height: auto; }
-.legend span { margin-right: 1.2rem; white-space: nowrap; }
-.legend i { display: inline-block; width: 1.1rem; height: 0.9rem; margin-right: 0.35rem; vertical-align: -0.1rem;
-  border: 1px solid var(--line); }
-.bad { color: var(--bad); font-weight: bold; } .good { color: var(--good); font-weight: bold; }
-"""
 
 
 def page(ends: Ends, said: Verdict, began: float, absent: Mapping[str, str]) -> str:
@@ -56,13 +35,9 @@ def page(ends: Ends, said: Verdict, began: float, absent: Mapping[str, str]) -> 
     verdict = "proven" if said.proven and not absent else "not proven"
     tested = f"Tested {when}" if said.finished else f"Begun {when}, and not finished"
     parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8"><title>Fabric</title>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{STYLE}</style></head><body>",
         f"<h1>Fabric: <span class={'good' if verdict == 'proven' else 'bad'}>{verdict}</span></h1>",
         f"<p>{good} of {len(said.ends)} NICs are good. {tested}.</p>",
-        _table(
+        table(
             ("Test", "Usual result"), [(test, f"{value:.2f} {TESTS[test].unit}") for test, value in said.usual.items()]
         ),
         "<h2>NICs</h2>",
@@ -71,19 +46,13 @@ def page(ends: Ends, said: Verdict, began: float, absent: Mapping[str, str]) -> 
     ]
     if left:
         rows = [(each.end, each.kind or each.status, each.message) for each in left]
-        parts += ["<h2>Not good</h2>", _table(("NIC", "Verdict", "Why"), rows)]
+        parts += ["<h2>Not good</h2>", table(("NIC", "Verdict", "Why"), rows)]
     if said.paths:
         paths = [(each.client, each.server, each.test, each.message) for each in said.paths]
-        parts += ["<h2>Bad paths</h2>", _table(("From", "To", "Test", "Why"), paths)]
+        parts += ["<h2>Bad paths</h2>", table(("From", "To", "Test", "Why"), paths)]
     if absent:
-        parts += ["<h2>Not tested</h2>", _table(("Node", "Why"), sorted(absent.items()))]
-    return "\n".join([*parts, "</body></html>", ""])
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in headings)
-    body = "".join(f"<tr>{''.join(f'<td>{html.escape(each)}</td>' for each in row)}</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+        parts += ["<h2>Not tested</h2>", table(("Node", "Why"), sorted(absent.items()))]
+    return document("Fabric", parts)
 
 
 def heat_map(ends: Ends, verdicts: Sequence[EndVerdict]) -> str:
@@ -95,16 +64,12 @@ def heat_map(ends: Ends, verdicts: Sequence[EndVerdict]) -> str:
     wide = max(MARGIN + CELL_WIDTH * min(len(nodes), NODES_IN_A_ROW), LEAST_WIDTH)
     names = LETTER * max(map(len, nodes)) + 0.15
     high = len(rows) * (CELL_HEIGHT * len(nics) + names)
-    with rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "svg.hashsalt": "trackbed"}):
-        figure = Figure(figsize=(wide, high), facecolor="none")
+    with picture(wide, high) as image:
         for place, row in enumerate(rows):
             bottom = high - (place + 1) * (CELL_HEIGHT * len(nics) + names) + names
             area = (MARGIN / wide, bottom / high, CELL_WIDTH * len(row) / wide, CELL_HEIGHT * len(nics) / high)
-            _draw(figure.add_axes(area), row, nics, by_place)
-        image = io.StringIO()
-        figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    svg = image.getvalue()
-    return _legend() + svg[svg.index("<svg") :].replace(INK, "currentColor")
+            _draw(image.figure.add_axes(area), row, nics, by_place)
+    return legend((to_hex(colormaps[COLOURS](share)), f"{share:.0%}") for share in LEGEND) + image.svg
 
 
 def _draw(
@@ -128,10 +93,3 @@ def _draw(
 def _share(each: EndVerdict | None) -> float:
     """The share of the usual result in the worst test; NaN if there is none."""
     return min(1.0, *each.shares.values(), 1.0) if each is not None and each.shares else float("nan")
-
-
-def _legend() -> str:
-    squares = "".join(
-        f'<span><i style="background:{to_hex(colormaps[COLOURS](share))}"></i>{share:.0%}</span>' for share in LEGEND
-    )
-    return f'<p class="legend">{squares}</p>'

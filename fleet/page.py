@@ -1,0 +1,83 @@
+"""HTML pages of one file, light or dark as the browser is, with pictures by matplotlib. They ask nothing of any server."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from attrs import define, field
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+INK = "#010203"
+"""Stands in a picture for the colour of the page's text, which differs between light and dark."""
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #c8c8c8; --bad: #b00020; --good: #0a6b2d; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e8e8; --paper: #16181c; --line: #444a52; --bad: #ff8a94; --good: #7bd88f; }
+}
+body { color: var(--ink); background: var(--paper); font: 15px/1.45 sans-serif; margin: 2rem auto;
+  max-width: 1280px; padding: 0 1rem; }
+table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; }
+th, td { text-align: left; padding: 0.25rem 0.9rem 0.25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+svg { max-width: 100%; height: auto; }
+.legend span { margin-right: 1.2rem; white-space: nowrap; }
+.legend i { display: inline-block; width: 1.1rem; height: 0.9rem; margin-right: 0.35rem; vertical-align: -0.1rem;
+  border: 1px solid var(--line); }
+.bad { color: var(--bad); font-weight: bold; } .good { color: var(--good); font-weight: bold; }
+"""
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""The browser itself refuses what would load or run anything, whatever a node has as its name."""
+
+
+def document(title: str, parts: Iterable[str]) -> str:
+    """The text of a page."""
+    head = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
+        f"<title>{html.escape(title)}</title>",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<style>{STYLE}</style></head><body>",
+    ]
+    return "\n".join([*head, *parts, "</body></html>", ""])
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of texts."""
+    head = "".join(f"<th>{html.escape(each)}</th>" for each in headings)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(each)}</td>' for each in row)}</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def legend(meanings: Iterable[tuple[str, str]]) -> str:
+    """Coloured squares, each with what its colour means."""
+    squares = (f'<span><i style="background:{colour}"></i>{html.escape(text)}</span>' for colour, text in meanings)
+    return f'<p class="legend">{"".join(squares)}</p>'
+
+
+@define
+class Picture:
+    """A figure while it is drawn; afterwards ``svg`` is an element of a page."""
+
+    figure: Figure
+    svg: str = field(default="", init=False)
+
+
+@contextmanager
+def picture(width: float, height: float) -> Iterator[Picture]:
+    """Draw a picture of this size, in inches."""
+    # matplotlib numbers what it draws by a hash: with a salt of ours, the same picture is the same text.
+    with rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "svg.hashsalt": "trackbed"}):
+        drawn = Picture(Figure(figsize=(width, height), facecolor="none"))
+        yield drawn
+        image = io.StringIO()
+        drawn.figure.savefig(
+            image, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
+    text = image.getvalue()
+    drawn.svg = text[text.index("<svg") :].replace(INK, "currentColor")
