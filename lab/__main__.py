@@ -19,11 +19,11 @@ from agent.report import names
 from lab import checks, console, fleet, instance
 from lab.cluster import commands
 from lab.errors import BadInput, LabError
-from lab.hardware import MACHINES
+from lab.hardware import ALL_MACHINES, MACHINES
 from lab.node import Node
 from lab.progress import say, step
 
-NAMES = [machine.name for machine in MACHINES]
+NAMES = [machine.name for machine in ALL_MACHINES]
 NEXT = (
     "ready; what to try next (`.venv/bin/python -m lab --help` has more):",
     "    .venv/bin/python -m lab ssh node1 trackbed status     why it is ready, or not",
@@ -52,7 +52,10 @@ def _some(command: _F) -> _F:
 
 
 def _chosen(name: str) -> list[Node]:
-    return [node for node in fleet.nodes() if name in (node.name, "all")]
+    chosen = [node for node in fleet.nodes() if name in (node.name, "all")]
+    if not chosen:
+        raise BadInput(f"the lab has no {name}", "`python -m lab status` shows its nodes.")
+    return chosen
 
 
 def _at_once(act: Callable[[Node], None], chosen: list[Node]) -> None:
@@ -62,17 +65,26 @@ def _at_once(act: Callable[[Node], None], chosen: list[Node]) -> None:
 
 @click.group(
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="`make lab` runs `up` and deploys to both nodes. More is in docs/lab.md.",
+    epilog="`make lab` runs `up` and deploys to the nodes. More is in docs/lab.md.",
 )
 def main() -> None:
     """Two virtual servers with real SR-IOV and RDMA. TRACKBED_LAB names the lab; the default is "lab"."""
 
 
 @main.command()
-def up() -> None:
-    """Boot both nodes; build the image first if needed. Nodes that run already are left alone."""
+@click.option(
+    "--nodes",
+    "count",
+    type=click.IntRange(len(MACHINES), len(ALL_MACHINES)),
+    help=f"How many nodes; without it as many as the lab has, and {len(MACHINES)} of a new one.",
+)
+def up(count: int | None) -> None:
+    """Boot the nodes; build the image first if needed. Nodes that run already are left alone.
+
+    Example: python -m lab up --nodes 3
+    """
     began = time.monotonic()
-    if fleet.up():
+    if fleet.up(count=count):
         say(f"the lab is up after {time.monotonic() - began:.0f} s; `python -m lab ssh node1` gets in")
     else:
         say("the lab is up already; changes nothing. `python -m lab status --ready` says whether its nodes are ready")
@@ -80,7 +92,7 @@ def up() -> None:
 
 @main.command()
 def down() -> None:
-    """Stop both nodes, and the cluster's control plane if there is one, and delete their disks; logs and keys stay."""
+    """Stop the nodes, and the cluster's control plane if there is one, and delete their disks; logs and keys stay."""
     commands.discard(instance.named())
     was_up = fleet.down()
     say(
@@ -154,7 +166,7 @@ def console_command(name: str) -> None:
 @main.command()
 @click.argument("arguments", nargs=-1)
 def check(arguments: tuple[str, ...]) -> None:
-    """Run the operators' checks (tests/node) on both nodes; ARGUMENTS are pytest's, after `--`."""
+    """Run the operators' checks (tests/node) on the nodes; ARGUMENTS are pytest's, after `--`."""
     sys.exit(checks.run(fleet.nodes(), *arguments).returncode)
 
 

@@ -1,8 +1,8 @@
-"""Both nodes together: boot them, stop them, and look them up."""
+"""All nodes of a lab together: boot them, stop them, and look them up."""
 
 from lab import host, image, instance
-from lab.errors import LabError
-from lab.hardware import MACHINES
+from lab.errors import BadInput, LabError
+from lab.hardware import ALL_MACHINES, MACHINES, Machine
 from lab.instance import Instance, Plan
 from lab.node import Node
 from lab.progress import say, step
@@ -17,21 +17,28 @@ def nodes(name: str | None = None) -> tuple[Node, ...]:
     return _nodes(lab, plan)
 
 
-def up(name: str | None = None) -> bool:
-    """Build the image if it is missing, and boot the nodes that are off. Returns whether anything had to be done."""
+def up(name: str | None = None, count: int | None = None) -> bool:
+    """Build the image if it is missing, and boot the nodes that are off. Returns whether anything had to be done.
+
+    :param count: the number of nodes; by default that of the lab, or two.
+    """
     lab = instance.named(name)
     with lab.lock():
         plan = lab.plan()
+        if plan is not None and count not in (None, len(plan.machines)):
+            # A running node's NICs are connected to the nodes that were there when it was started.
+            raise BadInput(f"lab {lab.name} has {len(plan.machines)} nodes", "Run `python -m lab down`, then `up`.")
         if plan is not None and all(node.pid() is not None and node.answers(10.0) for node in _nodes(lab, plan)):
             return False
         host.ensure_packages()
         if plan is None:
             plan = Plan(image.ensure(), {})
-        lab.make_keys()
-        plan = _with_ports(lab, plan)
+        machines = plan.machines or (ALL_MACHINES[:count] if count else MACHINES)
+        lab.make_keys(machines)
+        plan = _with_ports(lab, plan, machines)
         lab.record(plan)
         fleet = _nodes(lab, plan)
-        with step(f"booting {' and '.join(node.name for node in fleet)}", usual_s=45):
+        with step(f"booting {', '.join(node.name for node in fleet)}", usual_s=45):
             for node in fleet:
                 node.power_on()
             # One after the other: threads would outlive a Ctrl-C.
@@ -46,7 +53,7 @@ def down(name: str | None = None) -> bool:
     lab = instance.named(name)
     with lab.lock():
         # This must work with a damaged or missing plan, too: it is the remedy for both.
-        leftovers = _nodes(lab, Plan(image.Image(lab.folder), {machine.name: 0 for machine in MACHINES}))
+        leftovers = _nodes(lab, Plan(image.Image(lab.folder), {machine.name: 0 for machine in ALL_MACHINES}))
         existed = any(node.pid() is not None or node.overlay.exists() for node in leftovers)
         for node in leftovers:
             node.discard()
@@ -55,14 +62,18 @@ def down(name: str | None = None) -> bool:
 
 
 def _nodes(lab: Instance, plan: Plan) -> tuple[Node, ...]:
-    return tuple(Node(machine, lab, plan.image, plan.ports[machine.name]) for machine in MACHINES)
+    return tuple(_node(lab, plan.image, machine, plan.machines, plan.ports[machine.name]) for machine in plan.machines)
 
 
-def _with_ports(lab: Instance, plan: Plan) -> Plan:
+def _node(lab: Instance, disk: image.Image, machine: Machine, machines: tuple[Machine, ...], port: int) -> Node:
+    return Node(machine, lab, disk, port, tuple(other for other in machines if other is not machine))
+
+
+def _with_ports(lab: Instance, plan: Plan, machines: tuple[Machine, ...]) -> Plan:
     """Keep the ports of running nodes, and those of other nodes if they are still free."""
     ports: dict[str, int] = {}
-    for machine in MACHINES:
+    for machine in machines:
         port = plan.ports.get(machine.name, 0)
-        running = port and Node(machine, lab, plan.image, port).pid() is not None
+        running = port and _node(lab, plan.image, machine, machines, port).pid() is not None
         ports[machine.name] = port if running or (port and instance.is_free(port)) else instance.free_port()
     return Plan(plan.image, ports)

@@ -47,25 +47,23 @@ CPUS = 4
 NUMA_NODES = 2
 MEMORY_MIB = 2048
 
-MACHINES = (
-    Machine(
-        name="node1",
-        machine_id="7261636b62656400000000000000a001",
-        mgmt_mac="52:54:00:7b:01:00",
-        mgmt_ip="10.0.2.11",
+
+def _machine(number: int) -> Machine:
+    mac = f"52:54:00:7b:{number:02x}"
+    return Machine(
+        name=f"node{number}",
+        machine_id=f"7261636b62656400000000000000a0{number:02x}",
+        mgmt_mac=f"{mac}:00",
+        mgmt_ip=f"10.0.2.{10 + number}",
         nics=(
-            Nic(name="fab0", mac="52:54:00:7b:01:10", numa_node=0, slot=1, bus=32),
-            Nic(name="fab1", mac="52:54:00:7b:01:20", numa_node=1, slot=2, bus=64),
+            Nic(name="fab0", mac=f"{mac}:10", numa_node=0, slot=1, bus=32),
+            Nic(name="fab1", mac=f"{mac}:20", numa_node=1, slot=2, bus=64),
         ),
-    ),
-    Machine(
-        name="node2",
-        machine_id="7261636b62656400000000000000a002",
-        mgmt_mac="52:54:00:7b:02:00",
-        mgmt_ip="10.0.2.12",
-        nics=(
-            Nic(name="fab0", mac="52:54:00:7b:02:10", numa_node=0, slot=1, bus=32),
-            Nic(name="fab1", mac="52:54:00:7b:02:20", numa_node=1, slot=2, bus=64),
-        ),
-    ),
-)
+    )
+
+
+MACHINES = (_machine(1), _machine(2))
+"""Those of a lab, if it is not asked for more."""
+
+ALL_MACHINES = (*MACHINES, _machine(3))
+"""All that a lab may have."""

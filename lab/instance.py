@@ -12,7 +12,7 @@ import attrs
 
 from lab.command import run
 from lab.errors import BadInput, LabError
-from lab.hardware import MACHINES, Machine
+from lab.hardware import ALL_MACHINES, Machine
 from lab.image import Image
 from lab.lock import exclusive
 
@@ -27,6 +27,11 @@ class Plan:
 
     image: Image
     ports: dict[str, int]
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        """The machines of the lab."""
+        return tuple(machine for machine in ALL_MACHINES if machine.name in self.ports)
 
 
 @attrs.frozen
@@ -82,19 +87,19 @@ class Instance:
         """Write the plan, and the ssh configuration for its ports."""
         raw = {"image": str(plan.image.folder), "ports": plan.ports}
         _write(self._plan_file, json.dumps(raw, indent=2) + "\n")
-        _write(self.known_hosts, "".join(self._known_host(machine, plan) for machine in MACHINES))
-        _write(self.ssh_config, "".join(self._ssh_host(machine, plan) for machine in MACHINES))
+        _write(self.known_hosts, "".join(self._known_host(machine, plan) for machine in plan.machines))
+        _write(self.ssh_config, "".join(self._ssh_host(machine, plan) for machine in plan.machines))
 
     def forget(self) -> None:
         """Delete the plan: the lab is down, and the next `up` makes a new one."""
         self._plan_file.unlink(missing_ok=True)
 
-    def make_keys(self) -> None:
+    def make_keys(self, machines: tuple[Machine, ...]) -> None:
         """Make the missing key pairs."""
-        for machine in MACHINES:
+        for machine in machines:
             self.node_folder(machine).mkdir(parents=True, exist_ok=True, mode=0o700)
         wanted = {self.ssh_key: f"trackbed-{self.name}"}
-        wanted |= {self.host_key(machine): machine.name for machine in MACHINES}
+        wanted |= {self.host_key(machine): machine.name for machine in machines}
         for key, comment in wanted.items():
             if not key.with_name(f"{key.name}.pub").exists():
                 key.unlink(missing_ok=True)
@@ -135,7 +140,7 @@ def named(name: str | None = None) -> Instance:
         raise BadInput(f"TRACKBED_LAB: {name!r} is not a valid name for a lab", "Use letters, digits, - and _.")
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     folder = (home / "trackbed" / "lab" / name).absolute()
-    longest = max(len(str(folder / machine.name / "console.sock")) for machine in MACHINES)
+    longest = max(len(str(folder / machine.name / "console.sock")) for machine in ALL_MACHINES)
     if longest + SSH_SUFFIX > SOCKET_PATH_MAX:
         raise BadInput(
             f"the path {folder} is too long: sockets below it must stay under {SOCKET_PATH_MAX + 1} characters",

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import attrs
 
-from lab import time_source, vf_state
+from lab import splitter, time_source, vf_state
 from lab.command import run
 from lab.errors import BadInput, LabError
-from lab.hardware import CPUS, MACHINES, MEMORY_MIB, NUMA_NODES, Machine, Nic
+from lab.hardware import ALL_MACHINES, CPUS, MEMORY_MIB, NUMA_NODES, Machine, Nic
 from lab.image import Image
 from lab.instance import Instance
 from lab.monitor import Monitor
@@ -38,6 +38,8 @@ class Node:
     instance: Instance
     image: Image
     ssh_port: int
+    # The other nodes of the lab.
+    peers: tuple[Machine, ...]
     # A disk that it boots from (lab/boot_loader.py); without it QEMU gives it the image's kernel.
     loader: Path | None = None
 
@@ -115,6 +117,11 @@ class Node:
         if (pid := self.pid()) is not None:
             # UDP's ports are others than TCP's: the number is free if ssh's is.
             time_source.start(self.ssh_port, pid, self.folder / "time-source.log")
+            if len(self.peers) > 1:
+                copies = {
+                    self._outlet(nic): [self._inlet(peer, nic) for peer in self.peers] for nic in self.machine.nics
+                }
+                splitter.start(copies, pid, self.folder / "splitter.log")
 
     def power_cut(self) -> None:
         """End QEMU at once: what the guest did not flush is lost; its disk stays."""
@@ -128,7 +135,8 @@ class Node:
     def discard(self) -> None:
         """Stop the node and delete its disk; keys and logs stay."""
         self.power_cut()
-        for path in (self.overlay, self._pid_file, *self.folder.glob("*.sock"), *self.folder.glob("*.snapshot")):
+        made = (path for kind in ("sock", "out", "snapshot") for path in self.folder.glob(f"*.{kind}"))
+        for path in (self.overlay, self._pid_file, *made):
             path.unlink(missing_ok=True)
 
     def answers(self, timeout: float = 1.0) -> bool:
@@ -268,6 +276,14 @@ class Node:
     def _test_port(self) -> Path:
         return self.folder / "qtest.sock"
 
+    def _inlet(self, machine: Machine, nic: Nic) -> Path:
+        """The socket of a NIC's QEMU: what comes here is received."""
+        return self.instance.node_folder(machine) / f"{nic.name}.sock"
+
+    def _outlet(self, nic: Nic) -> Path:
+        """The socket to which QEMU sends what a NIC of a lab of more than two nodes sends."""
+        return self.folder / f"{nic.name}.out"
+
     def _vfs_of(self, snapshot: str) -> Path:
         return self.folder / f"{snapshot}.snapshot"
 
@@ -283,7 +299,7 @@ class Node:
 
     def _write_credentials(self) -> None:
         """Write the credentials that systemd reads from SMBIOS. They are files, since every user can see a command line."""
-        hosts = "127.0.0.1 localhost\n::1 localhost\n" + "".join(f"{m.mgmt_ip} {m.name}\n" for m in MACHINES)
+        hosts = "127.0.0.1 localhost\n::1 localhost\n" + "".join(f"{m.mgmt_ip} {m.name}\n" for m in ALL_MACHINES)
         values = {
             "ssh.authorized_keys.root": self.ssh_key.with_suffix(".pub").read_bytes(),
             "lab.ssh_host_key": self.instance.host_key(self.machine).read_bytes(),
@@ -359,8 +375,8 @@ class Node:
         ]
 
     def _nic_arguments(self, nic: Nic) -> list[str]:
-        peer = next(machine for machine in MACHINES if machine is not self.machine)
-        mine, theirs = (self.instance.node_folder(machine) / f"{nic.name}.sock" for machine in (self.machine, peer))
+        mine = self._inlet(self.machine, nic)
+        theirs = self._inlet(self.peers[0], nic) if len(self.peers) == 1 else self._outlet(nic)
         return [
             *("-device", f"pxb-pcie,id=pxb-{nic.name},bus=pcie.0,bus_nr={nic.bus},numa_node={nic.numa_node}"),
             *("-device", f"pcie-root-port,id=port-{nic.name},bus=pxb-{nic.name},chassis={nic.slot},slot={nic.slot}"),

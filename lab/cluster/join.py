@@ -10,7 +10,7 @@ from agent.report import names
 from lab.cluster import bundle
 from lab.cluster.control_plane import GATEWAY, ControlPlane
 from lab.errors import LabError
-from lab.hardware import MACHINES
+from lab.hardware import ALL_MACHINES
 from lab.node import Node, wait
 from lab.progress import step
 
@@ -96,7 +96,7 @@ def node_name(node: Node) -> str:
 
 
 def _network(node: Node) -> dict[str, Any]:
-    subnet = POD_NETWORK.format(MACHINES.index(node.machine) + 1)
+    subnet = POD_NETWORK.format(ALL_MACHINES.index(node.machine) + 1)
     ipam = {"type": "host-local", "ranges": [[{"subnet": subnet}]], "routes": [{"dst": "0.0.0.0/0"}]}
     bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "ipam": ipam}
     return {"cniVersion": "1.0.0", "name": "lab", "plugins": [bridge]}

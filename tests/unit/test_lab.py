@@ -58,6 +58,20 @@ def test_a_node_that_is_off_says_how_to_boot_it(state: Path) -> None:
     assert "lab: node1 is off\n`python -m lab power-on node1` boots it." in failed.stderr
 
 
+def test_a_node_that_the_lab_does_not_have_is_bad_input(state: Path) -> None:
+    stopped(state)
+    refused = lab(state, "power-on", "node3")
+    assert refused.returncode == 2
+    assert "lab: the lab has no node3\n`python -m lab status` shows its nodes." in refused.stderr
+
+
+def test_a_lab_keeps_its_number_of_nodes(state: Path) -> None:
+    stopped(state)
+    refused = lab(state, "up", "--nodes", "3")
+    assert refused.returncode == 2
+    assert "lab: lab t has 2 nodes\nRun `python -m lab down`, then `up`." in refused.stderr
+
+
 def test_a_damaged_plan_says_what_to_do(state: Path) -> None:
     stopped(state, "{")
     failed = lab(state, "status")

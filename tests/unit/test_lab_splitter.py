@@ -1,0 +1,101 @@
+"""What a NIC of a lab of three nodes sends reaches both others: the process that copies, as two QEMUs meet it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import splitter
+
+FRAME = b"frame"
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: that of a socket has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="lab-") as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def qemu() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for the sender's QEMU."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def nic(path: Path) -> socket.socket:
+    """The socket of another node's NIC."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made.settimeout(60)
+    made.bind(str(path))
+    return made
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+
+
+@pytest.fixture
+def outlet(folder: Path, qemu: subprocess.Popen[bytes]) -> Iterator[socket.socket]:
+    """Where the node's QEMU sends; the NICs of the others are folder/b and folder/c."""
+    path = folder / "a"
+    splitter.start({path: [folder / "b", folder / "c"]}, qemu.pid, folder / "log")
+    until(path.exists)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.settimeout(60)
+        made.connect(str(path))
+        yield made
+
+
+def test_each_frame_reaches_all_others_in_order(folder: Path, outlet: socket.socket) -> None:
+    frames = [bytes([number]) * 9000 for number in range(200)]
+    with nic(folder / "b") as one, nic(folder / "c") as other:
+        for frame in frames:
+            outlet.send(frame)
+            # What one takes late the other one has nevertheless.
+            assert one.recv(10000) == frame
+        # More wait than the kernel keeps for a socket.
+        assert [other.recv(10000) for _ in frames] == frames
+
+
+def test_a_node_that_is_off_or_started_again_holds_up_no_other(folder: Path, outlet: socket.socket) -> None:
+    with nic(folder / "b") as one:
+        outlet.send(FRAME)
+        assert one.recv(100) == FRAME
+        with nic(folder / "c") as other:
+            outlet.send(FRAME)
+            assert one.recv(100) == other.recv(100) == FRAME
+        # QEMU's end leaves the socket's file, and its next start replaces it.
+        outlet.send(FRAME)
+        assert one.recv(100) == FRAME
+        (folder / "c").unlink()
+        with nic(folder / "c") as other:
+            outlet.send(b"again")
+            assert one.recv(100) == b"again"
+            # It may have been started again before the frame that was sent while it was off was dropped.
+            until(lambda: other.recv(100) == b"again")
+
+
+def test_it_ends_with_qemu(folder: Path, outlet: socket.socket, qemu: subprocess.Popen[bytes]) -> None:
+    qemu.kill()
+    qemu.wait()
+
+    def refused() -> bool:
+        try:
+            outlet.send(FRAME)
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    until(refused)
+    assert (folder / "log").read_text() == ""
