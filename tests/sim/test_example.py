@@ -1,0 +1,58 @@
+"""The worked example's eRDMA instances on the simulated kernel: one port or two, of which the second may stay DOWN."""
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
+from agent.report.records import Condition
+from agent.report.verdict import is_ready
+from agent.spec.node import from_mapping
+from group_data import erdma
+from tests.sim.kernel import Kernel
+
+PORTS = ("0000:05:00.0", "0000:06:00.0", "0000:07:00.0")
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return Kernel()
+
+
+def add(kernel: Kernel, *states: str) -> None:
+    """One port for each state, as ibv_devinfo shows it, without a management device as on iWARP."""
+    for index, state in enumerate(states):
+        kernel.add_erdma(PORTS[index])
+        kernel.rdma.add(PORTS[index], f"erdma_{index}", None, umad=False, node_type="4: RNIC")
+        kernel.rdma.set_port(f"erdma_{index}", state=state)
+
+
+def conditions(kernel: Kernel) -> dict[str, Condition]:
+    """The node's conditions by the group's own spec; the simulated kernel has no GPUs."""
+    spec = from_mapping({"node_name": "n1", "nics": erdma.nics, "rdma": erdma.rdma})
+    return {each.type: each for each in converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0)).conditions}
+
+
+@pytest.mark.parametrize("states", [["4: ACTIVE"], ["4: ACTIVE", "4: ACTIVE"], ["4: ACTIVE", "1: DOWN"]])
+def test_an_instance_with_one_or_two_ports_is_ready(kernel: Kernel, states: list[str]) -> None:
+    add(kernel, *states)
+    found = conditions(kernel)
+    assert is_ready(list(found.values())), found
+    if "1: DOWN" in states:
+        assert "NIC erdma1: erdma_1 port 1" in found["RdmaPorts"].message
+
+
+@pytest.mark.parametrize(
+    ("states", "type", "reason"),
+    [
+        (["1: DOWN", "1: DOWN"], "RdmaPorts", "PortNotReady"),
+        ([], "NicsPresent", "TooFewNics"),
+        (["4: ACTIVE", "4: ACTIVE", "4: ACTIVE"], "NicsPresent", "TooManyNics"),
+    ],
+)
+def test_without_a_port_that_works_or_with_more_than_there_may_be_it_is_not(
+    kernel: Kernel, states: list[str], type: str, reason: str
+) -> None:
+    add(kernel, *states)
+    found = conditions(kernel)
+    assert not is_ready(list(found.values()))
+    assert (found[type].status, found[type].reason) == ("False", reason)
