@@ -1,7 +1,7 @@
 """Servers for Spark and Horovod, with VFs of a ConnectX-6 Dx for containers.
 
-Written from vendor documents; not run on such hardware. Each pod gets a VF of its own, with its netdev and its RDMA device:
-examples/ has jobs for them.
+Written from vendor documents; not run on such hardware. A pod that requests sriov/vf_rdma gets a VF of its own, with its netdev
+and its RDMA device (examples/horovod.yaml). Executors of Spark are in the node's network (examples/spark.yaml).
 """
 
 _FEATURE = "feature.node.kubernetes.io"

@@ -19,7 +19,7 @@ _cpu_instances = [(f"10.0.1.{n}", {"node_name": f"cn-hangzhou.10.0.1.{n}"}) for 
 # Pods are admitted once the resources that they request are allocatable.
 connectx_roce = (
     _gpu_nodes,
-    {"kubernetes": {**_OWN_CLUSTER, "required_resources": ["rdma/hca", "nvidia.com/gpu"]}},
+    {"kubernetes": {**_OWN_CLUSTER, "required_resources": ["rdma/hca", "sriov/vf_rdma", "nvidia.com/gpu"]}},
 )
 bare_metal_sriov = (_spark_nodes, {"kubernetes": {**_OWN_CLUSTER, "required_resources": ["sriov/vf_rdma"]}})
 erdma = (_gpu_instances, {"kubernetes": {**_MANAGED_CLUSTER, "required_resources": ["rdma/hca", "nvidia.com/gpu"]}})
