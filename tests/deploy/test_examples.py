@@ -21,6 +21,7 @@ from tests.deploy import custom_resources, kubernetes_api
 from tests.deploy.conftest import Node
 from tests.deploy.custom_resources import ARENA_TFJOB, ARENA_TRAINING_JOB, MPI_JOB, SPARK_APPLICATION, TFJOB
 from tests.deploy.hardware import CONNECTX, GPUS, has
+from tests.deploy.perftest_commands import commands
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -199,20 +200,20 @@ def test_a_pod_with_a_vf_has_the_network_that_the_deploy_makes_for_it(name: str,
         assert asked & set(filter(None, networks.values())) == ({networks[network]} if network else set())
 
 
-def test_perftest_s_commands_run_in_both_pods_and_differ_by_the_address_only() -> None:
-    called = re.findall(r"^\$ kubectl exec (\S+) -- (.*)$", README, re.MULTILINE)
-    pods = [each["metadata"]["name"] for each in documents("perftest.yaml")]
-    assert [pod for pod, _ in called] == pods * 4
-    servers, clients = [command for _, command in called[::2]], [command for _, command in called[1::2]]
-    assert clients == [f"{command} RAIL" for command in servers]
+@pytest.mark.parametrize(("pods", "address"), [("perftest", "RAIL"), ("rdma-test", "ADDRESS")])
+def test_perftest_s_commands_are_those_of_the_guides_to_roce(pods: str, address: str) -> None:
     common = ["-d", "DEVICE", "-F", "--report_gbits"]
-    own = [[word for word in command.split() if word not in common] for command in servers]
-    assert own == [
-        ["ib_write_bw", "-a"],
-        ["ib_write_bw", "-D", "10", "--cpu_util"],
-        ["ib_read_bw", "-q", "30"],
-        ["ib_send_bw", "-R"],
+
+    def own(command: str) -> str:
+        return " ".join(word for word in command.split() if word not in common)
+
+    assert [(own(server), own(client)) for server, client in commands(pods)] == [
+        ("ib_write_bw", f"ib_write_bw {address}"),
+        ("ib_read_bw -q 30", f"ib_read_bw -q 30 {address}"),
+        ("ib_send_bw -R", f"ib_send_bw -R {address}"),
+        ("ib_write_bw -a", f"ib_write_bw -D 10 --cpu_util {address}"),
     ]
+    assert all(set(common) <= set(command.split()) for pair in commands(pods) for command in pair)
 
 
 # --- arena ---------------------------------------------------------------------------------------------------
