@@ -9,12 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
 from agent.spec.addresses import ARP, RAIL
-from agent.spec.nic import Nic, VfAttributes
+from agent.spec.nic import Nic, Offloads, VfAttributes
 from agent.spec.selector import Selector, numbered
 from agent.spec.sysctl_names import identity
 
+MOST_NAMES = 1 << 19
+"""The most names that the NICs of a node and their netdevs may get. With ``select.each`` a short spec gives very many."""
+
 # Module parameters, and the sysctl that sets the same variable of the kernel (module_param or core_param, and ctl_table).
 _ONE_VARIABLE = {
+    ("ipmi_poweroff", "poweroff_powercycle"): "dev/ipmi/poweroff_powercycle",
     ("kernel", "panic"): "kernel/panic",
     ("kernel", "panic_on_warn"): "kernel/panic_on_warn",
     ("kernel", "panic_print"): "kernel/panic_print",
@@ -23,13 +27,28 @@ _ONE_VARIABLE = {
     ("lockd", "nlm_timeout"): "fs/nfs/nlm_timeout",
     ("lockd", "nlm_udpport"): "fs/nfs/nlm_udpport",
     ("lockd", "nsm_use_hostnames"): "fs/nfs/nsm_use_hostnames",
+    ("nfs", "callback_tcpport"): "fs/nfs/nfs_callback_tcpport",
+    ("nfs", "nfs_idmap_cache_timeout"): "fs/nfs/idmap_cache_timeout",
+    ("nfs", "nfs_mountpoint_expiry_timeout"): "fs/nfs/nfs_mountpoint_timeout",
     ("nf_conntrack", "hashsize"): "net/netfilter/nf_conntrack_buckets",
+    ("scsi_mod", "scsi_logging_level"): "dev/scsi/logging_level",
     ("sunrpc", "max_resvport"): "sunrpc/max_resvport",
     ("sunrpc", "min_resvport"): "sunrpc/min_resvport",
     ("sunrpc", "tcp_max_slot_table_entries"): "sunrpc/tcp_max_slot_table_entries",
     ("sunrpc", "tcp_slot_table_entries"): "sunrpc/tcp_slot_table_entries",
     ("sunrpc", "udp_slot_table_entries"): "sunrpc/udp_slot_table_entries",
 }
+
+# Two features, and which state of the first one turns the second one off (netdev_fix_features, net/core/dev.c).
+_EXCLUDING = (
+    ("rx-gro-hw", True, "rx-lro"),
+    ("rx-fcs", True, "rx-lro"),
+    ("rx-fcs", True, "rx-gro-hw"),
+    ("rx-checksum", False, "rx-gro-hw"),
+    ("tx-scatter-gather", False, "tx-tcp-segmentation"),
+    ("tx-scatter-gather", False, "tx-tcp6-segmentation"),
+    ("tx-scatter-gather", False, "tx-generic-segmentation"),
+)
 
 # Module parameters of drivers that create VFs when the module is loaded.
 _VF_PARAMETERS = ("max_vfs", "num_vfs")
@@ -38,6 +57,10 @@ _VF_PARAMETERS = ("max_vfs", "num_vfs")
 def among_nics(nics: tuple[Nic, ...]) -> Iterator[str]:
     """Conflicts between NICs, and between the keys of each."""
     keys = {f"nics[{index}]": nic for index, nic in enumerate(nics)}
+    names = sum(nic.select.most * (1 + len(nic.altnames)) for nic in nics)
+    if names > MOST_NAMES:
+        yield f"nics: they and their netdevs may get {names} names; give at most {MOST_NAMES} (select.max, altnames)"
+        return
     for one, other, value in _twice(_names(keys)):
         yield f"{one} and {other}: the name {value} is given twice; names are unique on a node"
     for one, other, value in _twice(_netdev_names(keys)):
@@ -52,13 +75,12 @@ def among_nics(nics: tuple[Nic, ...]) -> Iterator[str]:
 def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Hashable]]:
     """Pairs of keys with the same value, and the first such value. Of several keys, the first is paired with each other one."""
     seen: dict[Hashable, str] = {}
-    pairs: dict[tuple[str, str], Hashable] = {}
+    pairs: set[tuple[str, str]] = set()
     for key, value in given:
-        if value in seen:
-            pairs.setdefault((seen[value], key), value)
-        seen.setdefault(value, key)
-    for (one, other), value in pairs.items():
-        yield one, other, value
+        pair = seen.setdefault(value, key), key
+        if pair[0] != key and pair not in pairs:
+            pairs.add(pair)
+            yield *pair, value
 
 
 def _each_name(nic: Nic, name: str) -> Iterator[str]:
@@ -140,6 +162,7 @@ def _within(key: str, nic: Nic) -> Iterator[str]:
         and "InfiniBand" in (rdma.link_layer, rdma.gid_type and _layer(rdma.gid_type))
     ):
         yield f"{key}.roce and {key}.rdma: RoCE is Ethernet's, and rdma asks for InfiniBand; keep one"
+    yield from _among_offloads(key, nic.offloads)
     if nic.vfs is None:
         return
     places: dict[str, VfAttributes] = {
@@ -147,8 +170,17 @@ def _within(key: str, nic: Nic) -> Iterator[str]:
         **{f"{key}.vfs.groups[{index}]": group for index, group in enumerate(nic.vfs.groups)},
     }
     for place, vf in places.items():
+        yield from _among_offloads(place, vf.offloads)
         if nic.mtu is not None and vf.mtu is not None and vf.mtu > nic.mtu:
             yield f"{place}.mtu {vf.mtu} is above {key}.mtu {nic.mtu}: a VF carries no larger frames than its PF; lower it"
+
+
+def _among_offloads(key: str, offloads: Offloads | None) -> Iterator[str]:
+    given = offloads or {}
+    for one, state, other in _EXCLUDING:
+        if given.get(one) is state and given.get(other):
+            said = "on" if state else "off"
+            yield f"{key}.offloads: {one} {said} and {other} on: the kernel turns {other} off then; keep one"
 
 
 def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Mapping[str, str]) -> Iterator[str]:
@@ -158,6 +190,7 @@ def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Map
     for one, other, rail in _twice(rails):
         yield f"{one} and {other} are both {rail}; give each rail of a node its own number"
     keys = {key: nic for key, nic in every.items() if nic.addresses}
+    names = {identity(name): name for name in sysctls}
     assignments: list[tuple[str, Hashable]] = []
     for key, nic in keys.items():
         if not nic.rails():
@@ -168,9 +201,9 @@ def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Map
         if nic.state != "up":
             yield f"{key}.addresses and {key}.state: nobody is reached through a link that is down; keep one"
         for setting in ARP:
-            for name in sysctls:
-                if identity(name) == f"net/ipv4/conf/{nic.select.netdev}/{setting}":
-                    yield f"sysctls[{name!r}] and {key}.addresses set the same; keep one"
+            if (name := names.get(f"net/ipv4/conf/{nic.select.netdev}/{setting}")) is not None:
+                yield f"sysctls[{name!r}] and {key}.addresses set the same; keep one"
+        yield from _without_ipv6(key, nic, names, sysctls)
     for one, other, ip in _twice(assignments):
         yield f"{one} and {other} are both {ip}; give each its own, in a network with {RAIL}"
     for name, value in sysctls.items():
@@ -180,6 +213,15 @@ def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Map
                 f"sysctls[{name!r}] and {next(iter(keys))}.addresses: with {value.strip()} a netdev does not answer ARP for "
                 "exactly its own addresses; give 1, or leave it out"
             )
+
+
+def _without_ipv6(key: str, nic: Nic, names: Mapping[str, str], sysctls: Mapping[str, str]) -> Iterator[str]:
+    """The kernel gives no IPv6 address to a netdev on which IPv6 is disabled (inet6_addr_add)."""
+    for place in ("all", "default", nic.select.netdev):
+        name = names.get(f"net/ipv6/conf/{place}/disable_ipv6")
+        for index, address in enumerate(nic.addresses):
+            if name is not None and sysctls[name].strip() != "0" and address.version == 6:
+                yield f"sysctls[{name!r}] and {key}.addresses[{index}]: the netdev can have no IPv6 address then; keep one"
 
 
 def _default_routes(key: str, nic: Nic) -> Iterator[str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import cache
+from itertools import islice
 from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
@@ -18,7 +19,7 @@ from attrs import Attribute, field, frozen
 from agent.documents import LARGEST_SPEC, load, too_large
 from agent.spec.conflicts import among_addresses, among_nics, among_settings
 from agent.spec.nic import DisruptionPolicy, Nic
-from agent.spec.strict import Faults, Strict
+from agent.spec.strict import MOST_FAULTS, Faults, Strict
 from agent.spec.sysctl_names import faults as sysctl_faults
 from agent.spec.sysctl_names import identity
 from agent.spec.validators import Matches, Within, cpu_list, is_date, some_cpus
@@ -275,7 +276,8 @@ class NodeSpec:
     node_number: int | None = field(default=None, validator=Within(1, (1 << 24) - 2, "(the number of the node)"))
 
     def __attrs_post_init__(self) -> None:
-        if faults := list(self._faults()):
+        # There may be as many as pairs of keys: do not look for more than are reported.
+        if faults := list(islice(self._faults(), MOST_FAULTS + 1)):
             raise Faults(faults)
 
     def _faults(self) -> Iterator[str]:

@@ -7,12 +7,18 @@ from collections.abc import Iterator, Mapping
 
 SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
 
-# Files that set the same variable as another file: nf_conntrack_standalone.c, devinet.c, mm/hugetlb.c.
+# Files that set the same variable as another file, some in another unit: nf_conntrack_standalone.c, devinet.c, mm/hugetlb.c,
+# net/ipv4/route.c, net/ipv6/route.c.
 _SAME = {
     "net/nf_conntrack_max": "net/netfilter/nf_conntrack_max",
     "net/ipv4/conf/all/forwarding": "net/ipv4/ip_forward",
+    "net/ipv4/route/gc_min_interval_ms": "net/ipv4/route/gc_min_interval",
+    "net/ipv6/route/gc_min_interval_ms": "net/ipv6/route/gc_min_interval",
     "vm/nr_hugepages_mempolicy": "vm/nr_hugepages",
 }
+
+# The same for each netdev: NEIGH_SYSCTL_MS_JIFFIES_REUSED_ENTRY, NEIGH_SYSCTL_UNRES_QLEN_REUSED_ENTRY (net/core/neighbour.c).
+_NEIGHBOUR = re.compile(r"(net/ipv[46]/neigh/.+/)(retrans_time|base_reachable_time|unres_qlen)(_ms|_bytes)")
 
 # Writing a value other than 0 to one sets the other to 0: mm/page-writeback.c, mm/util.c.
 _EITHER = {
@@ -32,6 +38,8 @@ def path(name: str) -> str:
 def identity(name: str) -> str:
     """The path below /proc/sys that identifies a parameter; if it has two files, that of one of them."""
     own = path(name).removeprefix("/proc/sys/")
+    if (neighbour := _NEIGHBOUR.fullmatch(own)) is not None:
+        return neighbour[1] + neighbour[2]
     return _SAME.get(own, own)
 
 
@@ -52,6 +60,11 @@ def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
                 f"{key}[{seen[one]!r}] and {key}[{seen[other]!r}]: the kernel sets one of them to 0 when the other is "
                 "given; keep one"
             )
+    for one in ("kernel/nmi_watchdog", "kernel/soft_watchdog"):
+        # Both read 0 while this switch of both is off (lockup_detector_update_enable, kernel/watchdog.c).
+        other = "kernel/watchdog"
+        if one in seen and other in seen and _is_zero(sysctls[seen[other]]) and not _is_zero(sysctls[seen[one]]):
+            yield f"{key}[{seen[one]!r}] and {key}[{seen[other]!r}]: the second one turns the first one off; keep one"
 
 
 def _is_zero(value: str) -> bool:

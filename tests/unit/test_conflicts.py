@@ -34,6 +34,11 @@ def both(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return node(nics=[nic("a", PF, **first), nic("b", OTHER, **second)])
 
 
+def addressed(address: str, *names: str) -> dict[str, Any]:
+    rail = {"name": "a", "select": {"netdev": "x"}, "rail": 0, "addresses": [address]}
+    return node(nics=[rail], sysctls=dict.fromkeys(names, "1"))
+
+
 def same_pf(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     return node(nics=[{"name": "a", "select": first}, {"name": "b", "select": second}])
 
@@ -57,6 +62,55 @@ VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
         (sysctls()("net.nf_conntrack_max", "net.netfilter.nf_conntrack_max"), ["net.nf_conntrack_max", "netfilter"]),
         (sysctls()("net.ipv4.ip_forward", "net.ipv4.conf.all.forwarding"), ["ip_forward", "conf.all.forwarding"]),
         (sysctls()("vm.dirty_bytes", "vm.dirty_ratio"), ["vm.dirty_bytes", "vm.dirty_ratio"]),
+        *(
+            (sysctls()(f"net.{one}", f"net.{other}"), [f"net.{one}'", f"net.{other}'"])
+            for one, other in (
+                ("ipv4.neigh.default.retrans_time", "ipv4.neigh.default.retrans_time_ms"),
+                ("ipv6.neigh.eth0.base_reachable_time_ms", "ipv6.neigh.eth0.base_reachable_time"),
+                ("ipv4.neigh.eth0/1.unres_qlen", "ipv4.neigh.eth0/1.unres_qlen_bytes"),
+                ("ipv4.route.gc_min_interval", "ipv4.route.gc_min_interval_ms"),
+                ("ipv6.route.gc_min_interval", "ipv6.route.gc_min_interval_ms"),
+            )
+        ),
+        (
+            node(sysctls={"kernel.watchdog": "0", "kernel.nmi_watchdog": "1"}),
+            ["sysctls['kernel.watchdog']", "sysctls['kernel.nmi_watchdog']"],
+        ),
+        *(
+            (
+                sysctls(module_parameters={module: {parameter: "1"}})(name),
+                [f"sysctls['{name}']", f"module_parameters.{module}.{parameter}"],
+            )
+            for module, parameter, name in (
+                ("scsi_mod", "scsi_logging_level", "dev.scsi.logging_level"),
+                ("ipmi-poweroff", "poweroff_powercycle", "dev.ipmi.poweroff_powercycle"),
+                ("nfs", "callback_tcpport", "fs.nfs.nfs_callback_tcpport"),
+                ("nfs", "nfs_idmap_cache_timeout", "fs.nfs.idmap_cache_timeout"),
+                ("nfs", "nfs_mountpoint_expiry_timeout", "fs.nfs.nfs_mountpoint_timeout"),
+            )
+        ),
+        *(
+            (addressed("fd00::7/64", name), [f"sysctls['{name}']", "nics[0].addresses[0]"])
+            for name in ("net.ipv6.conf.all.disable_ipv6", "net.ipv6.conf.x.disable_ipv6")
+        ),
+        *(
+            (one(offloads={first: on, other: True}), ["nics[0].offloads", first, other])
+            for first, on, other in (
+                ("rx-gro-hw", True, "rx-lro"),
+                ("rx-fcs", True, "rx-gro-hw"),
+                ("rx-checksum", False, "rx-gro-hw"),
+                ("tx-scatter-gather", False, "tx-tcp-segmentation"),
+            )
+        ),
+        (
+            one(
+                vfs={
+                    "count": 1,
+                    "defaults": {"offloads": {"tx-scatter-gather": False, "tx-generic-segmentation": True}},
+                }
+            ),
+            ["nics[0].vfs.defaults.offloads", "tx-scatter-gather", "tx-generic-segmentation"],
+        ),
         (
             sysctls(rfs={"enable": True})("net/core/rps_sock_flow_entries"),
             ["sysctls['net/core/rps_sock_flow_entries']", "rfs.entries"],
@@ -124,6 +178,11 @@ def test_both_keys_of_a_conflict_are_named(document: dict[str, Any], keys: list[
     [
         one(**with_group(node_guid=GUID, port_guid=GUID)),
         node(sysctls={"vm.dirty_bytes": "0", "vm.dirty_ratio": "10"}),
+        node(sysctls={"kernel.watchdog": "1", "kernel.nmi_watchdog": "0"}),
+        node(sysctls={"net.ipv4.neigh.a.retrans_time": "1", "net.ipv4.neigh.b.retrans_time_ms": "1"}),
+        addressed("192.0.2.7/24", "net.ipv6.conf.x.disable_ipv6"),
+        addressed("fd00::7/64", "net.ipv6.conf.y.disable_ipv6"),
+        one(offloads={"rx-gro-hw": True, "rx-lro": False, "tx-scatter-gather": True, "tx-tcp-segmentation": True}),
         node(sysctls={"net.core.rps_sock_flow_entries": "1", "vm.nr_hugepages": "1", "net.core.rps_default_mask": "1"}),
         node(sysctls={"net.ipv4.conf.a/1.rp_filter": "1", "net.ipv4.conf.a.rp_filter": "1"}),
         same_pf({"serial": "x", "pci": PF}, {"serial": "x", "pci": OTHER}),

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ from agent.spec.node import SpecError, parse
 
 KEYS = ",".join(f'"k{number}": 1' for number in range(250_000))
 NUMBERS = ",".join(["1"] * 1_900_000)
+CREATING = [{"name": f"n{n}", "select": {"serial": f"s{n}"}, "vfs": {"count": 1}} for n in range(1500)]
+CREATORS = {f"m{number}": {"max_vfs": "1"} for number in range(1500)}
+MANY_NAMES = [
+    {
+        "name": f"n{n}-{{index}}",
+        "select": {"serial": f"s{n}", "each": True},
+        "altnames": [f"a{n}-{i}-{{index}}" for i in range(20)],
+    }
+    for n in range(2000)
+]
 
 
 @pytest.mark.parametrize(
@@ -33,11 +44,21 @@ NUMBERS = ",".join(["1"] * 1_900_000)
         pytest.param(" " * (4 << 20) + '{"node_name": "n1"}', id="too large"),
         pytest.param('{"node_name": "%s"}' % ("é" * (3 << 20)), id="too large in UTF-8"),
         pytest.param('{"node_name": "n1", "gpus": {"count": NaN}}', id="no number"),
+        pytest.param(
+            json.dumps({"node_name": "n1", "nics": CREATING, "module_parameters": CREATORS}), id="pairs of keys"
+        ),
+        pytest.param(json.dumps({"node_name": "n1", "nics": MANY_NAMES}), id="names of several NICs each"),
     ],
 )
 def test_a_spec_that_is_too_much_is_refused_in_few_words(text: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        parse(text)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SpecError) as caught:
+            parse(text)
+        # Of the text itself, and of what it is read as.
+        assert tracemalloc.get_traced_memory()[1] < 64 * LARGEST_SPEC
+    finally:
+        tracemalloc.stop()
     assert len(caught.value.faults) <= 33
     assert len(str(caught.value)) < 10_000
 
