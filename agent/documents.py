@@ -30,7 +30,7 @@ def read(path: Path, largest: int, follow: bool = True) -> str:
     # O_NONBLOCK: opening a FIFO would wait for a writer.
     with os.fdopen(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         content = file.read(largest + 1)
     if len(content) > largest:
         raise ValueError(too_large(largest))
@@ -77,4 +77,4 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number of JSON's")
+    raise ValueError(f"{constant} is not a JSON number")

@@ -126,7 +126,7 @@ def _client(kubeconfig: Path | None, context: str | None) -> Client:
         # The error's text quotes the file, which holds credentials.
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         at = f" in line {mark.line + 1}" if mark else ""
-        raise Failed(f"the kubeconfig is no YAML{at}; check it with kubectl") from None
+        raise Failed(f"the kubeconfig is not YAML{at}; check it with kubectl") from None
     except (KeyError, TypeError, AttributeError, AssertionError, ValueError) as error:
         raise Failed(f"the kubeconfig cannot be read: {type(error).__name__}: {error}; check it with kubectl") from None
 

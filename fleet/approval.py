@@ -154,7 +154,7 @@ def _name_faults(name: str) -> list[str]:
     if not name.startswith(names.NODE_USER):
         return [f"the subject is CN={name}, not CN={names.NODE_USER}NAME alone"]
     node = name.removeprefix(names.NODE_USER)
-    return [] if _NODE_NAME.fullmatch(node) else [f"{node!r} is no Node's name"]
+    return [] if _NODE_NAME.fullmatch(node) else [f"{node!r} is not a Node's name"]
 
 
 def _faults(request: CertificateSigningRequest) -> list[str]:

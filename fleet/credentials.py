@@ -97,10 +97,10 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
 def _request(client: Client, name: str, csr: str) -> CertificateSigningRequest:
     """The request of this name, if its content is what was read on the node.
 
-    :raises NotGiven: the content differs, or the name, which comes from the node, is no valid name of a request.
+    :raises NotGiven: the content differs, or the name, which comes from the node, is not a valid name of a request.
     """
     if not _REQUEST_NAME.fullmatch(name):
-        raise NotGiven(f"{name[:80]!r} is no name of a reporter's request")
+        raise NotGiven(f"{name[:80]!r} is not the name of a reporter's request")
     pending, fault = read(client.get(PlainRequest, name), CertificateSigningRequest)
     if pending is None or fault:
         raise NotGiven(f"it cannot be read: {fault}")

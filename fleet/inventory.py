@@ -57,7 +57,7 @@ class Inventory:
         try:
             listing = json.loads(done.stdout)
         except ValueError:
-            raise Failed(f"{path} is no inventory that pyinfra can read: {_last(done.stderr)}") from None
+            raise Failed(f"{path} is not an inventory that pyinfra can read: {_last(done.stderr)}") from None
         hosts: dict[str, Host] = {}
         for one in listing:
             host = Host(one["name"], str(one["data"].get("node_name") or one["name"]))

@@ -46,7 +46,7 @@ TRANSPORT_GIDS = ("RoCE v2",)
 def _settings(value: object) -> FabricSettings:
     made = record(FabricSettings)(value)
     if unknown := sorted(set(made.tests) - TESTS.keys()):
-        raise ValueError(f"tests: {unknown[0]!r} is no test; tests are {', '.join(TESTS)}")
+        raise ValueError(f"tests: {unknown[0]!r} is not a test; tests are {', '.join(TESTS)}")
     if not made.tests:
         raise ValueError("tests: it is empty; leave it out for all tests")
     if not LEAST_SECONDS <= made.seconds <= 3600:
@@ -63,7 +63,7 @@ def _floors(value: object) -> dict[str, float]:
         raise ValueError(f"{value!r} is not valid; give a number for each of some tests")
     for test, floor in value.items():
         if test not in TESTS:
-            raise ValueError(f"{test!r} is no test; tests are {', '.join(TESTS)}")
+            raise ValueError(f"{test!r} is not a test; tests are {', '.join(TESTS)}")
         if isinstance(floor, bool) or not isinstance(floor, int | float) or floor <= 0:
             raise ValueError(f"{test}: {floor!r} is not valid; give a number of {TESTS[test].unit}")
     return {str(test): float(floor) for test, floor in value.items()}

@@ -64,7 +64,7 @@ def issued(file: Path, where: str) -> int:
     try:
         return int(file.read_text())
     except (OSError, ValueError) as error:
-        sys.exit(f"the file {file.name} of {where}, is no time: {error}")
+        sys.exit(f"the file {file.name} of {where}, is not a time: {error}")
 
 
 def fetch(url: str, file: Path) -> None:

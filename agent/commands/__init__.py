@@ -1,6 +1,6 @@
 """The commands of `trackbed`. Each module in this folder is one command of the same name, and is imported when it is called.
 
-A file whose name begins with an underscore is no command. Modules that read the kernel are imported inside the functions
+A file whose name begins with an underscore is not a command. Modules that read the kernel are imported inside the functions
 that need them, so that the supervisor stays small and `status` answers at once.
 """
 

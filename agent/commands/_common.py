@@ -31,7 +31,7 @@ spec_option = click.option(
 )
 
 LEAST_WIDTH = 20
-"""Columns that a wrapped text has at least, however narrow the terminal is."""
+"""The fewest columns that a wrapped text gets, even on a narrower terminal."""
 
 
 class Failed(click.ClickException):
@@ -85,12 +85,12 @@ def explained(outcome: Outcome) -> str:
 
 
 def fits(line: str) -> bool:
-    """Whether a line fits in a row of the terminal. Where it is not read on a terminal, every line does."""
+    """Whether a line fits in a row of the terminal. Any line fits if the output is not a terminal."""
     return not sys.stdout.isatty() or len(click.unstyle(line)) <= shutil.get_terminal_size().columns
 
 
 def wrapped(head: str, text: str) -> Iterator[str]:
-    """A text after a head, on a terminal wrapped to its width, with its further rows below the first."""
+    """A text after a head. On a terminal it is wrapped, and its further rows start below the first one."""
     if fits(head + text):
         yield head + text
         return

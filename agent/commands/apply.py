@@ -31,10 +31,10 @@ AGAIN = 0.5
 def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: bool) -> None:
     """Make the node what the spec says, once, and verify it.
 
-    Beside the running service the service does it: --allow then holds for as long as this command runs, and what has
-    failed or was given up is tried again. Without the service, this command does it itself.
+    If the service runs, the service makes the changes: --allow applies while this command runs, and changes that failed or were
+    given up are tried again. Without the service, this command makes the changes itself.
 
-    Exit code: 0 the node is ready and all of the spec is done, 1 not.
+    Exit code: 0 the node is ready and the whole spec is applied, 1 not.
 
     Example: trackbed apply --allow link-flap
     """
@@ -62,7 +62,7 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
     progress = Progress(False)
     for progress in passes:
         applied += [outcome for outcome in progress.outcomes if outcome.result == "applied"]
-        # A netdev, a carrier or a probe's answer may still come; a refusal stays one.
+        # A netdev, a carrier or a probe's answer may still come, so wait; a refusal is final.
         refused = any(outcome.result in ("deferred", "unsupported") for outcome in progress.outcomes)
         if _is_done(progress) or (refused and not progress.waiting) or time.monotonic() >= deadline:
             break
@@ -71,7 +71,7 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
 
 
 def _is_done(progress: Progress) -> bool:
-    """Ready may mean the spec before, as long as some of the newest one waits."""
+    """While a part of the newest spec waits, Ready refers to the spec before."""
     return progress.ready and all(c.status == "True" for c in progress.conditions if c.type == "UpToDate")
 
 
@@ -117,7 +117,7 @@ def _by_the_service(limit: Disruption | None, timeout: float) -> Iterator[Progre
         yield from ask(_common.RUN / NAME, limit, timeout)
     except ApplyRefused as error:
         raise _common.Failed(
-            f"the service is running and does not take this: {error}; see why with `trackbed doctor`, "
+            f"the service is running and refuses this: {error}; see why with `trackbed doctor`, "
             "or do it without the service: systemctl stop trackbed"
         ) from None
 
@@ -139,7 +139,11 @@ def _say(progress: Progress, applied: list[Outcome], as_json: bool) -> None:
         if condition.status != "True":
             click.echo(printable(f"{condition.type} {condition.status} {condition.reason}: {condition.text}"))
     if not progress.conditions:
-        click.echo("the service has not said anything within the time; see: trackbed doctor", err=True)
+        click.echo("the service did not answer within the time; see: trackbed doctor", err=True)
     click.echo(
-        "ready" if _is_done(progress) else "ready, but not all of the spec is done" if progress.ready else "not ready"
+        "ready"
+        if _is_done(progress)
+        else "ready, but a part of the spec is not applied"
+        if progress.ready
+        else "not ready"
     )

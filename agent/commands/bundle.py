@@ -23,11 +23,11 @@ from agent.commands import _common
 )
 @_common.as_json
 def bundle(output: Path | None, as_json: bool) -> None:
-    """Collect all that support needs to see in one archive, and print its path.
+    """Collect the facts that support needs in one archive, and print its path.
 
-    Report, spec, history, plan, inspection, kernel log, the units' journal, PCI, links, RDMA, interrupts. Left out: anything
-    of /etc/kubernetes, environments, and whatever looks like a token, password or key. Look into it before you send it. What
-    could not be collected is in its not-collected.json.
+    Report, spec, history, plan, inspection, kernel log, the units' journal, PCI, links, RDMA, interrupts. Files of
+    /etc/kubernetes, environments, and text that looks like a token, password or key are left out. Check the archive before you
+    send it. Its not-collected.json names the parts that could not be collected.
 
     Exit code: 0 it was written, also if parts could not be collected; 1 not.
 

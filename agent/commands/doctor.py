@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.state.wanted import WantedNic
 
 DEADLINE = 5.0
-"""Seconds for each other program that it runs."""
+"""Seconds that each program it runs may take."""
 
 UNIT = "trackbed.service"
 
@@ -33,7 +33,7 @@ UNIT = "trackbed.service"
 @click.command()
 @_common.as_json
 def doctor(as_json: bool) -> None:
-    """Say what is wrong with this node and what to do, in the order in which to do it.
+    """List the faults of this node with their remedies, in the order in which to mend them.
 
     Exit code: 0 nothing is wrong, 1 something is (warnings alone count, too).
 
@@ -133,7 +133,7 @@ def _has_iommu(machine: Machine) -> bool:
 
 
 def _managed(machine: Machine, nics: Mapping[str, WantedNic]) -> list[str]:
-    """The wanted netdevs, VFs' included, that NetworkManager calls its own."""
+    """The netdevs of the spec, with those of VFs, that NetworkManager manages."""
     from agent.hardware.functions import netdev, targets
 
     try:

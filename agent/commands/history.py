@@ -19,7 +19,7 @@ from agent.report.target import is_vf, vf_index
 from agent.spec.ranges import format_ranges
 
 FEW = 3
-"""Writes to one device in one pass that are shown each. More are shown as one line."""
+"""If a pass made more writes than this to one device, they are shown as one line."""
 
 
 @click.command()
@@ -29,11 +29,11 @@ FEW = 3
 @click.option("--device", default=None, help="Only those about this PCI address, or `host`.")
 @_common.as_json
 def history(every: bool, last: int | None, since: float | None, device: str | None, as_json: bool) -> None:
-    """Show what was changed on this node, when, why, and what somebody else kept putting back.
+    """Show the changes on this node: when each was made and why, and which ones another program undid again and again.
 
     It shows passes. More than three writes of a pass to one device are one line; --all shows each write by itself. Why: start,
-    spec (another one came into force), event (of which device), resync, retry, or apply. It goes back over reboots, for at most
-    two megabytes. --json prints a document for each write.
+    spec (another one came into force), event (of which device), resync, retry, or apply. The history outlives reboots, and has
+    at most two megabytes. --json prints a document for each write.
 
     Exit code: 0, also if there is nothing.
 
@@ -66,7 +66,7 @@ def history(every: bool, last: int | None, since: float | None, device: str | No
 
 
 def _pass_of(entry: Entry) -> tuple[str, float, str, str]:
-    """What the entries of one pass have in common."""
+    """The key by which entries belong to one pass."""
     return entry.boot_id, entry.time, entry.trigger, entry.spec_hash
 
 
@@ -109,7 +109,7 @@ def _shortened(trigger: str) -> str:
 
 
 def _made(changes: list[Change]) -> str:
-    """What the changes of one device have made, in some words, and their number."""
+    """A short summary of the changes to one device, with their number."""
     counts = [change for change in changes if change.kind == "vfs" and change.field == "count"]
     vfs = {vf_index(change.target) for change in changes if is_vf(change.target)}
     parts = []

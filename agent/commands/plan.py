@@ -18,12 +18,12 @@ from agent.spec.node import spec_hash
 @_common.spec_option
 @_common.as_json
 def plan(spec_file: str | None, as_json: bool) -> None:
-    """Show what would be changed, each change with its disruption and whom it disturbs, and a summary; touch nothing.
+    """Show the changes that would be made, with their disruption and the users they disturb. Nothing is changed.
 
-    A change has the mark ~, one that adds something +, one that removes something -, and ? what is known only after another
-    kind of change. Equal changes of several VFs are one line.
+    The marks: ~ changes a value, + adds something, - removes something, and ? is known only after another kind's changes. Equal
+    changes of several VFs are one line.
 
-    Exit code: 0 nothing to change, 2 changes, 1 an error (also: the spec asks for what this node does not have).
+    Exit code: 0 nothing to change, 2 changes, 1 an error (also if this node cannot match the spec).
 
     Example: trackbed plan --spec candidate.json
     """

@@ -37,9 +37,9 @@ def reporter(
 ) -> None:
     """Serve the report over HTTP: /readyz, /livez, /status and /metrics; what the unit trackbed-reporter runs.
 
-    Anywhere but on this machine's own address it asks for TLS and a token. With --kubernetes it also keeps
-    condition, labels and taint of the node's Node, and a Lease. Then a port that another process has stops it not:
-    it publishes, and tries the port again every 5 s.
+    On any address that other machines can reach, it requires TLS and a token. With --kubernetes it also keeps
+    condition, labels and taint of the node's Node, and a Lease. With --kubernetes it also publishes while another process has
+    the port, and tries the port again every 5 s.
 
     Exit code: 0 after SIGTERM, 1 if it cannot serve (with --kubernetes: if its settings cannot be read).
 
@@ -52,7 +52,7 @@ def reporter(
             click.echo(f"serving {_common.RUN / names.REPORT} on port {port}", err=True)
         notify("READY=1")
 
-    # Its threads hold nothing that must be put away.
+    # Its threads hold nothing that must be cleaned up.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     try:
         if settings is not None:
@@ -66,7 +66,7 @@ def reporter(
 
 
 def _publish(file: Path, secret: Path | None) -> None:
-    """Publish from a thread of its own, and have another one listen for changes of the report and the labels."""
+    """Publish in one thread, and in another one listen for changes of the report and the labels."""
     from agent.reporter import inotify
     from agent.reporter.kubernetes.api import NoCredentials
     from agent.reporter.kubernetes.identity import identity
@@ -90,7 +90,7 @@ def _publish(file: Path, secret: Path | None) -> None:
 
 
 def _or_end(work: Callable[[], None]) -> None:
-    """A thread that ends would leave a reporter that answers and publishes nothing: systemd starts another one."""
+    """If a publishing thread ends, end the process: it would go on answering, and publish nothing. systemd restarts it."""
     try:
         work()
     except BaseException:

@@ -30,7 +30,7 @@ def run() -> None:
         click.echo("`trackbed apply` is at work; this starts as soon as it ends", err=True)
         lock.take(_common.RUN, wait=True)
     except OSError as error:
-        # Nobody keeps the node any more, and an earlier report must not say otherwise. It also makes room.
+        # No service keeps the node true now, so an earlier report must not say that it is ready. Its removal also frees space.
         (_common.RUN / REPORT).unlink(missing_ok=True)
         raise _common.Failed(f"{error}; make room: df {_common.RUN}; df -i {_common.RUN}") from None
     with suppress(OSError):  # if nothing can be kept there, the first write reports it

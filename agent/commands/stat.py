@@ -19,7 +19,7 @@ HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total'
 
 @click.command()
 @click.option(
-    "-d", "--device", default=None, help="RDMA device, netdev or PCI address; left out: the only RDMA device."
+    "-d", "--device", default=None, help="RDMA device, netdev or PCI address. [default: the only RDMA device]"
 )
 @click.option("-l", "--live", is_flag=True, help="Rates, once each interval, until Ctrl-C.")
 @click.option(
@@ -27,7 +27,7 @@ HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total'
     type=number("seconds", 0.1, 3600.0),
     default=1.0,
     show_default=True,
-    help="With -l: seconds between two looks.",
+    help="With -l: seconds between two readings.",
 )
 @click.option("--count", type=click.IntRange(1), default=None, help="With -l: end after so many intervals.")
 @_common.as_json
@@ -128,7 +128,7 @@ def rate_text(value: float, name: str) -> str:
     """A rate with three digits and a prefix: binary for bytes, as eRDMA's tools have it, and decimal for packets."""
     unit, prefixes, step = ("B/s", BINARY, 1024) if name.endswith("bytes") else ("/s", DECIMAL, 1000)
     power = 0
-    # What would be written with four digits takes the next prefix: 1,000 to 1,023 of a binary one.
+    # Numbers with four digits get the next prefix, which affects 1,000 to 1,023 of a binary one.
     while value >= min(step, 999.5) and power < len(prefixes) - 1:
         value /= step
         power += 1

@@ -18,7 +18,7 @@ from agent.report.verdict import Verdict, judge, warnings
 from agent.runtime import uptime
 
 LOOK = 0.2
-"""Seconds between two looks at the report file under --watch."""
+"""Seconds between two readings of the report file under --watch."""
 
 
 @click.command()
@@ -45,7 +45,7 @@ def status(watch: bool, as_json: bool) -> None:
     else:
         for line in _lines(verdict, report):
             click.echo(line)
-        # On a terminal the view has shown it.
+        # On a terminal the view has shown the last state already.
         for reason in () if sys.stdout.isatty() else verdict.reasons:
             click.echo(printable(f"trackbed: {reason}"), err=True)
     sys.exit(0 if verdict.ready else 1)
@@ -84,7 +84,7 @@ def _lines(verdict: Verdict, report: Report) -> Iterator[str]:
         if fact:
             yield from _common.wrapped(f"{key:<10} ", printable(fact))
     if not verdict.fresh:
-        # The conditions below are of the past then.
+        # The conditions below are out of date then.
         yield from (
             line for reason in verdict.reasons[:1] for line in _common.wrapped("silent     ", printable(reason))
         )
@@ -99,11 +99,11 @@ def _lines(verdict: Verdict, report: Report) -> Iterator[str]:
 
 
 def _since(verdict: Verdict, report: Report) -> str:
-    """When the node became ready or not; nothing where that is not known."""
+    """When the node became ready or not ready; empty if that is unknown."""
     if not verdict.fresh or not report.since:
         return ""
     age = max(0.0, uptime() - report.since)
-    # Not the time when it was noted: a clock that was set since would give another one.
+    # Computed from the age, since the clock may have been set after the time was recorded.
     return f"{time.strftime('%Y-%m-%d %H:%M', time.localtime(time.time() - age))} ({say_age(age)})"
 
 

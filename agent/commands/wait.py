@@ -30,9 +30,9 @@ from agent.report.verdict import judge
     "--let-go",
     type=seconds,
     default=None,
-    help="With --first-pass: after so long, also once Kubernetes has been told in this boot that the node is not ready.",
+    help="With --first-pass: after so many seconds, end also if Kubernetes shows in this boot that the node is not ready.",
 )
-@click.option("--timeout", type=seconds, default=0.0, help="Give up after so many seconds; 0 never does.")
+@click.option("--timeout", type=seconds, default=0.0, help="Give up after so many seconds; 0: never.")
 @_common.as_json
 def wait(
     wanted_hash: str | None,

@@ -1,4 +1,4 @@
-"""What a pass is given (a goal, a memory, callbacks), and what it keeps while it runs."""
+"""The arguments of a pass (a goal, a memory, callbacks), and its state while it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent.state.scope import Scope
 
 @frozen
 class Goal:
-    """What a pass is to reach, and how far it may go.
+    """The spec that a pass is to reach, and how disruptive its changes may be.
 
     ``verified``: the last spec that the node was seen to match; changes that only a newer spec asks for and that are
     deferred or blocked do not make the node unready. ``allow``: the most disruptive level that an administrator allows for
@@ -37,7 +37,7 @@ class Goal:
 
 @frozen
 class Memory:
-    """What passes remember of the passes before.
+    """What passes know from the passes before.
 
     ``clock``: a monotonic clock, by which failures are timed. ``failures``: what failed, and when it may be tried again.
     ``originals``: the values from before the agent first changed them.
@@ -54,7 +54,7 @@ def _ignore(*arguments: object) -> None:
 
 @frozen
 class Callbacks:
-    """What a pass calls on its way.
+    """The functions that a pass calls while it runs.
 
     ``announce``: called with the first change to a required NIC, before it is made: the node is not ready from then on.
     ``wait_until_published``: called with that change before the first one that disturbs users. It returns once the node is

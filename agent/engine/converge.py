@@ -239,7 +239,7 @@ def _place(change: Change) -> tuple[str, str, str]:
 
 
 def _judged_by_probes(context: PassContext, state: _State, waiting: Sequence[Outcome]) -> tuple[Wanted, Snapshot]:
-    """What the probes compare: the verified spec as long as changes of a newer one wait, and what was read for it."""
+    """What the probes compare: while changes of a newer spec wait, the verified spec and what was read for it."""
     verified = context.goal.verified
     if not waiting or verified is None:
         return state.want, state.have

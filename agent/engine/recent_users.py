@@ -1,4 +1,4 @@
-"""Remembers for a moment who uses a device: a lookup is costly, and several changes of a pass need the same one."""
+"""Caches the users of a device for a moment: a lookup is costly, and several changes of a pass need the same one."""
 
 from __future__ import annotations
 

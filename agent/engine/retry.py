@@ -13,7 +13,7 @@ from agent.state.scope import Scope, devices
 FIRST_RETRY = 0.25
 HASTENED_RETRY = 1.0
 LAST_RETRY = 300.0
-# Of a change with a grace period. A VF's driver looks at its link every two seconds (igbvf_watchdog_task).
+# For changes with a grace period. A VF's driver checks its link every two seconds (igbvf_watchdog_task).
 QUICK_RETRY = 2.0
 QUICK_TRIES = 20
 # For changes that reset all VFs of the device at each try.

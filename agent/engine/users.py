@@ -185,7 +185,7 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _held(machine: Machine, nodes: Sequence[tuple[str, str]], owns: bool) -> Users:
-    """The processes that have these device nodes open, by target. It reads all of /proc, so not if there are no nodes."""
+    """The processes that have these device nodes open, by target. It reads all of /proc, so it does nothing without nodes."""
     holders = machine.processes.holders(frozenset(node for node, _ in nodes)) if nodes else {}
     for node, target in nodes:
         for holder in holders.get(node, ()):
@@ -193,7 +193,7 @@ def _held(machine: Machine, nodes: Sequence[tuple[str, str]], owns: bool) -> Use
 
 
 def _routes(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Routes through a gateway, but those that the agent itself keeps, and the node's own address in the cluster."""
+    """Routes through a gateway, except the agent's own, and the node's address in the cluster."""
     routed = machine.netlink.gateway_ifindexes(TABLES)
     addresses = machine.netlink.addresses()
     for target, name in functions.netdevs.items():

@@ -99,7 +99,7 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
         path = f"{PCI}/{device}"
         found_rdma, found_netdevs = rdma_devices(files, device), names_or_none(files, f"{path}/net")
     else:
-        raise NoDevice(f"{device} is no RDMA device, netdev or PCI address here; see: trackbed inspect")
+        raise NoDevice(f"{device} is not an RDMA device, netdev or PCI address here; see: trackbed inspect")
     ports = [
         Source(name, number)
         for name in found_rdma

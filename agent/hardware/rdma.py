@@ -115,7 +115,7 @@ def gid_index(
 ) -> int | None:
     """The lowest index of a GID of the given type, netdev and address family; None if the port has none.
 
-    The index for applications (NCCL_IB_GID_INDEX, `-x` of perftest) is no constant: the kernel fills the table in the
+    The index for applications (NCCL_IB_GID_INDEX, `-x` of perftest) is not constant: the kernel fills the table in the
     order in which addresses are added.
     """
     fits = (gid.index for gid in port.gids if gid_fits(gid, type, netdev=netdev, family=family))

@@ -2,8 +2,7 @@
 
 A kind is three functions: ``observe`` reads the state, ``plan`` lists the changes that make it as the spec says, ``apply``
 makes one of them. A module without ``plan`` and ``apply`` is an observer: it reads what other kinds and the probes need.
-The fields of :class:`Observer` and :class:`Kind` are what a module may have, under the same names. Those without a default it
-must have.
+The fields of :class:`Observer` and :class:`Kind` name all parts that a module may have. Parts without a default are required.
 """
 
 from __future__ import annotations
@@ -132,7 +131,7 @@ class Kind(Observer):
 
 
 def declared(module: ModuleType) -> Observer:
-    """The record of a module: what it has under the names of the record's fields, and the defaults of the others.
+    """The record of a module: its parts by the names of the record's fields, and defaults for those that it lacks.
 
     :raises TypeError: the module lacks a part that has no default.
     """

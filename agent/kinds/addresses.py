@@ -32,10 +32,10 @@ NAME = "addresses"
 AFTER = ("vf_links",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
-# By their `comm`, which has at most 15 characters.
+# The names as in `comm`, which has at most 15 characters.
 OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "dhclient", "dhcpcd", "ifup")
 
-# Each address, route and rule is a field of its own, which says what it is in the words of ip(8). Its value is one of these.
+# Each address, route and rule is a field of its own, named in the form of ip(8). Its value is one of these.
 PRESENT, ABSENT = "present", "absent"
 
 UNDECIDED = 5.0
@@ -103,7 +103,7 @@ def _elsewhere(
     if not shared:
         return {}
     names = {link.ifindex: link.name for link in machine.netlink.links()}
-    # Another rail has it while addresses go from rail to rail; the agent takes it from there.
+    # While addresses move between rails, another rail may still have it; the agent removes it there.
     rails = {netdev(machine.files, pf) for pf, nic in want.nics.items() if nic.nic.addresses}
     elsewhere = {ip: names.get(others[ip], f"netdev {others[ip]}") for ip in sorted(shared)}
     return {ip: name for ip, name in elsewhere.items() if name not in rails}

@@ -29,7 +29,7 @@ REMAKES_NETDEV = ("mac",)
 
 DRIVERS = "/sys/bus/pci/drivers"
 NETDEVICE = "netdevice"
-# driver_override reads so when none is set (driver_override_show, drivers/pci/pci-sysfs.c).
+# The text of driver_override when none is set (driver_override_show, drivers/pci/pci-sysfs.c).
 NO_OVERRIDE = "(null)"
 
 NO_VFIO = "vfio-pci is not loaded"
@@ -145,7 +145,7 @@ def _bind_vfio(target: str, vf: Binding | None, vfio: bool) -> Change:
 
 
 def lifted_by(change: Change) -> str:
-    """A VF that is not there comes with the number of VFs; a module that is not loaded does not."""
+    """Setting the number of VFs creates a missing VF; it does not load a missing module."""
     return "" if change.blocker == NO_VFIO else vfs.NAME
 
 

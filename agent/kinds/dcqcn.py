@@ -28,14 +28,14 @@ REACH = "function"
 
 DEBUGFS = "/sys/kernel/debug/mlx5"
 CNP_DSCP = "cnp_dscp"
-# What the notification point has, in MLNX_OFED's words; the other parameters are the reaction point's.
+# The notification point's parameters, by MLNX_OFED's names; all others are the reaction point's.
 NOTIFICATION = ("min_time_between_cnps", CNP_DSCP, "cnp_802p_prio")
-# Where the names in debugfs are not MLNX_OFED's with rp_ or np_ in front, and rpg_ left out.
+# The names in debugfs that differ from the rule: MLNX_OFED's name without rpg_, with rp_ or np_ in front.
 IN_DEBUGFS = {"clamp_tgt_rate_after_time_inc": "rp_clamp_tgt_rate_ati", "cnp_802p_prio": "np_cnp_prio"}
 
 
 def _asked(roce: Roce | None) -> dict[str, int]:
-    """The parameters that the spec gives, in MLNX_OFED's words."""
+    """The parameters that the spec gives, by MLNX_OFED's names."""
     if roce is None:
         return {}
     given = {CNP_DSCP: roce.cnp_dscp} | {name: getattr(roce.dcqcn, name, None) for name in DCQCN_PARAMETERS}

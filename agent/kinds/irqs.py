@@ -56,12 +56,12 @@ class Irq:
         return f"{self.role}-{self.queue}"
 
 
-# The CPUs without a free interrupt vector. The kernel shows this only by refusing a write (ENOSPC). A CPU counts as full until
-# the next boot: each new try would make the node unready for a moment. It is a file so that `trackbed plan` knows them, too.
+# The file with the CPUs that have no free interrupt vector, so that `trackbed plan` knows them, too. The kernel shows this only
+# by refusing a write (ENOSPC). A CPU counts as full until the next boot: each new try would make the node unready for a moment.
 FULL = "/run/trackbed/full-cpus"
 
-# The CPU of each queue when all was last as the spec wants: JSON, by target and queue. Another placement may have the same
-# loads, so without it a queue that irqbalance has moved could stay where it was moved to.
+# The file with the CPU that each queue had when the node last matched the spec: JSON, by target and queue. Without it a queue
+# that irqbalance moved could stay there, since that placement may have the same loads.
 PLACED = "/run/trackbed/placement.json"
 LARGEST = 4 << 20
 """Bytes of it. That of 4,096 VFs with 64 queues each has three million."""
@@ -69,7 +69,7 @@ LARGEST = 4 << 20
 
 @frozen
 class Kept:
-    """What the agent knows of this boot's interrupts that the kernel does not say: :data:`FULL` and :data:`PLACED`."""
+    """The content of :data:`FULL` and :data:`PLACED`: facts about this boot's interrupts that the kernel does not report."""
 
     full: frozenset[int] = frozenset()
     placed: Mapping[Key, int] = field(factory=dict)
@@ -91,7 +91,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Any]:
 
 
 def remember(machine: Machine, want: Wanted, have: Snapshot) -> None:
-    """Keep where the queues are, as the placement that later ones come back to. Those of a device that is away stay in it.
+    """Record the present placement, to which later ones return. Queues of a device that is absent keep their entry.
 
     :raises OSError: it cannot be written; then the placement before is kept.
     """

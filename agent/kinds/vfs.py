@@ -84,7 +84,7 @@ def _unseen(change: Change, have: Snapshot) -> list[Change]:
 
 
 def absent(change: Change) -> Change:
-    """A change of a VF that does not exist, blocked for that reason."""
+    """The same change, blocked because its VF does not exist."""
     return evolve(change, blocker="the VF is not there", remedy="it comes with the number of VFs (vfs.count)")
 
 

@@ -25,7 +25,7 @@ from attrs import define
 
 from agent.linux.grpc import Schema, fields, strings
 
-# That of kubeadm, k3s, RKE2 and most others, and of the two distributions that start the kubelet with another --root-dir.
+# The socket of kubeadm, k3s, RKE2 and most others, then those of the two distributions that use another --root-dir.
 SOCKETS = (
     "/var/lib/kubelet/pod-resources/kubelet.sock",
     "/var/lib/k0s/kubelet/pod-resources/kubelet.sock",
@@ -34,7 +34,7 @@ SOCKETS = (
 LIST = "/v1.PodResourcesLister/List"
 TIMEOUT = 2.0
 
-# A request for every function by itself: a kubelet that hangs must not cost two seconds each time.
+# The list is requested once for each function, and a kubelet that hangs must not cost two seconds each time.
 PAUSE = 10.0
 
 # No socket, nothing behind it: there is no kubelet, or it is stopped.
@@ -47,7 +47,8 @@ PODS = 1
 POD: Schema = {
     1: "name",
     2: "namespace",
-    # Of its containers: device_ids of devices; of dynamic_resources' claim_resources, device_name and cdi_devices' name.
+    # Fields of a container: device_ids of devices; device_name and the name of cdi_devices in claim_resources of
+    # dynamic_resources.
     3: {2: {2: "device"}, 5: {4: {4: "claimed", 1: {1: "claimed"}}}},
 }
 
@@ -59,7 +60,7 @@ Allocations = Mapping[str, tuple[str, ...]]
 
 @define
 class LinuxKubelet:
-    """The kubelet behind the first of the sockets that has one."""
+    """The kubelet on the first socket that answers."""
 
     sockets: tuple[str, ...] = SOCKETS
     timeout: float = TIMEOUT
@@ -67,7 +68,7 @@ class LinuxKubelet:
     _failure: tuple[float, int, str] | None = None
 
     def allocations(self) -> Allocations:
-        """Ask for the list; what failed fails again, unasked, for :data:`PAUSE` seconds."""
+        """Request the list. After a failure, the same error is raised without a request for :data:`PAUSE` seconds."""
         if self._failure is not None and self.clock() < self._failure[0]:
             raise OSError(*self._failure[1:])
         for path in self.sockets:
@@ -82,9 +83,9 @@ class LinuxKubelet:
         return {}
 
     def started(self) -> float:
-        """A kubelet makes its sockets anew when it starts, whatever its program is called."""
+        """The time of its socket: a kubelet creates it again at each start, whatever its program is called."""
         for path in self.sockets:
-            with suppress(OSError):  # another distribution's place
+            with suppress(OSError):  # the path of another distribution
                 return Path(path).stat().st_mtime
         return 0.0
 
@@ -103,7 +104,7 @@ def _connect(path: str, timeout: float) -> socket.socket | None:
 
 
 def _list(connection: socket.socket, timeout: float) -> bytes:
-    # Imported here: a node without a kubelet does without its megabyte.
+    # Imported here, since it takes a megabyte that a node without a kubelet need not spend.
     from agent.linux import grpc
 
     return grpc.call(connection, LIST, timeout)
@@ -111,7 +112,7 @@ def _list(connection: socket.socket, timeout: float) -> bytes:
 
 def _explain(path: str, error: OSError | ValueError) -> tuple[int, str]:
     if isinstance(error, ValueError):
-        return errno.EPROTO, f"{path}: the answer is no list of pods: {error}; see the kubelet's version and its log"
+        return errno.EPROTO, f"{path}: the answer is not a list of pods: {error}; see the kubelet's version and its log"
     number = error.errno or errno.EIO
     remedy = REMEDIES.get(number, "see the kubelet's log")
     return number, f"{path}: {error.strerror or error}; {remedy}"
@@ -133,7 +134,7 @@ def _by_device(response: bytes) -> Allocations:
 
 
 def _devices(said: list[tuple[str, str]]) -> Iterator[str]:
-    """A pod's devices: PCI addresses, or else what the device plugin calls them, without the number of the share."""
+    """A pod's devices: PCI addresses, or the device plugin's names without the number of the share."""
     for what, text in said:
         if what in ("device", "claimed"):
             addresses = PCI_ADDRESS.findall(text.lower())

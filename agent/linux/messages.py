@@ -83,9 +83,10 @@ def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
 
 
 def decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """Decodes the body of a message; what it cannot read is an OSError (EPROTO), as every refusal of the kernel's is one.
+    """Make a decoder of a message's body raise OSError (EPROTO) for a body that it cannot read.
 
-    A driver fills in parts of a message. One that writes nonsense must cost its own device, and not the pass.
+    Drivers fill in parts of messages. A driver that writes nonsense must only make its own device unreadable, and not end the
+    pass.
     """
 
     @wraps(decode)

@@ -44,7 +44,7 @@ def last_error(what: str) -> OSError:
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
-    # syscall(2) is variadic: an int must be widened to a register, or its upper half is whatever was there.
+    # syscall(2) is variadic: an int must be widened to the register's size, or the upper half is undefined.
     widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
     result: int = LIBC.syscall(ctypes.c_long(number), *widened)
     if result < 0:

@@ -83,7 +83,7 @@ class LinuxNetlink:
             ]
 
     def link(self, name: str) -> Link | None:
-        """Request one link."""
+        """Request one link (RTM_GETLINK)."""
         body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(IFLA_IFNAME, name.encode() + b"\0")
         body += attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
         try:

@@ -1,6 +1,6 @@
-"""A plan as people read it: the changes of each device, and a line that sums them up.
+"""Prints a plan for people: the changes of each device, and a summary line.
 
-The colours are for terminals; click.echo leaves them out elsewhere.
+click.echo removes the colours if the output is not a terminal.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _mark(change: Change) -> tuple[str, str]:
 
 
 def _values(change: Change, mark: str) -> str:
-    """Both values; one where the mark says the other, and none where it says both."""
+    """Both values, without those that the mark implies."""
     before, after = _value(change.before, "red"), _value(change.after, "green")
     if mark == "~":
         return f"{before} -> {after}"

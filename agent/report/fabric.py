@@ -1,4 +1,4 @@
-"""What a test of the fabric has shown of the node's NICs: the deploy writes it to the node, a probe judges by it."""
+"""The results of a fabric test for the node's NICs. The deploy writes them to the node, and a probe judges by them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = 1 << 20
 
 @frozen
 class Seen:
-    """What was seen of a NIC. ``pci``: of the function with the RDMA device ``device``. ``message``: why it is not good."""
+    """A NIC's result. ``pci``: the function with the RDMA device ``device``. ``message``: why the NIC is not good."""
 
     nic: str
     pci: str
@@ -45,7 +45,7 @@ def identity(
     link_layer: str | None,
     rate: str | None,
 ) -> dict[str, str]:
-    """What was tested: a test of another driver, firmware or port says nothing of this one.
+    """Identifies what was tested: a result does not count for another driver, firmware or port.
 
     :param version: the driver's srcversion, or the kernel's release where it has none.
     :param guid: the node GUID of the RDMA device.

@@ -132,5 +132,5 @@ def _remove(path: Path) -> str:
 
 
 def _unstamped(report: Report) -> Report:
-    # Any constants would do.
+    # The values do not matter: they only have to be equal in both reports.
     return evolve(report, generation=0, time=0.0, heartbeat=0.0, uptime=0.0, since=0.0)  # pragma: no mutate

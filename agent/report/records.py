@@ -66,7 +66,7 @@ class Disruption(IntEnum):
         try:
             return cls[text.upper().replace("-", "_")]
         except KeyError:
-            raise ValueError(f"{text!r} is no disruption; one of {', '.join(map(str, cls))}") from None
+            raise ValueError(f"{text!r} is not a disruption; one of {', '.join(map(str, cls))}") from None
 
     def __str__(self) -> str:
         return self.name.lower().replace("_", "-")
@@ -214,7 +214,7 @@ def _encodable(value: Any) -> Any:
 def _finite(value: Any) -> float:
     """Refuse NaN and infinity: no comparison with NaN holds, so no report would ever be too old."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r} is no number")
+        raise ValueError(f"{value!r} is not a number")
     return float(value)
 
 
@@ -228,7 +228,7 @@ def value_from_plain(value: Any) -> Value:
             raise ValueError(f"{value!r} has values that are no numbers")
         return Numbers.of(value)
     if value is not None and not isinstance(value, str | int | float):
-        raise ValueError(f"{value!r} is no value of a change")
+        raise ValueError(f"{value!r} is not the value of a change")
     plain: Value = _encodable(value)
     return plain
 
@@ -246,7 +246,7 @@ def report_to_json(report: Report) -> str:
 def report_from_json(text: str) -> Report:
     """Read :func:`report_to_json` back.
 
-    :raises ValueError: the text is no report.
+    :raises ValueError: the text is not a report.
     """
     try:
         return _converter.structure(load(text, LARGEST_REPORT), Report)

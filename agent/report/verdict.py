@@ -1,4 +1,4 @@
-"""Judges a report: can it be believed, and is the node ready by it? The agent, the reporter and the deploy all ask here."""
+"""Judges a report: whether it is fresh, and whether the node is ready by it. The agent, the reporter and the deploy use it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def warnings(conditions: Iterable[Condition]) -> list[Condition]:
 
 
 def with_warnings(conditions: Iterable[Condition]) -> str:
-    """What follows "ready": how many warnings there are."""
+    """The number of warnings, as text that follows "ready"; empty without any."""
     number = len(warnings(conditions))
     return f", with {number} warning{'s' if number > 1 else ''}" if number else ""
 

@@ -22,7 +22,7 @@ from agent.service.wake import KnownDevices, WakeUp, Watch
 
 @define(eq=False)
 class Listener:
-    """The events of ``watch``. While a pass runs, a thread takes them; otherwise that thread sleeps, whatever happens.
+    """Receives the events of ``watch``. During a pass a thread takes them; at other times the thread sleeps.
 
     ``poke`` wakes the supervisor, which then looks at ``activity`` after :data:`ANSWERED_WITHIN` seconds.
     """

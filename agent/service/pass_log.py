@@ -16,13 +16,13 @@ from agent.runtime import journal
 from agent.service.messages import Body
 
 SOCKET = Path("/run/systemd/journal/socket")
-"""Where journald takes entries with fields: https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
+"""journald's socket for entries with fields: https://systemd.io/JOURNAL_NATIVE_PROTOCOL."""
 
 MESSAGE_ID = "5b0c8a9f1d4e4f6c9a3b7e2d10486f35"
-"""What these entries have and no others: `journalctl MESSAGE_ID=...`."""
+"""The MESSAGE_ID that only these entries have: `journalctl MESSAGE_ID=...`."""
 
 INFO, DEBUG = "6", "7"
-"""syslog's priorities: of a pass that changed something or ended otherwise than the one before, and of the others."""
+"""syslog's priorities: for a pass that changed something or ended differently from the one before, and for all others."""
 
 LONGEST = 300
 """Characters of a value. With the bounds below, an entry is far smaller than the largest datagram."""

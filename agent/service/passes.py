@@ -1,4 +1,4 @@
-"""Runs passes one after the other, by the spec that is in force, and keeps what one pass needs of those before."""
+"""Runs one pass after the other by the spec in force, and keeps the results that later passes need."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Reason:
 
 @define
 class Announcements:
-    """Publishes that the node is about to be changed, and waits until Kubernetes has it."""
+    """Publishes that the node is about to be changed, and waits until Kubernetes shows it."""
 
     _output: Output
     _wait_until_published: Callable[[str], str]

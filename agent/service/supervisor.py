@@ -253,7 +253,7 @@ class _Supervisor:
         try:
             message = json.loads(line)
             if not isinstance(message, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             if message.pop("serving", False):
                 notify("READY=1")
             elif message.pop("checking", False):

@@ -1,4 +1,4 @@
-"""One NIC of a spec: which function is meant, its VFs, and how it is to be set."""
+"""One NIC of a spec: its function, its VFs, and their settings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _priorities(_: object, attribute: Attribute[Any], value: str | None) -> None
 
 def _pkey(key: str) -> None:
     if not int(key, 16) & 0x7FFF:
-        raise ValueError(f"{key} is no partition's key; give another, such as 0x8001")
+        raise ValueError(f"{key} is not a partition key; give another, such as 0x8001")
 
 
 def _read_request(_: object, attribute: Attribute[Any], value: int | None) -> None:
@@ -109,7 +109,7 @@ Offloads = Mapping[str, bool]
 
 @frozen(cache_hash=True, field_transformer=with_wanted)
 class VfAttributes:
-    """What the PF grants its VFs, and the state of their netdevs; ``None`` leaves a value alone.
+    """The attributes that the PF sets for its VFs, and the settings of their netdevs; ``None`` leaves a value alone.
 
     ``vlan`` 0 means untagged. ``mac`` left out is derived from the PF's permanent address and the VF's index,
     so that it is the same after every reload. ``owner``: while a container or a virtual machine has the VF, its attributes,

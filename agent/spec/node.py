@@ -53,7 +53,7 @@ SpecError = Faults
 
 def _power_of_two(_: object, attribute: Attribute[Any], value: int) -> None:
     if value & (value - 1) or not 0 < value <= 1 << 29:
-        raise ValueError(f"{attribute.name}: {value} is no power of two up to {1 << 29}; give one, such as 32768")
+        raise ValueError(f"{attribute.name}: {value} is not a power of two up to {1 << 29}; give one, such as 32768")
 
 
 def _probe_names(_: object, attribute: Attribute[Any], value: Mapping[str, object]) -> None:
@@ -146,8 +146,8 @@ class Gpus:
 class ProbePolicy:
     """How one readiness check is taken; ``None`` leaves it as the check's own default.
 
-    ``fail_after`` failures within the last ``of`` checks make its condition False. A check that has not come back ``deadline``
-    seconds after its beginning is Unknown.
+    ``fail_after`` failures within the last ``of`` checks make its condition False. A check that has not ended ``deadline``
+    seconds after its start is Unknown.
     """
 
     severity: ProbeSeverity | None = None
@@ -174,7 +174,7 @@ class Silence:
 
 @frozen
 class Readiness:
-    """What the node's readiness is judged by, by the name of the check (:func:`probe_names`)."""
+    """The settings of the readiness checks, by the check's name (:func:`probe_names`)."""
 
     probes: Mapping[str, ProbePolicy] = field(factory=dict, validator=_probe_names)
     silenced: Mapping[str, Silence] = field(factory=dict, validator=_probe_names)
@@ -182,7 +182,7 @@ class Readiness:
 
 def _one_line(place: str, value: str) -> None:
     if not value.strip() or len(value.splitlines()) != 1:
-        raise ValueError(f"{place}: {value!r} is no value; give one line of text")
+        raise ValueError(f"{place}: {value!r} is not a value; give one line of text")
 
 
 def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
@@ -193,10 +193,10 @@ def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> 
 def _module_parameters(_: object, attribute: Attribute[Any], value: Mapping[str, Mapping[str, str]]) -> None:
     for module, parameters in value.items():
         if not MODULE_NAME.fullmatch(module):
-            raise ValueError(f"{attribute.name}: {module} is no module; see lsmod(8)")
+            raise ValueError(f"{attribute.name}: {module} is not a module's name; see lsmod(8)")
         for name, given in parameters.items():
             if not MODULE_NAME.fullmatch(name):
-                raise ValueError(f"{attribute.name}: {module}.{name} is no module and parameter; see modinfo(8)")
+                raise ValueError(f"{attribute.name}: {module}.{name} is not a module and its parameter; see modinfo(8)")
             _one_line(f"{attribute.name}.{module}.{name}", given)
         if len({name.replace("-", "_") for name in parameters}) != len(parameters):
             raise ValueError(f"{attribute.name}.{module}: - and _ are the same in names; keep one")
@@ -326,9 +326,9 @@ def parse(text: str, where: str = "spec") -> NodeSpec:
 
 
 def from_mapping(document: object, where: str = "spec") -> NodeSpec:
-    """Make a NodeSpec of plain data (dicts, lists, scalars), as strictly as :func:`parse`."""
+    """Make a NodeSpec from plain data (dicts, lists, scalars), as strictly as :func:`parse`."""
     spec = _strict.structure(document, NodeSpec, where)
-    # It must be readable where it was written down: to_json() needs more room than some other JSON does.
+    # The spec must stay readable after to_json(), which may take more bytes than the JSON it came from.
     if len(to_json(spec)) > LARGEST_SPEC:
         raise SpecError(
             [f"{where}: written as JSON {too_large(LARGEST_SPEC)}; use fewer groups, and ranges in their index"]
@@ -342,5 +342,5 @@ def to_json(spec: NodeSpec) -> str:
 
 
 def spec_hash(spec: NodeSpec) -> str:
-    """What identifies a spec in reports: the first 16 hexadecimal digits of its written form's SHA-256."""
+    """The spec's identifier in reports: the first 16 hexadecimal digits of the SHA-256 of its written form."""
     return hashlib.sha256(to_json(spec).encode()).hexdigest()[:16]

@@ -50,7 +50,7 @@ def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
         if not SYSCTL.fullmatch(name):
             yield f"{key}: {name!r} is not a sysctl; write it as sysctl -a prints it"
         elif not value.strip() or len(value.splitlines()) != 1:
-            yield f"{key}.{name}: {value!r} is no value; give one line of text"
+            yield f"{key}.{name}: {value!r} is not a value; give one line of text"
         elif (own := identity(name)) in seen:
             yield f"{key}[{seen[own]!r}] and {key}[{name!r}] are the same parameter; keep one"
         seen.setdefault(identity(name), name)

@@ -70,7 +70,7 @@ class Within:
 
 def _is_unicast(mac: str) -> None:
     if int(mac[:2], 16) & 1 or mac == "00:00:00:00:00:00":
-        raise ValueError(f"{mac} is no unicast address; give one whose first octet is even")
+        raise ValueError(f"{mac} is not a unicast address; give one whose first octet is even")
 
 
 def _is_vf_list(text: str) -> None:
@@ -97,4 +97,4 @@ def is_date(_: object, attribute: Attribute[Any], value: str) -> None:
     except ValueError:
         written = ""
     if written != value:
-        raise ValueError(f"{attribute.name}: {value!r} is no date; write it as 2026-12-31")
+        raise ValueError(f"{attribute.name}: {value!r} is not a date; write it as 2026-12-31")

@@ -17,7 +17,7 @@ GUID_LENGTH = len("00:00:00:00:00:00:00:00")
 
 
 def port_guid(link: Link | None) -> str:
-    """The GUID of the port that a netdev is on; empty if that is no InfiniBand port."""
+    """The GUID of the port that a netdev is on; empty if that is not an InfiniBand port."""
     address = (link.permanent_mac or link.mac) if link else ""
     return address[-GUID_LENGTH:] if address.count(":") == ADDRESS_OCTETS - 1 else ""
 

@@ -1,6 +1,6 @@
 """Finds the functions that the entries of a spec select. An entry with ``each`` becomes one NIC for each function.
 
-Pure: the same spec and the same functions give the same names and numbers.
+The code is pure: the same spec and functions always give the same names and numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Member:
 
 @frozen
 class Selection:
-    """What an entry selects: ``functions`` match it. Of those in ``undecided`` it is not known now whether they do."""
+    """The functions of an entry: those that match it, and those in ``undecided`` that may match it and cannot be read now."""
 
     entry: Nic
     functions: tuple[Function, ...]

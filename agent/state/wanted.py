@@ -84,7 +84,7 @@ class WantedNic:
         return {target: value for target, value in given.items() if value is not None}
 
     def vf_wanted(self, index: int) -> VfAttributes:
-        """:meth:`vf`, and nothing of a VF that the spec does not have."""
+        """:meth:`vf`, or no attributes for a VF that the spec does not have."""
         return self.vf(index) if index < (self.vf_count() or 0) else VfAttributes()
 
 
@@ -206,7 +206,7 @@ def _listed(functions: Sequence[Function]) -> str:
 
 
 def _not_known(nic: Nic, undecided: Sequence[Function]) -> Condition:
-    """The entry selects nothing yet, or not all: of some functions it is not known whether they match."""
+    """A fault: some functions cannot be read, so it is unknown whether they match the entry."""
     called = f"NIC {nic.name} ({nic.select})"
     unread = [function for function in undecided if function.unreadable]
     if nic.select.each:

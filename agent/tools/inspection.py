@@ -1,4 +1,4 @@
-"""Reads and prints all that is known about the node's network functions.
+"""Reads the node's network functions, and prints them.
 
 It combines the output of `ibdev2netdev`, `lspci -s`, `ip a`, `ibv_devinfo`, `ls /dev/infiniband` and /proc/interrupts.
 Devices may come and go meanwhile: what cannot be read is None or empty.
@@ -148,7 +148,7 @@ class _Reader:
         for address in self._names(PCI):
             entries = self._names(device_path(address))
             is_network = self._text(f"{device_path(address)}/class").startswith("0x02")
-            # The PCI class of an RDMA function may be another one. VFs are listed below their PF.
+            # An RDMA function may have a PCI class other than network controller. VFs are listed below their PF.
             if "physfn" not in entries and (is_network or not {"net", "infiniband"}.isdisjoint(entries)):
                 yield self._physical(address)
 
@@ -276,7 +276,7 @@ def _unless_gone(read: Callable[[], T]) -> T | None:
 
 def pci_name(pci_ids: str, vendor: str, device: str) -> str:
     """A device's name in the text of pci.ids: vendor and device as lspci prints them, or the vendor alone."""
-    # The text has a megabyte: to search it with a pattern would take longer than everything else here.
+    # The text has a megabyte: searching it with a pattern would take longer than everything else here.
     start = pci_ids.find(f"\n{vendor}  ") + 1 if vendor else 0
     section = re.compile(r"\w+  (.*)\n((?:[\t#].*\n|\n)*)").match(pci_ids, start) if start else None
     if section is None:

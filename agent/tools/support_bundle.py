@@ -47,7 +47,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
 
 
 def redact(text: str) -> str:
-    """The text without what looks like a secret, or is named like one: tokens, passwords, keys."""
+    """The text without tokens, passwords and keys, recognised by their form or their name."""
     for pattern, instead in _PATTERNS:
         text = pattern.sub(instead, text)
     return text
@@ -63,7 +63,7 @@ class Collector:
 
 
 ANY_ANSWER = frozenset({0, 1, 2})
-"""The exit codes of Trackbed's commands, which describe the node, and of grep, which may find nothing or lose a file."""
+"""Exit codes that are no failure: Trackbed's commands describe the node by theirs, and grep may find nothing or lose a file."""
 
 
 def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Collector]:

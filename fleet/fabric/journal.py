@@ -59,7 +59,7 @@ class Journal:
     def read(cls, path: Path) -> Journal:
         """Read a file. A last line that was not written to its end is left out.
 
-        :raises Damaged: it is no file of a run.
+        :raises Damaged: it is not the file of a run.
         :raises OSError: it cannot be read.
         """
         *lines, _ = path.read_text().split("\n")
@@ -83,7 +83,7 @@ class Journal:
     def open(cls, path: Path, run: Run) -> Journal:
         """Resume the stopped run in the file if it tests the same; else begin a new one, and keep the old file.
 
-        :raises Damaged: the file is no file of a run.
+        :raises Damaged: the file is not that of a run.
         :raises OSError: it cannot be read or written.
         """
         path.parent.mkdir(parents=True, exist_ok=True)

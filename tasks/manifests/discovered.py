@@ -137,7 +137,7 @@ def read_nodes(paths: Mapping[str, Path]) -> dict[str, Discovered]:
 
 def _structured(document: object) -> Discovered:
     if not isinstance(document, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     try:
         return _converter.structure(document, Discovered)
     except cattrs.BaseValidationError as error:

@@ -186,7 +186,7 @@ def test_a_node_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     ("text", "fault"),
     [
         ("{", "Expecting property name"),
-        ("[]", "it is no JSON object"),
+        ("[]", "it is not a JSON object"),
         ('{"hcas": [["15b3", "1021"]]}', "extra fields found (hcas)"),
         (
             '{"functions": [{"address": "0000:21:00.0", "vendor": "15b3"}]}',

@@ -235,7 +235,7 @@ def test_keys_that_nobody_requires_are_not_read(kernel: Kernel) -> None:
     ("rdma", "message"),
     [
         ({"pkeys": ["8001"]}, "pkeys: '8001' is not valid; write it as 0x8001, in lower case"),
-        ({"pkeys": ["0x8000"]}, "0x8000 is no partition's key"),
+        ({"pkeys": ["0x8000"]}, "0x8000 is not a partition key"),
         ({"pkeys": ["0x8001", "0x8001"]}, "pkeys: a key is given twice; keep one"),
         ({"pkeys": ["0x8001"], "link_layer": "Ethernet"}, "pkeys: only InfiniBand ports have partition keys"),
         ({"pkeys": ["0x8001"], "gid_type": "RoCE v2"}, "pkeys: only InfiniBand ports have partition keys"),

@@ -100,7 +100,7 @@ def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b'{"a": 1, "a": 2}'])
 def test_what_is_no_object_is_refused_in_words(text: bytes) -> None:
-    with pytest.raises(Refused, match="what is no JSON object"):
+    with pytest.raises(Refused, match="something that is not a JSON object"):
         read_document(text)
 
 

@@ -46,7 +46,7 @@ def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: P
         (("plan", "--spec", "/nonexistent"), "", "No such file"),
         (("plan", "--spce", "x"), "", "No such option"),
         (("plna",), "", "No such command"),
-        (("apply", "--spec", "-", "--allow", "all"), '{"node_name": "n1"}', "'all' is no disruption; one of none"),
+        (("apply", "--spec", "-", "--allow", "all"), '{"node_name": "n1"}', "'all' is not a disruption; one of none"),
         (
             ("apply", "--spec", "-"),
             '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "ffff:ff:1f.7"}}]}',
@@ -98,7 +98,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
     refused = trackbed("reporter", "--listen", address)
     assert refused.returncode == 1
     assert refused.stderr.startswith(
-        f"trackbed: {address!r} is no address; give an IP address and a port from 0 to 65535"
+        f"trackbed: {address!r} is not an address; give an IP address and a port from 0 to 65535"
     )
     assert len(refused.stderr.splitlines()) == 1
 

@@ -338,7 +338,7 @@ def test_ready_by_the_spec_before_is_not_done(tmp_path: Path) -> None:
     applied = trackbed(tmp_path, "apply")
     server.join()
     assert applied.returncode == 1
-    assert applied.stdout.splitlines()[-1] == "ready, but not all of the spec is done"
+    assert applied.stdout.splitlines()[-1] == "ready, but a part of the spec is not applied"
 
 
 def test_two_writers_do_not_fight(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_two_writers_do_not_fight(tmp_path: Path) -> None:
     lock.take(tmp_path)
     for arguments, reason in (
         (("--spec", str(tmp_path / "node.json")), "the service is running, and keeps"),
-        ((), "does not take this"),
+        ((), "and refuses this"),
     ):
         refused = trackbed(tmp_path, "apply", *arguments)
         assert refused.returncode == 1
@@ -415,7 +415,7 @@ def test_stat_without_live_has_every_counter(tmp_path: Path) -> None:
     assert {"rx_bytes", "tx_dropped"} <= found["counters"].keys()
     wrong = trackbed(tmp_path, "stat", "-d", "nonesuch0")
     assert wrong.returncode == 1
-    assert "nonesuch0 is no RDMA device" in wrong.stderr
+    assert "nonesuch0 is not an RDMA device" in wrong.stderr
 
 
 # --- the rest --------------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def test_a_device_is_found_by_each_of_its_names() -> None:
     both = (Source("mlx5_0", 1), Source("ens1"))
     assert sources(tree, "mlx5_0") == sources(tree, "ens1") == sources(tree, PF) == sources(tree, None) == both
     assert sources(tree, "lo") == (Source("lo"),)
-    with pytest.raises(NoDevice, match="mlx5_9 is no RDMA device, netdev or PCI address here"):
+    with pytest.raises(NoDevice, match="mlx5_9 is not an RDMA device, netdev or PCI address here"):
         sources(tree, "mlx5_9")
 
 

@@ -248,7 +248,7 @@ current-context: c
         (KUBECONFIG, (), "https://127.0.0.1:1 cannot be reached"),
         (KUBECONFIG, ("--context", "d"), "Context 'd' not found"),
         ("{}", (), "the kubeconfig cannot be read"),
-        ("a: [secret-token", (), "the kubeconfig is no YAML in line 1"),
+        ("a: [secret-token", (), "the kubeconfig is not YAML in line 1"),
         (KUBECONFIG.replace("secret-token", "[1]"), (), "the kubeconfig cannot be read"),
         (KUBECONFIG.replace('"https://127.0.0.1:1"', "5"), (), "the kubeconfig cannot be read"),
         (None, (), "not found; give --kubeconfig FILE"),

@@ -88,9 +88,9 @@ DENIED: dict[str, tuple[CertificateSigningRequest, str]] = {
     ),
     "two names": (asked(pem((NameOID.COMMON_NAME, A), (NameOID.COMMON_NAME, "system:admin"))), "the subject is"),
     "no name": (asked(pem()), "the subject is empty"),
-    "what is no node's name": (asked(common_name(f"{names.NODE_USER}a:b"), f"{names.NODE_USER}a:b"), "is no Node's"),
-    "no node's name at all": (asked(common_name(names.NODE_USER), names.NODE_USER), "'' is no Node's name"),
-    "a name with a line break": (asked(common_name(f"{A}\n"), f"{A}\n"), "is no Node's name"),
+    "what is no node's name": (asked(common_name(f"{names.NODE_USER}a:b"), f"{names.NODE_USER}a:b"), "is not a Node's"),
+    "no node's name at all": (asked(common_name(names.NODE_USER), names.NODE_USER), "'' is not a Node's name"),
+    "a name with a line break": (asked(common_name(f"{A}\n"), f"{A}\n"), "is not a Node's name"),
     "a DNS name": (
         asked(common_name(A, extensions=[x509.SubjectAlternativeName([x509.DNSName("kubernetes.default")])])),
         "it asks for extensions (subjectAltName)",

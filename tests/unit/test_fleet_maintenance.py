@@ -126,8 +126,8 @@ def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> N
     ("text", "message"),
     [
         ('hosts = ["h1", ("h2", {"node_name": "h1"})]', "h1 and h2 have the same node_name"),
-        ("hosts = [", "is no inventory that pyinfra can read"),
-        ("import nothing_of_this_name", "is no inventory that pyinfra can read"),
+        ("hosts = [", "is not an inventory that pyinfra can read"),
+        ("import nothing_of_this_name", "is not an inventory that pyinfra can read"),
     ],
 )
 def test_an_inventory_that_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -292,7 +292,7 @@ def test_an_answer_that_is_no_list_of_pods(served: Served, message: bytes) -> No
     served.does("answer", message)
     error = refusal(served.path)
     assert error.errno == errno.EPROTO
-    assert "the answer is no list of pods" in str(error)
+    assert "the answer is not a list of pods" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,10 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0-1"}, {"index": "1"}]}', "VF 1 is in 0-1 and 1"),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0-1", "mac": "02:00:00:00:00:01"}]}', "an entry of its own"),
         (NIC % '"vfs": {"count": 4, "defaults": {"mac": "02:00:00:00:00:01"}}', "one address cannot serve all VFs"),
-        (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "mac": "03:00:00:00:00:01"}]}', "is no unicast address"),
+        (
+            NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "mac": "03:00:00:00:00:01"}]}',
+            "is not a unicast address",
+        ),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "vlan": 4095}]}', "give 0 to 4094"),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "qos": 8, "vlan": 1}]}', "give 0 to 7 (VLAN priority)"),
         (NIC % '"vfs": {"count": 4, "groups": [{"index": "0", "qos": 3}]}', "groups[0]: qos needs vlan"),
@@ -134,7 +137,7 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
             '{"node_name": "n1", "sysctls": {"vm.x": "1\\n2"}}',
             "has a control character, a line break or half of a character",
         ),
-        ('{"node_name": "n1", "module_parameters": {"../x": {"y": "1"}}}', "../x is no module; see lsmod(8)"),
+        ('{"node_name": "n1", "module_parameters": {"../x": {"y": "1"}}}', "../x is not a module's name; see lsmod(8)"),
         ('{"node_name": "n1", "module_parameters": {"a_b": {}, "a-b": {}}}', "the same in modules' names; keep one"),
         ('{"node_name": "n1", "hugepages": [{"size": "2MB", "count": 1}]}', "'2MB' is not valid; write it as 2M or 1G"),
         (
@@ -147,13 +150,16 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         (READY % '"probes": {"carrier": {"fail_after": 3, "of": 2}}', "raise of to fail_after"),
         (
             READY % '"silenced": {"carrier": {"until": "2026-13-01", "reason": "r"}}',
-            "'2026-13-01' is no date; write it as",
+            "'2026-13-01' is not a date; write it as",
         ),
-        (READY % '"silenced": {"carrier": {"until": "20261201", "reason": "r"}}', "'20261201' is no date; write it as"),
+        (
+            READY % '"silenced": {"carrier": {"until": "20261201", "reason": "r"}}',
+            "'20261201' is not a date; write it as",
+        ),
         (READY % '"silenced": {"carrier": {"until": "2026-12-01", "reason": " "}}', "reason: it is empty; say why"),
         (READY % '"silenced": {"carrier": {"until": "2026-12-01"}}', "the key 'reason' is missing; add it"),
         ('{"node_name": "n1", "irqs": {"irqbalance": "off"}}', '"off" is not one of disabled, banned, untouched'),
-        ('{"node_name": "n1", "rfs": {"entries": 30000}}', "30000 is no power of two"),
+        ('{"node_name": "n1", "rfs": {"entries": 30000}}', "30000 is not a power of two"),
         ('{"node_name": "n1", "disruption": {"allow": "all"}}', '"all" is not one of none, rebind, link-flap'),
     ],
 )

@@ -40,7 +40,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Set the mode; what the kernel refuses now, a module parameter gives from the next boot on."""
+    """Set the mode. If the kernel refuses now, the error names the module parameter that sets it at the next boot."""
     mode = str(change.after)
     try:
         machine.rdma.set_netns_mode(mode)

@@ -38,10 +38,10 @@ TIMEOUT = 10.0
 """Seconds that a client may take to send its request and to take the answer."""
 
 LONGEST_REQUEST = 16 << 10
-"""Bytes of a request line and headers. The library's own bounds allow 6 MB a request, and the unit has 128 MB for all."""
+"""Bytes of a request line and headers. The library would allow 6 MB for each request, and the unit has 128 MB in all."""
 
 AGAIN = 5.0
-"""Seconds between two tries to listen on a port that somebody else has."""
+"""Seconds between two tries to listen on a port that another process has."""
 
 LAST_PORT = 65535
 
@@ -72,7 +72,7 @@ class Address:
             address = ""
         if not address or not re.fullmatch("[0-9]{1,5}", port) or int(port) > LAST_PORT:
             raise CannotServe(
-                f"{text!r} is no address; give an IP address and a port from 0 to {LAST_PORT}, as 127.0.0.1:9809"
+                f"{text!r} is not an address; give an IP address and a port from 0 to {LAST_PORT}, as 127.0.0.1:9809"
             )
         return cls(address, int(port))
 
@@ -145,7 +145,7 @@ def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
 
 @define
 class _Head:
-    """Reads the lines of a request, as far as it may be long."""
+    """Reads the lines of a request, up to the allowed length."""
 
     file: io.BufferedIOBase
     left: int = LONGEST_REQUEST
@@ -254,11 +254,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return len(self._ends) < AT_ONCE
 
     def cut_off(self, now: float) -> float:
-        """Cut off the requests whose time is up; when that will be so for the next one."""
+        """Close the connections of requests whose time is up. Returns when the next one's time is up."""
         ends = list(self._ends.items())
         for request, end in ends:
             if end <= now:
-                with suppress(OSError):  # it has just ended by itself
+                with suppress(OSError):  # the request has just ended
                     socket.socket.shutdown(request, socket.SHUT_RDWR)
         return min((end for _, end in ends if end > now), default=math.inf)
 
@@ -272,7 +272,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, then let the next request in."""
+        """Answer, then let the next request be accepted."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -292,7 +292,7 @@ def serve(
     started: Callable[[int], None],
     patient: bool = False,
 ) -> None:
-    """Answer requests until the process ends; without one, sleep.
+    """Answer requests until the process ends.
 
     :param report: the report's file; the drift counts are in one beside it.
     :param unix: a socket's path, for those who may reach that; a file that is there is replaced.
@@ -322,7 +322,7 @@ def serve(
 
 @define
 class _Open:
-    """The servers that listen. One whose room is full accepts nothing, and keeps nobody from the others."""
+    """The servers that listen. A server with too many requests accepts none, and does not block the others."""
 
     _servers: list[_Server] = field(factory=list)
     _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
@@ -358,7 +358,7 @@ class _Open:
 
 
 def _listen(closed: dict[str, Callable[[], _Server]], open_servers: _Open) -> tuple[dict[str, _Server], list[str]]:
-    """Listen wherever nobody does yet: what is listened on now, and why some cannot be."""
+    """Listen on the addresses that are not open yet. Returns the new ones, and why others cannot be opened."""
     opened, faults = {}, []
     for where, make in list(closed.items()):
         try:

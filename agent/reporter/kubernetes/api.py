@@ -59,7 +59,7 @@ _REMEDIES = {
 }
 
 TROUBLE = (Refused, NoCredentials, OSError, HTTPException)
-"""What asking the API server may raise."""
+"""The exceptions that a request to the API server may raise."""
 
 
 def explain(error: Exception) -> str:
@@ -148,8 +148,8 @@ class Api:
     ) -> dict[str, Any]:
         """Send a request, and read the answer.
 
-        :raises Refused: the answer is no success.
-        :raises NoCredentials: there is nothing to identify oneself with.
+        :raises Refused: the answer is an error.
+        :raises NoCredentials: there are no usable credentials.
         :raises OSError: the server cannot be reached, or does not answer in time.
         :raises HTTPException: its answer is not HTTP.
         """
@@ -166,14 +166,14 @@ class Api:
         return read_document(text)
 
     def watch(self, path: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-        """Each event of a watch, until the server ends it or says nothing any more. Raises as :meth:`ask` does."""
+        """Each event of a watch, until the server ends it or falls silent. Raises as :meth:`ask` does."""
         try:
             response = self._send("GET", path, {**query, "watch": "1", "allowWatchBookmarks": "true"})
             if response.status >= 300:
                 raise self._refusal(response, response.read(LONGEST))
             if self._connection is not None and self._connection.sock is not None:
                 self._connection.sock.settimeout(SILENCE)
-            with suppress(TimeoutError):  # the next request finds out what is wrong
+            with suppress(TimeoutError):  # the next request reports the fault
                 while line := response.readline(LONGEST):
                     yield read_document(line)
         finally:
@@ -188,7 +188,7 @@ class Api:
                 socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Drop the connection; the next request makes another one, with the credentials of then."""
+        """Drop the connection. The next request opens another one, with the credentials of that time."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -213,7 +213,7 @@ class Api:
         if body is not None:
             headers["Content-Type"] = content_type
         where = f"{path}?{urlencode(query)}" if query else path
-        # What was open for long may have been closed by the server meanwhile; then a new one is made, once.
+        # The server may have closed a connection that was idle for long: then open a new one, once.
         for connection in ([self._connection] if self._connection else []) + [None]:
             opened = connection or self._open(session)
             try:
@@ -224,14 +224,14 @@ class Api:
                 if connection is None:
                     raise
             else:
-                # What resumes it comes before the first answer (TLS 1.3), not with the handshake.
+                # In TLS 1.3 the session ticket comes with the first answer, not with the handshake.
                 self._resumed = self._tls.session if self._tls is not None else None
                 return response
-        raise AssertionError  # the last of them returns or raises
+        raise AssertionError  # the last try returns or raises
 
     def _refusal(self, response: HTTPResponse, text: bytes) -> Refused:
         if self._session is not None and self._session.token:
-            # A proxy may quote what it was sent, and what is said here everybody on the node reads.
+            # A proxy may quote the request with its token, and everybody on the node can read this message.
             text = text.replace(self._session.token.encode(), b"[removed]")
         try:
             message = str(load(text, LONGEST)["message"])
@@ -248,7 +248,7 @@ class Api:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in {socket.TCP_NODELAY: 1, **KEEPALIVE}.items():
                 plain.setsockopt(socket.IPPROTO_TCP, option, value)
-        # http.client would begin each connection with a TLS session of its own.
+        # http.client would begin a new TLS session for each connection.
         self._tls = session.tls.wrap_socket(plain, server_hostname=host, session=self._resumed)
         self._connection = connection = HTTPSConnection(host, port, timeout=TIMEOUT, context=session.tls)
         connection.sock = self._tls
@@ -265,5 +265,5 @@ def read_document(text: bytes) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise Refused(200, f"what is no JSON object: {text[:80]!r}")
+        raise Refused(200, f"something that is not a JSON object: {text[:80]!r}")
     return document

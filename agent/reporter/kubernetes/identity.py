@@ -41,7 +41,7 @@ ANEW = 3600.0
 _CERTIFICATES = re.compile(rb"(-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n)+")
 
 LONGEST_CERTIFICATE = 64 << 10
-"""Bytes of a certificate with those of the authorities between it and the cluster's own."""
+"""Bytes of a certificate and of the intermediate authorities' certificates."""
 
 
 class Identity(Protocol):
@@ -142,8 +142,8 @@ class Certificate:
             name = self._name.read_text().strip()
             return f"{what}; its request {name} waits to be approved: trackbed fleet approve"
         if self._denied:
-            return f"{what}; its request {self._denied}; it asks again within the hour"
-        return f"{what}; to ask for one it needs an enrolment token: run the deploy again"
+            return f"{what}; its request {self._denied}; it makes another one within the hour"
+        return f"{what}; to request one it needs an enrolment token: run the deploy again"
 
     def _read(self) -> tuple[Life, ssl.SSLContext] | None:
         """The certificate and its life, read once; None: there is none."""
@@ -153,7 +153,7 @@ class Certificate:
             try:
                 context.load_cert_chain(self._current)
             except (OSError, ssl.SSLError) as error:
-                raise NoCredentials(f"{self._current}: {error}; remove it, another one is asked for") from None
+                raise NoCredentials(f"{self._current}: {error}; remove it, and another one is requested") from None
             self._loaded = life, context
         return self._loaded
 
@@ -250,7 +250,7 @@ class Certificate:
     def _take(self, certificate: bytes) -> list[str]:
         """Install the certificate and its key in one step; the faults for which it is refused, if there are any."""
         if len(certificate) > LONGEST_CERTIFICATE or not _CERTIFICATES.fullmatch(certificate):
-            return ["it is no certificate in PEM, or has something beside it"]
+            return ["it is not a certificate in PEM, or has something beside it"]
         beside = self.folder / ".reporter.pem.new"
         beside.touch(0o600)
         beside.write_bytes(self._key.read_bytes() + certificate)

@@ -49,7 +49,7 @@ class LeaseWriter:
         return self._renew_at - clock
 
     def lapse(self, notice: str | None) -> None:
-        """Renew no longer, since no fresh report vouches for the node; add a notice if there is one."""
+        """Stop renewing the Lease, since there is no fresh report; add a notice if there is one."""
         self._renew_at = 0.0
         if notice is not None:
             self._write({"metadata": {"annotations": {NOT_READY: notice}}}, create=False)

@@ -1,4 +1,4 @@
-"""Pure functions: what a Node should say by a report, and the patches that make it say so.
+"""Pure functions: the conditions, labels and taint that a Node should have by a report, and the patches that set them.
 
 A JSON patch tests each value that it replaces, so it fails if somebody else has changed the value meanwhile. Conditions are
 merged by their type.
@@ -106,13 +106,13 @@ def _condition(condition: Mapping[str, Any]) -> dict[str, str]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise TypeError(f"{value!r:.80} is no object")
+        raise TypeError(f"{value!r:.80} is not an object")
     return value
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r:.80} is no text")
+        raise TypeError(f"{value!r:.80} is not a text")
     return value
 
 
@@ -136,7 +136,7 @@ def _managed(entries: Sequence[Mapping[str, Any]]) -> set[str]:
 
 @frozen
 class Desired:
-    """What a Node should say. ``drop``: labels to remove if present. ``taint`` None: leave the taint as it is."""
+    """What a Node should have. ``drop``: labels to remove if present. ``taint`` None: leave the taint as it is."""
 
     conditions: Mapping[str, Content]
     labels: Mapping[str, str]
@@ -193,15 +193,13 @@ def ready_condition(verdict: Verdict) -> Content:
     if report is None:
         return Content("Unknown", "NoReport", shortened(verdict.reasons))
     if not verdict.fresh:
-        return Content(
-            "Unknown", "AgentSilent", "the agent does not vouch for the node; see: systemctl status trackbed"
-        )
+        return Content("Unknown", "AgentSilent", "the agent has not renewed its report; see: systemctl status trackbed")
     failing = [c for c in report.conditions if c.severity == "required" and c.status != "True"]
     return Content("False", _reason(failing), shortened(verdict.reasons))
 
 
 def _warned(report: Report | None) -> str:
-    """How many warnings a report has, and of what."""
+    """The number of warnings in a report, and their types."""
     conditions = report.conditions if report else ()
     types = ", ".join(condition.type for condition in warnings(conditions))
     return f"{with_warnings(conditions)}: {types}" if types else ""

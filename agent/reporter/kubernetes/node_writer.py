@@ -80,6 +80,6 @@ class NodeWriter:
         try:
             node = read_node(answer)
         except (KeyError, TypeError, AttributeError) as error:
-            raise Refused(200, f"what is no Node: {error!r}") from None
+            raise Refused(200, f"something that is not a Node: {error!r}") from None
         self.watch.patched(node)
         return node

@@ -158,7 +158,7 @@ class Publication:
             self.watch.relist()
 
     def _troubles(self) -> dict[str, str]:
-        """What is in the way of publishing the present report, by step."""
+        """Why the present report is not published completely, by step."""
         relevant = self._taken | {"identity", "absent", "calm", "labels"}
         return {name: trouble for name, trouble in self.steps.trouble.items() if name in relevant}
 
@@ -229,7 +229,7 @@ class Publication:
         return self._lease.renew(node, verdict.report, notice, clock, self.now())
 
     def _acknowledge(self) -> None:
-        """Write what is published, and what is in the way of the rest."""
+        """Record what is published, and why the rest is not."""
         troubles = [*self._troubles().values(), self.watch.trouble]
         error = "; ".join(dict.fromkeys(filter(None, troubles)))
         self.acknowledged.now = evolve(self.acknowledged.now, error=error)

@@ -14,10 +14,10 @@ LONGEST_SLEEP = 3600.0
 
 @define
 class Steps:
-    """What is in the way of each step, and when a step that failed may be tried again.
+    """Why each step fails, and when a step that failed may be tried again.
 
-    ``clock``: seconds since the boot. ``failed`` is called with the name and the error of each step that the API server, or the
-    way to it, made fail. ``trouble``: why, by the step's name. ``not_before``: by ``clock``.
+    ``clock``: seconds since the boot. ``failed`` is called with the name and the error of each step that failed at the API
+    server or on the way to it. ``trouble``: why, by the step's name. ``not_before``: by ``clock``.
     """
 
     clock: Callable[[], float]

@@ -9,7 +9,7 @@ from agent.spec.vf_attributes import VfAttribute
 
 def _possible(guid: str) -> None:
     if set(guid) <= {"0", ":"} or set(guid) <= {"f", ":"}:
-        raise ValueError(f"{guid} is no GUID that a port can have; give another")
+        raise ValueError(f"{guid} is not a GUID that a port can have; give another")
 
 
 _GUID = Matches(

@@ -1,4 +1,4 @@
-"""How much a VF may send: what it is granted, and limited to. The kernel sets the two together."""
+"""The rates of a VF: the one it is granted, and the one it is limited to. The kernel sets the two together."""
 
 from __future__ import annotations
 
