@@ -117,7 +117,7 @@ TRUSTED: dict[str, tuple[str, str, Any, str]] = {
 
 @pytest.mark.parametrize("who", [kubelet, tenant])
 @pytest.mark.parametrize("what", TRUSTED)
-def test_who_is_no_reporter_writes_nothing_that_is_trusted(
+def test_only_reporters_write_what_is_trusted(
     plane: ControlPlane, who: Callable[[ControlPlane], Thief], what: str
 ) -> None:
     method, path, body, kind = TRUSTED[what]
@@ -203,7 +203,7 @@ metadata: {{name: {name}, labels: &l {{rdma: hca, example.net/gpu: "yes"}}, anno
 
 @pytest.mark.parametrize("text", [SEVERAL, TWICE, ALIASES], ids=["documents", "keys", "aliases"])
 @pytest.mark.parametrize("subresource", ["", "/status"])
-def test_a_text_that_two_parsers_read_differently_changes_nothing_more(
+def test_an_ambiguous_text_changes_nothing_else(
     plane: ControlPlane, text: str, subresource: str, tmp_path: Path
 ) -> None:
     pair = plane.authority.client(f"trackbed:node:{OWN}", [])
@@ -255,7 +255,7 @@ DEFAULTED: dict[str, list[dict[str, Any]]] = {
 
 @pytest.mark.parametrize("subresource", ["", "/status"])
 @pytest.mark.parametrize("what", DEFAULTED)
-def test_by_json_patch_nothing_else_is_written_whatever_the_server_fills_in(
+def test_a_json_patch_writes_nothing_else_even_with_server_defaults(
     plane: ControlPlane, what: str, subresource: str
 ) -> None:
     thief = Thief(plane, by_certificate(plane, OWN))

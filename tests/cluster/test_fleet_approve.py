@@ -61,7 +61,7 @@ def test_a_new_node_is_enrolled_once_and_renews_by_itself(plane: ControlPlane) -
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_a_request_that_is_no_reporters_is_denied_and_others_are_left(plane: ControlPlane) -> None:
+def test_a_request_no_reporter_makes_is_denied_and_others_are_left(plane: ControlPlane) -> None:
     ask(plane, plane.admin, request(f"{names.NODE_USER}victim", "trackbed-stolen"))
     ask(plane, plane.admin, request("somebody", "others"))
     done = fleet(plane, "approve", "victim", "--json")
@@ -95,7 +95,7 @@ def two_ways(user: str) -> dict[str, bytes]:
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_what_can_be_read_in_two_ways_is_approved_neither_by_the_command_nor_by_the_deploy(plane: ControlPlane) -> None:
+def test_an_ambiguous_request_is_approved_by_neither_command_nor_deploy(plane: ControlPlane) -> None:
     user = f"{names.NODE_USER}double"
     token = enrolment(plane)
     for way, text in two_ways(user).items():

@@ -84,7 +84,7 @@ ESCAPES = "\x1b[2J\x1b]0;mine\x07[bold red]"
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_what_a_node_writes_is_shown_and_not_sent_to_the_terminal(plane: ControlPlane) -> None:
+def test_text_that_a_node_writes_is_escaped_on_the_terminal(plane: ControlPlane) -> None:
     make_node(plane, "a", ready="False")
     said = [{**one, "reason": "Broken", "message": ESCAPES} for one in conditions("False")]
     body = json.dumps({"status": {"conditions": said}})

@@ -32,7 +32,7 @@ __all__ = ["no_nodes", "plane"]
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_a_silent_node_becomes_unknown_and_tainted_and_all_else_of_it_stays(plane: ControlPlane) -> None:
+def test_a_silent_node_becomes_unknown_and_tainted_and_nothing_else_of_it_changes(plane: ControlPlane) -> None:
     for name in ("a", "b", "c", "d"):
         make_node(plane, name, life=1 if name == "a" else 900)
     until(lambda: fleet(plane, "status", "--json").document["nodes"][0]["ready"] == "Unknown", "it expires")
@@ -92,7 +92,7 @@ def test_a_healthy_node_whose_lease_was_deleted_keeps_its_pods(plane: ControlPla
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_all_leases_gone_are_made_anew_and_none_is_swept(plane: ControlPlane) -> None:
+def test_deleted_leases_are_created_again_and_no_node_is_swept(plane: ControlPlane) -> None:
     for name in ("a", "b", "c", "d"):
         make_node(plane, name)
     plane.kubectl("delete", "leases", "--all", f"--namespace={names.NAMESPACE}")
@@ -102,7 +102,7 @@ def test_all_leases_gone_are_made_anew_and_none_is_swept(plane: ControlPlane) ->
     assert [taints(plane, name) for name in ("a", "b", "c", "d")] == [[OTHERS]] * 4
 
 
-def test_who_may_not_sweep_is_told_so(plane: ControlPlane) -> None:
+def test_a_sweep_without_rights_is_one_message(plane: ControlPlane) -> None:
     done = ended(start(plane.identity("nobody"), "sweep"))
     assert done.code == 1
     assert "the API server refuses" in done.err

@@ -89,9 +89,7 @@ def test_the_api_server_takes_all_that_is_rendered(clean: ControlPlane, folders:
     assert files == {*resources, "kustomization.yaml"}
 
 
-def test_the_server_refuses_a_field_that_it_does_not_know(
-    clean: ControlPlane, folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_api_server_refuses_an_unknown_field(clean: ControlPlane, folders: dict[str, Path], tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     text = (folders["managed_cluster"] / "erdma-device-plugin.yaml").read_text()
     wrong.write_text(text.replace("hostNetwork: true", "hostNetworks: true"))

@@ -7,7 +7,7 @@ import pytest
 from lab.cluster import bundle, network_plugins
 
 
-def test_what_cannot_be_built_is_said_and_left_out(
+def test_plugins_that_cannot_be_built_are_named_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"GOPROXY": "off", "GOTOOLCHAIN": "local"}.items():

@@ -94,7 +94,7 @@ def test_a_nodes_first_day(plane: ControlPlane, start: Start) -> None:
     ]
 
 
-def test_after_a_boot_the_taint_stays_until_the_kubelet_has_spoken(plane: ControlPlane, start: Start) -> None:
+def test_after_a_boot_the_taint_stays_until_the_kubelet_has_reported(plane: ControlPlane, start: Start) -> None:
     reporter = start("booted", required_resources=(RESOURCE,))
 
     def kubelet_says(boot: str) -> None:
@@ -110,7 +110,9 @@ def test_after_a_boot_the_taint_stays_until_the_kubelet_has_spoken(plane: Contro
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
 
 
-def test_after_a_restart_of_the_kubelet_the_taint_stays_until_it_has_spoken(plane: ControlPlane, start: Start) -> None:
+def test_after_a_restart_of_the_kubelet_the_taint_stays_until_it_has_reported(
+    plane: ControlPlane, start: Start
+) -> None:
     reporter = start("restarted", required_resources=(RESOURCE,))
 
     def kubelet_speaks(at: float) -> None:
@@ -141,7 +143,7 @@ def test_losing_readiness_keeps_the_plugins_pod_and_taints(plane: ControlPlane, 
     assert [event["objectRef"].get("subresource", "") for event in reporter.writes(mark)] == ["", "status"]
 
 
-def test_the_plugin_starts_anew_when_its_devices_are_others(
+def test_the_plugin_is_restarted_when_its_devices_change(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.plugins.PLUGIN_PAUSE", 1.0)
@@ -393,9 +395,7 @@ def test_what_is_refused_to_a_ready_node_does_not_delay_its_loss_of_readiness(
     assert (reporter.condition()["status"], reporter.published().error) == ("False", "")
 
 
-def test_labels_that_cannot_be_read_are_told_and_hold_no_loss_of_readiness_back(
-    plane: ControlPlane, start: Start
-) -> None:
+def test_unreadable_labels_are_reported_and_do_not_delay_a_loss_of_readiness(plane: ControlPlane, start: Start) -> None:
     reporter = start("unreadable")
     reporter.acknowledged(reporter.say(True))
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
@@ -436,7 +436,7 @@ def test_a_label_that_is_no_longer_listed_can_be_taken_away(plane: ControlPlane,
         list_labels(listed)
 
 
-def test_where_the_list_of_labels_is_gone_nobody_else_is_stopped_and_readiness_is_lost(
+def test_without_the_list_of_labels_only_labels_stay_unwritten_and_readiness_is_lost(
     plane: ControlPlane, start: Start
 ) -> None:
     def changed(labels: dict[str, str | None]) -> bool:
@@ -541,7 +541,7 @@ class Relay:
         far.close()
 
 
-def test_a_watch_whose_path_swallows_everything_is_begun_anew(
+def test_a_watch_on_a_dead_path_is_started_again(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.api.SILENCE", 3.0)
@@ -555,7 +555,7 @@ def test_a_watch_whose_path_swallows_everything_is_begun_anew(
     until(lambda: READY_LABEL in reporter.node()["metadata"]["labels"], "the label is back")
 
 
-def test_an_api_server_that_hangs_is_said_and_asked_again(
+def test_a_hanging_api_server_is_reported_and_tried_again(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.api.SILENCE", 3.0)
@@ -585,7 +585,7 @@ def test_a_node_that_was_created_anew_gets_everything_again(plane: ControlPlane,
     assert reporter.node()["metadata"]["labels"][FACT["key"]] == "true"
 
 
-def test_the_lease_says_who_lives_and_goes_with_its_node(plane: ControlPlane, start: Start) -> None:
+def test_the_lease_is_the_heartbeat_and_is_deleted_with_its_node(plane: ControlPlane, start: Start) -> None:
     reporter = start("lives")
     found = until(
         lambda: plane.try_kubectl("get", "lease", "-n", "trackbed-system", "lives", "-o", "json").stdout, "a Lease"
@@ -612,7 +612,7 @@ def test_a_bound_token_publishes_as_well(plane: ControlPlane, tmp_path: Path) ->
     assert reporter.condition()["status"] == "True"
 
 
-def test_a_token_that_is_refused_is_said(plane: ControlPlane, tmp_path: Path) -> None:
+def test_a_refused_token_is_reported(plane: ControlPlane, tmp_path: Path) -> None:
     plane.apply(node("expired"))
     settings = Settings("expired", plane.url, str(plane.authority.pair.certificate), identity="token")
     (tmp_path / "token").write_text("not.a.token")

@@ -307,7 +307,7 @@ def thief(cluster: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Thi
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name.replace(" ", "-"))
-def test_nothing_but_ones_own_can_be_changed(thief: Thief, attack: Attack, kind: str) -> None:
+def test_a_reporter_can_change_only_its_own_fields(thief: Thief, attack: Attack, kind: str) -> None:
     before = thief.seen(attack.on)
     content_type, body = attack.bodies()[kind]
     answer = thief.tries("PATCH", f"/api/v1/nodes/{attack.on}{'/status' if attack.status else ''}", body, content_type)
@@ -441,7 +441,7 @@ def managers(plane: ControlPlane) -> Managed:
 
 @pytest.mark.parametrize("subresource", BOTH, ids=["node", "status"])
 @pytest.mark.parametrize("tamper", TAMPERED, ids=lambda tamper: tamper.__name__)
-def test_nobodys_fields_are_exchanged_dropped_or_given(
+def test_a_reporter_cannot_change_the_ownership_of_fields(
     owned: ControlPlane, tamper: Callable[[Managed], Managed], subresource: str
 ) -> None:
     thief = Thief(owned, by_certificate(owned, OWN))
@@ -459,7 +459,7 @@ def test_nobodys_fields_are_exchanged_dropped_or_given(
 
 
 @pytest.mark.parametrize("content_type", [MERGE_PATCH, APPLY], ids=["merge", "apply"])
-def test_it_writes_under_no_other_managers_name(owned: ControlPlane, content_type: str) -> None:
+def test_a_reporter_cannot_write_as_another_manager(owned: ControlPlane, content_type: str) -> None:
     before = managers(owned)
     api = Api(owned.url, by_certificate(owned, OWN).session)
     body = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": OWN, "labels": {"rdma": "hca"}}}
@@ -535,13 +535,13 @@ def test_the_order_of_others_conditions_stays(cluster: ControlPlane) -> None:
     assert thief.seen(OWN) == before
 
 
-def test_a_taint_of_ours_has_no_time(cluster: ControlPlane) -> None:
+def test_trackbeds_taint_has_no_time(cluster: ControlPlane) -> None:
     thief = Thief(cluster, by_certificate(cluster, OWN))
     body = add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"})
     assert thief.tries("PATCH", f"/api/v1/nodes/{OWN}", body, JSON_PATCH) == 403
 
 
-def test_what_was_out_of_bounds_before_keeps_nobody_from_saying_not_ready(cluster: ControlPlane) -> None:
+def test_an_old_value_out_of_bounds_does_not_stop_a_not_ready(cluster: ControlPlane) -> None:
     """As an earlier version of the policies let it through."""
     bad = [
         {**SAID, "message": "x" * 5000},
@@ -681,13 +681,13 @@ def renewing(cluster: ControlPlane) -> Thief:
     ],
     ids=["serving", "kubelet", "server-auth", "two-years", "for-ever"],
 )
-def test_a_certificate_of_another_kind_cannot_even_be_asked_for(
+def test_a_request_for_another_kind_of_certificate_is_refused(
     renewing: Thief, more: dict[str, Any], tmp_path: Path
 ) -> None:
     assert renewing.tries("POST", REQUESTS, csr("trackbed-x", f"/CN=trackbed:node:{OWN}", tmp_path, **more)) == 403
 
 
-def test_nobody_gives_a_certificate_for_another_name_and_it_cannot_do_so_itself(
+def test_a_reporter_gets_no_certificate_for_another_name_and_cannot_approve_one(
     renewing: Thief, tmp_path: Path
 ) -> None:
     name = f"trackbed-{OWN}-theft"

@@ -113,7 +113,7 @@ def test_bad_data_is_one_message_before_any_node_is_touched(inventory: Path, opt
     assert "Starting operation" not in done.stderr
 
 
-def test_one_node_that_objects_does_not_stop_the_others(inventory: Path) -> None:
+def test_a_node_that_fails_does_not_stop_the_others(inventory: Path) -> None:
     objects = {**SETTLED, **ABSENT, **plan(STUCK, version=NEW)}
     done = pyinfra(inventory, "--json", "-y", "--fail-percent", "60", a=(SETTLED, {}), b=(objects, {}))
     assert done.returncode == 1

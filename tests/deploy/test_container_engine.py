@@ -367,7 +367,7 @@ def test_the_file_gets_what_kubernetes_needs(tmp_path: Path, release: str, befor
     assert machine.run("dry-run") == engine_files.DryRun()
 
 
-def test_a_file_that_suits_is_not_touched(tmp_path: Path) -> None:
+def test_a_correct_file_is_not_changed(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "1.7.24")
     machine.write(f"# mine\nversion = 2\n{RUNC_2}")
     assert machine.run("dry-run") == engine_files.DryRun()

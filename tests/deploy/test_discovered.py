@@ -51,7 +51,7 @@ def test_a_storage_card_of_the_same_pci_id_stays_out(where: str) -> None:
     assert selected(**nodes) == {**IDS, "ifNames": ["ens1f0", "ens2f0"]}
 
 
-def test_a_storage_card_without_an_rdma_device_is_no_stranger_to_the_plugin() -> None:
+def test_a_storage_card_without_an_rdma_device_is_ignored_by_the_plugin() -> None:
     assert selected(a=node(*RAILS, {**STORAGE, "rdma": []})) == IDS
 
 
@@ -113,7 +113,7 @@ def test_each_rail_is_a_resource_besides_the_shared_one() -> None:
     }
 
 
-def test_a_sole_rail_needs_no_name_to_be_found_by() -> None:
+def test_a_sole_rail_is_selected_without_its_netdev_s_name() -> None:
     assert rails(a=node(RAILS[0])) == {"hca": IDS, "rail0": IDS}
 
 
@@ -229,7 +229,7 @@ def test_a_deploy_refuses_the_unreadable_file_of_a_host_outside_its_limit(tmp_pa
     assert not (tmp_path / "made" / "kustomization.yaml").exists()
 
 
-def test_what_the_agent_prints_of_a_machine_is_understood() -> None:
+def test_the_agent_s_output_is_parsed() -> None:
     kernel = Kernel()
     kernel.add_nic("0000:21:00.0", "ens1f0", "02:00:00:00:01:00")
     kernel.add_nic("0000:41:00.0", "ens2f0", "02:00:00:00:02:00")

@@ -46,13 +46,13 @@ def test_a_module_in_memory_and_on_disk(lines: list[str], stale: bool, out_of_tr
     assert (module.stale, module.out_of_tree) == (stale, out_of_tree)
 
 
-def test_what_is_installed_for_the_running_kernel_is_left_alone(node: Node) -> None:
+def test_a_module_installed_for_the_running_kernel_is_left_alone(node: Node) -> None:
     result = node.deploy(installed, {**KERNEL, "dkms status": "erdma/1.0, 6.1.0-9-amd64, x86_64: installed"})
     assert result.planned == {"built": False}
     assert result.flat == []
 
 
-def test_what_was_built_for_another_kernel_is_built_for_this_one(node: Node) -> None:
+def test_a_module_built_for_another_kernel_is_built_for_this_one(node: Node) -> None:
     result = node.deploy(installed, {**KERNEL, "dkms status": "erdma/1.0, 6.1.0-8-amd64, x86_64: installed"})
     assert result.flat[0].endswith(" sh erdma 1.0 6.1.0-9-amd64")
 

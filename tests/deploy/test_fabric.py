@@ -71,7 +71,7 @@ def test_without_a_device_of_its_own_it_is_the_first_vf_that_can_be_reached() ->
     assert (end.name, end.pci, end.address, end.gid_index, end.rail) == ("n1/fab1", "0000:41:10.4", "fd00::1", 3, 7)
 
 
-def test_what_is_no_nic_of_the_spec_is_not_tested_and_a_node_without_an_agent_is_said() -> None:
+def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -> None:
     assert ends(function("0000:21:00.0", None, [device("rx0", gids=GIDS)], [])) == []
     with pytest.raises(ValueError, match=r"no agent of Trackbed; run deploy\.py first"):
         fabric.NodeEnds.parse([])
@@ -104,9 +104,7 @@ def prove() -> None:
     fabric.prove(spec=from_mapping({"node_name": "node-a"}))
 
 
-def test_a_deploy_writes_its_results_and_what_it_saw_to_the_node(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     facts = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
     result = node.deploy(prove, {"inspect --json": facts})

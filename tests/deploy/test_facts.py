@@ -14,7 +14,7 @@ from tests.fuzz.targets.facts import FACTS
 GARBAGE = ["inspection", "{", "\x1b[2J not JSON"]
 
 
-def test_every_fact_of_the_deploy_reads_whatever_a_node_says() -> None:
+def test_every_fact_survives_any_output() -> None:
     assert len(FACTS) > 40
     # pyinfra's own class ends the deploy of all nodes for one that answers nonsense.
     assert [fact.name for fact in FACTS if not issubclass(fact, FactBase)] == []
@@ -27,7 +27,7 @@ def test_a_node_that_answers_nonsense_fails_by_itself(node: Node, caplog: pytest
     assert "the node's answer to NodeHardware cannot be read: JSONDecodeError" in caplog.text
 
 
-def test_what_the_node_wrote_is_shown_and_not_sent_to_the_terminal() -> None:
+def test_a_node_s_output_is_escaped_on_the_terminal() -> None:
     class Shown(FactBase[str]):
         def process(self, output: list[str]) -> str:
             raise ValueError(output[0])

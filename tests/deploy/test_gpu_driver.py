@@ -444,7 +444,7 @@ def test_the_driver_is_loaded(tmp_path: Path) -> None:
     assert load(tmp_path, ()) == (["modprobe nvidia"], {"nvidia"})
 
 
-def test_the_driver_is_loaded_again_with_what_was_on_top_of_it(tmp_path: Path) -> None:
+def test_the_driver_is_reloaded_with_the_modules_on_top_of_it(tmp_path: Path) -> None:
     calls, loaded = load(tmp_path, ("nvidia", "nvidia_uvm", "nvidia_peermem"), active=("nvidia-persistenced",))
     assert calls == [
         "stop nvidia-persistenced",

@@ -79,7 +79,7 @@ def test_what_a_node_has(root: Path) -> None:
         ([{"name": "rail0", "select": {"pci": "0000:21:00.0"}}], ["rail0", None, None]),
     ],
 )
-def test_all_functions_are_meant_by_a_spec_without_nics_and_none_but_its_own_by_another(
+def test_a_spec_without_nics_means_all_functions_and_another_only_its_own(
     given: list[Any], meant: list[str | None]
 ) -> None:
     spec = from_mapping({"node_name": "a", "nics": given})
@@ -160,7 +160,7 @@ def test_there_is_no_wait_if_no_task_reads_the_hardware(node: Node) -> None:
     assert node.deploy(settle, {}).planned == {}
 
 
-def test_who_looks_waits_until_the_node_is_ready_or_its_time_is_over(node: Node) -> None:
+def test_a_task_that_reads_the_hardware_waits_until_the_node_is_ready_or_a_timeout(node: Node) -> None:
     node.data = {"labels": {}, "ready_timeout": 7}
     (waits,) = node.deploy(settle, {}).flat
     assert waits.endswith("sh /usr/local/bin/trackbed abc 7")

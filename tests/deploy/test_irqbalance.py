@@ -44,7 +44,7 @@ def test_a_node_that_is_only_observed_keeps_it(node: Node) -> None:
     assert result.flat == []
 
 
-def test_banned_it_runs_with_our_script(node: Node) -> None:
+def test_with_the_policy_banned_irqbalance_runs_with_our_script(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("banned"), RUNS)
     assert f"--policyscript={irqbalance.SCRIPT}" in result.uploads[irqbalance.DROP_IN].decode()
     assert f" {LIST}; then echo ban=true" in result.uploads[irqbalance.SCRIPT].decode()

@@ -41,7 +41,7 @@ def test_one_is_missing(node: Node) -> None:
     assert result.flat == ["modprobe -- rdma_ucm"]
 
 
-def test_what_the_running_kernel_has_not_waits_for_the_one_that_is_to_run(node: Node) -> None:
+def test_a_module_that_the_running_kernel_lacks_waits_for_the_next_one(node: Node) -> None:
     node.data = {"kernel_modules": ["ib_umad"], "kernel": {"release": "6.1.0-10-amd64"}}
     [load] = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-cloud-amd64"}).commands[
         "Kernel modules now"

@@ -49,7 +49,7 @@ def test_a_second_run_changes_nothing(node: Node) -> None:
     ("given", "option"),
     [({"policy": "hold", "deadline": 600}, " --let-go 600"), ({"policy": "start-tainted"}, " --let-go 0")],
 )
-def test_who_lets_the_kubelet_go_needs_someone_who_publishes(node: Node, given: dict[str, Any], option: str) -> None:
+def test_start_tainted_needs_a_reporter_that_publishes(node: Node, given: dict[str, Any], option: str) -> None:
     _, text = gate(node, has(), kubelet=given, kubernetes={"server": "https://api.example.net:6443"})
     assert text.splitlines()[-1] == HOLD + option
     with pytest.raises(DeployError, match=r"node-a\.kubelet: .*give the key 'kubernetes'"):
@@ -67,7 +67,7 @@ def test_without_the_key_the_gate_is_removed(node: Node) -> None:
     assert gate(node, has(DROP_IN))[0] == [f"rm -f {DROP_IN}", "systemctl daemon-reload"]
 
 
-def test_a_managed_clusters_own_places(node: Node) -> None:
+def test_a_managed_clusters_own_paths(node: Node) -> None:
     given = {"policy": "hold", "unit": "kubelet-own.service", "kubeconfig": "/var/lib/kubelet/kubeconfig"}
     commands, text = gate(node, has(), kubelet=given)
     assert f"upload {DROP_IN.replace('kubelet.service', 'kubelet-own.service')}" in commands

@@ -105,7 +105,7 @@ REFUSED = "refused yes"
         ("token", [BOUND]),
     ],
 )
-def test_a_node_that_can_identify_itself_or_ask_for_a_certificate_gets_nothing(
+def test_a_node_with_valid_credentials_gets_nothing(
     node: Node, key: dict[str, Any], identity: str, credentials: list[str], tmp_path: Path
 ) -> None:
     key = {**key, "identity": identity}
@@ -130,7 +130,7 @@ def test_a_node_that_can_identify_itself_or_ask_for_a_certificate_gets_nothing(
         ("certificate", [BOUND]),
     ],
 )
-def test_what_has_run_out_is_made_anew_and_where_it_cannot_the_node_keeps_what_it_has(
+def test_expired_credentials_are_replaced_and_kept_if_that_fails(
     node: Node, key: dict[str, Any], identity: str, credentials: list[str], tmp_path: Path
 ) -> None:
     key = {**key, "identity": identity}
@@ -142,7 +142,7 @@ def test_what_has_run_out_is_made_anew_and_where_it_cannot_the_node_keeps_what_i
 
 
 @pytest.mark.parametrize("path", [SETTINGS, AUTHORITY])
-def test_what_was_given_by_another_cluster_or_to_another_name_goes(
+def test_credentials_of_another_cluster_or_name_are_removed(
     node: Node, key: dict[str, Any], path: str, tmp_path: Path
 ) -> None:
     other = {SETTINGS: ("node-a", "node-b"), AUTHORITY: ("BEGIN CERTIFICATE", "BEGIN OTHER CERTIFICATE")}[path]
@@ -165,7 +165,7 @@ def test_without_the_key_nothing_stays(node: Node, key: dict[str, Any], tmp_path
     assert node.deploy(configure, HAS_OPENSSL).flat == []
 
 
-def test_what_is_refused_is_told_by_what_the_reporter_says(tmp_path: Path) -> None:
+def test_refused_credentials_are_recognised_by_the_reporters_error(tmp_path: Path) -> None:
     for error, told in ((str(Refused(401, "Unauthorized")), True), (str(Refused(403, "forbidden")), False)):
         published.write(tmp_path / "published.json", Published(error=error))
         done = subprocess.run(
@@ -187,9 +187,7 @@ def test_a_renewal_is_approved_too_and_where_it_cannot_be_the_deploy_goes_on(nod
 
 
 @pytest.mark.parametrize("waiting", [kubernetes._ASKED, kubernetes._GIVEN])
-def test_a_certificate_that_has_expired_is_waited_for_as_if_there_were_none(
-    waiting: str, authority: Path, tmp_path: Path
-) -> None:
+def test_an_expired_certificate_counts_as_none(waiting: str, authority: Path, tmp_path: Path) -> None:
     # Two turns that take no time.
     (tmp_path / "bin").mkdir()
     for name in ("sleep", "systemctl"):
@@ -258,7 +256,7 @@ def test_a_name_that_fits_into_no_certificate_is_refused(node: Node, key: dict[s
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "endless"])
-def test_root_reads_what_the_reporter_wrote_and_nothing_that_it_points_at(tmp_path: Path, kind: str) -> None:
+def test_root_follows_no_link_of_the_reporter(tmp_path: Path, kind: str) -> None:
     """A reporter that was taken over owns its folder: root must neither show another file there nor wait for ever."""
     (tmp_path / "precious").write_text("root's")
     (tmp_path / "requested.name").write_text("csr-1")

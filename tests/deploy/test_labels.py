@@ -78,7 +78,7 @@ def test_a_device_that_the_plugin_ignores_is_not_a_shared_hca(node: Node, nic: A
     assert published(deploy(node, {}, has(nic, rdma_cm=rdma_cm))) == [RDMA]
 
 
-def test_a_node_without_any_of_it_gets_an_empty_list(node: Node) -> None:
+def test_a_node_without_capabilities_gets_an_empty_list(node: Node) -> None:
     assert published(deploy(node, {}, has(VIRTIO))) == []
 
 

@@ -65,7 +65,7 @@ def test_ipoib_has_no_macvlans() -> None:
     assert list(networks(a=node(RAIL1, infiniband))) == ["macvlan-ens2f0"]
 
 
-def test_addresses_that_each_node_counts_by_itself() -> None:
+def test_host_local_addresses_are_assigned_on_each_node() -> None:
     ((config, _),) = networks(evolve(WANTED, networks=Networks("10.0.0.0/24", "host-local")), a=node(RAIL1)).values()
     assert config["ipam"] == {"type": "host-local", "subnet": "10.0.0.0/24"}
 

@@ -40,7 +40,7 @@ def test_they_are_written_on_this_machine_and_not_again(node: Node, tmp_path: Pa
     assert again.flat == []
 
 
-def test_the_parts_of_hosts_that_do_not_take_part_count_and_those_of_strangers_go(node: Node, tmp_path: Path) -> None:
+def test_files_of_removed_hosts_are_deleted_and_the_operators_stay(node: Node, tmp_path: Path) -> None:
     deploy(node, tmp_path, has(RAIL0))
     (part,) = (tmp_path / "nodes").iterdir()
     part.rename(tmp_path / "nodes" / "gone.json")
@@ -107,7 +107,7 @@ def test_plugin_and_label_must_have_the_same_resource(node: Node, tmp_path: Path
     ("pods", "networks", "warned"),
     [(64, {"subnet": "10.56.217.0/24"}, True), (63, {"subnet": "10.56.217.0/24"}, False), (1000, None, False)],
 )
-def test_more_pods_than_a_roce_port_has_gids_for_are_doubted(
+def test_more_pods_than_gids_of_a_roce_port_are_a_warning(
     node: Node, tmp_path: Path, pods: int, networks: dict[str, str] | None, warned: bool
 ) -> None:
     plugins = {"folder": str(tmp_path), "shared_rdma": {"rdma_hca_max": pods}, "networks": networks}

@@ -63,7 +63,7 @@ def test_while_the_node_lacks_all_nics_of_its_spec_no_card_stands_in_for_them(no
     assert "the NICs of the spec have no RDMA device" in "\n".join(result.log)
 
 
-def test_erdma_is_used_where_it_is_all_there_is(node: Node) -> None:
+def test_erdma_is_used_if_there_is_nothing_else(node: Node) -> None:
     erdma = nic("erdma0", ERDMA)
     result = deploy(node, {"network_type": 1}, has({**VIRTIO, "nic": None}, erdma, CONNECTX), nics=nics(erdma))
     assert "NCCL_IB_HCA==erdma_0\nNCCL_DEBUG" in result.uploads[NEW].decode()
@@ -74,7 +74,7 @@ def test_type_2_on_other_nodes(node: Node) -> None:
     assert result.uploads[NEW].decode() == TYPE_2.replace("eth0", "ens5")
 
 
-def test_where_only_vfs_have_rdma_devices_they_are_it(node: Node) -> None:
+def test_if_only_vfs_have_rdma_devices_those_are_used(node: Node) -> None:
     pf = {**CONNECTX, "rdma": [], "vfs": [VF]}
     assert "NCCL_IB_HCA==mlx5_2\n" in deploy(node, {"network_type": 1}, has(pf)).uploads[NEW].decode()
 

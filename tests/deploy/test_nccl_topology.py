@@ -168,7 +168,7 @@ def read_as_nccl_does(text: str) -> int:
         '<system version="1"><cpu numaid="0"/>',
     ],
 )
-def test_nccl_refuses_what_xml_allows(text: str) -> None:
+def test_nccl_s_parser_is_stricter_than_xml(text: str) -> None:
     with pytest.raises((AssertionError, StopIteration)):
         read_as_nccl_does(text)
 
@@ -221,7 +221,7 @@ def test_a_link_is_as_fast_and_as_wide_as_its_slower_end() -> None:
     assert 'link_speed="16.0 GT/s PCIe" link_width="8"' in text(SECOND, others=())
 
 
-def test_what_sysfs_does_not_tell_is_left_to_nccl() -> None:
+def test_values_that_sysfs_lacks_are_left_to_nccl() -> None:
     alone = pci("/sys/devices/pci0000:00/0000:21:00.0", "0x020000", "", speed="Unknown", width="0")
     made = text({**CONNECTX, "vfs": []}, of=Topology({"0000:21:00.0": alone}, architecture="riscv64"), others=())
     assert '<cpu numaid="-1">' in made

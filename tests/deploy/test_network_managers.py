@@ -71,6 +71,6 @@ def test_networkd_leaves_the_rules_of_addresses(node: Node) -> None:
     assert not any("restart" in command for command in result.flat)
 
 
-def test_without_addresses_networkd_s_own_choice_comes_back(node: Node) -> None:
+def test_without_addresses_networkd_s_default_returns(node: Node) -> None:
     result = deploy(node, {MANAGERS: BOTH, **file_answers(NETWORKD_CONF, "[Network]\n")})
     assert f"rm -f {NETWORKD_CONF}" in result.flat

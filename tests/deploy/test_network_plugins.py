@@ -108,7 +108,7 @@ def test_those_that_only_copy_a_program_have_no_rights() -> None:
         assert [each["kind"] for each in made()[f"{name}.yaml"]] == ["DaemonSet"]
 
 
-def test_one_that_is_chosen_no_more_is_removed(node: Node, tmp_path: Path) -> None:
+def test_a_plugin_that_is_no_longer_chosen_is_removed(node: Node, tmp_path: Path) -> None:
     def files(plugins: dict[str, Any]) -> set[str]:
         node.data = {"device_plugins": {**LEAST, "folder": str(tmp_path), "network_plugins": plugins}}
         assert not node.deploy(task.render, has(RAIL0)).failed

@@ -147,7 +147,7 @@ def test_nothing_is_written_if_the_spec_cannot_be_applied(node: Node, answers: A
     assert f"{SPEC} was not written" in "\n".join(result.log)
 
 
-def test_an_obstacle_that_an_earlier_operation_removes(node: Node) -> None:
+def test_a_blocker_that_an_earlier_operation_removes(node: Node) -> None:
     result = node.deploy(deliver, {**ABSENT, **plan(STUCK)}, later={**ABSENT, **plan(MTU)})
     assert not result.failed
     assert len(result.flat) == 3

@@ -130,7 +130,7 @@ def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> No
     assert node.deploy(in_force, {**stack("", ""), **same, **NO_WISH}).flat == []
 
 
-def test_what_dkms_has_not_built_for_the_running_kernel_is_built_in_order(node: Node) -> None:
+def test_modules_that_dkms_has_not_built_yet_are_built_in_order(node: Node) -> None:
     known = ["iser/25.10, 6.1.0-8-amd64, x86_64: installed", "mlnx-ofed-kernel/25.10: added", "erdma/1.0: added"]
     result = node.deploy(lambda: modules.build(name="built"), {BUILDS: known, **UNAME})
     assert [command[-34:].rsplit(" sh ", 1)[-1] for command in result.flat] == [
@@ -535,7 +535,7 @@ def test_an_initramfs_older_than_a_module_that_it_has(tmp_path: Path) -> None:
     assert sh(modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == []
 
 
-def test_a_module_that_went_comes_back_though_others_that_were_to_go_with_it_are_in_use(tmp_path: Path) -> None:
+def test_an_unloaded_module_is_loaded_again_although_others_could_not_be_unloaded(tmp_path: Path) -> None:
     loaded = module(tmp_path, "nvme_rdma")
     program(tmp_path / "bin/modprobe", f'[ "$1" = -r ] || {{ echo "loads $1"; exit; }}; rm -r {loaded}; exit 1')
     program(tmp_path / "bin/systemctl", "exit 1")

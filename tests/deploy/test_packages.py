@@ -77,7 +77,7 @@ def test_rhel_8_has_its_python_under_another_name(node: Node) -> None:
     assert not any("dnf" in command for command in result.ran)
 
 
-def test_a_host_is_asked_once_what_it_runs(node: Node) -> None:
+def test_the_operating_system_is_read_once(node: Node) -> None:
     def code() -> None:
         base()
         assert packages.system() is packages.system()

@@ -175,7 +175,7 @@ def test_a_signed_archive_is_deployed_from_its_own_folder(puller: Puller) -> Non
     assert ran.endswith("/tree")
 
 
-def test_what_another_has_signed_is_not_unpacked(puller: Puller) -> None:
+def test_an_archive_with_another_signature_is_not_unpacked(puller: Puller) -> None:
     puller.publish(100, signer="other")
     code, message = puller.run()
     assert code == 1
@@ -184,7 +184,7 @@ def test_what_another_has_signed_is_not_unpacked(puller: Puller) -> None:
     assert puller.ran is None
 
 
-def test_what_was_changed_after_it_was_signed_is_not_unpacked(puller: Puller) -> None:
+def test_an_archive_changed_after_signing_is_not_unpacked(puller: Puller) -> None:
     archive = puller.publish(100)
     archive.write_bytes(archive.read_bytes()[:-1] + b"x")
     assert puller.run()[0] == 1
@@ -256,7 +256,7 @@ def test_a_signed_file_that_is_no_archive_is_a_one_line_error(tmp_path: Path, co
 
 
 @pytest.mark.parametrize("content", [None, "", "soon", "\ud800".encode(errors="surrogatepass").decode("latin-1")])
-def test_a_time_that_is_none_is_a_one_line_error(tmp_path: Path, content: str | None) -> None:
+def test_an_invalid_time_is_a_one_line_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "ISSUED").write_text(content)
     with pytest.raises(SystemExit, match="the file ISSUED of https://a, is no time: "):

@@ -99,7 +99,7 @@ def test_vfs_of_an_entry_with_each_go_from_however_many_functions_there_are(node
     assert [nic.get("vfs", {}).get("count") for nic in wanted] == [0, None]
 
 
-def test_a_spec_that_wants_nothing_is_left(node: Node) -> None:
+def test_a_spec_without_settings_stays(node: Node) -> None:
     result = node.deploy(withdraw, spec(json.dumps(EMPTY)))
     assert result.flat == []
     assert node.deploy(withdraw, {}).flat == []
@@ -127,7 +127,7 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     )
 
 
-def test_folders_that_came_with_our_files_go_and_others_stay(node: Node) -> None:
+def test_folders_that_trackbed_created_are_removed_and_others_stay(node: Node) -> None:
     nfd = str(Path(labels.NFD).parent)
     there = {REMEMBERED: ["here", "folder /etc/kubernetes"], 'if [ -e "$path" ]; then echo "$path"': [BASE]}
     (last,) = node.deploy(removal.remove, there).flat

@@ -258,7 +258,7 @@ def test_another_apt_is_waited_for(tmp_path: Path) -> None:
     assert last.endswith(" --no-install-recommends install -- jq kmod")
 
 
-def test_what_no_waiting_helps_ends_apt_at_once(tmp_path: Path) -> None:
+def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
     program(tmp_path / "bin/sleep", f"touch {tmp_path}/slept")
     program(tmp_path / "bin/apt-get", "echo 'E: The repository is not signed.' >&2; exit 100")
     with pytest.raises(AssertionError, match=r"E: The repository is not signed\."):

@@ -30,7 +30,7 @@ def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("identity", ["token", "certificate"])
-def test_a_token_is_in_nothing_but_the_standard_input_of_what_keeps_it(
+def test_a_token_is_only_in_standard_input(
     node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture, identity: str
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -63,7 +63,7 @@ def test_a_token_is_in_nothing_but_the_standard_input_of_what_keeps_it(
 WITH_PASSWORD = "https://user:s3cret@mirror.example.net/a"  # noqa: S105  the test's own
 
 
-def test_an_address_with_a_password_is_refused_where_it_is_read() -> None:
+def test_a_url_with_a_password_is_refused_when_it_is_read() -> None:
     # It would be in arguments on the node, and in files that everybody there can read.
     assert erdma.Installer("https://mirror.example.net/a@b?c=d@e", "0" * 64).url
     with pytest.raises(ValueError, match="without a user or password") as refused:
@@ -71,7 +71,7 @@ def test_an_address_with_a_password_is_refused_where_it_is_read() -> None:
     assert "s3cret" not in str(refused.value)
 
 
-def test_so_is_the_address_of_pull_mode(node: Node) -> None:
+def test_a_pull_url_with_a_password_is_refused(node: Node) -> None:
     given = {"url": WITH_PASSWORD, "keyring": "a.gpg", "inventory": "inventories/prod.py"}
     with pytest.raises(DeployError, match="without a user or password") as refused:
         evolve(node, data={"pull": given}).deploy(pull.serve, {})

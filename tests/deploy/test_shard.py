@@ -37,7 +37,7 @@ def test_the_shards_are_the_inventory(tmp_path: Path) -> None:
     assert connected(pyinfra(tmp_path, "")) == {"h00", "h01", "h02", "h03", "h04"}
 
 
-def test_a_shard_is_of_what_the_limit_leaves(tmp_path: Path) -> None:
+def test_a_shard_is_a_part_of_what_the_limit_leaves(tmp_path: Path) -> None:
     assert connected(pyinfra(tmp_path, "2/2", "--limit", "@fake/h0[0-2]", "--exclude", "@fake/h01")) == {"h02"}
 
 

@@ -138,7 +138,7 @@ def test_no_shell_reads_what_the_agent_says(slurmd: Slurmd, tmp_path: Path) -> N
     assert {path.name for path in tmp_path.iterdir()} == {"trackbed", "scontrol", "calls"}
 
 
-def test_what_is_said_is_cut_and_has_no_control_characters(slurmd: Slurmd) -> None:
+def test_the_reason_is_cut_and_has_no_control_characters(slurmd: Slurmd) -> None:
     slurmd.provide("trackbed", "printf 'not\\033[31m ready\\007%0500d' 0; exit 1")
     text = reason(slurmd.run())
     assert text.startswith("not[31m ready000")

@@ -82,7 +82,7 @@ def test_the_operators_checks_of_addresses_hold_and_see_what_is_broken(rails: tu
     wait_ready(node)
 
 
-def test_what_is_removed_comes_back_and_a_restart_of_networkd_takes_nothing(rails: tuple[Node, ...]) -> None:
+def test_removed_addresses_return_and_a_restart_of_networkd_removes_none(rails: tuple[Node, ...]) -> None:
     node, netdev = rails[0], rails[0].machine.nics[0].netdev
     node.sh(f"ip address del 10.77.0.11/24 dev {netdev}; ip rule del from 10.77.0.11")
     eventually("the address", lambda: "10.77.0.11" in addresses(node, netdev))

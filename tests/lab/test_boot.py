@@ -52,7 +52,7 @@ def arguments(node: Node) -> list[str]:
     return node.sh("cat /proc/cmdline").split()
 
 
-def test_what_a_boot_gives_is_there_after_one_reboot_and_goes_by_another(loaded: Node) -> None:
+def test_boot_settings_take_effect_at_one_reboot_and_end_at_another(loaded: Node) -> None:
     node = loaded
     first = boot_id(node)
     wanted = {

@@ -33,7 +33,7 @@ def condition(node: Node, kind: str) -> tuple[str, str]:
     return next(((c["status"], c["reason"]) for c in report(node)["conditions"] if c["type"] == kind), ("", ""))
 
 
-def test_apply_beside_the_service_may_do_more_for_once(node: Node) -> None:
+def test_apply_may_allow_more_disruption_once(node: Node) -> None:
     numvfs = f"/sys/bus/pci/devices/{NICS[0].pci}/sriov_numvfs"
     change_spec(node, nics=fewer_vfs(node, 5), disruption={"allow": "none"})
     eventually("the deferral", lambda: condition(node, "UpToDate") == ("False", "Deferred"))
@@ -49,7 +49,7 @@ def test_apply_beside_the_service_may_do_more_for_once(node: Node) -> None:
     assert reset["outcome"]["result"] == "applied"
 
 
-def test_a_value_that_somebody_puts_back_again_and_again_is_left_alone(node: Node) -> None:
+def test_a_value_that_another_program_undoes_again_and_again_is_left_alone(node: Node) -> None:
     netdev = f"{NICS[1].netdev}v0"
 
     def put_back() -> bool:
@@ -75,7 +75,7 @@ def test_a_node_that_is_only_observed_is_left_as_it_is(node: Node) -> None:
     eventually("the repair", lambda: node.sh(f"cat /sys/class/net/{NICS[0].netdev}v0/mtu").strip() == "9000")
 
 
-def test_what_somebody_else_made_is_written_down_with_an_empty_plan(node: Node) -> None:
+def test_a_node_configured_by_other_tools_gives_a_spec_with_an_empty_plan(node: Node) -> None:
     # As a node that has never had an agent: what a spec asked for before would be put back to how it was before that.
     node.sh("systemctl stop trackbed; rm /run/trackbed/originals.jsonl")
     device = f"/sys/bus/pci/devices/{NICS[1].pci}"

@@ -30,7 +30,7 @@ def test_drift_is_repaired_on_its_event(node: Node, break_it: str, repaired: str
     settled(node)
 
 
-def test_what_only_ethtool_tells_of_is_heard_before_the_next_full_reading(node: Node) -> None:
+def test_changes_that_only_ethtool_announces_are_noticed_at_once(node: Node) -> None:
     node.sh(f"ethtool -C {PF.netdev} rx-usecs 100")
     repaired = f"ethtool -c {PF.netdev} | grep -q '^rx-usecs:.*50$'"
     eventually("the repair", lambda: node.run(["sh", "-c", repaired]).returncode == 0, within=45)
@@ -95,7 +95,7 @@ def test_a_killed_worker_is_replaced_and_the_node_not_ready_meanwhile(node: Node
     wait_ready(node)
 
 
-def test_a_spec_that_cannot_be_had_is_refused_and_the_old_one_kept(node: Node) -> None:
+def test_an_impossible_spec_is_refused_and_the_old_one_kept(node: Node) -> None:
     spec_hash = report(node)["spec_hash"]
     for wrong, fault in (
         ('s/"count": 7/"count": 8/', "has 7 VFs at most, the spec wants 8"),

@@ -58,7 +58,7 @@ def gated(node: Node) -> Node:
 
 
 @pytest.mark.campaign
-def test_the_gate_holds_a_member_until_it_is_verified_and_nobody_else(gated: Node) -> None:
+def test_the_gate_holds_only_members_of_a_cluster_until_they_are_verified(gated: Node) -> None:
     node = gated
     # A node that is not verified and has not joined: a join restarts the kubelet, and waits for that.
     node.sh("systemctl stop trackbed; rm /run/trackbed/first-pass")

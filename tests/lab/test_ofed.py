@@ -208,7 +208,7 @@ def test_modules_in_use_stay_until_nobody_uses_them(node_that_builds: Node, doca
 
 
 @pytest.mark.campaign
-def test_peer_memory_with_users_stays_and_goes_out_and_in_again_without(node_that_builds: Node, doca: Any) -> None:
+def test_peer_memory_is_reloaded_only_without_users(node_that_builds: Node, doca: Any) -> None:
     node, given = node_that_builds, doca(FIRST)
     install_modules(node)
     node.sh("modprobe nvidia_peermem; systemd-run --quiet --unit=gpu sh -c 'exec sleep infinity < /dev/gpu-memory'")
@@ -287,7 +287,7 @@ def test_mlnx_ofed_is_installed_held_loaded_and_upgraded(node_that_builds: Node)
 
 
 @pytest.mark.campaign
-def test_a_bundle_that_is_not_the_one_that_was_named_is_refused(node_that_builds: Node, tmp_path: Path) -> None:
+def test_a_wrong_bundle_or_option_is_refused(node_that_builds: Node, tmp_path: Path) -> None:
     given = bundle(node_that_builds, ofed.MLNX_OFED[0])
     packages = node_that_builds.sh("dpkg -l")
     for change, said in (

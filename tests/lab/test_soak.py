@@ -41,7 +41,7 @@ def drifts() -> list[tuple[str, str]]:
 
 
 @pytest.mark.campaign
-def test_a_node_to_which_things_happen_for_long_neither_grows_nor_gives_up(node: Node) -> None:
+def test_the_agent_survives_hours_of_faults_without_growing(node: Node) -> None:
     chance = random.Random(20260304)  # noqa: S311  the same order each time
     end = time.monotonic() + MINUTES * 60
     took: list[float] = []

@@ -27,7 +27,7 @@ def netdev(node: Node, index: int) -> str:
     return node.run(["ls", f"{VFS[index]}/net"]).stdout.strip()
 
 
-def test_what_igb_grants_is_granted(node: Node) -> None:
+def test_the_attributes_that_igb_supports_are_set(node: Node) -> None:
     change_vfs(node, vlan=100, qos=3, max_tx_rate=100)
     told = node.sh(f"ip link show {PF.netdev} | grep 'vf 6 '")
     assert "vlan 100, qos 3" in told
@@ -57,7 +57,7 @@ def test_vfs_that_come_back_from_a_dead_namespace_get_their_names_back(node: Nod
     settled(node)
 
 
-def test_networkd_keeps_off_vfs_whatever_they_are_called(node: Node) -> None:
+def test_networkd_ignores_vfs_whatever_their_names(node: Node) -> None:
     site = "[Match]\nDriver=igbvf\n\n[Link]\nMTUBytes=1400\n"
     node.run(["sh", "-c", "cat > /etc/systemd/network/20-site.network"], check=True, stdin=site)
     node.sh(f"networkctl reload; echo 0 > /sys/bus/pci/devices/{PF.pci}/sriov_numvfs")

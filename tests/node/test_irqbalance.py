@@ -22,7 +22,7 @@ def disabled(node: Node) -> None:
         pytest.skip(f"{node.name}: its spec does not have irqbalance stopped")
 
 
-def test_it_asks_our_script_what_to_keep_off(node: Node) -> None:
+def test_irqbalance_runs_with_our_policy_script(node: Node) -> None:
     if node.spec.irqs.irqbalance != "banned":
         pytest.skip(f"{node.name}: its spec does not have interrupts banned")
     last = f"--policyscript={SCRIPT}"

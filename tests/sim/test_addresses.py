@@ -108,7 +108,7 @@ def test_a_dry_run_names_all_and_writes_nothing(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("what", ["address", "address6", "route", "rule", "setting"])
-def test_what_somebody_removes_comes_back_by_the_event_s_scope(kernel: Kernel, what: str) -> None:
+def test_an_event_restores_what_another_program_removed(kernel: Kernel, what: str) -> None:
     wanted = spec(DERIVED, DERIVED)
     last = settle(kernel, wanted).have
     before = (kernel.addresses(), set(kernel.routes({479100, 479101})), set(kernel.rules()))
@@ -175,7 +175,7 @@ def test_what_leaves_the_spec_is_removed_with_its_table_and_rule(kernel: Kernel,
     assert {kernel.read(f"{CONF}/{name}/arp_ignore") for name in ("enp33s0", "enp65s0")} == {"0"}
 
 
-def test_an_address_that_changes_within_its_network_stays_although_the_old_one_takes_later_ones_with_it(
+def test_an_address_changes_within_its_network_although_the_kernel_removes_it_with_the_old_one(
     kernel: Kernel, originals: Originals
 ) -> None:
     settle(kernel, spec(["192.0.2.11/24"]), originals)
@@ -237,7 +237,7 @@ def test_an_address_that_another_netdev_has_is_blocked(kernel: Kernel) -> None:
     assert (kernel.routes({479100}), kernel.rules()) == ((), ())
 
 
-def test_addresses_go_from_rail_to_rail(kernel: Kernel, originals: Originals) -> None:
+def test_addresses_move_between_rails(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(["10.0.0.17/16", "fd00::7/64"], ["10.1.0.17/16"]), originals)
     swapped = spec(["10.1.0.17/16"], ["10.0.0.17/16", "fd00::7/64"])
     assert preview(kernel.machine(), swapped, originals).errors == ()

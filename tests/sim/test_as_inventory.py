@@ -93,7 +93,7 @@ def test_one_that_differs_has_an_entry_of_its_own(kernel: Kernel) -> None:
     assert single.select.keys() == {"pci": SECOND, "vendor": "8086", "device": "10c9"}
 
 
-def test_a_card_of_the_kind_that_is_no_nic_of_the_fabric_rules_the_rule_out(kernel: Kernel) -> None:
+def test_a_card_outside_the_fabric_prevents_one_entry_for_its_kind(kernel: Kernel) -> None:
     kernel.add_nic("0000:01:00.0", "eno1", "02:00:00:00:09:00")
     kernel.routed.add("eno1")
     prepare(kernel)
@@ -137,7 +137,7 @@ def test_rdma_devices_of_vfs_are_asked_for(kernel: Kernel) -> None:
     assert spec.rdma.at_least is None
 
 
-def test_a_netdev_whose_name_a_pattern_would_give_is_no_conflict(kernel: Kernel) -> None:
+def test_a_pattern_gives_no_name_that_another_netdev_has(kernel: Kernel) -> None:
     kernel.rename(kernel.netdev(THIRD).ifindex, "rail0")
     prepare(kernel, (THIRD, {"mtu": 1500}), rdma=False)
     for name, pci in (("ens3", FIRST), ("ens1", SECOND), ("rail0", THIRD)):

@@ -63,7 +63,7 @@ def test_observe_reports_the_plan_and_writes_nothing(kernel: Kernel) -> None:
     assert (converged.type, converged.status, converged.reason) == ("Converged", "False", "Observing")
 
 
-def test_observe_holds_nothing_against_a_node_that_is_in_service(kernel: Kernel) -> None:
+def test_observe_mode_requires_no_condition(kernel: Kernel) -> None:
     kernel.host.processes.add("irqbalance")
     found = settle(kernel, wanted(mode="observe"))
     assert is_ready(found.conditions)
@@ -81,7 +81,7 @@ def test_observe_and_then_enforce(kernel: Kernel) -> None:
 # --- inspect --as-spec -------------------------------------------------------------------------------------
 
 
-def test_a_node_of_ours_is_written_down_as_it_is(kernel: Kernel) -> None:
+def test_the_spec_derived_from_a_configured_node_is_its_own(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, wanted()).conditions)
     written = derived(kernel)
     assert [nic.select.pci for nic in written.nics] == [PF0, PF1]
@@ -100,7 +100,7 @@ def test_a_node_of_ours_is_written_down_as_it_is(kernel: Kernel) -> None:
     assert written.rps.enable
 
 
-def test_what_the_kernel_made_of_itself_is_kept_too(kernel: Kernel) -> None:
+def test_values_that_nobody_set_are_kept_in_a_derived_spec(kernel: Kernel) -> None:
     """VFs that nobody gave an address, interrupts wherever they were, one NIC down."""
     kernel.set_link(kernel.netdev(PF0).ifindex, up=True)
     kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "3")
@@ -147,7 +147,7 @@ def test_a_nic_without_vfs_or_rdma_that_carries_the_default_route_is_taken_only_
     assert [nic.select.pci for nic in derived(kernel, PF1).nics] == [PF1]
 
 
-def test_a_nic_that_is_not_there_is_named_with_what_is(kernel: Kernel) -> None:
+def test_a_missing_nic_is_named_with_those_that_exist(kernel: Kernel) -> None:
     with pytest.raises(NotFound, match=r"ens9: no such NIC; this node has .*0000:01:00.0 \(eno1\)"):
         derive_spec(kernel.machine(), "n1", ["ens9"])
 
@@ -161,7 +161,7 @@ def test_vfs_whose_queue_is_of_another_length_than_their_pf_s_keep_theirs(kernel
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_guids_are_each_vf_s_own_and_those_that_nobody_gave_are_left_out(kernel: Kernel, count: int) -> None:
+def test_each_vf_has_its_own_guid_and_unset_ones_are_left_out(kernel: Kernel, count: int) -> None:
     settle(kernel, from_mapping({"node_name": "n1", "nics": [nic_with(count)]}))
     kernel.able.add(PF0)
     for index in range(count):
@@ -186,7 +186,7 @@ def test_a_netdev_of_an_odd_name_without_a_queue_is_written_down_too(kernel: Ker
     assert (nic.name, nic.txqueuelen) == ("0000-61-00.0", None)
 
 
-def test_a_node_that_no_spec_describes_is_said(kernel: Kernel) -> None:
+def test_a_node_that_no_spec_can_describe_is_an_error(kernel: Kernel) -> None:
     settle(kernel, wanted())
     vf = vf_addresses(kernel, PF0)[0]
     kernel.set_link(kernel.netdev(vf).ifindex, mtu=9100)

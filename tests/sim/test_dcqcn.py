@@ -121,7 +121,7 @@ def test_a_value_that_another_changed_is_set_again(kernel: Kernel) -> None:
     assert [str(o.change) for o in found.outcomes] == [f"dcqcn {PF} cnp_dscp: 0 -> 48"]
 
 
-def test_a_driver_without_either_is_unsupported_with_what_can_be_done(kernel: Kernel) -> None:
+def test_a_driver_without_either_is_unsupported_with_the_remedy(kernel: Kernel) -> None:
     found = settle(kernel, spec({"cnp_dscp": 48}))
     result, error, remedy = refused(found)
     assert result == "unsupported"

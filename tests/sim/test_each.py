@@ -88,7 +88,7 @@ def test_a_vf_s_address_is_made_of_its_own_pf_s(kernel: Kernel) -> None:
         assert kernel.netdev(vf_addresses(kernel, address)[1]).mac == derived_mac(MACS[address], 1)
 
 
-def test_an_entry_with_each_asks_for_what_entries_of_their_own_would(kernel: Kernel) -> None:
+def test_an_entry_with_each_equals_one_entry_for_each_nic(kernel: Kernel) -> None:
     single = [
         {**RAILS, "name": f"rail{index}", "altnames": [f"rail{index}"], "select": {"pci": address}}
         for index, address in enumerate(PFS)
@@ -117,7 +117,7 @@ def test_too_few_or_too_many_are_named_and_left_alone(
     assert (names(found), kernel.writes) == ({}, [])
 
 
-def test_as_many_as_the_bounds_say(kernel: Kernel) -> None:
+def test_a_number_within_the_bounds_is_accepted(kernel: Kernel) -> None:
     assert names(settle(kernel.machine(), spec(rails(min=3, max=3)))) == ALL
 
 
@@ -141,7 +141,7 @@ def test_a_function_that_another_entry_means_is_claimed_twice(kernel: Kernel, ni
     assert (names(found), kernel.writes) == ({}, [])
 
 
-def test_a_function_named_in_without_is_the_other_entry_s(kernel: Kernel) -> None:
+def test_a_function_named_in_without_belongs_to_the_other_entry(kernel: Kernel) -> None:
     found = settle(kernel.machine(), spec(rails(without=["storage"], min=2, max=2), STORAGE))
     assert is_ready(found.conditions)
     assert names(found) == {FIRST: ("rail0", 0), SECOND: ("storage", None), THIRD: ("rail1", 1)}
@@ -154,7 +154,7 @@ def test_two_entries_with_each_that_overlap_are_left_alone(kernel: Kernel) -> No
     assert (names(found), kernel.writes) == ({}, [])
 
 
-def test_one_that_hangs_keeps_its_number_and_the_others_are_set(kernel: Kernel) -> None:
+def test_a_function_that_hangs_keeps_its_number_and_the_others_are_configured(kernel: Kernel) -> None:
     machine = evolve(kernel.machine(), hung=frozenset({SECOND}))
     (said,) = told(found := settle(machine, spec(RAILS)))
     assert (said.status, said.reason) == ("Unknown", "DeviceHung")
@@ -163,7 +163,7 @@ def test_one_that_hangs_keeps_its_number_and_the_others_are_set(kernel: Kernel) 
     assert altnames(kernel) == {FIRST: ("rail0",), SECOND: (), THIRD: ("rail2",)}
 
 
-def test_one_that_cannot_be_read_keeps_its_number(kernel: Kernel) -> None:
+def test_a_function_that_cannot_be_read_keeps_its_number(kernel: Kernel) -> None:
     def broken(_: str, where: str) -> None:
         if where == f"/sys/bus/pci/devices/{SECOND}/msi_irqs":
             raise OSError(errno.EIO, "Input/output error", where)
@@ -174,7 +174,7 @@ def test_one_that_cannot_be_read_keeps_its_number(kernel: Kernel) -> None:
     assert names(found) == {FIRST: ALL[FIRST], THIRD: ALL[THIRD]}
 
 
-def test_while_one_may_be_a_rail_or_not_none_is_numbered(kernel: Kernel) -> None:
+def test_while_a_match_is_uncertain_no_function_is_numbered(kernel: Kernel) -> None:
     def broken(_: str, where: str) -> None:
         if where == f"/sys/bus/pci/devices/{SECOND}/vendor":
             raise OSError(errno.EIO, "Input/output error", where)
@@ -276,7 +276,7 @@ def test_a_running_node_is_written_down_with_its_nics_names(kernel: Kernel) -> N
     assert found.remaining == ()
 
 
-def test_a_netdev_that_is_called_like_another_nic_is_written_down_by_its_address(kernel: Kernel) -> None:
+def test_a_netdev_with_another_nic_s_name_is_named_by_its_address(kernel: Kernel) -> None:
     found = derive_spec(kernel.machine(), "n1", (), spec({"name": "ens1", "select": {"pci": FIRST}}))
     assert {nic.select.pci: nic.name for nic in found.spec.nics} == {
         FIRST: "ens1",

@@ -91,13 +91,13 @@ class Deaf:
         return asked
 
 
-def test_a_nic_that_is_given_nothing_is_not_looked_at(kernel: Kernel) -> None:
+def test_a_nic_without_settings_is_not_read(kernel: Kernel) -> None:
     machine = evolve(kernel.machine(), ethtool=Deaf())  # type: ignore[arg-type]
     found = converge(machine, Goal(spec({"count": 3})), Memory(lambda: 0.0))
     assert is_ready(found.conditions)
 
 
-def test_only_the_netdevs_that_are_given_something_are_looked_at(kernel: Kernel) -> None:
+def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
     wanted = spec({"count": 3, "groups": [{"index": "1", "rings": {"rx": 512}}]})
     settle(kernel, wanted)
     asked: list[int] = []
@@ -111,7 +111,7 @@ def test_only_the_netdevs_that_are_given_something_are_looked_at(kernel: Kernel)
     assert asked == [kernel.netdev(vf_addresses(kernel, PF)[1]).ifindex]
 
 
-def test_a_preview_says_nothing_of_what_is_not_asked_for(kernel: Kernel) -> None:
+def test_a_dry_run_is_silent_about_unset_values(kernel: Kernel) -> None:
     planned = {change.kind for change in preview(kernel.machine(), spec({"count": 3}, rings={"rx": 512})).changes}
     assert "rings" in planned
     assert not planned & {"channels", "coalescing", "offloads"}
@@ -130,7 +130,7 @@ def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kern
     assert len([path for path, _ in kernel.writes if path.endswith("smp_affinity_list")]) == 7
 
 
-def test_a_netdev_that_udev_is_not_through_with_is_left_alone(kernel: Kernel) -> None:
+def test_a_netdev_that_udev_has_not_initialised_is_left_alone(kernel: Kernel) -> None:
     kernel.udev_lags(PF)
     settle(kernel, spec(rings={"rx": 512}))
     assert not writes(kernel, "rings")
@@ -158,7 +158,7 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
         ({"offloads": {"generic-receive-offload": False}}, "knows no feature", "did you mean 'rx-gro'?"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_remedy_before_anything_is_written(
+def test_impossible_values_are_refused_with_the_remedy_before_any_write(
     kernel: Kernel, wanted: dict[str, object], blocker: str, remedy: str
 ) -> None:
     (error,) = preview(kernel.machine(), spec(**wanted)).errors
@@ -191,7 +191,7 @@ def test_what_the_driver_does_not_have_is_unsupported(
     assert is_ready(found.conditions) is not required
 
 
-def test_fewer_channels_are_there_while_there_are_vfs(kernel: Kernel) -> None:
+def test_a_pf_has_fewer_channels_while_it_has_vfs(kernel: Kernel) -> None:
     wanted = spec({"count": 2}, channels={"combined": 4})
     planned = preview(kernel.machine(), wanted)
     assert not planned.errors
@@ -230,7 +230,7 @@ def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object
     assert any(writes(kernel, word) for word in ("channels", "rings", "coalescing", "feature")) is not flaps
 
 
-def test_a_pf_in_whose_vfs_pods_are_keeps_its_link(kernel: Kernel) -> None:
+def test_a_pf_keeps_its_link_while_pods_have_its_vfs(kernel: Kernel) -> None:
     settle(kernel, spec({"count": 3}))
     kernel.move_away(vf_addresses(kernel, PF)[1])
     (outcome,) = of_kind(settle(kernel, spec({"count": 3}, rings={"rx": 512})), "rings")
@@ -238,7 +238,7 @@ def test_a_pf_in_whose_vfs_pods_are_keeps_its_link(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(("owner", "size"), [("taker", 1024), ("trackbed", 512)])
-def test_a_vf_s_settings_are_its_taker_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
+def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
     settle(kernel, spec({"count": 1, "defaults": {"state": "down"}}))
     (vf,) = vf_addresses(kernel, PF).values()
     kernel.host.allocated[vf] = ("team/trainer-0",)
@@ -275,7 +275,7 @@ def test_a_feature_that_needs_another_comes_with_it(kernel: Kernel) -> None:
     assert not preview(kernel.machine(), spec(offloads=dict.fromkeys(off, True))).changes
 
 
-def test_a_feature_that_was_asked_for_in_vain_says_so(kernel: Kernel) -> None:
+def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None:
     (blocked,) = [
         o for o in settle(kernel, spec(offloads={"tx-vlan-hw-insert": False})).outcomes if o.result != "applied"
     ]
@@ -287,7 +287,7 @@ def test_a_feature_that_was_asked_for_in_vain_says_so(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, both).conditions)
 
 
-def test_a_value_that_a_driver_takes_and_changes_is_not_written_for_ever(kernel: Kernel) -> None:
+def test_a_value_that_the_driver_rounds_is_not_written_for_ever(kernel: Kernel) -> None:
     failures = Failures()
     for _ in range(3):
         found = converge(kernel.machine(), Goal(spec(rings={"rx": 16})), Memory(lambda: 0.0, failures))
@@ -297,7 +297,7 @@ def test_a_value_that_a_driver_takes_and_changes_is_not_written_for_ever(kernel:
     assert len(writes(kernel, "rings")) == 2
 
 
-def test_the_kernel_s_reason_is_told(kernel: Kernel) -> None:
+def test_the_kernel_s_reason_is_in_the_outcome(kernel: Kernel) -> None:
     def fault(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.EINVAL, "ethtool: the firmware says no") if value.startswith("coalescing") else None
 

@@ -56,7 +56,7 @@ def only(found: Pass, kind: str) -> Outcome:
         ("net/ipv4/conf/eth0.100/rp_filter", "/proc/sys/net/ipv4/conf/eth0.100/rp_filter"),
     ],
 )
-def test_a_sysctl_s_name_is_read_as_sysctl_does(name: str, path: str) -> None:
+def test_a_sysctl_s_name_is_parsed_as_by_sysctl(name: str, path: str) -> None:
     assert sysctl_names.path(name) == path
 
 
@@ -70,7 +70,7 @@ def test_sysctls_are_set_and_their_white_space_does_not_count(kernel: Kernel) ->
     ]
 
 
-def test_a_sysctl_that_this_kernel_has_not_is_unsupported_once_it_has_had_its_time_to_come(kernel: Kernel) -> None:
+def test_a_sysctl_that_this_kernel_lacks_is_unsupported_after_its_grace_period(kernel: Kernel) -> None:
     failures, wanted = Failures(), {"net.ipv4.conf.rail0v1.rp_filter": "2"}
     assert only(settle(kernel, sysctls=wanted, failures=failures), "sysctls").result == "blocked"
     assert failures.next_try() == 5.0
@@ -88,7 +88,7 @@ def test_a_sysctl_that_comes_with_its_netdev_is_set_then(kernel: Kernel) -> None
     assert is_ready(settle(kernel, sysctls=wanted, failures=failures, now=5.0).conditions)
 
 
-def test_a_sysctl_that_cannot_be_read_is_an_obstacle(kernel: Kernel) -> None:
+def test_a_sysctl_that_cannot_be_read_is_a_blocker(kernel: Kernel) -> None:
     kernel.tree.put("/proc/sys/vm/drop_caches", "")
     kernel.unreadable.add("/proc/sys/vm/drop_caches")
     outcome = only(settle(kernel, sysctls={"vm.drop_caches": "1"}), "sysctls")
@@ -97,17 +97,17 @@ def test_a_sysctl_that_cannot_be_read_is_an_obstacle(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("value", ["Y", "y", "1"])
-def test_booleans_of_modules_are_one_value_however_they_are_written(kernel: Kernel, value: str) -> None:
+def test_a_module_s_boolean_has_several_spellings(kernel: Kernel, value: str) -> None:
     found = settle(kernel, module_parameters={"ib-core": {"netns-mode": value}})
     assert is_ready(found.conditions)
 
 
-def test_a_parameter_that_a_loaded_module_takes_is_written(kernel: Kernel) -> None:
+def test_a_writable_parameter_of_a_loaded_module_is_written(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, module_parameters={"nvme-core": {"io_timeout": "0xff"}}).conditions)
     assert kernel.read("/sys/module/nvme_core/parameters/io_timeout") == "0xff"
 
 
-def test_numbers_of_modules_are_one_value_in_any_base(kernel: Kernel) -> None:
+def test_a_module_s_number_may_have_any_base(kernel: Kernel) -> None:
     settle(kernel, module_parameters={"nvme_core": {"io_timeout": "0x1e"}})
     assert [path for path, _ in kernel.writes if "io_timeout" in path] == []
 
@@ -125,7 +125,7 @@ def test_a_parameter_that_is_taken_only_at_loading_waits_for_a_reload_even_if_a_
         assert not is_ready(found.conditions)
 
 
-def test_a_module_that_is_not_loaded_and_a_parameter_that_it_has_not_are_obstacles(kernel: Kernel) -> None:
+def test_a_module_that_is_not_loaded_and_a_parameter_that_it_lacks_are_blockers(kernel: Kernel) -> None:
     wanted = {"mlx5_core": {"probe_vf": "N"}, "nvme_core": {"timeout": "9"}}
     found = settle(kernel, module_parameters=wanted)
     assert [(o.result, o.error) for o in found.outcomes if o.change.kind == "module_parameters"] == [
@@ -134,7 +134,7 @@ def test_a_module_that_is_not_loaded_and_a_parameter_that_it_has_not_are_obstacl
     ]
 
 
-def test_huge_pages_come_on_the_node_that_was_asked_for(kernel: Kernel) -> None:
+def test_huge_pages_are_allocated_on_the_wanted_numa_node(kernel: Kernel) -> None:
     found = settle(kernel, hugepages=[{"size": "2M", "count": 16, "numa_node": 1}, {"size": "1G", "count": 2}])
     assert is_ready(found.conditions)
     assert kernel.read(NODE1) == "16"
@@ -150,7 +150,7 @@ def test_fewer_huge_pages_than_were_asked_for_is_a_failure_that_says_how_many_th
     assert not is_ready(found.conditions)
 
 
-def test_a_pool_is_made_smaller_than_what_is_in_use_without_taking_anything_away(kernel: Kernel) -> None:
+def test_a_pool_is_made_smaller_than_its_use_without_freeing_pages_in_use(kernel: Kernel) -> None:
     settle(kernel, hugepages=[{"size": "2M", "count": 16, "numa_node": 1}])
     hugepages.use(kernel, node=1, size=2048, pages=10)
     smaller = [{"size": "2M", "count": 4, "numa_node": 1}]
@@ -168,7 +168,7 @@ def test_a_pool_is_made_smaller_than_what_is_in_use_without_taking_anything_away
         ({"size": "2M", "count": 1, "numa_node": 9}, "there is no NUMA node 9 with memory"),
     ],
 )
-def test_a_pool_that_cannot_be_is_an_obstacle(kernel: Kernel, pool: dict[str, object], error: str) -> None:
+def test_an_impossible_pool_is_a_blocker(kernel: Kernel, pool: dict[str, object], error: str) -> None:
     assert only(settle(kernel, hugepages=[pool]), "hugepages").error == error
 
 
@@ -194,7 +194,7 @@ class Deaf(bytearray):
         pass
 
 
-def test_a_function_without_pci_express_is_an_obstacle(kernel: Kernel) -> None:
+def test_a_function_without_pci_express_is_a_blocker(kernel: Kernel) -> None:
     kernel.config[CONFIG][0x06] = 0
     outcome = only(settle(kernel, {"max_read_request": 512}), "max_read_request")
     assert (outcome.result, outcome.error) == ("blocked", "it has no PCI Express capability")
@@ -219,7 +219,7 @@ def test_a_driver_that_resets_the_function_has_its_read_request_set_again(kernel
     assert found.applied == 1
 
 
-def test_a_preview_says_what_the_host_lacks_and_touches_nothing(kernel: Kernel) -> None:
+def test_a_dry_run_names_what_the_host_lacks_and_writes_nothing(kernel: Kernel) -> None:
     spec = from_mapping(
         {
             "node_name": "n1",

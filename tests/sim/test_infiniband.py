@@ -90,7 +90,7 @@ def test_a_driver_that_cannot_set_them_says_how_to_do_without(kernel: Kernel) ->
     assert first.remedy == "give vfs.derive_guids: false, or mark the NIC required: false"
 
 
-def test_two_functions_of_one_guid_are_left_alone(kernel: Kernel) -> None:
+def test_two_functions_with_the_same_guid_are_left_alone(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "ibp65s0", ADDRESS[:-23] + derived_guid(GUID, 1))
     found = settle(kernel, spec(vfs={"count": 2}))
     missing = told(found, "NicsPresent")
@@ -115,7 +115,7 @@ def test_derived_guids_are_local_unicast_and_differ_for_all_vfs_of_a_vendor_s_po
     assert derived_guid(GUID, 4095) == "46:14:af:ff:00:12:34:56"
 
 
-def test_derived_guids_are_not_written_down_and_others_are(kernel: Kernel) -> None:
+def test_derived_guids_are_not_in_a_derived_spec_and_others_are(kernel: Kernel) -> None:
     settle(kernel, spec(vfs={"count": 2}))
     derived = derive_spec(kernel.machine(), "n1", ())
     assert derived.remaining == ()
@@ -166,14 +166,14 @@ def test_a_port_that_waits_for_a_subnet_manager_is_named_with_the_remedy(
     assert not is_ready(found.conditions)
 
 
-def test_a_port_without_a_link_is_no_matter_of_the_subnet_manager(kernel: Kernel) -> None:
+def test_a_port_without_a_link_does_not_count_for_the_subnet_manager(kernel: Kernel) -> None:
     with_port(kernel, state="1: DOWN", phys_state="2: Polling", sm_lid="0x0")
     found = settle(kernel, spec(rdma={}))
     assert told(found, "SubnetManager").status == "True"
     assert told(found, "RdmaPorts").status == "False"
 
 
-def test_on_ethernet_and_where_no_rdma_is_expected_nothing_is_said(kernel: Kernel) -> None:
+def test_ethernet_and_nodes_without_expected_rdma_have_no_condition(kernel: Kernel) -> None:
     with_port(kernel)
     assert not [c for c in settle(kernel, spec()).conditions if c.type == "SubnetManager"]
     kernel.rdma.delete("ibp33s0")
@@ -206,7 +206,7 @@ def test_required_keys_are_found_wherever_in_the_table_they_are(kernel: Kernel) 
         (("0x7fff", "0x0001"), "0x8001", "only a limited member of partition 0x8001 ("),
     ],
 )
-def test_a_key_that_is_missing_is_named_with_who_assigns_it(
+def test_a_missing_key_is_named_with_the_program_that_assigns_it(
     kernel: Kernel, table: tuple[str, ...], wanted: str, said: str
 ) -> None:
     with_port(kernel)

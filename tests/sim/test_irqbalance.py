@@ -31,7 +31,7 @@ def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
     return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
 
 
-def test_the_wanted_functions_are_listed_before_their_interrupts_are_placed_and_irqbalance_is_told(
+def test_the_wanted_functions_are_listed_and_irqbalance_notified_before_interrupts_are_placed(
     kernel: Kernel,
 ) -> None:
     kernel.host.command_lines["irqbalance"] = WITH_OURS
@@ -52,7 +52,7 @@ def test_the_wanted_functions_are_listed_before_their_interrupts_are_placed_and_
         ((*WITH_OURS, "--policyscript=/etc/other"), False),
     ],
 )
-def test_an_irqbalance_that_does_not_ask_our_script_is_not_held(
+def test_an_irqbalance_without_our_script_makes_the_node_not_ready(
     kernel: Kernel, command: tuple[str, ...], ready: bool
 ) -> None:
     kernel.host.command_lines["irqbalance"] = command
@@ -63,7 +63,7 @@ def test_an_irqbalance_that_does_not_ask_our_script_is_not_held(
     )
 
 
-def test_without_irqbalance_there_is_nobody_to_ban(kernel: Kernel) -> None:
+def test_without_irqbalance_no_list_is_written(kernel: Kernel) -> None:
     kernel.host.processes.clear()
     assert is_ready(settle(kernel, spec()).conditions)
 

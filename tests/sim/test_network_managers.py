@@ -168,7 +168,7 @@ def test_at_boot_a_manager_that_is_to_start_is_waited_for(
     assert failures.next_try() is None
 
 
-def test_what_a_manager_that_decided_holds_back_is_not_asked_again_and_again(kernel: Kernel) -> None:
+def test_a_change_that_a_manager_blocks_for_good_is_not_tried_again(kernel: Kernel) -> None:
     put(kernel, **{f"{NM}/IFINDEX": "[device]\nmanaged=true\n"})
     failures = Failures()
     run(kernel, "192.0.2.11/24", failures=failures)
@@ -190,7 +190,7 @@ def test_a_member_of_a_bond_gets_no_address_of_its_own(kernel: Kernel) -> None:
     }
 
 
-def test_an_address_of_the_agent_is_removed_although_a_manager_has_come(kernel: Kernel) -> None:
+def test_the_agent_s_address_is_removed_even_if_a_manager_configures_the_netdev_now(kernel: Kernel) -> None:
     originals = Originals()
     assert is_ready(run(kernel, "192.0.2.11/24", originals=originals).conditions)
     put(kernel, **{f"{NM}/IFINDEX": "[device]\nmanaged=true\n"})

@@ -100,7 +100,7 @@ def test_queues_that_somebody_exchanges_come_back(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"a": 1}', f'{{"{PF0}": {{"0": "x", "1": 99, "2": [1]}}}}', "[" * 100000]
 )
-def test_a_damaged_placement_is_made_anew(kernel: Kernel, content: str) -> None:
+def test_a_damaged_placement_is_computed_again(kernel: Kernel, content: str) -> None:
     settle(kernel)
     good = kernel.read(PLACED)
     before = affinities(kernel)
@@ -109,7 +109,7 @@ def test_a_damaged_placement_is_made_anew(kernel: Kernel, content: str) -> None:
     assert (affinities(kernel), kernel.read(PLACED)) == (before, good)
 
 
-def test_a_placement_that_cannot_be_kept_stops_nothing(kernel: Kernel) -> None:
+def test_a_placement_that_cannot_be_written_stops_nothing(kernel: Kernel) -> None:
     def full(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.ENOSPC, "no space", where) if operation == "replace" else None
 
@@ -167,7 +167,7 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
     assert not preview(another_process, spec()).changes
 
 
-def test_a_full_cpu_that_cannot_be_remembered_is_said(kernel: Kernel) -> None:
+def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) -> None:
     def full(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.ENOSPC, "no space") if operation == "replace" or value == "2" else None
 
@@ -180,7 +180,7 @@ def test_a_full_cpu_that_cannot_be_remembered_is_said(kernel: Kernel) -> None:
     )
 
 
-def test_who_is_on_a_cpu_before_it_is_full_stays_there(kernel: Kernel) -> None:
+def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)
     machine = kernel.machine()
@@ -203,7 +203,7 @@ def test_who_is_on_a_cpu_before_it_is_full_stays_there(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("room", [1, 2, 3])
-def test_a_queue_whose_second_interrupt_finds_no_room_goes_elsewhere_with_both(kernel: Kernel, room: int) -> None:
+def test_a_queue_moves_as_a_whole_if_its_second_interrupt_gets_no_vector(kernel: Kernel, room: int) -> None:
     """A VF's queue has two: the last vector of its CPU may be taken by the first of them."""
 
     def full(operation: str, where: str, value: str) -> OSError | None:

@@ -69,7 +69,7 @@ def test_flaps_of_two_links_are_not_added_up(node: Node) -> None:
     assert {flap(node, 30, address).status for address in (PF0, PF1, PF0, PF1)} == {"True"}
 
 
-def test_a_link_that_was_away_for_four_minutes_has_flapped_once_too_long(node: Node) -> None:
+def test_one_loss_of_four_minutes_counts_as_flapping(node: Node) -> None:
     node.look()
     node.kernel.lose_carrier(PF0)
     node.look()
@@ -79,7 +79,7 @@ def test_a_link_that_was_away_for_four_minutes_has_flapped_once_too_long(node: N
     assert node.look()["LinkFlaps"].status == "False"
 
 
-def test_a_netdev_that_was_set_down_has_lost_nothing(node: Node) -> None:
+def test_setting_a_netdev_down_is_no_loss_of_carrier(node: Node) -> None:
     node.look()
     node.wanted_state = "down"
     node.look()
@@ -88,7 +88,7 @@ def test_a_netdev_that_was_set_down_has_lost_nothing(node: Node) -> None:
     assert node.look()["LinkFlaps"].status == "True"
 
 
-def test_errors_that_rise_are_warned_of_until_they_have_not_for_ten_minutes(node: Node) -> None:
+def test_rising_errors_are_a_warning_until_ten_minutes_after_the_last(node: Node) -> None:
     node.kernel.tree.put(f"{STATISTICS}/rx_crc_errors", "7")
     assert node.look()["ErrorCounters"].status == "True", "what was before is nobody's fault now"
     node.kernel.tree.put(f"{STATISTICS}/rx_crc_errors", "9")
@@ -110,7 +110,7 @@ def test_a_driver_s_reload_sets_counters_back_and_is_no_error(node: Node) -> Non
     assert node.look()["ErrorCounters"].status == "True"
 
 
-def test_errors_of_an_rdma_port_count_and_what_it_does_not_tell_does_not(node: Node) -> None:
+def test_errors_of_an_rdma_port_count_and_missing_counters_do_not(node: Node) -> None:
     node.kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/infiniband/mlx5_0/node_type", "1: CA")
     port = "/sys/class/infiniband/mlx5_0/ports/1"
     node.kernel.tree.put(f"{port}/counters/symbol_error", "N/A (no PMA)")
@@ -131,7 +131,7 @@ def test_a_runtime_that_limits_locked_memory_is_named_with_the_remedy(node: Node
     assert node.look()["ContainerMemlock"].reason == "Unlimited"
 
 
-def test_a_clock_that_nobody_sets_is_warned_of(node: Node) -> None:
+def test_an_unsynchronised_clock_is_a_warning(node: Node) -> None:
     node.kernel.host.disciplined = False
     assert state(node.look()["ClockSynchronised"]) == ("False", "NotSynchronised", "warn")
     node.kernel.host.disciplined = True
@@ -145,7 +145,7 @@ def test_a_clock_that_nobody_sets_is_warned_of(node: Node) -> None:
     assert node.look()["ClockSynchronised"].status == "False"
 
 
-def test_a_clock_of_which_nobody_tells_yet_is_unknown_and_soon_asked_for_again(node: Node) -> None:
+def test_a_clock_whose_state_is_unknown_yet_is_read_again_soon(node: Node) -> None:
     node.kernel.host.disciplined = None
     said = node.look()["ClockSynchronised"]
     assert (said.status, said.reason, said.severity) == ("Unknown", "ProbeFailed", "warn")
@@ -157,7 +157,7 @@ def test_a_clock_of_which_nobody_tells_yet_is_unknown_and_soon_asked_for_again(n
 GPU = "/proc/driver/nvidia/gpus/0000:{}:00.0/information"
 
 
-def test_gpus_are_counted_and_peer_memory_asked_for_after_the_first_pass(node: Node) -> None:
+def test_missing_gpus_or_peer_memory_do_not_hold_the_kubelet_back(node: Node) -> None:
     node.more = {"gpus": {"count": 2, "peer_memory": True}}
     said = node.look()
     assert state(said["GpusPresent"]) == ("False", "DriverMissing", "required")

@@ -46,7 +46,7 @@ def refused(found: Pass) -> dict[str, tuple[str, str]]:
 # --- probes ------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_said_of_rdma_that_the_spec_does_not_ask_for(kernel: Kernel) -> None:
+def test_without_rdma_in_the_spec_there_is_no_condition(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     found = settle(kernel, {})
     assert not [c for c in found.conditions if c.type.startswith("Rdma")]
@@ -126,7 +126,7 @@ def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
     ]
 
 
-def test_a_gid_that_is_none_is_no_gid_of_the_wanted_type(kernel: Kernel) -> None:
+def test_an_empty_gid_does_not_count_as_one_of_the_wanted_type(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_gid("rocep33s0", 2, "N/A", "RoCE v2", NAME0)
     found = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}})
@@ -145,7 +145,7 @@ def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None
     assert told(settle(kernel, wanted), "RdmaPorts").status == "True"
 
 
-def test_an_infiniband_port_that_waits_for_a_subnet_manager_is_told_so(kernel: Kernel) -> None:
+def test_a_port_that_waits_for_a_subnet_manager_is_reported_as_such(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
     kernel.rdma.set_gid("ibp33s0", 0, "fe80::0002:c903:0000:0001", "IB/RoCE v1", "")
     kernel.rdma.set_port("ibp33s0", state="2: INIT")
@@ -153,7 +153,7 @@ def test_an_infiniband_port_that_waits_for_a_subnet_manager_is_told_so(kernel: K
     assert ports.message == f"NIC rail0: ibp33s0 port 1 ({PF0}): state INIT/LinkUp (it waits for a subnet manager)"
 
 
-def test_enough_nics_that_are_whole_make_a_cloud_node_ready(kernel: Kernel) -> None:
+def test_at_least_as_many_good_nics_as_rdma_at_least_make_a_node_ready(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "erdma_0", NAME0)
     kernel.rdma.add(PF1, "erdma_1", NAME1)
     kernel.rdma.set_port("erdma_1", state="1: DOWN")
@@ -165,7 +165,7 @@ def test_enough_nics_that_are_whole_make_a_cloud_node_ready(kernel: Kernel) -> N
     assert (few.status, few.message.partition(";")[0]) == ("False", "1 of 2 NICs are as expected, at least 2 must be")
 
 
-def test_an_optional_nic_is_told_of_and_does_not_count(kernel: Kernel) -> None:
+def test_an_optional_nic_is_reported_and_does_not_count(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     found = settle(kernel, {"rdma": {}}, {"rdma": {}, "required": False})
     assert (told(found, "RdmaDevices").status, told(found, "RdmaDevices").reason) == ("True", "OptionalDiffers")
@@ -271,7 +271,7 @@ def test_the_netns_mode_is_set_and_left_alone(kernel: Kernel) -> None:
     assert kernel.writes == []
 
 
-def test_a_netns_mode_that_the_kernel_refuses_now_says_how_it_lasts(kernel: Kernel) -> None:
+def test_a_netns_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: Kernel) -> None:
     kernel.rdma.other_netns = True
     found = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
     result, error = refused(found)["netns_mode"]
@@ -340,7 +340,7 @@ def test_a_driver_without_dcb_is_unsupported_and_an_optional_nic_does_not_make_u
     assert is_ready(settle(kernel, {"required": False, "roce": {"trust": "dscp"}}).conditions)
 
 
-def test_no_priority_is_what_a_driver_without_dcb_has(kernel: Kernel) -> None:
+def test_a_driver_without_dcb_has_no_priorities(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, {"roce": {"pfc": "", "ecn": ""}}).conditions)
 
 
@@ -397,7 +397,7 @@ def test_a_traffic_class_without_its_file_is_unsupported(kernel: Kernel) -> None
 # --- what people see of a device ---------------------------------------------------------------------------
 
 
-def test_what_a_subnet_manager_gave_a_port_and_what_a_device_says_of_itself(kernel: Kernel) -> None:
+def test_inspect_shows_a_port_s_subnet_facts_and_a_device_s_hardware_facts(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "ibp33s0", NAME0, link_layer="InfiniBand")
     kernel.rdma.set_port("ibp33s0", lid="0x1f", lid_mask_count="2", sm_lid="0x1")
     for file, text in (("sys_image_guid", "b859:9f03:0000:0001"), ("hw_rev", "0"), ("board_id", "MT_0000000359")):
@@ -407,7 +407,7 @@ def test_what_a_subnet_manager_gave_a_port_and_what_a_device_says_of_itself(kern
     assert [(port.lid, port.lmc, port.sm_lid) for port in device.ports] == [(31, 2, 1)]
 
 
-def test_what_a_driver_does_not_tell_is_left_out(kernel: Kernel) -> None:
+def test_facts_that_a_driver_lacks_are_left_out(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.tree.remove("/sys/class/infiniband/rocep33s0/sys_image_guid")
     kernel.rdma.set_port("rocep33s0", lid="unknown")
@@ -419,7 +419,7 @@ def test_what_a_driver_does_not_tell_is_left_out(kernel: Kernel) -> None:
     assert all(word not in shown for word in ("LID", "system image", "revision", "board"))
 
 
-def test_a_pass_asks_no_port_for_what_only_people_look_at(kernel: Kernel) -> None:
+def test_a_pass_does_not_read_what_only_inspect_shows(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     read: list[str] = []
     spec = from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}, "rdma": {}}]})

@@ -47,7 +47,7 @@ def found(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
 
 
 @pytest.mark.parametrize("second", [{"mac": MAC}, {"netdev": "enp33s0"}], ids=str)
-def test_two_entries_that_mean_one_function(kernel: Kernel, second: dict[str, str]) -> None:
+def test_two_entries_that_select_one_function(kernel: Kernel, second: dict[str, str]) -> None:
     (said,) = found(kernel, nic("a", {"pci": PF}), nic("b", second))
     assert (said.status, said.reason, said.severity) == ("False", "NicClaimedTwice", "required")
     assert f"NICs a and b all select {PF}" in said.message
@@ -81,7 +81,7 @@ def test_a_derived_address_that_another_vf_of_the_nic_is_given(kernel: Kernel) -
     assert kernel.writes == []
 
 
-def test_a_nic_without_a_conflict_is_seen_to(kernel: Kernel) -> None:
+def test_a_nic_without_a_conflict_is_configured(kernel: Kernel) -> None:
     found(kernel, nic("a", {"pci": PF}), nic("b", {"mac": MAC}), nic("c", {"pci": THIRD}))
     link = kernel.machine().netlink.link("enp35s0")
     assert link is not None

@@ -126,7 +126,7 @@ def test_what_has_failed_is_tried_again_only_if_the_file_changes_or_somebody_ask
     assert agent.in_force.spec == spec(5)
 
 
-def test_one_that_only_waits_is_kept(agent: Agent) -> None:
+def test_a_spec_that_only_waits_is_kept(agent: Agent) -> None:
     agent.give(spec(3))
     agent.look()
     agent.kernel.routed.add("enp33s0")
@@ -135,7 +135,7 @@ def test_one_that_only_waits_is_kept(agent: Agent) -> None:
     assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
 
 
-def test_a_device_that_cannot_be_read_while_a_new_spec_is_looked_at_leaves_the_old_one_in_force(agent: Agent) -> None:
+def test_an_unreadable_device_during_the_check_of_a_new_spec_keeps_the_old_one(agent: Agent) -> None:
     agent.give(spec(3))
     agent.look()
     agent.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF}/numa_node")
@@ -170,13 +170,13 @@ def test_after_a_restart_a_refused_file_leaves_the_last_verified_spec_in_force(a
     assert is_ready(agent.look().conditions)
 
 
-def test_without_a_verified_spec_the_first_is_taken_even_if_the_node_cannot_have_it(agent: Agent) -> None:
+def test_without_a_verified_spec_the_first_is_in_force_even_if_it_does_not_fit(agent: Agent) -> None:
     agent.give(spec(8))
     assert not is_ready(agent.try_out().conditions)
     assert (agent.in_force.spec, agent.in_force.refusal) == (spec(8), "")
 
 
-def test_a_state_folder_that_cannot_be_written_keeps_nothing_back(agent: Agent) -> None:
+def test_a_state_folder_that_cannot_be_written_stops_nothing(agent: Agent) -> None:
     (agent.folder / "state").rmdir()
     agent.give(spec(3))
     assert is_ready(agent.look().conditions)
@@ -231,7 +231,7 @@ class Broken:
         return self.kernel.read(path)
 
 
-def test_a_spec_at_whose_sight_the_agent_fails_is_refused(agent: Agent) -> None:
+def test_a_spec_whose_check_crashes_is_refused(agent: Agent) -> None:
     agent.give(spec(3))
     agent.look()
     agent.file.write_text(to_json(spec(4)))

@@ -86,7 +86,9 @@ def test_an_untagged_vf_has_no_priority_either(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [((10, 100), (200, 300)), ((200, 300), (10, 100)), ((200, 300), (10, 0))])
-def test_rates_move_past_each_other(kernel: Kernel, before: tuple[int, int], after: tuple[int, int]) -> None:
+def test_rates_can_rise_and_fall_past_each_other(
+    kernel: Kernel, before: tuple[int, int], after: tuple[int, int]
+) -> None:
     kernel.able.add(PF)
     for low, high in (before, after):
         found = settle(kernel, spec(group(min_tx_rate=low, max_tx_rate=high)))
@@ -113,7 +115,7 @@ def test_two_vfs_that_come_back_with_each_other_s_names_get_their_own(kernel: Ke
     assert [netdev(kernel, vf) for vf in (first, second)] == [f"{NAME}v1", f"{NAME}v2"]
 
 
-def test_a_name_that_another_netdev_has_is_said(kernel: Kernel) -> None:
+def test_a_name_that_another_netdev_has_is_an_error(kernel: Kernel) -> None:
     wanted = spec(group())
     settle(kernel, wanted)
     vf = address(kernel, 1)
@@ -227,7 +229,7 @@ def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel, n
     assert driver(kernel, address(kernel, 1)) == "vfio-pci"
 
 
-def test_a_group_that_vfs_share_is_open_for_all_of_them(kernel: Kernel) -> None:
+def test_an_open_iommu_group_counts_for_all_of_its_vfs(kernel: Kernel) -> None:
     """Behind a bridge that does not isolate its devices (no ACS) they have one group."""
     two = {"count": 4, "groups": [{"index": "1-2", "driver": "vfio-pci"}]}
     settle(kernel, spec(two))
@@ -239,7 +241,7 @@ def test_a_group_that_vfs_share_is_open_for_all_of_them(kernel: Kernel) -> None:
     assert held == [(f"qemu-system-x86 (pid 77) ({PF}#{index})",) for index in (1, 2)]
 
 
-def test_without_vfio_pci_the_remedy_is_said_beforehand_and_nothing_else_suffers() -> None:
+def test_without_vfio_pci_the_plan_has_the_remedy_and_the_rest_is_applied() -> None:
     kernel = Kernel()
     kernel.add_nic(PF, NAME, MAC)
     (error,) = preview(kernel.machine(), spec(group(driver="vfio-pci"))).errors
@@ -336,7 +338,7 @@ def test_altnames_are_added_to_those_of_others(kernel: Kernel) -> None:
     assert settle(kernel, spec(altnames=["storage"])).outcomes == ()
 
 
-def test_an_altname_that_another_netdev_has_is_said(kernel: Kernel) -> None:
+def test_an_altname_that_another_netdev_has_is_an_error(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
     (failed,) = [o for o in settle(kernel, spec(altnames=["enp65s0"])).outcomes if o.result == "failed"]
     assert "another netdev is called enp65s0" in failed.error
@@ -417,7 +419,7 @@ def reasons(kernel: Kernel, *selectors: object) -> list[str]:
 
 
 @pytest.mark.parametrize("select", SELECTORS, ids=str)
-def test_each_key_selects_and_two_that_mean_one_nic_are_named(two: Kernel, select: dict[str, str]) -> None:
+def test_each_key_selects_and_two_entries_for_one_nic_are_named(two: Kernel, select: dict[str, str]) -> None:
     assert reasons(two, select) == ["AllPresent"]
     assert reasons(two, {"pci": OTHER}, select) == ["AllPresent"]
     another = {"mac": MAC} if "pci" in select else {"pci": PF}

@@ -81,7 +81,7 @@ def test_a_table_that_is_right_is_not_written_since_that_would_empty_it(kernel: 
     assert kernel.writes == [(f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", "16384")]
 
 
-def test_flows_that_could_be_steered_to_isolated_cpus_are_an_obstacle(kernel: Kernel) -> None:
+def test_flows_that_could_be_steered_to_isolated_cpus_are_a_blocker(kernel: Kernel) -> None:
     kernel.isolate("6-7")
     (error,) = preview(kernel.machine(), spec(rfs={"enable": True})).errors
     assert "CPUs 6-7 are isolated" in error
@@ -118,7 +118,7 @@ def test_a_pod_s_vf_is_steered_in_its_own_namespace(kernel: Kernel) -> None:
     assert kernel.opened == []
 
 
-def test_a_namespace_that_goes_away_between_reading_and_writing_is_no_harm(kernel: Kernel) -> None:
+def test_a_namespace_that_ends_between_reading_and_writing_does_no_harm(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.move_away(vf_addresses(kernel, PF)[1])
     kernel.write(f"{POD}{NET}/eth1/queues/rx-0/rps_cpus", "0")
@@ -142,7 +142,7 @@ def test_a_namespace_that_cannot_be_entered_leaves_its_vf_as_it_is(kernel: Kerne
     assert kernel.writes == []
 
 
-def test_what_only_an_earlier_spec_asked_to_be_read_is_no_reason_to_fail(kernel: Kernel) -> None:
+def test_facts_that_only_an_earlier_spec_needed_may_be_unreadable(kernel: Kernel) -> None:
     earlier = spec(rfs={"enable": True}, irqs={"irqbalance": "banned"})
     settle(kernel, earlier)
     found = converge(kernel.machine(), Goal(spec(), verified=earlier), Memory(lambda: 0.0))

@@ -262,7 +262,7 @@ def test_each_pass_is_an_entry_of_the_journal(
 
 
 @pytest.mark.parametrize("reason", ["DeviceLost", "PassCrashed"])
-def test_after_a_pass_that_ended_early_an_event_of_one_device_has_all_of_them_read(
+def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
     node: Node, announced: Announced, worker: Callable[[str], Out], reason: str
 ) -> None:
     def crash(operation: str, where: str, value: str) -> None:

@@ -86,7 +86,7 @@ def test_a_malformed_node_is_reported_and_read_again(tmp_path: Path) -> None:
         assert "cannot be read: KeyError('type')" in change()[1]
 
 
-def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None:
+def test_a_node_with_a_lower_version_after_an_etcd_restore_is_accepted(tmp_path: Path) -> None:
     versions = iter(["900", "900", "7"])
 
     def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
@@ -99,7 +99,7 @@ def test_a_node_of_an_etcd_that_was_restored_is_believed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b'{"a": 1, "a": 2}'])
-def test_what_is_no_object_is_refused_in_words(text: bytes) -> None:
+def test_an_answer_that_is_not_an_object_is_an_error_with_its_text(text: bytes) -> None:
     with pytest.raises(Refused, match="something that is not a JSON object"):
         read_document(text)
 
@@ -107,9 +107,7 @@ def test_what_is_no_object_is_refused_in_words(text: bytes) -> None:
 @pytest.mark.parametrize(
     ("given", "waits"), [("7", 7.0), ("9" * 400, LAST_WAIT), ("\u00b2", 0.0), ("-1", 0.0), ("soon", 0.0)]
 )
-def test_a_server_does_not_silence_the_reporter_by_what_it_asks_to_wait(
-    tmp_path: Path, given: str, waits: float
-) -> None:
+def test_a_large_retry_after_does_not_silence_the_reporter(tmp_path: Path, given: str, waits: float) -> None:
     def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
         return 429, {"message": "later"}
 
@@ -134,7 +132,7 @@ NODE = {"metadata": {"uid": "u", "resourceVersion": "1"}}
         {"metadata": {"uid": "u", "resourceVersion": 1}},
     ],
 )
-def test_a_node_of_other_types_is_refused_where_it_is_read(more: dict[str, Any]) -> None:
+def test_a_node_with_wrong_types_is_refused_when_it_is_read(more: dict[str, Any]) -> None:
     # NodeWatch catches these, and tries again. Later, nobody would: the reporter would end.
     with pytest.raises((KeyError, TypeError, AttributeError)):
         read_node({**NODE, **more})

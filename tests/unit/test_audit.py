@@ -54,13 +54,13 @@ def run(tmp_path: Path, registry: str, *names: str, more: tuple[str, ...] = ()) 
     return CliRunner().invoke(audit.main, [str(lock), "--registry", registry, *more])
 
 
-def test_nothing_is_known(tmp_path: Path, registry: str) -> None:
+def test_pins_without_vulnerabilities_exit_0(tmp_path: Path, registry: str) -> None:
     result = run(tmp_path, registry, "good")
     assert (result.exit_code, result.output) == (0, "1 pins, 0 findings\n")
 
 
 @pytest.mark.parametrize("name", ["bad", "newest"])
-def test_a_hole_is_named_with_the_version_that_has_none(tmp_path: Path, registry: str, name: str) -> None:
+def test_a_vulnerability_is_named_with_the_version_without_it(tmp_path: Path, registry: str, name: str) -> None:
     result = run(tmp_path, registry, "good", name)
     assert result.exit_code == 2
     assert f"{name} 1.0: PYSEC-1: reads beyond the end; mended in 1.1\n2 pins, 1 findings\n" in result.output
@@ -68,7 +68,7 @@ def test_a_hole_is_named_with_the_version_that_has_none(tmp_path: Path, registry
     assert finding == {"name": name, "version": "1.0", "what": "PYSEC-1", "fixed": ["1.1"]}
 
 
-def test_what_the_registry_does_not_know_is_no_good_news(tmp_path: Path, registry: str) -> None:
+def test_a_version_unknown_to_the_registry_is_a_finding(tmp_path: Path, registry: str) -> None:
     result = run(tmp_path, registry, "old", "absent")
     assert result.exit_code == 2
     assert result.output.count("the registry says nothing of this version") == 2

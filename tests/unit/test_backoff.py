@@ -26,7 +26,7 @@ def test_a_fleet_comes_back_spread_over_a_minute(outage: float) -> None:
     assert max(Counter(map(int, found)).values()) <= 2 * FLEET / LAST_WAIT
 
 
-def test_it_waits_as_long_as_it_is_told_to_and_begins_anew_once_all_is_well() -> None:
+def test_retry_after_is_honoured_and_success_resets_the_wait() -> None:
     backoff = Backoff()
     assert backoff.failed(30.0) >= 30.0
     for _ in range(20):

@@ -25,6 +25,6 @@ def test_a_fault_of_the_host_is_alone() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_each_script_is_one_that_a_shell_reads(fault: Fault) -> None:
+def test_each_script_is_valid_shell(fault: Fault) -> None:
     for script in (fault.begin, fault.end):
         assert subprocess.run(["sh", "-n", "-c", script], capture_output=True, check=False).returncode == 0, script

@@ -258,7 +258,7 @@ def test_only_required_devices_count_also_while_another_reading_waits(start: Sta
     agent.wait_for(lambda r: r.ready)
 
 
-def test_a_reading_that_waits_is_no_reason_without_an_event(start: Start) -> None:
+def test_a_slow_reading_without_an_event_keeps_ready(start: Start) -> None:
     agent = start()
     before = agent.heartbeats(1)
     pipe, reads = agent.block(), agent.reads()
@@ -299,7 +299,7 @@ def test_after_lost_events_everything_is_read_and_put_right(start: Start) -> Non
     agent.wait_for(lambda r: r.ready)
 
 
-def test_an_agent_that_only_observes_takes_nothing_back(start: Start) -> None:
+def test_in_observe_mode_ready_is_not_withdrawn(start: Start) -> None:
     agent = start(mode="observe")
     before = agent.heartbeats(1)
     pipe, reads = agent.block(), agent.reads()
@@ -310,7 +310,7 @@ def test_an_agent_that_only_observes_takes_nothing_back(start: Start) -> None:
     agent.unblock(pipe)
 
 
-def test_ready_is_not_said_while_an_event_waits(start: Start) -> None:
+def test_ready_is_not_reported_while_an_event_waits(start: Start) -> None:
     agent = start(answered_within=60.0)
     pipe, reads = agent.block(), agent.reads()
     agent.lose_vfs()
@@ -352,7 +352,7 @@ def test_events_that_never_end_do_not_make_ready_what_could_not_be_read_in_time(
     agent.wait_for(lambda r: r.ready)
 
 
-def test_what_was_read_before_a_reading_failed_is_not_believed(start: Start) -> None:
+def test_facts_from_before_a_failed_reading_are_not_used(start: Start) -> None:
     agent = start()
     (agent.folder / REQUIRED).write_text("EIO")
     agent.event(REQUIRED)

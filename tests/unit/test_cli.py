@@ -83,7 +83,7 @@ def test_errors_of_a_plan_as_json_are_in_the_json() -> None:
     ],
     ids=" ".join,
 )
-def test_a_number_that_is_none_or_out_of_bounds_is_refused(option: tuple[str, ...], value: str) -> None:
+def test_an_invalid_number_is_refused(option: tuple[str, ...], value: str) -> None:
     *names, last = option
     refused = CliRunner().invoke(cli, [*names, f"{last}={value}"])
     assert refused.exit_code != 0
@@ -94,7 +94,7 @@ def test_a_number_that_is_none_or_out_of_bounds_is_refused(option: tuple[str, ..
     "address",
     ["127.0.0.1:99999", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1:9_809", "[::1]: 80", "x:1"],
 )
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     refused = trackbed("reporter", "--listen", address)
     assert refused.returncode == 1
     assert refused.stderr.startswith(
@@ -119,7 +119,7 @@ def test_a_plan_as_json_says_in_json_that_its_spec_cannot_be_read(path: str) -> 
     assert json.loads(failed.stdout)["errors"][0].strip("'").startswith(path)
 
 
-def test_what_wants_a_report_says_how_to_get_one(tmp_path: Path) -> None:
+def test_commands_that_need_a_report_name_the_remedy(tmp_path: Path) -> None:
     if Path("/run/trackbed/report.json").exists():
         pytest.skip("an agent runs on this machine")
     assert "systemctl start trackbed" in trackbed("status").stderr

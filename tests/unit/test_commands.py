@@ -211,7 +211,7 @@ ESCAPES = "\x1b[2J\x1b]0;mine\x07\u202e\nready"
 SHOWN = "\\x1b[2J\\x1b]0;mine\\x07\\u202e\\nready"
 
 
-def test_what_others_wrote_is_shown_and_not_sent_to_the_terminal(tmp_path: Path) -> None:
+def test_text_from_outside_is_escaped_on_the_terminal(tmp_path: Path) -> None:
     broken = Condition("Links", "False", "Down", ESCAPES)
     report(tmp_path, ready=False, node_name=ESCAPES, refusal=ESCAPES, conditions=(broken,))
     said = trackbed(tmp_path, "status")
@@ -241,7 +241,7 @@ def test_history_says_what_when_and_why(tmp_path: Path) -> None:
     assert trackbed(tmp_path, "history", "--device", "host").stdout == "nothing was changed yet\n"
 
 
-def test_history_says_in_one_line_what_a_pass_made_of_a_device(tmp_path: Path) -> None:
+def test_history_has_one_line_for_the_changes_of_a_pass_to_a_device(tmp_path: Path) -> None:
     pf = "0000:21:00.0"
     vfs = [Change("vf_links", f"{pf}#{index}", "mtu", 1500, 9000) for index in range(7)]
     made = [Change("links", pf, "mtu", 1500, 9000), Change("vfs", pf, "count", 0, 7, Disruption.LINK_FLAP), *vfs]
@@ -280,13 +280,13 @@ def spec(folder: Path, **more: object) -> None:
     (folder / "node.json").write_text(json.dumps({"node_name": "n1", **more}))
 
 
-def test_apply_does_it_itself_without_the_service(tmp_path: Path) -> None:
+def test_without_the_service_apply_makes_the_changes(tmp_path: Path) -> None:
     spec(tmp_path, irqs={"irqbalance": "untouched"})
     applied = trackbed(tmp_path, "apply", "--timeout", "5")
     assert (applied.returncode, applied.stdout.splitlines()[-1]) == (0, "ready")
 
 
-def test_apply_leaves_a_node_alone_that_is_only_observed(tmp_path: Path) -> None:
+def test_in_observe_mode_apply_changes_nothing(tmp_path: Path) -> None:
     spec(tmp_path, mode="observe")
     refused = trackbed(tmp_path, "apply")
     assert refused.returncode == 1
@@ -299,7 +299,7 @@ def knocked(requests: Requests) -> None:
     assert requests.accept()
 
 
-def test_beside_the_service_the_service_does_it(tmp_path: Path) -> None:
+def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None:
     spec(tmp_path)
     lock.take(tmp_path)
     requests = Requests(tmp_path / NAME)
@@ -322,7 +322,7 @@ def test_beside_the_service_the_service_does_it(tmp_path: Path) -> None:
     assert applied.stdout.splitlines()[-1] == "ready"
 
 
-def test_ready_by_the_spec_before_is_not_done(tmp_path: Path) -> None:
+def test_ready_for_the_former_spec_is_not_success(tmp_path: Path) -> None:
     spec(tmp_path)
     lock.take(tmp_path)
     requests = Requests(tmp_path / NAME)
@@ -341,7 +341,7 @@ def test_ready_by_the_spec_before_is_not_done(tmp_path: Path) -> None:
     assert applied.stdout.splitlines()[-1] == "ready, but a part of the spec is not applied"
 
 
-def test_two_writers_do_not_fight(tmp_path: Path) -> None:
+def test_apply_is_refused_while_the_service_has_the_lock(tmp_path: Path) -> None:
     spec(tmp_path)
     lock.take(tmp_path)
     for arguments, reason in (
@@ -376,7 +376,7 @@ def talk(until: Callable[[], bool]) -> None:
                 ours.recv(2000)
 
 
-def test_stat_measures_what_goes_through_a_real_netdev(tmp_path: Path) -> None:
+def test_stat_measures_the_traffic_of_a_real_netdev(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command(tmp_path, "stat", "-d", "lo", "-l", "--count", "3", "--interval", "0.2", "--json"),
         cwd=ROOT,
@@ -470,7 +470,7 @@ def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) 
     assert trackbed(tmp_path, *gate).returncode == 0
 
 
-def test_an_unverified_node_is_let_go_once_that_is_published_for_this_boot(tmp_path: Path) -> None:
+def test_the_kubelet_starts_unverified_once_not_ready_is_published_in_this_boot(tmp_path: Path) -> None:
     gate = ("wait", "--first-pass", "--let-go", "0", "--timeout", "0.1")
     told = tmp_path / "published.json"
     assert trackbed(tmp_path, *gate).returncode == 1
@@ -484,7 +484,7 @@ def test_an_unverified_node_is_let_go_once_that_is_published_for_this_boot(tmp_p
     assert trackbed(tmp_path, "wait", "--let-go", "0", "--timeout", "0.1").returncode == 1
 
 
-def test_status_says_what_kubernetes_was_told_and_why_not_more(tmp_path: Path) -> None:
+def test_status_shows_what_is_published_in_kubernetes_and_why_the_rest_is_not(tmp_path: Path) -> None:
     report(tmp_path, uptime=runtime.uptime())
     assert "kubernetes" not in trackbed(tmp_path, "status").stdout
     (tmp_path / "reporter.json").write_text("{}")

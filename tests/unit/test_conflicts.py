@@ -190,7 +190,7 @@ def test_both_keys_of_a_conflict_are_named(document: dict[str, Any], keys: list[
         one(mtu=9000, **with_group(mtu=9000)),
     ],
 )
-def test_what_only_looks_like_a_conflict_is_accepted(document: dict[str, Any]) -> None:
+def test_apparent_conflicts_are_accepted(document: dict[str, Any]) -> None:
     from_mapping(document)
 
 

@@ -118,7 +118,7 @@ def test_all_counters_by_their_own_names() -> None:
     assert counters(Tree(netdev("lo")), Source("lo"))["rx_errors"] == 7
 
 
-def test_rates_are_by_the_time_that_really_passed() -> None:
+def test_rates_use_the_time_that_really_passed() -> None:
     meter = Meter(Source("lo"))
     for now, value in ((10.0, 1000), (12.0, 5000), (13.0, 5000), (15.0, 8000)):
         meter.take({"rx_bytes": value}, now)
@@ -128,7 +128,7 @@ def test_rates_are_by_the_time_that_really_passed() -> None:
     assert meter.elapsed == 5.0
 
 
-def test_a_counter_that_begins_anew_is_no_negative_traffic() -> None:
+def test_a_counter_that_was_reset_gives_no_negative_rate() -> None:
     meter = Meter(Source("lo"))
     for now, value in ((0.0, 5000), (1.0, 100), (2.0, 300)):
         meter.take({"rx_bytes": value}, now)
@@ -136,7 +136,7 @@ def test_a_counter_that_begins_anew_is_no_negative_traffic() -> None:
     assert (rate.now, rate.total) == (200, 200)
 
 
-def test_a_device_that_is_gone_moves_nothing() -> None:
+def test_a_device_that_is_gone_has_no_traffic() -> None:
     meter = Meter(Source("lo"))
     meter.take({"rx_bytes": 0}, 0.0)
     meter.take({"rx_bytes": 100}, 1.0)

@@ -15,12 +15,12 @@ def test_requests_are_those_of_iproute2() -> None:
     assert removed == bytes.fromhex("001b0000 0700010076300000 10000d80 0c000380 0800010005031a00")
 
 
-def test_a_driver_s_refusal_is_an_octet_in_the_answer() -> None:
+def test_a_driver_s_refusal_is_read_from_the_answer_s_octet() -> None:
     assert refusal_in(bytes.fromhex("00140000 05000d00a1000000")) == errno.EOPNOTSUPP
     assert refusal_in(bytes.fromhex("00140000 05000d0000000000")) == 0
     assert refusal_in(bytes.fromhex("00140000")) == 0
 
 
-def test_attributes_end_where_a_length_makes_no_sense() -> None:
+def test_attributes_end_at_an_impossible_length() -> None:
     assert list(attributes(bytes.fromhex("05000180ff000000 0300"))) == [(1, b"\xff")]
     assert list(attributes(bytes(8))) == []

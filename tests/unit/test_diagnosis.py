@@ -20,7 +20,7 @@ def text(findings: tuple[Finding, ...]) -> str:
     return "\n".join(f"{f.stage} {f.severity} {f.what} | {f.remedy}" for f in findings)
 
 
-def test_a_well_node_has_nothing() -> None:
+def test_a_healthy_node_has_no_findings() -> None:
     assert diagnose(WELL) == ()
     assert diagnose(evolve(WELL, service=None)) == ()
 
@@ -42,13 +42,13 @@ def test_a_well_node_has_nothing() -> None:
         ({"processes": frozenset({"irqbalance"})}, "irqbalance runs while", "irqs.pin"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_comes_with_what_to_do(found: dict[str, Any], what: str, remedy: str) -> None:
+def test_each_fault_has_a_remedy(found: dict[str, Any], what: str, remedy: str) -> None:
     (finding,) = diagnose(evolve(WELL, **found))
     assert what in finding.what
     assert remedy in finding.remedy
 
 
-def test_of_a_dead_agent_nothing_but_that_is_said() -> None:
+def test_if_the_agent_is_dead_nothing_else_is_reported() -> None:
     dark = Condition("Carrier", "False", "NoCarrier", "no carrier on x; check the cable", stage="network")
     found = evolve(
         WELL,
@@ -60,7 +60,7 @@ def test_of_a_dead_agent_nothing_but_that_is_said() -> None:
     assert [finding.stage for finding in diagnose(evolve(found, service=None))] == ["network"]
 
 
-def test_a_spec_that_waits_is_no_refusal_and_told_once() -> None:
+def test_a_waiting_spec_is_reported_once_and_is_no_refusal() -> None:
     waits = Condition("UpToDate", "False", "Deferred", "vfs ...: not allowed now", severity="warn")
     deferred = Outcome(Change("vfs", "0000:3b:00.0", "count", 7, 5), "deferred", "not allowed now", "allow it")
     (finding,) = diagnose(
@@ -89,7 +89,7 @@ def test_causes_come_before_consequences() -> None:
     assert "lower vfs.count" in diagnose(found)[1].remedy
 
 
-def test_many_alike_are_told_as_a_few() -> None:
+def test_many_equal_findings_are_shortened() -> None:
     outcomes = tuple(
         Outcome(Change("vfs", f"0000:3b:00.0#{n}", "trust", False, True), "unsupported", "no", "leave it out")
         for n in range(64)

@@ -58,7 +58,7 @@ def test_the_mark_says_what_is_added_and_removed(before: str | None, after: str 
     assert said(Change("links", "host", "altname storage", before, after)) == ["host", line]
 
 
-def test_a_value_that_comes_back_is_named_as_such() -> None:
+def test_a_restored_original_is_marked() -> None:
     assert said(Change("links", "host", "mtu", 1500, 9000, original=True)) == [
         "host",
         "  ~ links mtu  1500 -> 9000  (as it was before)",

@@ -50,7 +50,7 @@ MANY_NAMES = [
         pytest.param(json.dumps({"node_name": "n1", "nics": MANY_NAMES}), id="names of several NICs each"),
     ],
 )
-def test_a_spec_that_is_too_much_is_refused_in_few_words(text: str) -> None:
+def test_a_huge_spec_is_refused_with_a_short_message(text: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(SpecError) as caught:
@@ -63,7 +63,7 @@ def test_a_spec_that_is_too_much_is_refused_in_few_words(text: str) -> None:
     assert len(str(caught.value)) < 10_000
 
 
-def test_faults_that_are_not_told_are_mentioned() -> None:
+def test_a_cut_list_of_faults_says_that_there_are_more() -> None:
     with pytest.raises(SpecError) as caught:
         parse(json.dumps({"node_name": "n1", "nics": [1] * 100}))
     assert caught.value.faults[-1] == "there are more faults; mend these first"
@@ -96,7 +96,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         read(file, 10)
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero")):
         with pytest.raises(OSError, match="not a regular file"):
@@ -115,7 +115,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         "1" * 101,
     ],
 )
-def test_what_is_refused_as_a_document(text: str) -> None:
+def test_malformed_documents_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"nested|twice|not a JSON number|more than"):
         load(text, 5000 if text.startswith("[") else 100)
 
@@ -136,7 +136,7 @@ GOOD = json.loads(report_to_json(Report("n1", "", "boot", "1", True, True)))
         {"outcomes": "[" * 10},
     ],
 )
-def test_a_report_that_cannot_be_believed_or_printed_is_none(tmp_path: Path, wrong: dict[str, object]) -> None:
+def test_a_malformed_report_counts_as_none(tmp_path: Path, wrong: dict[str, object]) -> None:
     text = json.dumps({**GOOD, **wrong})
     with pytest.raises(ValueError, match="not a report"):
         report_from_json(text)
@@ -145,14 +145,14 @@ def test_a_report_that_cannot_be_believed_or_printed_is_none(tmp_path: Path, wro
         read_report(tmp_path / REPORT)
 
 
-def test_a_number_that_is_too_large_for_a_time_is_none() -> None:
+def test_a_report_with_an_infinite_time_counts_as_none() -> None:
     with pytest.raises(ValueError, match="not a report"):
         report_from_json(
             report_to_json(Report("n1", "", "boot", "1", True, True)).replace('"uptime": 0.0', '"uptime": 1e999')
         )
 
 
-def test_an_endless_report_is_none(tmp_path: Path) -> None:
+def test_a_huge_report_counts_as_none(tmp_path: Path) -> None:
     (tmp_path / "report.json").touch()
     os.truncate(tmp_path / "report.json", 1 << 40)
     with pytest.raises(NoReport, match="more than"):
@@ -160,7 +160,7 @@ def test_an_endless_report_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [b"[" * 4096, b"[]", b"5", b'{"allow": NaN}', b'{"allow": "\\ud800"}', b"\xff"])
-def test_a_client_that_talks_nonsense_is_refused(tmp_path: Path, said: bytes) -> None:
+def test_a_client_that_sends_nonsense_is_refused(tmp_path: Path, said: bytes) -> None:
     requests = Requests(tmp_path / NAME)
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(tmp_path / NAME))
@@ -170,7 +170,7 @@ def test_a_client_that_talks_nonsense_is_refused(tmp_path: Path, said: bytes) ->
 
 
 @pytest.mark.parametrize("answer", [b"[1]\n", b"5\n", b"[" * 5000 + b"\n", b'"refused"\n', b"\xff\n"])
-def test_a_worker_that_talks_nonsense_is_no_traceback(tmp_path: Path, answer: bytes) -> None:
+def test_a_worker_that_sends_nonsense_causes_no_traceback(tmp_path: Path, answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.bind(str(tmp_path / NAME))
         connection.listen()

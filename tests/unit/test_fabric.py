@@ -144,7 +144,7 @@ def test_a_bad_path_of_two_good_ends_is_blamed_on_neither() -> None:
     assert not said.proven
 
 
-def test_with_two_nodes_it_cannot_be_told_which_end_is_bad() -> None:
+def test_with_two_nodes_the_bad_end_is_not_known() -> None:
     said = judge(Fabric(ends(2, 2), {"node00000/rail0": "blocked"}, noisy=False))
     assert set(blamed(said).values()) == {("undecided", "")}
     assert set(blamed(said)) <= {"node00000/rail0", "node00001/rail0"}
@@ -162,7 +162,7 @@ def test_a_fabric_without_faults_is_proven_also_if_rails_are_separate_networks()
     assert judge(Separate(ends(4, 2)), FabricSettings()).proven
 
 
-def test_where_all_are_alike_slow_only_a_floor_tells() -> None:
+def test_if_all_nics_are_equally_slow_only_a_floor_shows_it() -> None:
     all_ends = ends(4, 1)
     assert judge(Fabric(all_ends)).proven
     floors = {"ib_write_bw": 395.0 * 1.2}

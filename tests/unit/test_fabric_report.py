@@ -58,7 +58,7 @@ def test_json_has_a_line_for_each_end_and_one_for_the_whole(tmp_path: Path) -> N
     assert whole["proven"] is False and whole["finished"] is True
 
 
-def test_the_page_has_each_nic_and_asks_nothing_of_anybody(tmp_path: Path) -> None:
+def test_the_page_has_each_nic_and_loads_nothing(tmp_path: Path) -> None:
     path = tmp_path / "fabric.html"
     assert (
         report(written(tmp_path, {"node00003/rail1": "slow"}, absent={"<b>": "x"}), "--html", str(path)).exit_code == 2

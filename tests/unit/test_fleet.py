@@ -62,7 +62,7 @@ def fleet(*ages: float) -> list[Standing]:
     return standings({name: node(name) for name in found}, {name: lease(name, age) for name, age in found.items()}, NOW)
 
 
-def test_while_its_lease_is_fresh_a_node_is_what_its_condition_says() -> None:
+def test_a_node_with_a_fresh_lease_has_its_condition_s_status() -> None:
     found = standing("a", node(), lease(age=899), NOW)
     assert (found.ready, found.reason, found.spec_hash, found.agent_version) == ("True", "Ready", "0123", "0.1.0")
 
@@ -287,7 +287,7 @@ def helps(*group: str) -> Iterator[tuple[tuple[str, ...], str]]:
             yield from helps(*group, line.split()[0])
 
 
-def test_the_nodes_are_shown_in_the_words_of_their_own_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixture[str]) -> None:
     warned, dark = node("a"), node("b", ready="False", reason="NoCarrier")
     for each, message in (
         (warned, "the node is as its spec says, with 1 warning: ClockSynchronised"),

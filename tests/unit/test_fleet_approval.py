@@ -129,7 +129,7 @@ DENIED: dict[str, tuple[CertificateSigningRequest, str]] = {
 
 
 @pytest.mark.parametrize("what", DENIED)
-def test_a_request_is_denied_that_asks_for(what: str) -> None:
+def test_a_request_with_wrong_content_is_denied(what: str) -> None:
     request, reason = DENIED[what]
     verdict = only(request, KnownNodes(expected={"a", "b", "new"}, joined={"a", "b"}))
     assert verdict.action == "deny"
@@ -258,7 +258,7 @@ def test_a_request_of_which_not_all_can_be_read_is_denied_and_the_others_are_jud
 
 
 @pytest.mark.parametrize("requester", ["", None])
-def test_all_that_is_wrong_with_a_request_is_said(requester: str | None) -> None:
+def test_every_fault_of_a_request_is_named(requester: str | None) -> None:
     given: dict[str, Any] = {"usages": ["server auth"], "expirationSeconds": None, "username": requester}
     verdict = only(asked(common_name(A), **given))
     reasons = [
@@ -275,7 +275,7 @@ def test_a_request_that_names_nobody_is_denied() -> None:
     assert verdict.reason.endswith(f"{A} may not ask for no name")
 
 
-def test_a_certificate_holds_for_a_year_at_most() -> None:
+def test_a_certificate_is_valid_for_a_year_at_most() -> None:
     assert only(asked(common_name(A), expirationSeconds=YEAR)).action == "approve"
     verdict = only(asked(common_name(A), expirationSeconds=YEAR + 1))
     reason = "it would be valid for 31536001 s, more than a year (31536000 s)"

@@ -8,7 +8,7 @@ from lab import LabError, go_programs
 from lab.go_programs import Build
 
 
-def test_who_may_not_install_go_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_root_the_error_names_the_missing_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("dpkg-query", "qemu-system-x86_64", "qemu-img"):
         if (program := shutil.which(name)) is not None:
             (tmp_path / name).symlink_to(program)
@@ -19,7 +19,7 @@ def test_who_may_not_install_go_is_told_what_is_missing(monkeypatch: pytest.Monk
         go_programs.go()
 
 
-def test_a_go_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_old_go_is_an_error_with_the_needed_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     old = tmp_path / "go"
     old.write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
     old.chmod(0o755)
@@ -28,7 +28,7 @@ def test_a_go_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_pa
         go_programs.go()
 
 
-def test_what_decides_the_content_decides_the_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_folder_follows_from_all_inputs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     one = Build("tool", ("example.com/tool@v1.0.0",))
     assert one.target == Build("tool", ("example.com/tool@v1.0.0",)).target

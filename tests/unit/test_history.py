@@ -32,7 +32,7 @@ def test_what_was_written_is_read_back(kept: History, tmp_path: Path) -> None:
     assert first.time > 1_600_000_000
 
 
-def test_what_stays_as_it_was_is_written_once_and_what_is_applied_every_time(kept: History, tmp_path: Path) -> None:
+def test_a_repeated_failure_is_written_once_and_each_applied_change_always(kept: History, tmp_path: Path) -> None:
     for _ in range(3):
         kept.record([APPLIED, FAILED], "h1", "retry")
     assert [entry.outcome.result for entry in read(tmp_path)] == ["applied", "failed", "applied", "applied"]
@@ -48,7 +48,7 @@ def test_the_next_boot_goes_on_in_the_same_file(kept: History, tmp_path: Path) -
     assert [entry.boot_id for entry in read(tmp_path)] == ["boot-1", "boot-2"]
 
 
-def test_half_a_line_of_a_power_cut_costs_only_itself(kept: History, tmp_path: Path) -> None:
+def test_a_line_cut_by_a_power_cut_spoils_no_other(kept: History, tmp_path: Path) -> None:
     kept.record([APPLIED], "h1", "start")
     with (tmp_path / history.NAME).open("a") as file:
         file.write('{"time": 1.0, "boot')
@@ -69,7 +69,7 @@ def test_the_history_takes_at_most_two_files_of_the_largest_size(
     assert hashes == [f"h{number}" for number in range(100 - len(hashes), 100)]
 
 
-def test_a_folder_that_is_not_there_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
     kept = History(tmp_path / "absent", "boot-1")
     assert "No such file" in kept.record([APPLIED], "h1", "start")
     assert kept.record([APPLIED], "h1", "start") == ""

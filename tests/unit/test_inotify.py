@@ -9,9 +9,7 @@ from agent.reporter import inotify
 from agent.runtime import write_atomically
 
 
-def test_a_replaced_file_is_heard_of_also_in_a_folder_that_was_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replaced_file_is_noticed_even_in_a_recreated_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inotify, "MISSING", 0.05)
     run, etc = tmp_path / "run", tmp_path / "etc"
     etc.mkdir()
@@ -39,7 +37,7 @@ def test_a_replaced_file_is_heard_of_also_in_a_folder_that_was_made_anew(
     hears()
 
 
-def test_a_file_that_is_written_in_place_is_heard_of_once_it_is_closed(tmp_path: Path) -> None:
+def test_a_file_written_in_place_is_noticed_when_it_is_closed(tmp_path: Path) -> None:
     heard = threading.Semaphore(0)
     threading.Thread(
         target=inotify.listen, args=(inotify.Folder(tmp_path, heard.release, written=True),), daemon=True

@@ -330,11 +330,11 @@ def test_the_keys_that_the_docs_give_for_ibv_devinfo_are_there() -> None:
     assert all(len(theirs) == len(ours) and known >= set(ours) for theirs, ours in rows)
 
 
-def test_what_people_see() -> None:
+def test_the_text_of_inspect_is_as_expected() -> None:
     assert render(EXAMPLE) == SHOWN
 
 
-def test_only_a_title_is_wider_than_asked() -> None:
+def test_only_a_title_may_exceed_the_width() -> None:
     for width in (80, 100, 120):
         assert all(len(line) <= width for line in render(EXAMPLE, width).splitlines()[1:])
 

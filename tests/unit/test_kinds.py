@@ -15,7 +15,7 @@ from agent.state.snapshot import Derived, Snapshot
 from agent.state.wanted import Wanted
 
 
-def test_what_is_only_observed_makes_no_changes() -> None:
+def test_an_observer_makes_no_changes() -> None:
     observers = {each.NAME for each in ordered() if not isinstance(each, Kind)}
     assert observers == {"queues", "rdma"}
     assert not observers & by_name().keys()
@@ -48,7 +48,7 @@ def test_numbers_that_are_set_in_one_step_are_data_in_the_report() -> None:
 
 
 @pytest.mark.parametrize("value", [{"rx": "4"}, {"rx": True}, {"rx": 1.5}, ["rx"]])
-def test_what_is_no_value_of_a_change_is_refused(value: object) -> None:
+def test_an_invalid_value_of_a_change_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="value"):
         value_from_plain(value)
 

@@ -237,7 +237,7 @@ def test_nothing_is_allocated(served: Served) -> None:
     assert served.allocations(pod("a"), claimant("b")) == {}
 
 
-def test_an_answer_far_beyond_what_http2_sends_unasked(served: Served) -> None:
+def test_an_answer_beyond_http2_s_initial_window(served: Served) -> None:
     pods = [pod(f"trainer-{number}", f"{number // 8:04x}:00:00.{number % 8}") for number in range(5000)]
     assert len(encoded(*pods)) > 5 * 65535
     assert len(served.allocations(*pods)) == 5000
@@ -311,7 +311,7 @@ def test_a_server_that_speaks_another_protocol(path: str, said: bytes, complaint
     assert complaint in str(error)
 
 
-def test_a_kubelet_that_says_something_else_again_and_again(path: str) -> None:
+def test_a_kubelet_with_changing_answers(path: str) -> None:
     with saying(path, PING_ACKNOWLEDGED, times=1_000_000):
         assert refusal(path, timeout=0.2).errno == errno.ETIMEDOUT
 
@@ -334,7 +334,7 @@ FRAMES = st.builds(frame, st.integers(0, 10), st.integers(0, 255), st.integers(0
 
 
 @given(st.lists(FRAMES, max_size=4))
-def test_frames_that_are_no_answer_are_an_error(frames: list[bytes]) -> None:
+def test_frames_without_an_answer_are_an_error(frames: list[bytes]) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(SETTINGS + b"".join(frames))
@@ -367,7 +367,7 @@ def test_numbers_of_a_fixed_length_are_skipped(number: Any) -> None:
 
 
 @given(st.binary())
-def test_any_bytes_are_a_message_or_none(message: bytes) -> None:
+def test_arbitrary_bytes_are_a_message_or_an_error(message: bytes) -> None:
     try:
         found = list(our_grpc.strings(message, {1: {1: "name"}, 2: "text"}))
     except ValueError:

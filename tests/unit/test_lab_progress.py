@@ -19,5 +19,5 @@ def test_a_step_says_what_is_usual_and_when_the_machine_is_busy(seconds: float, 
     assert usually(seconds, load, 2) == said
 
 
-def test_a_node_that_is_called_otherwise_is_told_by_its_machine_too() -> None:
+def test_a_node_with_another_name_is_shown_with_its_machine() -> None:
     assert nodes_line({"node1": "node1", "10.0.2.12": "node2"}) == "Nodes node1, 10.0.2.12 (the lab's node2)"

@@ -53,7 +53,7 @@ def asked(port: int) -> bytes:
             return b""
 
 
-def test_it_answers_with_this_host_s_time_as_long_as_qemu_runs(qemu: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_the_time_source_answers_while_qemu_runs(qemu: subprocess.Popen[bytes], tmp_path: Path) -> None:
     port, log = free_port(), tmp_path / "log"
     before = time.time()
     time_source.start(port, qemu.pid, log)
@@ -73,7 +73,7 @@ def test_it_answers_with_this_host_s_time_as_long_as_qemu_runs(qemu: subprocess.
     assert log.read_text() == ""
 
 
-def test_a_port_that_is_taken_is_said_in_the_log(qemu: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_taken_port_is_in_the_log(qemu: subprocess.Popen[bytes], tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
         time_source.start(other.getsockname()[1], qemu.pid, tmp_path / "log")
@@ -82,5 +82,5 @@ def test_a_port_that_is_taken_is_said_in_the_log(qemu: subprocess.Popen[bytes], 
 
 
 @pytest.mark.parametrize("packet", [b"", b"x" * 47, question(4 << 3 | 4), question(4 << 3 | 6)])
-def test_what_is_no_client_s_question_gets_no_answer(packet: bytes) -> None:
+def test_other_packets_get_no_answer(packet: bytes) -> None:
     assert time_source.answer(packet, 0.0) == b""

@@ -110,7 +110,7 @@ def test_the_folder_that_is_made_for_the_lock_is_roots(folder: Path) -> None:
     assert as_nobody(lambda: (folder / "run" / "mine").touch()).startswith("PermissionError")
 
 
-def test_nobody_but_root_asks_for_more_disruption_or_takes_the_lock(folder: Path) -> None:
+def test_only_root_may_allow_more_disruption_or_take_the_lock(folder: Path) -> None:
     requests = Requests(folder / "apply.sock")
     os.close(lock.take(folder))
 
@@ -141,7 +141,7 @@ serve(folder / "report.json", Address("127.0.0.1", 0), Guard(), folder / "http.s
 """
 
 
-def test_who_fills_the_port_keeps_nobody_from_the_socket(theirs: Path) -> None:
+def test_a_full_port_does_not_block_the_socket(theirs: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", SERVED, str(theirs)], stdout=subprocess.PIPE, text=True) as reporter:
         assert reporter.stdout is not None
         port = int(reporter.stdout.readline())

@@ -76,7 +76,7 @@ def inside() -> Iterator[Callable[..., Any]]:
     yield lambda look, more="": _inside(look, more)
 
 
-def test_links_are_told_as_ip_tells_them(inside: Callable[..., Any]) -> None:
+def test_links_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> None:
     links, told, none = inside(lambda netlink: (netlink.links(), _ip("link"), netlink.link("gone")))
     assert none is None
     assert [(link.name, link.ifindex, link.mtu, link.txqueuelen) for link in links] == [
@@ -147,7 +147,7 @@ def test_the_netdev_of_a_route_is_the_one_that_the_kernel_would_use(
     assert inside(look) == through
 
 
-def test_addresses_are_told_as_ip_tells_them(inside: Callable[..., Any]) -> None:
+def test_addresses_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> None:
     found, told = inside(lambda netlink: (netlink.addresses(), _ip("address")))
     expected = {
         each["ifindex"]: sorted(f"{address['local']}/{address['prefixlen']}" for address in each["addr_info"])
@@ -182,7 +182,7 @@ def test_netdevs_of_gateways_are_found(inside: Callable[..., Any], more: str, th
     assert inside(look, more) == through
 
 
-def test_an_address_a_route_and_a_rule_that_go_are_heard_of(inside: Callable[..., Any]) -> None:
+def test_removed_addresses_routes_and_rules_are_announced(inside: Callable[..., Any]) -> None:
     def look(netlink: LinuxNetlink) -> Any:
         fab0 = netlink.link("fab0")
         assert fab0 is not None
@@ -212,7 +212,7 @@ def test_an_address_a_route_and_a_rule_that_go_are_heard_of(inside: Callable[...
 
 
 @pytest.mark.parametrize("count", [0, 7, 334, 335, 1024])
-def test_a_list_of_vfs_that_is_longer_than_its_own_length_can_say_is_read_whole(count: int) -> None:
+def test_a_list_of_vfs_beyond_its_16_bit_length_is_read_whole(count: int) -> None:
     # As the kernel puts it together: 196 octets for each VF, then what follows the list.
     numbers = [index.to_bytes(4, "little") for index in range(count)]
     vfs = [
@@ -242,7 +242,7 @@ def test_a_message_without_a_length_is_refused_and_not_read_for_ever() -> None:
         answers(HEADER.pack(0, 16, 0, 0, 0))
 
 
-def test_nonsense_of_a_driver_is_an_error_of_its_device() -> None:
+def test_a_driver_s_nonsense_is_an_error_of_its_device() -> None:
     # A link state that is none of the kernel's three.
     vf = attribute(VF["IFLA_VF_MAC"], bytes(36)) + attribute(VF["IFLA_VF_LINK_STATE"], struct.pack("=II", 0, 9))
     body = (

@@ -113,7 +113,7 @@ def test_without_journald_news_is_on_standard_error(
     assert capsys.readouterr().err == "pass (resync): nothing to change; ready\n"
 
 
-def test_a_journald_that_reads_nothing_holds_up_no_pass(
+def test_a_journald_that_hangs_does_not_delay_a_pass(
     journald: socket.socket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = PassLog()

@@ -14,5 +14,5 @@ from agent.report.printable import printable
         ("\ud800", "\\ud800"),
     ],
 )
-def test_what_a_terminal_would_act_on_is_shown(text: str, shown: str) -> None:
+def test_control_characters_are_shown_as_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown

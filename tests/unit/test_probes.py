@@ -13,7 +13,7 @@ def test_the_spec_takes_every_probe_by_its_module_s_name() -> None:
     assert spec.readiness.probes.keys() == settings.keys()
 
 
-def test_the_spec_refuses_a_probe_that_there_is_not_with_the_nearest_one() -> None:
+def test_an_unknown_probe_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(SpecError, match=r"unknown probe 'carier'; did you mean 'carrier'\?"):
         from_mapping({"node_name": "n1", "readiness": {"probes": {"carier": {"severity": "warn"}}}})
 
@@ -23,5 +23,5 @@ def test_each_condition_is_one_probe_s_alone() -> None:
     assert len(types) == len({*types, "Converged", "WorkerAlive"}) - 2
 
 
-def test_defaults_can_be_met() -> None:
+def test_probes_defaults_are_possible() -> None:
     assert all(1 <= probe.fail_after <= probe.of for probe in probes())

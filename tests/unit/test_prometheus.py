@@ -223,7 +223,7 @@ def test_an_alert_fires_and_resolves_as_the_report_changes(reporter: Reporter, p
     prometheus.wait("its end", lambda p: not_ready not in p.firing())
 
 
-def test_vfs_that_are_back_before_the_next_scrape_are_an_alert(reporter: Reporter, prometheus: Prometheus) -> None:
+def test_vfs_repaired_before_the_next_scrape_are_an_alert(reporter: Reporter, prometheus: Prometheus) -> None:
     deleted = ("TrackbedVfsDeleted", "n1")
     reporter.say(READY, COUNTS)
     query = 'trackbed_drift_repairs_total{kind="vfs"}'

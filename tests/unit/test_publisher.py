@@ -32,7 +32,7 @@ def facts(report: Report) -> tuple[Any, ...]:
     return report.ready, [(c.type, c.status, c.reason, c.message) for c in report.conditions]
 
 
-def test_before_the_first_pass_the_report_says_that_nothing_was_looked_at(tmp_path: Path) -> None:
+def test_before_the_first_pass_the_report_is_not_ready(tmp_path: Path) -> None:
     begin(tmp_path)
     report = read(tmp_path)
     assert (report.boot_id, report.agent_version, report.node_name, report.spec_hash) == ("boot-1", "v1", "", "")
@@ -53,7 +53,7 @@ def test_a_pass_is_published_with_this_boot_and_version(tmp_path: Path) -> None:
     assert first.heartbeat <= report.time <= report.heartbeat
 
 
-def test_the_same_again_is_no_change(tmp_path: Path) -> None:
+def test_an_equal_result_does_not_change_the_report(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     publisher.publish_pass(body())
     once = read(tmp_path)
@@ -104,7 +104,7 @@ def test_while_a_device_is_checked_no_other_condition_changes(tmp_path: Path) ->
     assert not publisher.ready
 
 
-def test_what_is_no_report_is_refused_and_the_last_one_stays(tmp_path: Path) -> None:
+def test_a_malformed_body_is_refused_and_the_last_report_stays(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     publisher.publish_pass(body())
     before = (tmp_path / "report.json").read_text()
@@ -136,7 +136,7 @@ def test_others_than_root_may_read_both_files(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_mode & 0o777 == 0o644
 
 
-def test_a_report_that_cannot_be_written_is_said_once_and_written_once_there_is_room(
+def test_a_report_that_cannot_be_written_is_logged_once_and_written_when_there_is_room(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "run"
@@ -166,7 +166,7 @@ def test_a_report_that_cannot_be_written_is_said_once_and_written_once_there_is_
     assert capfd.readouterr().err.count("cannot be written") == 2
 
 
-def test_an_outdated_report_that_can_be_neither_written_nor_removed_is_said(
+def test_an_outdated_report_that_can_be_neither_written_nor_removed_is_logged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     publisher = begin(tmp_path)

@@ -78,5 +78,5 @@ def own_rail_alone_answers() -> None:
         assert answered_by("10.3.0.17") == link.mac
 
 
-def test_a_rail_answers_arp_for_its_own_address_alone() -> None:
+def test_a_rail_answers_arp_for_its_own_address_only() -> None:
     check_in_namespace(MADE, own_rail_alone_answers, within=90)

@@ -66,7 +66,7 @@ def test_a_rate_is_a_number_of_gigabits(rate: str | None, gigabits: float | None
         ({"rdma": {}}, {"rdma": {"at_least": 2}}, "2 is more than the 1 NICs that have rdma"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(nic: dict[str, object], node: dict[str, object], said: str) -> None:
+def test_senseless_rdma_settings_are_refused(nic: dict[str, object], node: dict[str, object], said: str) -> None:
     nics = [{"name": "rail0", "select": {"driver": "mlx5_core"}, **nic}]
     with pytest.raises(SpecError, match=said):
         from_mapping({"node_name": "n1", "nics": nics, **node})

@@ -162,7 +162,7 @@ def test_not_ready_is_503_with_the_reasons(served: Served) -> None:
     assert served.get("/readyz") == (503, "Carrier is False (NoCarrier): no carrier on ens1f0\n")
 
 
-def test_what_nobody_vouches_for_is_503(served: Served) -> None:
+def test_a_stale_report_is_503(served: Served) -> None:
     for found, reason in (
         (report(uptime=uptime() - STALE - 5), "the agent's last heartbeat is 65 s old"),
         (report(boot_id="another"), "the report is of an earlier boot"),
@@ -221,7 +221,7 @@ def test_counts_that_are_not_understood_are_left_out(served: Served, text: str) 
     assert not any(name == "trackbed_drift_repairs_total" for name, _ in found)
 
 
-def test_a_report_of_another_time_is_read_at_each_request(served: Served) -> None:
+def test_the_report_is_read_at_each_request(served: Served) -> None:
     assert served.get("/readyz")[0] == 200
     served.give(report(ready=False))
     assert served.get("/readyz")[0] == 503
@@ -250,7 +250,7 @@ def test_a_client_that_speaks_no_tls_gets_nothing_and_disturbs_nobody(start: Sta
         silent.close()
 
 
-def test_clients_that_dribble_are_cut_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_clients_are_cut_off(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "TIMEOUT", 0.5)
     served = start()
     slow = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(server.AT_ONCE)]
@@ -339,7 +339,7 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path,
             assert process.wait(timeout=60) == 0
 
 
-def test_a_port_that_is_taken_is_said(served: Served) -> None:
+def test_a_taken_port_is_logged(served: Served) -> None:
     refused = CliRunner().invoke(cli, ["reporter", "--listen", f"127.0.0.1:{served.port}"])
     assert refused.exit_code == 1
     assert "Address already in use" in refused.output

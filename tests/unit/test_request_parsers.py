@@ -5,7 +5,7 @@ from itertools import islice
 from tests.unit.made_up_requests import compare, made_up
 
 
-def test_what_is_approved_is_read_by_go_as_the_same_request() -> None:
+def test_go_reads_an_approved_request_as_the_same_request() -> None:
     found = compare(list(islice(made_up(seed=7), 4000)))
     assert found.wrong == ()
     # Neither of them refuses everything.
@@ -13,6 +13,6 @@ def test_what_is_approved_is_read_by_go_as_the_same_request() -> None:
     assert found.mine > found.approved
 
 
-def test_an_approver_that_looks_at_less_would_be_caught() -> None:
+def test_a_weaker_approver_would_be_caught() -> None:
     mine = compare(list(islice(made_up(seed=7), 2000)), judge=lambda _: True)
     assert len(mine.wrong) > 100

@@ -59,7 +59,7 @@ def test_a_reporters_secrets_are_in_no_argument_environment_log_answer_or_file(t
         assert secret not in seen
 
 
-def test_the_bundle_has_none_of_what_lies_beside_what_it_collects(tmp_path: Path) -> None:
+def test_the_bundle_has_no_other_files_of_the_folders_it_reads(tmp_path: Path) -> None:
     for name in ("kubernetes-secret", "reporter.pem", "token", "tls.key", "pull.gpg"):
         (tmp_path / name).write_text(TOKEN)
     (tmp_path / "report.json").write_text(f'{{"message": "curl -H \'Authorization: Bearer {KUBERNETES}\'"}}')

@@ -40,14 +40,14 @@ def text(site: Path, page: str) -> str:
     return re.sub(r"<[^>]+>", "", (site / page).read_text())
 
 
-def test_each_page_is_there_and_has_left_nothing_to_fill_in(site: Path) -> None:
+def test_each_page_exists_and_is_filled_in(site: Path) -> None:
     sources = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
     pages = [*map(str, sources), "index.html", "contributing.html", "changelog.html", "examples.html"]
     assert [page for page in pages if not (site / page).is_file()] == []
     assert [page for page in pages if "<!-- from the code" in (site / page).read_text()] == []
 
 
-def test_a_page_loads_nothing_from_anywhere(site: Path) -> None:
+def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     loaded = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)")
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 50
@@ -102,7 +102,7 @@ def test_the_reference_has_a_reason_for_each_status_of_each_check() -> None:
     assert ("WorkerStuck", "False") in {(reason, status) for type, reason, status, _, _ in conditions.reasons()}
 
 
-def test_each_remedy_is_of_a_reason_that_there_is() -> None:
+def test_each_remedy_belongs_to_an_existing_reason() -> None:
     known = {(type, reason) for type, reason, *_ in conditions.reasons()}
     known |= {(type, reason) for type, rows in conditions.published() for _, reason, *_ in rows}
     assert conditions.REMEDIES.keys() - known == set()

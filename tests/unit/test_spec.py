@@ -184,6 +184,6 @@ def test_ranges(text: str, numbers: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "1-2-3", "0x1", "99999999", "²"])
-def test_texts_that_are_no_ranges(text: str) -> None:
+def test_malformed_ranges_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"neither a number|not a rising"):
         parse_ranges(text)

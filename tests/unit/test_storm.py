@@ -76,5 +76,5 @@ def test_events_of_another_netdev_wake_nobody() -> None:
     assert (wakes, scopes) == (0, [])
 
 
-def test_an_overrun_is_a_reason_to_read_everything_and_the_watch_goes_on() -> None:
+def test_after_an_overrun_everything_is_read_and_the_watch_goes_on() -> None:
     assert listen("overrun") == [True, ["0000:21:00.0"]]

@@ -167,7 +167,7 @@ def test_before_the_first_result_the_node_is_not_ready(start: Start) -> None:
     assert not (supervised.folder / "first-pass").exists()
 
 
-def test_the_first_pass_does_not_wait_for_what_comes_after_the_kubelet(start: Start) -> None:
+def test_the_first_pass_does_not_wait_for_conditions_of_the_stage_cluster(start: Start) -> None:
     supervised = start("found(False); found(True, 'h2', cluster=False); found(False, 'h3'); sys.stdin.read()")
     assert not supervised.wait_for(lambda report: report.spec_hash == "h3").ready
     assert (supervised.folder / "first-pass").exists()

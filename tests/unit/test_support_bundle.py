@@ -54,7 +54,7 @@ def test_a_bootstrap_token_is_removed() -> None:
         "14 Nov 21 15:36:22 node1 trackbed[12]: key: value",
     ],
 )
-def test_what_is_no_secret_stays(text: str) -> None:
+def test_text_that_is_not_secret_stays(text: str) -> None:
     assert redact(text) == text
 
 
@@ -68,7 +68,7 @@ def content(path: Path) -> dict[str, str]:
         return found
 
 
-def test_the_archive_has_what_was_said_and_what_was_not(tmp_path: Path) -> None:
+def test_the_archive_has_all_output_and_names_what_failed(tmp_path: Path) -> None:
     made = tmp_path / "bundle.tar.gz"
     began = time.monotonic()
     failed = write(

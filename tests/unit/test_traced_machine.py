@@ -36,7 +36,7 @@ def machine(activity: Activity) -> Any:
     return traced(absent.machine(part, part, part, part), activity)
 
 
-def test_a_call_is_told_before_it_is_made(machine: Any, activity: Activity, view: View) -> None:
+def test_a_call_is_recorded_before_it_is_made(machine: Any, activity: Activity, view: View) -> None:
     assert view.step() is None
     activity.doing("vfs", "write")
     assert machine.files.write(f"{SYS}/{PF}/sriov_numvfs", "7") == ("write", (f"{SYS}/{PF}/sriov_numvfs", "7"), {})
@@ -48,7 +48,7 @@ def test_a_call_is_told_before_it_is_made(machine: Any, activity: Activity, view
     assert view.step() is None
 
 
-def test_what_is_found_by_address_belongs_to_the_device_named_last(machine: Any, view: View) -> None:
+def test_a_call_without_an_address_belongs_to_the_device_named_last(machine: Any, view: View) -> None:
     def device() -> str:
         step = view.step()
         assert step is not None
@@ -71,7 +71,7 @@ def test_what_is_found_by_address_belongs_to_the_device_named_last(machine: Any,
 @pytest.mark.parametrize(
     "path", [SYS, "/sys/devices/system/cpu/online", "/proc/sys/net/core/rmem_max", "/run/udev/data"]
 )
-def test_what_belongs_to_no_device_blames_none(machine: Any, view: View, path: str) -> None:
+def test_a_call_to_no_device_blames_none(machine: Any, view: View, path: str) -> None:
     machine.files.read(f"{SYS}/{PF}/class")
     machine.files.names(path)
     step = view.step()
@@ -91,7 +91,7 @@ def test_a_text_that_is_too_long_is_cut(machine: Any, view: View) -> None:
     assert step.device == PF
 
 
-def test_what_is_just_being_written_is_no_call(activity: Activity, view: View) -> None:
+def test_a_half_written_record_is_no_call(activity: Activity, view: View) -> None:
     """The parent may look between any two stores of the worker."""
     activity.call(PF, "read")
     memory = mmap.mmap(view.descriptor, SIZE)

@@ -65,7 +65,7 @@ def test_pyroute2_reads_the_same() -> None:
     assert told.get_attr("IFLA_VF_IB_PORT_GUID")["ib_port_guid"] == GIVEN["port_guid"]
 
 
-def test_another_protocol_needs_the_longer_attribute_whole() -> None:
+def test_another_vlan_protocol_needs_the_whole_longer_attribute() -> None:
     written = entry(encoded(3, {"vlan": 100, "qos": 3, "vlan_protocol": "802.1ad"}))
     assert written.get_attr("IFLA_VF_VLAN") is None
     (vlan,) = written.get_attr("IFLA_VF_VLAN_LIST").get_attrs("IFLA_VF_VLAN_INFO")
@@ -98,7 +98,7 @@ def test_what_is_not_given_is_not_written() -> None:
 
 
 @pytest.mark.parametrize("name", ["trust", "spoofchk", "rss_query"])
-def test_what_a_driver_does_not_tell_is_unknown(name: str) -> None:
+def test_attributes_that_a_driver_does_not_report_are_unknown(name: str) -> None:
     base = {"mac": "02:00:00:00:00:01", "vlan": 0}
     assert getattr(decode(inner(encoded(0, {**base, name: 0xFFFFFFFF}))), name) is None
     assert getattr(decode(inner(encoded(0, base))), name) is None

@@ -94,7 +94,7 @@ def test_a_name_in_a_message_that_is_cut_off_wakes_nobody() -> None:
     assert [link_scope(whole[:length], False, STEERED) for length in range(first + 8)] == [set()] * (first + 8)
 
 
-def test_it_takes_no_trust_from_a_required_device() -> None:
+def test_a_new_netdev_that_is_steered_does_not_withdraw_ready() -> None:
     known = evolve(STEERED, required=frozenset({PF}))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
@@ -117,7 +117,7 @@ def test_a_vf_in_another_namespace_is_known_by_its_parent() -> None:
     assert link_scope(message.replace(VF.encode(), b"0000:99:10.2"), True, KNOWN) == set()
 
 
-def test_a_table_that_lost_a_route_names_the_nic_that_it_is_of() -> None:
+def test_a_table_that_lost_a_route_names_its_nic() -> None:
     known = evolve(KNOWN, by_table={479100: PF})
     assert scope_of(Event(table=479100), known) == {PF}
     assert scope_of(Event(table=254), known) == set()
@@ -130,7 +130,7 @@ def test_a_message_of_routing_without_its_whole_header_wakes_nobody() -> None:
         assert list(routing_events(HEADER.pack(HEADER.size, kind, 0, 0, 0) + bytes(12), False)) == []
 
 
-def test_a_truncated_message_is_no_reason_to_fail() -> None:
+def test_a_truncated_message_is_ignored() -> None:
     assert link_scope(link_message(7)[:20], False, KNOWN) == set()
     assert link_scope(b"", False, KNOWN) == set()
 
@@ -148,7 +148,7 @@ def test_a_change_by_ethtool_names_the_netdev_s_function() -> None:
     assert ethtool_scope(ethtool_message(8), False, KNOWN) == set()
 
 
-def test_what_is_no_whole_ethtool_message_wakes_nobody() -> None:
+def test_an_incomplete_ethtool_message_wakes_nobody() -> None:
     message = ethtool_message(7)
     assert [ethtool_scope(message[:length], False, KNOWN) for length in range(29)] == [set()] * 29
 
