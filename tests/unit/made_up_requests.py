@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import frozen
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from lightkube.models.certificates_v1 import CertificateSigningRequestSpec
 from lightkube.models.meta_v1 import ObjectMeta
@@ -71,8 +71,21 @@ class Maker:
         value = der(tag, text.encode(codec), long=self.seldom(0.02))
         return der(0x30, bytes.fromhex(oid), value)
 
+    def named(self, user: str) -> str:
+        """The name, or one that looks like it."""
+        likes = (
+            f"{user}\0",
+            f"\0{user}",
+            f"{user} ",
+            f"{user}\n",
+            user.upper(),
+            f"\u202e{user}",
+            user.replace("a", "\u0430"),
+        )
+        return self.chance.choice(likes) if self.seldom(0.05) else user
+
     def subject(self, user: str) -> bytes:
-        found = [self.attribute(CN, user)]
+        found = [self.attribute(CN, self.named(user))]
         if self.seldom():
             found.append(self.attribute(ORGANIZATION, "system:masters"))
         if self.seldom():
@@ -86,7 +99,21 @@ class Maker:
         form = PublicFormat.CompressedPoint if compressed else PublicFormat.UncompressedPoint
         point = key.public_key().public_bytes(Encoding.X962, form)
         parameters = bytes.fromhex(P256)
-        return der(0x30, parameters, der(0x03, b"\0", point, b"\0" * self.seldom(0.02)), long=self.seldom(0.02))
+        return der(0x30, parameters, self.bits(point), long=self.seldom(0.02))
+
+    def bits(self, content: bytes) -> bytes:
+        """A bit string; seldom one that does not end with a byte, or has another byte."""
+        unused = self.chance.choice((1, 7, 8)) if self.seldom(0.02) else 0
+        return der(0x03, bytes([unused]), content, b"\0" * self.seldom(0.02), long=self.seldom(0.02))
+
+    def signature(self, key: ec.EllipticCurvePrivateKey, content: bytes) -> bytes:
+        """A signature in DER; seldom with a number that is longer than it must be, or one byte too short and so negative."""
+        numbers = []
+        for number in utils.decode_dss_signature(key.sign(content, ec.ECDSA(hashes.SHA256()))):
+            text = number.to_bytes(number.bit_length() // 8 + 1, "big")
+            text = b"\0" + text if self.seldom(0.02) else text
+            numbers.append(der(0x02, text[1:] if self.seldom(0.02) else text))
+        return der(0x30, *numbers, b"\5\0" * self.seldom(0.02), long=self.seldom(0.02))
 
     def attributes(self) -> bytes:
         found = []
@@ -111,9 +138,8 @@ class Maker:
         version = der(0x02, b"\1" if self.seldom(0.02) else b"\0")
         parts = (version, self.subject(user), self.key(key), self.attributes())
         content = self.flipped(der(0x30, *parts, b"\5\0" * self.seldom(0.02), long=self.seldom(0.02)), 0.1)
-        signature = key.sign(content, ec.ECDSA(hashes.SHA256()))
+        signed = self.bits(self.signature(key, content))
         algorithm = "300c06082a8648ce3d0403020500" if self.seldom(0.03) else "300a06082a8648ce3d040302"
-        signed = der(0x03, b"\0", signature, b"\0" * self.seldom(0.02))
         whole = der(0x30, content, bytes.fromhex(algorithm), signed, b"\5\0" * self.seldom(0.02))
         return self.flipped(whole + b"\0" * self.seldom(0.02), 0.02)
 
