@@ -26,8 +26,8 @@ OPTIONAL_USAGES = frozenset({"digital signature"})
 YEAR = 365 * 86400
 """The longest life of a certificate, in seconds."""
 
-MOST_RENEWALS = 8
-"""Pending renewals of one node that are approved. A reporter has one; it may have forgotten another, which ends after a day."""
+MOST_PENDING = 8
+"""Pending requests in one node's name that are approved. A reporter has one; another, which it forgot, ends after a day."""
 
 # A Node's name: a DNS subdomain (RFC 1123).
 _NODE_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -68,7 +68,7 @@ def verdicts(
     """
     unreadable = faults or {}
     judged = []
-    rivals: dict[tuple[str, str], set[bytes]] = defaultdict(set)
+    keys: dict[tuple[str, str], list[bytes]] = defaultdict(list)
     for request in requests:
         if _is_pending(request) and _is_ours(request):
             asked = read(request.spec.request)
@@ -76,22 +76,25 @@ def verdicts(
                 asked = evolve(asked, faults=(*asked.faults, f"it cannot be read: {unreadable[name_of(request)]}"))
             judged.append(_judge(request, asked, known))
             if judged[-1].action == "approve":
-                # Pending requests are counted by node, since a node can make any number of requests with one key.
-                enrols = judged[-1].requester == names.ENROLMENT
-                rivals[judged[-1].requester, judged[-1].node].add(asked.key if enrols else name_of(request).encode())
-    return [_unless_ambiguous(verdict, rivals) for verdict in judged]
+                keys[judged[-1].requester, judged[-1].node].append(asked.key)
+    return [_unless_ambiguous(verdict, keys[verdict.requester, verdict.node]) for verdict in judged]
 
 
-def _unless_ambiguous(verdict: Verdict, rivals: Mapping[tuple[str, str], Collection[bytes]]) -> Verdict:
-    """Leave requests to the operator if two keys claim to be the same new node, or if a node has too many pending renewals."""
-    count = len(rivals.get((verdict.requester, verdict.node), ()))
-    enrols = verdict.requester == names.ENROLMENT
-    if verdict.action != "approve" or count <= (1 if enrols else MOST_RENEWALS):
+def _unless_ambiguous(verdict: Verdict, keys: Collection[bytes]) -> Verdict:
+    """Leave requests to the operator if two keys claim to be the same new node, or if too many are in one node's name.
+
+    :param keys: the keys of this requester's requests in this node's name that would be approved, one for each request.
+    """
+    if verdict.action != "approve":
         return verdict
     delete = "delete the wrong ones: kubectl delete csr NAME"
-    reason = f"several requests with different keys claim to be {verdict.node}; {delete}"
-    if not enrols:
-        reason = f"{verdict.node} has {count} pending renewals, and at most {MOST_RENEWALS} are approved; {delete}"
+    if verdict.requester == names.ENROLMENT and len(set(keys)) > 1:
+        reason = f"several requests with different keys claim to be {verdict.node}; {delete}"
+    elif len(keys) > MOST_PENDING:
+        # Requests are counted, and not keys: a node can make any number of requests with one key.
+        reason = f"{verdict.node} has {len(keys)} pending requests, and at most {MOST_PENDING} are approved; {delete}"
+    else:
+        return verdict
     return evolve(verdict, action="leave", reason=reason)
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from attrs import frozen
 from cryptography import x509
@@ -20,6 +23,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 LONGEST = 4096
 """Characters of a request in base64; a reporter's has fewer than 1,300. Longer ones are not parsed."""
+
+BACKDATED = 3600
+"""Seconds that a certificate may be valid beyond the requested lifetime: a signer dates it back, since clocks differ
+(kube-controller-manager: by 5 minutes)."""
 
 # What cryptography raises for made-up input. Its errors have no common base class.
 _UNREADABLE = (
@@ -52,14 +59,27 @@ def read(text: str) -> Asked:
     if len(text) > LONGEST:
         return Asked(faults=(f"the request is too large: {len(text)} characters, and at most {LONGEST} are read",))
     try:
-        asked = x509.load_pem_x509_csr(base64.b64decode(text, validate=True))
-        faults = _faults(asked)
-        name = _common_name(asked.subject)
-        if not faults and text != base64.b64encode(written(name, asked)).decode():
-            faults = ["it does not have a reporter's form: one PEM block in DER, and nothing else"]
-        return Asked(name, _common_names(asked.subject), _public(asked), tuple(faults))
+        with _quietly():
+            return _asked(text)
     except _UNREADABLE as error:
         return Asked(faults=(f"the request cannot be read: {error}",))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Suppress the library's warnings. They would be printed, and what is wrong with the input is said anyway."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _asked(text: str) -> Asked:
+    asked = x509.load_pem_x509_csr(base64.b64decode(text, validate=True))
+    faults = _faults(asked)
+    name = _common_name(asked.subject)
+    if not faults and text != base64.b64encode(written(name, asked)).decode():
+        faults = ["it does not have a reporter's form: one PEM block in DER, and nothing else"]
+    return Asked(name, _common_names(asked.subject), _public(asked), tuple(faults))
 
 
 def _faults(asked: x509.CertificateSigningRequest) -> list[str]:
@@ -109,22 +129,28 @@ def _der(tag: int, *parts: bytes) -> bytes:
     return bytes([tag, 0x80 | len(length)]) + length + content
 
 
-def differences(certificate: str, request: str) -> list[str]:
+def differences(certificate: str, request: str, seconds: float) -> list[str]:
     """How a certificate differs from its request; both are PEM in base64, as in the API.
 
     Certificates of intermediate authorities may follow the certificate.
+
+    :param seconds: the requested lifetime.
     """
-    asked = read(request)
     try:
-        given, *_ = x509.load_pem_x509_certificates(base64.b64decode(certificate, validate=True))
-        key, extensions = _public(given), {each.oid: each.value for each in given.extensions}
+        with _quietly():
+            given, *_ = x509.load_pem_x509_certificates(base64.b64decode(certificate, validate=True))
+            return _differences(given, read(request), seconds)
     except _UNREADABLE as error:
         return [f"it cannot be read: {error}"]
+
+
+def _differences(given: x509.Certificate, asked: Asked, seconds: float) -> list[str]:
     reasons = []
-    if key != asked.key:
+    if _public(given) != asked.key:
         reasons.append("it has another key")
     if _common_name(given.subject) != asked.common_name or not asked.common_name:
         reasons.append(f"the subject is {given.subject.rfc4514_string() or 'empty'}, not CN={asked.common_name}")
+    extensions = {each.oid: each.value for each in given.extensions}
     if x509.SubjectAlternativeName.oid in extensions:
         reasons.append("it has alternative names")
     usage = extensions.get(x509.ExtendedKeyUsage.oid)
@@ -133,4 +159,7 @@ def differences(certificate: str, request: str) -> list[str]:
     constraints = extensions.get(x509.BasicConstraints.oid)
     if isinstance(constraints, x509.BasicConstraints) and constraints.ca:
         reasons.append("it is an authority's")
+    life = (given.not_valid_after_utc - given.not_valid_before_utc).total_seconds()
+    if life > seconds + BACKDATED:
+        reasons.append(f"it is valid for {life:.0f} s, and {seconds:.0f} s were requested")
     return reasons

@@ -86,7 +86,7 @@ def approve(kubeconfig: str | None, node: str, request: str, csr: str) -> None:
                 # Not for a renewal: it must not give back rights that were removed.
                 admit(client, node)
             _decide(client, pending)
-            if faults := wrong(client, {request: csr}):
+            if faults := wrong(client, {request: pending}):
                 raise NotGiven(faults[request])
     except ApiError as error:
         raise _refused(error) from None

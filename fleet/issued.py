@@ -28,10 +28,10 @@ def decide(client: Client, request: CertificateSigningRequest) -> None:
     client.replace(PlainApproval.from_dict(request.to_dict()), name_of(request))
 
 
-def wrong(client: Client, approved: Mapping[str, str]) -> dict[str, str]:
+def wrong(client: Client, approved: Mapping[str, CertificateSigningRequest]) -> dict[str, str]:
     """What is wrong with the certificates of approved requests, by the request's name.
 
-    :param approved: what was approved, by the request's name: PEM in base64.
+    :param approved: the requests, by name.
     """
     end = time.monotonic() + TIMEOUT
     reasons: dict[str, str] = {}
@@ -45,7 +45,8 @@ def wrong(client: Client, approved: Mapping[str, str]) -> dict[str, str]:
             if status is not None and not status.get("certificate"):
                 continue
             del waiting[name]
-            if faults := differences(status["certificate"], request) if status else []:
+            seconds = request.spec.expirationSeconds or 0
+            if faults := differences(status["certificate"], request.spec.request, seconds) if status else []:
                 reasons[name] = (
                     f"its certificate is not what was approved: {'; '.join(faults)}; shut the node out, and see who signs "
                     "in this cluster (docs/fleet.md)"

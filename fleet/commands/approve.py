@@ -68,7 +68,7 @@ def approve(
 
 def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], judged: list[Verdict]) -> dict[str, str]:
     failed: dict[str, str] = {}
-    approved: dict[str, str] = {}
+    approved: dict[str, CertificateSigningRequest] = {}
     for one in judged:
         if one.action == "leave":
             continue
@@ -88,7 +88,7 @@ def _carry_out(api: Api, requests: dict[str, CertificateSigningRequest], judged:
                 failed[one.request] = error.status.message or str(error)
             continue
         if one.action == "approve":
-            approved[one.request] = requests[one.request].spec.request
+            approved[one.request] = requests[one.request]
     return {**failed, **wrong(api.client, approved)}
 
 

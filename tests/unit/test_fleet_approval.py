@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import random
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from attrs import evolve
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from lightkube.models.certificates_v1 import (
     CertificateSigningRequestCondition,
     CertificateSigningRequestSpec,
@@ -25,6 +26,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 from agent.report import names
 from agent.reporter.kubernetes.identity import make_request
 from fleet.approval import SIGNER, YEAR, KnownNodes, Verdict, verdicts
+from fleet.certificate_request import differences
 from tests.unit.made_up_requests import CN, Maker, der
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -290,6 +292,69 @@ def test_a_node_that_floods_the_cluster_with_requests_gets_no_certificate_and_ot
     known = evolve(KNOWN, joined={"a", "b"})
     found = {one.request: one for one in verdicts([*flood, other], known)}
     assert {one.action for name, one in found.items() if name != "other"} == {"leave"}
-    assert "a has 9 pending renewals, and at most 8 are approved" in found["flood-0"].reason
+    assert "a has 9 pending requests, and at most 8 are approved" in found["flood-0"].reason
     assert found["other"].action == "approve"
     assert {one.action for one in verdicts(flood[:8], known)} == {"approve"}
+
+
+def test_who_has_an_enrolment_token_gets_no_flood_of_certificates_either() -> None:
+    new = common_name(f"{names.NODE_USER}new")
+    flood = [asked(new, ENROLMENT, name=f"flood-{number}") for number in range(9)]
+    found = verdicts(flood, KNOWN)
+    assert {(one.action, one.reason.partition(",")[0]) for one in found} == {("leave", "new has 9 pending requests")}
+    assert {one.action for one in verdicts(flood[:8], KNOWN)} == {"approve"}
+
+
+def test_a_request_that_the_library_warns_of_prints_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    country = x509.NameAttribute(NameOID.COUNTRY_NAME, "XYZ", _validate=False)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, A), country])
+    text = x509.CertificateSigningRequestBuilder(subject).sign(KEY, hashes.SHA256())
+    recwarn.clear()
+    assert only(asked(text.public_bytes(serialization.Encoding.PEM))).action == "deny"
+    assert not recwarn.list
+
+
+DAY = timedelta(days=1)
+SIGNER_KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def certificate(
+    request: bytes, life: timedelta, *extensions: x509.ExtensionType, key: ec.EllipticCurvePublicKey | None = None
+) -> str:
+    """What a signer returns, in the API's form."""
+    wanted = x509.load_pem_x509_csr(request)
+    public = key or wanted.public_key()
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    start = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster")])
+    made = x509.CertificateBuilder(issuer, wanted.subject, public, 1, start, start + life)
+    for extension in extensions or (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]),):
+        made = made.add_extension(extension, critical=False)
+    return base64.b64encode(made.sign(SIGNER_KEY, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)).decode()
+
+
+def test_a_certificate_is_valid_for_no_longer_than_was_requested() -> None:
+    request = base64.b64encode(OURS).decode()
+    month = 30 * DAY
+    # Kube-controller-manager dates it back by five minutes. A signer may give a shorter one.
+    for life in (month, month + timedelta(minutes=5), DAY):
+        assert differences(certificate(OURS, life), request, month.total_seconds()) == []
+    for life in (month + DAY, 3650 * DAY):
+        (said,) = differences(certificate(OURS, life), request, month.total_seconds())
+        assert said == f"it is valid for {life.total_seconds():.0f} s, and 2592000 s were requested"
+
+
+def test_a_certificate_of_another_request_is_named() -> None:
+    request = base64.b64encode(OURS).decode()
+    other = certificate(OURS, DAY, key=OTHER_KEY.public_key())
+    assert differences(other, request, YEAR) == ["it has another key"]
+    assert differences(certificate(ANYBODY, DAY), request, YEAR) == [
+        "it has another key",
+        "the subject is CN=system:kube-controller-manager, not CN=trackbed:node:a",
+    ]
+    both = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
+    authority = x509.BasicConstraints(ca=True, path_length=None)
+    assert differences(certificate(OURS, DAY, both, authority), request, YEAR) == [
+        "its usage is not that of a client alone",
+        "it is an authority's",
+    ]

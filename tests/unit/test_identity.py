@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from agent.reporter.kubernetes.api import TROUBLE, NoCredentials
+from agent.reporter.kubernetes.api import TROUBLE, NoCredentials, Refused
 from agent.reporter.kubernetes.identity import ANEW, REQUESTS, Certificate
 from agent.reporter.settings import Settings
 from tests.unit.scripted import api_server
@@ -111,6 +111,7 @@ def signed(
     *extensions: x509.ExtensionType,
     subject: x509.Name | None = None,
     key: ec.EllipticCurvePublicKey | None = None,
+    life: datetime.timedelta = DAY,
 ) -> bytes:
     """The certificate that a cluster's signer issues for a request, or another one."""
     asked = x509.load_pem_x509_csr(request)
@@ -118,7 +119,7 @@ def signed(
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster")])
     public = key or asked.public_key()
     assert isinstance(public, ec.EllipticCurvePublicKey)
-    made = x509.CertificateBuilder(issuer, subject or asked.subject, public, 1, now - DAY, now + DAY)
+    made = x509.CertificateBuilder(issuer, subject or asked.subject, public, 1, now - life, now + life)
     for extension in extensions:
         made = made.add_extension(extension, critical=False)
     return made.sign(SIGNERS_KEY, hashes.SHA256()).public_bytes(Encoding.PEM)
@@ -157,6 +158,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "a group": {"subject": subject(MASTERS, NODE)},
     "a group in one part": {"subject": x509.Name([x509.RelativeDistinguishedName(list(subject(MASTERS, NODE)))])},
     "two names": {"subject": subject(NODE, NODE)},
+    "a longer life": {"life": 200 * DAY},
 }
 MORE: dict[str, tuple[x509.ExtensionType, ...]] = {
     "no usage": (),
@@ -182,3 +184,28 @@ def test_a_certificate_that_was_not_requested_is_not_installed(
     with pytest.raises(NoCredentials, match="not what it asked for"):
         identity.session()
     assert not list(identity.folder.glob("*.pem.new"))
+
+
+@pytest.mark.parametrize(
+    "different",
+    [
+        {"status": None},
+        {"status": []},
+        {"status": {"certificate": 5}},
+        {"status": {"certificate": "?"}},
+        {"status": {"conditions": [{}]}},
+        {"status": {"conditions": 5}},
+        {"spec": None},
+        {"spec": {}},
+    ],
+)
+def test_an_answer_that_is_no_request_is_an_error_of_the_server(
+    cluster: Cluster, identity: Certificate, different: dict[str, Any]
+) -> None:
+    asked(cluster, identity)
+    ((name, made),) = cluster.requests.items()
+    cluster.requests[name] = {**made, **different}
+    with pytest.raises(Refused, match="no request for a certificate"):
+        identity.keep(0.0)
+    cluster.requests[name] = made
+    assert identity.keep(0.0) > 0

@@ -13,8 +13,9 @@ import re
 import ssl
 import subprocess
 import time
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from attrs import define, field, frozen
 
@@ -39,6 +40,9 @@ ANEW = 3600.0
 
 # Certificates as a cluster's signer writes them, and nothing else: beside other data, two programs may read two certificates.
 _CERTIFICATES = re.compile(rb"(-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n)+")
+
+BACKDATED = 3600
+"""Seconds that a certificate may be valid beyond the requested lifetime: a signer dates it back, since clocks differ."""
 
 LONGEST_CERTIFICATE = 64 << 10
 """Bytes of a certificate and of the intermediate authorities' certificates."""
@@ -227,10 +231,15 @@ class Certificate:
             # Kubernetes removes a request that nobody has approved after a day.
             self._forget()
             return 0.0
-        status: dict[str, Any] = request.get("status", {})
-        given = status.get("certificate")
+        try:
+            status, seconds = request.get("status", {}), float(request["spec"]["expirationSeconds"])
+            given = base64.b64decode(status.get("certificate") or "", validate=True)
+            ended = [one for one in status.get("conditions", []) if one["type"] in ("Denied", "Failed")]
+            why = [f"{one['type']}: {one.get('message', '')}" for one in ended]
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Refused(HTTPStatus.OK, f"what is no request for a certificate: {error!r}") from None
         if given:
-            if faults := self._take(base64.b64decode(given)):
+            if faults := self._take(given, seconds):
                 name = self._name.read_text().strip()
                 self._denied = (
                     f"{name} was answered with a certificate that is not what it asked for: {'; '.join(faults)}"
@@ -239,16 +248,18 @@ class Certificate:
                 return ANEW
             life = self._life()
             return max(0.0, life.renewal() - now) if life else LOOK
-        for condition in status.get("conditions", []):
-            if condition["type"] in ("Denied", "Failed"):
-                self._denied = f"{request['metadata']['name']} was {condition['type']}: {condition.get('message', '')}"
-                self._forget()
-                return ANEW
+        if why:
+            self._denied = f"{self._name.read_text().strip()} was {why[0]}"
+            self._forget()
+            return ANEW
         wait, self._wait = self._wait, min(self._wait * 2, LAST_LOOK)
         return wait
 
-    def _take(self, certificate: bytes) -> list[str]:
-        """Install the certificate and its key in one step; the faults for which it is refused, if there are any."""
+    def _take(self, certificate: bytes, seconds: float) -> list[str]:
+        """Install the certificate and its key in one step; the faults for which it is refused, if there are any.
+
+        :param seconds: the requested lifetime.
+        """
         if len(certificate) > LONGEST_CERTIFICATE or not _CERTIFICATES.fullmatch(certificate):
             return ["it is not a certificate in PEM, or has something beside it"]
         beside = self.folder / ".reporter.pem.new"
@@ -256,6 +267,9 @@ class Certificate:
         beside.write_bytes(self._key.read_bytes() + certificate)
         try:
             faults = _differences(beside, self._key, f"{NODE_USER}{self.settings.node_name}")
+            life = _dates(beside)
+            if life.end - life.start > seconds + BACKDATED:
+                faults.append(f"it is valid for {life.end - life.start:.0f} s, and {seconds:.0f} s were requested")
         except NoCredentials as error:
             faults = [str(error)]
         if faults:
@@ -299,7 +313,10 @@ def _differences(certificate: Path, key: Path, name: str) -> list[str]:
 def _dates(certificate: Path) -> Life:
     said = _openssl("x509", "-noout", "-startdate", "-enddate", "-in", str(certificate))
     dates = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
-    return Life(*(float(ssl.cert_time_to_seconds(dates[name])) for name in ("notBefore", "notAfter")))
+    try:
+        return Life(*(float(ssl.cert_time_to_seconds(dates[name])) for name in ("notBefore", "notAfter")))
+    except (KeyError, ValueError):
+        raise NoCredentials(f"{certificate.name}: its dates cannot be read: {said.strip()!r}") from None
 
 
 def _openssl(*arguments: str) -> str:
