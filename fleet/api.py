@@ -5,15 +5,16 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import wraps
 from pathlib import Path
+from time import monotonic
 from typing import Any, TypeVar
 
 import click
 import httpx2
 import yaml
-from attrs import frozen
+from attrs import field, frozen
 from lightkube import ApiError, Client, KubeConfig
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.authentication_v1 import SelfSubjectReview
@@ -52,11 +53,22 @@ class Failed(click.ClickException):
 
 @frozen
 class Api:
-    """A cluster's API. ``user``: the name under which the server knows this client. ``now``: its time when asked."""
+    """A cluster's API. ``user``: the name under which the server knows this client. ``asked``: its time when this was made."""
 
     client: Client
     user: str
-    now: datetime
+    asked: datetime
+    clock: Callable[[], float] = monotonic
+    _asked_at: float = field(init=False)
+
+    @_asked_at.default
+    def _(self) -> float:
+        return self.clock()
+
+    @property
+    def now(self) -> datetime:
+        """The server's time. A sweep of a large fleet takes minutes, and a Lease must not seem to be renewed in the future."""
+        return self.asked + timedelta(seconds=self.clock() - self._asked_at)
 
     def nodes(self) -> Read[Node]:
         """Every Node."""
@@ -78,12 +90,17 @@ class Api:
         return _understood(name, *read(self.client.get(PlainNode, name), Node))
 
     def mend_node(self, name: str) -> None:
-        """Remove times that cannot be read from a Node's status.
+        """Remove times that cannot be read from a Node.
 
         The API server itself cannot read a time after the year 9999, and then refuses every patch of the Node.
         """
         document = self.client.get(PlainNode, name)
-        self.client.replace(PlainNodeStatus.from_dict(without_bad_times(document)), name)
+        mended = without_bad_times(document)
+        if any(mended.get(part) != document.get(part) for part in ("metadata", "spec")):
+            # This leaves the status as it is.
+            written = self.client.replace(PlainNode.from_dict(mended), name)
+            mended["metadata"] = without_bad_times(written)["metadata"]
+        self.client.replace(PlainNodeStatus.from_dict(mended), name)
 
     def patch_node(self, name: str, body: dict[str, Any] | list[dict[str, Any]], kind: PatchType) -> Node:
         """Patch a Node; the Node after it.

@@ -78,7 +78,7 @@ def record_of(node: Node) -> Record | None:
         return cattrs.structure(load(text, LARGEST_SPEC), Record)
     except (ValueError, cattrs.BaseValidationError, TypeError):
         raise Failed(
-            f"{metadata_of(node).name}: its annotation {names.MAINTENANCE} cannot be read: {text!r}; a newer trackbed's? "
+            f"{metadata_of(node).name}: its annotation {names.MAINTENANCE} cannot be read: {text[:200]!r}; a newer trackbed's? "
             "Remove it, and uncordon the node if it should be"
         ) from None
 

@@ -39,9 +39,14 @@ def labels_of(thing: Object) -> dict[str, str]:
 
 
 def condition_of(node: Node, type: str) -> NodeCondition | None:
-    """A Node's condition of a type."""
-    conditions = (node.status.conditions if node.status else None) or []
-    return next((one for one in conditions if one.type == type), None)
+    """A Node's condition of a type. If there are several, as a client may write them, one that is not True counts."""
+    found = conditions_of(node, type)
+    return next((one for one in found if one.status != "True"), found[0] if found else None)
+
+
+def conditions_of(node: Node, type: str) -> list[NodeCondition]:
+    """All conditions of a type."""
+    return [one for one in (node.status.conditions if node.status else None) or [] if one.type == type]
 
 
 def taints_of(node: Node) -> list[Taint]:
@@ -51,7 +56,7 @@ def taints_of(node: Node) -> list[Taint]:
 
 def is_tainted(node: Node) -> bool:
     """Whether a Node has Trackbed's taint."""
-    return any(taint.key == names.TAINT for taint in taints_of(node))
+    return any((taint.key, taint.effect) == (names.TAINT, names.EFFECT) for taint in taints_of(node))
 
 
 def is_cordoned(node: Node) -> bool:

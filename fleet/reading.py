@@ -64,6 +64,9 @@ class PlainApproval(GenericGlobalStatus):
 # JSON can express half of a surrogate pair, which UTF-8 cannot.
 _UNREADABLE = (msgspec.ValidationError, UnicodeEncodeError)
 
+# Fields whose values are texts, also if they look like times.
+_TEXTS = ("annotations", "labels")
+
 _TIME = re.compile(r"[+-]?\d{4,}-\d\d-\d\d[Tt]")
 
 
@@ -106,7 +109,11 @@ def read(document: Mapping[str, Any], kind: type[T]) -> tuple[T | None, str]:
 def without_bad_times(value: Any) -> Any:
     """A document without the times that cannot be read."""
     if isinstance(value, Mapping):
-        return {key: without_bad_times(each) for key, each in value.items() if not _is_bad_time(each)}
+        return {
+            key: each if key in _TEXTS else without_bad_times(each)
+            for key, each in value.items()
+            if not _is_bad_time(each)
+        }
     if isinstance(value, list):
         return [without_bad_times(each) for each in value]
     return value

@@ -21,6 +21,10 @@ UNREADABLE = "Unreadable"
 """The reason of a node whose Node or Lease cannot be read in full."""
 
 
+KUBELET = "KubeletNotReady"
+"""The reason of a node whose reporter says that it is ready, and whose kubelet does not."""
+
+
 @frozen
 class Standing:
     """The state of one node. ``ready`` is Unknown once its Lease has expired, even if the condition still says True.
@@ -107,14 +111,25 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
         status, since, reason, message = "Unknown", None, UNREADABLE, fault
     elif expired and (ready is None or ready.status != "Unknown"):
         status, since, reason = "Unknown", at, names.EXPIRED
-        message = f"no heartbeat for {say_age(age)}" if age is not None else "its Lease is gone"
+        if age is not None:
+            message = f"no heartbeat for {say_age(age)}"
+        else:
+            message = "its Lease is gone" if lease is None else "its Lease was never renewed"
     elif notice and ready is not None and ready.status == "True":
         status, since, reason, message = "False", None, names.NOTICE, notice
+    elif kubelet is None and ready is not None and ready.status == "True":
+        status, since, reason, message = (
+            "Unknown",
+            None,
+            KUBELET,
+            "the Node has no condition Ready: its kubelet has not started",
+        )
     elif kubelet is not None and kubelet.status != "True" and ready is not None and ready.status == "True":
-        status, since, reason = _plain(kubelet.status), kubelet.lastTransitionTime, "KubeletNotReady"
+        status, since, reason = _plain(kubelet.status), kubelet.lastTransitionTime, KUBELET
         message = f"the kubelet's condition Ready is {kubelet.status}: {kubelet.message or kubelet.reason or 'no reason given'}"
     elif ready is not None:
-        status, since, reason, message = ready.status, ready.lastTransitionTime, ready.reason or "", ready.message or ""
+        status = "True" if ready.status == "True" else _plain(ready.status)
+        since, reason, message = ready.lastTransitionTime, ready.reason or "", ready.message or ""
     elif node is not None:
         status, since, reason, message = "Unknown", None, "NotPublished", "its reporter has published nothing yet"
     else:
@@ -124,8 +139,9 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
         name=name,
         ready=status,
         since=since,
-        reason=reason,
-        message=message,
+        # Only what a reporter writes is bounded by the admission policies.
+        reason=reason[: names.LONGEST_MESSAGE],
+        message=message[: names.LONGEST_MESSAGE],
         up_to_date=up_to_date.status if up_to_date else "Unknown",
         condition=ready.status if ready else None,
         joined=node is not None,
@@ -135,8 +151,8 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
         tainted=node is not None and is_tainted(node),
         cordoned=node is not None and is_cordoned(node),
         maintenance=node is not None and names.MAINTENANCE in annotations_of(node),
-        spec_hash=notes.get(names.SPEC_HASH, ""),
-        agent_version=notes.get(names.AGENT_VERSION, ""),
+        spec_hash=notes.get(names.SPEC_HASH, "")[: names.LONGEST_NOTE],
+        agent_version=notes.get(names.AGENT_VERSION, "")[: names.LONGEST_NOTE],
         missing=lease is None and ready is not None and not fault,
         notice=notice,
     )

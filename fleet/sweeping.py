@@ -27,7 +27,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, code
-from fleet.objects import condition_of, is_tainted, labels_of, metadata_of, taints_of, version_of
+from fleet.objects import condition_of, conditions_of, is_tainted, labels_of, metadata_of, taints_of, version_of
 from fleet.reading import PlainLease, PlainNodeStatus, read
 from fleet.standing import UNREADABLE, Standing, standing, standings, unreadable
 
@@ -130,7 +130,10 @@ def _sweep_node(api: Api, name: str) -> bool:
             if patch := taint_patch(node):
                 node = api.patch_node(name, patch, PatchType.JSON)
             wanted = unknown(node, one, api.now) if one.expired else not_ready(one, api.now)
-            body = {"metadata": {"resourceVersion": version_of(node)}, "status": {"conditions": [wanted]}}
+            conditions = [wanted]
+            if len(conditions_of(node, names.READY)) > 1:
+                conditions = [{"$patch": "delete", "type": names.READY}, wanted]
+            body = {"metadata": {"resourceVersion": version_of(node)}, "status": {"conditions": conditions}}
             api.client.patch(PlainNodeStatus, name, body, patch_type=PatchType.STRATEGIC)
             return True
         except ApiError as error:
@@ -172,7 +175,7 @@ def taint_patch(node: Node) -> list[dict[str, Any]]:
     """The JSON patch that adds the taint and removes the ready label; empty if nothing is left to do."""
     steps: list[dict[str, Any]] = []
     if not is_tainted(node):
-        taint = {"key": names.TAINT, "effect": "NoSchedule"}
+        taint = {"key": names.TAINT, "effect": names.EFFECT}
         where = ("/spec/taints/-", taint) if taints_of(node) else ("/spec/taints", [taint])
         steps.append({"op": "add", "path": where[0], "value": where[1]})
     if names.READY_LABEL in labels_of(node):
@@ -185,9 +188,10 @@ def unknown(node: Node, one: Standing, now: datetime) -> dict[str, str]:
     """The condition of a node that has lost its heartbeat."""
     was = condition_of(node, names.READY)
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
-    last = f"; it was {was.status} ({was.reason}) before" if was and was.status != "Unknown" else ""
+    before = f"{was.status} ({was.reason})"[: names.LONGEST_NOTE] if was and was.status != "Unknown" else ""
+    last = f"; it was {before} before" if before else ""
     silent = ": the agent, its reporter, the node or its network is down"
-    message = f"{one.message}{'' if one.reason == UNREADABLE else silent}{last}; "
+    message = f"{one.message[: names.LONGEST_MESSAGE // 2]}{'' if one.reason == UNREADABLE else silent}{last}; "
     return {
         "type": names.READY,
         "status": "Unknown",

@@ -18,7 +18,8 @@ UP_TO_DATE = "TrackbedUpToDate"
 """The Node's two conditions."""
 
 TAINT = "readiness.k8s.io/trackbed"
-"""The taint's key; its effect is NoSchedule."""
+EFFECT = "NoSchedule"
+"""The taint's key, and its effect."""
 
 READY_LABEL = "trackbed.internal/ready"
 
@@ -40,6 +41,9 @@ ENROLMENT = f"system:serviceaccount:{NAMESPACE}:enrolment"
 
 LONGEST_MESSAGE = 1024
 """Characters of a condition's message."""
+
+LONGEST_NOTE = 128
+"""Characters of an annotation of a Lease; the admission policy refuses more."""
 
 LEASE_DURATION = 900
 """Seconds after which a Lease has expired, even if it names a longer duration itself."""

@@ -62,7 +62,7 @@ def _enrolled(api: Api) -> set[str]:
     except ApiError as error:
         if code(error) != FORBIDDEN:
             raise
-        click.echo(f"trackbed: nodes without a Node are not shown: {error.status.message}", err=True)
+        click.echo(printable(f"trackbed: nodes without a Node are not shown: {error.status.message}"), err=True)
         return set()
 
 

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+import yaml
+from lightkube import Client, KubeConfig
 from lightkube.models.coordination_v1 import LeaseSpec
 from lightkube.models.core_v1 import NodeCondition, NodeSpec, NodeStatus, Taint
 from lightkube.models.meta_v1 import ManagedFieldsEntry, ObjectMeta
@@ -19,7 +21,9 @@ from lightkube.resources.core_v1 import Node
 from agent.report import names
 from agent.report.age import say_age
 from fleet import sweeping
+from fleet.api import Api
 from fleet.commands.status import print_nodes
+from fleet.objects import condition_of
 from fleet.standing import Standing, standing, standings
 
 ROOT = Path(__file__).parent.parent.parent
@@ -104,6 +108,73 @@ def test_a_node_whose_kubelet_is_not_ready_is_not_ready(kubelet: str, ready: str
     assert found.ready == ready
     if ready != "True":
         assert found.reason == "KubeletNotReady" and "Kubelet stopped posting" in found.message
+
+
+def test_a_node_whose_kubelet_has_not_started_is_not_ready() -> None:
+    there = node()
+    assert there.status and there.status.conditions
+    del there.status.conditions[0]
+    found = standing("a", there, lease(), NOW)
+    assert (found.ready, found.reason) == ("Unknown", "KubeletNotReady")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_conditions_of_one_type_the_one_that_is_not_true_counts(order: int) -> None:
+    there = node()
+    assert there.status and there.status.conditions
+    more = NodeCondition("False", names.READY, reason="NoCarrier")
+    there.status.conditions = [*there.status.conditions, more][::order]
+    assert (standing("a", there, lease(), NOW).ready, condition_of(there, names.READY)) == ("False", more)
+
+
+@pytest.mark.parametrize("status", ["Maybe", "", "true", "\x1b[2J"])
+def test_a_status_that_there_is_not_is_unknown(status: str) -> None:
+    assert standing("a", node(ready=status or None), lease(), NOW).ready == "Unknown"
+
+
+def test_what_others_write_is_shown_in_part() -> None:
+    there = node(ready="False", reason="x" * 100_000)
+    assert there.status and there.status.conditions
+    there.status.conditions[-1].message = "x" * 1_400_000
+    noted = lease()
+    assert noted.metadata and noted.metadata.annotations
+    noted.metadata.annotations |= {names.SPEC_HASH: "x" * 200_000, names.AGENT_VERSION: "x" * 200_000}
+    for each in (standing("a", there, noted, NOW), standing("a", there, lease(age=1000), NOW)):
+        assert len(str(each)) < 4 * names.LONGEST_MESSAGE
+        said = sweeping.unknown(there, each, NOW)
+        assert len(said["message"]) <= names.LONGEST_MESSAGE and said["message"].endswith("trackbed-reporter")
+
+
+@pytest.mark.parametrize("effect", ["PreferNoSchedule", "NoExecute"])
+def test_a_taint_of_our_key_that_lets_pods_come_is_not_ours(effect: str) -> None:
+    there = node()
+    assert there.spec
+    there.spec.taints = [Taint(effect, names.TAINT)]
+    assert not standing("a", there, lease(), NOW).tainted
+    assert sweeping.taint_patch(there)[1]["value"] == {"key": names.TAINT, "effect": "NoSchedule"}
+
+
+def test_a_lease_that_was_never_renewed_is_not_gone() -> None:
+    for spec in (None, LeaseSpec(), LeaseSpec(leaseDurationSeconds=900, holderIdentity="other")):
+        found = standing("a", node(), Lease(metadata=ObjectMeta(name="a"), spec=spec), NOW)
+        assert (found.ready, found.message, found.missing) == ("Unknown", "its Lease was never renewed", False)
+
+
+@pytest.mark.parametrize("seconds", [2**31 - 1, 0, -5])
+def test_a_lease_counts_for_no_longer_than_a_reporter_writes(seconds: int) -> None:
+    noted = lease(age=901)
+    assert noted.spec
+    noted.spec.leaseDurationSeconds = seconds
+    assert standing("a", node(), noted, NOW).expired
+
+
+def test_the_servers_time_goes_on_while_a_command_runs() -> None:
+    at = [5.0]
+    api = Api(Client(KubeConfig.from_dict(yaml.safe_load(KUBECONFIG)).get()), "me", NOW, lambda: at[0])
+    assert api.now == NOW
+    at[0] += 600
+    # A Lease that was renewed meanwhile is not renewed in the future.
+    assert standing("a", node(), lease(age=-600), api.now).ready == "True"
 
 
 def test_a_nodes_own_reason_comes_before_the_kubelets() -> None:

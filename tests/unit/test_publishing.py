@@ -521,6 +521,53 @@ def test_an_answer_that_is_no_node_is_reported_as_an_error(running: tuple[Public
     assert "what is no Node" in reporter.acknowledged.now.error
 
 
+@pytest.mark.parametrize("metadata", [None, [], 5, {"annotations": []}, {"annotations": None}])
+def test_an_answer_that_is_no_lease_is_reported_as_an_error(
+    running: tuple[Publication, Cluster, Clocks], metadata: Any
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, REPORT)
+    reporter.turn()
+    assert cluster.lease is not None
+    good, cluster.lease = cluster.lease, {"metadata": metadata}
+    clocks.goes_on(LEASE_EVERY[1])
+    reporter.turn()
+    assert "what is no Lease" in reporter.acknowledged.now.error
+    cluster.lease = good
+    reporter.retry_now()
+    reporter.turn()
+    assert reporter.acknowledged.now.error == ""
+
+
+def test_a_taint_of_our_key_with_a_value_is_anothers_and_enough() -> None:
+    """The API server accepts one taint of a key and an effect: ours beside it would be refused for ever."""
+    valued = node(spec={"taints": [{**OURS, "value": "x"}]})
+    assert node_patch(desired(NOT_READY, SETTINGS, LABELS, valued, False), valued) == []
+    assert node_patch(desired(READY_NOW, evolve(SETTINGS, required_resources=()), (), valued, False), valued) == [
+        {"op": "add", "path": f"/metadata/labels/{READY_LABEL.replace('/', '~1')}", "value": "true"}
+    ]
+    weaker = node(spec={"taints": [{**OURS, "effect": "PreferNoSchedule"}]})
+    assert node_patch(desired(NOT_READY, SETTINGS, LABELS, weaker, False), weaker)[-1]["value"] == OURS
+
+
+def test_of_several_conditions_of_one_type_one_is_left() -> None:
+    """A client may write two with a JSON patch. A patch that merges by the type changes the first, and who reads the last one
+    would be told something else."""
+    wanted = desired(NOT_READY, SETTINGS, LABELS, node(), False)
+    said = [
+        {"type": type, "status": content.status, "reason": content.reason, "message": content.message}
+        for type, content in wanted.conditions.items()
+    ]
+    for conditions in ([*said, {**said[0], "status": "True"}], [{**said[0], "status": "True"}, *said]):
+        there = node(status={"conditions": conditions})
+        patch = status_patch(wanted, there, 0.0)
+        assert patch is not None and changes_more_than_messages(wanted, there)
+        first, second = patch["status"]["conditions"]
+        assert first == {"$patch": "delete", "type": READY}
+        assert (second["type"], second["status"]) == (READY, "False")
+    assert status_patch(wanted, node(status={"conditions": said}), 0.0) is None
+
+
 # --- a plugin does not follow a change of its devices ------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import define, field
 
-from agent.report.names import AGENT_VERSION, LEASE_DURATION, NAMESPACE, NOT_READY, SPEC_HASH
+from agent.report.names import AGENT_VERSION, LEASE_DURATION, LONGEST_NOTE, NAMESPACE, NOT_READY, SPEC_HASH
 from agent.report.records import Report
 from agent.report.verdict import Verdict
 from agent.reporter.kubernetes.api import JSON, MERGE_PATCH, Api, Refused
@@ -20,9 +20,6 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 
 LEASE_EVERY = (300.0, 360.0)
 """Seconds between two renewals, drawn anew each time; three of them fit into the Lease's duration."""
-
-LONGEST_NOTICE = 128
-"""Characters of the annotation that says why the node is not ready; the admission policy refuses more."""
 
 
 @define
@@ -70,13 +67,17 @@ class LeaseWriter:
                 self._last = self._ask("POST", LEASES, without_absent(wanted), JSON)
 
     def _ask(self, method: str, path: str, body: Any, content_type: str) -> dict[str, Any]:
-        return self.api.ask(method, path, {"fieldManager": MANAGER}, body, content_type)
+        answer = self.api.ask(method, path, {"fieldManager": MANAGER}, body, content_type)
+        metadata = answer.get("metadata")
+        if not isinstance(metadata, Mapping) or not isinstance(metadata.get("annotations", {}), Mapping):
+            raise Refused(HTTPStatus.OK, "what is no Lease")
+        return answer
 
 
 def notice_of(verdict: Verdict) -> str:
     """Why the node is not ready, short enough for the Lease's annotation."""
     condition = ready_condition(verdict)
-    return shortened([f"{condition.reason}: {condition.message}"], LONGEST_NOTICE)
+    return shortened([f"{condition.reason}: {condition.message}"], LONGEST_NOTE)
 
 
 def lease(settings: Settings, node: Node, report: Report, now: float, notice: str | None = None) -> dict[str, Any]:

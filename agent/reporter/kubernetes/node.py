@@ -14,15 +14,13 @@ from typing import Any
 
 from attrs import field, frozen
 
-from agent.report.names import LONGEST_MESSAGE, READY, READY_LABEL, TAINT, UP_TO_DATE
+from agent.report.names import EFFECT, LONGEST_MESSAGE, READY, READY_LABEL, TAINT, UP_TO_DATE
 from agent.report.records import Condition, Report, Status
 from agent.report.verdict import Verdict, warnings, with_warnings
 from agent.reporter.settings import Label, Settings
 
 MANAGER = "trackbed-reporter"
 """The field manager under which the reporter writes, so that the API server records which labels are the reporter's."""
-
-EFFECT = "NoSchedule"
 
 LAST_SECOND = 32503679999.0
 """The end of the year 2999. The admission policy refuses later times; a clock that is wrong must not stop a NotReady."""
@@ -48,6 +46,7 @@ class Content:
 class Node:
     """The parts of a Node that the reporter reads. ``ours``: keys of the labels that this reporter wrote.
 
+    ``doubled``: the types that have several conditions. Other readers may read another one than the reporter.
     ``boot_id``: the boot in which the kubelet last reported; empty if the Node has none.
     ``kubelet_spoke``: when the kubelet last reported, by the node's clock (seconds since the epoch); None if unknown.
     """
@@ -58,6 +57,7 @@ class Node:
     ours: frozenset[str] = frozenset()
     taints: tuple[Mapping[str, Any], ...] | None = None
     conditions: Mapping[str, Mapping[str, Any]] = field(factory=dict)
+    doubled: frozenset[str] = frozenset()
     allocatable: Mapping[str, str] = field(factory=dict)
     has_labels: bool = True
     boot_id: str = ""
@@ -84,6 +84,7 @@ def read_node(document: Mapping[str, Any]) -> Node:
     """
     metadata, status = document["metadata"], document.get("status", {})
     taints = document.get("spec", {}).get("taints")
+    types = [condition["type"] for condition in status.get("conditions", [])]
     return Node(
         _text(metadata["uid"]),
         _text(metadata["resourceVersion"]),
@@ -91,6 +92,7 @@ def read_node(document: Mapping[str, Any]) -> Node:
         frozenset(_managed(metadata.get("managedFields", []))),
         None if taints is None else tuple(_mapping(taint) for taint in taints),
         {c["type"]: _condition(c) for c in status.get("conditions", []) if c["type"] in (READY, UP_TO_DATE)},
+        frozenset(type for type in (READY, UP_TO_DATE) if types.count(type) > 1),
         # Extended resources have a slash in their names. Others (cpu, memory) change often and do not matter here.
         _texts({name: amount for name, amount in status.get("allocatable", {}).items() if "/" in name}),
         "labels" in metadata,
@@ -229,7 +231,8 @@ def shortened(lines: Sequence[str], longest: int = LONGEST_MESSAGE) -> str:
 def changes_more_than_messages(wanted: Desired, node: Node) -> bool:
     """Whether the patches would change more than messages: a status, a reason, a label or the taint."""
     statuses = any(
-        (have := node.conditions.get(type)) is None
+        type in node.doubled
+        or (have := node.conditions.get(type)) is None
         or (have.get("status"), have.get("reason")) != (want.status, want.reason)
         for type, want in wanted.conditions.items()
     )
@@ -265,7 +268,9 @@ def taint_patch(wanted: Desired, node: Node) -> list[Operation]:
     """The JSON patch for the Node's taint; empty if nothing differs."""
     taints = node.taints
     ours = [index for index, taint in enumerate(taints or ()) if is_ours(taint)]
-    if wanted.taint is None or wanted.taint == bool(ours):
+    # The API server accepts one taint of a key and an effect. Another's, which has a value, keeps pods away as well.
+    there = any((taint.get("key"), taint.get("effect")) == (TAINT, EFFECT) for taint in taints or ())
+    if wanted.taint is None or (there if wanted.taint else not ours):
         return []
     if not wanted.taint:
         path, value = f"/spec/taints/{ours[0]}", dict((taints or ())[ours[0]])
@@ -299,7 +304,9 @@ def status_patch(wanted: Desired, node: Node, now: float) -> dict[str, Any] | No
     for type, want in sorted(wanted.conditions.items()):
         have = node.conditions.get(type, {})
         content = {"status": want.status, "reason": want.reason, "message": want.message}
-        if all(have.get(name, "") == value for name, value in content.items()):
+        if type in node.doubled:
+            changed.append({"$patch": "delete", "type": type})
+        elif all(have.get(name, "") == value for name, value in content.items()):
             continue
         changed_at = have.get("lastTransitionTime", stamp) if have.get("status") == want.status else stamp
         changed.append({"type": type, **content, "lastHeartbeatTime": stamp, "lastTransitionTime": changed_at})
