@@ -2,7 +2,7 @@
 
 from pyinfra import config, state
 
-from tasks.common import progress, shard
+from tasks.common import ahead, progress, quick, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
 # Hosts at once. pyinfra's own default is 20 for each CPU of the control host, which says nothing of the network.
@@ -14,3 +14,5 @@ config.CONNECT_TIMEOUT = 20
 
 shard.limit(state)
 progress.show(state)
+ahead.learn(state)
+quick.replace()

@@ -148,10 +148,13 @@ def main(hosts: int, rounds: int) -> None:
         file = inventory(simulated, folder)
         one = simulated.addresses[:1]
         deploy(file, one, first=True)
+        deploy(file, one)
         deploys, execs = [], []
         for _ in range(rounds):
             execs.append(seconds(simulated.ssh(one[0], "true"))[0])
             deploys.append(deploy(file, one))
+        # The second deploy of a host asks it all at once.
+        deploy(file, simulated.addresses)
         many = deploy(file, simulated.addresses)
         played = play(ansible(simulated, folder), folder)
     table = Table("hosts", "the deploy", "counterpart", "ratio", title="a deploy that finds nothing to do")

@@ -28,6 +28,9 @@ SHOWN = 400
 class FactBase(_FactBase[T]):
     """A fact whose ``process`` may raise the usual exceptions of parsers."""
 
+    asked_ahead = True
+    """Whether an answer may be some seconds old (tasks/common/ahead.py)."""
+
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "process" in vars(cls):

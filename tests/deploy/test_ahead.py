@@ -1,0 +1,218 @@
+"""What a deploy asks ahead, through pyinfra's own command line and config.py, on this machine as the node."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+from tasks.common import ahead
+from tasks.common.ahead import parse
+from tasks.common.archive import ROOT
+
+FACTS = """
+from pathlib import Path
+
+from pyinfra.api.command import StringCommand
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from tasks.common.commands import script
+from tasks.common.facts import FactBase
+
+FOLDER = Path(__file__).parent
+
+
+class Content(FactBase[str]):
+    default = str
+
+    def command(self, path: str) -> StringCommand:
+        return script('cat "$1"', str(FOLDER / path))
+
+
+class Now(Content):
+    asked_ahead = False
+
+
+@operation()
+def note(path: str, fact: type = Content):
+    content = host.get_fact(fact, path=path)
+    with (FOLDER / "seen").open("a") as seen:
+        seen.write(f"{path} {content!r}\\n")
+    yield from ()
+
+
+@operation()
+def write(path: str, content: str):
+    if content not in host.get_fact(Content, path=path):
+        yield script('echo "$1" >> "$2"', content, str(FOLDER / path))
+"""
+
+
+@frozen
+class Ran:
+    """A run of pyinfra: what facts saw, and how many commands it sent."""
+
+    seen: list[str]
+    commands: int
+    output: str
+    failed: bool
+
+
+@frozen
+class Deploy:
+    """A deploy of this machine, by code in a folder of its own."""
+
+    folder: Path
+
+    def write(self, code: str) -> None:
+        (self.folder / "deploy.py").write_text(FACTS + code)
+
+    def run(self, *options: str) -> Ran:
+        seen = self.folder / "seen"
+        seen.write_text("")
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "pyinfra",
+                "--debug",
+                *(options or ("-y",)),
+                "@local",
+                str(self.folder / "deploy.py"),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache"), "PYINFRA_PROGRESS": "off"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        output = done.stdout + done.stderr
+        return Ran(seen.read_text().splitlines(), output.count("Running command on"), output, done.returncode != 0)
+
+    def kept(self) -> Path:
+        [file] = (self.folder / "cache/trackbed/questions").iterdir()
+        return file
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> Deploy:
+    for name in ("one", "two", "three"):
+        (tmp_path / name).write_text(f"{name}, first line\n\nlast\n\n")
+    return Deploy(tmp_path)
+
+
+NOTES = """
+note(path="one")
+note(path="two")
+note(path="three")
+"""
+SAW = [f"{name} '{name}, first line\\n\\nlast\\n'" for name in ("one", "two", "three")]
+
+
+def test_the_second_deploy_asks_all_at_once_and_sees_the_same(deploy: Deploy) -> None:
+    deploy.write(NOTES)
+    first, second = deploy.run(), deploy.run()
+    assert (first.seen, first.commands) == (SAW, 3)
+    assert (second.seen, second.commands) == (SAW, 1)
+
+
+def test_a_dry_run_asks_ahead_too_and_the_deploy_after_it_asks_anew(deploy: Deploy) -> None:
+    deploy.write(NOTES)
+    assert [deploy.run("--dry").commands for _ in range(2)] == [3, 1]
+    assert [deploy.run("--yes").commands for _ in range(2)] == [3, 1]
+    # The dry run's phase is kept beside the other.
+    assert deploy.run("--dry").commands == 1
+
+
+def test_what_follows_a_change_is_asked_anew(deploy: Deploy) -> None:
+    deploy.write('note(path="one")\nwrite(path="two", content="changed")\nnote(path="two")\nnote(path="three")\n')
+    deploy.run()
+    deploy.run()
+    (deploy.folder / "two").write_text("as somebody left it\n")
+    changed = deploy.run()
+    assert changed.seen == [SAW[0], "two 'as somebody left it\\nchanged'", SAW[2]]
+    # All at once, the change, and each of those after it.
+    assert changed.commands == 4
+
+
+def test_a_fact_that_must_be_of_this_moment_is_asked_by_itself(deploy: Deploy) -> None:
+    deploy.write(NOTES + 'note(path="one", fact=Now)\n')
+    deploy.run()
+    assert deploy.run().commands == 2
+
+
+def test_a_fact_that_fails_ahead_is_asked_by_itself_and_says_why(deploy: Deploy) -> None:
+    deploy.write(NOTES)
+    deploy.run()
+    (deploy.folder / "two").unlink()
+    failed = deploy.run()
+    assert failed.failed
+    assert "No such file or directory" in failed.output
+    assert failed.seen == SAW[:1]
+    # What was asked until then is no reason to forget the rest.
+    (deploy.folder / "two").write_text("two, first line\n\nlast\n\n")
+    assert deploy.run().commands == 1
+
+
+def test_a_fact_that_the_last_deploy_did_not_ask_is_asked_by_itself(deploy: Deploy) -> None:
+    deploy.write('note(path="one")\nnote(path="two")\n')
+    deploy.run()
+    deploy.write(NOTES)
+    again = deploy.run()
+    assert (again.seen, again.commands) == (SAW, 2)
+
+
+def test_a_long_answer_is_not_kept_in_memory(deploy: Deploy) -> None:
+    (deploy.folder / "one").write_text("x" * (ahead.LONGEST_ANSWER + 1))
+    deploy.write(NOTES)
+    deploy.run()
+    assert deploy.run().commands == 2
+
+
+def test_a_secret_in_a_command_is_not_written(deploy: Deploy) -> None:
+    deploy.write(
+        NOTES
+        + """
+from pyinfra.api import HiddenValue
+
+
+class Hidden(FactBase[str]):
+    def command(self) -> StringCommand:
+        return StringCommand("echo", QuoteString(HiddenValue("planted")))
+
+
+from pyinfra.api.command import QuoteString
+
+host.get_fact(Hidden)
+host.get_fact(Hidden)
+"""
+    )
+    deploy.run()
+    assert "planted" not in deploy.kept().read_text()
+    assert deploy.kept().stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"code": "of another version", "phases": {"execute": ["exit 1"]}}'])
+def test_what_is_kept_is_written_anew_if_it_cannot_be_read_or_is_of_other_code(deploy: Deploy, damage: str) -> None:
+    deploy.write(NOTES)
+    deploy.run()
+    deploy.kept().write_text(damage)
+    assert [deploy.run().commands for _ in range(2)] == [3, 1]
+
+
+@pytest.mark.parametrize("output", ["", "a", "a\n", "a\n\n", "\n", "+0", "+1\n", "a+0", " a \n\tb\\n\n", "é\n"])
+def test_an_answer_is_what_the_command_alone_prints(output: str) -> None:
+    command = f"printf %s {shlex.quote(output)}"
+    text = "".join(
+        ahead._ONE.format(sh="sh", command=shlex.quote(each), mark="mark") for each in (command, "exit 1", command)
+    )
+    printed = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True).stdout
+    alone = output.removesuffix("\n").split("\n") if output else []
+    assert parse(printed.splitlines(), "mark") == [alone, None, alone]
