@@ -122,7 +122,8 @@ def wait_ready(node: Node, within: float = DEADLINE) -> None:
 def settled(node: Node) -> None:
     """Wait until the node is ready and nothing is left to change: a VF's link may still bounce once."""
     wait_ready(node)
-    eventually("an empty plan", lambda: node.run(["trackbed", "plan"]).returncode == 0)
+    # On a busy host an emulated node takes more than a minute for one plan.
+    eventually("an empty plan", lambda: node.run(["trackbed", "plan"], timeout=DEADLINE).returncode == 0)
 
 
 def eventually(what: str, probe: Callable[[], bool], within: float = DEADLINE) -> float:
