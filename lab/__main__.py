@@ -16,12 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.report import names
-from lab import checks, console, fleet, instance
+from lab import checks, fleet, instance
 from lab.cluster import commands
 from lab.errors import BadInput, LabError
 from lab.hardware import ALL_MACHINES, MACHINES
 from lab.node import Node
 from lab.progress import say, step
+from lab.qemu import console
 
 NAMES = [machine.name for machine in ALL_MACHINES]
 NEXT = (

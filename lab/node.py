@@ -16,13 +16,15 @@ from pathlib import Path
 
 import attrs
 
-from lab import splitter, time_source, vf_state
+from lab import time_source
 from lab.command import run
 from lab.errors import BadInput, LabError
-from lab.hardware import ALL_MACHINES, CPUS, MEMORY_MIB, NUMA_NODES, Machine, Nic
+from lab.hardware import ALL_MACHINES, Machine, Nic
 from lab.image import Image
 from lab.instance import Instance
-from lab.monitor import Monitor
+from lab.qemu import splitter, vf_state
+from lab.qemu.arguments import QemuFiles, arguments, boot_from, nic_between
+from lab.qemu.monitor import Monitor
 
 # Four times as long as on two idle cores: the suite runs a second lab beside this one.
 BOOT_S = 300.0
@@ -40,7 +42,7 @@ class Node:
     ssh_port: int
     # The other nodes of the lab.
     peers: tuple[Machine, ...]
-    # A disk that it boots from (lab/boot_loader.py); without it QEMU gives it the image's kernel.
+    # A disk that it boots from (lab/qemu/boot_loader.py); without it QEMU gives it the image's kernel.
     loader: Path | None = None
 
     @property
@@ -71,32 +73,36 @@ class Node:
     @property
     def overlay(self) -> Path:
         """The node's own disk, an overlay of the shared image. It has the snapshots."""
-        return self.folder / "overlay.qcow2"
+        return self._files.overlay
 
     @property
     def console_log(self) -> Path:
         """The output of its serial console, of all boots."""
-        return self.folder / "console.log"
+        return self._files.console_log
 
     @property
     def qemu_log(self) -> Path:
         """QEMU's own messages."""
-        return self.folder / "qemu.log"
+        return self._files.log
 
     @property
     def console_socket(self) -> Path:
         """The socket of its serial console."""
-        return self.folder / "console.sock"
+        return self._files.console
+
+    @property
+    def _files(self) -> QemuFiles:
+        return QemuFiles(self.folder)
 
     def pid(self) -> int | None:
         """The process id of QEMU; None while the node is off."""
         try:
-            pid = int(self._pid_file.read_text())
+            pid = int(self._files.pid.read_text())
             # The kernel may have given the id to another process; the command line tells.
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             return None
-        return pid if str(self._pid_file).encode() in words else None
+        return pid if str(self._files.pid).encode() in words else None
 
     def power_on(self) -> None:
         """Boot the node, on its overlay if it has one. A running node is left alone."""
@@ -136,7 +142,7 @@ class Node:
         """Stop the node and delete its disk; keys and logs stay."""
         self.power_cut()
         made = (path for kind in ("sock", "out", "snapshot") for path in self.folder.glob(f"*.{kind}"))
-        for path in (self.overlay, self._pid_file, *made):
+        for path in (self.overlay, self._files.pid, *made):
             path.unlink(missing_ok=True)
 
     def answers(self, timeout: float = 1.0) -> bool:
@@ -218,7 +224,7 @@ class Node:
         with self._monitor() as monitor:
             monitor.execute("stop")
             try:
-                vfs = vf_state.save(self._test_port, self.machine)
+                vfs = vf_state.save(self._files.test_port, self.machine)
                 _human(monitor, f"savevm {name}")
                 self._vfs_of(name).write_text(json.dumps(vfs))
             finally:
@@ -239,7 +245,7 @@ class Node:
         with self._monitor() as monitor:
             monitor.execute("stop")
             _human(monitor, f"loadvm {name}")
-            vf_state.load(self._test_port, json.loads(self._vfs_of(name).read_text()))
+            vf_state.load(self._files.test_port, json.loads(self._vfs_of(name).read_text()))
             monitor.execute("cont")
         self.wait_ssh(RESTORE_S)
         # The guest's clock has the time of the snapshot; only this host knows the present time.
@@ -260,22 +266,6 @@ class Node:
         """Have the node rescan its PCI bus, which brings back unplugged devices."""
         self.sh("echo 1 > /sys/bus/pci/rescan")
 
-    @property
-    def _pid_file(self) -> Path:
-        return self.folder / "qemu.pid"
-
-    @property
-    def _monitor_socket(self) -> Path:
-        return self.folder / "monitor.sock"
-
-    @property
-    def _credentials(self) -> Path:
-        return self.folder / "credentials"
-
-    @property
-    def _test_port(self) -> Path:
-        return self.folder / "qtest.sock"
-
     def _inlet(self, machine: Machine, nic: Nic) -> Path:
         """The socket of a NIC's QEMU: what comes here is received."""
         return self.instance.node_folder(machine) / f"{nic.name}.sock"
@@ -290,7 +280,7 @@ class Node:
     def _monitor(self) -> Monitor:
         if self.pid() is None:
             raise LabError(f"{self.name} is off", f"`python -m lab power-on {self.name}` boots it.")
-        return Monitor(self._monitor_socket)
+        return Monitor(self._files.monitor)
 
     def _forget_ssh(self) -> None:
         """End the shared ssh connection: the guest at its other end is about to change."""
@@ -306,87 +296,19 @@ class Node:
             "lab.time_source": time_source.setting(self.ssh_port).encode(),
             "network.hosts": hosts.encode(),
         }
-        self._credentials.mkdir(exist_ok=True, mode=0o700)
+        self._files.credentials.mkdir(exist_ok=True, mode=0o700)
         for name, value in values.items():
-            file = self._credentials / name
+            file = self._files.credentials / name
             file.touch(mode=0o600)
             file.write_text(f"io.systemd.credential.binary:{name}={base64.b64encode(value).decode()}")
 
     def _qemu_arguments(self) -> list[str]:
-        machine = self.machine
-        per_node = CPUS // NUMA_NODES
-        arguments = [
-            *("-name", f"{self.instance.name}-{machine.name}", "-nodefaults", "-no-user-config", "-display", "none"),
-            *("-daemonize", "-pidfile", str(self._pid_file), "-D", str(self.qemu_log)),
-            # Emulate even if /dev/kvm exists: it may not work. Use one thread: with one for each CPU a CPU
-            # was seen to lose its timer for good (RCU stalls, no ssh), and on a host of two cores it boots slower.
-            *("-machine", "q35,kernel-irqchip=split", "-accel", "tcg,thread=single", "-cpu", "max"),
-            *("-smp", f"{CPUS},sockets={NUMA_NODES},cores={per_node}", "-m", str(MEMORY_MIB)),
-            *("-device", "intel-iommu,intremap=on,caching-mode=on"),
-            *self._boot_arguments(),
-            # This is unsafe only if this host itself crashes: a flush of the guest reaches the file even if QEMU is killed.
-            *("-drive", f"file={self.overlay},if=none,id=disk,format=qcow2,cache=unsafe"),
-            *("-device", "virtio-blk-pci,drive=disk,bus=pcie.0,addr=0x4"),
-            *(
-                "-netdev",
-                f"user,id=mgmt,dhcpstart={machine.mgmt_ip},hostfwd=tcp:127.0.0.1:{self.ssh_port}-{machine.mgmt_ip}:22",
-            ),
-            *("-device", f"virtio-net-pci,netdev=mgmt,mac={machine.mgmt_mac},bus=pcie.0,addr=0x3,romfile="),
-            *("-device", "virtio-rng-pci,bus=pcie.0,addr=0x5"),
-            *(
-                "-chardev",
-                f"socket,id=console,path={self.console_socket},server=on,wait=off,logfile={self.console_log},logappend=on",
-            ),
-            *("-serial", "chardev:console"),
-            *("-qmp", f"unix:{self._monitor_socket},server=on,wait=off"),
-            *("-qtest", f"unix:{self._test_port},server=on,wait=off", "-qtest-log", "none"),
-        ]
-        for credential in sorted(self._credentials.iterdir()):
-            arguments += ["-smbios", f"type=11,path={credential}"]
-        for numa in range(NUMA_NODES):
-            cpus = f"{numa * per_node}-{(numa + 1) * per_node - 1}"
-            arguments += ["-object", f"memory-backend-ram,id=ram{numa},size={MEMORY_MIB // NUMA_NODES}M"]
-            arguments += ["-numa", f"node,nodeid={numa},memdev=ram{numa},cpus={cpus}"]
-        for nic in machine.nics:
-            arguments += self._nic_arguments(nic)
-        return arguments
-
-    def _boot_arguments(self) -> list[str]:
-        if self.loader is not None:
-            # The order decides the disks' names: Linux names them by their addresses.
-            return [
-                *("-drive", f"file={self.loader},if=none,id=loader,format=raw,readonly=on"),
-                *("-device", "virtio-blk-pci,drive=loader,bus=pcie.0,addr=0x6,bootindex=0"),
-            ]
-        command_line = [
-            "root=/dev/vda rw console=ttyS0 intel_iommu=on iommu=pt",
-            f"systemd.hostname={self.machine.name} systemd.machine_id={self.machine.machine_id}",
-            # An emulated CPU does not need the first; the second reports false alarms whenever this host is busy.
-            "mitigations=off nowatchdog",
-            # A one-shot timer whose interrupt emulation loses leaves a halted CPU asleep; a periodic tick wakes it again.
-            "highres=off nohz=off",
-            # At boot the kernel waits for ten ticks by the CPU's own clock, and panics if this host was busy meanwhile
-            # ("timer doesn't work through Interrupt-remapped IO-APIC").
-            "no_timer_check",
-        ]
-        return [
-            *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd)),
-            *("-append", " ".join(command_line)),
-        ]
-
-    def _nic_arguments(self, nic: Nic) -> list[str]:
-        mine = self._inlet(self.machine, nic)
-        theirs = self._inlet(self.peers[0], nic) if len(self.peers) == 1 else self._outlet(nic)
-        return [
-            *("-device", f"pxb-pcie,id=pxb-{nic.name},bus=pcie.0,bus_nr={nic.bus},numa_node={nic.numa_node}"),
-            *("-device", f"pcie-root-port,id=port-{nic.name},bus=pxb-{nic.name},chassis={nic.slot},slot={nic.slot}"),
-            # Datagrams: neither node waits for the other, and either may stop and start.
-            *(
-                "-netdev",
-                f"dgram,id={nic.name},local.type=unix,local.path={mine},remote.type=unix,remote.path={theirs}",
-            ),
-            *("-device", f"igb,netdev={nic.name},bus=port-{nic.name},mac={nic.mac},multifunction=on,romfile="),
-        ]
+        nics = []
+        for nic in self.machine.nics:
+            theirs = self._inlet(self.peers[0], nic) if len(self.peers) == 1 else self._outlet(nic)
+            nics += nic_between(nic, self._inlet(self.machine, nic), theirs)
+        boot = boot_from(self.machine, self.image, self.loader)
+        return arguments(f"{self.instance.name}-{self.name}", self.machine, self._files, self.ssh_port, boot, nics)
 
 
 def _has_ended(pid: int) -> bool:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lab import Node, boot_loader, repository
+from lab import Node, repository
 from lab.packages import toolchain
+from lab.qemu import boot_loader
 from tests.boots import boot_id
 from tests.lab.conftest import pyinfra, ready, wait_ready
 

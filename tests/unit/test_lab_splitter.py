@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import splitter
+from lab.qemu import splitter
 
 FRAME = b"frame"
 
