@@ -1,26 +1,41 @@
 """Breaks a node of the lab in random ways, and judges by the kernel what came of it: `python -m tests.chaos`.
 
 Each trial is a line of a file in the lab's folder. A run that was stopped goes on after the last line; the same seed makes the
-same trials. `--table` prints what the lines say, as docs/campaign-faults.md has it. TRACKBED_LAB selects the lab.
+same trials. `--table` prints what the lines say, as docs/campaign-faults.md has it. TRACKBED_LAB selects the lab. After a trial
+that ends badly, those since the node was last restored are tried again with fewer of them, and `--trial` runs what is left.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import shlex
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 import click
+from attrs import frozen
 
 from lab import LabError, Node, fleet, logs
+from tests.chaos.cluster import CLUSTER
 from tests.chaos.faults import FAULTS, Fault, trials
 from tests.chaos.oracle import EVENTS, SILENT
-from tests.chaos.trial import Outcome, prepare, run
+from tests.chaos.smallest import smallest
+from tests.chaos.trial import Before, Outcome, before_all, run
+
+ALL = (*FAULTS, *CLUSTER)
 
 BEFORE = "before-chaos"
 """The snapshot of the node before the first fault."""
+
+
+Trial = tuple[int, tuple[Fault, ...]]
+"""The number of a trial in its seed, and its faults."""
+
+TRIES = 12
+"""How often a failure is tried with fewer faults. Each takes a restored snapshot and its trials, a minute or two each."""
 
 
 @click.command()
@@ -30,8 +45,24 @@ BEFORE = "before-chaos"
     "--node", "name", default="node1", show_default=True, help="The node of the lab; its lab must be up and deployed."
 )
 @click.option("--only", multiple=True, help="Only faults of this name or group; may be given more than once.")
+@click.option(
+    "--trial",
+    "numbers",
+    multiple=True,
+    type=click.IntRange(1),
+    help="Only this trial of the seed, from a restored node.",
+)
+@click.option("--without", multiple=True, help="With --trial: leave out a fault of this name.")
 @click.option("--table", is_flag=True, help="Run nothing; print the table of all results of this lab.")
-def main(seed: int, count: int, name: str, only: tuple[str, ...], table: bool) -> None:
+def main(
+    seed: int,
+    count: int,
+    name: str,
+    only: tuple[str, ...],
+    numbers: tuple[int, ...],
+    without: tuple[str, ...],
+    table: bool,
+) -> None:
     """Inject faults on a node of the lab, and judge each by the kernel.
 
     Exit code: 0 every trial ended well, 1 one did not, 2 bad input.
@@ -47,70 +78,114 @@ def main(seed: int, count: int, name: str, only: tuple[str, ...], table: bool) -
     if table:
         _table([json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()])
         return
-    chosen = [fault for fault in FAULTS if not only or {fault.name, fault.group} & set(only)]
-    if not chosen:
-        names = ", ".join(sorted({fault.group for fault in FAULTS}))
-        raise click.BadParameter(f"no fault has that name or group; the groups are: {names}", param_hint="--only")
-    failed = _campaign(
-        nodes[name], folder / f"seed-{seed}{'-some' if only else ''}.jsonl", list(trials(seed, count, chosen)), seed
-    )
-    sys.exit(1 if failed else 0)
+    campaign = Campaign(nodes[name], folder, seed, only)
+    chosen = campaign.chosen()
+    if numbers:
+        picked = pick(trials(seed, max(numbers), chosen), numbers, without)
+        sys.exit(1 if campaign.fails(picked) else 0)
+    sys.exit(1 if campaign.run(list(enumerate(trials(seed, count, chosen)))) else 0)
 
 
-def _campaign(node: Node, results: Path, planned: list[tuple[Fault, ...]], seed: int) -> int:
-    """The number of trials that ended badly."""
-    done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    failed = sum(1 for row in done if row["wrong"])
-    if not done or not node.has(BEFORE):
-        node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
-        node.snapshot(BEFORE)
-    wanted = _afresh(node)
-    for number, faults in enumerate(planned):
-        if number < len(done):
-            continue
-        outcome = _try(node, faults, wanted, seed * 100_000 + number)
-        with results.open("a") as file:
-            file.write(outcome.line() + "\n")
-        _say(number, len(planned), outcome)
-        if outcome.wrong:
-            failed += 1
-            folder = results.parent / f"{results.stem}-{number}"
-            logs.keep(node, folder)
-            click.echo(f"  logs: {folder}")
-            wanted = _afresh(node)
-            if len(faults) > 1:
-                _minimise(node, faults, wanted, seed * 100_000 + number)
-                wanted = _afresh(node)
-            click.echo(
-                f"  again: python -m tests.chaos --seed {seed} {' '.join(f'--only {f.name!r}' for f in faults)} --faults 1"
-            )
-    node.restore(BEFORE)
-    return failed
+def pick(all_trials: Iterable[tuple[Fault, ...]], numbers: Sequence[int], without: Sequence[str]) -> list[Trial]:
+    """The trials of these numbers, counted from 1, in their order, without the faults of these names."""
+    kept = [
+        (n, tuple(f for f in faults if f.name not in without))
+        for n, faults in enumerate(all_trials)
+        if n + 1 in numbers
+    ]
+    return [(number, faults) for number, faults in kept if faults]
 
 
-def _afresh(node: Node) -> dict[str, object]:
-    node.restore(BEFORE)
-    node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
-    return prepare(node)
+@frozen
+class Campaign:
+    """The trials of one seed on one node."""
+
+    node: Node
+    folder: Path
+    seed: int
+    only: tuple[str, ...]
+
+    def chosen(self) -> list[Fault]:
+        """The faults that are wanted, and that can be tried on this node."""
+        named = [fault for fault in ALL if not self.only or {fault.name, fault.group} & set(self.only)]
+        if not named:
+            groups = ", ".join(sorted({fault.group for fault in ALL}))
+            raise click.BadParameter(f"no fault has that name or group; the groups are: {groups}", param_hint="--only")
+        able = [fault for fault in named if not fault.needs or self.node.run(["sh", "-c", fault.needs]).returncode == 0]
+        for fault in named:
+            if fault not in able:
+                click.echo(f"not tried on {self.node.name}: {fault.name} (needs: {fault.needs})")
+        return able
+
+    def run(self, planned: list[Trial]) -> int:
+        """Go on after the last trial of the file of results. The number of trials that ended badly."""
+        results = self.folder / f"seed-{self.seed}{'-some' if self.only else ''}.jsonl"
+        done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+        failed = sum(1 for row in done if row["wrong"])
+        if not done or not self.node.has(BEFORE):
+            self.node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
+            self.node.snapshot(BEFORE)
+        before = self._afresh()
+        since: list[Trial] = []
+        for number, faults in planned[len(done) :]:
+            since.append((number, faults))
+            outcome = self._try(number, faults, before)
+            with results.open("a") as file:
+                file.write(outcome.line() + "\n")
+            _say(number, len(planned), outcome)
+            if outcome.wrong:
+                failed += 1
+                folder = self.folder / f"{results.stem}-{number + 1}"
+                logs.keep(self.node, folder)
+                click.echo(f"  logs: {folder}")
+                self._minimise(since)
+                before, since = self._afresh(), []
+        self.node.restore(BEFORE)
+        return failed
+
+    def fails(self, some: Sequence[Trial]) -> bool:
+        """Whether the last of these trials ends badly, on a restored node."""
+        before = self._afresh()
+        outcome = None
+        for number, faults in some:
+            outcome = self._try(number, faults, before)
+            _say(number, number + 1, outcome)
+        return outcome is not None and bool(outcome.wrong)
+
+    def _afresh(self) -> Before:
+        self.node.restore(BEFORE)
+        self.node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
+        return before_all(self.node)
+
+    def _try(self, number: int, faults: tuple[Fault, ...], before: Before) -> Outcome:
+        try:
+            # The same numbers at random for a trial, whichever ran before it.
+            return run(self.node, faults, before, random.Random(self.seed * 100_000 + number))  # noqa: S311
+        except LabError as error:
+            group = faults[0].group if len(faults) == 1 else "two at once"
+            return Outcome(tuple(fault.name for fault in faults), group, wrong=(f"the trial itself: {error}",))
+
+    def _minimise(self, since: list[Trial]) -> None:
+        """Say which of the faults since the node was restored are needed, and how to run these again."""
+        click.echo("  again, with fewer faults:")
+        needed = smallest(since, self.fails, TRIES)
+        number, last = needed[-1]
+        for fault in last if len(last) > 1 else ():
+            fewer = tuple(other for other in last if other is not fault)
+            if self.fails([*needed[:-1], (number, fewer)]):
+                needed[-1] = number, fewer
+                break
+        click.echo(f"  {again(self.seed, self.only, needed, dict(since))}")
 
 
-def _try(node: Node, faults: tuple[Fault, ...], wanted: dict[str, object], seed: int) -> Outcome:
-    try:
-        return run(node, faults, wanted, random.Random(seed))  # noqa: S311
-    except LabError as error:
-        group = faults[0].group if len(faults) == 1 else "two at once"
-        return Outcome(tuple(fault.name for fault in faults), group, wrong=(f"the trial itself: {error}",))
-
-
-def _minimise(node: Node, faults: tuple[Fault, ...], wanted: dict[str, object], seed: int) -> None:
-    """Say whether one of the faults does it alone."""
-    for fault in faults:
-        alone = _try(node, (fault,), wanted, seed)
-        click.echo(f"  {fault.name} alone: {'; '.join(alone.wrong) or 'ends well'}")
-        if alone.wrong:
-            return
-        wanted = _afresh(node)
-    click.echo("  only both together")
+def again(seed: int, only: Sequence[str], needed: Sequence[Trial], all_faults: Mapping[int, tuple[Fault, ...]]) -> str:
+    """The command that runs these trials again."""
+    words = ["python", "-m", "tests.chaos", "--seed", str(seed)]
+    words += [word for name in only for word in ("--only", name)]
+    for number, faults in needed:
+        words += ["--trial", str(number + 1)]
+        words += [word for fault in all_faults[number] if fault not in faults for word in ("--without", fault.name)]
+    return shlex.join(words)
 
 
 def _say(number: int, count: int, outcome: Outcome) -> None:

@@ -22,6 +22,7 @@ WORKER, SUPERVISOR, REPORTER = "'[t]rackbed.* worker'", "'[t]rackbed.* run'", "'
 STATE = "/var/lib/trackbed"
 RUN = "/run/trackbed"
 SPEC = "/etc/trackbed/node.json"
+HOLDER = "chaos-holder"
 
 Host = Callable[[Node, random.Random], None]
 
@@ -32,6 +33,7 @@ class Fault:
 
     ``holds``: seconds between both. ``keeps_vfs``: whether the VFs, and so one in use, are there all the time.
     ``silences``: the agent cannot answer while it lasts, so the report is believed until its heartbeat is stale.
+    ``needs``: a script that fails on a node on which the fault cannot be tried.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Fault:
     keeps_vfs: bool = True
     silences: bool = False
     reboots: bool = False
+    needs: str = ""
     host: Host | None = field(default=None, repr=False)
 
 
@@ -86,6 +89,11 @@ def _file(name: str, path: str, command: str, restart: bool = True) -> Fault:
     )
     end = f"if [ -e /root/kept ]; then mv /root/kept {path}; fi; systemctl reload-or-restart trackbed"
     return Fault(name, "a file damaged", begin, end if path == SPEC else "rm -f /root/kept", 3.0, silences=True)
+
+
+def _open(device: str) -> str:
+    """Have a program hold a device open, until its unit is stopped."""
+    return f'systemd-run --quiet --collect --unit={HOLDER} sh -c "exec sleep 3600 3<>{device}"'
 
 
 DRIFTS = {
@@ -181,7 +189,7 @@ FAULTS = (
         5.0,
     ),
     *(_drift(name, command) for name, command in DRIFTS.items()),
-    *(_drift(f"{name}, three times", DRIFTS[name], 3) for name in ("MTU of a VF", "trust of a VF", "a PF down")),
+    *(_drift(f"{name}, three times", command, 3) for name, command in DRIFTS.items()),
     Fault(
         "400 netdevs made and deleted",
         "the kernel's queues",
@@ -241,6 +249,33 @@ FAULTS = (
         "systemctl start irqbalance",
         "systemctl stop irqbalance",
         15.0,
+    ),
+    Fault(
+        "NetworkManager started against us for 15 s",
+        "another service",
+        "systemctl start NetworkManager",
+        "systemctl stop NetworkManager",
+        15.0,
+        needs="systemctl cat NetworkManager",
+    ),
+    Fault(
+        "a VF bound to vfio and open for 10 s",
+        "a VF in use",
+        f"modprobe vfio-pci; vf=$(basename $(readlink {DEVICE}/virtfn3)); echo vfio-pci > {DEVICE}/virtfn3/driver_override;"
+        f" echo $vf > {DEVICE}/virtfn3/driver/unbind; echo $vf > /sys/bus/pci/drivers_probe;"
+        f" {_open(f'/dev/vfio/$(basename $(readlink {DEVICE}/virtfn3/iommu_group))')}",
+        f"systemctl stop {HOLDER}; echo > {DEVICE}/virtfn3/driver_override",
+        10.0,
+        needs=f"test -e {DEVICE}/virtfn3/iommu_group && modprobe vfio-pci",
+    ),
+    Fault(
+        "a VF's RDMA device held by a program for 10 s",
+        "a VF in use",
+        f"device=$(grep -lx rxe_{VF} /sys/class/infiniband_verbs/uverbs*/ibdev | cut -d/ -f5);"
+        f" {_open('/dev/infiniband/$device')}",
+        f"systemctl stop {HOLDER}",
+        10.0,
+        needs=f"grep -qx rxe_{VF} /sys/class/infiniband_verbs/uverbs*/ibdev",
     ),
 )
 

@@ -1,0 +1,73 @@
+"""Faults of the cluster: its API server and etcd, on this host, and the node's kubelet. A lab without a cluster has none."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from lab import Node, instance
+from lab.cluster.commands import plane_of
+from lab.cluster.daemon import Daemon
+from tests.chaos.bad_api_server import ANSWERS
+from tests.chaos.faults import Fault, Host
+
+HOLDS = 15.0
+"""Seconds without the API server, or with a bad one: longer than the reporter waits for an answer."""
+
+GROUP = "the cluster"
+CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+KUBELET = "systemctl is-active --quiet kubelet"
+
+
+def _api_server_away(node: Node, chance: random.Random) -> None:
+    plane = plane_of(instance.named())
+    plane.kill_api_server()
+    time.sleep(HOLDS)  # the fault lasts so long; nothing is waited for
+    plane.start_api_server()
+
+
+def _etcd_away(node: Node, chance: random.Random) -> None:
+    plane = plane_of(instance.named())
+    Daemon("etcd", plane.folder).stop(signal.SIGKILL)
+    time.sleep(HOLDS)  # as above
+    # The API server ends by itself if etcd is away for long.
+    plane.start()
+
+
+def _answers(how: str) -> Host:
+    """What makes the API server answer badly: another server has its port and its certificate."""
+
+    def fault(node: Node, chance: random.Random) -> None:
+        plane = plane_of(instance.named())
+        plane.kill_api_server()
+        certificate = plane.folder / "pki" / "server-kube-apiserver.crt"
+        bad = Daemon("bad-api-server", plane.folder)
+        program = str(Path(__file__).with_name("bad_api_server.py"))
+        bad.start([sys.executable, program, str(plane.ports.api), str(certificate), how])
+        try:
+            time.sleep(HOLDS)  # as above
+        finally:
+            bad.stop(signal.SIGKILL)
+            plane.start_api_server()
+
+    return fault
+
+
+CLUSTER = (
+    Fault(f"the API server is away for {HOLDS:.0f} s", GROUP, needs=KUBELET, host=_api_server_away),
+    Fault(f"etcd is away for {HOLDS:.0f} s", GROUP, needs=KUBELET, host=_etcd_away),
+    *(
+        Fault(f"the API server {what} for {HOLDS:.0f} s", GROUP, needs=KUBELET, host=_answers(how))
+        for how, what in ANSWERS.items()
+    ),
+    Fault("the kubelet restarted", GROUP, "systemctl restart kubelet", needs=KUBELET),
+    Fault(
+        "the kubelet's checkpoint of random bytes, and the kubelet restarted",
+        GROUP,
+        f"head -c 4096 /dev/urandom > {CHECKPOINT}; systemctl restart kubelet",
+        needs=f"{KUBELET} && test -e {CHECKPOINT}",
+    ),
+)
