@@ -518,7 +518,7 @@ def test_an_answer_that_is_no_node_is_reported_as_an_error(running: tuple[Public
     cluster.node = {"kind": "Status"}
     say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
     reporter.turn()
-    assert "what is no Node" in reporter.acknowledged.now.error
+    assert "something that is not a Node" in reporter.acknowledged.now.error
 
 
 @pytest.mark.parametrize("metadata", [None, [], 5, {"annotations": []}, {"annotations": None}])
@@ -532,7 +532,7 @@ def test_an_answer_that_is_no_lease_is_reported_as_an_error(
     good, cluster.lease = cluster.lease, {"metadata": metadata}
     clocks.goes_on(LEASE_EVERY[1])
     reporter.turn()
-    assert "what is no Lease" in reporter.acknowledged.now.error
+    assert "something that is not a Lease" in reporter.acknowledged.now.error
     cluster.lease = good
     reporter.retry_now()
     reporter.turn()

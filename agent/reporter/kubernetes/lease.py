@@ -70,7 +70,7 @@ class LeaseWriter:
         answer = self.api.ask(method, path, {"fieldManager": MANAGER}, body, content_type)
         metadata = answer.get("metadata")
         if not isinstance(metadata, Mapping) or not isinstance(metadata.get("annotations", {}), Mapping):
-            raise Refused(HTTPStatus.OK, "what is no Lease")
+            raise Refused(HTTPStatus.OK, "something that is not a Lease")
         return answer
 
 
