@@ -1,16 +1,13 @@
-"""SR-IOV on the simulated kernel: attributes of VFs, their drivers and names, the PF's own link, which NIC is meant."""
+"""SR-IOV on the simulated kernel: attributes of VFs, their drivers and names, and the PF's own link."""
 
 from __future__ import annotations
 
 import errno
 import os
-import struct
 from typing import Any
 
 import pytest
 from attrs import asdict
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
@@ -23,8 +20,8 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
-PF, OTHER = "0000:21:00.0", "0000:41:00.0"
-MAC, OTHER_MAC = "02:00:00:00:01:00", "02:00:00:00:01:01"
+PF = "0000:21:00.0"
+MAC = "02:00:00:00:01:00"
 NAME = "enp33s0"
 
 
@@ -191,6 +188,21 @@ def test_a_vf_of_an_infiniband_pf_is_given_no_ethernet_address(kernel: Kernel) -
     given = [o.change for o in found.outcomes if o.change.kind == "vf_attributes" and o.change.target == f"{OTHER}#1"]
     assert [change.field for change in given] == ["link_state", "node_guid", "port_guid"]
     assert given[1].after == "00:11:22:33:44:55:66:77"
+
+
+def test_trusted_vfs_that_somebody_made_get_their_addresses_at_once(kernel: Kernel) -> None:
+    """Whoever made them left their drivers with addresses of their own, and their links up."""
+    kernel.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "3")
+    pf = kernel.netdev(PF)
+    for index, vf in vf_addresses(kernel, PF).items():
+        kernel.set_vf(pf.ifindex, index, trust=True)
+        kernel.set_link(kernel.netdev(vf).ifindex, up=True)
+    wanted = spec({"count": 3, "defaults": {"trust": True}})
+    found = settle(kernel, wanted)
+    assert [outcome for outcome in found.outcomes if outcome.result != "applied"] == []
+    assert not preview(kernel.machine(), wanted).changes
+    macs = [kernel.netdev(vf).mac for vf in vf_addresses(kernel, PF).values()]
+    assert [told(kernel, index)["mac"] for index in range(3)] == macs
 
 
 # --- drivers -------------------------------------------------------------------------------------------------------------
@@ -383,169 +395,3 @@ def test_the_mtu_is_raised_and_lowered_on_all(kernel: Kernel, mtus: tuple[int, i
     for mtu in mtus:
         assert is_ready(settle(kernel, spec(group(), mtu=mtu)).conditions)
         assert {kernel.netdev(function).mtu for function in (PF, *vf_addresses(kernel, PF).values())} == {mtu}
-
-
-# --- which NIC is meant ----------------------------------------------------------------------------------------------------
-
-DSN = bytes(256) + struct.pack("<III", 0x00010003, 0xFF123456, 0xB83FD2FF) + bytes(64)
-VPD = b"\x90\x0d\x00SN\x0aMT2231X001\x78"
-
-SELECTORS = [
-    {"pci": PF},
-    {"mac": MAC},
-    {"netdev": NAME},
-    {"netdev": "an-altname"},
-    {"serial": "b8-3f-d2-ff-ff-12-34-56"},
-    {"serial": "MT2231X001"},
-    {"vendor": "8086", "netdev": NAME},
-    {"device": "10c9", "mac": MAC},
-    {"driver": "igb", "serial": "MT2231X001"},
-]
-
-
-@pytest.fixture
-def two(kernel: Kernel) -> Kernel:
-    kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
-    kernel.add_altname(kernel.netdev(PF).ifindex, "an-altname")
-    kernel.give_serials(PF, DSN, VPD)
-    return kernel
-
-
-def reasons(kernel: Kernel, *selectors: object) -> list[str]:
-    nics = [{"name": f"rail{place}", "select": select} for place, select in enumerate(selectors)]
-    found = settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
-    assert is_ready(found.conditions) is all(c.status == "True" for c in found.conditions)
-    return [c.reason for c in found.conditions if c.type == "NicsPresent"]
-
-
-@pytest.mark.parametrize("select", SELECTORS, ids=str)
-def test_each_key_selects_and_two_entries_for_one_nic_are_named(two: Kernel, select: dict[str, str]) -> None:
-    assert reasons(two, select) == ["AllPresent"]
-    assert reasons(two, {"pci": OTHER}, select) == ["AllPresent"]
-    another = {"mac": MAC} if "pci" in select else {"pci": PF}
-    for pair in ((another, select), (select, another)):
-        two.writes.clear()
-        assert reasons(two, *pair) == ["NicClaimedTwice"]
-        assert not two.writes, "neither is believed"
-
-
-@pytest.mark.parametrize(
-    "select",
-    [
-        {"pci": "0000:99:00.0"},
-        {"mac": "02:00:00:00:09:09"},
-        {"netdev": "no-such"},
-        {"serial": "b8-3f-d2-ff-ff-12-34-57"},
-        {"vendor": "15b3"},
-        {"device": "1021"},
-        {"driver": "mlx5_core"},
-        {"serial": "MT2231X001", "pci": OTHER},
-    ],
-    ids=str,
-)
-def test_a_selector_that_matches_nothing_is_not_ready(two: Kernel, select: dict[str, str]) -> None:
-    assert reasons(two, select) == ["NicMissing"]
-
-
-@pytest.mark.parametrize(
-    "select", [{"vendor": "8086"}, {"device": "10c9"}, {"driver": "igb"}, {"serial": "MT2231X001"}], ids=str
-)
-def test_a_selector_that_matches_several_is_not_ready(two: Kernel, select: dict[str, str]) -> None:
-    two.give_serials(OTHER, DSN, VPD)
-    assert reasons(two, select) == ["NicAmbiguous"]
-
-
-def test_serial_numbers_are_read_only_if_a_selector_asks_for_one(two: Kernel) -> None:
-    settle(two, spec(group()))
-    assert two.read_in_part == []
-    settle(two, spec(group(), select={"serial": "MT2231X001"}))
-    assert f"{PCI}/{PF}/config" in two.read_in_part
-
-
-def test_a_nic_selected_by_its_serial_number_that_comes_back_is_known_again(two: Kernel) -> None:
-    wanted = spec(group(), select={"serial": "MT2231X001"})
-    found = settle(two, wanted)
-    two.remove_nic(PF)
-    found = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), found.have, frozenset({PF}))
-    assert not is_ready(found.conditions)
-    two.add_nic(PF, NAME, MAC)
-    two.give_serials(PF, DSN, VPD)
-    found = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), found.have, frozenset({PF}))
-    assert is_ready(found.conditions)
-
-
-# --- any two specs ---------------------------------------------------------------------------------------------------------
-
-
-def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | values
-
-
-@st.composite
-def attributes(draw: st.DrawFn, index: int | None, largest: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "vlan": draw(optional(st.integers(0, 4094))),
-        "trust": draw(optional(st.booleans())),
-        "spoofchk": draw(optional(st.booleans())),
-        "link_state": draw(optional(st.sampled_from(["auto", "enable", "disable"]))),
-        "max_tx_rate": draw(optional(st.sampled_from([0, 500, 1000]))),
-        "rss_query": draw(optional(st.booleans())),
-        "txqueuelen": draw(optional(st.integers(1, 9999))),
-        "mtu": draw(optional(st.sampled_from([mtu for mtu in (1500, 4200, 9000) if mtu <= largest]))),
-        "driver": draw(optional(st.sampled_from(["netdevice", "vfio-pci"]))),
-    }
-    if found["vlan"] is not None:
-        found["qos"] = draw(optional(st.integers(0, 7)))
-        found["vlan_protocol"] = draw(optional(st.sampled_from(["802.1Q", "802.1ad"])))
-    if found["max_tx_rate"] is not None:
-        found["min_tx_rate"] = draw(optional(st.integers(0, 500)))
-    if index is not None:
-        found["node_guid"] = draw(optional(st.just(f"00:11:22:33:44:55:66:7{index}")))
-    return {name: value for name, value in found.items() if value is not None}
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> NodeSpec:
-    count = draw(st.integers(0, 4))
-    split = draw(st.integers(0, count))
-    mtu = draw(st.sampled_from([1500, 9000]))
-    groups = [{"index": str(index), **draw(attributes(index, mtu))} for index in range(split)]
-    more: dict[str, Any] = {
-        "mtu": mtu,
-        "altnames": draw(st.sampled_from([[], ["a"], ["b", "a"]])),
-    }
-    return spec({"count": count, "groups": groups, "defaults": draw(attributes(None, mtu))}, **more)
-
-
-@settings(max_examples=60)
-@given(specs(), specs())
-def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second: NodeSpec) -> None:
-    kernel, originals = made(), Originals()
-    kernel.able.add(PF)
-    for wanted in (first, second):
-        found = settle(kernel, wanted, originals=originals)
-        # A rate that only the other spec gave may stand in the way of one that is left alone now: said, not hidden.
-        stuck = [o for o in found.outcomes if o.result != "applied"]
-        assert all(o.change.field == "max_tx_rate" and "set that as well" in o.error for o in stuck), stuck
-        assert is_ready(found.conditions) is not bool(stuck)
-        left = preview(kernel.machine(), wanted, originals).changes
-        assert [(c.target, c.field) for c in left] == [(o.change.target, o.change.field) for o in stuck]
-        kernel.writes.clear()
-        if not stuck:
-            assert settle(kernel, wanted, originals=originals).outcomes == ()
-            assert kernel.writes == []
-
-
-def test_trusted_vfs_that_somebody_made_get_their_addresses_at_once(kernel: Kernel) -> None:
-    """Whoever made them left their drivers with addresses of their own, and their links up."""
-    kernel.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "3")
-    pf = kernel.netdev(PF)
-    for index, vf in vf_addresses(kernel, PF).items():
-        kernel.set_vf(pf.ifindex, index, trust=True)
-        kernel.set_link(kernel.netdev(vf).ifindex, up=True)
-    wanted = spec({"count": 3, "defaults": {"trust": True}})
-    found = settle(kernel, wanted)
-    assert [outcome for outcome in found.outcomes if outcome.result != "applied"] == []
-    assert not preview(kernel.machine(), wanted).changes
-    macs = [kernel.netdev(vf).mac for vf in vf_addresses(kernel, PF).values()]
-    assert [told(kernel, index)["mac"] for index in range(3)] == macs

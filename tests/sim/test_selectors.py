@@ -1,0 +1,102 @@
+"""Which physical function a NIC's selector means, by each of its keys."""
+
+import struct
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
+from agent.hardware.functions import PCI
+from agent.report.verdict import is_ready
+from agent.spec.node import from_mapping
+from tests.sim.kernel import Kernel
+from tests.sim.test_sriov import MAC, NAME, PF, group, made, settle, spec
+
+OTHER, OTHER_MAC = "0000:41:00.0", "02:00:00:00:01:01"
+
+DSN = bytes(256) + struct.pack("<III", 0x00010003, 0xFF123456, 0xB83FD2FF) + bytes(64)
+VPD = b"\x90\x0d\x00SN\x0aMT2231X001\x78"
+
+SELECTORS = [
+    {"pci": PF},
+    {"mac": MAC},
+    {"netdev": NAME},
+    {"netdev": "an-altname"},
+    {"serial": "b8-3f-d2-ff-ff-12-34-56"},
+    {"serial": "MT2231X001"},
+    {"vendor": "8086", "netdev": NAME},
+    {"device": "10c9", "mac": MAC},
+    {"driver": "igb", "serial": "MT2231X001"},
+]
+
+
+@pytest.fixture
+def two() -> Kernel:
+    kernel = made()
+    kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
+    kernel.add_altname(kernel.netdev(PF).ifindex, "an-altname")
+    kernel.give_serials(PF, DSN, VPD)
+    return kernel
+
+
+def reasons(kernel: Kernel, *selectors: object) -> list[str]:
+    nics = [{"name": f"rail{place}", "select": select} for place, select in enumerate(selectors)]
+    found = settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
+    assert is_ready(found.conditions) is all(c.status == "True" for c in found.conditions)
+    return [c.reason for c in found.conditions if c.type == "NicsPresent"]
+
+
+@pytest.mark.parametrize("select", SELECTORS, ids=str)
+def test_each_key_selects_and_two_entries_for_one_nic_are_named(two: Kernel, select: dict[str, str]) -> None:
+    assert reasons(two, select) == ["AllPresent"]
+    assert reasons(two, {"pci": OTHER}, select) == ["AllPresent"]
+    another = {"mac": MAC} if "pci" in select else {"pci": PF}
+    for pair in ((another, select), (select, another)):
+        two.writes.clear()
+        assert reasons(two, *pair) == ["NicClaimedTwice"]
+        assert not two.writes, "neither is believed"
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        {"pci": "0000:99:00.0"},
+        {"mac": "02:00:00:00:09:09"},
+        {"netdev": "no-such"},
+        {"serial": "b8-3f-d2-ff-ff-12-34-57"},
+        {"vendor": "15b3"},
+        {"device": "1021"},
+        {"driver": "mlx5_core"},
+        {"serial": "MT2231X001", "pci": OTHER},
+    ],
+    ids=str,
+)
+def test_a_selector_that_matches_nothing_is_not_ready(two: Kernel, select: dict[str, str]) -> None:
+    assert reasons(two, select) == ["NicMissing"]
+
+
+@pytest.mark.parametrize(
+    "select", [{"vendor": "8086"}, {"device": "10c9"}, {"driver": "igb"}, {"serial": "MT2231X001"}], ids=str
+)
+def test_a_selector_that_matches_several_is_not_ready(two: Kernel, select: dict[str, str]) -> None:
+    two.give_serials(OTHER, DSN, VPD)
+    assert reasons(two, select) == ["NicAmbiguous"]
+
+
+def test_serial_numbers_are_read_only_if_a_selector_asks_for_one(two: Kernel) -> None:
+    settle(two, spec(group()))
+    assert two.read_in_part == []
+    settle(two, spec(group(), select={"serial": "MT2231X001"}))
+    assert f"{PCI}/{PF}/config" in two.read_in_part
+
+
+def test_a_nic_selected_by_its_serial_number_that_comes_back_is_known_again(two: Kernel) -> None:
+    wanted = spec(group(), select={"serial": "MT2231X001"})
+    found = settle(two, wanted)
+    two.remove_nic(PF)
+    found = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), found.have, frozenset({PF}))
+    assert not is_ready(found.conditions)
+    two.add_nic(PF, NAME, MAC)
+    two.give_serials(PF, DSN, VPD)
+    found = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), found.have, frozenset({PF}))
+    assert is_ready(found.conditions)
