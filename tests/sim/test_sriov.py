@@ -20,8 +20,8 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 
-PF = "0000:21:00.0"
-MAC = "02:00:00:00:01:00"
+PF, OTHER = "0000:21:00.0", "0000:41:00.0"
+MAC, OTHER_MAC = "02:00:00:00:01:00", "02:00:00:00:01:01"
 NAME = "enp33s0"
 
 
