@@ -3,11 +3,14 @@
 import json
 import subprocess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
+from group_data import erdma as erdma_gpu
+from group_data import erdma_cpu
 from lab import Node, repository
 from lab.packages import erdma, nvidia, ofed, toolchain
 from tests.lab.conftest import pyinfra, ready, report
@@ -34,7 +37,8 @@ def deploy(folder: Path, groups: tuple[str, ...], **given: Any) -> subprocess.Co
     given = {"kubelet": None, "device_plugins": {"folder": str(folder / "manifests")}, **given}
     hosts = "".join(f"{group} = [(_name, {{**_data, **{given!r}}})]\n" for group in groups)
     inventory.write_text(INVENTORY + hosts)
-    return pyinfra("-y", "--json", str(inventory), "deploy.py")
+    # A compiler, a driver that DKMS builds, and a container engine: half an hour of an emulated CPU.
+    return pyinfra("-y", "--json", str(inventory), "deploy.py", timeout=3600)
 
 
 def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -139,8 +143,14 @@ def test_a_gpu_node_with_roce_rails(node: Node, tmp_path: Path) -> None:
 
 
 @pytest.mark.campaign
-def test_an_erdma_instance(node: Node, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("group", "loaded", "policy"),
+    [(erdma_gpu, "Y", {"gpu-use-type": "exclusive"}), (erdma_cpu, "N", {"workload": "spark"})],
+    ids=["erdma", "erdma_cpu"],
+)
+def test_an_erdma_instance(node: Node, tmp_path: Path, group: ModuleType, loaded: str, policy: dict[str, str]) -> None:
     vendor = erdma.vendor(node.image)
+    groups = (group.__name__.rpartition(".")[2], "managed_cluster")
     with (
         as_debian_makes_it(node, toolchain.mirror(node.image, "infiniband-diags")),
         repository.serve(vendor.folder) as url,
@@ -150,15 +160,15 @@ def test_an_erdma_instance(node: Node, tmp_path: Path) -> None:
             "erdma": {
                 "source": "dkms",
                 "dkms": {"repository": vendor.given(url), "version": "1.0"},
-                "compat_mode": True,
+                "compat_mode": group.erdma["compat_mode"],
             },
             "gpus": None,
             "container_runtime": None,
             # Such an instance has neither VFs nor other RDMA devices. This node has both.
             "device_plugins": {"folder": str(tmp_path / "manifests"), "shared_rdma": None, "sriov": None},
         }
-        assert "eRDMA | Driver loaded" in changed(deploy(tmp_path, ("erdma", "managed_cluster"), **given))
-        assert changed(deploy(tmp_path, ("erdma", "managed_cluster"), **given)) == []
+        assert "eRDMA | Driver loaded" in changed(deploy(tmp_path, groups, **given))
+        assert changed(deploy(tmp_path, groups, **given)) == []
     assert ready(node)
-    assert node.sh("cat /sys/module/erdma/parameters/compat_mode").strip() == "Y"
-    assert labels(node) == {f"{FEATURE}/network-rdma.capable": "true", "gpu-use-type": "exclusive"}
+    assert node.sh("cat /sys/module/erdma/parameters/compat_mode").strip() == loaded
+    assert labels(node) == {f"{FEATURE}/network-rdma.capable": "true", **policy}
