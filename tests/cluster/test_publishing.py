@@ -3,19 +3,16 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, field
 
 from agent.report.names import READY_LABEL, TAINT
 from agent.reporter.kubernetes import identity as identities
@@ -23,6 +20,7 @@ from agent.reporter.kubernetes.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Ref
 from agent.reporter.settings import Settings
 from agent.runtime import boot_id
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.relay import Relay
 from tests.cluster.reporters import (
     CLUSTER,
     Reporter,
@@ -506,39 +504,6 @@ def test_after_three_minutes_without_an_api_server_only_the_newest_state_is_writ
     reporter = start("long-outage")
     reporter.acknowledged(reporter.say(True))
     one_each(outage(plane, reporter, 180.0))
-
-
-@define
-class Relay:
-    """A way to the API server that can swallow what is sent over the connections of now, and never ends them."""
-
-    to: int
-    listener: socket.socket = field(factory=lambda: socket.create_server(("127.0.0.1", 0)))
-    _silent: threading.Event = field(factory=threading.Event)
-
-    def start(self) -> str:
-        """Its URL."""
-        threading.Thread(target=self._accept, daemon=True).start()
-        return f"https://127.0.0.1:{self.listener.getsockname()[1]}"
-
-    def swallow(self) -> None:
-        """From now on nothing comes through what is connected; what connects later is not concerned."""
-        silent, self._silent = self._silent, threading.Event()
-        silent.set()
-
-    def _accept(self) -> None:
-        while True:
-            near = self.listener.accept()[0]
-            far = socket.create_connection(("127.0.0.1", self.to))
-            for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._carry, args=(*pair, self._silent), daemon=True).start()
-
-    def _carry(self, near: socket.socket, far: socket.socket, silent: threading.Event) -> None:
-        with suppress(OSError):  # the other direction has ended first
-            while said := near.recv(65536):
-                if not silent.is_set():
-                    far.sendall(said)
-        far.close()
 
 
 def test_a_watch_on_a_dead_path_is_started_again(

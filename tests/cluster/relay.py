@@ -1,0 +1,41 @@
+"""A way to the API server that a test can listen for elsewhere, and break."""
+
+import socket
+import threading
+from contextlib import suppress
+
+from attrs import define, field
+
+
+@define
+class Relay:
+    """A way to the API server that can swallow what is sent over the connections of now, and never ends them."""
+
+    to: int
+    listener: socket.socket = field(factory=lambda: socket.create_server(("127.0.0.1", 0)))
+    _silent: threading.Event = field(factory=threading.Event)
+
+    def start(self) -> str:
+        """Its URL."""
+        threading.Thread(target=self._accept, daemon=True).start()
+        return f"https://127.0.0.1:{self.listener.getsockname()[1]}"
+
+    def swallow(self) -> None:
+        """From now on nothing comes through what is connected; what connects later is not concerned."""
+        silent, self._silent = self._silent, threading.Event()
+        silent.set()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed by its owner
+            while True:
+                near = self.listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self.to))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(*pair, self._silent), daemon=True).start()
+
+    def _carry(self, near: socket.socket, far: socket.socket, silent: threading.Event) -> None:
+        with suppress(OSError):  # the other direction has ended first
+            while said := near.recv(65536):
+                if not silent.is_set():
+                    far.sendall(said)
+        far.close()
