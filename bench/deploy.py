@@ -1,7 +1,8 @@
 """Measures a deploy that has nothing to do: `python -m bench.deploy`.
 
 On one host it is compared with a bare ssh that runs `true`; on many hosts with an Ansible playbook that does the same. Both
-run on a simulated fleet on this machine (bench/simulated_fleet.py), so both times include the nodes' work.
+run on a simulated fleet on this machine (bench/simulated_fleet.py), so both times include the nodes' work. A last deploy has
+hosts beside them that accept a connection and then say nothing.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
+import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -57,8 +61,11 @@ def seconds(command: Sequence[str], **environment: str) -> tuple[float, str]:
     return took, done.stdout
 
 
-def inventory(hosts: Fleet, folder: Path) -> Path:
-    """pyinfra's inventory of the fleet. All hosts are one node, so they have one name."""
+def inventory(hosts: Fleet, folder: Path, silent: Sequence[int] = ()) -> Path:
+    """pyinfra's inventory of the fleet. All hosts are one node, so they have one name.
+
+    :param silent: ports of this machine on which hosts that never answer are to be added.
+    """
     data = {
         "ssh_port": hosts.port,
         "ssh_user": "root",
@@ -70,8 +77,10 @@ def inventory(hosts: Fleet, folder: Path) -> Path:
         "kernel_modules": [],
         "reporter_listen": f"127.0.0.1:{free_port()}",
     }
-    file = folder / "simulated.py"
-    file.write_text(f"hosts = {[(address, data) for address in hosts.addresses]!r}\n")
+    all_hosts = [(address, data) for address in hosts.addresses]
+    all_hosts += [(f"silent{port}", {**data, "ssh_hostname": "127.0.0.1", "ssh_port": port}) for port in silent]
+    file = folder / ("silent.py" if silent else "simulated.py")
+    file.write_text(f"hosts = {all_hosts!r}\n")
     return file
 
 
@@ -83,6 +92,27 @@ def deploy(file: Path, addresses: Sequence[str], first: bool = False) -> float:
     changed = [one["name"] for one in operations if len(one["no_change"]) != len(addresses)]
     if changed and not first:
         raise click.ClickException(f"the deploy changed something: {', '.join(changed)}")
+    return took
+
+
+def with_silent(hosts: Fleet, folder: Path, count: int) -> float:
+    """Seconds of a deploy of all hosts, and of so many beside them that never answer. Only these may fail."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        file = inventory(hosts, folder, [each.getsockname()[1] for each in sockets])
+        command = [sys.executable, "-m", "pyinfra", "-y", "--json", str(file), "deploy.py"]
+        began = time.monotonic()
+        done = subprocess.run(
+            command, cwd=archive.ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        took = time.monotonic() - began
+    operations = json.loads(done.stdout)["results"]["operations"] if done.stdout.startswith("{") else []
+    if (
+        done.returncode != 1
+        or any(len(one["no_change"]) != len(hosts.addresses) for one in operations)
+        or not operations
+    ):
+        raise click.ClickException(f"hosts that never answer spoil the others: {done.stderr.strip()[-2000:]}")
     return took
 
 
@@ -156,12 +186,23 @@ def main(hosts: int, rounds: int) -> None:
         # The second deploy of a host asks it all at once.
         deploy(file, simulated.addresses)
         many = deploy(file, simulated.addresses)
+        bad = -(-hosts // 100)
+        spoilt = with_silent(simulated, folder, bad)
         played = play(ansible(simulated, folder), folder)
     table = Table("hosts", "the deploy", "counterpart", "ratio", title="a deploy that finds nothing to do")
     deployed, bare = statistics.median(deploys), statistics.median(execs)
     table.add_row("1", f"{deployed:.2f} s", f"{bare:.2f} s, a bare ssh", f"{deployed / bare:.1f}")
     table.add_row(str(hosts), f"{many:.1f} s", f"{played:.1f} s, an Ansible playbook", f"1/{played / many:.1f}")
-    Console(width=100).print(table)
+    table.add_row(f"{hosts}, and {bad} silent", f"{spoilt:.1f} s", "", "")
+    further = (many - deployed) / max(1, hosts - 1)
+    console = Console(width=100)
+    console.print(table)
+    console.print(f"each further host: {further:.2f} s; most memory of one process: {memory_mib():.0f} MiB")
+
+
+def memory_mib() -> float:
+    """The most that one process had that this one has waited for."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The programs of the cluster. All are built here; none comes from a registry."""
 
 import fcntl
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -24,7 +25,17 @@ def _required(module: str, folder: Path) -> str:
 
 
 KUBERNETES_VERSION = _required("k8s.io/kubernetes", HERE / "kubernetes")
-_MAJOR, _MINOR, _ = KUBERNETES_VERSION.lstrip("v").split(".")
+_RELEASE = re.compile(r"v1\.(\d+)\.(\d+)")
+
+
+def _flags(version: str) -> str:
+    """Without these flags the API server would report v0.0.0, which clients compare with their own version."""
+    major, minor, _ = version.lstrip("v").split(".")
+    return " ".join(
+        f"-X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}"
+        for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    )
+
 
 KUBERNETES = Build(
     name=f"kubernetes-{KUBERNETES_VERSION}",
@@ -33,15 +44,13 @@ KUBERNETES = Build(
         f"k8s.io/kubernetes/cmd/{name}"
         for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubeadm", "kubectl", "kubelet")
     ),
-    # Without these flags the API server would report v0.0.0, which clients compare with their own version.
-    ldflags=" ".join(
-        f"-X {package}.gitVersion={KUBERNETES_VERSION} -X {package}.gitMajor={_MAJOR} -X {package}.gitMinor={_MINOR}"
-        for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    ),
+    ldflags=_flags(KUBERNETES_VERSION),
     usual_s=230,
     memory_mib=3072,
     disk_mib=6144,
 )
+CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+"""The programs of which TRACKBED_TEST_KUBERNETES (as v1.34.2) selects another version than go.mod's."""
 CONTAINERD = Build(
     name="containerd-v2.2.9",
     packages=tuple(
@@ -125,9 +134,59 @@ PAUSE = Build(name="pause", folder=HERE / "pause", packages=(".",), usual_s=10)
 ON_THE_NODES = (CONTAINERD, RUNC, CNI, DEVICE_PLUGIN, PAUSE)
 
 
+def control_plane_version() -> str:
+    """The version of the control plane's programs.
+
+    :raises LabError: the variable has no version of Kubernetes 1.
+    """
+    version = os.environ.get("TRACKBED_TEST_KUBERNETES") or KUBERNETES_VERSION
+    if not _RELEASE.fullmatch(version):
+        raise LabError(f"TRACKBED_TEST_KUBERNETES={version!r} is no version", "Give it as v1.34.2, or leave it out.")
+    return version
+
+
 def kubernetes(name: str) -> Path:
     """One of Kubernetes' programs. It is built first if it is not cached."""
-    return go_programs.ensure(KUBERNETES) / name
+    version = control_plane_version()
+    other = version != KUBERNETES_VERSION and name in CONTROL_PLANE
+    return go_programs.ensure(_control_plane(version) if other else KUBERNETES) / name
+
+
+def _control_plane(version: str) -> Build:
+    """Another version of the control plane, from a module in the cache. Its checksums are those of Go's public database."""
+    folder = image.cache_home() / "go-modules" / f"kubernetes-{version}"
+    if not (folder / "go.sum").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "go.mod").write_text(_module(version))
+        (folder / "tools.go").write_text(
+            "//go:build tools\n\npackage kubernetes\n\nimport (\n"
+            + "".join(f'\t_ "k8s.io/kubernetes/cmd/{name}"\n' for name in CONTROL_PLANE)
+            + ")\n"
+        )
+        with step(f"Go: modules of Kubernetes {version}", usual_s=60):
+            run([go_programs.go(), "mod", "tidy", "-C", folder], env={**os.environ, "GOTOOLCHAIN": "auto"})
+    return Build(
+        name=f"kubernetes-{version}",
+        folder=folder,
+        packages=tuple(f"k8s.io/kubernetes/cmd/{name}" for name in CONTROL_PLANE),
+        ldflags=_flags(version),
+        usual_s=200,
+        memory_mib=3072,
+        disk_mib=6144,
+    )
+
+
+def _module(version: str) -> str:
+    """The go.mod of another version: what Kubernetes is made of has the version's number with 0 in front."""
+    ours = (HERE / "kubernetes" / "go.mod").read_text()
+    parts = re.findall(r"(k8s\.io/\S+) => ", ours)
+    number = f"v0.{version.removeprefix('v1.')}"
+    replaced = "".join(f"\t{part} => {part} {number}\n" for part in parts)
+    go_line = re.search(r"^go .*$", ours, re.MULTILINE)
+    return (
+        f"module trackbed.internal/lab/kubernetes\n\n{go_line[0] if go_line else ''}\n\n"
+        f"require k8s.io/kubernetes {version}\n\nreplace (\n{replaced})\n"
+    )
 
 
 def etcd() -> Path:

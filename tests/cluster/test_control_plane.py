@@ -10,12 +10,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from lab.cluster.control_plane import ControlPlane
-from lab.cluster.programs import KUBERNETES_VERSION
+from lab.cluster.programs import control_plane_version
 from lab.node import wait
 
 
 def test_it_is_the_version_that_was_asked_for(control_plane: ControlPlane) -> None:
-    assert json.loads(control_plane.kubectl("get", "--raw=/version"))["gitVersion"] == KUBERNETES_VERSION
+    assert json.loads(control_plane.kubectl("get", "--raw=/version"))["gitVersion"] == control_plane_version()
 
 
 def test_only_its_owner_reads_its_secrets(control_plane: ControlPlane) -> None:

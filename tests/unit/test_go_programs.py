@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lab import LabError, go_programs
+from lab import LabError, go_programs, image
+from lab.cluster import programs
 from lab.go_programs import Build
 
 
@@ -49,3 +50,58 @@ def test_too_little_disk_or_memory_stops_it_before_it_begins(monkeypatch: pytest
         go_programs.ensure(Build("tool", ("example.com/tool@v1.0.0",), disk_mib=10**9))
     with pytest.raises(LabError, match="MiB of memory"):
         go_programs.ensure(Build("tool", ("example.com/tool@v1.0.0",), memory_mib=10**9))
+
+
+GO = """#!/bin/sh
+echo "$*" >> "$RECORD"
+case "$*" in
+  version) echo go version go1.26.0 linux/amd64 ;;
+  "mod tidy -C "*) touch "$4/go.sum" ;;
+  "build "*) while [ "$1" != -o ]; do shift; done; target=$2; shift 2; for package; do touch "$target${package##*/}"; done ;;
+esac
+"""
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """What a `go` is called with that builds nothing."""
+    program = tmp_path / "bin" / "go"
+    program.parent.mkdir()
+    program.write_text(GO)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+    return tmp_path / "record"
+
+
+def test_another_version_of_the_control_plane_is_built_beside_that_of_go_mod(
+    monkeypatch: pytest.MonkeyPatch, recorded: Path
+) -> None:
+    ours = programs.kubernetes("kube-apiserver")
+    monkeypatch.setenv("TRACKBED_TEST_KUBERNETES", "v1.34.2")
+    other = programs.kubernetes("kube-apiserver")
+    assert other.exists()
+    assert other.parent != ours.parent
+    # What runs on the nodes, and kubectl, stay.
+    assert programs.kubernetes("kubelet").parent == ours.parent
+    module = (image.cache_home() / "go-modules" / "kubernetes-v1.34.2" / "go.mod").read_text()
+    assert "require k8s.io/kubernetes v1.34.2\n" in module
+    assert "k8s.io/apiserver => k8s.io/apiserver v0.34.2\n" in module
+    assert "36" not in module.replace("go 1.26", "")
+    built = recorded.read_text().splitlines()[-1]
+    assert "gitVersion=v1.34.2" in built
+    assert "gitMinor=34" in built
+    assert built.endswith(
+        "cmd/kube-apiserver k8s.io/kubernetes/cmd/kube-controller-manager k8s.io/kubernetes/cmd/kube-scheduler"
+    )
+    # Once only.
+    programs.kubernetes("kube-scheduler")
+    assert recorded.read_text().splitlines()[-1] == built
+
+
+@pytest.mark.parametrize("version", ["1.34", "v1.34", "v2.0.0", "v1.34.2-rc.1", "v1.34.2\n"])
+def test_a_version_that_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setenv("TRACKBED_TEST_KUBERNETES", version)
+    with pytest.raises(LabError, match=r"Give it as v1\.34\.2"):
+        programs.kubernetes("kube-apiserver")
