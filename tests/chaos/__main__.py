@@ -1,4 +1,4 @@
-"""Breaks a node of the lab in random ways, and judges by the kernel what came of it: `python -m tests.chaos`.
+"""Breaks a node of the lab in random ways, and judges the result by the kernel's state: `python -m tests.chaos`.
 
 Each trial is a line of a file in the lab's folder. A run that was stopped goes on after the last line; the same seed makes the
 same trials. `--table` prints what the lines say, as docs/campaign-faults.md has it. TRACKBED_LAB selects the lab. After a trial

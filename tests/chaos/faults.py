@@ -1,4 +1,4 @@
-"""The faults: what each does to a node, how it ends, and what it may take with it."""
+"""The faults: the scripts that begin and end each, and the states that each may change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs on the node beside the agent, and compares the kernel with what the report says. It asks nothing of the agent.
+"""Runs on the node beside the agent, and compares the kernel's state with the report. It does not use the agent.
 
 `oracle.py baseline` prints what the kernel has now. `oracle.py watch BASELINE` looks ten times a second at what differs from
 it while a fresh report says ready, and prints the longest time of each class when it gets SIGTERM. It reads only what takes
@@ -85,7 +85,7 @@ def told_by_nobody(functions: list[str]) -> dict[str, str]:
 
 
 def links() -> list[dict[str, Any]]:
-    """`ip -d -j link` of the fabric, without what is volatile."""
+    """`ip -d -j link` of the fabric, without volatile values."""
     done = subprocess.run(["ip", "-d", "-j", "link"], capture_output=True, text=True, check=True)
     found = [link for link in json.loads(done.stdout) if "parentdev" in link]
     for link in found:

@@ -1,4 +1,4 @@
-"""Drops from a list of faults what is not needed for the failure (Zeller's ddmin, by halves and then one by one)."""
+"""Removes faults from a list that the failure does not need (Zeller's ddmin, by halves and then one by one)."""
 
 from __future__ import annotations
 

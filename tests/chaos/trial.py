@@ -1,4 +1,4 @@
-"""One trial: faults are injected on a node, and what the oracle says is judged."""
+"""One trial: injects faults on a node, and judges the oracle's output."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OFTEN = 30
 
 @frozen
 class Before:
-    """A node before the first fault: what the oracle finds, and what the agent holds."""
+    """A node before the first fault: the oracle's baseline, and the agent's memory and descriptors."""
 
     wanted: dict[str, Any]
     held: dict[str, int]
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def prepare(node: Node) -> dict[str, Any]:
-    """Put the oracle on the node, and read what it is to find again."""
+    """Put the oracle on the node, and read its baseline."""
     node.sh(f"mkdir -p {FOLDER}")
     text = Path(__file__).with_name("oracle.py").read_text()
     node.run(["sh", "-c", f"cat > {ORACLE}"], check=True, stdin=text)

@@ -197,7 +197,7 @@ def test_what_others_write_at_the_same_time_survives(plane: ControlPlane, start:
         ready = not ready
         reporter.say(ready)
     thread.join()
-    # Ready would be held for a minute after so much to and fro.
+    # After so many changes Ready is held back for a minute.
     reporter.acknowledged(reporter.say(False))
     found = reporter.node()
     theirs = {BUSY["key"], "other-0", "other-1", "other-2"}
@@ -483,7 +483,7 @@ def outage(plane: ControlPlane, reporter: Reporter, seconds: float) -> list[dict
 
 def one_each(writes: list[dict[str, Any]]) -> None:
     """One patch for each subresource, and no intermediate value in any."""
-    # An API server that starts refuses all until it has read its policies; such a one was tried again.
+    # An API server that starts refuses every write until it has read its policies. Refused writes were tried again.
     done = [event for event in writes if event["responseStatus"]["code"] < 300]
     assert sorted(event["objectRef"].get("subresource", "") for event in done) == ["", "status"]
     said = json.dumps([event.get("requestObject") for event in writes])
@@ -515,7 +515,7 @@ def test_a_watch_on_a_dead_path_is_started_again(
     reporter.acknowledged(reporter.say(True))
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
     relay.swallow()
-    # By a watch alone it can hear of this: the report stays as it is.
+    # Only the watch can announce this, since the report does not change.
     plane.kubectl("label", "node", reporter.name, f"{READY_LABEL}-")
     until(lambda: READY_LABEL in reporter.node()["metadata"]["labels"], "the label is back")
 
@@ -531,7 +531,7 @@ def test_a_hanging_api_server_is_reported_and_tried_again(
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        # Its kernel answers keepalives; nobody has anything to say meanwhile.
+        # The stopped server's kernel still answers keepalives, and no data are due meanwhile.
         until(lambda: "does not answer in time" in reporter.published().error, "the reporter says so")
     finally:
         os.kill(pid, signal.SIGCONT)

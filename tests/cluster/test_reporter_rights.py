@@ -260,7 +260,7 @@ KINDS = ("json", "merge", "strategic", "apply")
 
 @frozen
 class Thief:
-    """Whoever holds a node's credentials, and what the administrator sees."""
+    """An attacker with a node's credentials, and the administrator's view."""
 
     plane: ControlPlane
     identity: Fixed
@@ -282,7 +282,7 @@ class Thief:
         found = self.plane.get("node", name, "--show-managed-fields")
         managers = found["metadata"].pop("managedFields")
         del found["metadata"]["resourceVersion"]
-        # Whose fields they are counts, not when they were last written; one's own are one's own.
+        # The owner of each field counts, not the time of the last write; the attacker's own fields are left out.
         found["managers"] = sorted(f"{m['manager']} {m['operation']}" for m in managers if m["manager"] != "thief")
         return found
 
@@ -312,7 +312,7 @@ def test_a_reporter_can_change_only_its_own_fields(thief: Thief, attack: Attack,
     content_type, body = attack.bodies()[kind]
     answer = thief.tries("PATCH", f"/api/v1/nodes/{attack.on}{'/status' if attack.status else ''}", body, content_type)
     if answer < 400:
-        # What applies nothing, or names what the API server ignores there, is answered with success.
+        # The API server answers with success if a write applies nothing, or names fields that it ignores there.
         assert attack.ignored or kind == "apply"
         assert thief.seen(attack.on) == before
 
@@ -691,7 +691,7 @@ def test_a_reporter_gets_no_certificate_for_another_name_and_cannot_approve_one(
     renewing: Thief, tmp_path: Path
 ) -> None:
     name = f"trackbed-{OWN}-theft"
-    # The API server itself refuses that group; another name is for whoever approves to see.
+    # The API server itself refuses that group; the approver has to notice another name.
     assert renewing.tries("POST", REQUESTS, csr(name, "/O=system:masters/CN=admin", tmp_path)) == 403
     assert renewing.tries("POST", REQUESTS, csr(name, f"/CN=trackbed:node:{OTHER}", tmp_path)) == 200
     condition = {"type": "Approved", "status": "True", "reason": "x", "message": "x"}

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.campaign
 
 
 def configuration(node: Node) -> str:
-    """What our manifest gives the plugin, of what this node has: the first VF of each PF."""
+    """The plugin's configuration by our manifest for this node: the first VF of each PF."""
     hardware = NodeHardware().process(["inspection", *node.sh("trackbed inspect --json").splitlines()])
     assert hardware is not None
     wanted, plugin = parse(node.sh("cat /etc/trackbed/node.json")), Sriov(vfs="0")
@@ -88,7 +88,7 @@ def test_a_vf_that_the_kubelet_gave_to_a_pod_is_in_use_by_its_name(plugin: Membe
     entry["vfs"]["count"] -= 1
     try:
         give(node, wanted)
-        # No descriptor is open, no netdev was moved: nobody but the kubelet knows.
+        # No descriptor is open and no netdev was moved, so only the kubelet knows of the allocation.
         eventually("deferred, and the pod is named", lambda: f"pod default/given ({nic.pci}#0)" in plan(node), LONG)
         assert node.sh(f"cat /sys/bus/pci/devices/{nic.pci}/sriov_numvfs").strip() == str(entry["vfs"]["count"] + 1)
     finally:

@@ -135,7 +135,7 @@ def roce_gid(node: Node, device: str, address: str) -> int:
 
 
 def listens(node: Node) -> bool:
-    """Whether perftest waits for its client, by TCP or by the RDMA CM; it says so to nobody but a terminal."""
+    """Whether perftest waits for its client, by TCP or by the RDMA CM. It prints that only on a terminal."""
     return ":18515 " in node.sh("ss -Hltn; rdma resource show cm_id")
 
 

@@ -1,4 +1,4 @@
-"""How cases ask a kernel: what comes in its own time, and what it refuses."""
+"""Helps cases to wait for a kernel's asynchronous changes, and to expect its errors."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Device plugins' manifests: what they are made of, what they say, and whether the API would take them."""
+"""Device plugins' manifests: their inputs, their content, and whether the API would accept them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which functions of a node are NICs of its spec, which are strangers, and what the plugins select of them."""
+"""Which functions of a node are NICs of its spec and which are not, and which ones the plugins' selectors match."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The task that renders device plugins' manifests: what it writes where, and what it refuses."""
+"""The task that renders device plugins' manifests: the files that it writes, and the values that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the docs say of the manifests is what is rendered."""
+"""The docs name the manifests that are rendered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NCCL's topology file: what is in it, that NCCL's own parser would read it, and the script that reads the node."""
+"""NCCL's topology file: its content, whether NCCL's own parser would read it, and the script that reads the node."""
 
 from __future__ import annotations
 

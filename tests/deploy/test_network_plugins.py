@@ -1,4 +1,4 @@
-"""The manifests of Multus, whereabouts, sriov-cni and rdma-cni: which are made, what they may do, whether the API takes any."""
+"""The manifests of Multus, whereabouts, sriov-cni and rdma-cni: their rights, and whether the API accepts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reboot requests, and what the policy makes of them."""
+"""Reboot requests, and the reboots that the policy allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node is given back: what is withdrawn first, and what goes then. The lab compares a real one with what it was."""
+"""The removal of Trackbed from a node: its steps in their order. The lab compares a real node with its original state."""
 
 from __future__ import annotations
 

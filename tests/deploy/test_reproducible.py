@@ -1,4 +1,4 @@
-"""The same commit gives the same bytes, wherever and however it is built; what is in them has a bill of materials."""
+"""The same commit gives the same archive, to the byte, wherever it is built; and the archive has a bill of materials."""
 
 from __future__ import annotations
 

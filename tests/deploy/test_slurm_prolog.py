@@ -1,4 +1,4 @@
-"""The Slurm prolog of examples/: which jobs it lets through, and what it tells Slurm where it does not.
+"""The Slurm prolog of examples/: which jobs it lets through, and its message to Slurm for the others.
 
 `scontrol` is always a stand-in, which records its arguments. `trackbed` is that of the node's archive in the test of a node
 that is not ready, since the host of the tests is no node. In the others it is a stand-in that ends as docs/cli.md says.

@@ -137,7 +137,7 @@ def eventually(what: str, probe: Callable[[], bool], within: float = DEADLINE) -
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
-    """Run a test once more if the emulator stopped under it: that says nothing of what is tested."""
+    """Run a test once more if the emulator stopped during it: such a failure says nothing about the tested code."""
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     said = consoles()
     reports = runtestprotocol(item, log=False, nextitem=nextitem)

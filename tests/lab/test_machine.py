@@ -1,4 +1,4 @@
-"""The lab is what the tests believe it is, and the kernel does what the fake says."""
+"""The lab has the hardware that the tests assume, and the real kernel behaves as the simulated one."""
 
 import io
 import tarfile

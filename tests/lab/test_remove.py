@@ -1,4 +1,4 @@
-"""A node is given back: what it is after deploys/remove.py, against what it was before the first deploy."""
+"""A node's state after deploys/remove.py equals its state before the first deploy."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""VFs on a real kernel: what the PF grants them, who drives them, what they are called, who keeps off them."""
+"""VFs on a real kernel: their attributes, their drivers, their names, and the network managers that ignore them."""
 
 import json
 from typing import Any

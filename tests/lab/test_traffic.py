@@ -1,4 +1,4 @@
-"""`trackbed stat` beside what the programs say that they moved: perftest over rxe, and iperf3 over TCP."""
+"""`trackbed stat` beside the programs' own counts: perftest over rxe, and iperf3 over TCP."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def rates(node: Node) -> list[str]:
 
 
 def again(nodes: tuple[Node, ...], names: list[str]) -> list[str]:
-    """What rxe counted of packets that came twice, not in order, or too late."""
+    """rxe's counters of packets that came twice, not in order, or too late."""
     counters = "duplicate_request out_of_seq_request rcvd_seq_err completer_retry_err"
     return [
         node.sh(f"cd /sys/class/infiniband/{name}/ports/1/hw_counters && cat {counters}")

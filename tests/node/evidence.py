@@ -1,4 +1,4 @@
-"""What a node should be, by its spec, and what its own tools say that it is. Nothing here asks the agent."""
+"""What a node should be by its spec, and its state by the distribution's own tools. The agent is not used."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def judge(node: Node, findings: Iterable[Finding], nothing: str) -> None:
 
 @frozen
 class Vf:
-    """A VF, and what it should be. ``taken``: the namespace that it was moved to; the spec then says nothing of its netdev."""
+    """A VF, and its attributes by the spec. ``taken``: the namespace that it was moved to; its netdev does not count."""
 
     index: int
     pci: str

@@ -1,4 +1,4 @@
-"""Drivers: what is loaded is what is installed, and what DKMS builds is installed for the kernel that runs."""
+"""Drivers: the loaded modules are the installed ones, and DKMS has built its modules for the running kernel."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""irqbalance would undo what was pinned, if it ran, or did not keep off."""
+"""irqbalance does not run, or leaves the pinned interrupts alone."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What runs on the simulated machine beside its kernel: processes, the modules' files, the clock, the kubelet."""
+"""The parts of the simulated machine beside its kernel: processes, the modules' files, the clock, the kubelet."""
 
 import errno
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from tests.sim.tree import error
 
 @define(eq=False)
 class SimHost:
-    """What of it there is, and what it was asked (``asked``) and told (``hung_up``).
+    """The present state. ``asked`` is called at each question; ``hung_up`` lists the processes that were sent SIGHUP.
 
     ``open``: who holds a device node; ``installed``: a module's srcversion on disk; ``disciplined``: whether the clock is
     synchronised, None: nobody says; ``allocated``: the kubelet's pods by device.

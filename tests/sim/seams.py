@@ -17,7 +17,7 @@ WRITES = ("write", "replace", "set_", "add_", "remove_", "rename", "hang_up")
 
 
 def seen(machine: Machine, see: Seen) -> Machine:
-    """``machine``, of whose every read ``see`` is told first."""
+    """Wraps ``machine``: ``see`` is called before each read."""
     parts: dict[str, Any] = {
         f.name: _Part(f.name, getattr(machine, f.name), see) for f in fields(Machine) if f.name != "hung"
     }

@@ -1,4 +1,4 @@
-"""Objects of the API server: what the reporter reads of its Node, and what operators' commands read of all nodes."""
+"""Objects of the API server: the reporter's Node, and the objects that the operators' commands read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ REQUEST: dict[str, Any] = {
 
 
 def _node(data: bytes) -> None:
-    # As NodeWatch reads it: these are errors of whoever sent it.
+    # As in NodeWatch: these exceptions are the sender's errors.
     with suppress(Refused, KeyError, TypeError, AttributeError):
         node = read_node(read_document(data))
         # From here on it is the reporter's own fault.

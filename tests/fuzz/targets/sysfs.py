@@ -1,6 +1,6 @@
-"""The text of files in /sys and /proc: a pass on the simulated machine, some of whose files say something else.
+"""The text of files in /sys and /proc: a pass on the simulated machine, in which some files have other texts.
 
-The first three bytes choose the files, the rest is what they say. A pass may find a device or the whole node unreadable
+The first three bytes choose the files, the rest is their text. A pass may find a device or the whole node unreadable
 (OSError).
 """
 
