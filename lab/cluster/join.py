@@ -15,6 +15,9 @@ from lab.node import Node, wait
 from lab.progress import step
 
 READY_S = 240.0
+INSTALL_S = 3600.0
+"""For hangs, not for speed: on a host with a load of 20 on two CPUs, an emulated one had not unpacked 125 MiB after 600 s."""
+
 SERVICE = "10.96.0.1"
 """The address of the Service `kubernetes`, at which pods find the API server."""
 
@@ -50,7 +53,7 @@ def install(node: Node) -> None:
             rm -r /{bundle.IMAGES}
             touch {mark}
             """,
-            timeout=300,
+            timeout=INSTALL_S,
         )
 
 
@@ -159,7 +162,10 @@ def _unpack(node: Node, archive: Path) -> None:
         "--",
         "tar -C / --zstd --no-same-owner --keep-directory-symlink -x",
     ]
-    with archive.open("rb") as content:
-        done = subprocess.run(words, stdin=content, capture_output=True, text=True, timeout=600, check=False)
+    try:
+        with archive.open("rb") as content:
+            done = subprocess.run(words, stdin=content, capture_output=True, text=True, timeout=INSTALL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise LabError(f"{node.name}: unpacking {archive} took longer than {INSTALL_S:.0f} s") from None
     if done.returncode != 0:
         raise LabError(f"{node.name}: unpacking {archive} failed: {done.stderr.strip()}")
