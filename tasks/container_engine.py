@@ -30,7 +30,7 @@ from tasks.common.commands import Commands, refuse
 from tasks.common.data import Key, record
 from tasks.common.engine_files import DryRun, Mode
 from tasks.common.facts import FactBase
-from tasks.packages import Family, System, vendor_repository
+from tasks.packages import Family, OperatingSystem, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_VERSION, Package, Repository
 
 Name = Literal["containerd", "docker"]
@@ -111,7 +111,7 @@ def install() -> None:
         configure_containerd(name="containerd for Kubernetes")
 
 
-def docker_repository(system: System) -> Repository:
+def docker_repository(system: OperatingSystem) -> Repository:
     """Docker's repository for a node.
 
     :raises DeployError: Docker has none for this distribution.
@@ -127,7 +127,7 @@ def docker_repository(system: System) -> Repository:
     )
 
 
-def _names(wanted: ContainerEngine, system: System) -> tuple[Package, ...]:
+def _names(wanted: ContainerEngine, system: OperatingSystem) -> tuple[Package, ...]:
     if wanted.source == "vendor":
         names = _VENDOR[wanted.name]
     elif system.family == "rhel":
@@ -142,7 +142,7 @@ def _names(wanted: ContainerEngine, system: System) -> tuple[Package, ...]:
     return (*map(Package, names, versions), *client)
 
 
-def _separate_client(system: System) -> bool:
+def _separate_client(system: OperatingSystem) -> bool:
     return system.identity == "debian" and system.major >= 13
 
 

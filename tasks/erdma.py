@@ -27,7 +27,7 @@ from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.kernel_modules import MODULE_OPTIONS
-from tasks.packages import System, dkms, vendor_repository
+from tasks.packages import OperatingSystem, dkms, vendor_repository
 from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB, Package, Repository
 
 MODULE = "erdma"
@@ -91,7 +91,7 @@ KEYS = (ERDMA,)
 
 
 @frozen
-class Loaded:
+class LoadedErdma:
     """The loaded driver: its mode (None: it has no such parameter), and the number of its users."""
 
     compat_mode: bool | None = None
@@ -112,20 +112,20 @@ done
 """
 
 
-class LoadedDriver(FactBase[Loaded]):
+class LoadedDriver(FactBase[LoadedErdma]):
     """The loaded driver's mode as the kernel reports it, and its users."""
 
-    default = Loaded
+    default = LoadedErdma
 
     def command(self) -> StringCommand:
         """Print nothing if the driver is not loaded."""
         return script(_LOADED)
 
-    def process(self, output: list[str]) -> Loaded:
+    def process(self, output: list[str]) -> LoadedErdma:
         """Parse lines of a word and its value, and count the queue pairs."""
         values = dict(line.partition(" ")[::2] for line in output)
         mode = {"Y": True, "N": False}.get(values.get("mode", ""))
-        return Loaded(mode, int(values.get("users") or 0) + output.count("queue-pair"))
+        return LoadedErdma(mode, int(values.get("users") or 0) + output.count("queue-pair"))
 
 
 # Compares change times: they tell when a file was written to this disk. A modification time comes from the package.
@@ -203,7 +203,7 @@ def install() -> None:
     load(name="Driver loaded", wanted=wanted, release=release)
 
 
-def _check(wanted: Erdma, system: System) -> None:
+def _check(wanted: Erdma, system: OperatingSystem) -> None:
     if wanted.source == "installer":
         supported = INSTALLER_SYSTEMS.get(system.identity, ())
         if system.version not in supported and str(system.major) not in supported:
@@ -219,7 +219,7 @@ def _check(wanted: Erdma, system: System) -> None:
         raise DeployError(f"{host.name}.erdma.compat_mode: kernel_module_options sets it, too; remove it there")
 
 
-def _user_space(system: System) -> tuple[Package, ...]:
+def _user_space(system: OperatingSystem) -> tuple[Package, ...]:
     """The package with rdma-core's eRDMA provider: its own on Debian, part of libibverbs on RHEL."""
     return (Package("ibverbs-providers"),) if system.family == "debian" else ()
 

@@ -18,7 +18,7 @@ from tasks import packages, reboot
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
-from tasks.packages import Family, System, vendor_repository
+from tasks.packages import Family, OperatingSystem, vendor_repository
 from tasks.packages.dkms import RunningKernel
 from tasks.packages.vendor_repository import HeldPackages, Package
 
@@ -114,7 +114,7 @@ def pin() -> None:
 
 
 @operation()
-def install(release: str | None, headers: bool, system: System) -> Commands:
+def install(release: str | None, headers: bool, system: OperatingSystem) -> Commands:
     """Install the kernel of a release and its headers, or only the headers of the running kernel."""
     target = release or host.get_fact(RunningKernel)
     remedy = (
@@ -127,7 +127,7 @@ def install(release: str | None, headers: bool, system: System) -> Commands:
     yield from vendor_repository.packages._inner(wanted=wanted, family=system.family, hold=False, remedy=remedy)
 
 
-def _kernel(release: str, system: System) -> tuple[Package, ...]:
+def _kernel(release: str, system: OperatingSystem) -> tuple[Package, ...]:
     if system.family == "rhel":
         return (Package(*rpm(release)),)
     image = Package(f"linux-image-{release}")
@@ -136,7 +136,7 @@ def _kernel(release: str, system: System) -> tuple[Package, ...]:
     return (image, *extra)
 
 
-def _headers(release: str, system: System) -> Package:
+def _headers(release: str, system: OperatingSystem) -> Package:
     if system.family == "rhel":
         name, version = rpm(release)
         return Package(f"{name}-devel", version)

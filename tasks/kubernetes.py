@@ -99,7 +99,7 @@ KEYS = (KUBERNETES,)
 
 
 @frozen
-class Wanted:
+class ReporterSetup:
     """The texts of the node's files, and the inventory's key, from which secrets are made."""
 
     key: Kubernetes
@@ -108,7 +108,7 @@ class Wanted:
     authority: str
 
 
-def wanted(spec: NodeSpec) -> Wanted | None:
+def wanted(spec: NodeSpec) -> ReporterSetup | None:
     """The current host's settings for Kubernetes; None: its reporter publishes nothing to Kubernetes.
 
     :raises DeployError: the certificate authority's file cannot be read, or the node's name does not fit into a certificate.
@@ -133,7 +133,7 @@ def wanted(spec: NodeSpec) -> Wanted | None:
     settings = Settings(
         spec.node_name, key.server, AUTHORITY, key.identity, key.required_resources, key.taint_lifted_by, key.days
     )
-    return Wanted(key, spec.node_name, to_json(settings), authority)
+    return ReporterSetup(key, spec.node_name, to_json(settings), authority)
 
 
 @frozen
@@ -225,7 +225,7 @@ class Minted:
 
 
 @operation()
-def deliver(want: Wanted | None) -> Commands:
+def deliver(want: ReporterSetup | None) -> Commands:
     """Write the files that differ, and restart the reporter if it runs."""
     have = host.get_fact(Texts, paths=(SETTINGS, AUTHORITY))
     credentials = host.get_fact(NodeCredentials)
@@ -261,7 +261,7 @@ def _name(settings: str) -> str:
         return ""
 
 
-def _needs_secret(want: Wanted, have: Credentials, moved: bool) -> bool:
+def _needs_secret(want: ReporterSetup, have: Credentials, moved: bool) -> bool:
     if not have.secret or moved:
         return True
     # A token is for one purpose: one that is bound to a Node cannot request a certificate, and the other cannot publish.
@@ -280,7 +280,7 @@ def _keep_secret(token: str) -> StringCommand:
 
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
-def _mint(state: State, host: Host, want: Wanted, minted: Minted) -> bool:
+def _mint(state: State, host: Host, want: ReporterSetup, minted: Minted) -> bool:
     # Imported only where it is used: importing the client takes a tenth of the time of a deploy that changes nothing.
     from fleet import credentials
 
@@ -332,7 +332,7 @@ exit 1
 
 
 @operation()
-def approve(want: Wanted) -> Commands:
+def approve(want: ReporterSetup) -> Commands:
     """Approve the request that is read on the node over SSH, and no other: for the first certificate and each later one."""
     shown = host.get_fact(NodeCredentials)
     if shown.certificate and not shown.request:
@@ -352,7 +352,7 @@ class Approval:
     given: bool = False
 
 
-def _approve(state: State, host: Host, want: Wanted, shown: Credentials, approval: Approval) -> bool:
+def _approve(state: State, host: Host, want: ReporterSetup, shown: Credentials, approval: Approval) -> bool:
     from fleet import credentials
 
     try:

@@ -254,7 +254,7 @@ def _quoted(text: str) -> str:
 
 
 @frozen
-class Kubelet:
+class KubeletArguments:
     """The operator's KUBELET_EXTRA_ARGS, and whether the kubelet's unit passes them on (None: there is no unit)."""
 
     arguments: str
@@ -271,24 +271,24 @@ fi
 """
 
 
-class NodeKubelet(FactBase[Kubelet]):
+class NodeKubelet(FactBase[KubeletArguments]):
     """How the node's kubelet is started."""
 
     @staticmethod
-    def default() -> Kubelet:
+    def default() -> KubeletArguments:
         """No kubelet is installed yet. The unit of kubeadm's package will pass the arguments on."""
-        return Kubelet("", None)
+        return KubeletArguments("", None)
 
     def command(self) -> StringCommand:
         """Read the files that kubeadm's unit reads, and the unit."""
         return script(_KUBELET, "")
 
-    def process(self, output: list[str]) -> Kubelet:
+    def process(self, output: list[str]) -> KubeletArguments:
         """Parse a line for each file with arguments, and one for the unit."""
         arguments = [line.removeprefix("arguments ") for line in output if line.startswith("arguments")]
         words = {"passes": True, "drops": False}
         passes_them_on = next((words[line] for line in output if line in words), None)
-        return Kubelet(_unquoted(arguments[-1]) if arguments else "", passes_them_on)
+        return KubeletArguments(_unquoted(arguments[-1]) if arguments else "", passes_them_on)
 
 
 def _unquoted(text: str) -> str:

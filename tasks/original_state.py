@@ -33,7 +33,7 @@ One that existed before stays, even if it is empty: NFD, for example, watches it
 
 
 @frozen
-class Vfs:
+class OriginalVfs:
     """A PF's ``count`` of VFs (sriov_numvfs), and whether new VFs get a driver at once (sriov_drivers_autoprobe)."""
 
     count: int
@@ -47,7 +47,7 @@ class OriginalState:
     ``held``: the packages that were held. ``folders``: those of FOLDERS that existed.
     """
 
-    vfs: dict[str, Vfs] = field(factory=dict)
+    vfs: dict[str, OriginalVfs] = field(factory=dict)
     irqbalance: tuple[bool, bool] | None = None
     held: frozenset[str] = frozenset()
     folders: frozenset[str] = frozenset()
@@ -110,7 +110,7 @@ def parse(lines: list[str]) -> OriginalState:
     words = [line.split() for line in lines]
     service = next((line for line in words if line[0] == "irqbalance"), None)
     return OriginalState(
-        {line[1]: Vfs(int(line[2]), line[3] == "1") for line in words if line[0] == "vfs"},
+        {line[1]: OriginalVfs(int(line[2]), line[3] == "1") for line in words if line[0] == "vfs"},
         (service[1] == "enabled", service[2] == "active") if service else None,
         frozenset(line[1] for line in words if line[0] == "held"),
         frozenset(line[1] for line in words if line[0] == "folder"),

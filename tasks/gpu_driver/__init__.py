@@ -34,7 +34,7 @@ from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.gpu_driver import modules
-from tasks.packages import Family, System, vendor_repository
+from tasks.packages import Family, OperatingSystem, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
 
 REPOSITORY = "nvidia-driver"
@@ -127,7 +127,7 @@ def install() -> None:
     check(name="nvidia-smi", version=wanted.version)
 
 
-def cuda_repository(system: System, architecture: str) -> Repository:
+def cuda_repository(system: OperatingSystem, architecture: str) -> Repository:
     """NVIDIA's repository of CUDA and the driver for a node.
 
     :raises DeployError: none is known for this distribution.
@@ -144,7 +144,7 @@ def cuda_repository(system: System, architecture: str) -> Repository:
     return Repository(f"{uri}/" if system.family == "debian" else uri, f"{uri}/{file}", fingerprint, suite="/")
 
 
-def package_names(wanted: GpuDriver, system: System) -> tuple[str, ...]:
+def package_names(wanted: GpuDriver, system: OperatingSystem) -> tuple[str, ...]:
     """The names of the packages, which depend on all others.
 
     :raises DeployError: the distribution has no such packages.

@@ -92,7 +92,7 @@ def _nodes(wanted: DevicePlugins) -> Path:
 
 
 @define
-class Files:
+class FileChanges:
     """Files on the control host to write, and files to remove."""
 
     write: dict[Path, str] = field(factory=dict)
@@ -104,7 +104,7 @@ class Files:
 
 
 # pyinfra calls a function that has parameters `state` and `host` directly.
-def _put(state: State, host: Host, files: Files) -> None:
+def _put(state: State, host: Host, files: FileChanges) -> None:
     for path, text in files.write.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -135,7 +135,7 @@ def collect(wanted: DevicePlugins) -> Commands:
     path = _nodes(wanted) / f"{host.name.replace('/', '_')}.json"
     document = to_text(discovered)
     if _differs(path, document):
-        yield Files({path: document}).command()
+        yield FileChanges({path: document}).command()
     else:
         host.noop("the node's hardware has not changed")
 
@@ -167,7 +167,7 @@ def write(wanted: DevicePlugins) -> Commands:
         return
     rendered = {folder / name: text for name, text in texts.items()}
     stale = [path for path in (folder / name for name in sorted(OURS)) if path not in rendered and path.is_file()]
-    files = Files({path: text for path, text in rendered.items() if _differs(path, text)}, [*old, *stale])
+    files = FileChanges({path: text for path, text in rendered.items() if _differs(path, text)}, [*old, *stale])
     if files.write or files.remove:
         yield files.command()
     else:

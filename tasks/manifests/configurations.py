@@ -11,7 +11,7 @@ from attrs import frozen
 from agent.spec.ranges import parse_ranges
 from tasks.manifests import selectors
 from tasks.manifests.device_plugins import SharedRdma, Sriov
-from tasks.manifests.discovered import VFIO, Discovered, Seen
+from tasks.manifests.discovered import VFIO, Discovered, SeenFunction
 from tasks.manifests.selectors import Meant, Nodes
 
 
@@ -89,7 +89,7 @@ def sriov(wanted: Sriov, nodes: Nodes) -> list[Pool]:
 
     :raises ValueError: the plugin cannot select these VFs alone; with the reason and the remedy.
     """
-    kinds: dict[str, dict[str, list[Seen]]] = {}
+    kinds: dict[str, dict[str, list[SeenFunction]]] = {}
     for name, node in nodes.items():
         for vf in pooled(wanted, node):
             kinds.setdefault(_suffix(vf), {}).setdefault(name, []).append(vf)
@@ -113,13 +113,13 @@ def _exclusive(nodes: Nodes) -> bool:
     return True in modes
 
 
-def pooled(wanted: Sriov, node: Discovered) -> list[Seen]:
+def pooled(wanted: Sriov, node: Discovered) -> list[SeenFunction]:
     """The VFs of a node that the plugin allocates."""
     only = set(parse_ranges(wanted.vfs)) if wanted.vfs else None
     return [vf for vf in node.vfs() if only is None or vf.index in only]
 
 
-def _suffix(vf: Seen) -> str:
+def _suffix(vf: SeenFunction) -> str:
     if vf.driver == VFIO:
         return "_vfio"
     return "" if vf.rdma is None else "_rdma"

@@ -39,7 +39,7 @@ def _ranges(_: object, attribute: Attribute[Any], text: str | None) -> None:
 
 
 @frozen
-class Limits:
+class ContainerLimits:
     """The resource limits of a plugin's container."""
 
     cpu: str = field(default="1", validator=_quantity)
@@ -95,7 +95,7 @@ class ErdmaForm:
 
     resource: str
     image: str | None = None
-    limits: Limits | None = None
+    limits: ContainerLimits | None = None
 
 
 ErdmaPlugin = Literal["ack", "controller", "rdma-device-plugin"]
@@ -105,7 +105,7 @@ ERDMA_FORMS: dict[ErdmaPlugin, ErdmaForm] = {
     "ack": ErdmaForm(
         "rdma/hca",
         "registry.cn-shanghai.aliyuncs.com/acs/k8s-rdma-sriov-dev-plugin:v1.0.0-b3dcbc5-aliyun",
-        Limits("300m", "300Mi"),
+        ContainerLimits("300m", "300Mi"),
     ),
     "controller": ErdmaForm("aliyun/erdma"),
     "rdma-device-plugin": ErdmaForm("rdma/hca", "registry.cn-shanghai.aliyuncs.com/acs/rdma-device-plugin"),
@@ -220,7 +220,7 @@ class DevicePlugins:
 
     folder: str
     namespace: str = field(default="kube-system", validator=_namespace)
-    limits: Limits = Limits()
+    limits: ContainerLimits = ContainerLimits()
     shared_rdma: SharedRdma | None = field(factory=SharedRdma)
     sriov: Sriov | None = field(factory=Sriov)
     erdma: Erdma | None = field(factory=Erdma)

@@ -17,7 +17,7 @@ VFIO = "vfio-pci"
 
 
 @frozen
-class Seen:
+class SeenFunction:
     """A PCI function of a node, physical or a VF.
 
     ``vendor`` and ``device``: as lspci prints them. ``netdev``: the first one, since the plugins look at no other; ``mtu`` in
@@ -51,22 +51,22 @@ class Discovered:
     (``rdma.netns_mode``).
     """
 
-    functions: tuple[Seen, ...] = ()
+    functions: tuple[SeenFunction, ...] = ()
     erdma: bool = False
     gpus: bool = False
     labels: Mapping[str, str] = field(factory=dict)
     nccl: str = ""
     exclusive: bool = False
 
-    def hcas(self) -> tuple[Seen, ...]:
+    def hcas(self) -> tuple[SeenFunction, ...]:
         """The functions whose RDMA devices pods share."""
         return shared(self.functions)
 
-    def vfs(self) -> tuple[Seen, ...]:
+    def vfs(self) -> tuple[SeenFunction, ...]:
         """The VFs of the spec's NICs that have a driver, and a PF by whose netdev a plugin can select them."""
         return tuple(each for each in self.functions if each.nic and each.index is not None and each.driver and each.pf)
 
-    def rails(self) -> tuple[Seen, ...]:
+    def rails(self) -> tuple[SeenFunction, ...]:
         """The PFs of the spec's NICs that have a netdev, and an RDMA device or a VF with one."""
         with_rdma = {each.nic for each in self.functions if each.has_rdma and not is_erdma(each)}
         return tuple(
@@ -87,8 +87,8 @@ def _netdev(function: Function) -> str | None:
     return function.netdevs[0].name if function.netdevs else None
 
 
-def _seen(function: Function, pf: str | None = None) -> Iterator[Seen]:
-    yield Seen(
+def _seen(function: Function, pf: str | None = None) -> Iterator[SeenFunction]:
+    yield SeenFunction(
         function.address,
         function.vendor,
         function.device,

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agent.spec.ranges import format_ranges, parse_ranges
-from tasks.manifests.discovered import Discovered, Seen
+from tasks.manifests.discovered import Discovered, SeenFunction
 
 Nodes = Mapping[str, Discovered]
-Meant = Mapping[str, Sequence[Seen]]
+Meant = Mapping[str, Sequence[SeenFunction]]
 """The functions that a resource is made of, by host name."""
 
 
@@ -72,7 +72,7 @@ def _each(values: Iterator[str | None]) -> list[str]:
     return sorted({value for value in values if value is not None})
 
 
-def _strangers(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant) -> list[tuple[str, Seen]]:
+def _strangers(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant) -> list[tuple[str, SeenFunction]]:
     """The unwanted functions that the selectors match, with their hosts."""
     return [
         (name, function)
@@ -82,7 +82,7 @@ def _strangers(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant) -> list
     ]
 
 
-def _selects(selectors: Mapping[str, Any], function: Seen) -> bool:
+def _selects(selectors: Mapping[str, Any], function: SeenFunction) -> bool:
     shared = "deviceIDs" in selectors
     # The shared plugin takes only functions that have an RDMA device (pkg/resources/pci_net_device.go).
     if (shared or selectors.get("isRdma")) and function.rdma is None:
@@ -100,7 +100,7 @@ def _selects(selectors: Mapping[str, Any], function: Seen) -> bool:
     return shared or any(_below(each, function) for each in selectors["pfNames"])
 
 
-def _below(selector: str, function: Seen) -> bool:
+def _below(selector: str, function: SeenFunction) -> bool:
     name, _, indexes = selector.partition("#")
     return function.pf == name and function.index in parse_ranges(indexes)
 
@@ -113,7 +113,7 @@ def _check(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant, remedy: str
         )
 
 
-def _called(name: str, function: Seen) -> str:
+def _called(name: str, function: SeenFunction) -> str:
     what = f"NIC {function.nic}" if function.nic else "no NIC of the spec"
     netdev = f"{function.netdev}, " if function.netdev else ""
     return f"{function.address} of {name} ({netdev}{what})"

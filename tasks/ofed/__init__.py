@@ -27,7 +27,7 @@ from tasks.common.facts import FactBase
 from tasks.ofed import doca, mlnx_ofed, modules
 from tasks.ofed.doca import Doca
 from tasks.ofed.mlnx_ofed import MlnxOfed
-from tasks.packages import Family, System, dkms
+from tasks.packages import Family, OperatingSystem, dkms
 
 TASK = "ofed"
 
@@ -106,7 +106,7 @@ def install() -> None:
     modules.load_installed(name="Loaded modules", task=TASK)
 
 
-def _supported(source: str, table: Releases, system: System) -> None:
+def _supported(source: str, table: Releases, system: OperatingSystem) -> None:
     mine = system.version if system.identity == "ubuntu" else str(system.major)
     if mine not in table.get(system.identity, ()):
         names = (f"{packages.DISTRIBUTIONS[known].name} {', '.join(releases)}" for known, releases in table.items())

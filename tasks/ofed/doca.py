@@ -23,7 +23,7 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER
 from tasks.ofed import modules
-from tasks.packages import Family, System, dkms, vendor_repository
+from tasks.packages import Family, OperatingSystem, dkms, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
 
 NVIDIA = "https://linux.mellanox.com/public/repo/doca"
@@ -58,7 +58,7 @@ class Doca:
         Repository(self.repository or NVIDIA, self.key or NVIDIA, self.fingerprint)
 
 
-def repository(wanted: Doca, system: System, arch: str) -> Repository:
+def repository(wanted: Doca, system: OperatingSystem, arch: str) -> Repository:
     """The given repository, or NVIDIA's.
 
     :raises DeployError: NVIDIA's folder for this distribution is not known.
@@ -70,7 +70,7 @@ def repository(wanted: Doca, system: System, arch: str) -> Repository:
     return Repository(uri, wanted.key or SIGNED_BY[system.family], wanted.fingerprint)
 
 
-def _folder(number: str, system: System) -> str:
+def _folder(number: str, system: OperatingSystem) -> str:
     # Until 3.1 the folders are of minor releases, as debian12.5, which Debian's os-release does not have.
     before = tuple(map(int, number.split(".")[:2])) < (3, 2)
     if system.identity == "ubuntu" or (system.identity == "debian" and not before):

@@ -26,7 +26,7 @@ from tasks import kernel
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
 from tasks.ofed import modules
-from tasks.packages import System
+from tasks.packages import OperatingSystem
 
 FOLDER = f"{STATE_FOLDER}/ofed"
 
@@ -55,7 +55,7 @@ class MlnxOfed:
     options: tuple[str, ...] = field(default=(), validator=_installer_options)
 
 
-def check(wanted: MlnxOfed, system: System, arch: str) -> None:
+def check(wanted: MlnxOfed, system: OperatingSystem, arch: str) -> None:
     """Check the bundle before any node is changed.
 
     :raises DeployError: it cannot be read, has another checksum, or is for another distribution by its name.

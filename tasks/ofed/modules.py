@@ -28,7 +28,7 @@ PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
 
 
 @frozen
-class Module:
+class OfedModule:
     """A loaded module. ``loaded`` and ``installed``: its srcversion in memory and in the file at ``path``; empty if none."""
 
     name: str
@@ -62,15 +62,15 @@ class Stack:
     kernel: str
     dkms: bool
     built: int
-    modules: tuple[Module, ...]
+    modules: tuple[OfedModule, ...]
 
     @property
-    def stale(self) -> tuple[Module, ...]:
+    def stale(self) -> tuple[OfedModule, ...]:
         """The loaded modules that are not the installed ones."""
         return tuple(module for module in self.modules if module.stale)
 
     @property
-    def shadowed(self) -> tuple[Module, ...]:
+    def shadowed(self) -> tuple[OfedModule, ...]:
         """The modules for which modprobe would load the kernel's own file instead of OFED's."""
         return tuple(module for module in self.modules if not module.out_of_tree)
 
@@ -111,7 +111,7 @@ class OfedStack(FactBase[Stack | None]):
     def process(self, output: list[str]) -> Stack:
         """Parse lines of a word and its value."""
         lines = [line.partition(" ") for line in output]
-        modules = (Module(*value.split("|")) for word, _, value in lines if word == "loaded")
+        modules = (OfedModule(*value.split("|")) for word, _, value in lines if word == "loaded")
         kernel = next(value for word, _, value in lines if word == "kernel")
         words = [word for word, _, _ in lines]
         return Stack(kernel, "dkms" in words, words.count("built"), tuple(modules))
@@ -125,7 +125,7 @@ def read_stack() -> Stack | None:
     return evolve(stack, modules=tuple(_by_build_id(module) for module in stack.modules))
 
 
-def _by_build_id(module: Module) -> Module:
+def _by_build_id(module: OfedModule) -> OfedModule:
     if not module.unversioned:
         return module
     state = host.get_fact(dkms.ModuleState, module=module.name)

@@ -105,7 +105,7 @@ class NodePython(FactBase[str | None]):
 
 
 @frozen
-class System:
+class OperatingSystem:
     """A node's operating system. ``identity`` and ``version``: ID and VERSION_ID of os-release, as ``ubuntu`` and ``22.04``."""
 
     distribution: Distribution
@@ -126,10 +126,10 @@ class System:
         return f"{self.distribution.name} {self.version}"
 
 
-_known: WeakKeyDictionary[Host, System] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Host, OperatingSystem] = WeakKeyDictionary()
 
 
-def system() -> System:
+def system() -> OperatingSystem:
     """For deploy code: the current host's operating system. It is read once, since a deploy does not change it.
 
     :raises DeployError: the distribution or release is not supported.
@@ -140,7 +140,7 @@ def system() -> System:
     return _known[this]
 
 
-def _system() -> System:
+def _system() -> OperatingSystem:
     fact = host.get_fact(LinuxDistribution)
     identity = fact["release_meta"].get("ID", "unknown")
     release = fact["major"] or 0
@@ -151,7 +151,7 @@ def _system() -> System:
             f"{host.name}: {fact['name'] or identity} {release or ''} is not supported; "
             f"supported are, from the release given: {supported}"
         )
-    return System(distribution, identity, fact["release_meta"].get("VERSION_ID") or str(release))
+    return OperatingSystem(distribution, identity, fact["release_meta"].get("VERSION_ID") or str(release))
 
 
 def base(spec: NodeSpec) -> None:

@@ -12,7 +12,7 @@ from pyinfra.api.exceptions import DeployError
 from tasks import gpu_driver
 from tasks.common.archive import ROOT
 from tasks.gpu_driver import modules as driver_modules
-from tasks.packages import Distribution, System
+from tasks.packages import Distribution, OperatingSystem
 from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
 from tests.deploy.test_scripts import program, sh
 
@@ -166,9 +166,9 @@ def test_fresh_rocky(node: Node) -> None:
     assert gpu_driver.PREFERENCES not in result.uploads
 
 
-def system(identity: str, version: str) -> System:
+def system(identity: str, version: str) -> OperatingSystem:
     family: Any = "rhel" if identity == "rocky" else "debian"
-    return System(Distribution(identity.title(), family, 1, 1), identity, version)
+    return OperatingSystem(Distribution(identity.title(), family, 1, 1), identity, version)
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_the_kubelet_s_arguments(tmp_path: Path, line: str, arguments: str) -> N
     (tmp_path / "etc/default").mkdir(parents=True)
     (tmp_path / "etc/default/kubelet").write_text(f"{line}\n")
     found = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, None)))
-    assert found == labels.Kubelet(arguments, None)
+    assert found == labels.KubeletArguments(arguments, None)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_the_kubelet_s_arguments(tmp_path: Path, line: str, arguments: str) -> N
 )
 def test_whether_the_kubelet_s_unit_passes_arguments_on(tmp_path: Path, unit: str, passes: bool) -> None:
     found = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
-    assert found == labels.Kubelet("", passes)
+    assert found == labels.KubeletArguments("", passes)
 
 
 def _systemctl(folder: Path, unit: str | None) -> str:

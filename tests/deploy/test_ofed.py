@@ -106,7 +106,7 @@ def test_refused_with_the_remedy(node: Node, answers: Answers, message: str) -> 
 
 def test_modules_not_loaded_after_openibd_s_restart_fail_the_host(node: Node) -> None:
     # The fake gives the same answers in both phases, so a stack without the module stands for the second reading.
-    before = modules.Stack(KERNEL, True, 1, (modules.Module("rdma_rxe", "CD", "AB", "/updates/x.ko"),))
+    before = modules.Stack(KERNEL, True, 1, (modules.OfedModule("rdma_rxe", "CD", "AB", "/updates/x.ko"),))
     after = modules.Stack(KERNEL, True, 1, ())
     assert modules.not_loaded_again(before, after) == ["rdma_rxe"]
     assert modules.not_loaded_again(before, before) == []

@@ -37,10 +37,10 @@ def test_the_script(tmp_path: Path) -> None:
     (device / "sriov_numvfs").write_text("7\n")
     sh(original_state._RECORD, "irqbalance.service", tmp_path, file, PATH=path)
     assert original_state.parse(file.read_text().splitlines()) == original_state.OriginalState(
-        {"0000:21:00.0": original_state.Vfs(3, True)},
+        {"0000:21:00.0": original_state.OriginalVfs(3, True)},
         (True, False),
         frozenset({"linux-image-amd64", "foo", "kernel-0:5.14.0-427.el9.*"}),
         frozenset({"/etc/kubernetes"}),
     )
     now = sh(original_state.STATE + 'state "$1" "$2"', "irqbalance.service", tmp_path, PATH=path)
-    assert original_state.parse(now).vfs == {"0000:21:00.0": original_state.Vfs(7, True)}
+    assert original_state.parse(now).vfs == {"0000:21:00.0": original_state.OriginalVfs(7, True)}
