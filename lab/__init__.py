@@ -1,8 +1,8 @@
-"""The virtual fleet: two QEMU machines with real SR-IOV, RDMA, systemd, sshd and apt, on a host without KVM."""
+"""The virtual fleet: QEMU machines with real SR-IOV, RDMA, systemd, sshd and apt, on a host without KVM."""
 
 from lab.errors import LabError
 from lab.fleet import nodes
-from lab.hardware import MACHINES, Machine, Nic
+from lab.hardware import ALL_MACHINES, MACHINES, Machine, Nic
 from lab.node import Node
 
-__all__ = ["MACHINES", "LabError", "Machine", "Nic", "Node", "nodes"]
+__all__ = ["ALL_MACHINES", "MACHINES", "LabError", "Machine", "Nic", "Node", "nodes"]

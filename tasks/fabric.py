@@ -25,11 +25,12 @@ from pyinfra.context import ctx_host, host
 from agent.report.fabric import PROOF, Proof, Seen, identity, proof_to_json
 from agent.report.printable import printable
 from agent.spec.node import NodeSpec
+from fleet.fabric.collective import LAUNCHER, PROGRAMS
 from fleet.fabric.ends import End, by_name
 from fleet.fabric.journal import Damaged, Journal, Run, default_path
 from fleet.fabric.runner import Nodes, Request, Runner
 from fleet.fabric.stages import FabricSettings
-from fleet.fabric.tests import LEAST_SECONDS, TESTS
+from fleet.fabric.tests import ALL_REDUCE, LEAST_SECONDS, TESTS
 from fleet.fabric.verdict import Verdict
 from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
@@ -39,20 +40,32 @@ from tasks.packages import INTERPRETERS, RDMA_TOOLS, present, system
 
 PROGRAM = ROOT / "templates" / "fabric.py"
 
+LARGEST_SIZE = 1 << 30
+
+LEAST_MESSAGES = 5
+"""perftest's own (MIN_ITER of perftest_parameters.h)."""
+
 TRANSPORT_GIDS = ("RoCE v2",)
 """The types of GIDs with an IP address that packets are routed by."""
 
 
 def _settings(value: object) -> FabricSettings:
     made = record(FabricSettings)(value)
-    if unknown := sorted(set(made.tests) - TESTS.keys()):
-        raise ValueError(f"tests: {unknown[0]!r} is not a test; tests are {', '.join(TESTS)}")
-    if not made.tests:
-        raise ValueError("tests: it is empty; leave it out for all tests")
+    if unknown := sorted(set(made.tests) - {*TESTS, ALL_REDUCE}):
+        raise ValueError(f"tests: {unknown[0]!r} is not a test; tests are {', '.join((*TESTS, ALL_REDUCE))}")
+    if not set(made.tests) & TESTS.keys():
+        raise ValueError(f"tests: it has none of {', '.join(TESTS)}; leave it out for all tests")
     if not LEAST_SECONDS <= made.seconds <= 3600:
         raise ValueError(f"seconds: {made.seconds} is not valid; give {LEAST_SECONDS} to 3600")
     if not 1 <= made.grace <= 3600:
         raise ValueError(f"grace: {made.grace} is not valid; give 1 to 3600 seconds")
+    for name, value, least in (
+        ("size", made.size, 1),
+        ("messages", made.messages, LEAST_MESSAGES),
+        ("collective_size", made.collective_size, 4),
+    ):
+        if not least <= value <= LARGEST_SIZE:
+            raise ValueError(f"{name}: {value} is not valid; give {least} to {LARGEST_SIZE}")
     if made.at_once is not None and made.at_once < 1:
         raise ValueError(f"at_once: {made.at_once} is not valid; give at least 1")
     return made
@@ -61,11 +74,12 @@ def _settings(value: object) -> FabricSettings:
 def _floors(value: object) -> dict[str, float]:
     if not isinstance(value, Mapping):
         raise ValueError(f"{value!r} is not valid; give a number for each of some tests")
+    units = {**{name: test.unit for name, test in TESTS.items()}, ALL_REDUCE: "Gbit/s"}
     for test, floor in value.items():
-        if test not in TESTS:
-            raise ValueError(f"{test!r} is not a test; tests are {', '.join(TESTS)}")
+        if test not in units:
+            raise ValueError(f"{test!r} is not a test; tests are {', '.join(units)}")
         if isinstance(floor, bool) or not isinstance(floor, int | float) or floor <= 0:
-            raise ValueError(f"{test}: {floor!r} is not valid; give a number of {TESTS[test].unit}")
+            raise ValueError(f"{test}: {floor!r} is not valid; give a number of {units[test]}")
     return {str(test): float(floor) for test, floor in value.items()}
 
 
@@ -77,7 +91,13 @@ KEYS = (FABRIC, FLOORS)
 # --- the ends of a node ------------------------------------------------------------------------------------
 
 _FACTS = """
-[ -x "$1" ] || exit 0
+agent=$1; shift
+[ -x "$agent" ] || exit 0
+for program; do if command -v "$program" > /dev/null; then echo "program $program"; fi; done
+python=$(command -v python3 || true)
+if [ "$python" ] && "$python" -I -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("mpi4py"))'; then
+  echo "program mpi4py"
+fi
 for d in /sys/bus/pci/devices/*; do
   read -r class < "$d/class"; read -r vendor < "$d/vendor"
   a=${d##*/}
@@ -89,12 +109,15 @@ for d in /sys/bus/pci/devices/*; do
   case "$vendor $class" in "0x10de 0x0300"*|"0x10de 0x0302"*) echo "gpu $a $(cat "$d/numa_node")" ;; esac
 done
 echo inspection
-"$1" inspect --json
+"$agent" inspect --json
 """
 
 
 class NodeEnds(dict[str, Any]):
-    """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node."""
+    """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node.
+
+    ``programs``: those of the collective stage that are installed.
+    """
 
     @classmethod
     def parse(cls, output: list[str]) -> NodeEnds:
@@ -109,6 +132,7 @@ class NodeEnds(dict[str, Any]):
         answer = json.loads("\n".join(output[at + 1 :]))
         answer["cpus"] = {line[1]: line[2] for line in lines if line[0] == "cpus" and len(line) == 4}
         answer["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
+        answer["programs"] = sorted(line[1] for line in lines if line[0] == "program")
         answer["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
         return cls(answer)
 
@@ -152,6 +176,7 @@ def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]
                 gid_index=gid,
                 cpus=facts["cpus"].get(owner["address"], ""),
                 gpu=facts["gpus"].get(str(owner["numa_node"])),
+                programs=tuple(facts["programs"]),
                 identity=identity(
                     owner["driver"],
                     facts["driver_version"].get(owner["address"]),
@@ -292,7 +317,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
 def _found(connected: Connected) -> tuple[list[End], dict[str, str]]:
     """The ends of all nodes, and for each node without ends the reason."""
     pool = Pool(connected.state.config.PARALLEL)
-    command = script(_FACTS, COMMAND)
+    command = script(_FACTS, COMMAND, LAUNCHER, *PROGRAMS)
     asked = {name: pool.spawn(connected.output, name, command, None, 60.0) for name in connected.hosts}
     pool.join()
     ends: list[End] = []
@@ -349,3 +374,7 @@ def _faults(said: Verdict, node: str) -> Iterator[str]:
     for path in said.paths:
         if path.client.startswith(f"{node}/"):
             yield f"from {path.client} to {path.server}: {path.message}"
+    for collective in said.collectives:
+        members = collective.group.ends
+        if collective.message and any(name.startswith(f"{node}/") for name in members):
+            yield f"{ALL_REDUCE} of {', '.join(members)}: {collective.message}"

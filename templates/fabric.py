@@ -1,11 +1,13 @@
 """Runs the servers and clients of one round of the fabric's test on this node.
 
 Standard input is a JSON object: `do` (serve, measure, collect) and `jobs`, each with `id`, `argv`, `port`, `seconds` and
-`rdma_cm`; `ends`: the server will end by itself. The answer, a JSON object by `id`, is the last line of standard output.
+`rdma_cm`; `ends`: the server will end by itself; `files`: by name, the content of files, in whose folder's place `argv` and the
+files have @FILES@. They are deleted by `collect`. The answer, a JSON object by `id`, is the last line of standard output.
 """
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -49,6 +51,7 @@ def serve(jobs: list[dict[str, Any]]) -> dict[str, str]:
         stop(job)
         for file in files:
             file.unlink(missing_ok=True)
+        prepare(job)
         code, log, pid = files
         with log.open("w") as output:
             try:
@@ -84,6 +87,7 @@ def measure(jobs: list[dict[str, Any]]) -> dict[str, list[Any]]:
     running = {}
     said = {}
     for job in jobs:
+        prepare(job)
         try:
             running[job["id"]] = subprocess.Popen(
                 _limited(job),
@@ -116,8 +120,20 @@ def collect(jobs: list[dict[str, Any]]) -> dict[str, list[Any]]:
         code, log, _ = _files(job)
         status = int(code.read_text()) if code.exists() else None
         stop(job)
+        shutil.rmtree(_folder(job), ignore_errors=True)
         said[job["id"]] = [status, log.read_text(errors="replace")[-LONGEST:] if log.exists() else ""]
     return said
+
+
+def prepare(job: dict[str, Any]) -> None:
+    """Write the files of a job, which nobody else may read."""
+    folder = _folder(job)
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, text in job.get("files", {}).items():
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / name
+        path.touch(mode=0o600)
+        path.write_text(text.replace("@FILES@", str(folder)))
 
 
 def stop(job: dict[str, Any]) -> None:
@@ -149,12 +165,17 @@ def listening() -> set[int]:
 
 def _limited(job: dict[str, Any]) -> list[str]:
     # timeout(1) makes a process group of its own, which stop() would not reach.
-    return ["timeout", "--foreground", "-k", "2", str(job["seconds"]), *job["argv"]]
+    words = [word.replace("@FILES@", str(_folder(job))) for word in job["argv"]]
+    return ["timeout", "--foreground", "-k", "2", str(job["seconds"]), *words]
 
 
 def _files(job: dict[str, Any]) -> tuple[Path, Path, Path]:
     name = str(int(job["port"]))
     return FOLDER / f"{name}.code", FOLDER / f"{name}.log", FOLDER / f"{name}.pid"
+
+
+def _folder(job: dict[str, Any]) -> Path:
+    return FOLDER / f"{int(job['port'])}.files"
 
 
 if __name__ == "__main__":

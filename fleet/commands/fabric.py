@@ -17,7 +17,7 @@ from agent.runtime import write_atomically
 from fleet.api import Failed
 from fleet.fabric.ends import Ends
 from fleet.fabric.journal import Damaged, Journal, default_path
-from fleet.fabric.tests import TESTS
+from fleet.fabric.tests import ALL_REDUCE, TESTS
 from fleet.fabric.verdict import Verdict, verdict
 
 NOT_PROVEN = 2
@@ -43,10 +43,10 @@ def fabric() -> None:
     "--json",
     "as_json",
     is_flag=True,
-    help="Print JSON lines for programs: each NIC, then each bad path, then the verdict.",
+    help="Print JSON lines for programs: each NIC, each bad path, each collective, then the verdict.",
 )
 def report(path: Path | None, page_file: Path | None, as_json: bool) -> None:
-    """Show each NIC and path that is not good, and the usual rates.
+    """Show each NIC, path and collective that is not good, and the usual rates.
 
     A stopped run is judged by its finished tests. The command reads a file, and does not connect to the cluster.
 
@@ -56,7 +56,7 @@ def report(path: Path | None, page_file: Path | None, as_json: bool) -> None:
     """
     journal = _read(path or default_path())
     ends = journal.run.by_name()
-    said = verdict(ends, journal.results, journal.ended is not None)
+    said = verdict(ends, journal.results, journal.ended is not None, journal.collectives)
     if page_file is not None:
         _write_page(page_file, journal, ends, said)
     proven = said.proven and not journal.run.absent
@@ -65,6 +65,8 @@ def report(path: Path | None, page_file: Path | None, as_json: bool) -> None:
             click.echo(json.dumps(asdict(end)))
         for each in said.paths:
             click.echo(json.dumps({"path": asdict(each)}))
+        for collective in said.collectives:
+            click.echo(json.dumps({"collective": asdict(collective)}))
         whole = {"proven": proven, "finished": said.finished, "usual": dict(said.usual), "absent": journal.run.absent}
         click.echo(json.dumps(whole))
     else:
@@ -96,6 +98,11 @@ def _print(journal: Journal, ends: Ends, said: Verdict) -> None:
     left = [each for each in said.ends if each.status != "good"]
     rows = [(each.end, each.kind or each.status, each.message) for each in left]
     rows += [(f"{each.client} -> {each.server}", "bad path", f"{each.test}: {each.message}") for each in said.paths]
+    rows += [
+        (", ".join(collective.group.ends), "bad collective", f"{ALL_REDUCE}: {collective.message}")
+        for collective in said.collectives
+        if collective.message
+    ]
     rows += [(node, "not tested", why) for node, why in sorted(journal.run.absent.items())]
     if rows:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -107,5 +114,10 @@ def _print(journal: Journal, ends: Ends, said: Verdict) -> None:
         console.print(table)
     for test, value in said.usual.items():
         click.echo(f"{test}: usually {value:.2f} {TESTS[test].unit}")
+    for collective in said.collectives:
+        if collective.value is not None:
+            made = collective.group
+            measured = f"{collective.value:.2f} Gbit/s by {made.program}"
+            click.echo(printable(f"{ALL_REDUCE} of {', '.join(made.ends)}: {measured}"))
     stopped = "" if said.finished else "; the test is not finished: run deploys/fabric.py again to go on"
     click.echo(f"{len(said.ends) - len(left)} of {len(said.ends)} NICs are good, {len(said.paths)} bad paths{stopped}")

@@ -16,7 +16,8 @@ class End:
     where GIDs are not needed (InfiniBand, iWARP). ``cpus``: those of the NIC's NUMA node, as taskset takes them; empty if
     unknown. ``gpu``: the PCI address of a GPU of that NUMA node. ``group``: hardware that is alike has the same rates.
     ``floors``: by test, the least Gbit/s (or, of a latency, the most microseconds) that is accepted.
-    ``identity``: the firmware, driver and port that were tested, by name.
+    ``programs``: those of the collective stage that the node has. ``identity``: the firmware, driver and port that were tested,
+    by name.
     """
 
     node: str
@@ -32,6 +33,7 @@ class End:
     cpus: str = ""
     gpu: str | None = None
     floors: Mapping[str, float] = field(factory=dict)
+    programs: tuple[str, ...] = ()
     identity: Mapping[str, str] = field(factory=dict)
 
     @property

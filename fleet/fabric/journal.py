@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import cattrs
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
+from fleet.fabric.collective import Collective
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.results import Result
 from fleet.fabric.stages import FabricSettings
@@ -53,6 +54,7 @@ class Journal:
     path: Path
     run: Run
     results: list[Result]
+    collectives: list[Collective] = field(factory=list)
     ended: float | None = None
 
     @classmethod
@@ -71,6 +73,8 @@ class Journal:
                     made = cls(path, _converter.structure(value, Run), [])
                 elif made is not None and kind == "result":
                     made.results.append(_converter.structure(value, Result))
+                elif made is not None and kind == "collective":
+                    made.collectives.append(_converter.structure(value, Collective))
                 elif made is not None and kind == "ended":
                     made.ended = float(value)
             except Exception:  # cattrs raises exception groups
@@ -103,6 +107,12 @@ class Journal:
         new = list(results)
         self._write([{"result": _converter.unstructure(result)} for result in new])
         self.results += new
+
+    def add_collectives(self, collectives: Iterable[Collective]) -> None:
+        """Append results of the collective stage; they are on the disk when this returns."""
+        new = list(collectives)
+        self._write([{"collective": _converter.unstructure(each)} for each in new])
+        self.collectives += new
 
     def finish(self) -> None:
         """Note that all tests are done."""

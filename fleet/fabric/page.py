@@ -42,7 +42,8 @@ def page(ends: Ends, said: Verdict, began: float, absent: Mapping[str, str]) -> 
         ),
         "<h2>NICs</h2>",
         "<p>The colour is the NIC's worst test, as a share of the usual result. A cross marks a NIC that is not good.</p>",
-        heat_map(ends, said.ends),
+        # If no node could be tested, there is nothing to draw.
+        heat_map(ends, said.ends) if ends else "",
     ]
     if left:
         rows = [(each.end, each.kind or each.status, each.message) for each in left]
@@ -50,9 +51,19 @@ def page(ends: Ends, said: Verdict, began: float, absent: Mapping[str, str]) -> 
     if said.paths:
         paths = [(each.client, each.server, each.test, each.message) for each in said.paths]
         parts += ["<h2>Bad paths</h2>", table(("From", "To", "Test", "Why"), paths)]
+    if said.collectives:
+        collectives = [
+            (", ".join(each.group.ends), each.group.program, _rate(each.value), each.message)
+            for each in said.collectives
+        ]
+        parts += ["<h2>Collectives</h2>", table(("NICs", "Program", "Bus bandwidth", "Why it is bad"), collectives)]
     if absent:
         parts += ["<h2>Not tested</h2>", table(("Node", "Why"), sorted(absent.items()))]
     return document("Fabric", parts)
+
+
+def _rate(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} Gbit/s"
 
 
 def heat_map(ends: Ends, verdicts: Sequence[EndVerdict]) -> str:

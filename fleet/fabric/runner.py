@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from itertools import groupby
+from typing import Any, Protocol, TypeVar
 
 from attrs import define, field, frozen
 
+from fleet.fabric.collective import Collective, Group, groups, launcher, outcome
 from fleet.fabric.ends import Ends
 from fleet.fabric.journal import Journal
+from fleet.fabric.launch import SSH, Keys, daemon, files_of_first, files_of_other
 from fleet.fabric.results import Result, failed, measured, messages
 from fleet.fabric.schedule import Pair, Round
 from fleet.fabric.stages import STAGES, FabricSettings
-from fleet.fabric.tests import TESTS, client, server
-from fleet.fabric.verdict import Verdict, verdict
+from fleet.fabric.tests import ALL_REDUCE, TESTS, client, server
+from fleet.fabric.verdict import Verdict, good_ends, lost_nodes, verdict
 
 PORT = 18515
 """perftest's default port. The NICs of a node use this one and those above it."""
@@ -22,8 +25,13 @@ PORT = 18515
 ANSWER = 45
 """How many seconds longer than its tests a node may take to answer."""
 
+LAUNCH = 30
+"""Seconds for a group's programs to be started on its nodes."""
+
 Request = Mapping[str, Any]
 """A node's part of a round, as templates/fabric.py reads it."""
+
+_T = TypeVar("_T")
 
 
 class Nodes(Protocol):
@@ -47,6 +55,11 @@ class Job:
         """The name in requests and answers."""
         return f"{self.server} {self.client}"
 
+    @property
+    def ends(self) -> Pair:
+        """Both ends."""
+        return self.server, self.client
+
 
 @define
 class Runner:
@@ -63,7 +76,7 @@ class Runner:
 
     def __attrs_post_init__(self) -> None:
         self._results = list(self.journal.results)
-        self._lost = {result.text for result in self._results if result.fault == "lost"}
+        self._lost = lost_nodes(self._results, self.journal.collectives)
         nics: Counter[str] = Counter()
         self._ports = {}
         for name, end in self.ends.items():
@@ -83,33 +96,97 @@ class Runner:
                     made = self._round(each, pairs)
                     self.journal.add(made)
                     self._results += made
+        if ALL_REDUCE in self.settings.tests:
+            self._collectives()
         self.journal.finish()
-        return verdict(self.ends, self._results, True)
+        return verdict(self.ends, self._results, True, self.journal.collectives)
 
-    def _portions(self, pairs: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
-        most = self.settings.at_once or max(1, len(pairs))
-        for start in range(0, len(pairs), most):
-            yield pairs[start : start + most]
+    def _collectives(self) -> None:
+        """Do what is left of the collective stage: one rail after the other, since the NICs of a node may share its GPUs."""
+        planned = groups(self.ends, good_ends(self.ends, self._results), self.settings.seed)
+        done = {each.group.number for each in self.journal.collectives}
+        if not planned:
+            self.tell(
+                f"{ALL_REDUCE}: left out, since no two nodes with good NICs have mpirun and a program to measure with"
+            )
+        for rail, members in groupby(planned, lambda group: group.rail):
+            left = [group for group in members if group.number not in done]
+            if left:
+                self.tell(f"{ALL_REDUCE}: rail {rail}: {len(left)} groups")
+            for portion in self._portions(left):
+                self.journal.add_collectives(self._reduce(portion))
+
+    def _reduce(self, portion: Sequence[Group]) -> list[Collective]:
+        """The results of some groups at the same time, in their order."""
+        keys = {group.number: Keys.make() for group in portion}
+        said = self._send("serve", [job for group in portion for job in self._daemons(group, keys[group.number])])
+        results: dict[int, Collective] = {}
+        for group in portion:
+            why = [f"{name}: {text}" for name in group.ends[1:] if (text := said.get(name))]
+            if why and not self._gone(group.ends):
+                results[group.number] = Collective(group, None, "no-server", "; ".join(why))
+        up = [group for group in portion if group.number not in results and not self._gone(group.ends)]
+        said = self._send("measure", [self._first(group, keys[group.number]) for group in up])
+        there = [name for group in portion for name in group.ends if self._node(name) not in self._lost]
+        self._send("collect", [self._job(name, ()) for name in there])
+        for group in portion:
+            if gone := [self._node(name) for name in group.ends if self._node(name) in self._lost]:
+                results[group.number] = Collective(group, None, "lost", gone[0])
+            elif group.number not in results:
+                code, output = said[group.ends[0]]
+                results[group.number] = outcome(group, self.settings.collective_size, int(code), str(output))
+        return [results[group.number] for group in portion]
+
+    def _daemons(self, group: Group, keys: Keys) -> Iterator[dict[str, Any]]:
+        first = self.ends[group.ends[0]]
+        for name in group.ends[1:] if not self._gone(group.ends) else ():
+            files = files_of_other(keys, first, self.ends[name], self._ports[name])
+            yield {**self._job(name, daemon()), "seconds": 2 * self._limit + LAUNCH + ANSWER, "files": files}
+
+    def _first(self, group: Group, keys: Keys) -> dict[str, Any]:
+        words = launcher(group, self.ends, self.settings.collective_size, SSH)
+        others = [(self.ends[name], self._ports[name]) for name in group.ends[1:]]
+        return {**self._job(group.ends[0], words), "files": files_of_first(keys, others)}
+
+    def _job(self, end: str, argv: Sequence[str]) -> dict[str, Any]:
+        words = {"id": end, "argv": argv, "port": self._ports[end], "seconds": self._limit + LAUNCH}
+        return {**words, "rdma_cm": False, "ends": False}
+
+    def _send(self, do: str, jobs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        by_node: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for job in jobs:
+            by_node[self._node(job["id"])].append(job)
+        return self._answers(do, by_node, self._limit + LAUNCH + ANSWER)
+
+    @property
+    def _limit(self) -> int:
+        """Seconds that a client may take."""
+        return self.settings.seconds + self.settings.grace
+
+    def _portions(self, tests: Sequence[_T]) -> Iterator[Sequence[_T]]:
+        most = self.settings.at_once or max(1, len(tests))
+        for start in range(0, len(tests), most):
+            yield tests[start : start + most]
 
     def _round(self, made: Round, pairs: Sequence[Pair]) -> list[Result]:
         """The results of some tests of a round, in the order of the pairs."""
         results: dict[Pair, Result] = {}
         jobs = [Job(one, other, self._ports[one]) for one, other in pairs]
-        said = self._ask("serve", made, [job for job in jobs if not self._gone(job)])
+        said = self._ask("serve", made, [job for job in jobs if not self._gone(job.ends)])
         for job in jobs:
-            if not self._gone(job) and (text := said.get(job.id)):
+            if not self._gone(job.ends) and (text := said.get(job.id)):
                 results[job.server, job.client] = failed(made, job.server, job.client, "no-server", messages(text))
-        up = [job for job in jobs if said.get(job.id) == "" and not self._gone(job)]
+        up = [job for job in jobs if said.get(job.id) == "" and not self._gone(job.ends)]
         clients = self._ask("measure", made, up)
         measured_well = {name for name, (code, _) in clients.items() if code == 0}
         there = [job for job in up if self._node(job.server) not in self._lost]
         servers = self._ask("collect", made, there, measured_well)
         for job in up:
-            if not self._gone(job):
+            if not self._gone(job.ends):
                 results[job.server, job.client] = _result(made, job, clients[job.id], servers[job.id])
         for job in jobs:
-            if self._gone(job):
-                gone = next(node for node in map(self._node, (job.server, job.client)) if node in self._lost)
+            if self._gone(job.ends):
+                gone = next(node for node in map(self._node, job.ends) if node in self._lost)
                 results[job.server, job.client] = failed(made, job.server, job.client, "lost", gone)
         return [results[pair] for pair in pairs]
 
@@ -119,19 +196,23 @@ class Runner:
         :param ending: the jobs whose servers end by themselves, since their clients have ended well.
         """
         by_node: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        limit = self.settings.seconds + self.settings.grace
+        limit = self._limit
         test = TESTS[made.test]
         for job in jobs:
             one, other = self.ends[job.server], self.ends[job.client]
             asked, seconds = (one, 2 * limit + ANSWER) if do != "measure" else (other, limit)
-            settings = (job.port, self.settings.seconds, self.settings.gpu_memory)
-            argv = server(test, one, *settings) if do != "measure" else client(test, other, one, *settings)
+            load = (job.port, self.settings.load)
+            argv = server(test, one, *load) if do != "measure" else client(test, other, one, *load)
             words = {"id": job.id, "argv": argv, "port": job.port, "seconds": seconds, "rdma_cm": test.rdma_cm}
             by_node[asked.node].append({**words, "ends": job.id in ending})
+        return self._answers(do, by_node, limit + ANSWER)
+
+    def _answers(self, do: str, by_node: Mapping[str, list[dict[str, Any]]], timeout: float) -> dict[str, Any]:
+        """The answers by job. A node that does not answer is lost from now on."""
         if not by_node:
             return {}
         requests = {node: {"do": do, "jobs": each} for node, each in sorted(by_node.items())}
-        answers = self.nodes.ask(requests, limit + ANSWER)
+        answers = self.nodes.ask(requests, timeout)
         said: dict[str, Any] = {}
         for node, asked_jobs in by_node.items():
             answer = answers.get(node)
@@ -142,8 +223,9 @@ class Runner:
                 said |= answer
         return said
 
-    def _gone(self, job: Job) -> bool:
-        return not self._lost.isdisjoint((self._node(job.server), self._node(job.client)))
+    def _gone(self, ends: Sequence[str]) -> bool:
+        """Whether one of the ends' nodes is lost."""
+        return not self._lost.isdisjoint(map(self._node, ends))
 
     def _node(self, end: str) -> str:
         return self.ends[end].node

@@ -31,6 +31,20 @@ class FabricTest:
     client_sends: bool = True
 
 
+@frozen
+class Load:
+    """What a test puts on the network.
+
+    ``seconds``: how long a bandwidth is measured. ``size``: the bytes of each of its messages. ``messages``: how many a latency
+    is measured with. ``gpu_memory``: they are in the memory of a GPU of the NIC's NUMA node.
+    """
+
+    seconds: int = 5
+    size: int = 65536
+    messages: int = 1000
+    gpu_memory: bool = False
+
+
 TESTS = {
     test.program: test
     for test in (
@@ -42,32 +56,35 @@ TESTS = {
 }
 """By the names of their programs."""
 
+ALL_REDUCE = "all_reduce"
+"""The name of the stage in which groups of nodes run a collective (fleet/fabric/collective.py)."""
 
-def server(test: FabricTest, end: End, port: int, seconds: int, gpu_memory: bool = False) -> tuple[str, ...]:
+
+def server(test: FabricTest, end: End, port: int, load: Load) -> tuple[str, ...]:
     """The command line of the server: a list of words."""
-    return (*_pinned(end), test.program, *_arguments(test, end, port, seconds, gpu_memory))
+    return (*pinned(end), test.program, *_arguments(test, end, port, load))
 
 
-def client(test: FabricTest, end: End, to: End, port: int, seconds: int, gpu_memory: bool = False) -> tuple[str, ...]:
+def client(test: FabricTest, end: End, to: End, port: int, load: Load) -> tuple[str, ...]:
     """The command line of the client that connects to the server at ``to``."""
     # Without its source address the connection manager would take whichever netdev has the route.
     source = ("--source_ip", end.address) if test.rdma_cm and end.address else ()
-    return (*_pinned(end), test.program, *_arguments(test, end, port, seconds, gpu_memory), *source, to.address)
+    return (*pinned(end), test.program, *_arguments(test, end, port, load), *source, to.address)
 
 
-def _pinned(end: End) -> tuple[str, ...]:
+def pinned(end: End) -> tuple[str, ...]:
+    """The words before a program that run it on the CPUs of the NIC's NUMA node."""
     return ("taskset", "-c", end.cpus) if end.cpus else ()
 
 
-def _arguments(test: FabricTest, end: End, port: int, seconds: int, gpu_memory: bool) -> tuple[str, ...]:
+def _arguments(test: FabricTest, end: End, port: int, load: Load) -> tuple[str, ...]:
     words = ["-d", end.device, "-i", str(end.port), "-p", str(port), "-F", *test.arguments]
     if end.gid_index is not None and not test.rdma_cm:
         words += ["-x", str(end.gid_index)]
     if test.unit == "Gbit/s":
-        words.append("--report_gbits")
-    if test.timed:
-        words += ["-D", str(seconds)]
+        words += ["--report_gbits", "-s", str(load.size)]
+    words += ["-D", str(load.seconds)] if test.timed else ["-n", str(load.messages)]
     # From vendor documents: not run on GPUs. perftest must be built with CUDA.
-    if gpu_memory and end.gpu is not None and test.unit == "Gbit/s":
+    if load.gpu_memory and end.gpu is not None and test.unit == "Gbit/s":
         words.append(f"--use_cuda_bus_id={end.gpu}")
     return tuple(words)

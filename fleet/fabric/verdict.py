@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 from attrs import field, frozen
 
 from fleet.fabric.baseline import Baseline, Judged, baseline, upper_median
+from fleet.fabric.collective import Collective, CollectiveVerdict
+from fleet.fabric.collective import judge as judge_collectives
 from fleet.fabric.ends import Ends
 from fleet.fabric.results import Result
 from fleet.fabric.schedule import Pair, Round, packed
@@ -52,17 +54,22 @@ class PathVerdict:
 
 @frozen
 class Verdict:
-    """``finished``: every test of every stage has a result. ``usual``: by test, the usual rate on one rail, in its unit."""
+    """``finished``: every test of every stage has a result. ``usual``: by test, the usual rate on one rail, in its unit.
+
+    ``collectives``: those of all groups, good ones, too.
+    """
 
     ends: tuple[EndVerdict, ...]
     paths: tuple[PathVerdict, ...]
     finished: bool
     usual: Mapping[str, float] = field(factory=dict)
+    collectives: tuple[CollectiveVerdict, ...] = ()
 
     @property
     def proven(self) -> bool:
-        """Whether every end was tested and is good, and no path is bad."""
-        return self.finished and not self.paths and all(each.status == "good" for each in self.ends)
+        """Whether every end was tested and is good, and no path and no collective is bad."""
+        bad = self.paths or [each for each in self.collectives if each.message]
+        return self.finished and not bad and all(each.status == "good" for each in self.ends)
 
 
 def confirming(ends: Ends, results: Sequence[Result], seed: int) -> list[Round]:
@@ -101,7 +108,7 @@ def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: i
 def repeating(ends: Ends, results: Sequence[Result]) -> list[Round]:
     """The rounds that repeat the survey's bad tests between two ends that are not suspected."""
     usual = baseline(ends, _of_stage(results, "survey"))
-    blamed = {each.end for each in _ends(ends, results, usual) if each.status != "good"}
+    blamed = {each.end for each in _ends(ends, results, usual, lost_nodes(results)) if each.status != "good"}
     wanted = [
         (each.result.test, each.result.across, (each.result.server, each.result.client))
         for each in usual.judge(ends, _of_stage(results, "survey"))
@@ -110,23 +117,35 @@ def repeating(ends: Ends, results: Sequence[Result]) -> list[Round]:
     return packed("paths", [each for each in wanted for _ in range(REPEATS)])
 
 
-def verdict(ends: Ends, results: Sequence[Result], finished: bool) -> Verdict:
-    """Judge all ends and paths by the results of all stages."""
+def verdict(ends: Ends, results: Sequence[Result], finished: bool, collectives: Sequence[Collective] = ()) -> Verdict:
+    """Judge all ends, paths and collectives by the results of all stages."""
     usual = baseline(ends, _of_stage(results, "survey"))
     rates = {test: each.value for (test, across, _), each in sorted(usual.usual.items(), reverse=True) if not across}
     return Verdict(
-        tuple(_ends(ends, results, usual)),
+        tuple(_ends(ends, results, usual, lost_nodes(results, collectives))),
         tuple(_paths(usual.judge(ends, _of_stage(results, "paths")))),
         finished,
         dict(sorted(rates.items())),
+        tuple(judge_collectives(ends, collectives)),
     )
+
+
+def good_ends(ends: Ends, results: Sequence[Result]) -> list[str]:
+    """The names of the ends that are good by the stages with pairs."""
+    return [each.end for each in verdict(ends, results, True).ends if each.status == "good"]
+
+
+def lost_nodes(results: Iterable[Result], collectives: Iterable[Collective] = ()) -> set[str]:
+    """The nodes that stopped answering during the test."""
+    lost = {each.text for each in results if each.fault == "lost"}
+    return lost | {each.text for each in collectives if each.fault == "lost"}
 
 
 def _of_stage(results: Iterable[Result], stage: str) -> list[Result]:
     return [result for result in results if result.stage == stage]
 
 
-def _ends(ends: Ends, results: Sequence[Result], usual: Baseline) -> list[EndVerdict]:
+def _ends(ends: Ends, results: Sequence[Result], usual: Baseline, lost: Collection[str]) -> list[EndVerdict]:
     surveyed = usual.judge(ends, _of_stage(results, "survey"))
     suspected = suspicion(ends, surveyed, usual)
     confirmed: dict[str, list[Judged]] = defaultdict(list)
@@ -135,7 +154,6 @@ def _ends(ends: Ends, results: Sequence[Result], usual: Baseline) -> list[EndVer
             if name in suspected.suspects:
                 confirmed[name].append(each)
     shares = _shares(surveyed)
-    lost = {result.text for result in results if result.fault == "lost"}
     tested = shares.keys()
     verdicts = []
     for name, end in ends.items():

@@ -49,7 +49,14 @@ def function(address: str, nic: str | None, rdma: list[dict[str, Any]], vfs: lis
 
 def printed(*functions: dict[str, Any]) -> list[str]:
     cpus = [f"cpus {owner['address']} 4-7 SRC" for one in functions for owner in (one, *one["vfs"])]
-    return [*cpus, "gpu 0000:3b:00.0 1", "inspection", json.dumps({"functions": functions})]
+    return [
+        "program mpirun",
+        "program mpi4py",
+        *cpus,
+        "gpu 0000:3b:00.0 1",
+        "inspection",
+        json.dumps({"functions": functions}),
+    ]
 
 
 def ends(*functions: dict[str, Any]) -> list[Any]:
@@ -59,6 +66,7 @@ def ends(*functions: dict[str, Any]) -> list[Any]:
 def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address() -> None:
     (end,) = ends(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
     assert (end.name, end.device, end.address, end.gid_index, end.cpus) == ("n1/fab0", "rx0", "10.0.0.1", 5, "4-7")
+    assert end.programs == ("mpi4py", "mpirun")
     assert (end.gpu, end.rail, dict(end.floors)) == ("0000:3b:00.0", 0, {"ib_write_bw": 90.0})
     assert end.identity == {"driver": "igb SRC", "firmware": "1.2", "port": "0a:0b Ethernet 10 Gb/sec (4X)"}
 
@@ -81,7 +89,10 @@ def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -
     ("key", "value", "said"),
     [
         (fabric.FABRIC, {"tests": ["ib_write"]}, "'ib_write' is no test"),
+        (fabric.FABRIC, {"tests": ["all_reduce"]}, "it has none of ib_write_bw"),
         (fabric.FABRIC, {"seconds": 1}, "give 3 to 3600"),
+        (fabric.FABRIC, {"size": 0}, "size: 0 is not valid; give 1 to"),
+        (fabric.FABRIC, {"messages": 4}, "messages: 4 is not valid; give 5 to"),
         (fabric.FABRIC, {"grace": 0}, "give 1 to 3600"),
         (fabric.FABRIC, {"at_once": 0}, "give at least 1"),
         (fabric.FABRIC, {"second": 5}, "second"),

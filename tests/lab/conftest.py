@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,13 @@ def pyinfra(*arguments: str, timeout: float = 1800) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-@pytest.fixture(scope="session")
-def fresh_nodes() -> Iterator[tuple[Node, ...]]:
+@contextmanager
+def booted(count: int | None = None) -> Iterator[tuple[Node, ...]]:
     """The nodes as their image makes them, or, with TRACKBED_KEEP_LAB set, as an earlier run left them: perhaps off."""
     if not os.environ.get("TRACKBED_KEEP_LAB"):
         fleet.down()
     if not kept():
-        fleet.up()
+        fleet.up(count=count)
     yield fleet.nodes()
     if not os.environ.get("TRACKBED_KEEP_LAB"):
         fleet.down()
@@ -55,19 +56,31 @@ def kept() -> bool:
         return False
 
 
-@pytest.fixture(scope="session")
-def first_deploy(fresh_nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[str]:
-    """The deploy of the fresh nodes; every other test starts from what it left. One of an earlier run is not done again."""
+def deployed_once(nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[str]:
+    """The deploy of fresh nodes, with snapshots before and after it. One of an earlier run is not done again."""
     if kept():
         return subprocess.CompletedProcess([], 0, "", "")
-    for node in fresh_nodes:
+    for node in nodes:
         node.snapshot(FRESH)
     done = pyinfra("-y", "inventories/lab.py", "deploy.py")
     if done.returncode == 0:
-        for node in fresh_nodes:
+        for node in nodes:
             settled(node)
             node.snapshot(DEPLOYED)
     return done
+
+
+@pytest.fixture(scope="session")
+def fresh_nodes() -> Iterator[tuple[Node, ...]]:
+    """The suite's two nodes."""
+    with booted() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="session")
+def first_deploy(fresh_nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[str]:
+    """The deploy of the fresh nodes; every other test starts from what it left."""
+    return deployed_once(fresh_nodes)
 
 
 @pytest.fixture(scope="session")
@@ -172,7 +185,7 @@ def stalled_nodes(said: dict[Path, int]) -> list[str]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Keep what a failed test's nodes said, in one folder that the failure names."""
     outcome: Any = yield
-    if outcome.failed and "fresh_nodes" in getattr(item, "fixturenames", ()):
+    if outcome.failed and {"fresh_nodes", "three_nodes"}.intersection(getattr(item, "fixturenames", ())):
         folder = fleet.nodes()[0].folder.parent / "failures" / re.sub(r"\W+", "-", item.name)
         shutil.rmtree(folder, ignore_errors=True)
         for node in fleet.nodes():

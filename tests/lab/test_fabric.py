@@ -1,9 +1,7 @@
-"""The test of the fabric on real perftest and rxe: deploys/fabric.py, the report, and the condition on the nodes.
-
-With two nodes it can be told which rail is bad, and not which of its two ends.
-"""
+"""The test of the fabric on real perftest and rxe, on three nodes: deploys/fabric.py, the report, and the nodes' condition."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,21 +9,35 @@ from typing import Any
 
 import pytest
 
-from lab import MACHINES, Node
-from tests.lab.conftest import ROOT, eventually, pyinfra, report
+from lab import ALL_MACHINES, Node
+from tests.lab.conftest import DEPLOYED, ROOT, booted, deployed_once, eventually, pyinfra, report, wait_ready
 
 pytestmark = pytest.mark.campaign
 
-VFS = tuple(f"{nic.netdev}v0" for nic in MACHINES[0].nics)
+VFS = tuple(f"{nic.netdev}v0" for nic in ALL_MACHINES[0].nics)
+
+
+@pytest.fixture(scope="module")
+def three_nodes() -> Iterator[tuple[Node, ...]]:
+    """Three nodes, deployed, in a lab of their own: two show which rail is bad, and not which end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRACKBED_LAB", f"{os.environ['TRACKBED_LAB']}-3")
+        with booted(3) as nodes:
+            done = deployed_once(nodes)
+            assert done.returncode == 0, done.stdout + done.stderr
+            yield nodes
 
 
 @pytest.fixture
-def addressed(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, ...]]:
-    """Both nodes, with an address on the first VF of each NIC, so that its RDMA device has a GID with it."""
-    for number, node in enumerate(nodes, 1):
+def addressed(three_nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The nodes, with an address on the first VF of each NIC, so that its RDMA device has a GID with it."""
+    for node in three_nodes:
+        node.restore(DEPLOYED)
+    for number, node in enumerate(three_nodes, 1):
+        wait_ready(node)
         for rail, vf in enumerate(VFS):
             node.sh(f"ip link set {vf} up; ip address add 10.77.{rail}.{number}/24 dev {vf}")
-    yield nodes
+    return three_nodes
 
 
 def run_fabric() -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ from fleet.fabric.ends import End, by_name
 from fleet.fabric.results import Result, measured
 from fleet.fabric.schedule import ALL_PAIRS, Round, survey
 from fleet.fabric.stages import FabricSettings
-from fleet.fabric.tests import TESTS, client, server
+from fleet.fabric.tests import TESTS, Load, client, server
 from fleet.fabric.verdict import Verdict, verdict
 from tests.sim.fabric import Fabric, Kind, ends, some_bad
 
@@ -59,16 +59,19 @@ def test_servers_and_clients_are_pinned_and_use_the_gid_that_was_found() -> None
     one = End("a", "fab0", 0, "x", device="mlx5_0", address="10.0.0.1", gid_index=5, cpus="0-3,8", gpu="0000:3b:00.0")
     other = evolve(one, node="b", device="mlx5_4", address="10.0.0.2", gid_index=None, cpus="")
     read, send, late = TESTS["ib_read_bw"], TESTS["ib_send_bw"], TESTS["ib_write_lat"]
+    load = Load(seconds=5, size=4096, messages=100, gpu_memory=True)
     common = ("-d", "mlx5_0", "-i", "1", "-p", "18515", "-F")
     pinned = ("taskset", "-c", "0-3,8")
-    assert server(read, one, 18515, 5) == (
-        *pinned, "ib_read_bw", *common, "-q", "30", "-x", "5", "--report_gbits", "-D", "5",
+    assert server(read, one, 18515, evolve(load, gpu_memory=False)) == (
+        *pinned, "ib_read_bw", *common, "-q", "30", "-x", "5", "--report_gbits", "-s", "4096", "-D", "5",
     )  # fmt: skip
-    assert client(send, one, other, 18515, 5, gpu_memory=True) == (
-        *pinned, "ib_send_bw", *common, "-R", "--report_gbits", "-D", "5", "--use_cuda_bus_id=0000:3b:00.0",
-        "--source_ip", "10.0.0.1", "10.0.0.2",
+    assert client(send, one, other, 18515, load) == (
+        *pinned, "ib_send_bw", *common, "-R", "--report_gbits", "-s", "4096", "-D", "5",
+        "--use_cuda_bus_id=0000:3b:00.0", "--source_ip", "10.0.0.1", "10.0.0.2",
     )  # fmt: skip
-    assert client(late, other, one, 7, 5) == ("ib_write_lat", "-d", "mlx5_4", "-i", "1", "-p", "7", "-F", "10.0.0.1")
+    assert client(late, other, one, 7, load) == (
+        "ib_write_lat", "-d", "mlx5_4", "-i", "1", "-p", "7", "-F", "-n", "100", "10.0.0.1",
+    )  # fmt: skip
 
 
 # perftest 4.5's formats: RESULT_FMT_G and REPORT_FMT, RESULT_FMT_LAT and REPORT_FMT_LAT of perftest_parameters.h.

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from agent.__main__ import cli
+from fleet.fabric.collective import Collective, Group
 from fleet.fabric.journal import Journal, Run
 from fleet.fabric.stages import FabricSettings
 from tests.sim.fabric import Fabric, Kind, ends
@@ -15,10 +16,20 @@ from tests.sim.fabric import Fabric, Kind, ends
 SETTINGS = FabricSettings(across_rails=False)
 
 
-def written(folder: Path, bad: dict[str, Kind], finished: bool = True, absent: dict[str, str] | None = None) -> Path:
+GROUP = Group(0, 1, "mpi4py", ("node00000/rail1", "node00001/rail1"))
+
+
+def written(
+    folder: Path,
+    bad: dict[str, Kind],
+    finished: bool = True,
+    absent: dict[str, str] | None = None,
+    collectives: tuple[Collective, ...] = (),
+) -> Path:
     fabric = Fabric(ends(8, 2), bad)
     journal = Journal.open(folder / "r.jsonl", Run(tuple(fabric.ends.values()), SETTINGS, absent or {}, 1.0e9))
     journal.add(fabric.run(SETTINGS)[1])
+    journal.add_collectives(collectives)
     if finished:
         journal.finish()
     return journal.path
@@ -68,6 +79,31 @@ def test_the_page_has_each_nic_and_loads_nothing(tmp_path: Path) -> None:
     assert "<b>" not in text
     # Names of XML's vocabularies are no addresses that anything is fetched from.
     assert not re.search(r"(src|href)=\"(?!#)|url\((?!#)|@import|<script", re.sub(r'xmlns(:\w+)?="[^"]*"', "", text))
+
+
+def test_a_collective_that_failed_is_named_with_its_nics_and_exits_2(tmp_path: Path) -> None:
+    page = tmp_path / "fabric.html"
+    path = written(tmp_path, {}, collectives=(Collective(GROUP, None, "timeout", "no answer"),))
+    said = report(path, "--html", str(page))
+    assert said.exit_code == 2
+    assert re.search(r"node00000/rail1, node00001/rail1 +bad collective +all_reduce: timeout: no answer", said.output)
+    assert "timeout: no answer" in page.read_text()
+
+
+def test_a_collective_that_passed_is_shown_with_its_rate(tmp_path: Path) -> None:
+    path = written(tmp_path, {}, collectives=(Collective(GROUP, 375.5),))
+    said = report(path)
+    assert said.exit_code == 0, said.output
+    assert "all_reduce of node00000/rail1, node00001/rail1: 375.50 Gbit/s by mpi4py\n" in said.output
+    (line,) = [line for line in map(json.loads, report(path, "--json").output.splitlines()) if "collective" in line]
+    assert line["collective"]["value"] == 375.5
+
+
+def test_a_page_of_a_test_in_which_no_node_could_be_tested_says_so(tmp_path: Path) -> None:
+    page = tmp_path / "fabric.html"
+    journal = Journal.open(tmp_path / "r.jsonl", Run((), SETTINGS, {"node9": "it cannot be reached"}, 1.0e9))
+    assert report(journal.path, "--html", str(page)).exit_code == 2
+    assert "it cannot be reached" in page.read_text()
 
 
 def test_results_that_are_not_there_or_damaged_are_one_message(tmp_path: Path) -> None:

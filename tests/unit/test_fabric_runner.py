@@ -7,14 +7,15 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import define, evolve, field
 
-from fleet.fabric import runner
+from fleet.fabric import launch, runner
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.journal import Damaged, Journal, Run
 from fleet.fabric.results import Result
@@ -52,6 +53,32 @@ else:
             peer.sendall(device.encode())
     if device == "one-sided":
         sys.exit(" Completion with error at server")
+"""
+
+# Listens as sshd would for the first node, by the files that it is given.
+SSHD = r"""#!PYTHON
+import pathlib, socket, sys
+words = dict(line.split(" ", 1) for line in pathlib.Path(sys.argv[-1]).read_text().splitlines())
+if words["ListenAddress"].startswith("DEAD"):
+    sys.exit("Cannot bind any address.")
+assert pathlib.Path(words["HostKey"]).stat().st_mode & 0o077 == 0 and pathlib.Path(words["AuthorizedKeysFile"]).exists()
+with socket.create_server((words["ListenAddress"], int(words["Port"]))) as made:
+    while True:
+        made.accept()[0].close()
+"""
+
+# Reaches all sshds as mpirun does by ssh, then says what the program says.
+MPIRUN = r"""#!PYTHON
+import pathlib, re, socket, sys
+words = sys.argv[1:]
+config = pathlib.Path(words[words.index("plm_rsh_agent") + 1].split()[2]).read_text()
+for file in re.findall(r"(?:IdentityFile|UserKnownHostsFile) (/\S+)", config):
+    assert pathlib.Path(file).stat().st_mode & 0o077 == 0
+for address, port in re.findall(r"Host (127\S+)\n  Port (\d+)", config):
+    socket.create_connection((address, int(port))).close()
+print("# Size       Avg Latency(us)")
+print(words[words.index("-m") + 1].split(":")[0], "LATENCY")
+sys.exit(STATUS)
 """
 
 
@@ -99,18 +126,22 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def fleet(**devices: str) -> Ends:
     """Three nodes and one rail. The GID index is the last number of the end's loopback address."""
-    ends = [End(n, "fab0", 0, "x", device="fine", address=f"127.0.0.{i}", gid_index=i) for i, n in enumerate("abc", 2)]
+    ends = [
+        End(n, "fab0", 0, "x", device="fine", address=f"127.0.0.{i}", gid_index=i, programs=("mpirun", "osu_allreduce"))
+        for i, n in enumerate("abc", 2)
+    ]
     return by_name(tuple(evolve(end, device=devices.get(end.node, "fine")) for end in ends))
 
 
-def journal(folder: Path, ends: Ends) -> Journal:
-    return Journal.open(folder / "results.jsonl", Run(tuple(ends.values()), SETTINGS, {}, 1.0))
+def journal(folder: Path, ends: Ends, settings: FabricSettings = SETTINGS) -> Journal:
+    return Journal.open(folder / "results.jsonl", Run(tuple(ends.values()), settings, {}, 1.0))
 
 
-def run(folder: Path, ends: Ends, nodes: Local) -> tuple[Verdict, list[Result]]:
-    kept = journal(folder, ends)
-    said = Runner(ends, SETTINGS, nodes, kept, lambda line: None).run()
+def run(folder: Path, ends: Ends, nodes: Local, settings: FabricSettings = SETTINGS) -> tuple[Verdict, list[Result]]:
+    kept = journal(folder, ends, settings)
+    said = Runner(ends, settings, nodes, kept, lambda line: None).run()
     assert Journal.read(kept.path).results == kept.results
+    assert Journal.read(kept.path).collectives == kept.collectives
     return said, kept.results
 
 
@@ -147,7 +178,10 @@ def test_a_node_answers_although_a_client_does_not_end(tmp_path: Path, monkeypat
     node = runpy.run_path(str(ROOT / "templates" / "fabric.py"))
     # What a client leaves behind keeps its output open, as a client does that the kernel does not let go.
     lasting = ["sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid"]
-    jobs = [{"id": "a b", "argv": lasting, "seconds": 1}, {"id": "c d", "argv": ["echo", "fine"], "seconds": 1}]
+    jobs = [
+        {"id": "a b", "argv": lasting, "port": 1, "seconds": 1},
+        {"id": "c d", "argv": ["echo", "fine"], "port": 2, "seconds": 1},
+    ]
     monkeypatch.setitem(node["measure"].__globals__, "KILLED", 0.1)
     try:
         assert node["measure"](jobs) == {
@@ -194,3 +228,65 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path: Path) -> None:
     path.write_text("{}\n")
     with pytest.raises(Damaged, match=r"results.jsonl, line 1, .*move the file away"):
         Journal.read(path)
+
+
+COLLECTIVE = evolve(SETTINGS, tests=("ib_write_bw", "all_reduce"), collective_size=1_000_000)
+
+
+@pytest.fixture
+def mpi(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Puts an mpirun and an sshd of the test on the nodes."""
+
+    def make(latency: str = "1000.0", status: str = "0", dead: str = "none") -> Path:
+        words = {"PYTHON": sys.executable, "LATENCY": latency, "STATUS": status, "DEAD": dead}
+        for name, text in (("mpirun", MPIRUN), ("sshd", SSHD)):
+            program = programs / name
+            program.write_text(reduce(lambda made, word: made.replace(word, words[word]), words, text))
+            program.chmod(0o755)
+        monkeypatch.setattr(launch, "SSHD", str(programs / "sshd"))
+        return programs
+
+    return make
+
+
+def test_good_nodes_reduce_together_and_keep_no_keys(mpi: Callable[..., Path]) -> None:
+    folder = mpi()
+    said, _ = run(folder, fleet(), Local(folder), COLLECTIVE)
+    (each,) = said.collectives
+    assert (each.group.ends, each.group.program) == (("a/fab0", "b/fab0", "c/fab0"), "osu_allreduce")
+    # A megabyte in a millisecond is 8 Gbit/s; of three, each sends and receives 4/3 of it.
+    assert each.value == pytest.approx(8.0 * 4 / 3)
+    assert said.proven
+    assert not list(folder.glob("*/*.files"))
+
+
+def test_a_bad_nic_is_not_in_the_collective(mpi: Callable[..., Path]) -> None:
+    folder = mpi()
+    said, _ = run(folder, fleet(b="blocked"), Local(folder), COLLECTIVE)
+    assert [each.group.ends for each in said.collectives] == [("a/fab0", "c/fab0")]
+    assert not said.proven
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ({"status": "3"}, "client: "),
+        ({"latency": "nan"}, "output: "),
+        ({"dead": "127."}, "no-server: b/fab0: exit status 1: Cannot bind any address."),
+    ],
+)
+def test_a_collective_that_fails_is_a_result(mpi: Callable[..., Path], made: dict[str, str], message: str) -> None:
+    folder = mpi(**made)
+    said, _ = run(folder, fleet(), Local(folder), COLLECTIVE)
+    assert said.collectives[0].message.startswith(message)
+    assert bad(said) == {} and not said.proven
+
+
+def test_a_node_that_is_lost_in_a_collective_is_a_result_and_is_not_asked_again(mpi: Callable[..., Path]) -> None:
+    folder = mpi()
+    # A node is asked twice for each of its two servers, and once for each of its two clients.
+    nodes = Local(folder, dies={"b": 6})
+    said, _ = run(folder, fleet(), nodes, COLLECTIVE)
+    assert said.collectives[0].message == "lost: b"
+    assert bad(said) == {"b/fab0": ("lost", "")}
+    assert Journal.read(folder / "results.jsonl").ended is not None
