@@ -256,13 +256,17 @@ def _line(key: Key, original: _Original) -> bytes:
 def _read_line(line: bytes) -> tuple[Key, _Original] | None:
     """Read a line that :func:`_line` has written; None for any other.
 
-    The checksum shows when a byte of it was changed.
+    The checksum shows when a byte of it was changed. Another version of the agent may have written another form.
     """
     checksum, _, text = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
         return None
-    kind, target, name, value, written = json.loads(text)
-    return (kind, target, name), _Original(value_from_plain(value), tuple(map(value_from_plain, written)))
+    try:
+        kind, target, name, value, written = json.loads(text)
+        read = _Original(value_from_plain(value), tuple(map(value_from_plain, written)))
+    except (ValueError, TypeError):
+        return None
+    return (str(kind), str(target), str(name)), read
 
 
 def read(kind: Kind, want: Wanted, have: Snapshot) -> list[Reading]:
