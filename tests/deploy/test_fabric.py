@@ -88,7 +88,7 @@ def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        (fabric.FABRIC, {"tests": ["ib_write"]}, "'ib_write' is no test"),
+        (fabric.FABRIC, {"tests": ["ib_write"]}, "'ib_write' is not a test"),
         (fabric.FABRIC, {"tests": ["all_reduce"]}, "it has none of ib_write_bw"),
         (fabric.FABRIC, {"seconds": 1}, "give 3 to 3600"),
         (fabric.FABRIC, {"size": 0}, "size: 0 is not valid; give 1 to"),
@@ -97,7 +97,7 @@ def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -
         (fabric.FABRIC, {"at_once": 0}, "give at least 1"),
         (fabric.FABRIC, {"second": 5}, "second"),
         (fabric.FLOORS, {"ib_write_bw": -1}, "give a number of Gbit/s"),
-        (fabric.FLOORS, {"ib_write": 1}, "'ib_write' is no test"),
+        (fabric.FLOORS, {"ib_write": 1}, "'ib_write' is not a test"),
         (fabric.FLOORS, [1], "give a number for each of some tests"),
     ],
 )
