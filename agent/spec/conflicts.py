@@ -77,8 +77,10 @@ def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Ha
     seen: dict[Hashable, str] = {}
     pairs: set[tuple[str, str]] = set()
     for key, value in given:
-        pair = seen.setdefault(value, key), key
-        if pair[0] != key and pair not in pairs:
+        # One key gives a value twice if its entry stands for several NICs.
+        if value not in seen:
+            seen[value] = key
+        elif (pair := (seen[value], key)) not in pairs:
             pairs.add(pair)
             yield *pair, value
 
