@@ -29,6 +29,7 @@ from lab.cluster.control_plane import ControlPlane
 from tasks.manifests import DEVICE_PLUGINS
 from tasks.manifests.discovered import discover
 from tasks.manifests.rendered import manifests as made
+from tests.cluster.conftest import LONG
 from tests.cluster.relay import Relay
 from tests.deploy.hardware import RAIL0, hardware
 
@@ -62,7 +63,7 @@ class Place:
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=LONG,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

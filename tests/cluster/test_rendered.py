@@ -50,7 +50,8 @@ def _nics(nics):
 
 def _data(number, data):
     plugins = _manifests.wanted(_Path({folder!r}), _network_plugins.built())
-    return {{**data, "node_number": number, "nics": _nics(data["nics"]), "device_plugins": plugins}}
+    own = {{"node_number": number, "nics": _nics(data["nics"]), "device_plugins": plugins, "ready_timeout": 900}}
+    return {{**data, **own}}
 
 
 lab = [(name, _data(number, data)) for number, (name, data) in enumerate(_nodes, {first})]
