@@ -27,7 +27,7 @@ from inventories.lab import virtual as _virtual
 
 _name, _lab = _virtual[0]
 _nics = [{**nic, "rdma": {"pf": False, "vfs": True, "link_layer": "Ethernet"}} for nic in _lab["nics"]]
-_data = {**_lab, "nics": _nics, "kernel_modules": ["igbvf", "ib_uverbs", "ib_umad", "rdma_ucm"], "ready_timeout": 180}
+_data = {**_lab, "nics": _nics, "kernel_modules": ["igbvf", "ib_uverbs", "ib_umad", "rdma_ucm"], "ready_timeout": 900}
 """
 
 
