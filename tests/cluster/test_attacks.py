@@ -19,7 +19,7 @@ from agent.reporter.kubernetes.identity import make_request
 from fleet.certificate_request import read
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporters import Fixed, admit, by_certificate, node, prepare, session
-from tests.cluster.test_reporter_rights import (
+from tests.cluster.thief import (
     ACCOUNTS,
     APPLY,
     BINDINGS,

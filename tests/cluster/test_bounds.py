@@ -11,7 +11,7 @@ from agent.report import names
 from agent.reporter.kubernetes.api import JSON, MERGE_PATCH
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster.reporters import admit, by_certificate, holder, node, prepare
-from tests.cluster.test_reporter_rights import APPLY, LEASES, REQUESTS, Thief, csr
+from tests.cluster.thief import APPLY, LEASES, REQUESTS, Thief, csr
 
 OWN = "bounded"
 PLACE = LEASES.format(names.NAMESPACE)

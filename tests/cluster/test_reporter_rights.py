@@ -1,6 +1,5 @@
 """With a reporter's credentials one can lie about one's own node, and do nothing else: each attempt by every kind of patch."""
 
-import base64
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -10,281 +9,32 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from attrs import field, frozen
 
 from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
-from agent.reporter.kubernetes.identity import _openssl
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.forbidden_writes import ATTACKS, KINDS, Attack
 from tests.cluster.reporters import STATUS, Fixed, admit, by_certificate, by_token, holder, node, prepare
-
-APPLY = "application/apply-patch+yaml"
-OWN, OTHER = "victim-a", "victim-b"
-OURS = {"key": "readiness.k8s.io/trackbed", "effect": "NoSchedule"}
-THEIRS = {"key": "example.net/busy", "effect": "NoSchedule"}
-OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-0000-0000-000000000000"}
-READY = {"type": "TrackbedReady", "status": "True", "reason": "AsSpecified", "message": ""}
-
-
-@frozen
-class Attack:
-    """A write that must have no effect. ``change``: as a merge; ``operations``: the same as a JSON patch.
-
-    ``strategic``: as a strategic merge, where that says it otherwise; an ``ignored`` one is answered with success.
-    """
-
-    name: str
-    change: dict[str, Any]
-    operations: list[dict[str, Any]]
-    status: bool = False
-    on: str = OWN
-    strategic: dict[str, Any] | None = None
-    ignored: bool = False
-
-    def bodies(self) -> dict[str, tuple[str, Any]]:
-        """What to send, by the kind of patch."""
-        applied = {"apiVersion": "v1", "kind": "Node", **self.change}
-        applied["metadata"] = {
-            "name": self.on,
-            **{k: v for k, v in applied.get("metadata", {}).items() if v is not None},
-        }
-        return {
-            "json": (JSON_PATCH, self.operations),
-            "merge": (MERGE_PATCH, self.change),
-            "strategic": (STRATEGIC_PATCH, self.strategic or self.change),
-            "apply": (APPLY, applied),
-        }
-
-
-def labels(**more: Any) -> dict[str, Any]:
-    return {"metadata": {"labels": more}}
-
-
-def add(path: str, value: Any) -> list[dict[str, Any]]:
-    return [{"op": "add", "path": path, "value": value}]
-
-
-def remove(path: str) -> list[dict[str, Any]]:
-    return [{"op": "remove", "path": path}]
-
-
-def taints(*found: dict[str, Any]) -> dict[str, Any]:
-    return {"spec": {"taints": list(found)}}
-
-
-def status(**more: Any) -> dict[str, Any]:
-    return {"status": more}
-
-
-RACK = "/metadata/labels/example.net~1rack"
-DROP_TAINTS = {"spec": {"taints": [{"$patch": "replace"}, OURS]}}
-DROP_CONDITIONS = {"status": {"conditions": [{"$patch": "replace"}, READY]}}
-NO_RACK = {"metadata": {"labels": {"example.net/rack": None}}}
-# At index 1 of the conditions is one of others, wherever the reporter has put its own.
-ATTACKS = [
-    Attack("another label", labels(**{"example.net/gpu": "yes"}), add("/metadata/labels/example.net~1gpu", "yes")),
-    Attack(
-        "a role",
-        labels(**{"node-role.kubernetes.io/control-plane": ""}),
-        add("/metadata/labels/node-role.kubernetes.io~1control-plane", ""),
-    ),
-    Attack("another's label's value", labels(**{"example.net/rack": "8"}), add(RACK, "8")),
-    Attack("another's label removed", NO_RACK, remove(RACK)),
-    Attack(
-        "all labels replaced",
-        {"metadata": {"labels": None}},
-        add("/metadata/labels", {"rdma": "hca"}),
-        strategic={"metadata": {"labels": {"$patch": "replace", "rdma": "hca"}}},
-    ),
-    Attack("an annotation", {"metadata": {"annotations": {"example.net/a": "b"}}}, add("/metadata/annotations/a", "b")),
-    Attack("annotations removed", {"metadata": {"annotations": None}}, remove("/metadata/annotations")),
-    Attack(
-        "a finalizer",
-        {"metadata": {"finalizers": ["example.net/never"]}},
-        add("/metadata/finalizers", ["example.net/never"]),
-    ),
-    Attack(
-        "an owner that is gone", {"metadata": {"ownerReferences": [OWNER]}}, add("/metadata/ownerReferences", [OWNER])
-    ),
-    Attack("the field managers forgotten", {"metadata": {"managedFields": [{}]}}, add("/metadata/managedFields", [{}])),
-    Attack(
-        "another taint",
-        taints(THEIRS, {"key": "x", "effect": "NoSchedule"}),
-        add("/spec/taints/-", {"key": "x", "effect": "NoSchedule"}),
-    ),
-    Attack(
-        "evicting all pods",
-        taints(THEIRS, {**OURS, "effect": "NoExecute"}),
-        add("/spec/taints/-", {**OURS, "effect": "NoExecute"}),
-    ),
-    Attack(
-        "a preference",
-        taints(THEIRS, {**OURS, "effect": "PreferNoSchedule"}),
-        add("/spec/taints/-", {**OURS, "effect": "PreferNoSchedule"}),
-    ),
-    Attack(
-        "our taint with a value", taints(THEIRS, {**OURS, "value": "x"}), add("/spec/taints/-", {**OURS, "value": "x"})
-    ),
-    Attack("another's taint replaced by ours", taints(OURS), add("/spec/taints", [OURS]), strategic=DROP_TAINTS),
-    Attack(
-        "another's taint removed",
-        {"spec": {"taints": None}},
-        remove("/spec/taints/0"),
-        strategic={"spec": {"taints": [{"$patch": "delete", "key": THEIRS["key"]}]}},
-    ),
-    Attack(
-        "another's taint's effect",
-        taints({**THEIRS, "effect": "PreferNoSchedule"}),
-        add("/spec/taints/0/effect", "PreferNoSchedule"),
-    ),
-    Attack("cordoned", {"spec": {"unschedulable": True}}, add("/spec/unschedulable", True)),
-    Attack(
-        "a pod network",
-        {"spec": {"podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"]}},
-        [*add("/spec/podCIDR", "10.9.0.0/24"), *add("/spec/podCIDRs", ["10.9.0.0/24"])],
-    ),
-    Attack("a provider's machine", {"spec": {"providerID": "cloud://x"}}, add("/spec/providerID", "cloud://x")),
-    Attack(
-        "capacity past the subresource", status(capacity={"cpu": "64"}), add("/status/capacity/cpu", "64"), ignored=True
-    ),
-    Attack("capacity", status(capacity={"cpu": "64"}), add("/status/capacity/cpu", "64"), status=True),
-    Attack(
-        "a resource",
-        status(capacity={"rdma/x": "9"}, allocatable={"rdma/x": "9"}),
-        add("/status/allocatable/rdma~1x", "9"),
-        status=True,
-    ),
-    Attack("allocatable", status(allocatable={"cpu": "1"}), add("/status/allocatable/cpu", "1"), status=True),
-    Attack(
-        "an address",
-        status(addresses=[{"type": "InternalIP", "address": "192.0.2.9"}]),
-        add("/status/addresses/0/address", "192.0.2.9"),
-        status=True,
-    ),
-    Attack(
-        "an image",
-        status(images=[{"names": ["x"], "sizeBytes": 1}]),
-        add("/status/images/-", {"names": ["x"], "sizeBytes": 1}),
-        status=True,
-    ),
-    Attack(
-        "the kubelet's condition",
-        status(conditions=[{"type": "Ready", "status": "False"}]),
-        add("/status/conditions/1/reason", "Stolen"),
-        status=True,
-    ),
-    Attack(
-        "another condition",
-        status(conditions=[*STATUS["conditions"], {"type": "MemoryPressure", "status": "True"}]),
-        add("/status/conditions/-", {"type": "MemoryPressure", "status": "True"}),
-        status=True,
-    ),
-    Attack(
-        "conditions removed",
-        status(conditions=None),
-        remove("/status/conditions/1"),
-        status=True,
-        strategic={"status": {"conditions": [{"$patch": "delete", "type": "Ready"}]}},
-    ),
-    Attack(
-        "a condition twice in another's place",
-        status(conditions=[STATUS["conditions"][1], STATUS["conditions"][1]]),
-        [
-            {"op": "copy", "from": "/status/conditions/1", "path": "/status/conditions/-"},
-            *remove("/status/conditions/0"),
-        ],
-        status=True,
-        strategic=status(conditions=[{"$patch": "replace"}, STATUS["conditions"][1], STATUS["conditions"][1]]),
-    ),
-    Attack(
-        "conditions replaced",
-        status(conditions=[READY, {"type": "Ready", "status": "Unknown"}]),
-        add("/status/conditions", [READY]),
-        status=True,
-        strategic=DROP_CONDITIONS,
-    ),
-    Attack(
-        "a volume",
-        status(volumesAttached=[{"name": "v", "devicePath": "/dev/sda"}]),
-        add("/status/volumesAttached", [{"name": "v", "devicePath": "/dev/sda"}]),
-        status=True,
-    ),
-    Attack(
-        "the kubelet's port",
-        status(daemonEndpoints={"kubeletEndpoint": {"Port": 1}}),
-        add("/status/daemonEndpoints", {"kubeletEndpoint": {"Port": 1}}),
-        status=True,
-    ),
-    Attack(
-        "the kubelet's version",
-        status(nodeInfo={"kubeletVersion": "v9"}),
-        add("/status/nodeInfo/kubeletVersion", "v9"),
-        status=True,
-    ),
-    Attack(
-        "a label by the status",
-        labels(**{"example.net/gpu": "yes"}),
-        add("/metadata/labels/example.net~1gpu", "yes"),
-        status=True,
-    ),
-    Attack(
-        "an annotation by the status",
-        {"metadata": {"annotations": {"a": "b"}}},
-        add("/metadata/annotations/a", "b"),
-        status=True,
-    ),
-    Attack(
-        "a finalizer by the status",
-        {"metadata": {"finalizers": ["x/y"]}},
-        add("/metadata/finalizers", ["x/y"]),
-        status=True,
-    ),
-    Attack(
-        "cordoned by the status",
-        {"spec": {"unschedulable": True}},
-        add("/spec/unschedulable", True),
-        status=True,
-        ignored=True,
-    ),
-    Attack(
-        "another node's condition",
-        status(conditions=[READY]),
-        add("/status/conditions/-", READY),
-        status=True,
-        on=OTHER,
-    ),
-    Attack("another node's label", labels(rdma="hca"), add("/metadata/labels/rdma", "hca"), on=OTHER),
-    Attack("another node's taint", taints(THEIRS, OURS), add("/spec/taints/-", OURS), on=OTHER),
-]
-KINDS = ("json", "merge", "strategic", "apply")
-
-
-@frozen
-class Thief:
-    """An attacker with a node's credentials, and the administrator's view."""
-
-    plane: ControlPlane
-    identity: Fixed
-    api: Api = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        object.__setattr__(self, "api", Api(self.plane.url, self.identity.session))
-
-    def tries(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> int:
-        """The status of the answer."""
-        query = {"fieldManager": "thief", "force": "true"} if content_type == APPLY else {}
-        try:
-            self.api.ask(method, path, query, body, content_type)
-        except Refused as error:
-            return error.status
-        return 200
-
-    def seen(self, name: str) -> dict[str, Any]:
-        found = self.plane.get("node", name, "--show-managed-fields")
-        managers = found["metadata"].pop("managedFields")
-        del found["metadata"]["resourceVersion"]
-        # The owner of each field counts, not the time of the last write; the attacker's own fields are left out.
-        found["managers"] = sorted(f"{m['manager']} {m['operation']}" for m in managers if m["manager"] != "thief")
-        return found
+from tests.cluster.thief import (
+    ACCOUNTS,
+    APPLY,
+    BINDINGS,
+    LEASES,
+    OTHER,
+    OURS,
+    OWN,
+    POLICIES,
+    RBAC,
+    READY,
+    REQUESTS,
+    THEIRS,
+    Thief,
+    add,
+    csr,
+    labels,
+    lease,
+    remove,
+    status,
+)
 
 
 @pytest.fixture(scope="module")
@@ -476,8 +226,8 @@ def test_managers_that_the_api_server_folds_are_no_reason_to_refuse(owned: Contr
         owned.kubectl(*words)
     api = Api(owned.url, by_certificate(owned, OWN).session)
     own = f"/api/v1/nodes/{OWN}"
-    for status in ("True", "False"):
-        body = {"status": {"conditions": [{**READY, "status": status}]}}
+    for value in ("True", "False"):
+        body = {"status": {"conditions": [{**READY, "status": value}]}}
         api.ask("PATCH", f"{own}/status", {"fieldManager": "trackbed-reporter"}, body, STRATEGIC_PATCH)
     api.ask("PATCH", own, {"fieldManager": "trackbed-reporter"}, add("/spec/taints/-", OURS), JSON_PATCH)
     api.ask("PATCH", own, {"fieldManager": "trackbed-reporter"}, remove("/spec/taints/1"), JSON_PATCH)
@@ -566,18 +316,6 @@ def test_an_old_value_out_of_bounds_does_not_stop_a_not_ready(cluster: ControlPl
     cluster.kubectl("patch", "node", OWN, "--type=json", "-p", json.dumps(add("/spec/taints", [THEIRS])))
 
 
-ACCOUNTS = "/api/v1/namespaces/trackbed-system/serviceaccounts"
-BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
-POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
-LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
-REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-
-
-def lease(name: str, namespace: str, holder: str | None = None) -> dict[str, Any]:
-    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"holderIdentity": holder or name}}
-
-
 REFUSED: list[tuple[str, str, str, Any]] = [
     ("reading secrets", "GET", "/api/v1/secrets", None),
     ("a secret of its namespace", "GET", "/api/v1/namespaces/trackbed-system/secrets/x", None),
@@ -650,19 +388,6 @@ def test_it_impersonates_nobody(thief: Thief, who: str) -> None:
     connection.request("GET", f"/api/v1/nodes/{OWN}", headers=headers)
     assert connection.getresponse().status == 403
     connection.close()
-
-
-def csr(name: str, subject: str, folder: Path, **more: Any) -> dict[str, Any]:
-    key, request = folder / "key", folder / "csr"
-    _openssl("req", "-new", "-config", "/dev/null", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-             "-subj", subject, "-keyout", str(key), "-out", str(request))  # fmt: skip
-    spec = {
-        "request": base64.b64encode(request.read_bytes()).decode(),
-        "signerName": "kubernetes.io/kube-apiserver-client",
-        "usages": ["client auth"],
-        "expirationSeconds": 86400,
-    }
-    return {"metadata": {"name": name}, "spec": {**spec, **more}}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,93 @@
+"""An attacker with a reporter's credentials, and the bodies and paths of what it writes."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from agent.reporter.kubernetes.api import JSON, Api, Refused
+from agent.reporter.kubernetes.identity import _openssl
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.reporters import Fixed
+
+APPLY = "application/apply-patch+yaml"
+OWN, OTHER = "victim-a", "victim-b"
+OURS = {"key": "readiness.k8s.io/trackbed", "effect": "NoSchedule"}
+THEIRS = {"key": "example.net/busy", "effect": "NoSchedule"}
+OWNER = {"apiVersion": "v1", "kind": "ConfigMap", "name": "gone", "uid": "00000000-0000-0000-0000-000000000000"}
+READY = {"type": "TrackbedReady", "status": "True", "reason": "AsSpecified", "message": ""}
+
+
+def labels(**more: Any) -> dict[str, Any]:
+    return {"metadata": {"labels": more}}
+
+
+def add(path: str, value: Any) -> list[dict[str, Any]]:
+    return [{"op": "add", "path": path, "value": value}]
+
+
+def remove(path: str) -> list[dict[str, Any]]:
+    return [{"op": "remove", "path": path}]
+
+
+def taints(*found: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": {"taints": list(found)}}
+
+
+def status(**more: Any) -> dict[str, Any]:
+    return {"status": more}
+
+
+@frozen
+class Thief:
+    """An attacker with a node's credentials, and the administrator's view."""
+
+    plane: ControlPlane
+    identity: Fixed
+    api: Api = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        object.__setattr__(self, "api", Api(self.plane.url, self.identity.session))
+
+    def tries(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> int:
+        """The status of the answer."""
+        query = {"fieldManager": "thief", "force": "true"} if content_type == APPLY else {}
+        try:
+            self.api.ask(method, path, query, body, content_type)
+        except Refused as error:
+            return error.status
+        return 200
+
+    def seen(self, name: str) -> dict[str, Any]:
+        found = self.plane.get("node", name, "--show-managed-fields")
+        managers = found["metadata"].pop("managedFields")
+        del found["metadata"]["resourceVersion"]
+        # The owner of each field counts, not the time of the last write; the attacker's own fields are left out.
+        found["managers"] = sorted(f"{m['manager']} {m['operation']}" for m in managers if m["manager"] != "thief")
+        return found
+
+
+ACCOUNTS = "/api/v1/namespaces/trackbed-system/serviceaccounts"
+BINDINGS = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+REQUESTS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
+
+
+def lease(name: str, namespace: str, holder: str | None = None) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"holderIdentity": holder or name}}
+
+
+def csr(name: str, subject: str, folder: Path, **more: Any) -> dict[str, Any]:
+    key, request = folder / "key", folder / "csr"
+    _openssl("req", "-new", "-config", "/dev/null", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+             "-subj", subject, "-keyout", str(key), "-out", str(request))  # fmt: skip
+    spec = {
+        "request": base64.b64encode(request.read_bytes()).decode(),
+        "signerName": "kubernetes.io/kube-apiserver-client",
+        "usages": ["client auth"],
+        "expirationSeconds": 86400,
+    }
+    return {"metadata": {"name": name}, "spec": {**spec, **more}}
