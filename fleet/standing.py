@@ -99,42 +99,13 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
     up_to_date = condition_of(node, names.UP_TO_DATE) if node else None
     at = renewed(lease) if lease else None
     age = (now - at).total_seconds() if at else None
-    kubelet = condition_of(node, "Ready") if node else None
     notes = annotations_of(lease) if lease else {}
-    notice = notes.get(names.NOT_READY, "")[: names.LONGEST_MESSAGE]
     # A node that is tainted and has no condition has just registered: it has no heartbeat that could be lost.
     expired = age > duration(lease) if age is not None and lease else ready is not None
     if not fault and age is not None and age < -AHEAD:
         fault = f"its Lease cannot be read: it says that it is renewed in {say_age(-age)}"
-    if fault:
-        expired = True
-        status, since, reason, message = "Unknown", None, UNREADABLE, fault
-    elif expired and (ready is None or ready.status != "Unknown"):
-        status, since, reason = "Unknown", at, names.EXPIRED
-        if age is not None:
-            message = f"no heartbeat for {say_age(age)}"
-        else:
-            message = "its Lease is gone" if lease is None else "its Lease was never renewed"
-    elif notice and ready is not None and ready.status == "True":
-        status, since, reason, message = "False", None, names.NOTICE, notice
-    elif kubelet is None and ready is not None and ready.status == "True":
-        status, since, reason, message = (
-            "Unknown",
-            None,
-            KUBELET,
-            "the Node has no condition Ready: its kubelet has not started",
-        )
-    elif kubelet is not None and kubelet.status != "True" and ready is not None and ready.status == "True":
-        status, since, reason = _plain(kubelet.status), kubelet.lastTransitionTime, KUBELET
-        message = f"the kubelet's condition Ready is {kubelet.status}: {kubelet.message or kubelet.reason or 'no reason given'}"
-    elif ready is not None:
-        status = "True" if ready.status == "True" else _plain(ready.status)
-        since, reason, message = ready.lastTransitionTime, ready.reason or "", ready.message or ""
-    elif node is not None:
-        status, since, reason, message = "Unknown", None, "NotPublished", "its reporter has published nothing yet"
-    else:
-        status, since, reason = "Unknown", None, "NotJoined"
-        message = "the cluster has no Node of this name: it has not joined yet, or its Node was deleted"
+    expired = expired or bool(fault)
+    status, since, reason, message = _judged(node, lease, at, now, fault, expired)
     return Standing(
         name=name,
         ready=status,
@@ -154,8 +125,44 @@ def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, f
         spec_hash=notes.get(names.SPEC_HASH, "")[: names.LONGEST_NOTE],
         agent_version=notes.get(names.AGENT_VERSION, "")[: names.LONGEST_NOTE],
         missing=lease is None and ready is not None and not fault,
-        notice=notice,
+        notice=_notice(lease),
     )
+
+
+def _judged(
+    node: Node | None, lease: Lease | None, at: datetime | None, now: datetime, fault: str, expired: bool
+) -> tuple[str, datetime | None, str, str]:
+    """Status, since when, reason and message, by the first fault. ``at``: when the Lease was renewed."""
+    if fault:
+        return "Unknown", None, UNREADABLE, fault
+    ready = condition_of(node, names.READY) if node else None
+    kubelet = condition_of(node, "Ready") if node else None
+    notice = _notice(lease)
+    if expired and (ready is None or ready.status != "Unknown"):
+        if at is not None:
+            return "Unknown", at, names.EXPIRED, f"no heartbeat for {say_age((now - at).total_seconds())}"
+        return "Unknown", at, names.EXPIRED, "its Lease is gone" if lease is None else "its Lease was never renewed"
+    if ready is not None and ready.status == "True":
+        if notice:
+            return "False", None, names.NOTICE, notice
+        if kubelet is None:
+            return "Unknown", None, KUBELET, "the Node has no condition Ready: its kubelet has not started"
+        if kubelet.status != "True":
+            why = kubelet.message or kubelet.reason or "no reason given"
+            message = f"the kubelet's condition Ready is {kubelet.status}: {why}"
+            return _plain(kubelet.status), kubelet.lastTransitionTime, KUBELET, message
+    if ready is not None:
+        status = "True" if ready.status == "True" else _plain(ready.status)
+        return status, ready.lastTransitionTime, ready.reason or "", ready.message or ""
+    if node is not None:
+        return "Unknown", None, "NotPublished", "its reporter has published nothing yet"
+    message = "the cluster has no Node of this name: it has not joined yet, or its Node was deleted"
+    return "Unknown", None, "NotJoined", message
+
+
+def _notice(lease: Lease | None) -> str:
+    """Why the node is not ready, as its Lease says; empty if it does not say so."""
+    return annotations_of(lease).get(names.NOT_READY, "")[: names.LONGEST_MESSAGE] if lease else ""
 
 
 def _plain(status: str) -> str:
