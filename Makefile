@@ -111,6 +111,7 @@ bench: $(STAMP)
 	@$(BIN)/python -m bench.idle
 	@$(BIN)/python -m bench.repair
 	@$(BIN)/python -m bench.readiness
+	@$(BIN)/python -m bench.boot
 	@$(BIN)/python -m bench.deploy
 	@$(BIN)/python -m bench.creation
 

@@ -62,9 +62,10 @@ def seconds(command: Sequence[str], **environment: str) -> tuple[float, str]:
     return took, done.stdout
 
 
-def inventory(hosts: Fleet, folder: Path, silent: Sequence[int] = ()) -> Path:
+def inventory(hosts: Fleet, folder: Path, listen: int, silent: Sequence[int] = ()) -> Path:
     """pyinfra's inventory of the fleet. All hosts are one node, so they have one name.
 
+    :param listen: the port of the reporter on the node.
     :param silent: ports of this machine on which hosts that never answer are to be added.
     """
     data = {
@@ -76,7 +77,7 @@ def inventory(hosts: Fleet, folder: Path, silent: Sequence[int] = ()) -> Path:
         "node_name": "simulated",
         # This machine's kernel may lack the modules, which does not matter here.
         "kernel_modules": [],
-        "reporter_listen": f"127.0.0.1:{free_port()}",
+        "reporter_listen": f"127.0.0.1:{listen}",
     }
     all_hosts = [(address, data) for address in hosts.addresses]
     all_hosts += [(f"silent{port}", {**data, "ssh_hostname": "127.0.0.1", "ssh_port": port}) for port in silent]
@@ -99,11 +100,11 @@ def _changed(operations: Sequence[dict[str, Any]], hosts: int) -> list[str]:
     return [one["name"] for one in operations if len(one["no_change"]) != hosts]
 
 
-def with_silent(hosts: Fleet, folder: Path, count: int) -> float:
+def with_silent(hosts: Fleet, folder: Path, listen: int, count: int) -> float:
     """Seconds of a deploy of all hosts, and of so many beside them that never answer. Only these may fail."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        file = inventory(hosts, folder, [each.getsockname()[1] for each in sockets])
+        file = inventory(hosts, folder, listen, [each.getsockname()[1] for each in sockets])
         command = [sys.executable, "-m", "pyinfra", "-y", "--json", str(file), "deploy.py"]
         began = time.monotonic()
         done = subprocess.run(
@@ -180,29 +181,43 @@ def main(hosts: int, rounds: int) -> None:
     """Print the seconds of an unchanged deploy, beside those of a bare ssh and of a playbook."""
     with TemporaryDirectory(prefix="trackbed-bench-") as name, fleet(hosts, BASE["debian"]) as simulated:
         folder = Path(name)
-        file = inventory(simulated, folder)
+        listen = free_port()
+        file = inventory(simulated, folder, listen)
         one = simulated.addresses[:1]
         deploy(file, one, first=True)
         deploy(file, one)
         deploys, execs = [], []
+        begun = used_s()
         for _ in range(rounds):
             execs.append(seconds(simulated.ssh(one[0], "true"))[0])
             deploys.append(deploy(file, one))
+        one_cpu = (used_s() - begun) / rounds
         # The second deploy of a host asks it all at once.
         deploy(file, simulated.addresses)
+        begun = used_s()
         many = deploy(file, simulated.addresses)
+        many_cpu = used_s() - begun
         bad = -(-hosts // 100)
-        spoilt = with_silent(simulated, folder, bad)
+        spoilt = with_silent(simulated, folder, listen, bad)
         played = play(ansible(simulated, folder), folder)
     table = Table("hosts", "the deploy", "counterpart", "ratio", title="a deploy that finds nothing to do")
     deployed, bare = statistics.median(deploys), statistics.median(execs)
     table.add_row("1", f"{deployed:.2f} s", f"{bare:.2f} s, a bare ssh", f"{deployed / bare:.1f}")
     table.add_row(str(hosts), f"{many:.1f} s", f"{played:.1f} s, an Ansible playbook", f"1/{played / many:.1f}")
     table.add_row(f"{hosts}, and {bad} silent", f"{spoilt:.1f} s", "", "")
-    further = (many - deployed) / max(1, hosts - 1)
+    others = max(1, hosts - 1)
     console = Console(width=100)
     console.print(table)
-    console.print(f"each further host: {further:.2f} s; most memory of one process: {memory_mib():.0f} MiB")
+    console.print(
+        f"each further host: {(many - deployed) / others:.2f} s; CPU time of the control host: {one_cpu:.2f} s for one host, "
+        f"{(many_cpu - one_cpu) / others:.3f} s for each further one; most memory of one process: {memory_mib():.0f} MiB"
+    )
+
+
+def used_s() -> float:
+    """CPU seconds of all processes that this one has waited for. What else runs here changes them little."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def memory_mib() -> float:

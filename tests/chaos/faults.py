@@ -23,6 +23,8 @@ STATE = "/var/lib/trackbed"
 RUN = "/run/trackbed"
 SPEC = "/etc/trackbed/node.json"
 HOLDER = "chaos-holder"
+RDMA = f"rdma link | sed -n 's,^link \\([^/]*\\)/.* netdev {VF} .*,\\1,p'"
+"""Prints the name of the VF's RDMA device, which rdma-core's rules choose."""
 
 Host = Callable[[Node, random.Random], None]
 
@@ -271,11 +273,11 @@ FAULTS = (
     Fault(
         "a VF's RDMA device held by a program for 10 s",
         "a VF in use",
-        f"device=$(grep -lx rxe_{VF} /sys/class/infiniband_verbs/uverbs*/ibdev | cut -d/ -f5);"
+        f'device=$(grep -lx "$({RDMA})" /sys/class/infiniband_verbs/uverbs*/ibdev | cut -d/ -f5);'
         f" {_open('/dev/infiniband/$device')}",
         f"systemctl stop {HOLDER}",
         10.0,
-        needs=f"grep -qx rxe_{VF} /sys/class/infiniband_verbs/uverbs*/ibdev",
+        needs=f'modprobe ib_uverbs && test -n "$({RDMA})"',
     ),
 )
 
