@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pty
-import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,8 @@ from agent.commands import Commands
 from agent.report import names, published
 from agent.report.history import History
 from agent.report.published import Published
-from agent.report.records import Change, Condition, Disruption, Outcome, Report, report_to_json, to_plain
+from agent.report.records import Change, Condition, Disruption, Outcome, Report, report_to_json
 from agent.service import lock
-from agent.service.apply_socket import NAME, Requests
 from agent.spec.node import from_mapping
 
 ROOT = Path(__file__).parent.parent.parent
@@ -68,6 +64,10 @@ def report(folder: Path, **different: object) -> Report:
     made = evolve(made, **{**stamps, **different})  # type: ignore[arg-type]
     runtime.write_atomically(folder / names.REPORT, report_to_json(made))
     return made
+
+
+def spec(folder: Path, **more: object) -> None:
+    (folder / "node.json").write_text(json.dumps({"node_name": "n1", **more}))
 
 
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "worker"])
@@ -276,84 +276,6 @@ def test_doctor_has_something_to_do_for_a_node_without_an_agent(tmp_path: Path) 
 # --- apply -----------------------------------------------------------------------------------------------------
 
 
-def spec(folder: Path, **more: object) -> None:
-    (folder / "node.json").write_text(json.dumps({"node_name": "n1", **more}))
-
-
-def test_without_the_service_apply_makes_the_changes(tmp_path: Path) -> None:
-    spec(tmp_path, irqs={"irqbalance": "untouched"})
-    applied = trackbed(tmp_path, "apply", "--timeout", "5")
-    assert (applied.returncode, applied.stdout.splitlines()[-1]) == (0, "ready")
-
-
-def test_in_observe_mode_apply_changes_nothing(tmp_path: Path) -> None:
-    spec(tmp_path, mode="observe")
-    refused = trackbed(tmp_path, "apply")
-    assert refused.returncode == 1
-    assert "mode: observe" in refused.stderr
-
-
-def knocked(requests: Requests) -> None:
-    """Wait for a client, and hear it."""
-    assert select.select([requests], [], [], 60)[0], "nobody came"
-    assert requests.accept()
-
-
-def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None:
-    spec(tmp_path)
-    lock.take(tmp_path)
-    requests = Requests(tmp_path / NAME)
-    allowed: list[Disruption | None] = []
-
-    def serve() -> None:
-        knocked(requests)
-        allowed.append(requests.allowed())
-        body = {"outcomes": to_plain((OUTCOME,)), "conditions": to_plain(CONDITIONS)}
-        requests.send({**body, "ready": False})
-        requests.send({**body, "outcomes": [], "ready": True})
-
-    server = threading.Thread(target=serve)
-    server.start()
-    applied = trackbed(tmp_path, "apply", "--allow", "vf-reset")
-    server.join()
-    assert allowed == [Disruption.VF_RESET]
-    assert applied.returncode == 0
-    assert "applied     vfs 0000:21:00.0 count: 4 -> 5" in applied.stdout
-    assert applied.stdout.splitlines()[-1] == "ready"
-
-
-def test_ready_for_the_former_spec_is_not_success(tmp_path: Path) -> None:
-    spec(tmp_path)
-    lock.take(tmp_path)
-    requests = Requests(tmp_path / NAME)
-    waits = Condition("UpToDate", "False", "Deferred", "vfs ...", severity="warn")
-    deferred = evolve(OUTCOME, result="deferred", error="not allowed now", remedy="allow it")
-
-    def serve() -> None:
-        knocked(requests)
-        requests.send({"ready": True, "outcomes": to_plain((deferred,)), "conditions": to_plain((waits,))})
-
-    server = threading.Thread(target=serve)
-    server.start()
-    applied = trackbed(tmp_path, "apply")
-    server.join()
-    assert applied.returncode == 1
-    assert applied.stdout.splitlines()[-1] == "ready, but a part of the spec is not applied"
-
-
-def test_apply_is_refused_while_the_service_has_the_lock(tmp_path: Path) -> None:
-    spec(tmp_path)
-    lock.take(tmp_path)
-    for arguments, reason in (
-        (("--spec", str(tmp_path / "node.json")), "the service is running, and keeps"),
-        ((), "and refuses this"),
-    ):
-        refused = trackbed(tmp_path, "apply", *arguments)
-        assert refused.returncode == 1
-        assert reason in refused.stderr
-        assert "systemctl stop trackbed" in refused.stderr
-
-
 def test_a_service_that_cannot_have_its_lock_leaves_no_report_behind(tmp_path: Path) -> None:
     report(tmp_path)
     (tmp_path / lock.NAME).mkdir()
@@ -364,58 +286,6 @@ def test_a_service_that_cannot_have_its_lock_leaves_no_report_behind(tmp_path: P
 
 
 # --- stat ------------------------------------------------------------------------------------------------------
-
-
-def talk(until: Callable[[], bool]) -> None:
-    """Datagrams of 1,000 bytes over the loopback."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ours:
-        ours.bind(("127.0.0.1", 0))
-        while not until():
-            ours.sendto(bytes(1000), ours.getsockname())
-            if select.select([ours], [], [], 1)[0]:
-                ours.recv(2000)
-
-
-def test_stat_measures_the_traffic_of_a_real_netdev(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(tmp_path, "stat", "-d", "lo", "-l", "--count", "3", "--interval", "0.2", "--json"),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    talk(lambda: process.poll() is not None)
-    assert process.stdout is not None
-    intervals = [json.loads(line)["devices"][0] for line in process.stdout]
-    assert [each["name"] for each in intervals] == ["lo"] * 3
-    last = intervals[-1]
-    assert 0.5 < last["elapsed"] < 5
-    # Other programs talk over the loopback as well, so at least ours: a datagram is 1,000 bytes and 42 of headers.
-    assert last["rx_packets"]["total"] > 100
-    assert last["rx_bytes"]["total"] >= last["rx_packets"]["total"] * 500
-    assert last["rx_bytes"]["min"] <= last["rx_bytes"]["average"] <= last["rx_bytes"]["max"]
-    assert last["rx_bytes"]["average"] == pytest.approx(last["rx_bytes"]["total"] / last["elapsed"])
-
-
-def test_stat_ends_with_ctrl_c_and_its_sums(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(tmp_path, "stat", "-d", "lo", "-l", "--interval", "0.1"), cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert "lo (netdev)  rx_bytes" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    rest = process.stdout.read()
-    assert process.wait(timeout=20) == 0
-    assert "average" in rest
-    assert rest.splitlines()[-1].startswith("elapsed ")
-
-
-def test_stat_without_live_has_every_counter(tmp_path: Path) -> None:
-    (found,) = json.loads(trackbed(tmp_path, "stat", "-d", "lo", "--json").stdout)
-    assert (found["name"], found["port"]) == ("lo", None)
-    assert {"rx_bytes", "tx_dropped"} <= found["counters"].keys()
-    wrong = trackbed(tmp_path, "stat", "-d", "nonesuch0")
-    assert wrong.returncode == 1
-    assert "nonesuch0 is not an RDMA device" in wrong.stderr
 
 
 # --- the rest --------------------------------------------------------------------------------------------------
