@@ -64,9 +64,7 @@ def nodes_line(names: dict[str, str]) -> str:
 
     :param names: the machines' names in the lab, by the Nodes' names.
     """
-    return "Nodes " + ", ".join(
-        name if name == machine else f"{name} (the lab's {machine})" for name, machine in names.items()
-    )
+    return "Nodes " + ", ".join(join.called(name, machine) for name, machine in names.items())
 
 
 @cluster.command("join")
@@ -82,8 +80,8 @@ def join_command() -> None:
             if not join.ready(plane, name):
                 join.join(plane, node)
             names[name] = node.name
-        for name in names:
-            join.wait_ready(plane, name)
+        for node in fleet.nodes():
+            join.wait_ready(plane, node)
     kubectl = programs.kubernetes("kubectl")
     for line in (
         f"the cluster is up: {nodes_line(names)}. What to try:",

@@ -87,9 +87,15 @@ def ready(plane: ControlPlane, name: str) -> bool:
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
-def wait_ready(plane: ControlPlane, name: str) -> None:
+def wait_ready(plane: ControlPlane, node: Node) -> None:
     """Wait until :func:`ready`."""
-    wait(lambda: ready(plane, name), READY_S, f"Node {name}: Ready")
+    name = node_name(node)
+    wait(lambda: ready(plane, name), READY_S, f"Node {called(name, node.name)}: Ready")
+
+
+def called(name: str, machine: str) -> str:
+    """A Node's name, and that of its machine in the lab if it has another one."""
+    return name if name == machine else f"{name} (the lab's {machine})"
 
 
 def node_name(node: Node) -> str:

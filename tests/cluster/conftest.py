@@ -110,7 +110,7 @@ def opened(plane: ControlPlane, node: Node) -> str:
     name = join.node_name(node)
     if not join.ready(plane, name):
         join.join(plane, node)
-        join.wait_ready(plane, name)
+        join.wait_ready(plane, node)
     eventually(f"{name}: ready and untainted", lambda: is_open(plane, name), LONG)
     return name
 

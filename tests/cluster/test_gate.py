@@ -54,7 +54,7 @@ def test_a_fresh_node_registers_tainted_and_gets_nothing_to_run(fresh_cluster: C
     # A node that is not verified joins nevertheless: `kubeadm join` waits for the kubelet's restart.
     hinder(node)
     name = join.join(plane, node)
-    join.wait_ready(plane, name)
+    join.wait_ready(plane, node)
     assert has_our_taint(plane, name)
     assert not {"rdma", "trackbed.internal/ready"} & plane.get("node", name)["metadata"]["labels"].keys()
     selector = {"kubernetes.io/hostname": name}

@@ -63,6 +63,6 @@ def test_kubeadm_joins_a_node_that_is_not_verified(fresh_cluster: Cluster) -> No
     node.sh(f"kubeadm join --discovery-file {INVITATION} --node-name {name} --ignore-preflight-errors all", LONG)
     assert node.run(["test", "-e", "/run/trackbed/first-pass"]).returncode != 0
     assert unit(node, "kubelet", "SubState") == ["running"]
-    join.wait_ready(plane, name)
+    join.wait_ready(plane, node)
     assert has_our_taint(plane, name)
     node.sh(f"rm {OBSTACLE}")

@@ -94,8 +94,8 @@ def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
     manifests.apply(plane, folder)
     for node in fresh_cluster.nodes:
         join.join(plane, node)
-    for name in fresh_cluster.names:
-        join.wait_ready(plane, name)
+    for node, name in zip(fresh_cluster.nodes, fresh_cluster.names, strict=True):
+        join.wait_ready(plane, node)
         # The spec requires the plugin's resource, so a node is open once the rendered plugin has registered it.
         eventually(f"{name}: ready and untainted", lambda name=name: is_open(plane, name), LONG)  # type: ignore[misc]
         assert allocatable(plane, name) == str(manifests.SHARES)

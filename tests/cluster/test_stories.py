@@ -57,7 +57,7 @@ def test_a_nodes_first_day_ends_with_a_pod_that_has_its_device(fresh_cluster: Cl
     began = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S")
     name = join.join(plane, node)
     plane.apply(manifests.pod("first", ["ibv_devinfo"], rdma=1, selector={"kubernetes.io/hostname": name}))
-    join.wait_ready(plane, name)
+    join.wait_ready(plane, node)
     eventually("TrackbedReady", lambda: condition(plane, name) == "True", LONG)
     eventually("the plugin's resource", lambda: allocatable(plane, name) == str(manifests.SHARES), LONG)
     eventually("the taint's end", lambda: not tainted(plane, name), LONG)

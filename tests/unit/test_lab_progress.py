@@ -3,6 +3,7 @@
 import pytest
 
 from lab.cluster.commands import nodes_line
+from lab.cluster.join import called
 from lab.progress import usually
 
 
@@ -21,3 +22,5 @@ def test_a_step_says_what_is_usual_and_when_the_machine_is_busy(seconds: float, 
 
 def test_a_node_with_another_name_is_shown_with_its_machine() -> None:
     assert nodes_line({"node1": "node1", "10.0.2.12": "node2"}) == "Nodes node1, 10.0.2.12 (the lab's node2)"
+    # So does the message of a Node that does not become ready.
+    assert called("10.0.2.12", "node2") == "10.0.2.12 (the lab's node2)"
