@@ -7,7 +7,6 @@ operator to decide: such a request is left pending, with the reason.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
@@ -17,6 +16,7 @@ from lightkube.models.certificates_v1 import CertificateSigningRequestCondition
 from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
+from agent.spec.node import NODE_NAME
 from fleet.certificate_request import Asked, read
 from fleet.objects import name_of
 
@@ -28,9 +28,6 @@ YEAR = 365 * 86400
 
 MOST_PENDING = 8
 """Pending requests in one node's name that are approved. A reporter has one; another, which it forgot, ends after a day."""
-
-# A Node's name: a DNS subdomain (RFC 1123).
-_NODE_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 
 Action = Literal["approve", "deny", "leave"]
 
@@ -157,7 +154,7 @@ def _name_faults(name: str) -> list[str]:
     if not name.startswith(names.NODE_USER):
         return [f"the subject is CN={name}, not CN={names.NODE_USER}NAME alone"]
     node = name.removeprefix(names.NODE_USER)
-    return [] if _NODE_NAME.fullmatch(node) else [f"{node!r} is not a Node's name"]
+    return [] if NODE_NAME.fullmatch(node) else [f"{node!r} is not a Node's name"]
 
 
 def _faults(request: CertificateSigningRequest) -> list[str]:

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,20 @@ from tests.cluster.thief import APPLY, LEASES, REQUESTS, Thief, csr
 OWN = "bounded"
 PLACE = LEASES.format(names.NAMESPACE)
 GROUP = "coordination.k8s.io/v1"
+CERTIFICATES = "certificates.k8s.io/v1"
 MANY: dict[str, Any] = {"f:spec": {f"f:x{number}": {} for number in range(2000)}}
+# Few fields, and yet large: what is in them, or their names.
+DEEP: dict[str, Any] = {"f:spec": {"f:x": {f"f:y{number}": {} for number in range(2000)}}}
+LONG: dict[str, Any] = {"f:spec": {f"f:{'x' * 200_000}": {}}}
 
 
 def managed(version: str, **more: Any) -> dict[str, Any]:
     entry = {"manager": "m", "operation": "Update", "apiVersion": version, "time": "2026-01-01T00:00:00Z"}
     return {"managedFields": [{**entry, "fieldsType": "FieldsV1", "fieldsV1": MANY, **more}]}
+
+
+# Many clients read no time of the years 0 and 10000, and one such object ends their list of all.
+DATED: dict[str, Any] = {"fieldsV1": {"f:spec": {"f:x": {}}}}
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +76,10 @@ LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the year 10000": ({}, {"renewTime": "9999-12-31T23:59:59.999999-23:59"}),
     "another time": ({}, {"acquireTime": "0000-01-01T00:00:00.000000Z"}),
     "many managed fields": (managed(GROUP), {}),
+    "deep managed fields": (managed(GROUP, fieldsV1=DEEP), {}),
+    "long managed fields": (managed(GROUP, fieldsV1=LONG), {}),
+    "managed in the year 0": (managed(GROUP, **DATED, time="0000-01-01T00:00:00Z"), {}),
+    "managed in the year 10000": (managed(GROUP, **DATED, time="9999-12-31T23:59:59-23:59"), {}),
 }
 
 
@@ -86,13 +99,46 @@ def test_a_lease_is_small_and_does_not_last(thief: Thief, what: str) -> None:
     assert thief.tries("PATCH", place, renewed, MERGE_PATCH) == 200
 
 
+def test_what_others_have_put_into_a_lease_keeps_no_reporter_from_writing_it(thief: Thief) -> None:
+    """The Lease is where a reporter says that its node is not ready if it can write nothing else."""
+    place, plane = f"{PLACE}/{OWN}", thief.plane
+    plane.kubectl("delete", "lease", OWN, f"--namespace={names.NAMESPACE}", "--ignore-not-found")
+    assert thief.tries("POST", PLACE, lease(plane, {}, {})) == 200
+    # One that exists: the garbage collector would delete the Lease.
+    uid = plane.get("configmap", "reporter", f"--namespace={names.NAMESPACE}")["metadata"]["uid"]
+    owners = [
+        *lease(plane, {}, {})["metadata"]["ownerReferences"],
+        {"apiVersion": "v1", "kind": "ConfigMap", "name": "reporter", "uid": uid},
+    ]
+    notes = {names.SPEC_HASH: "a" * 500, "example.net/a": "b"}
+    body = {
+        "metadata": {
+            "annotations": notes,
+            "labels": {"example.net/a": "b"},
+            "ownerReferences": owners,
+        },
+        "spec": {"leaseDurationSeconds": 86400, "renewTime": "0000-01-01T00:00:00.000000Z", "leaseTransitions": 5},
+    }
+    plane.kubectl("patch", "lease", OWN, f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(body))
+    said = {"metadata": {"annotations": {names.NOT_READY: "NoCarrier: no carrier"}}}
+    assert thief.tries("PATCH", place, said, MERGE_PATCH) == 200
+    assert thief.tries("PATCH", place, lease(plane, {}, {}), MERGE_PATCH) == 200
+    found = plane.get("lease", OWN, f"--namespace={names.NAMESPACE}")
+    assert found["spec"]["leaseDurationSeconds"] == 900
+    assert found["metadata"]["annotations"]["example.net/a"] == "b"
+
+
 LOADED: dict[str, dict[str, Any]] = {
     "finalizers": {"finalizers": ["example.net/never"]},
     "annotations": {"annotations": {"example.net/a": "a" * 200_000}},
     "labels": {"labels": {"example.net/a": "b"}},
     "owners": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": OWN, "uid": "u"}]},
     "a name by the server": {"name": None, "generateName": f"trackbed-{OWN}-"},
-    "many managed fields": managed("certificates.k8s.io/v1"),
+    "many managed fields": managed(CERTIFICATES),
+    "deep managed fields": managed(CERTIFICATES, fieldsV1=DEEP),
+    "long managed fields": managed(CERTIFICATES, fieldsV1=LONG),
+    "managed in the year 0": managed(CERTIFICATES, **DATED, time="0000-01-01T00:00:00Z"),
+    "managed in the year 10000": managed(CERTIFICATES, **DATED, time="9999-12-31T23:59:59-23:59"),
 }
 
 

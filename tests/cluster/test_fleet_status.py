@@ -81,6 +81,8 @@ def test_a_node_that_was_deleted_is_shown(plane: ControlPlane, tmp_path: Path) -
 
 
 ESCAPES = "\x1b[2J\x1b]0;mine\x07[bold red]"
+# C1's CSI, OSC and NEL, and marks of writing direction.
+MORE_ESCAPES = "\x9b2J\x9d0;mine\x9c\x85\u202e\u2066\u200f\u2028"
 
 
 @pytest.mark.usefixtures("no_nodes")
@@ -92,6 +94,18 @@ def test_text_that_a_node_writes_is_escaped_on_the_terminal(plane: ControlPlane)
     out = fleet(plane, "status").out
     assert "Broken: \\x1b[2J\\x1b]0;mine\\x07[bold red]" in out
     assert "\x1b" not in out
+    # In every field that others write: the kubelet's condition, ours, and the Lease.
+    make_node(plane, "b")
+    lost = [{**one, "reason": MORE_ESCAPES, "message": MORE_ESCAPES, "status": "?"} for one in conditions("True")]
+    lost = [one if one["type"] == "Ready" else {**one, "status": "True"} for one in lost]
+    body = json.dumps({"status": {"conditions": lost}})
+    plane.kubectl("patch", "node", "b", "--subresource=status", "--type=merge", "-p", body)
+    notes = {names.SPEC_HASH: MORE_ESCAPES, names.AGENT_VERSION: MORE_ESCAPES}
+    body = json.dumps({"metadata": {"annotations": notes}})
+    plane.kubectl("patch", "lease", "b", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
+    for done in (fleet(plane, "status"), fleet(plane, "status", "--json"), fleet(plane, "sweep", "--dry", "--json")):
+        assert all(one.isprintable() or one == "\n" for one in done.out + done.err), done
+    assert "\\x9b2J\\x9d0;mine\\x9c\\x85\\u202e\\u2066\\u200f\\u2028" in fleet(plane, "status").out
     document = request(f"{names.NODE_USER}a\x1b[2J", "trackbed-a-1")
     ask(plane, enrolment(plane), document)
     out = fleet(plane, "approve").out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -29,6 +30,10 @@ from tests.cluster.fleet_commands import (
 )
 
 __all__ = ["no_nodes", "plane"]
+
+YEAR_0 = "0000-01-01T00:00:00Z"
+# In UTC, which is what the API server writes, it is the year 10000.
+YEAR_10000 = "9999-12-31T23:59:59-23:59"
 
 
 @pytest.mark.usefixtures("no_nodes")
@@ -110,16 +115,33 @@ def test_a_sweep_without_rights_is_one_message(plane: ControlPlane) -> None:
 
 
 @pytest.mark.usefixtures("no_nodes")
-@pytest.mark.parametrize("when", ["0000-01-01T00:00:00Z", "9999-12-31T23:59:59-23:59"])
-@pytest.mark.parametrize("where", ["lastTransitionTime", "lastHeartbeatTime", "renewTime"])
+@pytest.mark.parametrize(
+    ("where", "when"),
+    [
+        *itertools.product(["lastTransitionTime", "lastHeartbeatTime", "renewTime"], [YEAR_0, YEAR_10000]),
+        ("lastTransitionTime", "0000-01-01T00:00:00+23:59"),
+        ("timeAdded", YEAR_0),
+        ("timeAdded", YEAR_10000),
+        ("managedFields", YEAR_10000),
+    ],
+)
 def test_a_time_that_cannot_be_read_stops_nobody(plane: ControlPlane, when: str, where: str) -> None:
     for name in ("a", "b", "c", "d", "e"):
         make_node(plane, name, life=1 if name == "b" else 900)
     if where == "renewTime":
         # Whoever may write every Lease; the policy does not let a node write this one.
         micro = when.replace("00Z", "00.000000Z").replace("59-", "59.000000-")
-        words = ("lease", "a", f"--namespace={names.NAMESPACE}")
+        words: tuple[str, ...] = ("lease", "a", f"--namespace={names.NAMESPACE}")
         change: dict[str, Any] = {"spec": {"renewTime": micro}}
+    elif where == "timeAdded":
+        words, change = ("node", "a"), {"spec": {"taints": [{**OTHERS, where: when}]}}
+    elif where == "managedFields":
+        found = plane.get("node", "a", "--show-managed-fields")["metadata"]["managedFields"]
+        # A change goes with it: the API server stores no write that changes times alone.
+        words, change = (
+            ("node", "a"),
+            {"metadata": {"labels": {"a": "b"}, where: [{**one, "time": when} for one in found]}},
+        )
     else:
         words = ("node", "a", "--subresource=status")
         change = {"status": {"conditions": [{**conditions("True")[0], where: when}]}}
@@ -150,3 +172,23 @@ def test_a_heartbeat_from_the_future_does_not_count(plane: ControlPlane) -> None
     (found,) = fleet(plane, "status", "--json").document["nodes"]
     assert (found["ready"], found["reason"]) == ("Unknown", "Unreadable")
     assert fleet(plane, "sweep", "--json").document["tainted"] == ["a"]
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_of_two_conditions_of_a_silent_node_one_is_left(plane: ControlPlane) -> None:
+    make_node(plane, "a", life=1)
+    more = [{"op": "add", "path": f"/status/conditions/{at}", "value": conditions("True")[0]} for at in ("0", "-")]
+    plane.kubectl("patch", "node", "a", "--subresource=status", "--type=json", "-p", json.dumps(more))
+    until(lambda: fleet(plane, "sweep", "--json").document["tainted"] == ["a"], "it is swept")
+    found = [one["status"] for one in node(plane, "a")["status"]["conditions"] if one["type"] == names.READY]
+    assert found == ["Unknown"]
+    assert fleet(plane, "sweep", "--json").document["tainted"] == []
+
+
+@pytest.mark.usefixtures("no_nodes")
+def test_a_taint_of_our_key_that_lets_pods_come_is_not_enough(plane: ControlPlane) -> None:
+    make_node(plane, "a", life=1)
+    weak = {**OURS, "effect": "PreferNoSchedule"}
+    plane.kubectl("patch", "node", "a", "--type=merge", "-p", json.dumps({"spec": {"taints": [weak]}}))
+    until(lambda: fleet(plane, "sweep", "--json").document["tainted"] == ["a"], "it is swept")
+    assert taints(plane, "a") == [weak, OURS]

@@ -324,6 +324,95 @@ def standing(plane: ControlPlane, name: str) -> Any:
     return next(one for one in fleet(plane, "status")["nodes"] if one["name"] == name)
 
 
+def renewed(plane: ControlPlane, name: str) -> str:
+    """When a Lease was last renewed."""
+    return str(plane.get("lease", name, "--namespace=trackbed-system")["spec"]["renewTime"])
+
+
+LEASE_KIND = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+ON_LEASE: dict[str, tuple[str, dict[str, Any]]] = {
+    "its-time": ("patch", {"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}}),
+    "its-duration": ("patch", {"spec": {"leaseDurationSeconds": 60}}),
+    "its-notice": ("patch", {"metadata": {"annotations": {"trackbed.internal/not-ready": "somebody: says so"}}}),
+    "its-labels-and-notice": (
+        "patch",
+        {
+            "metadata": {
+                "labels": {f"example.net/{number}": "x" for number in range(20)},
+                "annotations": {"trackbed.internal/not-ready": "somebody: says so"},
+            }
+        },
+    ),
+    "its-spec-applied": ("apply", {"spec": {"holderIdentity": "owned-its-spec-applied", "leaseDurationSeconds": 60}}),
+    "its-owners": ("patch", {"metadata": {"ownerReferences": []}}),
+}
+
+
+@pytest.mark.parametrize("what", ON_LEASE)
+def test_whatever_others_have_written_in_its_lease_it_is_renewed(
+    plane: ControlPlane, start: Start, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.reporter.kubernetes.lease.LEASE_EVERY", (0.5, 0.5))
+    reporter = start(f"owned-{what}")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    how, body = ON_LEASE[what]
+    place = ("--namespace=trackbed-system", "--field-manager=somebody")
+    if how == "apply":
+        document = {**LEASE_KIND, "metadata": {"name": reporter.name}, **body}
+        plane.kubectl("apply", "--server-side", "--force-conflicts", *place, "--filename=-", stdin=json.dumps(document))
+    else:
+        plane.kubectl("patch", "lease", reporter.name, *place, "--type=merge", "-p", json.dumps(body))
+
+    def restored() -> bool:
+        found = plane.get("lease", reporter.name, "--namespace=trackbed-system")
+        return found["spec"]["leaseDurationSeconds"] == 900 and bool(found["metadata"].get("ownerReferences"))
+
+    until(restored, "it is as the reporter writes it")
+    until(lambda: not notice(plane, reporter.name), "it says nothing else")
+    before = renewed(plane, reporter.name)
+    until(lambda: renewed(plane, reporter.name) > before, "and it is renewed")
+    assert reporter.published().error == ""
+
+
+def test_of_two_conditions_of_its_type_one_is_left(plane: ControlPlane, start: Start) -> None:
+    """Whoever may write a Node may write two with a JSON patch, and who reads the other one is told something else."""
+
+    def said() -> list[str]:
+        found = reporter.node()["status"]["conditions"]
+        return [one["status"] for one in found if one["type"] == "TrackbedReady"]
+
+    reporter = start("doubled")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    lie = {"type": "TrackbedReady", "status": "True", "reason": "Doubled", "message": ""}
+    for path in ("/status/conditions/-", "/status/conditions/0"):
+        body = json.dumps([{"op": "add", "path": path, "value": lie}])
+        plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=json", "-p", body)
+        until(lambda: said() == ["True"], "one is left")
+    reporter.acknowledged(reporter.say(False))
+    mark = len(plane.audit())
+    plane.kubectl("patch", "node", reporter.name, "--subresource=status", "--type=json", "-p", body)
+    until(lambda: said() == ["False"], "one is left, and it says so")
+    plane.kubectl("label", "node", reporter.name, "example.net/after=x")
+    until(lambda: reporter.published().error == "", "nothing is in the way")
+    assert len(reporter.writes(mark)) <= 2
+
+
+def test_a_taint_of_our_key_with_a_value_is_left_alone_and_nothing_is_in_the_way(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("valued")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    valued = {**OURS, "value": "by-somebody"}
+    applied(plane, reporter.name, spec={"taints": [BUSY, valued]})
+    reporter.acknowledged(reporter.say(False))
+    assert reporter.condition()["status"] == "False"
+    assert reporter.node()["spec"]["taints"] == [BUSY, valued]
+    assert reporter.published().error == ""
+
+
 def notice(plane: ControlPlane, name: str) -> str:
     """What a Lease says of a node that cannot say it by its Node."""
     found = plane.get("lease", name, "--namespace=trackbed-system")

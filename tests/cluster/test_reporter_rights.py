@@ -154,6 +154,19 @@ def dated(managed: Managed) -> Managed:
     return managed
 
 
+def mine(managed: Managed, fields: dict[str, Any]) -> Managed:
+    return [*managed, {**entry(managed), "manager": "trackbed-reporter", "operation": "Update", "fieldsV1": fields}]
+
+
+def deep_label(managed: Managed) -> Managed:
+    return mine(managed, {"f:metadata": {"f:labels": {"f:rdma": {f"f:x{number}": {} for number in range(2000)}}}})
+
+
+def deep_condition(managed: Managed) -> Managed:
+    inside: dict[str, Any] = {f"f:x{number}": {} for number in range(2000)}
+    return mine(managed, {"f:status": {"f:conditions": {'k:{"type":"TrackbedReady"}': inside}}})
+
+
 def nobodys(managed: Managed) -> Managed:
     return []
 
@@ -171,7 +184,7 @@ TAMPERED = [
     made_up,
     ancient,
 ]
-TAMPERED += [claimed, dated, nobodys]
+TAMPERED += [claimed, dated, nobodys, deep_label, deep_condition]
 
 
 @pytest.fixture
@@ -233,6 +246,28 @@ def test_managers_that_the_api_server_folds_are_no_reason_to_refuse(owned: Contr
     api.ask("PATCH", own, {"fieldManager": "trackbed-reporter"}, remove("/spec/taints/1"), JSON_PATCH)
     assert any(found["manager"] == "ancient-changes" for found in managers(owned))
     owned.kubectl("label", "node", OWN, *[f"example.net/many-{number}-" for number in range(12)])
+
+
+def test_a_node_with_many_fields_of_many_managers_is_no_reason_to_refuse(owned: ControlPlane) -> None:
+    """A policy's expressions may cost so much and no more; beyond that, the API server refuses the write."""
+
+    def applied(number: int, count: int) -> None:
+        keys = [f"example.net/many-{number}-{each}" for each in range(count)]
+        metadata = {"name": OWN, "labels": dict.fromkeys(keys, "x"), "annotations": dict.fromkeys(keys, "x")}
+        body = json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        owned.kubectl("apply", "--server-side", f"--field-manager=many-{number}", "--filename=-", stdin=body)
+
+    for number in range(8):
+        applied(number, 100)
+    api = Api(owned.url, by_certificate(owned, OWN).session)
+    own, query = f"/api/v1/nodes/{OWN}", {"fieldManager": "trackbed-reporter"}
+    for said in ("True", "False"):
+        body = {"status": {"conditions": [{**READY, "status": said}]}}
+        api.ask("PATCH", f"{own}/status", query, body, STRATEGIC_PATCH)
+    api.ask("PATCH", own, query, [*add("/spec/taints/-", OURS), *add(RDMA, "hca")], JSON_PATCH)
+    api.ask("PATCH", own, query, remove("/spec/taints/1"), JSON_PATCH)
+    for number in range(8):
+        applied(number, 0)
 
 
 # --- bounds --------------------------------------------------------------------------------------------------------
