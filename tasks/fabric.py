@@ -36,7 +36,7 @@ from tasks.common.archive import ROOT
 from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
 from tasks.common.status import COMMAND
-from tasks.packages import INTERPRETERS, RDMA_TOOLS, present, system
+from tasks.packages import INTERPRETERS, present, system
 
 PROGRAM = ROOT / "templates" / "fabric.py"
 
@@ -257,8 +257,7 @@ class Connected(Nodes):
 def prepare() -> None:
     """Install perftest, unless the inventory has a source of OFED, which brings its own."""
     if host_data().get("ofed") is None:
-        family = system().family
-        present(name="RDMA tools", names=RDMA_TOOLS[family], family=family)
+        present(name="perftest", names=("perftest",), family=system().family)
 
 
 _verdicts: dict[State, Verdict] = {}

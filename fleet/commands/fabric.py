@@ -17,7 +17,7 @@ from agent.runtime import write_atomically
 from fleet.api import Failed
 from fleet.fabric.ends import Ends
 from fleet.fabric.journal import Damaged, Journal, default_path
-from fleet.fabric.tests import ALL_REDUCE, TESTS
+from fleet.fabric.tests import ALL_REDUCE, TESTS, rounded
 from fleet.fabric.verdict import Verdict, verdict
 
 NOT_PROVEN = 2
@@ -113,11 +113,11 @@ def _print(journal: Journal, ends: Ends, said: Verdict) -> None:
             table.add_row(Text(printable(nic)), Text(kind, "red"), Text(printable(why)))
         console.print(table)
     for test, value in said.usual.items():
-        click.echo(f"{test}: usually {value:.2f} {TESTS[test].unit}")
+        click.echo(f"{test}: usually {rounded(value)} {TESTS[test].unit}")
     for collective in said.collectives:
         if collective.value is not None:
             made = collective.group
-            measured = f"{collective.value:.2f} Gbit/s by {made.program}"
+            measured = f"{rounded(collective.value)} Gbit/s by {made.program}"
             click.echo(printable(f"{ALL_REDUCE} of {', '.join(made.ends)}: {measured}"))
     stopped = "" if said.finished else "; the test is not finished: run deploys/fabric.py again to go on"
     click.echo(f"{len(said.ends) - len(left)} of {len(said.ends)} NICs are good, {len(said.paths)} bad paths{stopped}")

@@ -16,7 +16,7 @@ from attrs import frozen
 from fleet.fabric.baseline import LOWEST, upper_median
 from fleet.fabric.ends import End, Ends
 from fleet.fabric.results import LONGEST_TEXT, TIMED_OUT, Fault
-from fleet.fabric.tests import ALL_REDUCE, pinned
+from fleet.fabric.tests import ALL_REDUCE, pinned, rounded
 
 LARGEST_GROUP = 32
 """NICs of one group. With several groups there is something to compare each with, and a failure names at most so many."""
@@ -182,7 +182,7 @@ def _judged(ends: Ends, each: Collective, usual: float) -> CollectiveVerdict:
     if each.value is None:
         message = f"{each.fault}: {each.text}" if each.text else each.fault
     elif each.value < floor:
-        message = f"{each.value:.2f} Gbit/s, less than {floor:.2f}"
+        message = f"{rounded(each.value)} Gbit/s, less than {rounded(floor)}"
     elif each.value < LOWEST * usual:
-        message = f"{each.value / usual:.0%} of the usual {usual:.2f} Gbit/s"
+        message = f"{each.value / usual:.0%} of the usual {rounded(usual)} Gbit/s"
     return CollectiveVerdict(each.group, each.value, message)

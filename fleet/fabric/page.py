@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from fleet.fabric.ends import Ends
-from fleet.fabric.tests import TESTS
+from fleet.fabric.tests import TESTS, rounded
 from fleet.fabric.verdict import EndVerdict, Verdict
 from fleet.page import INK, document, legend, picture, table
 
@@ -38,7 +38,8 @@ def page(ends: Ends, said: Verdict, began: float, absent: Mapping[str, str]) -> 
         f"<h1>Fabric: <span class={'good' if verdict == 'proven' else 'bad'}>{verdict}</span></h1>",
         f"<p>{good} of {len(said.ends)} NICs are good. {tested}.</p>",
         table(
-            ("Test", "Usual result"), [(test, f"{value:.2f} {TESTS[test].unit}") for test, value in said.usual.items()]
+            ("Test", "Usual result"),
+            [(test, f"{rounded(value)} {TESTS[test].unit}") for test, value in said.usual.items()],
         ),
         "<h2>NICs</h2>",
         "<p>The colour is the NIC's worst test, as a share of the usual result. A cross marks a NIC that is not good.</p>",
@@ -63,7 +64,7 @@ def page(ends: Ends, said: Verdict, began: float, absent: Mapping[str, str]) -> 
 
 
 def _rate(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} Gbit/s"
+    return "" if value is None else f"{rounded(value)} Gbit/s"
 
 
 def heat_map(ends: Ends, verdicts: Sequence[EndVerdict]) -> str:

@@ -60,6 +60,11 @@ ALL_REDUCE = "all_reduce"
 """The name of the stage in which groups of nodes run a collective (fleet/fabric/collective.py)."""
 
 
+def rounded(value: float) -> str:
+    """A result with three digits: a lab's links have a thousandth of the rate of a server's."""
+    return f"{value:.2f}" if value >= 1 else f"{value:.3g}"
+
+
 def server(test: FabricTest, end: End, port: int, load: Load) -> tuple[str, ...]:
     """The command line of the server: a list of words."""
     return (*pinned(end), test.program, *_arguments(test, end, port, load))

@@ -14,7 +14,8 @@ from agent.spec.node import from_mapping
 from fleet.fabric.journal import Journal
 from fleet.fabric.stages import FabricSettings
 from tasks import fabric
-from tests.deploy.conftest import Node
+from tests.deploy.conftest import DEBIAN, Node
+from tests.deploy.test_packages import dpkg, install
 
 
 def gid(index: int, type: str, address: str) -> dict[str, Any]:
@@ -109,6 +110,12 @@ def test_a_bad_setting_is_named(key: Any, value: object, said: str) -> None:
 def test_settings_are_read() -> None:
     read = fabric.FABRIC.read({"fabric": {"tests": ["ib_read_bw"], "across_rails": False, "at_once": 1}}, "n1")
     assert read == FabricSettings(tests=("ib_read_bw",), across_rails=False, at_once=1)
+
+
+def test_of_all_rdma_programs_perftest_alone_is_installed_for_a_test(node: Node) -> None:
+    result = node.deploy(fabric.prepare, {**DEBIAN, **dpkg()})
+    assert result.planned == {"perftest": True}
+    assert result.flat == [install("perftest")]
 
 
 def prove() -> None:

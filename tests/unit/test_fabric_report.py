@@ -97,6 +97,10 @@ def test_a_collective_that_passed_is_shown_with_its_rate(tmp_path: Path) -> None
     assert "all_reduce of node00000/rail1, node00001/rail1: 375.50 Gbit/s by mpi4py\n" in said.output
     (line,) = [line for line in map(json.loads, report(path, "--json").output.splitlines()) if "collective" in line]
     assert line["collective"]["value"] == 375.5
+    # A rate of a lab's link is not rounded to nothing.
+    (tmp_path / "r.jsonl").unlink()
+    slow = report(written(tmp_path, {}, collectives=(Collective(GROUP, 0.004321),)))
+    assert "0.00432 Gbit/s by mpi4py" in slow.output
 
 
 def test_a_page_of_a_test_in_which_no_node_could_be_tested_says_so(tmp_path: Path) -> None:
