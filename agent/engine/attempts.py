@@ -44,12 +44,13 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
         if reason is not None:
             return reason
         _announce(context, want, change)
-        if change.disruption > Disruption.NONE:
-            # A user may have appeared since the change was planned: nothing but the write comes after this lookup.
-            users = context.users.users_now(want, change)
+        # A user may have appeared since the change was planned: nothing but the write comes after this lookup.
+        disturbs = change.disruption > Disruption.NONE
+        if disturbs or change.skip_if_owned:
+            users = (context.users.users_now if disturbs else context.users.owners_now)(want, change)
             if change.skip_if_owned and is_owned(users, change.target):
                 return None
-            change, deferred = _deferred(context, want, change, users)
+            change, deferred = _deferred(context, want, change, users) if disturbs else (change, None)
             if deferred is not None:
                 return deferred
     except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import define, field, frozen
 
 from agent.engine.users import User, owners, reaches, users
+from agent.hardware.functions import driver, pci_of
 from agent.machine import Machine
 from agent.report.activity import Mode
 from agent.report.records import Change
@@ -52,13 +53,23 @@ class RecentUsers:
         return self._recent(want, change, complete=True)
 
     def owners(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
-        """At least the owners among these users: containers and virtual machines that were given a function."""
+        """At least the owners among these users: containers and virtual machines that were given a function.
+
+        That is enough to leave a change to them. Before the write, :meth:`owners_now` is asked as well.
+        """
         return self._recent(want, change, complete=False)
 
     def users_now(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
         """The users of what a change reaches, looked up now."""
+        return self._now(want, change, complete=True)
+
+    def owners_now(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
+        """The owners of what a change reaches, looked up now. Nobody takes a VF that has no driver, such as a new one."""
+        return self._now(want, change, complete=False) if _has_driver(self._machine, change.target) else {}
+
+    def _now(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:
         target = reaches(change)
-        return self._look_up(want, change.device, True, None if target is None else frozenset({target})).users
+        return self._look_up(want, change.device, complete, None if target is None else frozenset({target})).users
 
     def _recent(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:
         device = change.device
@@ -77,3 +88,10 @@ class RecentUsers:
         by_target = (users if complete else owners)(self._machine, want, device, targets)
         ended = self._clock()
         return _Lookup(ended + max(FRESH, ended - began), targets, complete, by_target)
+
+
+def _has_driver(machine: Machine, target: str) -> bool:
+    try:
+        return driver(machine.files, pci_of(machine.files, target)) is not None
+    except FileNotFoundError:
+        return False  # there is no such VF

@@ -463,6 +463,38 @@ def test_a_vf_that_gets_an_owner_while_other_vfs_are_changed_keeps_its_attribute
     assert [vf.trust for vf in kernel.vfs(PF)] == [True, True, True, False]
 
 
+@pytest.mark.parametrize("step", [0.0, 0.5], ids=["quick", "slow"])
+def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: float) -> None:
+    """A lookup is of the VF itself and comes right before its write, however long reads take."""
+
+    def converged(at: int) -> tuple[int, int, bool]:
+        """Where in the log the VF's attribute is written, where its last lookup before that is, and its value afterwards."""
+        kernel = Kernel()
+        kernel.add_nic(PF, "enp33s0", MAC)
+        settle(kernel, spec())
+        vf = vf_addresses(kernel, PF)[2]
+        log: list[str] = []
+
+        def see(what: str, where: str) -> None:
+            if len(log) >= at:
+                give_to_pod(kernel, vf)
+            log.append(what)
+
+        def write(operation: str, where: str, value: str) -> None:
+            log.append(f"vf {value.partition(' ')[0]}" if operation == "set_vf" else operation)
+
+        kernel.fault = write
+        converge(seen(kernel.machine(), see), Goal(spec(trust=True), at=NOON), Memory(lambda: step * len(log)))
+        written = log.index("vf 2") if "vf 2" in log else -1
+        looks = [number for number, what in enumerate(log[: max(written, 0)]) if what == "kubelet.allocations"]
+        return written, max(looks, default=-1), kernel.granted(vf).trust
+
+    written, last, _ = converged(at=10_000)
+    assert 0 < written - last < 12, "many reads lie between the last lookup of owners and the write"
+    for at in range(0, last + 1, 3):
+        assert not converged(at)[-1], f"taken before read {at} of {last}, but written"
+
+
 def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name)
