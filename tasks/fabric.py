@@ -26,7 +26,7 @@ from agent.report.fabric import PROOF, Proof, Seen, identity, proof_to_json
 from agent.report.printable import printable
 from agent.spec.node import NodeSpec
 from fleet.fabric.collective import LAUNCHER, PROGRAMS
-from fleet.fabric.ends import End, by_name
+from fleet.fabric.ends import OLD_SOURCE_OPTION, End, by_name
 from fleet.fabric.journal import Damaged, Journal, Run, default_path
 from fleet.fabric.runner import Nodes, Request, Runner
 from fleet.fabric.stages import FabricSettings
@@ -94,6 +94,7 @@ _FACTS = """
 agent=$1; shift
 [ -x "$agent" ] || exit 0
 for program; do if command -v "$program" > /dev/null; then echo "program $program"; fi; done
+if ib_send_bw --help 2>&1 | grep -q -e --bind_source_ip; then echo "source --bind_source_ip"; fi
 python=$(command -v python3 || true)
 if [ "$python" ] && "$python" -I -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("mpi4py"))'; then
   echo "program mpi4py"
@@ -116,7 +117,8 @@ echo inspection
 class NodeEnds(dict[str, Any]):
     """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node.
 
-    ``programs``: those of the collective stage that are installed.
+    ``programs``: those of the collective stage that are installed. ``source_option``: how its perftest calls a client's own
+    address.
     """
 
     @classmethod
@@ -133,6 +135,7 @@ class NodeEnds(dict[str, Any]):
         answer["cpus"] = {line[1]: line[2] for line in lines if line[0] == "cpus" and len(line) == 4}
         answer["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
         answer["programs"] = sorted(line[1] for line in lines if line[0] == "program")
+        answer["source_option"] = next((line[1] for line in lines if line[0] == "source"), OLD_SOURCE_OPTION)
         answer["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
         return cls(answer)
 
@@ -177,6 +180,7 @@ def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]
                 cpus=facts["cpus"].get(owner["address"], ""),
                 gpu=facts["gpus"].get(str(owner["numa_node"])),
                 programs=tuple(facts["programs"]),
+                source_option=facts["source_option"],
                 identity=identity(
                     owner["driver"],
                     facts["driver_version"].get(owner["address"]),
@@ -296,7 +300,8 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
         return True
     connected = Connected(state, {each.name: each for each in active})
     ends, absent = _found(connected)
-    absent |= {each.name: "it cannot be reached" for each in state.inventory if each.name not in connected.hosts}
+    meant = [each.name for each in state.inventory if state.is_host_in_limit(each)]
+    absent |= {name: "it cannot be reached" for name in meant if name not in connected.hosts}
     for name, why in sorted(absent.items()):
         host.log(printable(f"fabric: {name} is not tested: {why}"))
     try:

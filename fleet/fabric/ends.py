@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from attrs import field, frozen
 
+OLD_SOURCE_OPTION = "--source_ip"
+"""The name in perftest 4.5. Later versions have `--bind_source_ip` for it, and the old name is for raw Ethernet tests."""
+
 
 @frozen
 class End:
@@ -16,8 +19,8 @@ class End:
     where GIDs are not needed (InfiniBand, iWARP). ``cpus``: those of the NIC's NUMA node, as taskset takes them; empty if
     unknown. ``gpu``: the PCI address of a GPU of that NUMA node. ``group``: hardware that is alike has the same rates.
     ``floors``: by test, the least Gbit/s (or, of a latency, the most microseconds) that is accepted.
-    ``programs``: those of the collective stage that the node has. ``identity``: the firmware, driver and port that were tested,
-    by name.
+    ``source_option``: how the node's perftest calls the client's own address. ``programs``: those of the collective stage that
+    the node has. ``identity``: the firmware, driver and port that were tested, by name.
     """
 
     node: str
@@ -33,6 +36,7 @@ class End:
     cpus: str = ""
     gpu: str | None = None
     floors: Mapping[str, float] = field(factory=dict)
+    source_option: str = OLD_SOURCE_OPTION
     programs: tuple[str, ...] = ()
     identity: Mapping[str, str] = field(factory=dict)
 

@@ -73,7 +73,7 @@ def server(test: FabricTest, end: End, port: int, load: Load) -> tuple[str, ...]
 def client(test: FabricTest, end: End, to: End, port: int, load: Load) -> tuple[str, ...]:
     """The command line of the client that connects to the server at ``to``."""
     # Without its source address the connection manager would take whichever netdev has the route.
-    source = ("--source_ip", end.address) if test.rdma_cm and end.address else ()
+    source = (end.source_option, end.address) if test.rdma_cm and end.address else ()
     return (*pinned(end), test.program, *_arguments(test, end, port, load), *source, to.address)
 
 

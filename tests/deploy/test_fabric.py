@@ -72,6 +72,15 @@ def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address
     assert end.identity == {"driver": "igb SRC", "firmware": "1.2", "port": "0a:0b Ethernet 10 Gb/sec (4X)"}
 
 
+def test_the_client_s_address_has_the_name_that_the_node_s_perftest_knows() -> None:
+    lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
+    options = [
+        fabric.ends_of("n1", fabric.NodeEnds.parse(each), {}, {})[0].source_option
+        for each in (lines, ["source --bind_source_ip", *lines])
+    ]
+    assert options == ["--source_ip", "--bind_source_ip"]
+
+
 def test_without_a_device_of_its_own_it_is_the_first_vf_that_can_be_reached() -> None:
     down = function("0000:41:10.0", "fab1", [device("rx1", "DOWN", GIDS)], [])
     without = function("0000:41:10.2", "fab1", [device("rx2", gids=GIDS[:2])], [])

@@ -57,7 +57,9 @@ def test_the_same_seed_gives_the_same_rounds_and_another_one_others() -> None:
 
 def test_servers_and_clients_are_pinned_and_use_the_gid_that_was_found() -> None:
     one = End("a", "fab0", 0, "x", device="mlx5_0", address="10.0.0.1", gid_index=5, cpus="0-3,8", gpu="0000:3b:00.0")
-    other = evolve(one, node="b", device="mlx5_4", address="10.0.0.2", gid_index=None, cpus="")
+    other = evolve(
+        one, node="b", source_option="--bind_source_ip", device="mlx5_4", address="10.0.0.2", gid_index=None, cpus=""
+    )
     read, send, late = TESTS["ib_read_bw"], TESTS["ib_send_bw"], TESTS["ib_write_lat"]
     load = Load(seconds=5, size=4096, messages=100, gpu_memory=True)
     common = ("-d", "mlx5_0", "-i", "1", "-p", "18515", "-F")
@@ -69,6 +71,7 @@ def test_servers_and_clients_are_pinned_and_use_the_gid_that_was_found() -> None
         *pinned, "ib_send_bw", *common, "-R", "--report_gbits", "-s", "4096", "-D", "5",
         "--use_cuda_bus_id=0000:3b:00.0", "--source_ip", "10.0.0.1", "10.0.0.2",
     )  # fmt: skip
+    assert client(send, other, one, 7, load)[-3:] == ("--bind_source_ip", "10.0.0.2", "10.0.0.1")
     assert client(late, other, one, 7, load) == (
         "ib_write_lat", "-d", "mlx5_4", "-i", "1", "-p", "7", "-F", "-n", "100", "10.0.0.1",
     )  # fmt: skip
