@@ -132,9 +132,9 @@ def _write(context: PassContext, kind: Kind, change: Change) -> Outcome | None:
     """Make a change; None if its target, which others make and delete, is gone."""
     originals = context.memory.originals
     context.cache.forget()
-    originals.keep(kind, change)
     context.callbacks.doing(kind.NAME, "write")
     try:
+        originals.keep(context.machine, kind, change)
         kind.apply(context.machine, change)
     except OSError as error:
         if kind.TARGETS_VANISH and error.errno in (errno.ENOENT, errno.ENODEV):
@@ -146,7 +146,7 @@ def _write(context: PassContext, kind: Kind, change: Change) -> Outcome | None:
         outcome = Outcome(change, "unsupported" if unsupported else "failed", message, _remedy(error, change))
         context.remember_failure(outcome)
         return outcome
-    originals.made(change)
+    originals.made(context.machine, kind, change)
     context.memory.failures.made(change)
     return Outcome(change, "applied")
 

@@ -10,13 +10,14 @@ import errno
 import json
 import os
 import zlib
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
 from attrs import define, evolve, field, frozen
 
 from agent.hardware.functions import Function
-from agent.kinds import Kind, Reading
+from agent.kinds import ANY_VALUE, Kind, Reading
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Condition, Value, to_plain, value_from_plain
 from agent.report.target import device_of
@@ -44,7 +45,8 @@ SPARE = 1000
 class _Original:
     """``value``: the value before the first change. ``written``: the values that the agent may have written since, newest last.
 
-    ``written`` has several values only while the result of a write is unknown: it failed, or the agent was killed.
+    ``written`` has several values, or :data:`ANY_VALUE`, only while the result of a write is unknown: it failed, or the agent
+    was killed.
     """
 
     value: Value
@@ -112,15 +114,18 @@ class Originals:
             return Condition("OriginalsKept", "False", "Unreadable", message, severity="warn", remedy=remedy)
         return None
 
-    def keep(self, kind: Kind, change: Change) -> None:
+    def keep(self, machine: Machine, kind: Kind, change: Change) -> None:
         """Note the value that a change replaces; called before the change is made.
 
         A change that restores an original replaces nothing: it is forgotten once the restored value is read.
+
+        :raises OSError: that value cannot be read.
         """
         for transient in kind.transients(change):
             self._replace(transient)
         if not change.original and (kind.readings is not None or kind.reading is not None):
-            self._replace(change)
+            for noted in kind.noted_as(machine, change, self._originals.keys()):
+                self._replace(noted)
 
     def _replace(self, change: Change) -> None:
         key = _key(change)
@@ -132,12 +137,17 @@ class Originals:
             # If originals were lost, the agent may have written the present value itself: it is no original then.
             self._remember(key, _Original(change.before, (change.after,)))
 
-    def made(self, change: Change) -> None:
+    def made(self, machine: Machine, kind: Kind, change: Change) -> None:
         """Note that a change was made: it has replaced the values that the agent wrote before."""
-        known = self._originals.get(_key(change))
-        if known is not None and not change.original:
-            written = () if change.after == known.value else (change.after,)
-            self._remember(_key(change), evolve(known, written=written))
+        if change.original:
+            return
+        # What cannot be read now counts as the agent's own until the next write.
+        with suppress(OSError):
+            for noted in kind.noted_as(machine, change, self._originals.keys()):
+                known = self._originals.get(_key(noted))
+                after = noted.before if noted.after == ANY_VALUE else noted.after
+                if known is not None:
+                    self._remember(_key(noted), evolve(known, written=() if after == known.value else (after,)))
 
     def give_up(self, change: Change) -> None:
         """Forget an original that the device cannot have any more, such as channels that its VFs use now."""
@@ -171,7 +181,7 @@ class Originals:
                 reading = Reading(target, name, original.written[-1], wanted=False)
             if reading is None or (reading.wanted and not device_left):
                 continue
-            if reading.value == original.value or reading.value not in original.written:
+            if reading.value == original.value or not {reading.value, ANY_VALUE} & set(original.written):
                 self._forget(key)
                 continue
             restore = Change(*key, reading.value, original.value, reading.disruption, required=False, original=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from types import ModuleType
@@ -42,6 +42,14 @@ class Reading:
 
 def _same_for_all_specs(want: Wanted) -> object:
     return None
+
+
+ANY_VALUE = "*"
+"""Stands for the value that a write leaves, as long as only the kernel knows it: how it divides huge pages between nodes."""
+
+
+def _under_its_own_name(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    return [change]
 
 
 def _no_transients(change: Change) -> list[Change]:
@@ -97,6 +105,10 @@ class Kind(Observer):
     values has ``readings``; one that observes only what the spec gives has ``reading``. A kind with either has its values
     restored when they leave the spec (agent/engine/originals.py).
 
+    ``noted_as(machine, change, known)``: the changes whose originals are noted in place of this one's, where one state of the
+    kernel has several names, or parts. ``before`` is what is there now; ``after`` may be :data:`ANY_VALUE`. ``known``: kind,
+    target and field of all originals there are; a state that is among them under another name stays under that.
+
     ``transients(change)``: other values that a change sets on its way, as changes. They are kept before the change is made, so
     that a crash half way does not turn them into originals.
 
@@ -121,6 +133,7 @@ class Kind(Observer):
     REACH: Literal["function", "device"]
     readings: Callable[[Wanted, Snapshot], Iterable[Reading]] | None = None
     reading: Callable[[Machine, Wanted, Change], Reading | None] | None = None
+    noted_as: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = _under_its_own_name
     transients: Callable[[Change], list[Change]] = _no_transients
     lifted_by: Callable[[Change], str] = _not_lifted
     REMAKES_NETDEV: tuple[str, ...] = ()

@@ -20,6 +20,12 @@ _SAME = {
 # The same for each netdev: NEIGH_SYSCTL_MS_JIFFIES_REUSED_ENTRY, NEIGH_SYSCTL_UNRES_QLEN_REUSED_ENTRY (net/core/neighbour.c).
 _NEIGHBOUR = re.compile(r"(net/ipv[46]/neigh/.+/)(retrans_time|base_reachable_time|unres_qlen)(_ms|_bytes)")
 
+_FINER = {
+    "retrans_time": "retrans_time_ms",
+    "base_reachable_time": "base_reachable_time_ms",
+    "unres_qlen": "unres_qlen_bytes",
+}
+
 # Writing a value other than 0 to one sets the other to 0: mm/page-writeback.c, mm/util.c.
 _EITHER = {
     "vm/dirty_bytes": "vm/dirty_ratio",
@@ -28,10 +34,13 @@ _EITHER = {
 }
 
 
+_SWAPPED = str.maketrans("./", "/.")
+
+
 def path(name: str) -> str:
     """A parameter's file. Dots separate and a slash stands for a dot, unless the first separator is a slash (sysctl.d(5))."""
     first = next((character for character in name if character in "./"), ".")
-    swapped = name.translate(str.maketrans("./", "/.")) if first == "." else name
+    swapped = name.translate(_SWAPPED) if first == "." else name
     return f"/proc/sys/{swapped}"
 
 
@@ -41,6 +50,16 @@ def identity(name: str) -> str:
     if (neighbour := _NEIGHBOUR.fullmatch(own)) is not None:
         return neighbour[1] + neighbour[2]
     return _SAME.get(own, own)
+
+
+def finest(name: str) -> str:
+    """The one name of a parameter, with dots; of its two files the one with the finer unit."""
+    own = identity(name)
+    if (neighbour := re.fullmatch(r"(net/ipv[46]/neigh/.+/)(\w+)", own)) is not None:
+        own = neighbour[1] + _FINER.get(neighbour[2], neighbour[2])
+    elif own.endswith("/route/gc_min_interval"):
+        own += "_ms"
+    return own.translate(_SWAPPED)
 
 
 def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:

@@ -7,16 +7,18 @@ the kernel counts the excess pages as surplus, and frees each when its user rele
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from agent.hardware.sysfs import names_or_none, parsed
+from agent.hardware.sysfs import names_or_none, parsed, read_or, whole
 from agent.hardware.topology import NODE
-from agent.kinds import Reading
+from agent.kinds import ANY_VALUE, Reading
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
 from agent.spec.node import HugepagePool
+from agent.spec.sysctl_names import identity
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -27,6 +29,7 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 
 ALL_NODES = "/sys/kernel/mm/hugepages"
+SYSCTL = "vm/nr_hugepages"
 
 
 @frozen
@@ -89,11 +92,46 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """A pool's persistent pages as they are now."""
-    if any(pool.name == kept.field for pool in want.spec.hugepages):
+    """A pool's persistent pages as they are now. The spec gives it also as a part of another pool, or by one of its parts."""
+    own = HugepagePool.named(kept.field, 0)
+    for pool in want.spec.hugepages:
+        if _same(pool, own) or (pool.kilobytes == own.kilobytes and None in (own.numa_node, pool.numa_node)):
+            return Reading(HOST, kept.field, kept.after, wanted=True)
+    by_sysctl = any(identity(name) == SYSCTL for name in want.spec.sysctls)
+    if by_sysctl and (default := default_pool(machine.files)) is not None and default.kilobytes == own.kilobytes:
         return Reading(HOST, kept.field, kept.after, wanted=True)
-    now = read(machine.files, HugepagePool.named(kept.field, 0))
+    now = read(machine.files, own)
     return None if now.missing else Reading(HOST, kept.field, now.persistent, wanted=False)
+
+
+def default_pool(files: Files) -> HugepagePool | None:
+    """The pool that the sysctl vm.nr_hugepages sets: that of the default size, over all nodes (mm/hugetlb.c)."""
+    size = re.search(r"^Hugepagesize: +([1-9][0-9]{0,8}) kB$", read_or(files, "/proc/meminfo", ""), re.MULTILINE)
+    return HugepagePool(f"{size[1]}K", 0) if size else None
+
+
+def _same(one: HugepagePool, other: HugepagePool) -> bool:
+    return (one.kilobytes, one.numa_node) == (other.kilobytes, other.numa_node)
+
+
+def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The pools of the NUMA nodes: that of all nodes is their sum, and the kernel divides its pages between them.
+
+    A former version of the agent noted the sum. Where that is known it stays noted, and no node's pool beside it.
+    """
+    asked = HugepagePool.named(change.field, 0)
+    total = evolve(asked, numa_node=None)
+    nodes = (whole(name[4:]) for name in names_or_none(machine.files, NODE) if name.startswith("node"))
+    pools = [evolve(total, numa_node=node) for node in nodes if node is not None and asked.numa_node in (None, node)]
+    before = [HugepagePool.named(field, 0) for kind, _, field in known if kind == NAME]
+    if any(_same(pool, total) for pool in before):
+        pools = [total]
+    now = {pool: read(machine.files, pool) for pool in pools}
+    present = {pool: each.persistent for pool, each in now.items() if not each.missing}
+    # A kernel without NUMA has no folders of nodes.
+    present = present or {asked: read(machine.files, asked).persistent}
+    names = {pool: next((one.name for one in before if _same(one, pool)), pool.name) for pool in present}
+    return [Change(NAME, HOST, names[pool], pages, ANY_VALUE) for pool, pages in present.items()]
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -7,9 +7,9 @@ reboot. Names are compared as modprobe(8) does: ``-`` and ``_`` are the same.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.hardware.sysfs import names_or_none
 from agent.kinds import Reading
@@ -111,7 +111,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """A parameter of a loaded module as it is now."""
     module, _, name = kept.field.partition(".")
-    if name in want.spec.module_parameters.get(module, {}):
+    given = ((module, name) for module, names in want.spec.module_parameters.items() for name in names)
+    if any(canonical(f"{module}.{name}") == canonical(kept.field) for module, name in given):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     now = _read(machine, module, name)
     if now.missing:
@@ -119,6 +120,13 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     # The kernel shows Y where 1 was written.
     value = kept.after if _same(now.value, str(kept.after)) else now.value
     return Reading(HOST, kept.field, value, wanted=False)
+
+
+def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The parameter as sysfs has its name, or by the name under which it was noted before."""
+    own = canonical(change.field)
+    names = (field for kind, _, field in known if kind == NAME and canonical(field) == own)
+    return [evolve(change, field=next(names, own))]
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -7,14 +7,15 @@ separates the words of ``net.ipv4.tcp_rmem`` by tabs, whatever was written.
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from agent.kinds import Reading
+from agent.kinds import ANY_VALUE, Reading
+from agent.kinds.host import hugepages
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.spec.sysctl_names import path
+from agent.spec.sysctl_names import finest, identity, path
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -78,10 +79,24 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """A parameter as it is now."""
-    if kept.field in want.spec.sysctls:
+    if identity(kept.field) in map(identity, want.spec.sysctls):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     now = _read(machine, kept.field)
     return None if now.value is None else Reading(HOST, kept.field, now.value, wanted=False)
+
+
+def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The parameter by one of its names and in one unit, or by the name under which it was noted before."""
+    own = identity(change.field)
+    names = (field for kind, _, field in known if kind == NAME and identity(field) == own)
+    name = next(names, "")
+    if not name and own == hugepages.SYSCTL and (pool := hugepages.default_pool(machine.files)) is not None:
+        return hugepages.noted_as(machine, Change(hugepages.NAME, HOST, pool.name, None, None), known)
+    name = name or finest(change.field)
+    if path(name) == path(change.field):
+        return [evolve(change, field=name)]
+    now = _read(machine, name)
+    return [change] if now.value is None else [Change(NAME, HOST, name, now.value, ANY_VALUE)]
 
 
 def apply(machine: Machine, change: Change) -> None:

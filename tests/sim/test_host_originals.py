@@ -1,0 +1,142 @@
+"""Originals of the host: one state of the kernel has one original, by whichever names, parts or units the spec gives it."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
+from agent.engine.originals import ORIGINALS, Originals
+from agent.engine.retry import Failures
+from agent.spec.node import from_mapping
+from tests.sim.hugepages import NODE
+from tests.sim.kernel import Kernel
+
+SOMAXCONN = "/proc/sys/net/core/somaxconn"
+REACHABLE = "/proc/sys/net/ipv4/neigh/default/base_reachable_time"
+IO_TIMEOUT = "/sys/module/nvme_core/parameters/io_timeout"
+POOLS = [f"{NODE}/node{node}/hugepages/hugepages-2048kB/nr_hugepages" for node in (0, 1)]
+
+NODE0 = {"size": "2M", "count": 2, "numa_node": 0}
+NODE1 = {"size": "2M", "count": 3, "numa_node": 1}
+ALL = {"size": "2M", "count": 4}
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.tree.put(SOMAXCONN, "4096")
+    kernel.tree.put(REACHABLE, "30")
+    kernel.tree.put(f"{REACHABLE}_ms", "30500")
+    kernel.tree.put(IO_TIMEOUT, "30")
+
+    def together(operation: str, path: str, text: str) -> None:
+        # One variable (net/core/neighbour.c).
+        if path == REACHABLE:
+            kernel.tree.put(f"{REACHABLE}_ms", str(1000 * int(text)))
+        elif path == f"{REACHABLE}_ms":
+            kernel.tree.put(REACHABLE, str(int(text) // 1000))
+
+    kernel.fault = together
+    return kernel
+
+
+def follow(kernel: Kernel, originals: Originals, now: float, **given: object) -> None:
+    """Converge until nothing is left to do."""
+    spec, failures = from_mapping({"node_name": "n1", **given}), Failures()
+    for number in range(4):
+        converge(kernel.machine(), Goal(spec), Memory(lambda at=now + 100 * number: at, failures, originals))  # type: ignore[misc]
+
+
+def pools(kernel: Kernel) -> list[str]:
+    return [kernel.read(path) for path in POOLS]
+
+
+@pytest.mark.parametrize("before", ["0", "6"])
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [[NODE0], [ALL]],
+        [[ALL], [NODE0]],
+        [[NODE0, NODE1], [ALL], [NODE1]],
+        [[NODE0], [NODE0, NODE1], [NODE1]],
+        [[ALL], [], [NODE1], [ALL]],
+        [[{"size": "2M", "count": 200}]],  # more than there is memory for
+        [[{"size": "2M", "count": 90, "numa_node": 0}]],
+    ],
+)
+def test_huge_pages_are_restored_on_each_node(
+    kernel: Kernel, originals: Originals, before: str, specs: list[list[object]]
+) -> None:
+    kernel.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", before)
+    was = pools(kernel)
+    for number, hugepages in enumerate([*specs, []]):
+        follow(kernel, originals, 1000.0 * number, hugepages=hugepages)
+    assert pools(kernel) == was
+
+
+def test_the_pool_of_a_node_that_alone_leaves_the_spec_is_restored(kernel: Kernel, originals: Originals) -> None:
+    follow(kernel, originals, 0.0, hugepages=[ALL])
+    follow(kernel, originals, 1000.0, hugepages=[NODE0])
+    assert pools(kernel) == ["2", "0"]
+
+
+TWO_NAMES = [
+    (SOMAXCONN, {"sysctls": {"net.core.somaxconn": "512"}}, {"sysctls": {"net/core/somaxconn": "600"}}),
+    (
+        f"{REACHABLE}_ms",
+        {"sysctls": {"net.ipv4.neigh.default.base_reachable_time": "20"}},
+        {"sysctls": {"net.ipv4.neigh.default.base_reachable_time_ms": "10500"}},
+    ),
+    (
+        IO_TIMEOUT,
+        {"module_parameters": {"nvme-core": {"io-timeout": "40"}}},
+        {"module_parameters": {"nvme_core": {"io_timeout": "50"}}},
+    ),
+    (POOLS[0], {"hugepages": [{**NODE0, "size": "2048K"}]}, {"hugepages": [ALL]}),
+    (POOLS[0], {"sysctls": {"vm.nr_hugepages": "6"}}, {"hugepages": [ALL]}),
+]
+
+
+@pytest.mark.parametrize(("path", "one", "other"), TWO_NAMES)
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_state_with_two_names_has_one_original(
+    kernel: Kernel, originals: Originals, path: str, one: dict[str, object], other: dict[str, object], swapped: bool
+) -> None:
+    was = kernel.read(path)
+    first, second = (other, one) if swapped else (one, other)
+    follow(kernel, originals, 0.0, **first)
+    assert kernel.read(path) != was
+    follow(kernel, originals, 1000.0, **second)
+    assert kernel.read(path) != was
+    follow(kernel, originals, 2000.0)
+    assert kernel.read(path) == was
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "specs"),
+    [
+        (
+            SOMAXCONN,
+            ["sysctls", "host", "net/core/somaxconn", "128", ["4096"]],
+            [{"sysctls": {"net.core.somaxconn": "512"}}],
+        ),
+        (IO_TIMEOUT, ["module_parameters", "host", "nvme-core.io_timeout", "20", ["30"]], [TWO_NAMES[2][2]]),
+        (POOLS[0], ["hugepages", "host", "2M", 4, [8]], [{"hugepages": [{**NODE0, "count": 5}]}, {"hugepages": [ALL]}]),
+        (POOLS[0], ["hugepages", "host", "2048K node0", 2, [4]], [{"hugepages": [ALL]}, {"hugepages": [NODE1]}]),
+    ],
+)
+def test_originals_of_a_former_version_keep_their_names(
+    kernel: Kernel, tmp_path: Path, path: str, line: list[object], specs: list[dict[str, object]]
+) -> None:
+    kernel.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "8")
+    text = json.dumps(line).encode()
+    (tmp_path / ORIGINALS).write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
+    originals = Originals.load(tmp_path / ORIGINALS)
+    for number, given in enumerate([*specs, {}]):
+        follow(kernel, originals, 1000.0 * number, **given)
+    assert kernel.read(path) == (str(line[3]) if line[2] != "2M" else "2")
