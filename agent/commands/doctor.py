@@ -116,13 +116,13 @@ def _service() -> Service | None:
 
 def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:
     from agent.hardware.functions import device_path
-    from agent.hardware.sysfs import read_or
+    from agent.hardware.sysfs import read_or, whole
 
     facts = []
     for address, wanted in nics.items():
         if count := wanted.vf_count():
             total = read_or(machine.files, f"{device_path(address)}/sriov_totalvfs", "")
-            facts.append(SriovFact(address, wanted.nic.name, count, int(total) if total else None))
+            facts.append(SriovFact(address, wanted.nic.name, count, whole(total)))
     return facts
 
 

@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 
 from agent.hardware.functions import NET, PCI, bonded, rdma_devices
 from agent.hardware.rdma import RDMA
-from agent.hardware.sysfs import names_or_none, read_or, whole
+from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
 from agent.machine import Files
 
 FIELDS = ("rx_bytes", "rx_packets", "tx_bytes", "tx_packets")
@@ -101,9 +101,7 @@ def sources(files: Files, device: str | None) -> tuple[Source, ...]:
     else:
         raise NoDevice(f"{device} is not an RDMA device, netdev or PCI address here; see: trackbed inspect")
     ports = [
-        Source(name, number)
-        for name in found_rdma
-        for number in sorted(int(port) for port in names_or_none(files, f"{RDMA}/{name}/ports") if port.isdigit())
+        Source(name, number) for name in found_rdma for number in numbered(names_or_none(files, f"{RDMA}/{name}/ports"))
     ]
     matching = (*ports, *(Source(name) for name in found_netdevs))
     if not matching:

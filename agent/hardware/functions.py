@@ -6,7 +6,7 @@ import errno
 
 from attrs import frozen
 
-from agent.hardware.sysfs import names_or_none, number_or, parsed, read_or
+from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
 from agent.machine import Attributes, Files, Link, Machine
 from agent.report.target import device_of, is_vf, vf_index, vf_target
@@ -115,8 +115,8 @@ def _master(files: Files, name: str) -> str | None:
 
 def vf_addresses(files: Files, address: str) -> dict[int, str]:
     """The PCI addresses of a PF's VFs by their index."""
-    links = (name for name in names_or_none(files, f"{PCI}/{address}") if name.startswith("virtfn"))
-    return {int(name[6:]): files.target(f"{PCI}/{address}/{name}") for name in links}
+    links = numbered(names_or_none(files, f"{PCI}/{address}"), "virtfn")
+    return {index: files.target(f"{PCI}/{address}/{name}") for index, name in links.items()}
 
 
 def targets(files: Files, address: str) -> dict[str, str]:

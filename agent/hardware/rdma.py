@@ -15,7 +15,7 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from agent.hardware.functions import NET, device_path, rdma_devices
-from agent.hardware.sysfs import ABSENT, whole
+from agent.hardware.sysfs import ABSENT, numbered, whole
 from agent.machine import Files
 
 RDMA = "/sys/class/infiniband"
@@ -293,7 +293,7 @@ class Reader:
         """
         path = f"{RDMA}/{device.name}/ports/{number}"
         empty = 0
-        for index in sorted(int(name) for name in self._names(f"{path}/gids") if name.isdigit()):
+        for index in numbered(self._names(f"{path}/gids")):
             text = self._text(f"{path}/gids/{index}")
             empty = empty + 1 if text.strip("0:") == "" else 0
             if empty == GAP:
@@ -319,7 +319,7 @@ class Reader:
 
     def port_numbers(self, device: str) -> list[int]:
         """The numbers of a device's ports."""
-        return sorted(int(name) for name in self._names(f"{RDMA}/{device}/ports") if name.isdigit())
+        return list(numbered(self._names(f"{RDMA}/{device}/ports")))
 
     def char_devices(self, parent: str = "/sys/class") -> dict[str, list[str]]:
         """The character devices below a PCI function's folder, or all, by RDMA device.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from agent.machine import Attributes
@@ -50,6 +50,12 @@ def whole(text: str) -> int | None:
     """The number in a text of decimal digits; None for any other text, or one that no counter of 64 bits could have."""
     # Of the digits that str.isdigit() knows, int() refuses some, and it refuses more than 4,300 of any.
     return int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else None
+
+
+def numbered(names: Iterable[str], prefix: str = "") -> dict[int, str]:
+    """Of the names in a directory those that are ``prefix`` and a number, by the number, in rising order."""
+    found = ((whole(name.removeprefix(prefix)), name) for name in names if name.startswith(prefix))
+    return dict(sorted((number, name) for number, name in found if number is not None))
 
 
 def ranges(files: Attributes, path: str) -> tuple[int, ...]:

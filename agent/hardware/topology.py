@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from attrs import frozen
 
-from agent.hardware.sysfs import names_or_none, parsed, ranges, read_or
+from agent.hardware.sysfs import names_or_none, numbered, parsed, ranges, read_or
 from agent.machine import Machine
 from agent.spec.ranges import parse_ranges
 
@@ -41,11 +41,11 @@ def read_topology(machine: Machine) -> Topology:
     def numbers(path: str, parse: Callable[[str], tuple[int, ...]] = parse_ranges) -> tuple[int, ...]:
         return parsed(parse, files.read(path), path)
 
-    nodes = [name for name in names_or_none(files, NODE) if name.startswith("node") and name[4:].isdigit()]
-    node_of = {id: int(name[4:]) for name in nodes for id in numbers(f"{NODE}/{name}/cpulist")}
-    ids = sorted(int(name[4:]) for name in nodes)
+    nodes = numbered(names_or_none(files, NODE), "node")
+    node_of = {id: node for node, name in nodes.items() for id in numbers(f"{NODE}/{name}/cpulist")}
     distances = {
-        int(name[4:]): dict(zip(ids, numbers(f"{NODE}/{name}/distance", _numbers), strict=False)) for name in nodes
+        node: dict(zip(nodes, numbers(f"{NODE}/{name}/distance", _numbers), strict=False))
+        for node, name in nodes.items()
     }
     kept_free = ((f"{CPU}/{name}", read_or(files, f"{CPU}/{name}", "")) for name in ("isolated", "nohz_full"))
     # The kernel prints "(null)" for a mask that was never allocated.

@@ -19,7 +19,7 @@ from attrs import evolve, field, frozen
 from agent.documents import load
 from agent.hardware.functions import PCI, driver, pci_of
 from agent.hardware.placement import Key, Pool, place, pool
-from agent.hardware.sysfs import names_or_none, ranges, read_or, whole
+from agent.hardware.sysfs import names_or_none, numbered, ranges, read_or, whole
 from agent.kinds import Reading
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
@@ -137,7 +137,7 @@ def function_irqs(files: Files, pci: str) -> tuple[Irq, ...]:
     pattern = vendor(driver(files, pci)).queue_irqs
     management = 0
     irqs = []
-    for number in sorted(map(int, names_or_none(files, f"{PCI}/{pci}/msi_irqs"))):
+    for number in numbered(names_or_none(files, f"{PCI}/{pci}/msi_irqs")):
         action = read_or(files, f"/sys/kernel/irq/{number}/actions", "")
         affinity = ranges(files, f"/proc/irq/{number}/smp_affinity_list")
         if not action or not affinity:

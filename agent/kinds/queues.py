@@ -15,7 +15,7 @@ from attrs import frozen
 
 from agent.hardware.functions import NET, driver, netdev, pci_of
 from agent.hardware.placement import from_mask, mask
-from agent.hardware.sysfs import names_or_none, number_or, parsed, read_or
+from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.kinds import Reading
 from agent.machine import Attributes, Files, Machine
 from agent.report.records import Change
@@ -84,8 +84,8 @@ def _is_away(files: Files, pci: str) -> bool:
 
 def _read(files: Attributes, folder: str, flows: bool) -> Queues:
     names = names_or_none(files, folder)
-    receive = {int(name[3:]): f"{folder}/{name}" for name in names if name.startswith("rx-")}
-    transmit = {int(name[3:]): f"{folder}/{name}" for name in names if name.startswith("tx-")}
+    receive = {queue: f"{folder}/{name}" for queue, name in numbered(names, "rx-").items()}
+    transmit = {queue: f"{folder}/{name}" for queue, name in numbered(names, "tx-").items()}
     # With a single transmit queue the file exists, but reading it gives ENOENT (net-sysfs.c, xps_cpus_show).
     several = transmit if len(transmit) > 1 else {}
     return Queues(
@@ -98,8 +98,8 @@ def _read(files: Attributes, folder: str, flows: bool) -> Queues:
 def receive_masks(files: Attributes, name: str) -> dict[int, frozenset[int]]:
     """The RPS mask of each receive queue of a netdev of this namespace; empty if there is no such netdev."""
     folder = QUEUES.format(name=name)
-    receive = [queue for queue in names_or_none(files, folder) if queue.startswith("rx-")]
-    return {int(queue[3:]): _mask(files, f"{folder}/{queue}/rps_cpus") for queue in receive}
+    receive = numbered(names_or_none(files, folder), "rx-")
+    return {queue: _mask(files, f"{folder}/{name}/rps_cpus") for queue, name in receive.items()}
 
 
 def _mask(files: Attributes, path: str) -> frozenset[int]:

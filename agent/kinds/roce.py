@@ -15,7 +15,7 @@ from attrs import evolve, field, frozen
 
 from agent.hardware.functions import NET, netdev, netdev_of, pci_of
 from agent.hardware.rdma import RDMA, Reader
-from agent.hardware.sysfs import names_or_none, read_or
+from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
 from agent.kinds import Reading, links
 from agent.machine import Files, Machine
 from agent.report.records import Change, Disruption, Value
@@ -95,7 +95,7 @@ def _trust(files: Files, name: str) -> str | None:
 def _ecn(files: Files, name: str, setting: str) -> frozenset[int] | None:
     folder = f"{NET}/{name}/ecn/{ECN[setting]}/enable"
     priorities = names_or_none(files, folder)
-    on = frozenset(int(priority) for priority in priorities if read_or(files, f"{folder}/{priority}", "0") == "1")
+    on = frozenset(n for n, name in numbered(priorities).items() if read_or(files, f"{folder}/{name}", "0") == "1")
     return on if priorities else None
 
 
@@ -106,7 +106,7 @@ def _on_ports(machine: Machine, ports: list[tuple[str, int]], asked: list[str]) 
         texts = (read_or(machine.files, _traffic_class(*port), "") for port in ports)
         # Empty until someone writes it (traffic_class_show of MLNX_OFED's mlx5_ib).
         matches = (re.match(r"Global tclass=(\d+)", text) for text in texts)
-        values["traffic_class"] = tuple(int(match[1]) if match else None for match in matches)
+        values["traffic_class"] = tuple(whole(match[1]) if match else None for match in matches)
     if "cm_tos" in asked or "cm_mode" in asked:
         defaults = [machine.rdma.cm_defaults(*port) for port in ports]
         values["cm_tos"] = tuple(each.tos if each else None for each in defaults)

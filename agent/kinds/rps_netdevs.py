@@ -13,7 +13,7 @@ from attrs import frozen
 
 from agent.hardware.functions import NET, ifindex, physical_function
 from agent.hardware.placement import mask, pool
-from agent.hardware.sysfs import names_or_none
+from agent.hardware.sysfs import names_or_none, whole
 from agent.kinds import Reading, queues
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
@@ -133,7 +133,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """One queue's mask as it is now. A netdev that is gone reads as it was before, so that its original is forgotten."""
     name, _, queue = kept.field.rpartition("/")
     masks = queues.receive_masks(machine.files, name)
-    number = int(queue.removeprefix("rx-"))
+    number = whole(queue.removeprefix("rx-"))
     if number not in masks:
         return Reading(HOST, kept.field, kept.before, wanted=False)
     wanted = _rule(want, name) is not None or _is_ours(machine, want, name)

@@ -54,6 +54,8 @@ class LinuxRdma:
             with self._cm_folder(device) as folder:
                 mode = (folder / f"{port}/default_roce_mode").read_text().strip()
                 tos = int((folder / f"{port}/default_roce_tos").read_text())
+        except ValueError as error:
+            raise OSError(errno.EPROTO, f"default_roce_tos of {device} has an unexpected value") from error
         except OSError as error:
             # There is no rdma_cm, device or configfs, the kernel has no fsopen(2), or this is not root.
             if error.errno in (errno.ENOENT, errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EPERM):

@@ -199,3 +199,27 @@ def test_a_machine_that_names_no_cpu_is_an_error_with_the_file() -> None:
     node.kernel.tree.put("/sys/devices/system/cpu/online", "")
     with pytest.raises(OSError, match="it says that no CPU is online"):
         node.turn(spec(required=True))
+
+
+HUGE = "9" * 5000
+
+
+@pytest.mark.parametrize("odd", ["x", "-1", "", "\u00b2", HUGE])
+def test_a_name_that_is_no_number_is_none_of_the_devices_parts(odd: str) -> None:
+    node, usual = Node(), Node()
+    pci, port = f"/sys/bus/pci/devices/{FAULTY}", "/sys/class/infiniband/rocep65s0/ports"
+    queues = "/sys/class/net/ens1/queues"
+    for path in (
+        f"{pci}/msi_irqs/{odd or 'none'}",
+        f"{pci}/virtfn{odd}",
+        f"{port}/{odd or 'none'}/state",
+        f"{port}/1/gids/{odd or 'none'}",
+        f"{queues}/rx-{odd}/rps_cpus",
+        f"{queues}/tx-{odd}/xps_cpus",
+        f"/sys/class/net/ens1/ecn/roce_np/enable/{odd or 'none'}",
+        f"/sys/devices/system/node/node{odd}/cpulist",
+    ):
+        node.kernel.tree.put(path, "1")
+    results = [each.turn(spec(True)) for each in (node, usual) for _ in range(3)]
+    assert is_ready(results[2].conditions), results[2].conditions
+    assert [result.outcomes for result in results[:3]] == [result.outcomes for result in results[3:]]

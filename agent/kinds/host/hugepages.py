@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.sysfs import names_or_none, parsed, read_or, whole
+from agent.hardware.sysfs import names_or_none, numbered, parsed, read_or
 from agent.hardware.topology import NODE
 from agent.kinds import ANY_VALUE, Reading
 from agent.machine import Files, Machine
@@ -121,8 +121,8 @@ def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str,
     """
     asked = HugepagePool.named(change.field, 0)
     total = evolve(asked, numa_node=None)
-    nodes = (whole(name[4:]) for name in names_or_none(machine.files, NODE) if name.startswith("node"))
-    pools = [evolve(total, numa_node=node) for node in nodes if node is not None and asked.numa_node in (None, node)]
+    nodes = numbered(names_or_none(machine.files, NODE), "node")
+    pools = [evolve(total, numa_node=node) for node in nodes if asked.numa_node in (None, node)]
     before = [HugepagePool.named(field, 0) for kind, _, field in known if kind == NAME]
     if any(_same(pool, total) for pool in before):
         pools = [total]
