@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import define, evolve, field, frozen
+from attrs import evolve
 
 from agent.report.names import READY, READY_LABEL, UP_TO_DATE
 from agent.report.records import Condition, Report, report_to_json
 from agent.report.verdict import STALE, Verdict, judge
-from agent.reporter.kubernetes.api import LAST_WAIT, NoCredentials, Session, trust
+from agent.reporter.kubernetes.api import LAST_WAIT
 from agent.reporter.kubernetes.calm import LASTING, LOSSES
 from agent.reporter.kubernetes.lease import LEASE_EVERY
 from agent.reporter.kubernetes.node import (
@@ -20,7 +20,7 @@ from agent.reporter.kubernetes.node import (
 from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
 from agent.reporter.kubernetes.publish import Files, Publication
 from agent.runtime import boot_id, uptime
-from tests.unit.scripted import api_server
+from tests.unit.publication import Clocks, Cluster, Fixed, publishing, say
 from tests.unit.test_node import (
     LABELS,
     NO_CARRIER,
@@ -29,89 +29,17 @@ from tests.unit.test_node import (
     REPORT,
     RESOURCE,
     SETTINGS,
-    document,
     labelled,
     node,
 )
 
-
-@frozen
-class Fixed:
-    """Credentials that never change; None: there are none."""
-
-    known: Session | None = None
-
-    def session(self) -> Session:
-        if self.known is None:
-            raise NoCredentials("there is none")
-        return self.known
-
-    def keep(self, now: float) -> float:
-        return float("inf")
-
-
 HOURS = 8 * 3600.0
-
-
-def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """Apply a JSON merge patch that removes nothing."""
-    both = {key: merged(document.get(key, {}), value) for key, value in patch.items() if isinstance(value, dict)}
-    return {**document, **patch, **both}
-
-
-@define
-class Cluster:
-    """A Node and its Lease at an API server. ``busy``: it answers 503. ``writes``: the last parts of the paths."""
-
-    node: dict[str, Any] = field(factory=document)
-    lease: dict[str, Any] | None = None
-    renewals: list[Any] = field(factory=list)
-    busy: bool = False
-    writes: list[str] = field(factory=list)
-
-    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
-        if self.busy:
-            return 503, {}
-        if "leases" in path:
-            return self.renewed(method, body)
-        self.writes.append(path.rpartition("/")[2])
-        return 200, self.node
-
-    def renewed(self, method: str, body: Any) -> tuple[int, dict[str, Any]]:
-        if method == "PATCH" and self.lease is None:
-            return 404, {}
-        self.writes.append("lease")
-        self.renewals.append(body)
-        self.lease = merged(self.lease or {}, body)
-        return 200, self.lease
-
-
-@define
-class Clocks:
-    """The time of day, and the seconds since the boot."""
-
-    day: float = 1e9
-    boot: float = 100.0
-
-    def goes_on(self, seconds: float) -> None:
-        self.day, self.boot = self.day + seconds, self.boot + seconds
 
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
-    """A reporter whose Node has just been registered by its kubelet."""
-    cluster, clocks = Cluster(), Clocks()
-    report, labels, out, memory = (tmp_path / name for name in ("report", "labels", "out", "memory"))
-    with api_server(tmp_path, cluster.answer) as (url, authority):
-        settings = evolve(SETTINGS, server=url, ca_file=str(authority))
-        who = Fixed(Session(trust(authority)))
-        found = Publication(settings, who, Files(report, labels, out, memory), lambda: clocks.day, lambda: clocks.boot)
-        found.watch.known, found.watch.node = True, node()
-        yield found, cluster, clocks
-
-
-def say(publication: Publication, found: Report) -> None:
-    publication.files.report.write_text(report_to_json(evolve(found, boot_id=boot_id(), uptime=uptime())))
+    with publishing(tmp_path) as found:
+        yield found
 
 
 def test_setting_the_clock_back_delays_neither_a_retry_nor_the_lease(
