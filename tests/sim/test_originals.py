@@ -13,6 +13,7 @@ from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
 from agent.hardware.config_space import device_control, max_read_request
 from agent.hardware.functions import vf_addresses
+from agent.kinds.queues import ENTRIES
 from agent.machine import DcbState
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -45,7 +46,7 @@ def test_values_that_leave_the_spec_are_restored(kernel: Kernel, originals: Orig
     assert affinities(kernel) == {"0", "1", "2", "3", "0-1", "2-3"}
     left = spec(irqs={"pin": False}, rps={"enable": False})
     result = settle(kernel, left, originals)
-    assert {outcome.change.original for outcome in result.outcomes} == {True}
+    assert {(outcome.change.original, outcome.change.required) for outcome in result.outcomes} == {(True, False)}
     assert f"links {PF0} mtu: 9000 -> 1500 (as it was before)" in [str(outcome.change) for outcome in result.outcomes]
     pf = kernel.link("enp33s0")
     assert pf is not None
@@ -89,9 +90,34 @@ def test_a_value_that_another_program_has_set_since_is_not_restored(kernel: Kern
     settle(kernel, spec(mtu=9000), originals)
     kernel.set_link(kernel.netdev(PF0).ifindex, mtu=4000)
     settle(kernel, spec(), originals)
-    assert kernel.netdev(PF0).mtu == 4000
+    assert (kernel.netdev(PF0).mtu, kernel.netdev(PF1).mtu) == (4000, 1500)
     kernel.set_link(kernel.netdev(PF0).ifindex, mtu=9000)
     settle(kernel, spec(), originals)
+    assert kernel.netdev(PF0).mtu == 9000
+
+
+def test_a_value_that_the_agent_wrote_only_before_its_last_one_is_another_programs(
+    kernel: Kernel, originals: Originals
+) -> None:
+    for mtu in (9000, 4000):
+        settle(kernel, spec(mtu=mtu), originals)
+    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=9000)
+    settle(kernel, spec(), originals)
+    assert (kernel.netdev(PF0).mtu, kernel.netdev(PF1).mtu) == (9000, 1500)
+
+
+def test_a_value_that_the_spec_itself_brought_back_has_no_original(kernel: Kernel, originals: Originals) -> None:
+    for mtu in (9000, 1500):
+        settle(kernel, spec(mtu=mtu), originals)
+    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=2000)
+    settle(kernel, spec(mtu=1500), originals)
+    settle(kernel, spec(), originals)
+    assert kernel.netdev(PF0).mtu == 2000
+
+
+def test_a_pass_that_reads_some_devices_begins_to_restore_nothing(kernel: Kernel, originals: Originals) -> None:
+    last = settle(kernel, spec(mtu=9000), originals).have
+    converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0, originals=originals), last, frozenset({PF0}))
     assert kernel.netdev(PF0).mtu == 9000
 
 
@@ -195,6 +221,34 @@ def test_settings_that_are_read_only_while_in_the_spec_are_restored(
     rich.writes.clear()
     assert settle(rich, left, originals).outcomes == ()
     assert rich.writes == []
+
+
+def test_settings_of_the_host_stay_when_a_device_leaves_the_spec(rich: Kernel, originals: Originals) -> None:
+    settle(rich, one({"mtu": 9000}, **OF_THE_HOST), originals)
+    changed = [rich.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)]
+    settle(rich, from_mapping({"node_name": "n1", "nics": [], **OF_THE_HOST}), originals)
+    assert rich.netdev(PF0).mtu == 1500
+    assert [rich.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)] == changed
+
+
+def test_the_table_of_flows_is_restored_although_it_is_read_only_with_rfs(kernel: Kernel, originals: Originals) -> None:
+    kernel.tree.put(ENTRIES, "512")
+    settle(kernel, one({}, rfs={"enable": True}), originals)
+    assert kernel.read(ENTRIES) != "512"
+    settle(kernel, one({}), originals)
+    assert kernel.read(ENTRIES) == "512"
+    kernel.writes.clear()
+    assert settle(kernel, one({}), originals).outcomes == ()
+    assert kernel.writes == []
+
+
+def test_while_a_nic_may_be_one_that_cannot_be_read_no_device_has_left(kernel: Kernel, originals: Originals) -> None:
+    settle(kernel, spec(mtu=9000), originals)
+    second = {"name": "rail1", "select": {"netdev": "enp65s0"}, "mtu": 9000}
+    kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/vendor")
+    wanted = from_mapping({"node_name": "n1", "nics": [second]})
+    converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
+    assert kernel.netdev(PF0).mtu == 9000
 
 
 def test_a_setting_that_another_program_has_changed_since_is_not_restored(rich: Kernel, originals: Originals) -> None:

@@ -1,0 +1,125 @@
+"""The file of originals: what each change leaves in it."""
+
+import json
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.engine.originals import ORIGINALS, SPARE, Originals
+from agent.kinds import by_name
+from agent.report.records import Change
+from tests.sim.kernel import Kernel
+
+MACHINE = Kernel().machine()
+LINKS, VFS = by_name()["links"], by_name()["vfs"]
+PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
+
+
+def mtu(before: int | None, after: int, of: str = PF0, **more: Any) -> Change:
+    return Change("links", of, "mtu", before, after, **more)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / ORIGINALS
+
+
+@pytest.fixture
+def originals(path: Path) -> Originals:
+    return Originals.load(path)
+
+
+def lines(path: Path) -> list[Any]:
+    """Each line's kind, target, field, value before, and values written since. The file begins with the first change."""
+    if not path.exists():
+        return []
+    return [json.loads(line.partition(" ")[2]) for line in path.read_text().splitlines()]
+
+
+def test_a_change_is_noted_before_and_after_it_is_made(path: Path, originals: Originals) -> None:
+    for before, after in ((1500, 9000), (9000, 4000)):
+        originals.keep(MACHINE, LINKS, mtu(before, after))
+        originals.made(MACHINE, LINKS, mtu(before, after))
+    noted = ["links", PF0, "mtu", 1500]
+    assert lines(path) == [[*noted, [9000]], [*noted, [9000, 4000]], [*noted, [4000]]]
+
+
+def test_the_same_change_again_is_not_noted_again(path: Path, originals: Originals) -> None:
+    for _ in range(2):
+        originals.keep(MACHINE, LINKS, mtu(1500, 9000))
+    assert len(lines(path)) == 1
+
+
+def test_a_change_back_to_the_original_ends_its_note(path: Path, originals: Originals) -> None:
+    for before, after in ((1500, 9000), (9000, 1500)):
+        originals.keep(MACHINE, LINKS, mtu(before, after))
+        originals.made(MACHINE, LINKS, mtu(before, after))
+    assert lines(path)[-1] == ["links", PF0, "mtu", 1500, []]
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[-1])
+    assert Originals.load(path).condition is None
+    assert lines(path) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (VFS, Change("vfs", PF0, "count", 0, 4)),
+        (LINKS, mtu(9000, 1500, original=True)),
+        (LINKS, mtu(None, 9000)),
+    ],
+    ids=["of a kind without originals", "that restores", "of an unknown value"],
+)
+def test_a_change_that_replaces_no_original_is_not_noted(
+    path: Path, originals: Originals, kind: Any, change: Change
+) -> None:
+    originals.keep(MACHINE, kind, change)
+    assert lines(path) == []
+
+
+def test_once_originals_are_lost_no_present_value_is_taken_for_one(path: Path) -> None:
+    path.write_text("junk\n")
+    originals = Originals.load(path)
+    originals.keep(MACHINE, LINKS, mtu(9000, 4000))
+    assert [line for line in lines(path) if line[0] == LINKS.NAME] == []
+    condition = Originals.load(path).condition
+    assert condition is not None and condition.reason == "Unreadable"
+
+
+def test_what_could_not_be_read_at_all_is_lost(path: Path) -> None:
+    path.mkdir()
+    originals = Originals.load(path)
+    path.rmdir()
+    originals.keep(MACHINE, LINKS, mtu(9000, 4000))
+    assert lines(path) == []
+
+
+def test_the_file_is_written_anew_once_it_has_too_many_superseded_lines(path: Path, originals: Originals) -> None:
+    for of in (PF0, PF1):
+        originals.keep(MACHINE, LINKS, mtu(1500, 9000, of))
+    begun, values, most = path.stat().st_ino, [9000, 4000], 0
+    while path.stat().st_ino == begun:
+        most = len(lines(path))
+        # Only a value that was not the last is a new line.
+        originals.keep(MACHINE, LINKS, mtu(values[0], values[1]))
+        values.reverse()
+    assert most == SPARE + 2 * 2 + 1
+    assert [line[1] for line in lines(path)] == [PF0, PF1]
+
+
+@pytest.fixture
+def room_for() -> Iterator[Any]:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_line_of_which_only_a_part_was_written_is_not_kept(path: Path, originals: Originals, room_for: Any) -> None:
+    originals.keep(MACHINE, LINKS, mtu(1500, 9000))
+    room_for(path.stat().st_size + 10)
+    originals.keep(MACHINE, LINKS, mtu(1500, 9000, PF1))
+    condition = originals.condition
+    assert condition is not None
+    assert condition.message.startswith(f"{path} cannot be written: No space left on device; ")
