@@ -50,6 +50,9 @@ _EXCLUDING = (
     ("tx-scatter-gather", False, "tx-generic-segmentation"),
 )
 
+# Keys of a VF that set its netdev. A group cannot unset those of the defaults: they count for its VFs that have a netdev.
+_OF_NETDEVS = ("channels", "rings", "coalescing", "offloads")
+
 # Module parameters of drivers that create VFs when the module is loaded.
 _VF_PARAMETERS = ("max_vfs", "num_vfs")
 
@@ -173,6 +176,11 @@ def _within(key: str, nic: Nic) -> Iterator[str]:
     }
     for place, vf in places.items():
         yield from _among_offloads(place, vf.offloads)
+        driver = place if vf.driver is not None else f"{key}.vfs.defaults"
+        if (vf.driver or nic.vfs.defaults.driver) == "vfio-pci":
+            for name in _OF_NETDEVS:
+                if getattr(vf, name) is not None:
+                    yield f"{driver}.driver vfio-pci and {place}.{name}: such a VF has no netdev to set it on; keep one"
         if nic.mtu is not None and vf.mtu is not None and vf.mtu > nic.mtu:
             yield f"{place}.mtu {vf.mtu} is above {key}.mtu {nic.mtu}: a VF carries no larger frames than its PF; lower it"
 

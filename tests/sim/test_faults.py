@@ -37,7 +37,7 @@ attributes = st.fixed_dictionaries(
         "txqueuelen": st.sampled_from([500, 1000]),
         "driver": st.sampled_from(["netdevice", "vfio-pci"]),
     },
-)
+).filter(lambda vf: "rings" not in vf or vf.get("driver") != "vfio-pci")
 vfs = st.fixed_dictionaries({"count": st.integers(0, TOTAL)}, optional={"defaults": attributes})
 nics = st.fixed_dictionaries(
     {"mtu": st.sampled_from([1500, 4000, 9000])},

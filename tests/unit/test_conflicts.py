@@ -48,12 +48,30 @@ def sysctls(**others: Any) -> Any:
 
 
 POOL = [{"size": "2M", "count": 4}]
+OF_NETDEVS: dict[str, Any] = {
+    "channels": {"combined": 1},
+    "rings": {"rx": 512},
+    "coalescing": {"rx_usecs": 9},
+    "offloads": {"rx-gro": False},
+}
 VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
 
 
 @pytest.mark.parametrize(
     ("document", "keys"),
     [
+        *(
+            (one(**with_group(driver="vfio-pci", **{name: given})), [f"{VF}.driver vfio-pci", f"{VF}.{name}"])
+            for name, given in OF_NETDEVS.items()
+        ),
+        (
+            one(vfs={"count": 1, "defaults": {"driver": "vfio-pci"}, "groups": [{"index": "0", "rings": {"rx": 512}}]}),
+            ["nics[0].vfs.defaults.driver vfio-pci", f"{VF}.rings"],
+        ),
+        (
+            one(vfs={"count": 1, "defaults": {"driver": "vfio-pci", "offloads": {"rx-gro": False}}}),
+            ["nics[0].vfs.defaults.driver vfio-pci", "nics[0].vfs.defaults.offloads"],
+        ),
         (
             sysctls()("net.core.somaxconn", "net/core/somaxconn"),
             ["sysctls['net.core.somaxconn']", "['net/core/somaxconn']"],
@@ -247,3 +265,7 @@ def test_an_altname_is_measured_in_bytes() -> None:
     from_mapping(one(altnames=["\u00e9" * 63]))
     with pytest.raises(SpecError, match="more than 127 bytes"):
         from_mapping(one(altnames=["\u00e9" * 64]))
+
+
+def test_a_group_for_vfio_may_stand_beside_defaults_for_the_netdevs_of_the_others() -> None:
+    from_mapping(one(vfs={"count": 2, "defaults": OF_NETDEVS, "groups": [{"index": "0", "driver": "vfio-pci"}]}))
