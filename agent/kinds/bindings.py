@@ -17,6 +17,7 @@ from agent.spec.nic import VfAttributes
 from agent.state.scope import Scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
+from agent.vendors import vendor
 from agent.vendors.passthrough import VENDOR as PASSTHROUGH
 
 NAME = "bindings"
@@ -106,8 +107,15 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         granted: Mapping[int, VfInfo] = have[vf_attributes.NAME].get(address, {})
         for index in range(count):
             change = _plan_vf(vf_target(address, index), nic.vf(index), state, index, granted.get(index))
+            if change is not None and change.field == "mac" and _is_unheard(have[links.NAME][address][address]):
+                continue  # it carries nothing now, and is bound again once its PF is up
             changes += [change] if change else []
     return changes
+
+
+def _is_unheard(pf: links.LinkStatus) -> bool:
+    """Whether a VF cannot take its address from the PF, however often it is bound again."""
+    return pf.link is not None and not pf.link.up and vendor(pf.driver).vfs_need_pf_up
 
 
 def _plan_vf(target: str, wanted: VfAttributes, state: Bindings, index: int, granted: VfInfo | None) -> Change | None:

@@ -24,7 +24,9 @@ class Vendor:
     of VFs. ``channels_flap``, ``rings_flap``: it takes a netdev's link down to change its channels or rings.
     ``ring_size``: the ring size that the driver sets for a requested one. ``offloads_flap``: the features for which it takes
     the link down; None: possibly for any. ``trust_flaps``: it takes the link down to change the trust mode (DSCP or PCP).
-    ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that its RDMA ports report is not real.
+    ``vfs_need_pf_up``: a VF's driver takes its address from the PF only while the PF is up (known only
+    for igb). ``has_netdev``: its functions have netdevs of their own. ``invents_rate``: the rate that its RDMA ports report is
+    not real.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Vendor:
     rings_flap: bool = True
     ring_size: Callable[[int], int] = _exact
     offloads_flap: tuple[str, ...] | None = None
+    vfs_need_pf_up: bool = False
     has_netdev: bool = True
     trust_flaps: bool = True
     invents_rate: bool = False

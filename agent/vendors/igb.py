@@ -10,6 +10,8 @@ VENDOR = Vendor(
     queue_irqs=re.compile(r"-(?P<role>TxRx|rx|tx)-(?P<queue>\d+)$"),
     # igb_change_mtu and igb_enable_sriov both take the adapter down and up.
     mtu_flaps=True,
+    # igb_msix_other reads what VFs send, and igb_close frees that interrupt.
+    vfs_need_pf_up=True,
     vf_count_flaps=True,
     # igb_set_channels closes and opens the netdev; igb_set_ringparam and igbvf_set_ringparam take it down and up.
     channels_flap=True,

@@ -395,3 +395,16 @@ def test_the_mtu_is_raised_and_lowered_on_all(kernel: Kernel, mtus: tuple[int, i
     for mtu in mtus:
         assert is_ready(settle(kernel, spec(group(), mtu=mtu)).conditions)
         assert {kernel.netdev(function).mtu for function in (PF, *vf_addresses(kernel, PF).values())} == {mtu}
+
+
+def test_a_vf_of_a_pf_that_is_down_is_not_bound_again_and_again(kernel: Kernel) -> None:
+    down, failures = spec({"count": 2}, state="down"), Failures()
+    settle(kernel, down, failures)
+    kernel.writes.clear()
+    found = settle(kernel, down, failures)
+    assert kernel.writes == []
+    assert is_ready(found.conditions), found.conditions
+    assert found.outcomes == ()
+    assert is_ready(settle(kernel, spec({"count": 2}, state="up"), failures).conditions)
+    link = kernel.netdev(address(kernel, 0))
+    assert link.mac == told(kernel, 0)["mac"]
