@@ -1,0 +1,119 @@
+"""Who uses a function, and who owns it, by each of the sources that can tell."""
+
+import pytest
+
+from agent.engine.users import User, owners, users, with_affected
+from agent.hardware.functions import discover, vf_addresses
+from agent.report.records import Change, Disruption
+from agent.spec.node import from_mapping
+from agent.state.wanted import Wanted, resolve
+from tests.sim.kernel import Kernel
+from tests.sim.test_disruption import PF, put_nvme, settle, spec
+
+VIRTUAL_MACHINE = User("qemu-system-x86 (pid 77)", owns=True)
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    kernel = Kernel()
+    kernel.add_nic(PF, "enp33s0", "02:00:00:00:01:00")
+    kernel.load_vfio()
+    settle(kernel, spec())
+    return kernel
+
+
+def wanted(kernel: Kernel) -> Wanted:
+    return resolve(spec(), discover(kernel.machine()))
+
+
+def found(kernel: Kernel) -> dict[str, tuple[User, ...]]:
+    return users(kernel.machine(), wanted(kernel), PF)
+
+
+def owning(kernel: Kernel) -> dict[str, tuple[User, ...]]:
+    return owners(kernel.machine(), wanted(kernel), PF)
+
+
+def test_nobody_uses_vfs_that_were_just_made(kernel: Kernel) -> None:
+    assert found(kernel) == {}
+
+
+def test_a_vf_whose_netdev_is_in_another_network_namespace_has_an_owner(kernel: Kernel) -> None:
+    kernel.move_away(vf_addresses(kernel, PF)[1])
+    assert found(kernel) == owning(kernel) == {f"{PF}#1": (User("another network namespace", owns=True),)}
+
+
+def test_a_vf_without_a_driver_is_in_no_namespace(kernel: Kernel) -> None:
+    kernel.unbind(vf_addresses(kernel, PF)[1])
+    assert found(kernel) == {}
+
+
+@pytest.fixture
+def of_vfio(kernel: Kernel) -> str:
+    """The address of VF 1, which has the driver vfio-pci; the other VFs have igbvf."""
+    vfs = {"count": 4, "groups": [{"index": "1", "driver": "vfio-pci"}]}
+    nic = {"name": "rail0", "select": {"pci": PF}, "vfs": vfs}
+    settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
+    return vf_addresses(kernel, PF)[1]
+
+
+@pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
+def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio: str, node: str) -> None:
+    folder = f"/sys/bus/pci/devices/{of_vfio}"
+    kernel.tree.folder(f"{folder}/vfio-dev/vfio3")
+    assert owning(kernel) == {}
+    kernel.host.open[f"/dev/vfio/{node.format(group=kernel.target(f'{folder}/iommu_group'))}"] = (VIRTUAL_MACHINE.name,)
+    assert found(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
+
+
+def test_a_group_that_is_open_is_no_user_of_a_vf_with_a_network_driver(kernel: Kernel, of_vfio: str) -> None:
+    other = vf_addresses(kernel, PF)[2]
+    kernel.host.open[f"/dev/vfio/{kernel.target(f'/sys/bus/pci/devices/{other}/iommu_group')}"] = (
+        VIRTUAL_MACHINE.name,
+    )
+    assert found(kernel) == {}
+
+
+def test_a_process_with_an_open_rdma_device_is_a_user_and_no_owner(kernel: Kernel) -> None:
+    kernel.rdma.add(vf_addresses(kernel, PF)[1], "rocep33s0v1", None)
+    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
+    assert found(kernel) == {f"{PF}#1": (User("ib_write_bw (pid 4711)", owns=False),)}
+    assert owning(kernel) == {}
+
+
+def test_a_lost_connection_of_nvme_has_no_address(kernel: Kernel) -> None:
+    put_nvme(kernel, "rdma", "traddr=10.0.0.9")
+    kernel.servers["10.0.0.9"] = "enp33s0"
+    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    assert found(kernel) == {PF: (User("nvme1 of 10.0.0.9"),)}
+    kernel.tree.remove("/sys/class/nvme/nvme1/address")
+    assert found(kernel) == {}
+
+
+def test_a_server_without_a_route_is_reached_through_no_nic(kernel: Kernel) -> None:
+    kernel.tree.put("/proc/1/mounts", "10.0.0.9:/export /data nfs4 rw 0 0")
+    assert found(kernel) == {}
+
+
+def test_a_kubelet_that_does_not_answer_is_named_with_its_error(kernel: Kernel) -> None:
+    kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
+    assert {user for users in found(kernel).values() for user in users} == {
+        User("unknown pods, since the kubelet does not say: no answer within 2 s")
+    }
+    kernel.host.kubelet_error = ConnectionRefusedError(111, "Connection refused")
+    assert {user for users in found(kernel).values() for user in users} == {
+        User("unknown pods, since the kubelet does not say: Connection refused")
+    }
+
+
+def test_a_change_of_a_vf_affects_its_own_users_only(kernel: Kernel) -> None:
+    by_target = {PF: (User("a bond"),), f"{PF}#1": (User("a pod"),), f"{PF}#2": (User("another pod"),)}
+
+    def affected(target: str) -> tuple[str, ...]:
+        change = Change("vfs", target, "mtu", 1500, 9000, Disruption.REBIND)
+        return with_affected(change, wanted(kernel), by_target).affected
+
+    assert affected(f"{PF}#1") == (f"a pod ({PF}#1)",)
+    assert affected(f"{PF}#3") == ()
+    assert affected(PF) == (f"a bond ({PF})", f"a pod ({PF}#1)", f"another pod ({PF}#2)")
+    assert affected("0000:41:00.0#1") == ()
