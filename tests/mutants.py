@@ -1,23 +1,70 @@
-"""A plugin of pytest for `make mutants`: each test of the supervisor counts for each of its functions.
+"""A plugin of pytest for `make mutants`: which tests try the mutants of a module.
 
-mutmut runs for a mutant the tests that were seen to call its function, and sees that only in its own process. These tests run
-the supervisor in another one.
+mutmut runs for a mutant the tests that were seen to call its function. Nearly every test of the agent calls a part of each of
+these modules, and a mutant that survives costs the time of all of them.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from mutmut.state import state
 
 SUPERVISOR = "agent.service.supervisor"
+CONVERGE, ORIGINALS, USERS = "agent.engine.converge", "agent.engine.originals", "agent.engine.users"
+PUBLISH = "agent.reporter.kubernetes.publish"
+
+SUBJECTS: dict[str, tuple[str, ...]] = {
+    "test_converge.py": (CONVERGE,),
+    "test_disruption.py": (CONVERGE, USERS),
+    "test_fleet_approval.py": ("fleet.approval",),
+    "test_kills.py": (ORIGINALS,),
+    "test_originals.py": (CONVERGE, ORIGINALS),
+    "test_originals_file.py": (ORIGINALS,),
+    "test_publisher.py": ("agent.report.publisher",),
+    "test_publishing.py": (PUBLISH,),
+    "test_publishing_turns.py": (PUBLISH,),
+    "test_supervisor.py": (SUPERVISOR,),
+    "test_unreadable.py": (CONVERGE,),
+    "test_users.py": (USERS,),
+    "test_worker.py": ("agent.service.worker",),
+}
+"""Of which modules the mutants are tried with the tests in a file. The others do not run."""
+
+LONG = (
+    "test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often",
+    "test_a_vf_that_gets_a_user_while_other_vfs_are_rebound_is_not_unbound",
+    "test_after_any_kills_values_that_leave_the_spec_are_restored",
+    "test_overwritten_bytes_in_the_file_never_make_up_an_original",
+    "test_the_file_of_originals_stays_small",
+)
+"""Tests that take seconds, and do not run. Each would run for every mutant that no other test notices."""
+
 ORIGINAL = "__mutmut_orig"
 """What mutmut puts behind the name of a function that it has copied."""
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if collection_path.suffix == ".py" and collection_path.name not in SUBJECTS:
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long = [item for item in items if item.originalname in LONG] if items else []  # type: ignore[attr-defined]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.path.name == "test_supervisor.py":
-        state()._stats |= functions()
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    called, subjects = state()._stats, SUBJECTS[item.path.name]
+    # The supervisor runs in a process of its own, in which mutmut sees nothing.
+    called |= functions() if SUPERVISOR in subjects else set()
+    called -= {name for name in called if name.rpartition(".")[0] not in subjects}
 
 
 def functions() -> set[str]:
