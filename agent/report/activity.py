@@ -108,6 +108,11 @@ class View:
         kind, mode, device, call = words
         return Step(since, kind, "write" if mode == "write" else "read", device, call)
 
+    def records(self) -> int:
+        """A number that grows with each call, and each time that the worker begins to wait."""
+        (sequence,) = _SEQUENCE.unpack_from(self._memory)
+        return int(sequence)
+
     def waits(self) -> float:
         """When the oldest event came about a required device that was not read since; 0: none waits."""
         (since,) = _WAITS.unpack_from(self._memory, _WAITS_AT)

@@ -52,17 +52,22 @@ class Limits:
     """Seconds that a read or a write may take, and seconds until a device that hung is tried again for the first time.
 
     A write may wait for a device's firmware: some need minutes to create VFs. Each further hang of the device doubles
-    ``retry``, up to :data:`LAST_RETRY`.
+    ``retry``, up to :data:`LAST_RETRY`. ``silence``: seconds without a call, after the first one. The worker reads everything
+    again every minute, so one that makes no call for longer was stopped (SIGSTOP) or waits for itself.
     """
 
     read: float = 30.0
     write: float = 300.0
     retry: float = 60.0
+    silence: float = 90.0
 
 
 @define
 class _Worker:
-    """``leave_by``: when the worker is killed if it should end and is in no call. ``at_fault``: what it did wrong."""
+    """``leave_by``: when the worker is killed if it should end and is in no call. ``at_fault``: what it did wrong.
+
+    ``records``, ``heard``: what :meth:`View.records` said last, and since when. A worker without a call may still be starting.
+    """
 
     process: subprocess.Popen[bytes]
     started: float
@@ -70,6 +75,8 @@ class _Worker:
     unread: bytearray = field(factory=bytearray)
     leave_by: float = math.inf
     at_fault: str = ""
+    records: int = 0
+    heard: float = math.inf
 
     def output(self) -> IO[bytes]:
         assert self.process.stdout is not None  # noqa: S101  PIPE was asked for
@@ -82,6 +89,12 @@ class _Worker:
     def is_leaving(self) -> bool:
         """Whether it should end."""
         return self.leave_by < math.inf
+
+    def silent_since(self, now: float) -> float:
+        """Since when it has recorded nothing, as far as was looked."""
+        if (records := self.view.records()) != self.records:
+            self.records, self.heard = records, now
+        return self.heard
 
 
 @define
@@ -171,14 +184,15 @@ class _Supervisor:
         return wake
 
     def _next_deadline(self) -> float:
-        """When the supervisor must act although nothing has happened. A worker that waits for events has no deadline."""
+        """When the supervisor must act although nothing has happened. Each heartbeat looks whether the worker is silent."""
         if self.worker is None:
             return math.inf if self._is_barred() else self.respawn_at
         step = self.worker.view.step()
         retries = (hung.retry_at for hung in self.hung.values() if hung.avoided and not hung.is_held())
         since = self.worker.view.waits() if self.publisher.ready else 0.0
         looks = [self.look_at, *([since + ANSWERED_WITHIN] if since else [])]
-        return min([self.worker.leave_by, *retries, *looks, *([self._ends(step)] if step else [])])
+        ends = self._ends(step) if step else self.worker.heard + self.limits.silence
+        return min([self.worker.leave_by, *retries, *looks, ends])
 
     def _ends(self, step: Step) -> float:
         return step.since + (self.limits.write if step.mode == "write" else self.limits.read)
@@ -310,6 +324,9 @@ class _Supervisor:
         if step is None:
             if now >= worker.leave_by:
                 self._replace(worker, None, f"the worker did not end within {LEAVE_WAIT:.0f} s; it is replaced", now)
+            elif now >= worker.silent_since(now) + self.limits.silence:
+                message = f"the worker has made no call for {self.limits.silence:.0f} s; it is replaced"
+                self._replace(worker, None, message, now)
             return
         if worker.is_leaving():
             worker.leave_by = now + LEAVE_WAIT

@@ -24,10 +24,10 @@ import sys
 from pathlib import Path
 from agent.service import supervisor
 folder = Path(sys.argv[1])
-limits = supervisor.Limits(*map(float, sys.argv[3:6]))
-supervisor.LEAVE_WAIT = float(sys.argv[6])
+limits = supervisor.Limits(*map(float, sys.argv[3:7]))
+supervisor.LEAVE_WAIT = float(sys.argv[7])
 supervisor.LONGEST_LINE = 1 << 20
-supervisor.supervise([sys.argv[7], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
+supervisor.supervise([sys.argv[8], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
 """
 
 WORKER = """
@@ -101,6 +101,7 @@ class Start(Protocol):
         read: float = 2.0,
         write: float = 300.0,
         retry: float = 600.0,
+        silence: float = 600.0,
         leave: float = 10.0,
         program: str = sys.executable,
         notify: str = "",
@@ -118,6 +119,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         read: float = 2.0,
         write: float = 300.0,
         retry: float = 600.0,
+        silence: float = 600.0,
         leave: float = 10.0,
         program: str = sys.executable,
         notify: str = "",
@@ -133,7 +135,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 SUPERVISOR,
                 str(tmp_path),
                 WORKER + worker,
-                *map(str, (read, write, retry, leave)),
+                *map(str, (read, write, retry, silence, leave)),
                 program,
             ],
             cwd=ROOT,
@@ -404,6 +406,29 @@ def test_the_heartbeat_is_renewed_while_nothing_changes(start: Start) -> None:
     assert after.uptime > before.uptime
     assert (after.generation, after.time) == (before.generation, before.time)
     assert [supervised.notified.recv(100) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
+
+
+def test_a_worker_that_is_stopped_while_it_waits_is_replaced(start: Start) -> None:
+    body = """found(True)
+activity.idle()
+if starts == 1: os.kill(os.getpid(), 19)
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, silence=3.0, read=0.5)
+    supervised.wait_until_noted("start", "start")
+    supervised.wait_for(lambda report: report.ready)
+
+
+def test_a_worker_that_waits_and_makes_calls_now_and_then_is_left(start: Start) -> None:
+    body = """found(True)
+for round in range(40):
+    activity.idle()
+    time.sleep(0.2)
+note("end")
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, silence=3.0, read=0.5)
+    supervised.wait_until_noted("start", "end")
 
 
 def test_a_reload_reaches_the_worker(start: Start) -> None:
