@@ -121,7 +121,7 @@ def test_an_ambiguous_request_is_approved_by_neither_command_nor_deploy(plane: C
 def test_the_deploy_approves_what_the_node_shows_and_reads_what_was_signed(plane: ControlPlane) -> None:
     name, document = "trackbed-shown-1", request(f"{names.NODE_USER}shown", "trackbed-shown-1")
     ask(plane, enrolment(plane), document)
-    with pytest.raises(credentials.NotGiven, match="no name of a reporter's request"):
+    with pytest.raises(credentials.NotGiven, match="is not the name of a reporter's request"):
         credentials.approve(str(plane.admin), "shown", f"x/../{name}", document["spec"]["request"])
     credentials.approve(str(plane.admin), "shown", name, document["spec"]["request"])
     assert plane.get("csr", name)["status"]["certificate"]
