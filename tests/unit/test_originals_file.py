@@ -3,6 +3,7 @@
 import json
 import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +110,21 @@ def test_the_file_is_written_anew_once_it_has_too_many_superseded_lines(path: Pa
     assert [line[1] for line in lines(path)] == [PF0, PF1]
 
 
-@pytest.fixture
-def room_for() -> Iterator[Any]:
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """It must not outlast the block: pytest's own output may be a larger file."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_line_of_which_only_a_part_was_written_is_not_kept(path: Path, originals: Originals, room_for: Any) -> None:
+def test_a_line_of_which_only_a_part_was_written_is_not_kept(path: Path, originals: Originals) -> None:
     originals.keep(MACHINE, LINKS, mtu(1500, 9000))
-    room_for(path.stat().st_size + 10)
-    originals.keep(MACHINE, LINKS, mtu(1500, 9000, PF1))
+    with no_file_larger_than(path.stat().st_size + 10):
+        originals.keep(MACHINE, LINKS, mtu(1500, 9000, PF1))
     condition = originals.condition
     assert condition is not None
     assert condition.message.startswith(f"{path} cannot be written: No space left on device; ")
