@@ -61,9 +61,10 @@ def left_alone(node: Node, netdev: str, who: str) -> None:
 def test_a_netdev_of_networkmanager_is_left_alone_until_it_lets_go(node: Node, netdev: str) -> None:
     put(node, KEEP_OFF, keep_off(netdev))
     install(node, "network-manager")
+    # A profile with ipv6.method disabled would set disable_ipv6, and leave it so.
     node.sh(
         f"nmcli connection add type ethernet con-name rail ifname {netdev} ipv4.method manual ipv4.addresses {THEIRS}/24"
-        " ipv6.method disabled; nmcli connection up rail"
+        " ipv6.method ignore; nmcli connection up rail"
     )
     left_alone(node, netdev, f"NetworkManager configures {netdev}")
     # The remedy that the message gives.
