@@ -22,7 +22,7 @@ from rich.table import Table
 
 from agent.linux.events import BUFFER
 from agent.linux.messages import widen
-from agent.service import worker
+from agent.service import passes
 from bench.agent import keep
 from bench.namespace import enter
 
@@ -36,7 +36,7 @@ class _Passes:
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
-        self._converge: Any = vars(worker)["converge"]
+        self._converge: Any = vars(passes)["converge"]
 
     def __call__(self, *given: Any, **more: Any) -> Any:
         result = self._converge(*given, **more)
@@ -45,7 +45,7 @@ class _Passes:
 
 
 def _agent(pipe: Connection) -> None:
-    vars(worker)["converge"] = _Passes(pipe)
+    vars(passes)["converge"] = _Passes(pipe)
     with open(os.devnull, "w") as nowhere:  # noqa: PTH123  it is no file of a folder
         keep(OURS, nowhere)
 
@@ -65,9 +65,10 @@ def _listen(target: Any, storm_on: str, events: int) -> tuple[int, float]:
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=target, args=(theirs,), daemon=True)
     child.start()
-    begun = False
-    while ours.poll(QUIET if begun else 30.0):
-        begun = ours.recv() is None
+    if not ours.poll(30):
+        raise click.ClickException(f"{target.__name__} did not start")
+    while ours.poll(QUIET):
+        ours.recv()
     before = _cpu(child.pid)
     lines = "".join(f"link set dev {storm_on} txqueuelen {1000 + number % 2}\n" for number in range(events))
     storm = subprocess.Popen(["ip", "-batch", "-"], stdin=subprocess.PIPE, text=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TypeVar
 
 from agent.machine import Attributes
@@ -52,10 +54,16 @@ def whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER else None
 
 
-def numbered(names: Iterable[str], prefix: str = "") -> dict[int, str]:
+def numbered(names: Iterable[str], prefix: str = "") -> Mapping[int, str]:
     """Of the names in a directory those that are ``prefix`` and a number, by the number, in rising order."""
-    found = ((whole(name.removeprefix(prefix)), name) for name in names if name.startswith(prefix))
-    return dict(sorted((number, name) for number, name in found if number is not None))
+    return _numbered(tuple(names), prefix)
+
+
+@lru_cache(maxsize=8192)
+def _numbered(names: tuple[str, ...], prefix: str) -> Mapping[int, str]:
+    """Cached: the directories of thousands of queues and interrupts have the same names in every pass."""
+    numbers = ((whole(name[len(prefix) :]), name) for name in names if name.startswith(prefix))
+    return MappingProxyType(dict(sorted((number, name) for number, name in numbers if number is not None)))
 
 
 def ranges(files: Attributes, path: str) -> tuple[int, ...]:

@@ -62,8 +62,8 @@ def _name(machine: Machine, vf: str, rule: str, link_file: str) -> Name:
     link = machine.netlink.link(name) if name else None
     if link is None:
         return Name(None, None, False)
-    properties = _properties(machine.files, link)
-    usual = _property(properties, rule) if rule and _property(properties, LINK_FILE) == link_file else ""
+    properties = _properties(machine.files, link) if rule else ""
+    usual = _property(properties, rule) if _property(properties, LINK_FILE) == link_file else ""
     return Name(link.name, usual if 0 < len(usual) < IFNAMSIZ else None, link.up)
 
 
