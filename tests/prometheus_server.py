@@ -9,15 +9,17 @@ import subprocess
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from attrs import frozen
 
 from lab.cluster.programs import unpacked
+from lab.errors import LabError
 
 ROOT = Path(__file__).parents[1]
 RULES = ROOT / "examples" / "prometheus"
@@ -27,9 +29,14 @@ DEADLINE = 180.0
 
 
 def program(name: str) -> Path:
-    """`prometheus` or `promtool`. Where PATH has none, the first call fetches Debian's package."""
+    """`prometheus` or `promtool`. Where PATH has none, the first call fetches Debian's package, or the test is skipped."""
     found = shutil.which(name)
-    return Path(found) if found else unpacked("prometheus") / "usr" / "bin" / name
+    if found:
+        return Path(found)
+    try:
+        return unpacked("prometheus") / "usr" / "bin" / name
+    except LabError as error:
+        pytest.skip(f"{name} is not installed, and Debian's package cannot be fetched: {error.what.splitlines()[0]}")
 
 
 @frozen
@@ -81,13 +88,36 @@ def scraping(folder: Path, targets: Mapping[str, int], every: int) -> Iterator[P
         ],
     }
     often = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), f"{every}s")
+    with _serving(folder, {"global": often, "rule_files": ["nodes.yaml"], "scrape_configs": [jobs]}) as server:
+        yield server
+
+
+@contextmanager
+def remembering(folder: Path, samples: Iterable[str], every: int) -> Iterator[Prometheus]:
+    """A server that has scraped nothing itself, and has these samples.
+
+    :param samples: lines of OpenMetrics, with their times.
+    :param every: seconds between two samples of a series.
+    """
+    source = folder / "samples.txt"
+    with source.open("w") as file:
+        file.writelines(f"{line}\n" for line in (*samples, "# EOF"))
+    make = ["tsdb", "create-blocks-from", "openmetrics", "--quiet", str(source), str(folder / "data")]
+    subprocess.run([str(program("promtool")), *make], check=True, capture_output=True)
+    with _serving(folder, {}, f"--query.lookback-delta={every}s", "--storage.tsdb.retention.time=100y") as server:
+        yield server
+
+
+@contextmanager
+def _serving(folder: Path, configuration: Mapping[str, Any], *options: str) -> Iterator[Prometheus]:
     config = folder / "prometheus.yaml"
-    config.write_text(yaml.safe_dump({"global": often, "rule_files": ["nodes.yaml"], "scrape_configs": [jobs]}))
+    config.write_text(yaml.safe_dump(dict(configuration)))
     command = [
         str(program("prometheus")),
         f"--config.file={config}",
         f"--storage.tsdb.path={folder / 'data'}",
         "--web.listen-address=127.0.0.1:0",
+        *options,
     ]
     log = folder / "prometheus.log"
     with log.open("w") as out, subprocess.Popen(command, stderr=out) as process:

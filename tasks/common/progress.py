@@ -1,4 +1,4 @@
-"""Shows during a deploy for how long each host has been in an operation, and afterwards which operations took longest.
+"""Shows during a deploy for how long each host has been in an operation, and notes it for `trackbed fleet report`.
 
 pyinfra 3.10 shows which hosts are in an operation, but no times. It calls these methods only if it waits for all hosts at each
 operation, which is its default.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,8 +20,10 @@ from gevent.event import Event
 from pyinfra import logger
 from pyinfra.api.host import Host
 from pyinfra.api.state import BaseStateCallback, State
+from pyinfra.connectors.local import LocalConnector
 
 from agent.report.printable import printable
+from tasks.common.last_deploy import LastDeploy, Operation, default_path, write
 
 REDRAWN = 0.5
 """Seconds after which the line on a terminal is drawn again."""
@@ -58,6 +62,9 @@ class Progress(BaseStateCallback):
         self._took: dict[str, float] = {}
         self._operations: dict[str, float] = {}
         self._ended = Event()
+        self._began_all = time.time()
+        self._noted: list[Operation] = []
+        self._hosts_took: Counter[str] = Counter()
 
     def operation_start(self, state: State, op_hash: str) -> None:  # type: ignore[override]
         """An operation begins on all hosts."""
@@ -95,6 +102,9 @@ class Progress(BaseStateCallback):
         self._operations[name] = self._operations.get(name, 0.0) + longest
         if longest >= SHORT:
             logger.info(f"took {slowest(self._took)}")
+        # In pull mode each node deploys itself, and is no control host on which somebody looks for this.
+        if self._took and not all(isinstance(host.connector, LocalConnector) for host in state.inventory):
+            self._note(name)
         if op_hash == state.get_op_order()[-1]:  # type: ignore[no-untyped-call]
             logger.info(
                 f"operations took {slowest(self._operations)}, all together {say(sum(self._operations.values()))}"
@@ -104,6 +114,21 @@ class Progress(BaseStateCallback):
         began = self._began.pop(host.name, None)
         if began is not None:
             self._took[host.name] = time.monotonic() - began
+
+    def _note(self, name: str) -> None:
+        """Write down what has ended, so that a deploy that is stopped has noted it, too."""
+        slowest_host, longest = _longest_first(self._took)[0]
+        middle = statistics.median(self._took.values())
+        self._noted.append(Operation(name, len(self._took), longest, middle, slowest_host))
+        self._hosts_took.update(self._took)
+        files = tuple(word for word in sys.argv[1:] if word.endswith(".py"))
+        deploy = LastDeploy(files, self._began_all, time.time(), tuple(self._noted), dict(self._hosts_took))
+        try:
+            write(default_path(), deploy)
+        except OSError as error:
+            logger.warning(
+                f"{default_path()} cannot be written: {error.strerror}; `trackbed fleet report` lacks this deploy"
+            )
 
     def _running(self) -> str:
         now = time.monotonic()

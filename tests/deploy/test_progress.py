@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tasks.common.archive import ROOT
+from tasks.common.last_deploy import last_deploy
 from tasks.common.progress import running, say, slowest
 
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(name="Nothing", commands=["true"])\n'
@@ -25,14 +26,17 @@ def command(folder: Path) -> list[str]:
     return [pyinfra, "-y", str(folder / "inventory.py"), str(folder / "nothing.py")]
 
 
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYINFRA_FAKE_DELAY": DELAY, "PYINFRA_FAKE_DELAY_JITTER": "0", **more}
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    of_pyinfra = {"PYINFRA_FAKE_DELAY": DELAY, "PYINFRA_FAKE_DELAY_JITTER": "0"}
+    return {**os.environ, **of_pyinfra, "XDG_STATE_HOME": str(folder), **more}
 
 
 def test_an_operation_ends_with_the_time_of_each_host_and_the_deploy_with_that_of_each_operation(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(command(tmp_path), cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command(tmp_path), cwd=ROOT, env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stderr.splitlines()]
     [took] = [line for line in lines if line.startswith("took ")]
@@ -42,12 +46,31 @@ def test_an_operation_ends_with_the_time_of_each_host_and_the_deploy_with_that_o
     assert "hosts done" not in done.stderr
 
 
+def test_a_deploy_notes_how_long_its_operations_took(tmp_path: Path) -> None:
+    subprocess.run(command(tmp_path), cwd=ROOT, env=environment(tmp_path), capture_output=True, check=True)
+    noted = last_deploy(tmp_path / "trackbed" / "deploy.json")
+    assert noted is not None
+    assert [Path(file).name for file in noted.files] == ["inventory.py", "nothing.py"]
+    [operation] = noted.operations
+    assert (operation.name, operation.hosts) == ("Nothing", 2)
+    assert operation.longest >= operation.median >= float(DELAY)
+    assert noted.hosts[operation.slowest] == operation.longest == max(noted.hosts.values())
+    assert noted.began < noted.noted
+
+
+def test_a_node_that_deploys_itself_notes_nothing(tmp_path: Path) -> None:
+    words = command(tmp_path)
+    (tmp_path / "inventory.py").write_text('hosts = ["@local"]\n')
+    subprocess.run(words, cwd=ROOT, env=environment(tmp_path), capture_output=True, check=True)
+    assert not (tmp_path / "trackbed").exists()
+
+
 def on_a_terminal(folder: Path, **more: str) -> str:
     """What it prints there. script(1) has the terminal: to read from one here would stop gevent, which reaps the child."""
     done = subprocess.run(
         ["script", "--quiet", "--return", "--command", shlex.join(command(folder)), "/dev/null"],
         cwd=ROOT,
-        env=environment(TERM="xterm", COLUMNS="80", **more),
+        env=environment(folder, TERM="xterm", COLUMNS="80", **more),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,

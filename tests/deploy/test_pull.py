@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
 import runpy
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +22,7 @@ from attrs import define
 from pyinfra.api.exceptions import DeployError
 
 from tasks import pull
+from tasks.common.archive import ROOT
 from tests.deploy.conftest import Node
 
 PROGRAM = pull.TEMPLATES / "pull.py"
@@ -280,3 +283,27 @@ def test_an_archive_of_the_same_commit_has_the_same_bytes(tmp_path: Path, monkey
         names = tar.getnames()
     assert {"ISSUED", "deploy.py", f"lib-{target}/pyinfra/__init__.py"} <= set(names)
     assert not [name for name in names if name.startswith(f"lib-{target}/bin")]
+
+
+def test_the_archive_has_all_that_config_and_deploy_import(tmp_path: Path) -> None:
+    for name in pull.CONTENT:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, tmp_path)
+    statements = ast.parse((tmp_path / "deploy.py").read_text()).body
+    imports = [ast.unparse(each) for each in statements if isinstance(each, ast.Import | ast.ImportFrom)]
+    (tmp_path / "imports.py").write_text("\n".join(imports))
+    (tmp_path / "one.py").write_text('hosts = ["@fake/node1"]\n')
+    # Tests have the project installed. A node has its archive only.
+    code = "import runpy, sys; sys.path.remove(sys.argv.pop(1)); runpy.run_module('pyinfra', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT), "-y", "one.py", "imports.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYINFRA_FAKE_DELAY": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

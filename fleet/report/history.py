@@ -1,0 +1,179 @@
+"""What a Prometheus that scrapes the nodes' reporters (docs/metrics.md) knows of a fleet over some time.
+
+It is asked for sums and for the nodes that stand out, so its answers grow little with the fleet: each node has a few numbers,
+and only the nodes that were ready for the least time have a course.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import frozen
+
+from fleet.api import Failed
+from fleet.report.prometheus import Course, Prometheus
+
+COURSES = 40
+"""Nodes whose course is shown: in a larger fleet those only that were not ready at times."""
+
+ALWAYS = 0.9999
+"""The share of the time from which on it counts as all of it: a day has 5,760 scrapes at 15 s."""
+
+MOST = 20
+"""Nodes and kinds of state that are named of those with repairs."""
+
+UP = 'up{job="trackbed"}'
+"""1 for each scrape of a reporter that was answered, else 0. The job is that of examples/prometheus."""
+
+# Of each node the share of the time for which it was ready. Without an answer it has no trackbed_ready.
+SHARE = "(sum_over_time(trackbed_ready{0}[{1}]) / count_over_time(up{0}[{1}]) or 0 * count_over_time(up{0}[{1}]))"
+
+# Repairs in a step. increase() would not see those between the last scrape of a step and the first of the next one, which are
+# many where a step has few scrapes. A counter that is less than before began again with a boot.
+COUNT = "trackbed_drift_repairs_total"
+REPAIRED = f"({COUNT} - {COUNT} offset $step) >= 0 or ({COUNT} < {COUNT} offset $step)"
+
+
+def _share(time: str, which: str = '{job="trackbed"}') -> str:
+    return SHARE.format(which, time)
+
+
+@frozen
+class NodeCourse:
+    """A node over time, in shares of each step: ``ready``, and ``silent``, when its reporter did not answer."""
+
+    name: str
+    ready: Course
+    silent: Course
+
+
+@frozen
+class Faulty:
+    """A condition that is not True at the end, on so many nodes."""
+
+    type: str
+    status: str
+    severity: str
+    nodes: int
+
+
+@frozen
+class Repairs:
+    """How often drift of a kind of state was repaired on a node."""
+
+    node: str
+    kind: str
+    times: int
+
+
+@frozen
+class History:
+    """A fleet over time.
+
+    ``times``: the points, in seconds since the epoch. ``ready``, ``silent``, ``nodes``: how many nodes were ready, did not
+    answer, and were asked, on average of each step. ``is_ready``: the nodes, and whether they are ready at the end. ``shares``:
+    the share of the time for which each node was ready. ``courses``: the nodes that were ready for the least time.
+    ``repairs``: repairs of drift in each step, by kind of state. ``repaired``: by kind, how often and on how many nodes.
+    ``contended``: the nodes on which a program kept putting a value back. ``versions``, ``specs``: nodes by agent and spec.
+    """
+
+    times: Sequence[int]
+    ready: Course
+    silent: Course
+    nodes: Course
+    is_ready: Mapping[str, bool]
+    shares: Mapping[str, float]
+    courses: Sequence[NodeCourse]
+    faulty: Sequence[Faulty]
+    repairs: Mapping[str, Course]
+    repaired: Mapping[str, tuple[int, int]]
+    most_repaired: Sequence[Repairs]
+    contended: Sequence[str]
+    versions: Mapping[str, int]
+    specs: Mapping[str, int]
+
+
+def read_history(prometheus: Prometheus) -> History:
+    """Ask Prometheus.
+
+    :raises Failed: it does not answer, or has no node.
+    """
+    shares = {labels["instance"]: share for labels, share in prometheus.at_end(_share("$range"))}
+    if not shares:
+        raise Failed(f"{prometheus.url} has no node in that time: it needs a job trackbed (docs/metrics.md)")
+    least = sorted(shares, key=lambda node: (shares[node], node))[:COURSES]
+    if len(shares) > COURSES:
+        least = [node for node in least if shares[node] < ALWAYS]
+    answers = f"trackbed_ready or 0 * {UP}"
+    return History(
+        times=prometheus.times,
+        ready=_sum(prometheus, f"sum({_share('$step')})"),
+        silent=_sum(prometheus, f"sum(1 - avg_over_time({UP}[$step]))"),
+        nodes=_sum(prometheus, f"count(count_over_time({UP}[$step]))"),
+        is_ready={labels["instance"]: value == 1 for labels, value in prometheus.at_end(answers)},
+        shares=dict(sorted(shares.items())),
+        courses=tuple(_courses(prometheus, least)),
+        faulty=_faulty(prometheus),
+        repairs=_repairs(prometheus),
+        repaired=_repaired(prometheus),
+        most_repaired=_most_repaired(prometheus),
+        contended=_contended(prometheus),
+        versions=_counted(prometheus, "version", "trackbed_build_info"),
+        specs=_counted(prometheus, "hash", "trackbed_spec_info"),
+    )
+
+
+def _sum(prometheus: Prometheus, query: str) -> Course:
+    found = prometheus.over_time(query)
+    return found[0][1] if found else [None] * prometheus.points
+
+
+def _courses(prometheus: Prometheus, names: Sequence[str]) -> Iterator[NodeCourse]:
+    if not names:
+        return
+    # A JSON text is a string of PromQL, too.
+    which = f'{{job="trackbed",instance=~{json.dumps("|".join(map(re.escape, names)))}}}'
+    ready = {labels["instance"]: course for labels, course in prometheus.over_time(_share("$step", which))}
+    silent = prometheus.over_time(f"1 - avg_over_time(up{which}[$step])")
+    by_name = {labels["instance"]: course for labels, course in silent}
+    nothing = [None] * prometheus.points
+    for name in sorted(names):
+        yield NodeCourse(name, ready.get(name, nothing), by_name.get(name, nothing))
+
+
+def _faulty(prometheus: Prometheus) -> tuple[Faulty, ...]:
+    found = prometheus.at_end('count by (type, status, severity) (trackbed_condition{status!="True"} == 1)')
+    rows = [Faulty(of["type"], of["status"], of["severity"], round(nodes)) for of, nodes in found]
+    return tuple(sorted(rows, key=lambda row: (row.severity, -row.nodes, row.type, row.status)))
+
+
+def _repairs(prometheus: Prometheus) -> dict[str, Course]:
+    found = prometheus.over_time(f"sum by (kind) ({REPAIRED}) > 0")
+    return {labels["kind"]: course for labels, course in sorted(found, key=lambda each: each[0]["kind"])}
+
+
+def _repaired(prometheus: Prometheus) -> dict[str, tuple[int, int]]:
+    times = prometheus.at_end("sum by (kind) (increase(trackbed_drift_repairs_total[$range])) > 0")
+    nodes = prometheus.at_end("count by (kind) (increase(trackbed_drift_repairs_total[$range]) > 0)")
+    on = {labels["kind"]: round(count) for labels, count in nodes}
+    by_kind = {labels["kind"]: (round(count), on.get(labels["kind"], 0)) for labels, count in times}
+    return dict(sorted(by_kind.items(), key=lambda item: (-item[1][0], item[0])))
+
+
+def _most_repaired(prometheus: Prometheus) -> tuple[Repairs, ...]:
+    query = f"topk({MOST}, sum by (instance, kind) (increase(trackbed_drift_repairs_total[$range])) > 0)"
+    rows = [Repairs(of["instance"], of["kind"], round(times)) for of, times in prometheus.at_end(query)]
+    return tuple(sorted(rows, key=lambda row: (-row.times, row.node, row.kind)))
+
+
+def _contended(prometheus: Prometheus) -> tuple[str, ...]:
+    which = 'trackbed_condition{type="Uncontended",status="False"}'
+    found = prometheus.at_end(f"max by (instance) (max_over_time({which}[$range])) == 1")
+    return tuple(sorted(labels["instance"] for labels, _ in found))
+
+
+def _counted(prometheus: Prometheus, label: str, metric: str) -> dict[str, int]:
+    found = {of[label]: round(nodes) for of, nodes in prometheus.at_end(f"count by ({label}) ({metric})")}
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,73 @@
+"""The file in which a deploy notes how long its operations take, on the control host."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import cattrs
+from attrs import frozen
+
+from agent.documents import load, read
+from agent.report.records import to_plain
+from agent.runtime import write_atomically
+
+LARGEST = 16 << 20
+"""Bytes. A deploy of 8,000 hosts has less than one million."""
+
+
+@frozen
+class Operation:
+    """An operation of a deploy, with the seconds of its slowest host and of the median one."""
+
+    name: str
+    hosts: int
+    longest: float
+    median: float
+    slowest: str
+
+
+@frozen
+class LastDeploy:
+    """A deploy that is running or has ended.
+
+    ``files``: the inventory and what was deployed. ``began``, ``noted``: seconds since the epoch. ``operations``: those that
+    have ended, in their order. ``hosts``: the seconds that each host has spent in operations.
+    """
+
+    files: tuple[str, ...]
+    began: float
+    noted: float
+    operations: tuple[Operation, ...]
+    hosts: Mapping[str, float]
+
+
+def default_path() -> Path:
+    """Where the last deploy has noted it."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "trackbed" / "deploy.json"
+
+
+def write(path: Path, deploy: LastDeploy) -> None:
+    """Replace the file.
+
+    :raises OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(to_plain(deploy)) + "\n", 0o644)
+
+
+def last_deploy(path: Path) -> LastDeploy | None:
+    """The last deploy; None if none has noted anything.
+
+    :raises ValueError: the file is none of a deploy.
+    :raises OSError: it cannot be read.
+    """
+    try:
+        return cattrs.structure(load(read(path, LARGEST), LARGEST), LastDeploy)
+    except FileNotFoundError:
+        return None
+    except (cattrs.BaseValidationError, TypeError) as error:
+        raise ValueError(f"it is none of a deploy: {error}") from None

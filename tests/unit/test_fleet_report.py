@@ -1,0 +1,185 @@
+"""`trackbed fleet report`: what a real Prometheus remembers of a day, as a page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
+
+from agent.__main__ import cli
+from fleet.page import POLICY
+from fleet.report.history import History, read_history
+from fleet.report.page import KINDS, NOT_READY, READY, SILENT
+from fleet.report.prometheus import asking
+from tasks.common.last_deploy import LastDeploy, Operation, default_path, write
+from tests.chromium import Scheme, shown
+from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, name, samples
+from tests.fleet_samples import SILENT as SILENT_NODE
+from tests.prometheus_server import Prometheus, remembering
+
+END = int(time.time())
+
+LINKS = to_hex(colormaps[KINDS](0))
+"""The colour of repairs of links, of which there are most."""
+
+DEPLOY = LastDeploy(
+    ("inventories/prod.py", "deploy.py"),
+    1.79e9,
+    1.79e9 + 700,
+    (Operation("OFED: <build>", 8, 412.0, 301.0, "gpu-0004"), Operation("Packages", 8, 180.0, 40.0, "gpu-0001")),
+    {"gpu-0004": 592.0, "gpu-0001": 420.5},
+)
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with remembering(tmp_path_factory.mktemp("eight"), samples(8, END), EVERY) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    with remembering(tmp_path_factory.mktemp("many"), samples(512, END), EVERY) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    write(default_path(), DEPLOY)
+    # The samples end at END, however long the tests before this one took.
+    monkeypatch.setattr("fleet.commands.report.time", SimpleNamespace(time=lambda: END))
+
+
+def report(server: str, *more: str) -> Result:
+    return CliRunner().invoke(cli, ["fleet", "report", "--prometheus", server, *more])
+
+
+def history(server: Prometheus, end: int = END) -> History:
+    with asking(server.url, 24, end) as prometheus:
+        return read_history(prometheus)
+
+
+def test_each_node_has_the_share_of_the_day_for_which_it_was_ready(eight: Prometheus) -> None:
+    found = history(eight)
+    assert {node for node, ready in found.is_ready.items() if not ready} == {name(BROKEN), name(SILENT_NODE)}
+    assert found.shares[name(0)] == 1
+    assert found.shares[name(BROKEN)] == pytest.approx(1 / 2, abs=0.02)
+    # No answer is not ready.
+    assert found.shares[name(SILENT_NODE)] == pytest.approx(1 / 3, abs=0.02)
+    assert found.shares[name(FLAPPING)] == pytest.approx(23 / 24, abs=0.02)
+
+
+def test_the_course_of_the_fleet_adds_up_to_its_nodes(eight: Prometheus) -> None:
+    found = history(eight)
+    courses = {course.name: course for course in found.courses}
+    assert courses.keys() == found.shares.keys()
+    for point, (ready, silent) in enumerate(zip(found.ready, found.silent, strict=True)):
+        assert ready == pytest.approx(sum(course.ready[point] or 0 for course in found.courses))
+        assert silent == pytest.approx(sum(course.silent[point] or 0 for course in found.courses))
+    # In the afternoon. In the step before this one, the node that flaps was not ready for a third or a quarter of it:
+    # whether the sample at a step's begin belongs to it differs between Prometheus 2 and 3.
+    point = len(found.times) * 3 // 4 + 1
+    assert [found.ready[point], found.silent[point], found.nodes[point]] == pytest.approx([6, 1, 8])
+    assert courses[name(BROKEN)].ready[point] == 0
+    assert courses[name(SILENT_NODE)].silent[point] == 1
+    assert courses[name(FLAPPING)].ready[point - 1] in (pytest.approx(2 / 3), pytest.approx(3 / 4))
+
+
+def test_repairs_are_counted_by_what_was_repaired_and_where(eight: Prometheus) -> None:
+    found = history(eight)
+    assert found.repaired == {"links": (23, 1), "vfs": (5, 1)}
+    # Wherever the scrapes are in a step.
+    for each in (found, history(eight, END + EVERY // 3)):
+        assert sum(value or 0 for value in each.repairs["links"]) == 23
+        assert sum(value or 0 for value in each.repairs["vfs"]) == 5
+    assert [(each.node, each.kind, each.times) for each in found.most_repaired] == [
+        (name(DRIFTING), "links", 23),
+        (name(DRIFTING), "vfs", 5),
+    ]
+    assert found.contended == (name(DRIFTING),)
+    assert found.versions == {"0.2.0": 6, "0.1.0": 2}
+
+
+def test_of_a_large_fleet_only_nodes_that_were_not_ready_have_a_course(many: Prometheus) -> None:
+    found = history(many)
+    assert len(found.shares) == 512
+    assert {course.name for course in found.courses} == {
+        name(64 * group + one) for group in range(8) for one in (BROKEN, SILENT_NODE, FLAPPING)
+    }
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("fleet", ["eight", "many"])
+def test_a_browser_shows_the_page_and_asks_nobody(
+    fleet: str, scheme: Scheme, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    page = tmp_path / "fleet.html"
+    said = report(request.getfixturevalue(fleet).url, "--html", str(page))
+    assert said.exit_code == 0, said.output
+    seen = shown(page, scheme, tmp_path)
+    assert seen.asked == frozenset()
+    paper = {"light": "#ffffff", "dark": "#16181c"}
+    assert {READY, NOT_READY, SILENT, LINKS, paper[scheme]} <= seen.colours()
+    assert paper["dark" if scheme == "light" else "light"] not in seen.colours()
+
+
+def test_a_page_that_asks_somebody_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "fleet.html"
+    page.write_text('<img src="http://127.0.0.1:9/image">')
+    assert shown(page, "light", tmp_path).asked == {"http://127.0.0.1:9/image"}
+
+
+def test_the_page_says_what_the_pictures_show(eight: Prometheus, tmp_path: Path) -> None:
+    page = tmp_path / "fleet.html"
+    said = report(eight.url, "--html", str(page))
+    assert said.output == f"6 of 8 nodes are ready; the page is {page}\n"
+    text = page.read_text()
+    assert f'content="{POLICY}"' in text and "default-src 'none'" in POLICY
+    # Names of XML's vocabularies are no addresses that anything is fetched from.
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text).replace("http-equiv", "")
+    words = re.sub(r"<[^>]+>", " ", text)
+    for said_of in (
+        "5 of 8 nodes were ready all the time",
+        "gpu-0004.example.net",
+        "links 23, vfs 5",
+        "6 min 52 s, gpu-0004",
+    ):
+        assert said_of in words, said_of
+    # What has a name that looks like HTML is text.
+    assert "<build>" not in text and "OFED: &lt;build&gt;" in text
+
+
+def test_a_page_without_a_deploy_says_so(eight: Prometheus, tmp_path: Path) -> None:
+    default_path().unlink()
+    page = tmp_path / "fleet.html"
+    assert report(eight.url, "--html", str(page)).exit_code == 0
+    assert "None was made from this control host." in page.read_text()
+
+
+def test_json_has_the_same(eight: Prometheus) -> None:
+    said = json.loads(report(eight.url, "--json").output)
+    assert said["history"]["repaired"]["links"] == [23, 1]
+    assert said["deploy"]["operations"][0]["slowest"] == "gpu-0004"
+
+
+def test_what_is_no_prometheus_with_nodes_is_one_message(eight: Prometheus, tmp_path: Path) -> None:
+    closed = report("http://127.0.0.1:9")
+    assert closed.exit_code == 1
+    assert closed.output.startswith("trackbed: http://127.0.0.1:9 does not answer")
+    other = report(f"{eight.url}/graph")
+    assert other.exit_code == 1
+    assert "is it a Prometheus?" in other.output
+    with remembering(tmp_path, ["# TYPE up gauge", f'up{{job="other"}} 1 {END}'], EVERY) as empty:
+        none = report(empty.url)
+    assert none.exit_code == 1
+    assert "it needs a job trackbed" in none.output
+    assert report("nonsense").exit_code == 1
