@@ -32,7 +32,7 @@ def main(results: list[str], docs: Path = DOCS) -> None:
     """Record the runs in these files, and write the tables of all pages."""
     for path in results:
         record(Path(path), docs)
-    for page in sorted(docs.glob("*.md")):
+    for page in sorted((docs / "campaign").glob("*.md")):
         text = page.read_text()
         if (written := with_tables(text, docs)) != text:
             page.write_text(written)
@@ -72,8 +72,9 @@ def _runs(results: Path) -> Iterator[tuple[str, Run]]:
     for case in ElementTree.parse(results).iter("testcase"):  # noqa: S314
         files.setdefault(case.get("classname", "").replace(".", "/") + ".py", []).append(case)
     for file, cases in files.items():
-        if (name := FOLDERS.get(file.rpartition("/")[0])) is not None:
-            yield name, _run(file, cases)
+        for folder, name in FOLDERS.items():
+            if file.startswith(f"{folder}/"):
+                yield name, _run(file, cases)
 
 
 def _run(file: str, cases: Cases) -> Run:

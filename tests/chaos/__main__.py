@@ -1,7 +1,7 @@
 """Breaks a node of the lab in random ways, and judges the result by the kernel's state: `python -m tests.chaos`.
 
 Each trial is a line of a file in the lab's folder. A run that was stopped goes on after the last line; the same seed makes the
-same trials. `--table` prints what the lines say, as docs/campaign-faults.md has it. TRACKBED_LAB selects the lab. After a trial
+same trials. `--table` prints what the lines say, as docs/campaign/faults.md has it. TRACKBED_LAB selects the lab. After a trial
 that ends badly, those since the node was last restored are tried again with fewer of them, and `--trial` runs what is left.
 """
 

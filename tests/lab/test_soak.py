@@ -99,7 +99,7 @@ def test_the_agent_survives_hours_of_faults_without_growing(nodes: tuple[Node, .
         if time.monotonic() > end:
             break
     carried = node.run(["cat", DONE]).stdout.split()
-    print(  # noqa: T201  the figures of docs/campaign.md
+    print(  # noqa: T201  the figures of docs/campaign/lab.md
         f"{len(took)} drifts, {number // 2} driver reloads; PSS {memory} kB; descriptors {descriptors}; "
         f"{carried.count('iperf3')} runs of iperf3 and {carried.count('ib_write_bw')} of ib_write_bw; "
         f"seconds until one was seen mended: median {sorted(took)[len(took) // 2]:.1f}, most {max(took):.1f}"

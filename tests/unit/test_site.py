@@ -117,7 +117,7 @@ def test_the_pages_of_commands_and_metrics_have_what_there_is(site: Path) -> Non
 
 
 def test_the_tables_of_the_campaign_are_those_of_its_records() -> None:
-    names = {"campaign.md": "lab", "campaign-kubernetes.md": "kubernetes", "campaign-example.md": "example"}
+    names = {"campaign/lab.md": "lab", "campaign/kubernetes.md": "kubernetes", "campaign/example.md": "example"}
     for name, records in names.items():
         page = ROOT / "docs" / name
         assert f"<!-- runs: {records} -->" in page.read_text()
@@ -135,19 +135,22 @@ def test_a_run_of_the_campaign_is_recorded_and_replaces_the_one_before(tmp_path:
         "duration": "?",
     }
     (docs / "campaign/lab.json").write_text(json.dumps({"columns": columns, "runs": [earlier]}))
-    (docs / "campaign.md").write_text("# Runs\n\n<!-- runs: lab -->\n<!-- end -->\n")
+    (docs / "campaign/lab.md").write_text("# Runs\n\n<!-- runs: lab -->\n<!-- end -->\n")
     tests = tmp_path / "tests/lab"
     tests.mkdir(parents=True)
     (tests / "test_x.py").write_text("def test_that_holds():\n    pass\n")
-    (tests / "test_y.py").write_text("def test_this_fails():\n    assert False\n\ndef test_it_holds():\n    pass\n")
+    (tests / "room").mkdir()
+    (tests / "room/test_y.py").write_text(
+        "def test_this_fails():\n    assert False\n\ndef test_it_holds():\n    pass\n"
+    )
     results = tmp_path / "results.xml"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={results}", "tests/lab"]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
 
     campaign.main([str(results)], docs)
 
-    page = (docs / "campaign.md").read_text()
+    page = (docs / "campaign/lab.md").read_text()
     assert re.search(r"\| `pytest -m campaign tests/lab/test_x\.py` \| x holds \| 1 passed \| \d+ s \|", page)
     failed = r"\| this fails; it holds \| 1 failed, 1 passed: `test_this_fails` \| \d+ s \|"
-    assert re.search(rf"\| `pytest -m campaign tests/lab/test_y\.py` {failed}", page)
+    assert re.search(rf"\| `pytest -m campaign tests/lab/room/test_y\.py` {failed}", page)
     assert page.count("test_x.py") == 1
