@@ -43,7 +43,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Failed(click.ClickException):
-    """An error that the user can mend; exit code 1."""
+    """An error that the user can correct; exit code 1."""
 
     def show(self, file: object = None) -> None:
         """Print it as one message."""

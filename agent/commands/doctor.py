@@ -33,7 +33,7 @@ UNIT = "trackbed.service"
 @click.command()
 @_common.as_json
 def doctor(as_json: bool) -> None:
-    """List the faults of this node with their remedies, in the order in which to mend them.
+    """List the faults of this node with their remedies, in the order in which to repair them.
 
     Exit code: 0 nothing is wrong, 1 something is (warnings alone count, too).
 

@@ -63,7 +63,9 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> 
     except NotFound as error:
         raise _common.Failed(str(error)) from None
     except SpecError as error:
-        raise _common.Failed(f"no spec says what this node has: {error}; mend that, or name the NICs to take") from None
+        raise _common.Failed(
+            f"no spec says what this node has: {error}; correct that, or name the NICs to take"
+        ) from None
     except ValueError as error:
         raise _common.Failed(f"{error}; give another with --node-name") from None
     click.echo(text, nl=False)

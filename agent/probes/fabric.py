@@ -80,7 +80,7 @@ def judge(want: Wanted, have: Snapshot, facts: Facts | str | None) -> list[Condi
         return [Condition(TYPE, "Unknown", "ResultUnreadable", facts, remedy=REMEDY)]
     failed = [f"{seen.nic} ({seen.pci}): {seen.message}" for seen in facts.proof.nics if not seen.good]
     if failed:
-        return [Condition(TYPE, "False", "TestFailed", "; ".join(failed), remedy=f"mend it, then {REMEDY}")]
+        return [Condition(TYPE, "False", "TestFailed", "; ".join(failed), remedy=f"repair it, then {REMEDY}")]
     changed = [
         f"{seen.nic} ({seen.pci}): {', '.join(_changes(seen.identity, facts.now[seen.pci]))}"
         for seen in facts.proof.nics

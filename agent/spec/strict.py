@@ -42,7 +42,7 @@ class Faults(ValueError):
     def __init__(self, faults: list[str]) -> None:
         self.faults = faults[:MOST_FAULTS]
         if len(faults) > MOST_FAULTS:
-            self.faults.append("there are more faults; mend these first")
+            self.faults.append("there are more faults; fix these first")
         super().__init__("\n".join(self.faults))
 
 

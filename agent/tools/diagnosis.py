@@ -82,7 +82,7 @@ class Evidence:
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
-    """What is wrong, in the order in which to mend it."""
+    """What is wrong, in the order in which to repair it."""
     findings = [*_agent(evidence), *_hints(evidence)]
     if evidence.report is not None and not evidence.not_fresh and _runs(evidence.service) is not False:
         findings += _report(evidence.report, evidence.kinds)

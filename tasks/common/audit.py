@@ -49,8 +49,8 @@ class Finding:
     fixed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        mended = f"; mended in {', '.join(self.fixed)}" if self.fixed else ""
-        return f"{self.pin.name} {self.pin.version}: {self.what}{': ' if self.summary else ''}{self.summary}{mended}"
+        fixed = f"; fixed in {', '.join(self.fixed)}" if self.fixed else ""
+        return f"{self.pin.name} {self.pin.version}: {self.what}{': ' if self.summary else ''}{self.summary}{fixed}"
 
 
 def pins(lock: Path) -> Iterator[Pin]:

@@ -63,7 +63,7 @@ def test_pins_without_vulnerabilities_exit_0(tmp_path: Path, registry: str) -> N
 def test_a_vulnerability_is_named_with_the_version_without_it(tmp_path: Path, registry: str, name: str) -> None:
     result = run(tmp_path, registry, "good", name)
     assert result.exit_code == 2
-    assert f"{name} 1.0: PYSEC-1: reads beyond the end; mended in 1.1\n2 pins, 1 findings\n" in result.output
+    assert f"{name} 1.0: PYSEC-1: reads beyond the end; fixed in 1.1\n2 pins, 1 findings\n" in result.output
     (finding,) = json.loads(run(tmp_path, registry, name, more=("--json",)).output)["findings"]
     assert finding == {"name": name, "version": "1.0", "what": "PYSEC-1", "fixed": ["1.1"]}
 

@@ -66,7 +66,7 @@ def test_a_huge_spec_is_refused_with_a_short_message(text: str) -> None:
 def test_a_cut_list_of_faults_says_that_there_are_more() -> None:
     with pytest.raises(SpecError) as caught:
         parse(json.dumps({"node_name": "n1", "nics": [1] * 100}))
-    assert caught.value.faults[-1] == "there are more faults; mend these first"
+    assert caught.value.faults[-1] == "there are more faults; fix these first"
 
 
 def test_a_spec_that_would_be_too_large_to_be_read_again_is_refused() -> None:

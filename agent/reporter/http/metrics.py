@@ -41,13 +41,13 @@ class _Served(Collector):
 
 def _metrics(verdict: Verdict, drift: Mapping[str, int]) -> Iterator[Metric]:
     report = verdict.report
-    yield _gauge("ready", "1 if the node is ready by a fresh report of this boot, else 0", verdict.ready)
+    yield _gauge("ready", "1 if a fresh report of this boot says that the node is ready, else 0", verdict.ready)
     yield _gauge(
         "report_fresh", "1 if the report is of this boot and its heartbeat is not stale, else 0", verdict.fresh
     )
     repairs = CounterMetricFamily(
         "trackbed_drift_repairs",
-        "Changes made since the boot although the spec had been true before, by kind of state",
+        "Repairs since the boot (changes made after the spec had been true), by kind of state",
         labels=("kind",),
     )
     for kind, count in sorted(drift.items()):
@@ -57,25 +57,23 @@ def _metrics(verdict: Verdict, drift: Mapping[str, int]) -> Iterator[Metric]:
         return
     yield _gauge("up_to_date", "1 if the node follows the newest spec that it was given, else 0", report.up_to_date)
     yield _gauge(
-        "generation", "Grows whenever what the node says of itself changes; it starts over at a boot", report.generation
+        "generation", "Grows whenever the content of the report changes; it starts over at a boot", report.generation
     )
     yield _gauge(
         "heartbeat_timestamp_seconds",
-        "When the agent last vouched for its report, by the node's clock",
+        "Time of the report's last heartbeat, by the node's clock",
         report.heartbeat,
     )
     conditions = GaugeMetricFamily(
         "trackbed_condition",
-        "1 for the status that a condition has, 0 for the others",
+        "1 for the condition's present status, 0 for the other two",
         labels=("type", "status", "severity"),
     )
     for condition in _by_type(report.conditions):
         for status in STATUSES:
             conditions.add_metric((condition.type, status, condition.severity), float(condition.status == status))
     yield conditions
-    outcomes = GaugeMetricFamily(
-        "trackbed_outcomes", "Changes of the last pass, by what came of them", labels=("result",)
-    )
+    outcomes = GaugeMetricFamily("trackbed_outcomes", "Changes of the last pass, by result", labels=("result",))
     counted = Counter(outcome.result for outcome in report.outcomes)
     for result in get_args(Result):
         outcomes.add_metric((result,), counted[result])
