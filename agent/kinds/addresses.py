@@ -11,7 +11,7 @@ removed when it leaves the spec (these are originals).
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import ip_interface
 
 from attrs import evolve, field, frozen
@@ -20,7 +20,8 @@ from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.network_managers import Claim, claim
 from agent.hardware.sysfs import read_or
 from agent.kinds import Reading, links
-from agent.machine import Machine, Netlink, Route, Rule
+from agent.kinds.host import noted_as_sysctl
+from agent.machine import Files, Machine, Netlink, Route, Rule
 from agent.report.records import Change, Disruption
 from agent.spec.addresses import ARP, FIRST_TABLE, PRIORITY
 from agent.spec.sysctl_names import identity
@@ -193,6 +194,8 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
         return None
     if kept.field in wanted(want, kept.target):
         return Reading(kept.target, kept.field, kept.after, wanted=True)
+    if want.spec.sets(sysctl(machine.files, kept.target, kept.field)):
+        return None
     link_status = links.status(machine, pci_of(machine.files, kept.target))
     if link_status.link is None or not link_status.ready:
         return None
@@ -200,6 +203,17 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
         return Reading(kept.target, kept.field, _settings(machine, link_status.link.name)[kept.field], wanted=False)
     now = PRESENT if _is_present(machine.netlink, link_status.link.ifindex, kept.field) else ABSENT
     return Reading(kept.target, kept.field, now, wanted=False, disruption=Disruption.LINK_FLAP)
+
+
+def sysctl(files: Files, address: str, name: str) -> str:
+    """The sysctl that a field is, as :func:`agent.spec.sysctl_names.identity` has it; empty for other fields."""
+    link = netdev(files, address) if name in ARP else None
+    return f"net/ipv4/conf/{link}/{name}" if link else ""
+
+
+def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The field, or the sysctl of an ARP setting if that was noted before."""
+    return noted_as_sysctl(machine, sysctl(machine.files, change.target, change.field), known) or [change]
 
 
 def _is_present(netlink: Netlink, ifindex: int, name: str) -> bool:

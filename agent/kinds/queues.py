@@ -20,6 +20,7 @@ from agent.kinds import Reading
 from agent.machine import Attributes, Files, Machine
 from agent.report.records import Change
 from agent.spec.ranges import format_ranges, parse_ranges
+from agent.spec.sysctl_names import FLOW_ENTRIES, path
 from agent.state.scope import Scope, functions_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -34,7 +35,7 @@ DIRECTIONS: Mapping[Masks, str] = {"rps": "rx", "xps": "tx"}
 
 QUEUES = NET + "/{name}/queues"
 # The node's RFS table. The file exists only in the host's network namespace and applies to all (sysctl_net_core.c).
-ENTRIES = "/proc/sys/net/core/rps_sock_flow_entries"
+ENTRIES = path(FLOW_ENTRIES)
 
 
 @frozen
@@ -121,6 +122,16 @@ def readings(want: Wanted, have: Snapshot, masks: Masks, wanted: bool) -> list[R
         if address in want.nics
         for queue, value in sorted(getattr(observed, masks).items())
     ]
+
+
+def flows(machine: Machine, target: str, queue: str) -> int:
+    """The size of the flow table of a target's receive queue, ``rx-0``.
+
+    :raises OSError: there is no such netdev or queue.
+    """
+    with _opened(machine, target) as (files, folder):
+        path = f"{folder}/{queue}/rps_flow_cnt"
+        return parsed(int, files.read(path), path)
 
 
 def write_mask(machine: Machine, change: Change, masks: Masks) -> None:

@@ -6,13 +6,16 @@ table's size empties it, even if the size stays the same, so a size is written o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from agent.hardware.sysfs import number_or
 from agent.kinds import Reading, queues
+from agent.kinds.host import noted_as_sysctl
 from agent.machine import Machine
 from agent.report.records import HOST, Change
+from agent.report.target import device_of
 from agent.spec.ranges import format_ranges
+from agent.spec.sysctl_names import FLOW_ENTRIES, finest
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -23,12 +26,17 @@ UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "device"
 OTHER_WRITERS = ("tuned",)
 
-ENTRIES = "net.core.rps_sock_flow_entries"
+ENTRIES = finest(FLOW_ENTRIES)
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, int]:
     """The size of the node's table; :mod:`agent.kinds.queues` reads those of the queues' tables."""
-    return {HOST: number_or(machine.files, queues.ENTRIES, 0)} if host_in_scope(scope) else {}
+    return {HOST: entries(machine)} if host_in_scope(scope) else {}
+
+
+def entries(machine: Machine) -> int:
+    """The present size of the node's table."""
+    return number_or(machine.files, queues.ENTRIES, 0)
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -65,7 +73,7 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     wanted = want.spec.rfs.enable
     entries: int | None = have[NAME].get(HOST)
     return [
-        *([] if entries is None else [Reading(HOST, ENTRIES, entries, wanted)]),
+        *([] if entries is None else [Reading(HOST, ENTRIES, entries, want.spec.sets(FLOW_ENTRIES))]),
         *(
             Reading(target, f"rx-{queue}", flows, wanted)
             for address, target, observed in queues.each(have)
@@ -73,6 +81,20 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
             for queue, flows in sorted(observed.flows.items())
         ),
     ]
+
+
+def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
+    """One table's size as it is now. The queues' tables are not observed once the node has none."""
+    if kept.target == HOST:
+        return Reading(HOST, kept.field, entries(machine), want.spec.sets(FLOW_ENTRIES))
+    if device_of(kept.target) not in want.nics:
+        return None
+    return Reading(kept.target, kept.field, queues.flows(machine, kept.target, kept.field), want.spec.rfs.enable)
+
+
+def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The table's size, or the sysctl of the node's table if that was noted before."""
+    return (noted_as_sysctl(machine, FLOW_ENTRIES, known) if change.target == HOST else []) or [change]
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -11,33 +11,10 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from agent.spec.addresses import ARP, RAIL
 from agent.spec.nic import Nic, Offloads, VfAttributes
 from agent.spec.selector import Selector, numbered
-from agent.spec.sysctl_names import identity
+from agent.spec.sysctl_names import identity, of_module_parameter
 
 MOST_NAMES = 1 << 19
 """The most names that the NICs of a node and their netdevs may get. With ``select.each`` a short spec gives very many."""
-
-# Module parameters, and the sysctl that sets the same variable of the kernel (module_param or core_param, and ctl_table).
-_ONE_VARIABLE = {
-    ("ipmi_poweroff", "poweroff_powercycle"): "dev/ipmi/poweroff_powercycle",
-    ("kernel", "panic"): "kernel/panic",
-    ("kernel", "panic_on_warn"): "kernel/panic_on_warn",
-    ("kernel", "panic_print"): "kernel/panic_print",
-    ("lockd", "nlm_grace_period"): "fs/nfs/nlm_grace_period",
-    ("lockd", "nlm_tcpport"): "fs/nfs/nlm_tcpport",
-    ("lockd", "nlm_timeout"): "fs/nfs/nlm_timeout",
-    ("lockd", "nlm_udpport"): "fs/nfs/nlm_udpport",
-    ("lockd", "nsm_use_hostnames"): "fs/nfs/nsm_use_hostnames",
-    ("nfs", "callback_tcpport"): "fs/nfs/nfs_callback_tcpport",
-    ("nfs", "nfs_idmap_cache_timeout"): "fs/nfs/idmap_cache_timeout",
-    ("nfs", "nfs_mountpoint_expiry_timeout"): "fs/nfs/nfs_mountpoint_timeout",
-    ("nf_conntrack", "hashsize"): "net/netfilter/nf_conntrack_buckets",
-    ("scsi_mod", "scsi_logging_level"): "dev/scsi/logging_level",
-    ("sunrpc", "max_resvport"): "sunrpc/max_resvport",
-    ("sunrpc", "min_resvport"): "sunrpc/min_resvport",
-    ("sunrpc", "tcp_max_slot_table_entries"): "sunrpc/tcp_max_slot_table_entries",
-    ("sunrpc", "tcp_slot_table_entries"): "sunrpc/tcp_slot_table_entries",
-    ("sunrpc", "udp_slot_table_entries"): "sunrpc/udp_slot_table_entries",
-}
 
 # Two features, and which state of the first one turns the second one off (netdev_fix_features, net/core/dev.c).
 _EXCLUDING = (
@@ -284,7 +261,7 @@ def among_settings(
         for parameter in parameters:
             key = f"module_parameters.{module}.{parameter}"
             place = module.replace("-", "_"), parameter.replace("-", "_")
-            same = names.get(_ONE_VARIABLE.get(place, ""))
+            same = names.get(of_module_parameter(module, parameter))
             if same is not None:
                 yield f"sysctls[{same!r}] and {key} set the same; keep one"
             if place == ("ib_core", "netns_mode") and netns_mode:

@@ -20,8 +20,8 @@ from agent.documents import LARGEST_SPEC, load, too_large
 from agent.spec.conflicts import among_addresses, among_nics, among_settings
 from agent.spec.nic import DisruptionPolicy, Nic
 from agent.spec.strict import MOST_FAULTS, Faults, Strict
+from agent.spec.sysctl_names import FLOW_ENTRIES, identity, of_module_parameter
 from agent.spec.sysctl_names import faults as sysctl_faults
-from agent.spec.sysctl_names import identity
 from agent.spec.validators import Matches, Within, cpu_list, is_date, some_cpus
 
 IrqbalancePolicy = Literal["disabled", "banned", "untouched"]
@@ -293,7 +293,7 @@ class NodeSpec:
         """The keys that set what a sysctl sets, too, by the sysctl's identity."""
         given = {}
         if self.rfs.enable:
-            given["net/core/rps_sock_flow_entries"] = "rfs.entries"
+            given[FLOW_ENTRIES] = "rfs.entries"
         if self.rps.enable and self.nics:
             given["net/core/rps_default_mask"] = "rps.enable"
         elif self.rps.netdevs:
@@ -306,6 +306,14 @@ class NodeSpec:
     def sysctls_kept(self) -> dict[str, str]:
         """The keys by which the agent keeps a sysctl, by its identity (:func:`agent.spec.sysctl_names.identity`)."""
         return {**self._by_sysctl(), **{identity(name): f"sysctls[{name!r}]" for name in self.sysctls}}
+
+    def sets(self, sysctl: str) -> bool:
+        """Whether some key of the host sets the variable of a sysctl, given by its identity. Huge pages are not looked at."""
+        parameters = (
+            of_module_parameter(module, name) for module, names in self.module_parameters.items() for name in names
+        )
+        by_rfs = self.rfs.enable and sysctl == FLOW_ENTRIES
+        return by_rfs or sysctl in map(identity, self.sysctls) or sysctl in parameters
 
 
 _strict = Strict(NodeSpec)

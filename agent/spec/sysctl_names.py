@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 
 SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
 
+FLOW_ENTRIES = "net/core/rps_sock_flow_entries"
+"""The :func:`identity` of the size of the node's table of receive flow steering."""
+
 # Files that set the same variable as another file, some in another unit: nf_conntrack_standalone.c, devinet.c, mm/hugetlb.c,
 # net/ipv4/route.c, net/ipv6/route.c.
 _SAME = {
@@ -33,6 +36,28 @@ _EITHER = {
     "vm/overcommit_kbytes": "vm/overcommit_ratio",
 }
 
+# Module parameters, and the sysctl that sets the same variable of the kernel (module_param or core_param, and ctl_table).
+_ONE_VARIABLE = {
+    ("ipmi_poweroff", "poweroff_powercycle"): "dev/ipmi/poweroff_powercycle",
+    ("kernel", "panic"): "kernel/panic",
+    ("kernel", "panic_on_warn"): "kernel/panic_on_warn",
+    ("kernel", "panic_print"): "kernel/panic_print",
+    ("lockd", "nlm_grace_period"): "fs/nfs/nlm_grace_period",
+    ("lockd", "nlm_tcpport"): "fs/nfs/nlm_tcpport",
+    ("lockd", "nlm_timeout"): "fs/nfs/nlm_timeout",
+    ("lockd", "nlm_udpport"): "fs/nfs/nlm_udpport",
+    ("lockd", "nsm_use_hostnames"): "fs/nfs/nsm_use_hostnames",
+    ("nfs", "callback_tcpport"): "fs/nfs/nfs_callback_tcpport",
+    ("nfs", "nfs_idmap_cache_timeout"): "fs/nfs/idmap_cache_timeout",
+    ("nfs", "nfs_mountpoint_expiry_timeout"): "fs/nfs/nfs_mountpoint_timeout",
+    ("nf_conntrack", "hashsize"): "net/netfilter/nf_conntrack_buckets",
+    ("scsi_mod", "scsi_logging_level"): "dev/scsi/logging_level",
+    ("sunrpc", "max_resvport"): "sunrpc/max_resvport",
+    ("sunrpc", "min_resvport"): "sunrpc/min_resvport",
+    ("sunrpc", "tcp_max_slot_table_entries"): "sunrpc/tcp_max_slot_table_entries",
+    ("sunrpc", "tcp_slot_table_entries"): "sunrpc/tcp_slot_table_entries",
+    ("sunrpc", "udp_slot_table_entries"): "sunrpc/udp_slot_table_entries",
+}
 
 _SWAPPED = str.maketrans("./", "/.")
 
@@ -60,6 +85,18 @@ def finest(name: str) -> str:
     elif own.endswith("/route/gc_min_interval"):
         own += "_ms"
     return own.translate(_SWAPPED)
+
+
+def either(name: str) -> tuple[str, str] | None:
+    """The two parameters of which the kernel sets one to 0 when the other is written, if ``name`` is one: ratio, and amount."""
+    pairs = ((ratio, amount) for amount, ratio in _EITHER.items() if identity(name) in (ratio, amount))
+    ratio, amount = next(pairs, ("", ""))
+    return (ratio.translate(_SWAPPED), amount.translate(_SWAPPED)) if ratio else None
+
+
+def of_module_parameter(module: str, parameter: str) -> str:
+    """The :func:`identity` of the sysctl that sets the same variable as a module's parameter; empty if there is none."""
+    return _ONE_VARIABLE.get((module.replace("-", "_"), parameter.replace("-", "_")), "")
 
 
 def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:

@@ -12,7 +12,7 @@ from attrs import define, evolve, field
 from agent.hardware.placement import from_mask, mask
 from agent.machine import Events, Link, Machine, Route, Rule, VfInfo
 from agent.spec.ranges import format_ranges, parse_ranges
-from tests.sim import config_space, hugepages
+from tests.sim import config_space, hugepages, variables
 from tests.sim.absent import NO_DETAILS, NoEvents
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
@@ -100,6 +100,7 @@ class Kernel:
         self.tree.folder("/run/udev/data")
         self.tree.folder(PCI)
         hugepages.boot(self)
+        variables.boot(self)
         self.tree.put("/proc/sys/net/ipv4/ip_local_port_range", "32768\t60999")
         self.tree.put("/sys/module/ib_core/parameters/netns_mode", "Y")
         self.read_only.add("/sys/module/ib_core/parameters/netns_mode")
@@ -339,6 +340,10 @@ class Kernel:
             raise error(errno.EPERM, path)
         elif path.endswith("/nr_hugepages"):
             hugepages.resize(self, path, int(text))
+        elif variables.write(self, path, text):
+            pass
+        elif path.endswith(("/rps_flow_cnt", "/rps_sock_flow_entries")):
+            self.tree.put(path, str(1 << (int(text) - 1).bit_length() if int(text) else 0))
         elif path.startswith("/proc/sys/"):
             self.tree.put(path, "\t".join(text.split()))
         elif path.endswith("/sriov_numvfs"):
@@ -351,8 +356,6 @@ class Kernel:
             self.tree.put(path, f"Global tclass={text}")
         elif path.endswith(("/rps_cpus", "/xps_cpus")):
             self.tree.put(path, self._steered(path, text))
-        elif path.endswith(("/rps_flow_cnt", "/rps_sock_flow_entries")):
-            self.tree.put(path, str(1 << (int(text) - 1).bit_length() if int(text) else 0))
         else:
             self.tree.put(path, text)
 

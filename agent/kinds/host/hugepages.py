@@ -18,7 +18,6 @@ from agent.kinds import ANY_VALUE, Reading
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
 from agent.spec.node import HugepagePool
-from agent.spec.sysctl_names import identity
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -97,11 +96,20 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     for pool in want.spec.hugepages:
         if _same(pool, own) or (pool.kilobytes == own.kilobytes and None in (own.numa_node, pool.numa_node)):
             return Reading(HOST, kept.field, kept.after, wanted=True)
-    by_sysctl = any(identity(name) == SYSCTL for name in want.spec.sysctls)
-    if by_sysctl and (default := default_pool(machine.files)) is not None and default.kilobytes == own.kilobytes:
+    if (
+        want.spec.sets(SYSCTL)
+        and (default := default_pool(machine.files)) is not None
+        and default.kilobytes == own.kilobytes
+    ):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     now = read(machine.files, own)
     return None if now.missing else Reading(HOST, kept.field, now.persistent, wanted=False)
+
+
+def sets_default(machine: Machine, want: Wanted) -> bool:
+    """Whether the spec gives the pool that :func:`default_pool` is, or a part of it."""
+    default = default_pool(machine.files)
+    return default is not None and any(pool.kilobytes == default.kilobytes for pool in want.spec.hugepages)
 
 
 def default_pool(files: Files) -> HugepagePool | None:

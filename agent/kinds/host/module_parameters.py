@@ -13,8 +13,10 @@ from attrs import evolve, frozen
 
 from agent.hardware.sysfs import names_or_none
 from agent.kinds import Reading
+from agent.kinds.host import noted_as_sysctl
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Disruption
+from agent.spec.sysctl_names import of_module_parameter
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -43,6 +45,12 @@ def _path(module: str) -> str:
     return f"/sys/module/{canonical(module)}/parameters"
 
 
+def file(field: str) -> str:
+    """The file of a parameter, ``module.parameter``."""
+    module, _, name = field.partition(".")
+    return f"{_path(module)}/{canonical(name)}"
+
+
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Parameter]]:
     """The wanted parameters, as ``module.parameter``."""
     if not host_in_scope(scope):
@@ -58,7 +66,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _read(machine: Machine, module: str, name: str) -> Parameter:
     files = machine.files
-    path = f"{_path(module)}/{canonical(name)}"
+    path = file(f"{module}.{name}")
     try:
         return Parameter(files.read(path), files.writable(path))
     except FileNotFoundError:
@@ -110,10 +118,10 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """A parameter of a loaded module as it is now."""
-    module, _, name = kept.field.partition(".")
-    given = ((module, name) for module, names in want.spec.module_parameters.items() for name in names)
-    if any(canonical(f"{module}.{name}") == canonical(kept.field) for module, name in given):
+    given = (f"{module}.{name}" for module, names in want.spec.module_parameters.items() for name in names)
+    if canonical(kept.field) in map(canonical, given) or want.spec.sets(sysctl(kept.field)):
         return Reading(HOST, kept.field, kept.after, wanted=True)
+    module, _, name = kept.field.partition(".")
     now = _read(machine, module, name)
     if now.missing:
         return None
@@ -122,18 +130,29 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     return Reading(HOST, kept.field, value, wanted=False)
 
 
+def sysctl(field: str) -> str:
+    """The sysctl that sets the same variable as a field, as :func:`of_module_parameter`."""
+    module, _, name = field.partition(".")
+    return of_module_parameter(module, name)
+
+
 def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The parameter as sysfs has its name, or by the name under which it was noted before."""
+    """The parameter as sysfs has its name, or by the name under which its variable was noted before.
+
+    Nothing for one without a write bit: it stays as it is.
+    """
     own = canonical(change.field)
+    if not machine.files.writable(file(own)):
+        return []
     names = (field for kind, _, field in known if kind == NAME and canonical(field) == own)
-    return [evolve(change, field=next(names, own))]
+    elsewhere = noted_as_sysctl(machine, sysctl(own), known)
+    return elsewhere or [evolve(change, field=next(names, own))]
 
 
 def apply(machine: Machine, change: Change) -> None:
     """Write one parameter of a loaded module."""
-    module, _, name = change.field.partition(".")
     try:
-        machine.files.write(f"{_path(module)}/{canonical(name)}", str(change.after))
+        machine.files.write(file(change.field), str(change.after))
     except PermissionError as error:
         raise OSError(errno.EOPNOTSUPP, "the module reads it only when it is loaded") from error
     except OSError as error:

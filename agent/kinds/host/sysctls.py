@@ -11,20 +11,23 @@ from collections.abc import Collection, Mapping
 
 from attrs import evolve, frozen
 
-from agent.kinds import ANY_VALUE, Reading
-from agent.kinds.host import hugepages
+from agent.kinds import ANY_VALUE, Reading, addresses, rfs
+from agent.kinds.host import SYSCTLS, hugepages, module_parameters, words
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.spec.sysctl_names import finest, identity, path
+from agent.spec.sysctl_names import FLOW_ENTRIES, either, finest, identity, path
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
-NAME = "sysctls"
+NAME = SYSCTLS
 AFTER = ("vf_links",)  # net.ipv4.conf.NETDEV is there once the netdev is
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 OTHER_WRITERS = ("tuned",)
+
+BOTH = "+"
+"""Joins the names of two parameters of which the kernel sets one to 0 when the other is written: they are one state."""
 
 # Seconds. A netdev's parameters appear with the netdev, and events about netdevs do not cause this kind to be read again.
 GRACE_PERIOD = 5.0
@@ -38,10 +41,6 @@ class Sysctl:
     error: str = ""
 
 
-def _words(text: str) -> str:
-    return " ".join(text.split())
-
-
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[str, Sysctl]]:
     """The wanted parameters' values, by name."""
     if not host_in_scope(scope):
@@ -51,7 +50,7 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
 
 def _read(machine: Machine, name: str) -> Sysctl:
     try:
-        return Sysctl(_words(machine.files.read(path(name))))
+        return Sysctl(words(machine.files.read(path(name))))
     except (FileNotFoundError, NotADirectoryError):
         return Sysctl(None)
     except OSError as error:
@@ -63,7 +62,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     changes = []
     parameters: Mapping[str, Sysctl] = have[NAME].get(HOST, {})
     for name, wanted in sorted(want.spec.sysctls.items()):
-        now, after = parameters.get(name, Sysctl(None)), _words(wanted)
+        now, after = parameters.get(name, Sysctl(None)), words(wanted)
         if now.error:
             remedy = f"take {name} out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, blocker=now.error, remedy=remedy))
@@ -78,29 +77,63 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """A parameter as it is now."""
-    if identity(kept.field) in map(identity, want.spec.sysctls):
+    """A parameter as it is now, or both of two of which one is 0."""
+    if any(want.spec.sets(own) or _is_of_rail(machine, want, own) for own in map(identity, kept.field.split(BOTH))):
         return Reading(HOST, kept.field, kept.after, wanted=True)
-    now = _read(machine, kept.field)
-    return None if now.value is None else Reading(HOST, kept.field, now.value, wanted=False)
+    if identity(kept.field) == hugepages.SYSCTL and hugepages.sets_default(machine, want):
+        return Reading(HOST, kept.field, kept.after, wanted=True)
+    now = _read_each(machine, kept.field)
+    return None if now is None else Reading(HOST, kept.field, now, wanted=False)
+
+
+def _read_each(machine: Machine, names: str) -> str | None:
+    """The values of one parameter or of :data:`BOTH`, with spaces between; None if one cannot be read."""
+    values = [_read(machine, name).value for name in names.split(BOTH)]
+    return None if None in values else " ".join(value or "" for value in values)
+
+
+def _is_of_rail(machine: Machine, want: Wanted, own: str) -> bool:
+    """Whether the addresses of a NIC set a parameter of its netdev."""
+    return any(
+        own == addresses.sysctl(machine.files, pf, name) for pf in want.nics for name in addresses.wanted(want, pf)
+    )
 
 
 def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The parameter by one of its names and in one unit, or by the name under which it was noted before."""
+    """The parameter by one of its names and in one unit, or by the name under which its variable was noted before."""
     own = identity(change.field)
-    names = (field for kind, _, field in known if kind == NAME and identity(field) == own)
+    pair = either(change.field)
+    names = (field for kind, _, field in known if kind == NAME and own in map(identity, field.split(BOTH)))
     name = next(names, "")
     if not name and own == hugepages.SYSCTL and (pool := hugepages.default_pool(machine.files)) is not None:
         return hugepages.noted_as(machine, Change(hugepages.NAME, HOST, pool.name, None, None), known)
-    name = name or finest(change.field)
+    if not name and (elsewhere := _noted_elsewhere(machine, change, known)) is not None:
+        return [elsewhere]
+    name = name or (BOTH.join(pair) if pair else finest(change.field))
     if path(name) == path(change.field):
         return [evolve(change, field=name)]
-    now = _read(machine, name)
-    return [change] if now.value is None else [Change(NAME, HOST, name, now.value, ANY_VALUE)]
+    now = _read_each(machine, name)
+    return [change] if now is None else [Change(NAME, HOST, name, now, ANY_VALUE)]
+
+
+def _noted_elsewhere(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> Change | None:
+    """The change as another kind has noted it, that sets the same variable and did so before."""
+    own = identity(change.field)
+    for kind, target, name in sorted(known):
+        if kind == rfs.NAME and target == HOST and own == FLOW_ENTRIES:
+            return Change(rfs.NAME, HOST, name, rfs.entries(machine), ANY_VALUE)
+        if kind == module_parameters.NAME and own == module_parameters.sysctl(name):
+            return Change(kind, HOST, name, machine.files.read(module_parameters.file(name)), ANY_VALUE)
+        if kind == addresses.NAME and own == addresses.sysctl(machine.files, target, name):
+            return evolve(change, kind=kind, target=target, field=name)
+    return None
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Write one parameter."""
+    """Write one parameter. Of two of which one is 0, write the other."""
+    if BOTH in change.field:
+        _write_either(machine, change)
+        return
     try:
         machine.files.write(path(change.field), str(change.after))
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -112,3 +145,14 @@ def apply(machine: Machine, change: Change) -> None:
             errno.EPERM: "it cannot be set to that before the next boot (some parameters can only be raised)",
         }
         raise OSError(error.errno, causes.get(error.errno or 0, str(error.strerror))) from error
+
+
+def _write_either(machine: Machine, change: Change) -> None:
+    (ratio, percent), (amount, units) = zip(change.field.split(BOTH), str(change.after).split(), strict=True)
+    if units != "0":
+        machine.files.write(path(amount), units)
+        return
+    if percent == "0":
+        # The kernel refuses an amount of 0, and sets none to 0 when a ratio is written that is what it was.
+        machine.files.write(path(ratio), "1")
+    machine.files.write(path(ratio), percent)

@@ -51,6 +51,69 @@ def huge_pages_of_a_node_are_no_other_node_s(machine: Machine, pf: str) -> None:
     assert pool(1) == before
 
 
+def the_sysctl_of_huge_pages_is_the_pool_of_the_default_size_over_all_nodes(machine: Machine, pf: str) -> None:
+    path = sysctl_names.path("vm.nr_hugepages")
+    pool = hugepages.default_pool(machine.files)
+    assert pool is not None
+    assert pool.kilobytes == 2048
+
+    def shown() -> tuple[int, int]:
+        return int(machine.files.read(path)), hugepages.read(machine.files, pool).persistent
+
+    before, same = shown()
+    assert before == same
+    try:
+        machine.files.write(path, str(before + 3))
+        assert shown() == (before + 3, before + 3)
+        machine.files.write(f"{hugepages.path(pool)}/nr_hugepages", str(before + 1))
+        assert shown() == (before + 1, before + 1)
+    finally:
+        machine.files.write(path, str(before))
+    assert shown() == (before, before)
+
+
+def the_kernel_sets_a_ratio_to_0_for_an_amount_and_an_amount_for_a_ratio(machine: Machine, pf: str) -> None:
+    for ratio, amount, least in (
+        ("vm.dirty_ratio", "vm.dirty_bytes", 8192),
+        ("vm.dirty_background_ratio", "vm.dirty_background_bytes", 1),
+        ("vm.overcommit_ratio", "vm.overcommit_kbytes", 0),
+    ):
+        _either(machine, sysctl_names.path(ratio), sysctl_names.path(amount), least)
+
+
+def _either(machine: Machine, ratio: str, amount: str, least: int) -> None:
+    def shown() -> tuple[str, str]:
+        return machine.files.read(ratio), machine.files.read(amount)
+
+    before = shown()
+    try:
+        machine.files.write(ratio, "60")
+        assert shown() == ("60", "0")
+        if least:
+            assert _errno(machine, amount, "0") == errno.EINVAL
+            assert _errno(machine, amount, str(least - 1)) == errno.EINVAL
+        machine.files.write(amount, "4000000000")
+        assert shown() == ("0", "4000000000")
+        machine.files.write(ratio, "1")
+        machine.files.write(ratio, "0")
+        assert shown() == ("0", "0")
+    finally:
+        for path, value in zip((ratio, amount), before, strict=True):
+            if value != "0":
+                machine.files.write(path, value)
+    assert shown() == before
+
+
+def a_ratio_that_stays_0_leaves_its_amount(machine: Machine, pf: str) -> None:
+    ratio, amount = sysctl_names.path("vm.dirty_ratio"), sysctl_names.path("vm.dirty_bytes")
+    before = machine.files.read(ratio)
+    machine.files.write(amount, "4000000000")
+    machine.files.write(ratio, "0")
+    assert machine.files.read(amount) == "4000000000"
+    machine.files.write(ratio, before)
+    assert machine.files.read(amount) == "0"
+
+
 def the_kernel_gives_fewer_huge_pages_than_it_has_no_memory_for_and_says_nothing(machine: Machine, pf: str) -> None:
     wanted = HugepagePool("2M", 1 << 20, 1)
     before = hugepages.read(machine.files, wanted)

@@ -1,0 +1,87 @@
+"""Kernel parameters that hang together: files that show one variable, and pairs of which the kernel sets one to 0."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from tests.sim.tree import error
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel
+
+VM = "/proc/sys/vm"
+NEIGHBOUR = "/proc/sys/net/ipv4/neigh/default"
+
+
+@frozen
+class _Pair:
+    """Two files of which one reads 0: mm/page-writeback.c and mm/util.c (6.18).
+
+    ``least``: the smallest amount that is accepted; ``by_change``: only a new value sets the other one to 0.
+    """
+
+    ratio: str
+    amount: str
+    boot: str
+    least: int
+    by_change: bool
+
+
+_PAIRS = (
+    _Pair(f"{VM}/dirty_ratio", f"{VM}/dirty_bytes", "20", 8192, True),
+    _Pair(f"{VM}/dirty_background_ratio", f"{VM}/dirty_background_bytes", "10", 1, False),
+    _Pair(f"{VM}/overcommit_ratio", f"{VM}/overcommit_kbytes", "50", 0, False),
+)
+
+# A module's parameter, the sysctl of the same variable, and its value at boot. A bool reads Y in the one, and 1 in the other.
+_ONE = (
+    ("/sys/module/kernel/parameters/panic_on_warn", "/proc/sys/kernel/panic_on_warn", "0"),
+    ("/sys/module/nf_conntrack/parameters/hashsize", "/proc/sys/net/netfilter/nf_conntrack_buckets", "262144"),
+    ("/sys/module/lockd/parameters/nsm_use_hostnames", "/proc/sys/fs/nfs/nsm_use_hostnames", "N"),
+)
+
+
+def boot(kernel: Kernel) -> None:
+    for pair in _PAIRS:
+        kernel.tree.put(pair.ratio, pair.boot)
+        kernel.tree.put(pair.amount, "0")
+    for parameter, _, value in _ONE:
+        _show(kernel, parameter, value)
+    kernel.tree.put("/proc/sys/net/core/somaxconn", "4096")
+    _show(kernel, f"{NEIGHBOUR}/base_reachable_time_ms", "30500")
+
+
+def write(kernel: Kernel, path: str, text: str) -> bool:
+    """Write a parameter that hangs together with others. :returns: whether it is one."""
+    for pair in _PAIRS:
+        if path in (pair.ratio, pair.amount):
+            _write_pair(kernel, pair, path, text)
+            return True
+    return _show(kernel, path, text)
+
+
+def _write_pair(kernel: Kernel, pair: _Pair, path: str, text: str) -> None:
+    if path == pair.amount and int(text) < pair.least:
+        raise error(errno.EINVAL, path)
+    if kernel.read(path) != text or not pair.by_change:
+        kernel.tree.put(pair.ratio if path == pair.amount else pair.amount, "0")
+    kernel.tree.put(path, text)
+
+
+def _show(kernel: Kernel, path: str, text: str) -> bool:
+    for parameter, sysctl, boot in _ONE:
+        if path in (parameter, sysctl):
+            number = {"Y": "1", "N": "0"}.get(text.upper(), text)
+            kernel.tree.put(sysctl, number)
+            kernel.tree.put(parameter, ("N", "Y")[int(number)] if boot in ("Y", "N") else number)
+            return True
+    if path == f"{NEIGHBOUR}/base_reachable_time":
+        text = str(1000 * int(text))
+    elif path != f"{NEIGHBOUR}/base_reachable_time_ms":
+        return False
+    kernel.tree.put(f"{NEIGHBOUR}/base_reachable_time_ms", text)
+    kernel.tree.put(f"{NEIGHBOUR}/base_reachable_time", str(int(text) // 1000))
+    return True
