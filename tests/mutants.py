@@ -19,7 +19,7 @@ PUBLISH = "agent.reporter.kubernetes.publish"
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_converge.py": (CONVERGE,),
     "test_disruption.py": (CONVERGE, USERS),
-    "test_fleet_approval.py": ("fleet.approval",),
+    "test_approval.py": ("fleet.approval",),
     "test_kills.py": (ORIGINALS,),
     "test_originals.py": (CONVERGE, ORIGINALS),
     "test_originals_file.py": (ORIGINALS,),

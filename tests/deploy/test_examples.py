@@ -120,7 +120,7 @@ def networks(node: Node, tmp_path: Path) -> dict[str, str]:
 def test_each_file_is_checked_and_explained() -> None:
     files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*") if path.is_file()}
     # tests/deploy/test_slurm_prolog.py runs the prolog, tests/deploy/test_example.py reads the overlay, and
-    # tests/unit/test_prometheus.py loads the rules.
+    # tests/unit/reporter/test_prometheus.py loads the rules.
     rules = {f"prometheus/{name}.yaml" for name in ("cluster", "nodes", "prometheus")}
     assert files == {*SCHEMAS, *rules, "README.md", "slurm/prolog.sh", "own-cluster/kustomization.yaml"}
     assert files - {"README.md"} == set(re.findall(r"^## `([\w./-]+)`", README, re.MULTILINE))

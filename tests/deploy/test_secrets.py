@@ -15,7 +15,7 @@ from pyinfra.api.exceptions import DeployError
 from tasks import erdma, kubernetes, pull
 from tests.deploy.conftest import Node
 from tests.deploy.test_kubernetes import CREDENTIALS, HAS_OPENSSL, SPEC
-from tests.unit.scripted import api_server
+from tests.unit.reporter.scripted import api_server
 
 MINTED = "eyJhbGciOiJub25lIn0.bWludGVk.s3cret-of-the-node"
 OPERATORS = "s3cret-of-the-operator"

@@ -1,0 +1,88 @@
+"""`trackbed apply` as a process, with and without the service."""
+
+from __future__ import annotations
+
+import select
+import threading
+from pathlib import Path
+
+from attrs import evolve
+
+from agent.report.records import Condition, Disruption, to_plain
+from agent.service import lock
+from agent.service.apply_socket import NAME, Requests
+from tests.unit.commands.test_commands import CONDITIONS, OUTCOME, spec, trackbed
+
+
+def test_without_the_service_apply_makes_the_changes(tmp_path: Path) -> None:
+    spec(tmp_path, irqs={"irqbalance": "untouched"})
+    applied = trackbed(tmp_path, "apply", "--timeout", "5")
+    assert (applied.returncode, applied.stdout.splitlines()[-1]) == (0, "ready")
+
+
+def test_in_observe_mode_apply_changes_nothing(tmp_path: Path) -> None:
+    spec(tmp_path, mode="observe")
+    refused = trackbed(tmp_path, "apply")
+    assert refused.returncode == 1
+    assert "mode: observe" in refused.stderr
+
+
+def wait_for_request(requests: Requests) -> None:
+    """Wait for a client, and hear it."""
+    assert select.select([requests], [], [], 60)[0], "nobody came"
+    assert requests.accept()
+
+
+def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None:
+    spec(tmp_path)
+    lock.take(tmp_path)
+    requests = Requests(tmp_path / NAME)
+    allowed: list[Disruption | None] = []
+
+    def serve() -> None:
+        wait_for_request(requests)
+        allowed.append(requests.allowed())
+        body = {"outcomes": to_plain((OUTCOME,)), "conditions": to_plain(CONDITIONS)}
+        requests.send({**body, "ready": False})
+        requests.send({**body, "outcomes": [], "ready": True})
+
+    server = threading.Thread(target=serve)
+    server.start()
+    applied = trackbed(tmp_path, "apply", "--allow", "vf-reset")
+    server.join()
+    assert allowed == [Disruption.VF_RESET]
+    assert applied.returncode == 0
+    assert "applied     vfs 0000:21:00.0 count: 4 -> 5" in applied.stdout
+    assert applied.stdout.splitlines()[-1] == "ready"
+
+
+def test_ready_for_the_former_spec_is_not_success(tmp_path: Path) -> None:
+    spec(tmp_path)
+    lock.take(tmp_path)
+    requests = Requests(tmp_path / NAME)
+    waits = Condition("UpToDate", "False", "Deferred", "vfs ...", severity="warn")
+    deferred = evolve(OUTCOME, result="deferred", error="not allowed now", remedy="allow it")
+
+    def serve() -> None:
+        wait_for_request(requests)
+        requests.send({"ready": True, "outcomes": to_plain((deferred,)), "conditions": to_plain((waits,))})
+
+    server = threading.Thread(target=serve)
+    server.start()
+    applied = trackbed(tmp_path, "apply")
+    server.join()
+    assert applied.returncode == 1
+    assert applied.stdout.splitlines()[-1] == "ready, but a part of the spec is not applied"
+
+
+def test_apply_is_refused_while_the_service_has_the_lock(tmp_path: Path) -> None:
+    spec(tmp_path)
+    lock.take(tmp_path)
+    for arguments, reason in (
+        (("--spec", str(tmp_path / "node.json")), "the service is running, and keeps"),
+        ((), "and refuses this"),
+    ):
+        refused = trackbed(tmp_path, "apply", *arguments)
+        assert refused.returncode == 1
+        assert reason in refused.stderr
+        assert "systemctl stop trackbed" in refused.stderr

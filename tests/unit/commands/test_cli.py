@@ -1,0 +1,131 @@
+"""The command line as a person and a script meet it: what it says, and its exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.__main__ import cli
+
+ROOT = Path(__file__).parents[3]
+
+
+def trackbed(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agent", *arguments]
+    return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False)
+
+
+def test_a_plan_of_a_spec_that_wants_nothing_is_empty() -> None:
+    planned = trackbed("plan", "--spec", "-", stdin='{"node_name": "n1"}')
+    assert (planned.returncode, planned.stdout) == (0, "nothing to change\n")
+
+
+def test_a_plan_as_json_says_all_that_the_deploy_needs() -> None:
+    planned = trackbed("plan", "--json", "--spec", "-", stdin='{"node_name": "n1"}')
+    document = json.loads(planned.stdout)
+    assert planned.returncode == 0
+    assert (document["changes"], document["errors"], len(document["spec_hash"])) == ([], [], 16)
+
+
+def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).with_name("trackbed")), "schema"]
+    installed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (installed.returncode, installed.stdout) == (0, trackbed("schema").stdout)
+    fleet = subprocess.run([command[0], "fleet", "--help"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "maintain" in fleet.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (("plan", "--spec", "-"), "{", "stdin: not valid JSON"),
+        (("plan", "--spec", "-"), '{"node_name": "n1", "nic": []}', "unknown key 'nic'; did you mean 'nics'?"),
+        (("plan", "--spec", "/nonexistent"), "", "No such file"),
+        (("plan", "--spce", "x"), "", "No such option"),
+        (("plna",), "", "No such command"),
+        (("apply", "--spec", "-", "--allow", "all"), '{"node_name": "n1"}', "'all' is not a disruption; one of none"),
+        (
+            ("apply", "--spec", "-"),
+            '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "ffff:ff:1f.7"}}]}',
+            "NIC rail0 (pci=ffff:ff:1f.7) is not there",
+        ),
+    ],
+)
+def test_every_error_is_one_message_and_exit_code_1(arguments: tuple[str, ...], stdin: str, message: str) -> None:
+    failed = trackbed(*arguments, stdin=stdin)
+    assert failed.returncode == 1
+    assert message in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_errors_of_a_plan_as_json_are_in_the_json() -> None:
+    failed = trackbed("plan", "--json", "--spec", "-", stdin='{"node_nam": "n1"}')
+    assert failed.returncode == 1
+    assert "did you mean 'node_name'?" in " ".join(json.loads(failed.stdout)["errors"])
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e300", "soon", ""])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("wait", "--timeout"),
+        ("wait", "--let-go"),
+        ("apply", "--timeout"),
+        ("stat", "--interval"),
+        ("history", "--since"),
+        ("fleet", "sweep", "--max-share"),
+        ("fleet", "maintain", "n1", "--inventory", "/dev/null", "--drain-timeout"),
+        ("fleet", "maintain", "n1", "--inventory", "/dev/null", "--apply-timeout"),
+        ("fleet", "maintain", "n1", "--inventory", "/dev/null", "--ready-timeout"),
+    ],
+    ids=" ".join,
+)
+def test_an_invalid_number_is_refused(option: tuple[str, ...], value: str) -> None:
+    *names, last = option
+    refused = CliRunner().invoke(cli, [*names, f"{last}={value}"])
+    assert refused.exit_code != 0
+    assert f"Invalid value for '{last}': it is {value!r}; give " in refused.output
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1:99999", "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:", "127.0.0.1:9_809", "[::1]: 80", "x:1"],
+)
+def test_an_invalid_address_is_refused(address: str) -> None:
+    refused = trackbed("reporter", "--listen", address)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith(
+        f"trackbed: {address!r} is not an address; give an IP address and a port from 0 to 65535"
+    )
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_sigterm_ends_the_reporter_with_exit_code_0() -> None:
+    command = [sys.executable, "-m", "agent", "reporter", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as reporter:
+        assert reporter.stderr is not None
+        assert reporter.stderr.readline().startswith("serving ")
+        reporter.terminate()
+    assert reporter.returncode == 0
+
+
+@pytest.mark.parametrize("path", ["/nonexistent", "/", ""])
+def test_a_plan_as_json_says_in_json_that_its_spec_cannot_be_read(path: str) -> None:
+    failed = trackbed("plan", "--json", "--spec", path)
+    assert (failed.returncode, failed.stderr) == (1, "")
+    assert json.loads(failed.stdout)["errors"][0].strip("'").startswith(path)
+
+
+def test_commands_that_need_a_report_name_the_remedy(tmp_path: Path) -> None:
+    if Path("/run/trackbed/report.json").exists():
+        pytest.skip("an agent runs on this machine")
+    assert "systemctl start trackbed" in trackbed("status").stderr
+    waited = trackbed("wait", "--timeout", "0.2")
+    assert waited.returncode == 1
+    assert "not ready after" in waited.stderr
+    waited = trackbed("wait", "--timeout", "0.2", "--json")
+    assert waited.returncode == 1
+    assert json.loads(waited.stdout)["ready"] is False

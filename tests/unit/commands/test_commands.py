@@ -1,0 +1,369 @@
+"""The commands on files of the test's own: what they print for people, for programs and for terminals, and their exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from agent import runtime
+from agent.commands import Commands
+from agent.report import names, published
+from agent.report.history import History
+from agent.report.published import Published
+from agent.report.records import Change, Condition, Disruption, Outcome, Report, report_to_json
+from agent.service import lock
+from agent.spec.node import from_mapping
+
+ROOT = Path(__file__).parents[3]
+COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks at no context
+
+# The same program with its three folders elsewhere.
+PROGRAM = """
+import sys
+from pathlib import Path
+from agent.commands import _common
+from agent.report import published
+_common.RUN = _common.STATE = Path(sys.argv.pop(1))
+_common.SPEC = _common.RUN / "node.json"
+published.PATH = _common.RUN / "published.json"
+published.SETTINGS = _common.RUN / "reporter.json"
+from agent.__main__ import main
+main()
+"""
+CONDITIONS = (
+    Condition("Converged", "True", "AsWanted"),
+    Condition("Clock", "False", "NotSynced", "no", severity="warn"),
+)
+OUTCOME = Outcome(Change("vfs", "0000:21:00.0", "count", 4, 5, Disruption.VF_RESET), "applied")
+
+
+def command(folder: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-c", PROGRAM, str(folder), *arguments]
+
+
+def trackbed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(folder, *arguments), cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def report(folder: Path, **different: object) -> Report:
+    made = Report("n1", "h1", runtime.boot_id(), "0.1", ready=True, up_to_date=True, conditions=CONDITIONS)
+    stamps = {"uptime": runtime.uptime(), "heartbeat": time.time()}
+    made = evolve(made, **{**stamps, **different})  # type: ignore[arg-type]
+    runtime.write_atomically(folder / names.REPORT, report_to_json(made))
+    return made
+
+
+def spec(folder: Path, **more: object) -> None:
+    (folder / "node.json").write_text(json.dumps({"node_name": "n1", **more}))
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "worker"])
+def test_every_command_has_help_with_its_exit_codes_and_an_example(name: str, tmp_path: Path) -> None:
+    helped = trackbed(tmp_path, name, "--help")
+    assert helped.returncode == 0
+    assert "Exit code: 0" in helped.stdout
+    assert "Example: " in helped.stdout
+    assert name in ("run", "completion", "reporter") or "--json" in helped.stdout
+
+
+# --- status ----------------------------------------------------------------------------------------------------
+
+
+def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> None:
+    report(tmp_path)
+    assert trackbed(tmp_path, "status").returncode == 0
+    for different, reason in (
+        ({"boot_id": "another"}, "of an earlier boot"),
+        ({"uptime": runtime.uptime() - 100}, "heartbeat is 1"),
+    ):
+        report(tmp_path, **different)
+        said = trackbed(tmp_path, "status")
+        assert said.returncode == 1
+        assert reason in said.stderr
+
+
+def test_status_says_first_whether_it_is_ready_how_many_warnings_there_are_and_since_when(tmp_path: Path) -> None:
+    report(tmp_path, since=runtime.uptime() - 7510)
+    lines = trackbed(tmp_path, "status").stdout.splitlines()
+    assert lines[0] == "n1 is ready, with 1 warning"
+    assert lines[1].startswith("since ")
+    assert lines[1].endswith(" (2h5m)")
+    dark = Condition("Carrier", "False", "NoCarrier", "dark", remedy="plug it in")
+    report(tmp_path, ready=False, conditions=(*CONDITIONS, dark))
+    said = trackbed(tmp_path, "status").stdout
+    assert said.splitlines()[0] == "n1 is not ready: Carrier"
+    # What is required comes first, and in each group what is not True.
+    named = [line.split()[0] for line in said.splitlines() if line.startswith(("  ", "required", "only"))]
+    assert named == ["required:", "Carrier", "Converged", "only", "Clock"]
+    assert "required: 1 of 2 True" in said
+
+
+def test_on_a_narrow_terminal_long_texts_have_their_own_rows(tmp_path: Path) -> None:
+    dark = Condition("Carrier", "False", "NoCarrier", "no carrier " * 20, remedy="plug it in " * 20)
+    report(tmp_path, ready=False, refusal="because " * 30, conditions=(*CONDITIONS, dark))
+    failed = evolve(OUTCOME, result="failed", error="EBUSY " * 30, remedy="see dmesg")
+    History(tmp_path, "boot-1").record([failed], "h1", "start")
+    for name in ("status", "history"):
+        rows = on_a_terminal(tmp_path, name, COLUMNS="60", TERM="xterm", NO_COLOR="1").splitlines()
+        assert max(len(row) for row in rows) <= 60
+        # For programs such as grep each is one line.
+        assert max(len(line) for line in trackbed(tmp_path, name).stdout.splitlines()) > 180
+    assert "      do: plug it in plug it in" in on_a_terminal(
+        tmp_path, "status", COLUMNS="60", TERM="xterm", NO_COLOR="1"
+    )
+
+
+def test_a_report_of_another_format_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / names.REPORT).write_text('{"ready": 3}')
+    said = trackbed(tmp_path, "status")
+    assert said.returncode == 1
+    assert "not a report of this agent" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
+def on_a_terminal(folder: Path, *arguments: str, until: str = "", **environment: str) -> str:
+    """What a command writes when its standard output is a terminal; Ctrl-C once it has written ``until``."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command(folder, *arguments), cwd=ROOT, stdout=theirs, stderr=theirs, env={**os.environ, **environment}
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while chunk := os.read(ours, 4096):
+            said += chunk
+            if until and until.encode() in said:
+                process.send_signal(signal.SIGINT)
+                until = ""
+    except OSError:
+        pass  # EIO: the other end is closed
+    process.wait(timeout=30)
+    os.close(ours)
+    return said.decode()
+
+
+def test_colours_are_for_terminals_alone_and_can_be_turned_off(tmp_path: Path) -> None:
+    report(tmp_path)
+    History(tmp_path, "boot-1").record([OUTCOME], "h1", "spec")
+    spec(tmp_path, sysctls={"vm.swappiness": "101"})
+    for name in ("status", "history", "plan"):
+        assert "\x1b[32m" in on_a_terminal(tmp_path, name, TERM="xterm", NO_COLOR="")
+        assert "\x1b" not in on_a_terminal(tmp_path, name, TERM="xterm", NO_COLOR="1")
+        assert "\x1b" not in trackbed(tmp_path, name).stdout
+
+
+def test_live_views_are_drawn_over_themselves_on_a_terminal(tmp_path: Path) -> None:
+    report(tmp_path)
+    up_and_clear = "F\x1b[?7l"
+    assert up_and_clear in on_a_terminal(tmp_path, "status", "--watch", until=up_and_clear, TERM="xterm")
+    drawn = on_a_terminal(tmp_path, "stat", "-d", "lo", "-l", "--interval", "0.1", until=up_and_clear, TERM="xterm")
+    assert "elapsed " in drawn.rpartition(up_and_clear)[2]
+    plain = on_a_terminal(tmp_path, "stat", "-d", "lo", "-l", "--interval", "0.1", "--count", "2", TERM="dumb")
+    assert "\x1b[?7l" not in plain
+
+
+def watched(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*command(folder, "status", "--watch", *arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+
+
+def test_watch_says_each_change_in_a_line_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    report(tmp_path)
+    process = watched(tmp_path)
+    assert process.stdout is not None
+    assert "  ready, with 1 warning  generation 0" in process.stdout.readline()
+    report(tmp_path)  # a heartbeat is no change
+    report(tmp_path, generation=1, ready=False, conditions=(Condition("Carrier", "False", "NoCarrier", "dark"),))
+    line = process.stdout.readline()
+    assert "not ready: Carrier  generation 1" in line
+    assert "dark" in line
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 1
+
+
+def test_watch_as_json_is_a_document_a_change(tmp_path: Path) -> None:
+    process = watched(tmp_path, "--json")
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    assert (first["ready"], first["report"]) == (False, None)
+    report(tmp_path)
+    second = json.loads(process.stdout.readline())
+    assert (second["ready"], second["report"]["spec_hash"]) == (True, "h1")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 0
+
+
+ESCAPES = "\x1b[2J\x1b]0;mine\x07\u202e\nready"
+SHOWN = "\\x1b[2J\\x1b]0;mine\\x07\\u202e\\nready"
+
+
+def test_text_from_outside_is_escaped_on_the_terminal(tmp_path: Path) -> None:
+    broken = Condition("Links", "False", "Down", ESCAPES)
+    report(tmp_path, ready=False, node_name=ESCAPES, refusal=ESCAPES, conditions=(broken,))
+    said = trackbed(tmp_path, "status")
+    change = Change("sysctls", "host", "kernel.x", ESCAPES, "1")
+    History(tmp_path, "boot-1").record([Outcome(change, "failed", ESCAPES, "see dmesg")], "h1", ESCAPES)
+    told = trackbed(tmp_path, "history")
+    for text in (said.stdout, said.stderr, told.stdout):
+        assert "\x1b" not in text
+        assert SHOWN in text
+
+
+# --- history and doctor ----------------------------------------------------------------------------------------
+
+
+def test_history_says_what_when_and_why(tmp_path: Path) -> None:
+    assert trackbed(tmp_path, "history").stdout == "nothing was changed yet\n"
+    kept = History(tmp_path, "boot-1")
+    kept.record([OUTCOME], "h1", "spec")
+    kept.record([OUTCOME], "h1", "event 0000:21:00.0")
+    said = trackbed(tmp_path, "history").stdout
+    assert "boot boot-1" in said
+    assert "  event 0000:21:00.0  (spec h1)\n  applied     vfs 0000:21:00.0 count: 4 -> 5\n" in said
+    every = trackbed(tmp_path, "history", "--all", "--last", "1").stdout
+    assert "applied     vfs 0000:21:00.0 count: 4 -> 5  (event 0000:21:00.0; spec h1)" in every
+    (line,) = trackbed(tmp_path, "history", "--json", "--last", "1").stdout.splitlines()
+    assert json.loads(line)["trigger"] == "event 0000:21:00.0"
+    assert trackbed(tmp_path, "history", "--device", "host").stdout == "nothing was changed yet\n"
+
+
+def test_history_has_one_line_for_the_changes_of_a_pass_to_a_device(tmp_path: Path) -> None:
+    pf = "0000:21:00.0"
+    vfs = [Change("vf_links", f"{pf}#{index}", "mtu", 1500, 9000) for index in range(7)]
+    made = [Change("links", pf, "mtu", 1500, 9000), Change("vfs", pf, "count", 0, 7, Disruption.LINK_FLAP), *vfs]
+    host = Change("sysctls", "host", "vm.swappiness", "60", "10")
+    kept = History(tmp_path, "boot-1")
+    kept.record([Outcome(change, "applied") for change in (*made, host)], "h1", "start")
+    kept.record(
+        [Outcome(change, "failed", "EBUSY", "see dmesg") for change in vfs], "h1", f"event {pf}#0 {pf}#1 {pf}#2 {pf}#3"
+    )
+    kept.record([Outcome(change, "applied") for change in vfs], "h1", "retry")
+    kept.record([Outcome(Change("vfs", pf, "count", 7, 0), "applied")], "h1", "spec")
+    lines = trackbed(tmp_path, "history").stdout.splitlines()
+    assert [line.lstrip() for line in lines if line.startswith("  ")] == [
+        f"applied     {pf}: made 7 VFs and configured them; set links of the PF: 9 writes [link-flap]",
+        "applied     sysctls host vm.swappiness: 60 -> 10",
+        f"failed      vf_links {pf}#0 mtu: 1500 -> 9000: EBUSY; see dmesg (and 6 more like this)",
+        f"applied     {pf}: configured VF 0-6: 7 writes",
+        f"applied     vfs {pf} count: 7 -> 0",
+    ]
+    assert sum(f"event {pf}#0 and 3 more" in line for line in lines) == 1
+    assert len(trackbed(tmp_path, "history", "--all").stdout.splitlines()) == 1 + 10 + 7 + 7 + 1
+
+
+def test_doctor_has_something_to_do_for_a_node_without_an_agent(tmp_path: Path) -> None:
+    said = trackbed(tmp_path, "doctor")
+    assert said.returncode == 1
+    assert "1. problem (agent): the spec is refused" in said.stdout
+    assert said.stdout.count("\n   do: ") == said.stdout.count(". problem") + said.stdout.count(". warning")
+    assert json.loads(trackbed(tmp_path, "doctor", "--json").stdout)["findings"][0]["stage"] == "agent"
+
+
+# --- apply -----------------------------------------------------------------------------------------------------
+
+
+def test_a_service_that_cannot_have_its_lock_leaves_no_report_behind(tmp_path: Path) -> None:
+    report(tmp_path)
+    (tmp_path / lock.NAME).mkdir()
+    refused = trackbed(tmp_path, "run")
+    assert refused.returncode == 1
+    assert len(refused.stderr.splitlines()) == 1 and "make room" in refused.stderr
+    assert not (tmp_path / names.REPORT).exists()
+
+
+# --- stat ------------------------------------------------------------------------------------------------------
+
+
+# --- the rest --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shell", "word"), [("bash", "complete"), ("zsh", "#compdef"), ("fish", "complete")])
+def test_completion_scripts(shell: str, word: str, tmp_path: Path) -> None:
+    assert word in trackbed(tmp_path, "completion", shell).stdout
+
+
+def test_completion_knows_the_commands() -> None:
+    environment = {**os.environ, "_TRACKBED_COMPLETE": "bash_complete", "COMP_WORDS": "trackbed st", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "agent"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert sorted(done.stdout.splitlines()) == ["plain,stat", "plain,status"]
+
+
+def test_as_spec_of_this_machine_has_an_empty_plan(tmp_path: Path) -> None:
+    written = trackbed(tmp_path, "inspect", "--as-spec", "--node-name", "n1")
+    assert written.returncode == 0, written.stderr
+    (tmp_path / "node.json").write_text(written.stdout)
+    assert trackbed(tmp_path, "plan").returncode == 0
+
+
+def test_as_inventory_of_this_machine_is_python_with_a_valid_spec(tmp_path: Path) -> None:
+    written = trackbed(tmp_path, "inspect", "--as-inventory", "--node-name", "n1")
+    assert written.returncode == 0, written.stderr
+    scope: dict[str, Any] = {}
+    exec(written.stdout, scope)  # noqa: S102  what pyinfra does with an inventory
+    (host,), data = scope["servers"]
+    name, own = host
+    assert (name, own) == (socket.gethostname().lower(), {"node_name": "n1"})
+    assert from_mapping({**data, **own}).node_name == "n1"
+
+
+@pytest.mark.parametrize("other", ["--as-spec", "--json"])
+def test_an_inventory_has_one_form(other: str, tmp_path: Path) -> None:
+    refused = trackbed(tmp_path, "inspect", "--as-inventory", other)
+    assert (refused.returncode, "leave --as-spec and --json out" in refused.stderr) == (1, True)
+
+
+def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) -> None:
+    joined = tmp_path / "kubelet.conf"
+    gate = ("wait", "--first-pass", "--joined", str(joined), "--timeout", "0.1")
+    at_once = trackbed(tmp_path, *gate)
+    assert (at_once.returncode, "has not joined" in at_once.stderr) == (0, True)
+    joined.touch()
+    held = trackbed(tmp_path, *gate)
+    assert (held.returncode, "no pass of this boot has verified the node yet" in held.stderr) == (1, True)
+    (tmp_path / "first-pass").write_text(f"{runtime.boot_id()}\n")
+    assert trackbed(tmp_path, *gate).returncode == 0
+
+
+def test_the_kubelet_starts_unverified_once_not_ready_is_published_in_this_boot(tmp_path: Path) -> None:
+    gate = ("wait", "--first-pass", "--let-go", "0", "--timeout", "0.1")
+    told = tmp_path / "published.json"
+    assert trackbed(tmp_path, *gate).returncode == 1
+    for untrue in (Published("another-boot", 3), Published(runtime.boot_id(), 3, ready=True)):
+        published.write(told, untrue)
+        assert trackbed(tmp_path, *gate).returncode == 1
+    published.write(told, Published(runtime.boot_id(), 3))
+    gone = trackbed(tmp_path, *gate)
+    assert (gone.returncode, "let go unverified" in gone.stderr) == (0, True)
+    assert trackbed(tmp_path, "wait", "--first-pass", "--let-go", "60", "--timeout", "0.1").returncode == 1
+    assert trackbed(tmp_path, "wait", "--let-go", "0", "--timeout", "0.1").returncode == 1
+
+
+def test_status_shows_what_is_published_in_kubernetes_and_why_the_rest_is_not(tmp_path: Path) -> None:
+    report(tmp_path, uptime=runtime.uptime())
+    assert "kubernetes" not in trackbed(tmp_path, "status").stdout
+    (tmp_path / "reporter.json").write_text("{}")
+    assert "kubernetes nothing is published yet" in trackbed(tmp_path, "status").stdout
+    published.write(
+        tmp_path / "published.json", Published(runtime.boot_id(), 7, True, "the API server cannot be reached")
+    )
+    said = trackbed(tmp_path, "status").stdout
+    assert "kubernetes ready, generation 7; the API server cannot be reached" in said
+    assert json.loads(trackbed(tmp_path, "status", "--json").stdout)["kubernetes"]["generation"] == 7
+    published.write(tmp_path / "published.json", Published("another boot", 7, True))
+    assert "kubernetes nothing of this boot" in trackbed(tmp_path, "status").stdout

@@ -1,0 +1,376 @@
+"""What the fleet's commands derive from a cluster's objects, and how they fail without a cluster."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+import yaml
+from lightkube import Client, KubeConfig
+from lightkube.models.coordination_v1 import LeaseSpec
+from lightkube.models.core_v1 import NodeCondition, NodeSpec, NodeStatus, Taint
+from lightkube.models.meta_v1 import ManagedFieldsEntry, ObjectMeta
+from lightkube.resources.coordination_v1 import Lease
+from lightkube.resources.core_v1 import Node
+
+from agent.report import names
+from agent.report.age import say_age
+from fleet import sweeping
+from fleet.api import Api
+from fleet.commands.status import print_nodes
+from fleet.objects import condition_of
+from fleet.standing import Standing, standing, standings
+
+ROOT = Path(__file__).parents[3]
+NOW = datetime(2026, 1, 1, 12, 0, tzinfo=timezone.utc)
+
+
+def node(
+    name: str = "a",
+    ready: str | None = "True",
+    reason: str = "Ready",
+    taints: tuple[str, ...] = (),
+    labels: dict[str, str] | None = None,
+) -> Node:
+    conditions = [NodeCondition("True", "Ready")]
+    if ready:
+        conditions.append(NodeCondition(ready, names.READY, reason=reason, message="as it is", lastTransitionTime=NOW))
+    return Node(
+        metadata=ObjectMeta(name=name, resourceVersion="7", labels=labels),
+        spec=NodeSpec(taints=[Taint("NoSchedule", key) for key in taints] or None),
+        status=NodeStatus(conditions=conditions),
+    )
+
+
+def lease(name: str = "a", age: float = 60, written: datetime | None = None) -> Lease:
+    """A Lease that was renewed so many seconds ago by the server's clock. ``written``: the time by the node's clock."""
+    stamp = NOW - timedelta(seconds=age)
+    owners = [
+        ManagedFieldsEntry(fieldsV1={"f:spec": {"f:renewTime": {}}}, time=stamp),
+        ManagedFieldsEntry(fieldsV1={"f:metadata": {"f:annotations": {}}}, time=NOW),
+    ]
+    notes = {names.SPEC_HASH: "0123", names.AGENT_VERSION: "0.1.0"}
+    return Lease(
+        metadata=ObjectMeta(name=name, resourceVersion="9", managedFields=owners, annotations=notes),
+        spec=LeaseSpec(leaseDurationSeconds=900, renewTime=written or stamp),
+    )
+
+
+def fleet(*ages: float) -> list[Standing]:
+    found = {f"n{index}": age for index, age in enumerate(ages)}
+    return standings({name: node(name) for name in found}, {name: lease(name, age) for name, age in found.items()}, NOW)
+
+
+def test_a_node_with_a_fresh_lease_has_its_condition_s_status() -> None:
+    found = standing("a", node(), lease(age=899), NOW)
+    assert (found.ready, found.reason, found.spec_hash, found.agent_version) == ("True", "Ready", "0123", "0.1.0")
+
+
+def test_an_expired_lease_makes_a_node_unknown_whatever_its_condition_says() -> None:
+    found = standing("a", node(), lease(age=901), NOW)
+    assert (found.ready, found.condition, found.reason) == ("Unknown", "True", names.EXPIRED)
+    assert found.message == "no heartbeat for 15m1s"
+
+
+@pytest.mark.parametrize("offset", [timedelta(days=-9000), timedelta(days=1)])
+def test_a_nodes_wrong_clock_does_not_count(offset: timedelta) -> None:
+    assert not standing("a", node(), lease(age=60, written=NOW + offset), NOW).expired
+    assert standing("a", node(), lease(age=1000, written=NOW + offset), NOW).expired
+
+
+def test_a_node_that_has_just_registered_cannot_have_lost_its_heartbeat() -> None:
+    found = standing("a", node(ready=None, taints=(names.TAINT,)), None, NOW)
+    assert (found.expired, found.ready, found.reason) == (False, "Unknown", "NotPublished")
+
+
+def test_a_condition_without_a_lease_has_no_heartbeat() -> None:
+    assert standing("a", node(), None, NOW).expired
+
+
+def test_a_lease_without_a_node_has_not_joined() -> None:
+    found = standing("a", None, lease(), NOW)
+    assert (found.joined, found.reason) == (False, "NotJoined")
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "ready"), [("True", "True"), ("False", "False"), ("Unknown", "Unknown"), ("?", "Unknown")]
+)
+def test_a_node_whose_kubelet_is_not_ready_is_not_ready(kubelet: str, ready: str) -> None:
+    there = node()
+    assert there.status and there.status.conditions
+    there.status.conditions[0] = NodeCondition(kubelet, "Ready", message="Kubelet stopped posting node status.")
+    found = standing("a", there, lease(), NOW)
+    assert found.ready == ready
+    if ready != "True":
+        assert found.reason == "KubeletNotReady" and "Kubelet stopped posting" in found.message
+
+
+def test_a_node_whose_kubelet_has_not_started_is_not_ready() -> None:
+    there = node()
+    assert there.status and there.status.conditions
+    del there.status.conditions[0]
+    found = standing("a", there, lease(), NOW)
+    assert (found.ready, found.reason) == ("Unknown", "KubeletNotReady")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_two_conditions_of_one_type_the_one_that_is_not_true_counts(order: int) -> None:
+    there = node()
+    assert there.status and there.status.conditions
+    more = NodeCondition("False", names.READY, reason="NoCarrier")
+    there.status.conditions = [*there.status.conditions, more][::order]
+    assert (standing("a", there, lease(), NOW).ready, condition_of(there, names.READY)) == ("False", more)
+
+
+@pytest.mark.parametrize("status", ["Maybe", "", "true", "\x1b[2J"])
+def test_a_status_that_there_is_not_is_unknown(status: str) -> None:
+    assert standing("a", node(ready=status or None), lease(), NOW).ready == "Unknown"
+
+
+def test_what_others_write_is_shown_in_part() -> None:
+    there = node(ready="False", reason="x" * 100_000)
+    assert there.status and there.status.conditions
+    there.status.conditions[-1].message = "x" * 1_400_000
+    noted = lease()
+    assert noted.metadata and noted.metadata.annotations
+    noted.metadata.annotations |= {names.SPEC_HASH: "x" * 200_000, names.AGENT_VERSION: "x" * 200_000}
+    for each in (standing("a", there, noted, NOW), standing("a", there, lease(age=1000), NOW)):
+        assert len(str(each)) < 4 * names.LONGEST_MESSAGE
+        said = sweeping.unknown(there, each, NOW)
+        assert len(said["message"]) <= names.LONGEST_MESSAGE and said["message"].endswith("trackbed-reporter")
+
+
+@pytest.mark.parametrize("effect", ["PreferNoSchedule", "NoExecute"])
+def test_a_taint_of_our_key_that_lets_pods_come_is_not_ours(effect: str) -> None:
+    there = node()
+    assert there.spec
+    there.spec.taints = [Taint(effect, names.TAINT)]
+    assert not standing("a", there, lease(), NOW).tainted
+    assert sweeping.taint_patch(there)[1]["value"] == {"key": names.TAINT, "effect": "NoSchedule"}
+
+
+def test_a_lease_that_was_never_renewed_is_not_gone() -> None:
+    for spec in (None, LeaseSpec(), LeaseSpec(leaseDurationSeconds=900, holderIdentity="other")):
+        found = standing("a", node(), Lease(metadata=ObjectMeta(name="a"), spec=spec), NOW)
+        assert (found.ready, found.message, found.missing) == ("Unknown", "its Lease was never renewed", False)
+
+
+@pytest.mark.parametrize("seconds", [2**31 - 1, 0, -5])
+def test_a_lease_counts_for_no_longer_than_a_reporter_writes(seconds: int) -> None:
+    noted = lease(age=901)
+    assert noted.spec
+    noted.spec.leaseDurationSeconds = seconds
+    assert standing("a", node(), noted, NOW).expired
+
+
+def test_the_servers_time_goes_on_while_a_command_runs() -> None:
+    at = [5.0]
+    api = Api(Client(KubeConfig.from_dict(yaml.safe_load(KUBECONFIG)).get()), "me", NOW, lambda: at[0])
+    assert api.now == NOW
+    at[0] += 600
+    # A Lease that was renewed meanwhile is not renewed in the future.
+    assert standing("a", node(), lease(age=-600), api.now).ready == "True"
+
+
+def test_a_nodes_own_reason_comes_before_the_kubelets() -> None:
+    there = node(ready="False", reason="NoCarrier")
+    assert there.status and there.status.conditions
+    there.status.conditions[0] = NodeCondition("Unknown", "Ready")
+    assert standing("a", there, lease(), NOW).reason == "NoCarrier"
+
+
+def test_an_expected_node_without_a_node_object_is_listed() -> None:
+    (found,) = standings({}, {}, NOW, expected=["a"])
+    assert (found.name, found.ready, found.reason, found.joined) == ("a", "Unknown", "NotJoined", False)
+    assert "deleted" in found.message
+
+
+def noticed(age: float = 60) -> Lease:
+    """A Lease that says why the node is not ready."""
+    made = lease(age=age)
+    assert made.metadata and made.metadata.annotations
+    made.metadata.annotations[names.NOT_READY] = "NoCarrier: no carrier on ens1f0"
+    return made
+
+
+def test_a_node_whose_lease_says_not_ready_is_not_ready() -> None:
+    found = standing("a", node(), noticed(), NOW)
+    assert (found.ready, found.condition, found.message) == ("False", "True", "NoCarrier: no carrier on ens1f0")
+
+
+@pytest.mark.parametrize(
+    ("there", "swept"),
+    [
+        (node(), True),
+        (node(taints=(names.TAINT,)), True),  # it calls itself ready still
+        (node(ready="False"), True),  # pods may come still
+        (node(ready="False", taints=(names.TAINT,)), False),
+    ],
+)
+def test_a_sweep_taints_a_node_that_its_reporter_could_not_write(there: Node, swept: bool) -> None:
+    others = fleet(1000, 1000, 60)
+    decided = sweeping.plan([standing("a", there, noticed(), NOW), *others], 0.25)
+    # However many others are silent: it has said so itself.
+    assert (decided.refused, decided.taint) == (True, ("a",) if swept else ())
+
+
+def test_a_node_whose_lease_is_gone_gets_another_one_and_is_not_swept() -> None:
+    decided = sweeping.plan([standing("a", node(), None, NOW)], 0.25)
+    assert (decided.taint, decided.renew) == ((), ("a",))
+    swept = node("a", "Unknown", names.EXPIRED, (names.TAINT,))
+    assert sweeping.plan([standing("a", swept, None, NOW)], 0.25).renew == ()
+
+
+def test_nodes_without_trackbed_are_left_out() -> None:
+    assert standings({"x": node("x", ready=None, taints=("other",))}, {}, NOW) == []
+
+
+def test_a_silent_node_is_swept() -> None:
+    assert sweeping.plan(fleet(60, 60, 60, 1000), 0.25).taint == ("n3",)
+
+
+def test_if_more_nodes_than_the_share_are_silent_none_is_swept() -> None:
+    decided = sweeping.plan(fleet(60, 60, 1000, 1000), 0.25)
+    assert (decided.refused, decided.taint, decided.expired) == (True, (), ("n2", "n3"))
+
+
+def test_nodes_that_were_swept_before_count_for_the_share() -> None:
+    nodes = {f"n{index}": node(f"n{index}") for index in range(4)}
+    nodes["n0"] = node("n0", "Unknown", names.EXPIRED, (names.TAINT,))
+    leases = {name: lease(name, 1000 if name in ("n0", "n1") else 60) for name in nodes}
+    assert sweeping.plan(standings(nodes, leases, NOW), 0.25).refused
+
+
+def test_one_node_of_a_small_fleet_may_be_swept() -> None:
+    assert sweeping.plan(fleet(60, 1000), 0.25).taint == ("n1",)
+
+
+def test_a_swept_node_is_not_swept_again() -> None:
+    swept = node("a", "Unknown", names.EXPIRED, (names.TAINT,))
+    decided = sweeping.plan([standing("a", swept, lease(age=1000), NOW)], 0.25)
+    assert (decided.taint, decided.expired) == ((), ("a",))
+
+
+def test_a_reporter_that_says_itself_that_its_agent_is_silent_is_left_alone() -> None:
+    silent = node("a", "Unknown", "AgentSilent", (names.TAINT,))
+    assert sweeping.plan([standing("a", silent, lease(age=1000), NOW)], 0.25).taint == ()
+
+
+@pytest.mark.parametrize("half", [node("a", "Unknown", names.EXPIRED), node("a", "True", "Ready", (names.TAINT,))])
+def test_an_interrupted_sweep_is_finished(half: Node) -> None:
+    assert sweeping.plan([standing("a", half, lease(age=1000), NOW)], 0.25).taint == ("a",)
+
+
+def test_the_taint_is_added_beside_others_and_only_to_the_node_that_was_read() -> None:
+    same = {"op": "test", "path": "/metadata/resourceVersion", "value": "7"}
+    taint = {"key": names.TAINT, "effect": "NoSchedule"}
+    assert sweeping.taint_patch(node(taints=("other",))) == [
+        same, {"op": "add", "path": "/spec/taints/-", "value": taint},
+    ]  # fmt: skip
+    assert sweeping.taint_patch(node(labels={names.READY_LABEL: "true"})) == [
+        same,
+        {"op": "add", "path": "/spec/taints", "value": [taint]},
+        {"op": "remove", "path": "/metadata/labels/trackbed.internal~1ready"},
+    ]
+    assert sweeping.taint_patch(node(taints=(names.TAINT,))) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        names.NAMESPACE, names.READY, names.UP_TO_DATE, names.TAINT, names.READY_LABEL, names.SPEC_HASH, names.AGENT_VERSION,
+        names.NOT_READY, names.NODE_USER,
+    ],
+)  # fmt: skip
+def test_the_cluster_s_admission_policies_know_each_name(name: str) -> None:
+    assert any(name in file.read_text() for file in (ROOT / "fleet" / "cluster").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0, "0s"), (59, "59s"), (61, "1m1s"), (3600, "1h"), (7265, "2h1m"), (90000, "1d1h")]
+)
+def test_an_age_has_two_units(seconds: float, said: str) -> None:
+    assert say_age(seconds) == said
+
+
+def trackbed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agent", "fleet", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+users: [{name: u, user: {token: secret-token}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+current-context: c
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (KUBECONFIG, (), "https://127.0.0.1:1 cannot be reached"),
+        (KUBECONFIG, ("--context", "d"), "Context 'd' not found"),
+        ("{}", (), "the kubeconfig cannot be read"),
+        ("a: [secret-token", (), "the kubeconfig is not YAML in line 1"),
+        (KUBECONFIG.replace("secret-token", "[1]"), (), "the kubeconfig cannot be read"),
+        (KUBECONFIG.replace('"https://127.0.0.1:1"', "5"), (), "the kubeconfig cannot be read"),
+        (None, (), "not found; give --kubeconfig FILE"),
+    ],
+)
+def test_without_a_cluster_there_is_one_message(
+    tmp_path: Path, text: str | None, options: tuple[str, ...], message: str
+) -> None:
+    file = tmp_path / "kubeconfig"
+    if text is not None:
+        file.write_text(text)
+    done = trackbed("status", "--kubeconfig", str(file), *options)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert "secret-token" not in done.stderr
+
+
+def test_every_command_has_an_example_its_exit_codes_and_json() -> None:
+    said = dict(helps())
+    assert {("status",), ("sweep",), ("fabric", "report")} <= set(said)
+    for command, text in said.items():
+        assert "Example: trackbed fleet" in text, command
+        assert "Exit code: 0" in text, command
+        assert "--json" in text, command
+
+
+def helps(*group: str) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The help of each command, by its words; a group of commands is not one of them."""
+    text = trackbed(*group, "--help").stdout
+    listed = text.partition("Commands:\n")[2].splitlines()
+    if not listed:
+        yield group, text
+    for line in listed:
+        if line[:2] == "  " and line[2:3].strip():
+            yield from helps(*group, line.split()[0])
+
+
+def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixture[str]) -> None:
+    warned, dark = node("a"), node("b", ready="False", reason="NoCarrier")
+    for each, message in (
+        (warned, "the node is as its spec says, with 1 warning: ClockSynchronised"),
+        (dark, "no carrier"),
+    ):
+        assert each.status and each.status.conditions
+        each.status.conditions[-1].message = message
+    found = [standing("a", warned, lease(), NOW), standing("b", dark, lease("b"), NOW), standing("c", None, None, NOW)]
+    print_nodes(found, NOW, others=0)
+    heading, *rows, last = capsys.readouterr().out.splitlines()
+    assert heading.split()[:3] == ["NODE", "READY", "SINCE"]
+    assert [re.split("  +", row)[1] for row in rows] == ["ready", "not ready", "unknown"]
+    assert rows[0].rstrip().endswith("the node is as its spec says, with 1 warning: ClockSynchronised")
+    assert "NoCarrier: no carrier" in rows[1]
+    assert last == "1 of 3 nodes are ready"

@@ -1,0 +1,249 @@
+"""What a drain evicts, what a maintenance records, and how an inventory's hosts are found."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+from lightkube import Client, KubeConfig
+from lightkube.config.models import Cluster, User
+from lightkube.models.core_v1 import (
+    Container,
+    EmptyDirVolumeSource,
+    NodeCondition,
+    NodeStatus,
+    PodSpec,
+    PodStatus,
+    Volume,
+)
+from lightkube.models.meta_v1 import ObjectMeta, OwnerReference
+from lightkube.resources.core_v1 import Node, Pod
+
+from agent.report import names
+from agent.report.records import Disruption
+from fleet.api import Api, Failed
+from fleet.eviction import MIRROR, Rules, drain, say
+from fleet.inventory import Host, Inventory
+from fleet.maintenance import Maintenance, Record, record_of, unready
+from tests.unit.fleet.test_fleet import node, trackbed
+
+NOW = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def pod(
+    name: str,
+    owner: str | None = "ReplicaSet",
+    phase: str = "Running",
+    annotations: dict[str, str] | None = None,
+    emptydir: EmptyDirVolumeSource | None = None,
+    ending: bool = False,
+) -> Pod:
+    owners = [OwnerReference(apiVersion="v1", kind=owner, name="o", uid="u", controller=True)] if owner else None
+    deleted = NOW if ending else None
+    metadata = ObjectMeta(
+        name=name, namespace="ml", annotations=annotations, ownerReferences=owners, deletionTimestamp=deleted
+    )
+    volumes = [Volume(name="scratch", emptyDir=emptydir)] if emptydir else None
+    spec = PodSpec(containers=[Container(name="c")], volumes=volumes)
+    return Pod(metadata=metadata, spec=spec, status=PodStatus(phase=phase))
+
+
+def test_daemons_static_and_finished_pods_stay() -> None:
+    pods = [
+        pod("job"),
+        pod("plugin", owner="DaemonSet"),
+        pod("static", owner="Node", annotations={MIRROR: "x"}),
+        pod("done", phase="Succeeded"),
+        pod("failed", phase="Failed"),
+        pod("pending", phase="Pending"),
+    ]
+    planned = drain(pods, Rules())
+    assert [say(one) for one in planned.evict] == ["ml/job", "ml/pending"]
+    assert planned.blockers == ()
+
+
+def test_a_pod_without_a_controller_is_evicted_only_with_force() -> None:
+    assert "ml/bare has no controller" in drain([pod("bare", owner=None)], Rules()).blockers[0]
+    assert drain([pod("bare", owner=None)], Rules(force=True)).blockers == ()
+
+
+def test_local_data_is_deleted_only_on_request_and_shared_memory_does_not_count() -> None:
+    disk, memory = EmptyDirVolumeSource(), EmptyDirVolumeSource(medium="Memory")
+    assert "emptyDir scratch" in drain([pod("a", emptydir=disk)], Rules()).blockers[0]
+    assert drain([pod("a", emptydir=disk)], Rules(delete_emptydir_data=True)).blockers == ()
+    assert drain([pod("a", emptydir=memory)], Rules()).blockers == ()
+
+
+def test_a_pod_that_is_being_deleted_is_waited_for_and_forbids_no_drain() -> None:
+    planned = drain([pod("bare", owner=None, ending=True)], Rules())
+    assert (len(planned.evict), planned.blockers) == (1, ())
+
+
+def noted(text: str) -> Node:
+    return Node(metadata=ObjectMeta(name="a", annotations={names.MAINTENANCE: text}))
+
+
+def test_a_record_is_read_back_as_it_was_written() -> None:
+    assert record_of(Node(metadata=ObjectMeta(name="a"))) is None
+    text = '{"by": "x", "since": "2026", "step": "apply", "cordoned": true, "allow": "rebind"}'
+    assert record_of(noted(text)) == Record("x", "2026", "apply", True, "rebind")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", "not JSON"])
+def test_a_record_that_cannot_be_read_is_reported(text: str) -> None:
+    with pytest.raises(Failed, match="cannot be read"):
+        record_of(noted(text))
+
+
+def test_a_node_is_ready_again_when_all_conditions_are_true() -> None:
+    found = node()
+    assert found.status and found.status.conditions
+    found.status.conditions.append(NodeCondition("True", names.UP_TO_DATE))
+    assert unready(found) == []
+    assert unready(node(taints=(names.TAINT,)))[-1] == f"it has the taint {names.TAINT}"
+    found.status = NodeStatus(conditions=[NodeCondition("False", names.READY, reason="NoCarrier", message="rail0")])
+    assert unready(found) == [
+        "TrackbedReady is False (NoCarrier): rail0",
+        "TrackbedUpToDate is not there",
+        "Ready is not there",
+    ]
+
+
+def test_an_inventorys_hosts_are_found_by_their_nodes_names(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text('hosts = ["h1", ("h2", {"node_name": "10.0.0.2"})]\n')
+    assert {node: host.name for node, host in Inventory.read(file).hosts.items()} == {"h1": "h1", "10.0.0.2": "h2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('hosts = ["h1", ("h2", {"node_name": "h1"})]', "h1 and h2 have the same node_name"),
+        ("hosts = [", "is not an inventory that pyinfra can read"),
+        ("import nothing_of_this_name", "is not an inventory that pyinfra can read"),
+    ],
+)
+def test_an_inventory_that_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text(f"{text}\n")
+    with pytest.raises(Failed, match=message):
+        Inventory.read(file)
+
+
+def test_a_command_runs_on_a_nodes_host_with_each_word_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text('hosts = [("@local", {"node_name": "a"})]\n')
+    inventory = Inventory.read(file)
+    ran = inventory.run("a", ["printf", "%s|", "two words", "$HOME", "it's"], 60)
+    assert (ran.failed, ran.said) == (False, "two words|$HOME|it's|")
+    assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).failed
+    assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).said.startswith("why")
+    assert "no answer" in inventory.run("a", ["sleep", "30"], 2.5).said
+
+
+def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
+    file = tmp_path / "fleet.py"
+    file.write_text("hosts = []\n")
+    done = trackbed("maintain", "a", "--inventory", str(file), "--allow", "explode")
+    assert done.returncode == 1
+    assert "'explode' is not one of 'none', 'rebind', 'link-flap'" in done.stderr
+
+
+# --- an API server that does not always answer -----------------------------------------------------------------
+
+
+PODS, EVICTION, NODE = "GET /api/v1/pods", "POST /api/v1/namespaces/ml/pods/job/eviction", "/api/v1/nodes/a"
+BUSY = (503, {"kind": "Status", "code": 503, "message": "it is being restarted"})
+FORBIDDEN = (403, {"kind": "Status", "code": 403, "message": "nobody may do this"})
+NO_PODS: tuple[int, dict[str, Any]] = (200, {"items": []})
+HEALTHY = {
+    "status": {"conditions": [{"type": each, "status": "True"} for each in ("Ready", names.READY, names.UP_TO_DATE)]}
+}
+ONE_POD = (200, {"items": [pod("job").to_dict()]})
+
+Answers = dict[str, list[tuple[int, dict[str, Any]]]]
+
+
+@define
+class Scripted:
+    """An API server that answers each request with the next of its answers, then always the last. ``asked``: the requests."""
+
+    answers: Answers
+    asked: list[str] = field(factory=list)
+
+    def answer(self, what: str) -> tuple[int, dict[str, Any]]:
+        self.asked.append(what)
+        left = self.answers[what]
+        return left.pop(0) if len(left) > 1 else left[0]
+
+
+Serve = Callable[[Answers], tuple[Scripted, Maintenance]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
+    """Start such a server, and a maintenance that uses it."""
+    monkeypatch.setattr("fleet.maintenance.LOOK", 0.01)
+    running: list[HTTPServer] = []
+
+    def begin(answers: Answers) -> tuple[Scripted, Maintenance]:
+        script = Scripted(answers)
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                code, document = script.answer(f"{self.command} {self.path.partition('?')[0]}")
+                text = json.dumps(document).encode()
+                self.send_response(code)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            do_GET = do_POST = do_PATCH = answer
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        running.append(HTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{running[-1].server_address[1]}"
+        config = KubeConfig.from_one(cluster=Cluster(server=url), user=User(), context_name="a")
+        api = Api(Client(config), "me", NOW)
+        inventory = Inventory(tmp_path, {"a": Host("a", "a")})
+        return script, Maintenance(api, inventory, Disruption.VF_RESET, Rules(), 5.0, 5.0, 5.0, lambda line: None)
+
+    yield begin
+    for server in running:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_restarting_api_server_is_asked_again(serve: Serve) -> None:
+    script, maintenance = serve(
+        {
+            PODS: [BUSY, ONE_POD, ONE_POD, BUSY, NO_PODS],
+            EVICTION: [BUSY, (201, {})],
+            f"GET {NODE}": [BUSY, (200, HEALTHY)],
+        }
+    )
+    maintenance._drain("a")
+    assert script.asked == [PODS, PODS, EVICTION, PODS, EVICTION, PODS, PODS]
+    maintenance._wait("a")
+
+
+def test_a_drain_that_is_forbidden_is_undone(serve: Serve) -> None:
+    begun = {names.MAINTENANCE: '{"by": "me", "since": "2026", "step": "drain", "cordoned": true, "allow": "rebind"}'}
+    answers = [
+        (200, {"metadata": {"name": "a", "resourceVersion": "7", "annotations": notes}}) for notes in ({}, begun)
+    ]
+    script, maintenance = serve({PODS: [FORBIDDEN], f"GET {NODE}": answers, f"PATCH {NODE}": [(200, {})]})
+    assert maintenance.run(["a"], 1) == {"a": ("undone", "nobody may do this")}
+    assert script.asked[-2:] == [f"GET {NODE}", f"PATCH {NODE}"]

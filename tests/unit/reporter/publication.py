@@ -1,0 +1,111 @@
+"""The reporter's Publication with an API server of one Node, and clocks that a test sets."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import define, evolve, field, frozen
+
+from agent.report.records import Report, report_to_json
+from agent.reporter.kubernetes.api import NoCredentials, Session, trust
+from agent.reporter.kubernetes.publish import Files, Publication
+from agent.runtime import boot_id, uptime
+from tests.unit.reporter.scripted import api_server
+from tests.unit.reporter.test_node import SETTINGS, document, node
+
+
+@frozen
+class Fixed:
+    """Credentials that never change; None: there are none."""
+
+    known: Session | None = None
+
+    def session(self) -> Session:
+        if self.known is None:
+            raise NoCredentials("there is none")
+        return self.known
+
+    def keep(self, now: float) -> float:
+        return float("inf")
+
+
+def merged(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Apply a JSON merge patch that removes nothing."""
+    both = {key: merged(document.get(key, {}), value) for key, value in patch.items() if isinstance(value, dict)}
+    return {**document, **patch, **both}
+
+
+@define
+class Cluster:
+    """A Node and its Lease at an API server.
+
+    ``busy``: it answers 503. ``refusing``: the status of what it refuses, by the last part of the path. ``writes``: the last
+    parts of the paths; ``patches``: what was written to the Node.
+    """
+
+    node: dict[str, Any] = field(factory=document)
+    lease: dict[str, Any] | None = None
+    renewals: list[Any] = field(factory=list)
+    busy: bool = False
+    refusing: dict[str, int] = field(factory=dict)
+    writes: list[str] = field(factory=list)
+    patches: list[Any] = field(factory=list)
+    listings: int = 0
+
+    def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if self.busy:
+            return 503, {}
+        if method == "GET":
+            return 200, self.listed()
+        what = "lease" if "leases" in path else path.rpartition("/")[2]
+        if what in self.refusing:
+            return self.refusing[what], {"message": "no"}
+        if what == "lease":
+            return self.renewed(method, body)
+        self.writes.append(what)
+        self.patches.append(body)
+        return 200, self.node
+
+    def listed(self) -> dict[str, Any]:
+        """First all Nodes, then the first event of the watch, then all Nodes, and so on."""
+        self.listings += 1
+        if self.listings % 2:
+            return {"items": [self.node], "metadata": {"resourceVersion": "7"}}
+        return {"type": "BOOKMARK", "object": {}}
+
+    def renewed(self, method: str, body: Any) -> tuple[int, dict[str, Any]]:
+        if method == "PATCH" and self.lease is None:
+            return 404, {}
+        self.writes.append("lease")
+        self.renewals.append(body)
+        self.lease = merged(self.lease or {}, body)
+        return 200, self.lease
+
+
+@define
+class Clocks:
+    """The time of day, and the seconds since the boot."""
+
+    day: float = 1e9
+    boot: float = 100.0
+
+    def goes_on(self, seconds: float) -> None:
+        self.day, self.boot = self.day + seconds, self.boot + seconds
+
+
+@contextmanager
+def publishing(folder: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
+    """A reporter whose Node has just been registered by its kubelet."""
+    cluster, clocks = Cluster(), Clocks()
+    report, labels, out, memory = (folder / name for name in ("report", "labels", "out", "memory"))
+    with api_server(folder, cluster.answer) as (url, authority):
+        settings = evolve(SETTINGS, server=url, ca_file=str(authority))
+        who = Fixed(Session(trust(authority)))
+        found = Publication(settings, who, Files(report, labels, out, memory), lambda: clocks.day, lambda: clocks.boot)
+        found.watch.known, found.watch.node = True, node()
+        yield found, cluster, clocks
+
+
+def say(publication: Publication, found: Report) -> None:
+    publication.files.report.write_text(report_to_json(evolve(found, boot_id=boot_id(), uptime=uptime())))

@@ -1,0 +1,145 @@
+"""The reporter's client of the API server, over real connections."""
+
+import queue
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from agent.reporter.kubernetes.api import LAST_WAIT, Api, Refused, Session, read_document, trust
+from agent.reporter.kubernetes.node import read_node
+from agent.reporter.kubernetes.node_watch import NodeWatch
+from tests.unit.reporter.scripted import Answer, api_server
+
+T = TypeVar("T")
+
+# Ends the watch's thread, below.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+def test_an_authority_without_identifiers_of_keys_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    default = ssl.create_default_context
+
+    def as_python_3_13_has_it(**options: Any) -> ssl.SSLContext:
+        context = default(**options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", as_python_3_13_has_it)
+    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
+        session = Session(trust(authority))
+        assert Api(url, lambda: session).ask("GET", "/api/v1/nodes") == {"kind": "List"}
+
+
+def test_a_new_connection_resumes_the_session_of_the_one_before(tmp_path: Path) -> None:
+    with api_server(tmp_path, lambda method, path, body: (200, {"kind": "List"})) as (url, authority):
+        known = [Session(trust(authority)), Session(trust(authority))]
+        api = Api(url, lambda: known[0])
+        for _ in range(3):
+            api.ask("GET", "/api/v1/nodes")
+            api.close()
+        assert known[0].tls.session_stats()["hits"] == 2
+        renewed = known.pop(0).tls
+        api.ask("GET", "/api/v1/nodes")
+        assert (renewed.session_stats()["hits"], known[0].tls.session_stats()["hits"]) == (2, 0)
+
+
+@contextmanager
+def followed(folder: Path, answer: Answer, look: Callable[[NodeWatch], T]) -> Iterator[Callable[[], T]]:
+    """Watch the Node `a`. The result waits for the next change, and returns what `look` sees then."""
+    seen: queue.Queue[T] = queue.Queue()
+    over = threading.Event()
+    with api_server(folder, answer) as (url, authority):
+        known = Session(trust(authority))
+
+        def session() -> Session:
+            if over.is_set():
+                raise SystemExit  # the watch's thread ends by that
+            return known
+
+        watch = NodeWatch(Api(url, session), "a", lambda: seen.put(look(watch)))
+        watch.start()
+        yield lambda: seen.get(timeout=10)
+        over.set()
+        watch.retry_now()
+        for thread in threading.enumerate():
+            if thread.name == "watch a":
+                thread.join(10)
+
+
+def test_a_malformed_node_is_reported_and_read_again(tmp_path: Path) -> None:
+    node = {"metadata": {"name": "a", "uid": "u1", "resourceVersion": "7"}}
+    lists = iter([[{}], [node]])
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        return 200, {"metadata": {"resourceVersion": "7"}, "items": next(lists, [node])}
+
+    with followed(tmp_path, answer, lambda watch: (watch.known, watch.trouble)) as change:
+        known, trouble = change()
+        assert not known and "cannot be read: KeyError('metadata')" in trouble
+        assert change() == (True, "")
+        # What it gets for a watch is no event.
+        assert "cannot be read: KeyError('type')" in change()[1]
+
+
+def test_a_node_with_a_lower_version_after_an_etcd_restore_is_accepted(tmp_path: Path) -> None:
+    versions = iter(["900", "900", "7"])
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        version = {"resourceVersion": next(versions, "7")}
+        return 200, {"metadata": version, "items": [{"metadata": {"name": "a", "uid": "u1", **version}}]}
+
+    with followed(tmp_path, answer, lambda watch: watch.node.version if watch.node else "") as change:
+        # Of the list, of the watch that is none, and of the next list.
+        assert [change() for _ in range(3)] == ["900", "900", "7"]
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff", b"[]", b'{"a": 1, "a": 2}'])
+def test_an_answer_that_is_not_an_object_is_an_error_with_its_text(text: bytes) -> None:
+    with pytest.raises(Refused, match="something that is not a JSON object"):
+        read_document(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "waits"), [("7", 7.0), ("9" * 400, LAST_WAIT), ("\u00b2", 0.0), ("-1", 0.0), ("soon", 0.0)]
+)
+def test_a_large_retry_after_does_not_silence_the_reporter(tmp_path: Path, given: str, waits: float) -> None:
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        return 429, {"message": "later"}
+
+    with api_server(tmp_path, answer, {"Retry-After": given}) as (url, authority):
+        session = Session(trust(authority))
+        with pytest.raises(Refused) as refused:
+            Api(url, lambda: session).ask("GET", "/")
+    assert refused.value.retry_after == waits
+
+
+NODE = {"metadata": {"uid": "u", "resourceVersion": "1"}}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"status": {"allocatable": {"a.com/vf": 4}}},
+        {"status": {"conditions": [{"type": "TrackbedReady", "status": True}]}},
+        {"status": {"nodeInfo": {"bootID": None}}},
+        {"spec": {"taints": ["a"]}},
+        {"metadata": {"uid": "u", "resourceVersion": "1", "labels": {"a": None}}},
+        {"metadata": {"uid": "u", "resourceVersion": 1}},
+    ],
+)
+def test_a_node_with_wrong_types_is_refused_when_it_is_read(more: dict[str, Any]) -> None:
+    # NodeWatch catches these, and tries again. Later, nobody would: the reporter would end.
+    with pytest.raises((KeyError, TypeError, AttributeError)):
+        read_node({**NODE, **more})
+
+
+def test_a_condition_whose_times_were_never_set_is_read() -> None:
+    never = {"type": "TrackbedReady", "status": "Unknown", "lastHeartbeatTime": None, "lastTransitionTime": None}
+    assert read_node({**NODE, "status": {"conditions": [never]}}).conditions == {
+        "TrackbedReady": {"type": "TrackbedReady", "status": "Unknown"}
+    }

@@ -1,0 +1,254 @@
+"""When the reporter publishes, and what it then writes: its Publication, without a cluster."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from agent.report.names import READY, READY_LABEL, UP_TO_DATE
+from agent.report.records import Condition, Report, report_to_json
+from agent.report.verdict import STALE, Verdict, judge
+from agent.reporter.kubernetes.api import LAST_WAIT
+from agent.reporter.kubernetes.calm import LASTING, LOSSES
+from agent.reporter.kubernetes.lease import LEASE_EVERY
+from agent.reporter.kubernetes.node import (
+    read_node,
+)
+from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
+from agent.reporter.kubernetes.publish import Files, Publication
+from agent.runtime import boot_id, uptime
+from tests.unit.reporter.publication import Clocks, Cluster, Fixed, publishing, say
+from tests.unit.reporter.test_node import (
+    LABELS,
+    NO_CARRIER,
+    OURS,
+    PLUGIN,
+    REPORT,
+    RESOURCE,
+    SETTINGS,
+    labelled,
+    node,
+)
+
+HOURS = 8 * 3600.0
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
+    with publishing(tmp_path) as found:
+        yield found
+
+
+def test_setting_the_clock_back_delays_neither_a_retry_nor_the_lease(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, REPORT)
+    cluster.busy = True
+    reporter.turn()
+    assert "503" in reporter.acknowledged.now.error
+    cluster.busy = False
+    clocks.day -= HOURS
+    clocks.goes_on(LAST_WAIT)
+    reporter.turn()
+    assert (reporter.acknowledged.now.error, cluster.writes.count("lease")) == ("", 1)
+    clocks.day -= HOURS
+    clocks.goes_on(LEASE_EVERY[1])
+    reporter.turn()
+    assert cluster.writes.count("lease") == 2
+
+
+def test_a_renewal_sends_only_the_time_and_restores_what_somebody_has_changed(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, REPORT)
+    reporter.turn()
+    first = copy.deepcopy(cluster.lease)
+    assert first is not None
+    assert cluster.renewals == [first]
+
+    def renew() -> list[Any]:
+        cluster.renewals.clear()
+        clocks.goes_on(LEASE_EVERY[1])
+        reporter.turn()
+        return cluster.renewals
+
+    (patch,) = renew()
+    assert [*patch, *patch["spec"]] == ["spec", "renewTime"]
+    assert cluster.lease is not None
+    cluster.lease["metadata"]["annotations"] = {}
+    cluster.lease["spec"]["leaseDurationSeconds"] = 1
+    assert len(renew()) == 2
+    assert cluster.lease["metadata"] == first["metadata"]
+    assert cluster.lease["spec"]["leaseDurationSeconds"] == first["spec"]["leaseDurationSeconds"]
+    cluster.lease = None
+    assert [made["metadata"] for made in renew()] == [first["metadata"]]
+
+
+def test_an_outage_is_reported_without_writing_to_the_disk(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    reporter.turn()
+    before = reporter.files.memory.stat().st_ino
+    cluster.busy = True
+    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    reporter.turn()
+    assert "503" in reporter.files.acknowledgement.read_text()
+    assert reporter.files.memory.stat().st_ino == before
+
+
+def test_a_ready_node_gets_its_lease_first_and_one_that_is_not_ready_its_taint(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    reporter.turn()
+    assert cluster.writes == ["lease", "status", "n1"]
+    cluster.writes.clear()
+    # Another Node, which has neither.
+    cluster.node = {"metadata": {"uid": "u2", "resourceVersion": "9"}}
+    reporter.watch.node = read_node(cluster.node)
+    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    reporter.turn()
+    assert cluster.writes == ["n1", "status", "lease"]
+
+
+def test_a_heartbeat_is_no_change_unless_the_one_before_was_stale(tmp_path: Path) -> None:
+    path = tmp_path / "report"
+
+    def heard(age: float, **more: Any) -> Verdict:
+        beaten = evolve(REPORT, boot_id=boot_id(), uptime=uptime() - age, heartbeat=age, **more)
+        path.write_text(report_to_json(beaten))
+        return judge(path).without_heartbeat()
+
+    assert heard(20.0) == heard(0.0)
+    assert heard(2 * STALE) != heard(0.0)
+    assert heard(0.0, generation=2) != heard(0.0, generation=1)
+
+
+def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, clocks = running
+    checking = evolve(REPORT, ready=False, conditions=(Condition("Converged", "Unknown", "Checking", "it waits"),))
+    published: list[bool] = []
+    for generation in range(100):
+        for found in (REPORT, checking):
+            say(reporter, evolve(found, generation=generation))
+            reporter.turn()
+            published.append(reporter.acknowledged.now.ready)
+            assert not (reporter.acknowledged.now.ready and not found.ready)
+            # As the API server would tell it.
+            labels = {READY_LABEL: "true"} if reporter.acknowledged.now.ready else {}
+            ready = ("True", "AsSpecified", "the node is as its spec says")
+            waits = ("False", "Checking", "Converged is Unknown (Checking): it waits")
+            said = [
+                (READY, *(ready if reporter.acknowledged.now.ready else waits)),
+                (UP_TO_DATE, "True", "SpecDone", ""),
+            ]
+            told = [dict(zip(("type", "status", "reason", "message"), each, strict=True)) for each in said]
+            reporter.watch.node = read_node(labelled(labels, [OURS], conditions=told))
+            clocks.goes_on(2.0)
+    assert published == [True, False] * LOSSES + [False] * (200 - 2 * LOSSES)
+    assert len([where for where in cluster.writes if where != "lease"]) < 20
+    say(reporter, REPORT)
+    left = reporter.turn()
+    assert (reporter.acknowledged.now.ready, left) == (False, LASTING)
+    assert "Ready was lost 3 times" in reporter.acknowledged.now.error
+    clocks.goes_on(left)
+    reporter.turn()
+    assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.error) == (True, "")
+
+
+def test_a_wrong_clock_does_not_stop_a_not_ready(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, clocks = running
+    for clocks.day in (-1e12, 1e15):
+        cluster.writes.clear()
+        reporter.watch.node = node()
+        say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+        reporter.turn()
+        assert (reporter.acknowledged.now.error, cluster.writes[:1]) == ("", ["status"])
+
+
+def test_an_answer_that_is_no_node_is_reported_as_an_error(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    cluster.node = {"kind": "Status"}
+    say(reporter, evolve(REPORT, ready=False, conditions=(NO_CARRIER,)))
+    reporter.turn()
+    assert "something that is not a Node" in reporter.acknowledged.now.error
+
+
+@pytest.mark.parametrize("metadata", [None, [], 5, {"annotations": []}, {"annotations": None}])
+def test_an_answer_that_is_no_lease_is_reported_as_an_error(
+    running: tuple[Publication, Cluster, Clocks], metadata: Any
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, REPORT)
+    reporter.turn()
+    assert cluster.lease is not None
+    good, cluster.lease = cluster.lease, {"metadata": metadata}
+    clocks.goes_on(LEASE_EVERY[1])
+    reporter.turn()
+    assert "something that is not a Lease" in reporter.acknowledged.now.error
+    cluster.lease = good
+    reporter.retry_now()
+    reporter.turn()
+    assert reporter.acknowledged.now.error == ""
+
+
+# --- a plugin does not follow a change of its devices ------------------------------------------------------------
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Callable[[], Publication]:
+    """Start a reporter, with the files that an earlier one has left."""
+
+    def make() -> Publication:
+        report, labels, out, memory = (tmp_path / f"{name}.json" for name in ("report", "labels", "out", "memory"))
+        return Publication(SETTINGS, Fixed(), Files(report, labels, out, memory))
+
+    return make
+
+
+def away(publication: Publication, devices: str, there: dict[str, Any], now: float) -> bool:
+    """Whether the plugin's label is absent after a report of these devices."""
+    report = Report("n1", "h1", boot_id(), "v", True, True, devices=devices)
+    found, _ = publication._plugins_absent(Verdict(report, (), 1.0, True), LABELS, read_node(there), now)
+    # The state once everything else is written.
+    publication.acknowledged.now = evolve(publication.acknowledged.now, boot_id=report.boot_id)
+    publication._acknowledge()
+    return found
+
+
+WITH, WITHOUT = {PLUGIN.key: "hca", READY_LABEL: "true"}, {READY_LABEL: "true"}
+
+
+def test_a_plugins_label_returns_once_its_resource_is_gone(begin: Callable[[], Publication]) -> None:
+    reporter = begin()
+    assert not away(reporter, "four", labelled({}), 0.0)
+    assert not away(reporter, "four", labelled(WITH, allocatable={RESOURCE: "4"}), 10.0)
+    assert away(reporter, "eight", labelled(WITH, allocatable={RESOURCE: "4"}), 20.0)
+    assert away(reporter, "eight", labelled(WITHOUT, allocatable={RESOURCE: "4"}), 20.0 + PLUGIN_PAUSE)
+    assert not away(reporter, "eight", labelled(WITHOUT, allocatable={RESOURCE: "0"}), 21.0 + PLUGIN_PAUSE)
+    assert not away(reporter, "eight", labelled(WITHOUT), 22.0 + PLUGIN_PAUSE)
+
+
+def test_a_restart_of_the_reporter_does_not_set_the_label_too_early(
+    begin: Callable[[], Publication],
+) -> None:
+    first = begin()
+    assert not away(first, "four", labelled(WITH, allocatable={RESOURCE: "4"}), 0.0)
+    assert away(first, "eight", labelled(WITH, allocatable={RESOURCE: "4"}), 10.0)
+    second = begin()
+    assert away(second, "eight", labelled(WITHOUT, allocatable={RESOURCE: "4"}), 12.0)
+    assert not away(begin(), "eight", labelled(WITHOUT, allocatable={RESOURCE: "0"}), 14.0)
+
+
+def test_devices_that_change_before_the_first_plugin_started_remove_no_label(begin: Callable[[], Publication]) -> None:
+    reporter = begin()
+    for devices in ("none", "four"):
+        assert not away(reporter, devices, labelled({}), 0.0)

@@ -1,0 +1,252 @@
+"""What one turn of the reporter writes and says, and when the next one is due; its run until it ends."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, evolve, field
+
+from agent.report.names import NOT_READY as NOTICE
+from agent.report.records import Report, report_to_json
+from agent.report.verdict import STALE
+from agent.reporter.kubernetes.api import LAST_WAIT, NoCredentials, Session
+from agent.reporter.kubernetes.lease import LEASE_EVERY
+from agent.reporter.kubernetes.node import read_node
+from agent.reporter.kubernetes.publish import Publication
+from agent.reporter.kubernetes.steps import LONGEST_SLEEP
+from agent.runtime import boot_id, uptime
+from tests.contract.asking import soon
+from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
+from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document, node
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
+    with publishing(tmp_path) as found:
+        yield found
+
+
+UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
+
+
+def test_a_cluster_without_the_node_is_said_until_it_is_there(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    reporter.watch.node = None
+    assert reporter.turn() == LONGEST_SLEEP
+    assert (reporter.acknowledged.now.error, cluster.writes) == ("the cluster has no Node n1 yet", [])
+    reporter.watch.node = node()
+    reporter.turn()
+    assert (reporter.acknowledged.now.error, cluster.writes) == ("", ["lease", "status", "n1"])
+
+
+def test_nothing_is_written_to_a_node_that_is_not_known(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    reporter.watch.known, reporter.watch.trouble = False, "the API server does not answer in time"
+    reporter.turn()
+    assert (reporter.acknowledged.now.error, cluster.writes) == ("the API server does not answer in time", [])
+
+
+def test_one_trouble_of_several_steps_is_said_once(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    say(reporter, UNREADY)
+    cluster.busy = True
+    reporter.watch.trouble = "it waits"
+    reporter.turn()
+    said = reporter.acknowledged.now.error.split("; ")
+    assert (len(said), said[-1]) == (2, "it waits")
+
+
+@define
+class Renewing:
+    """Credentials that are there from the so manyth look on, and are renewed after some seconds."""
+
+    made: Session | None
+    after: float
+    from_look: int = 1
+    kept: list[float] = field(factory=list)
+
+    def session(self) -> Session:
+        if self.made is None or len(self.kept) < self.from_look:
+            raise NoCredentials("there is none")
+        return self.made
+
+    def keep(self, now: float) -> float:
+        self.kept.append(now)
+        return self.after
+
+
+def test_credentials_are_kept_when_they_are_due(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, _, clocks = running
+    reporter.identity = who = Renewing(reporter.identity.session(), 20.0)
+    say(reporter, REPORT)
+    assert reporter.turn() == 0.0, "they are new: what failed without them is tried at once"
+    assert (reporter.turn(), who.kept) == (20.0, [clocks.day] * 2)
+    clocks.goes_on(19.0)
+    assert reporter.turn() == 1.0
+    assert len(who.kept) == 2
+    clocks.goes_on(1.0)
+    assert reporter.turn() == 20.0
+    assert who.kept[2:] == [clocks.day]
+
+
+def test_what_failed_is_tried_again_at_once_if_asked_for(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    say(reporter, REPORT)
+    cluster.busy = True
+    reporter.turn()
+    cluster.busy = False
+    assert reporter.turn() > 0.0
+    assert cluster.writes == []
+    reporter.retry_now()
+    assert reporter._changed.is_set() and reporter.watch._again.is_set()
+    reporter.turn()
+    assert cluster.writes == ["lease", "status", "n1"]
+
+
+def test_the_first_credentials_have_what_failed_tried_again_and_renewed_ones_do_not(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, clocks = running
+    reporter.identity = Renewing(reporter.identity.session(), 0.01, from_look=2)
+    say(reporter, REPORT)
+
+    def fail_and_go_on() -> list[str]:
+        cluster.busy = True
+        reporter.turn()
+        cluster.busy = False
+        clocks.goes_on(0.05)  # a failed step waits at least twice as long
+        cluster.writes.clear()
+        reporter.turn()
+        return cluster.writes
+
+    assert fail_and_go_on() == ["lease", "status", "n1"]
+    clocks.goes_on(LEASE_EVERY[1])
+    reporter.watch.node = node()
+    assert fail_and_go_on() == []
+
+
+@pytest.mark.parametrize("what", ["n1", "status", "lease"])
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 422, 500])
+def test_the_node_is_read_again_if_a_refusal_shows_that_it_has_changed(
+    running: tuple[Publication, Cluster, Clocks], what: str, status: int
+) -> None:
+    reporter, cluster, _ = running
+    cluster.node = document(spec={})
+    reporter.watch.node = read_node(cluster.node)
+    cluster.refusing[what] = status
+    say(reporter, UNREADY)
+    reporter.turn()
+    gone = what == "lease" and status == 404  # then another one is made
+    assert gone or f"answers {status}" in reporter.acknowledged.now.error
+    assert reporter.watch.known is not (what != "lease" and status in (404, 409, 422))
+
+
+def test_while_the_node_cannot_say_that_it_is_not_ready_its_lease_does(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, clocks = running
+    cluster.refusing["status"] = 403
+
+    def notice() -> Any:
+        clocks.goes_on(LAST_WAIT)
+        reporter.turn()
+        return (cluster.lease or {})["metadata"]["annotations"].get(NOTICE)
+
+    say(reporter, REPORT)
+    assert notice() is None
+    assert reporter.acknowledged.now.error
+    say(reporter, UNREADY)
+    assert notice() == f"NoCarrier: Carrier is False (NoCarrier): {NO_CARRIER.message}"
+    assert not reporter.acknowledged.now.ready and reporter.acknowledged.now.generation == 0
+    reporter.files.report.unlink()
+    assert str(notice()).startswith("NoReport: ")
+    cluster.refusing.clear()
+    say(reporter, UNREADY)
+    assert notice() is None
+
+
+def test_a_lease_is_not_renewed_without_a_fresh_report(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    reporter.turn()
+    assert cluster.writes == ["status"]
+    stale = evolve(REPORT, boot_id=boot_id(), uptime=uptime() - STALE - 1)
+    reporter.files.report.write_text(report_to_json(stale))
+    assert reporter.turn() == LONGEST_SLEEP
+    assert "lease" not in cluster.writes
+
+
+@pytest.mark.parametrize("found", [REPORT, UNREADY])
+def test_it_looks_again_just_after_the_heartbeat_would_be_stale(
+    running: tuple[Publication, Cluster, Clocks], found: Report
+) -> None:
+    reporter, _, _ = running
+    say(reporter, found)
+    reporter.turn()  # the conditions are written
+    assert STALE - 10.0 < reporter.turn() <= STALE + 1.0
+
+
+def test_labels_of_a_node_that_cannot_be_read_leave_it_tainted(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, clocks = running
+    reporter.files.labels.write_text("nonsense")
+    say(reporter, REPORT)
+    reporter.turn()
+    assert cluster.writes == ["lease"]
+    assert "the deploy writes it" in reporter.acknowledged.now.error
+    reporter.watch.node = node(spec={})
+    say(reporter, UNREADY)
+    reporter.turn()
+    assert cluster.writes == ["lease", "n1", "status"]
+    assert "the deploy writes it" in reporter.acknowledged.now.error
+    reporter.files.labels.write_text('{"labels": [{"key": "example.net/rail", "value": "8"}]}')
+    clocks.goes_on(LAST_WAIT)
+    reporter.turn()
+    assert reporter.acknowledged.now.error == ""
+    say(reporter, REPORT)  # only a node that is ready gets its labels
+    reporter.turn()
+    patch = next(each for each in reversed(cluster.patches) if isinstance(each, list))
+    said = {operation["path"]: operation.get("value") for operation in patch}
+    assert said.get("/metadata/labels/example.net~1rail") == "8", cluster.patches
+
+
+def test_a_change_wakes_it_and_a_heartbeat_does_not(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, _, _ = running
+    say(reporter, REPORT)
+    reporter.turn()
+    say(reporter, evolve(REPORT, heartbeat=1.0))
+    reporter.report_written()
+    assert not reporter._changed.is_set()
+    say(reporter, evolve(REPORT, generation=1))
+    reporter.report_written()
+    assert reporter._changed.is_set()
+
+
+def test_it_publishes_what_the_watch_and_the_report_say_until_it_ends(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    def end() -> float:
+        raise SystemExit
+
+    def publish() -> None:
+        with suppress(SystemExit):
+            reporter.run()
+
+    reporter, cluster, _ = running
+    reporter.watch.known = False
+    say(reporter, REPORT)
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    soon(lambda: reporter.acknowledged.now.ready or None, "Ready", within=60.0)
+    assert cluster.writes == ["lease", "status", "n1"]
+    say(reporter, evolve(UNREADY, generation=1))
+    reporter.report_written()
+    soon(lambda: reporter.acknowledged.now.generation == 1 or None, "NotReady", within=60.0)
+    assert not reporter.acknowledged.now.ready
+    reporter.clock = end
+    reporter.wake()
+    thread.join(60.0)
+    assert not thread.is_alive()

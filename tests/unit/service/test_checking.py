@@ -1,0 +1,364 @@
+"""Ready while an event waits for its reading: supervisor and worker as they are, a simulated kernel, real link events.
+
+They run in a network namespace of their own, in which netdevs have the indexes of the simulated ones.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+from agent.report.records import Condition, Report, report_from_json
+from tests.contract.asking import soon
+from tests.sim.readiness import writer
+
+ROOT = Path(__file__).parents[3]
+REQUIRED, OPTIONAL = "0000:21:00.0", "0000:41:00.0"
+NETDEVS = {REQUIRED: ("required", 2), OPTIONAL: ("optional", 3), "": ("other", 50)}
+PEERS = 100
+NUMBERS = count()
+"""Each event is a change: one MTU after the other."""
+
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from agent.report import activity
+activity.ANSWERED_WITHIN = float(sys.argv[2])
+from agent.service import supervisor
+supervisor.HEARTBEAT = 1.0
+supervisor.supervise([sys.executable, "-c", *sys.argv[3:]], supervisor.Publisher(Path(sys.argv[1]), "boot-1", "v1"))
+"""
+
+# A PF's sriov_numvfs is read from the file of its name, too: a named pipe, while a test has the kernel wait. "EIO": it fails.
+# Each reading is a line in the file `reads` before it begins. What the file `lost` names loses its VFs before the next one.
+WORKER = """
+import errno, sys
+from pathlib import Path
+import click
+from attrs import evolve
+from agent.report import activity
+from agent.linux import events
+activity.ANSWERED_WITHIN = float(sys.argv[2])
+events.BUFFER = int(sys.argv[3])
+from agent.service import worker
+from tests.sim.kernel import Kernel
+
+class Files:
+    def __init__(self, kernel, folder): self.kernel, self.folder = kernel, folder
+    def __getattr__(self, name): return getattr(self.kernel, name)
+    def read(self, path):
+        if path.endswith("/sriov_numvfs"):
+            self.come_to(path.split("/")[-2])
+        return self.kernel.read(path)
+    def come_to(self, function):
+        lost = self.folder / "lost"
+        if lost.exists():
+            self.kernel.write(f"/sys/bus/pci/devices/{lost.read_text()}/sriov_numvfs", "0")
+            lost.unlink()
+        with (self.folder / "reads").open("a") as reads: reads.write(function + chr(10))
+        if (self.folder / function).read_text() == "EIO":
+            raise OSError(errno.EIO, "Input/output error", function)
+
+@click.command()
+@click.argument("folder")
+@click.argument("limit")
+@click.argument("room")
+@click.option("--activity", type=int)
+def main(folder, limit, room, activity):
+    kernel = Kernel()
+    kernel.add_nic("0000:21:00.0", "enp33s0", "02:00:00:00:01:00", node=0)
+    kernel.add_nic("0000:41:00.0", "enp65s0", "02:00:00:00:01:01", node=1)
+    folder = Path(folder)
+    machine = evolve(kernel.machine(), files=Files(kernel, folder), events=events.LinuxEvents())
+    worker.main(machine, folder / "node.json", folder, folder, (), activity)
+main()
+"""
+
+ROOM = 1 << 20
+
+
+@frozen
+class Agent:
+    """A running agent, and the namespace's netdevs."""
+
+    folder: Path
+    process: subprocess.Popen[bytes]
+
+    def report(self) -> Report:
+        return report_from_json((self.folder / "report.json").read_text())
+
+    def wait_for(self, holds: Callable[[Report], bool]) -> Report:
+        deadline = time.monotonic() + 30
+        while not holds(report := self.report()):
+            assert self.process.poll() is None, "the supervisor ended"
+            assert time.monotonic() < deadline, report
+            time.sleep(0.01)
+        return report
+
+    def ip(self, *lines: str) -> None:
+        """Commands of ip(8) in the namespace."""
+        command = ["nsenter", f"--net=/proc/{self.process.pid}/ns/net", "ip", "-batch", "-"]
+        subprocess.run(command, input="\n".join(lines), text=True, check=True)
+
+    def event(self, of: str, times: int = 1) -> None:
+        name, _ = NETDEVS[of]
+        self.ip(*(f"link set dev {name} mtu {1000 + next(NUMBERS)}" for _ in range(times)))
+
+    def lose_events(self) -> None:
+        """More events of another netdev than there is room for. All is stopped meanwhile, so nobody makes room."""
+        os.killpg(self.process.pid, signal.SIGSTOP)
+        try:
+            self.event("", times=2000)
+        finally:
+            os.killpg(self.process.pid, signal.SIGCONT)
+
+    def reads(self, function: str = REQUIRED) -> int:
+        asked = self.folder / "reads"
+        return asked.read_text().split().count(function) if asked.exists() else 0
+
+    def heartbeats(self, times: int) -> Report:
+        """The report after so many more heartbeats."""
+        for _ in range(times):
+            before = self.report().heartbeat
+            report = self.wait_for(lambda r, before=before: r.heartbeat > before)  # type: ignore[misc]
+        return report
+
+    def block(self, function: str = REQUIRED) -> Path:
+        """Have readings of a PF wait from now on: each until somebody has opened and closed the pipe."""
+        pipe = self.folder / function
+        pipe.unlink()
+        os.mkfifo(pipe)
+        return pipe
+
+    def lose_vfs(self) -> None:
+        """Have the required PF without VFs when it is read next, and no event tell it."""
+        (self.folder / "new").write_text(REQUIRED)
+        (self.folder / "new").replace(self.folder / "lost")
+
+    def wait_for_reading(self, function: str, before: int) -> None:
+        """Until there were more readings of a PF than so many."""
+        soon(lambda: self.reads(function) > before or None, f"reading of {function}")
+
+    def release(self, pipe: Path) -> None:
+        """Let the reading that waits return."""
+        with writer(pipe):
+            pass
+
+    def unblock(self, pipe: Path) -> None:
+        """Let the reading that waits, and all that come, return."""
+        with writer(pipe):
+            (self.folder / "free").write_text("")
+            (self.folder / "free").replace(pipe)
+
+
+Start = Callable[..., Agent]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Agent] = []
+
+    def begin(answered_within: float = 0.5, room: int = ROOM, mode: str = "enforce", blocked: bool = False) -> Agent:
+        nics = [
+            {"name": "rail0", "select": {"pci": REQUIRED}, "vfs": {"count": 2}},
+            {"name": "rail1", "select": {"pci": OPTIONAL}, "required": False},
+        ]
+        (tmp_path / "node.json").write_text(json.dumps({"node_name": "n1", "mode": mode, "nics": nics}))
+        for function in (REQUIRED, OPTIONAL):
+            (tmp_path / function).write_text("")
+        arguments = [str(tmp_path), str(answered_within), WORKER, str(tmp_path), str(answered_within), str(room)]
+        process = subprocess.Popen(
+            ["unshare", "--net", sys.executable, "-c", SUPERVISOR, *arguments], cwd=ROOT, start_new_session=True
+        )
+        agent = Agent(tmp_path, process)
+        started.append(agent)
+        if blocked:
+            agent.block()
+        soon(lambda: (tmp_path / "report.json").exists() or None, "report")
+        agent.ip(
+            *(
+                f"link add {name} index {index} type veth peer name peer{index} index {PEERS + index}"
+                for name, index in NETDEVS.values()
+            )
+        )
+        if not blocked:
+            agent.wait_for(lambda r: r.ready)
+            # What was done at first is told until the next pass.
+            agent.event(REQUIRED)
+            agent.wait_for(lambda r: r.ready and is_told_later(r))
+        return agent
+
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to make a network namespace")
+    yield begin
+    for agent in started:
+        # The worker, too, which may wait for a pipe.
+        os.killpg(agent.process.pid, signal.SIGKILL)
+        agent.process.wait()
+
+
+def condition(report: Report) -> Condition:
+    return next(c for c in report.conditions if c.type == "Converged")
+
+
+def is_told_later(report: Report) -> bool:
+    """Whether it is of a pass that had nothing to do."""
+    return not any(outcome.result == "applied" for outcome in report.outcomes)
+
+
+def is_checking(report: Report) -> bool:
+    return condition(report).reason == "Checking"
+
+
+def test_an_event_about_a_required_device_takes_ready_back_while_its_reading_waits(start: Start) -> None:
+    agent = start()
+    pipe = agent.block()
+    agent.event(REQUIRED)
+    checking = agent.wait_for(lambda r: not r.ready)
+    assert (condition(checking).status, condition(checking).reason) == ("Unknown", "Checking")
+    assert f"{REQUIRED}/sriov_numvfs" in condition(checking).message
+    agent.unblock(pipe)
+    assert condition(agent.wait_for(lambda r: r.ready)).reason == "AsWanted"
+
+
+def test_a_hundred_harmless_events_change_nothing_in_the_report(start: Start) -> None:
+    agent = start(answered_within=2.0)
+    before = agent.heartbeats(1)
+    for _ in range(20):
+        reads = agent.reads()
+        agent.event(REQUIRED, times=5)
+        agent.wait_for_reading(REQUIRED, reads)
+    # By then an event that was taken for unanswered would have been noticed.
+    after = agent.heartbeats(4)
+    assert (after.ready, after.generation) == (True, before.generation)
+
+
+def test_only_required_devices_count_also_while_another_reading_waits(start: Start) -> None:
+    agent = start()
+    before = agent.heartbeats(1)
+    pipe, reads = agent.block(OPTIONAL), agent.reads(OPTIONAL)
+    agent.event(OPTIONAL)
+    agent.wait_for_reading(OPTIONAL, reads)
+    agent.event(OPTIONAL)
+    agent.event("")
+    after = agent.heartbeats(2)
+    assert (after.ready, after.generation) == (True, before.generation)
+    # Whoever reads the devices waits still; the event is heard all the same.
+    agent.event(REQUIRED)
+    agent.wait_for(is_checking)
+    agent.unblock(pipe)
+    agent.wait_for(lambda r: r.ready)
+
+
+def test_a_slow_reading_without_an_event_keeps_ready(start: Start) -> None:
+    agent = start()
+    before = agent.heartbeats(1)
+    pipe, reads = agent.block(), agent.reads()
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for_reading(REQUIRED, reads)
+    agent.event("")
+    after = agent.heartbeats(2)
+    assert (after.ready, after.generation) == (True, before.generation)
+    agent.event(REQUIRED)
+    agent.wait_for(is_checking)
+    agent.unblock(pipe)
+    agent.wait_for(lambda r: r.ready)
+
+
+def test_lost_events_may_have_been_about_a_required_device(start: Start) -> None:
+    agent = start(room=1)
+    pipe = agent.block()
+    agent.lose_events()
+    agent.wait_for(is_checking)
+    agent.unblock(pipe)
+    agent.wait_for(lambda r: r.ready)
+
+
+def test_after_lost_events_everything_is_read_and_put_right(start: Start) -> None:
+    agent = start(room=1)
+
+    def made() -> int:
+        """How often the VFs were made."""
+        entries = [json.loads(line) for line in (agent.folder / "history.jsonl").read_text().splitlines()]
+        changes = [entry["outcome"]["change"] for entry in entries if entry["outcome"]["result"] == "applied"]
+        return sum((change["kind"], change["field"]) == ("vfs", "count") for change in changes)
+
+    before = made()
+    agent.lose_vfs()
+    agent.lose_events()
+    # A resync comes only after a minute.
+    soon(lambda: made() > before or None, "VF made anew")
+    agent.wait_for(lambda r: r.ready)
+
+
+def test_in_observe_mode_ready_is_not_withdrawn(start: Start) -> None:
+    agent = start(mode="observe")
+    before = agent.heartbeats(1)
+    pipe, reads = agent.block(), agent.reads()
+    agent.event(REQUIRED)
+    agent.wait_for_reading(REQUIRED, reads)
+    after = agent.heartbeats(2)
+    assert (after.ready, after.generation) == (True, before.generation)
+    agent.unblock(pipe)
+
+
+def test_ready_is_not_reported_while_an_event_waits(start: Start) -> None:
+    agent = start(answered_within=60.0)
+    pipe, reads = agent.block(), agent.reads()
+    agent.lose_vfs()
+    agent.event(REQUIRED)
+    agent.wait_for_reading(REQUIRED, reads)
+    # Before they are made anew, then when they are read again, and so on.
+    for _ in range(4):
+        reads = agent.reads()
+        agent.event(REQUIRED)
+        agent.release(pipe)
+        agent.wait_for_reading(REQUIRED, reads)
+        assert not agent.heartbeats(1).ready
+    agent.unblock(pipe)
+    agent.wait_for(lambda r: r.ready)
+
+
+def test_an_event_during_the_first_pass_is_answered_after_it(start: Start) -> None:
+    agent = start(blocked=True)
+    agent.wait_for_reading(REQUIRED, 0)
+    agent.event(REQUIRED)
+    agent.unblock(agent.folder / REQUIRED)
+    agent.wait_for(lambda r: r.ready and is_told_later(r))
+
+
+def test_events_that_never_end_do_not_make_ready_what_could_not_be_read_in_time(start: Start) -> None:
+    agent = start()
+    pipe, reads = agent.block(), agent.reads()
+    agent.event(REQUIRED)
+    checking = agent.wait_for(is_checking)
+    agent.wait_for_reading(REQUIRED, reads)
+    for _ in range(8):
+        reads = agent.reads()
+        agent.event(REQUIRED)
+        agent.heartbeats(1)
+        agent.release(pipe)
+        agent.wait_for_reading(REQUIRED, reads)
+    assert agent.heartbeats(1).generation == checking.generation
+    agent.unblock(pipe)
+    agent.wait_for(lambda r: r.ready)
+
+
+def test_facts_from_before_a_failed_reading_are_not_used(start: Start) -> None:
+    agent = start()
+    (agent.folder / REQUIRED).write_text("EIO")
+    agent.event(REQUIRED)
+    agent.wait_for(lambda r: not r.ready)
+    for _ in range(3):
+        agent.event(OPTIONAL)
+        assert not agent.heartbeats(1).ready
+    (agent.folder / REQUIRED).write_text("")
+    agent.wait_for(lambda r: r.ready)

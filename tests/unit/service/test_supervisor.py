@@ -1,0 +1,504 @@
+"""The supervisor with scripted workers: real processes, a real notify socket, real signals."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from attrs import frozen
+
+from agent.report.records import Report, report_from_json, report_to_json
+from tests.contract.asking import soon
+
+ROOT = Path(__file__).parents[3]
+
+SUPERVISOR = """
+import sys
+from pathlib import Path
+from agent.service import supervisor
+folder = Path(sys.argv[1])
+limits = supervisor.Limits(*map(float, sys.argv[3:7]))
+supervisor.LEAVE_WAIT = float(sys.argv[7])
+supervisor.LONGEST_LINE = 1 << 20
+supervisor.supervise([sys.argv[8], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
+"""
+
+WORKER = """
+import json, sys
+def say(message): print(json.dumps(message), flush=True)
+def found(ready, spec_hash="h1", cluster=True):
+    conditions = [{"type": "Converged", "status": "True" if ready else "False", "reason": "R"},
+                  {"type": "DevicePlugins", "status": str(cluster), "reason": "R", "stage": "cluster"}]
+    say({"node_name": "n1", "spec_hash": spec_hash, "ready": ready and cluster, "up_to_date": True,
+         "conditions": conditions, "outcomes": []})
+say({"serving": True})
+"""
+
+# What a worker notes in a file, and what it does before it hangs: PF is a device.
+NOTED = """
+import os, pathlib, time
+from agent.report.activity import Activity
+PF = "0000:21:00.0"
+folder = pathlib.Path(os.environ["NOTIFY_SOCKET"]).parent
+def note(word):
+    with (folder / "noted").open("a") as file: file.write(word + "\\n")
+activity = Activity.at(int(sys.argv[2]))
+if not (folder / "noted").exists(): (folder / "first-report").write_text((folder / "report.json").read_text())
+note("start " + " ".join(sys.argv[3:]))
+starts = (folder / "noted").read_text().count("start")
+"""
+
+needs_fuse = pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse")
+
+
+@frozen
+class Supervised:
+    process: subprocess.Popen[bytes]
+    folder: Path
+    notified: socket.socket
+
+    def noted(self) -> list[str]:
+        path = self.folder / "noted"
+        return [line.strip() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait_until_noted(self, *lines: str) -> None:
+        soon(lambda: self.noted()[: len(lines)] == list(lines) or None, f"{lines} in {self.noted()}", 60.0)
+
+    def report(self) -> Report:
+        return report_from_json((self.folder / "report.json").read_text())
+
+    def changes(self, report: Report) -> int:
+        """How often the report has changed since the first worker started."""
+        first = report_from_json((self.folder / "first-report").read_text())
+        return report.generation - first.generation
+
+    def wait_for(self, holds: Callable[[Report], bool]) -> Report:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                report = self.report()
+                if holds(report):
+                    return report
+            except FileNotFoundError:
+                pass
+            assert time.monotonic() < deadline, (self.folder / "report.json").read_text()
+            assert self.process.poll() is None, "the supervisor ended"
+            time.sleep(0.02)
+
+
+class Start(Protocol):
+    def __call__(
+        self,
+        worker: str,
+        *,
+        read: float = 2.0,
+        write: float = 300.0,
+        retry: float = 600.0,
+        silence: float = 600.0,
+        leave: float = 10.0,
+        program: str = sys.executable,
+        notify: str = "",
+    ) -> Supervised:
+        """Start a supervisor with these limits; ``notify``: another NOTIFY_SOCKET than that of the test."""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[Supervised] = []
+
+    def begin(
+        worker: str,
+        *,
+        read: float = 2.0,
+        write: float = 300.0,
+        retry: float = 600.0,
+        silence: float = 600.0,
+        leave: float = 10.0,
+        program: str = sys.executable,
+        notify: str = "",
+    ) -> Supervised:
+        notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        address = tmp_path / f"notify{len(started)}"
+        notified.bind(str(address))
+        notified.settimeout(20)
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                SUPERVISOR,
+                str(tmp_path),
+                WORKER + worker,
+                *map(str, (read, write, retry, silence, leave)),
+                program,
+            ],
+            cwd=ROOT,
+            env={**os.environ, "NOTIFY_SOCKET": notify or str(address)},
+        )
+        started.append(Supervised(process, tmp_path, notified))
+        return started[-1]
+
+    yield begin
+    for supervised in started:
+        supervised.process.kill()
+        supervised.process.wait()
+        supervised.notified.close()
+
+
+def test_systemd_is_notified_and_the_report_and_the_marker_are_written(start: Start) -> None:
+    supervised = start("found(True); sys.stdin.read()")
+    assert supervised.notified.recv(100) == b"READY=1"
+    report = supervised.wait_for(lambda report: report.ready)
+    assert (report.node_name, report.spec_hash, report.boot_id) == ("n1", "h1", "boot-1")
+    marker = supervised.folder / "first-pass"
+    soon(lambda: marker.exists() or None, "marker, which comes after the report")
+    assert marker.read_text().strip() == "boot-1"
+
+
+def test_before_the_first_result_the_node_is_not_ready(start: Start) -> None:
+    supervised = start("sys.stdin.read()")
+    report = supervised.wait_for(lambda report: True)
+    assert not report.ready
+    assert report.conditions[0].reason == "Starting"
+    assert not (supervised.folder / "first-pass").exists()
+
+
+def test_the_first_pass_does_not_wait_for_conditions_of_the_stage_cluster(start: Start) -> None:
+    supervised = start("found(False); found(True, 'h2', cluster=False); found(False, 'h3'); sys.stdin.read()")
+    assert not supervised.wait_for(lambda report: report.spec_hash == "h3").ready
+    assert (supervised.folder / "first-pass").exists()
+
+
+def test_there_is_no_first_pass_while_a_device_condition_is_false(start: Start) -> None:
+    supervised = start("found(False); found(False, 'h2'); sys.stdin.read()")
+    supervised.wait_for(lambda report: report.spec_hash == "h2")
+    assert not (supervised.folder / "first-pass").exists()
+
+
+def test_a_worker_that_dies_makes_the_node_not_ready_until_the_next_one_has_looked(start: Start) -> None:
+    supervised = start("found(True)\nif sys.stdin.readline(): sys.exit(3)")
+    first = supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGHUP)
+    lost = supervised.wait_for(lambda report: not report.ready)
+    assert "status 3" in lost.conditions[-1].message
+    again = supervised.wait_for(lambda report: report.ready)
+    assert again.generation == first.generation + 2
+
+
+def test_a_worker_that_was_only_slow_is_replaced_at_once(start: Start) -> None:
+    # The second one begins before the ten minutes of a retry are over, or not at all within this test.
+    supervised = start(
+        NOTED + 'if starts == 1: activity.call("", "running"); time.sleep(600)\nfound(True); sys.stdin.read()'
+    )
+    supervised.wait_for(lambda report: report.ready)
+    assert supervised.noted() == ["start", "start"]
+    assert supervised.changes(supervised.report()) == 2  # Starting, WorkerStuck, ready
+
+
+def test_a_busy_worker_finishes_what_it_writes_before_another_one_tries_a_hung_device_again(start: Start) -> None:
+    busy = """
+done = "ends" in (folder / "noted").read_text()
+if not done and PF not in sys.argv: activity.call(PF, "read"); time.sleep(600)
+if not done:
+    activity.doing("vfs", "write")
+    activity.call("0000:41:00.0", "write")
+    note("begins"); sys.stdin.read(); time.sleep(4); note("ends")
+    # Between two writes, as when it looks for events.
+    activity.idle(); time.sleep(1); note("rests")
+found(done); sys.stdin.read()
+"""
+    supervised = start(NOTED + busy, retry=0.1, leave=3.0)
+    supervised.wait_for(lambda report: report.ready)
+    noted = supervised.noted()
+    # A worker that needs longer than it may only to start is replaced, too, and the device hangs again.
+    assert noted[noted.index("begins") :] == ["begins", "ends", "rests", "start"]
+
+
+def test_a_ready_from_a_worker_that_is_leaving_is_ignored(start: Start) -> None:
+    leaving = """
+if starts == 1: activity.call(PF, "read"); time.sleep(600)
+if starts == 2:
+    sys.stdin.read(); found(True, "h2"); found(False, "h3"); note("said")
+if starts == 3: note(open(folder / "report.json").read())
+sys.stdin.read()
+"""
+    supervised = start(NOTED + leaving, retry=0.1)
+    supervised.wait_until_noted("start", "start --avoid 0000:21:00.0", "said", "start")
+    report = supervised.wait_for(lambda report: report.spec_hash == "h3")
+    # After Starting, WorkerStuck and DeviceTried; h2 was never published.
+    assert not report.ready and supervised.changes(report) == 3
+
+
+def test_a_write_that_takes_longer_than_the_time_to_leave_is_not_cut_short(start: Start) -> None:
+    # With a heartbeat that is longer than that time, nothing but the deadline for leaving wakes the supervisor meanwhile.
+    writing = """
+if starts == 1: activity.call(PF, "read"); time.sleep(600)
+if starts == 2:
+    activity.doing("vfs", "write")
+    activity.call("0000:41:00.0", "write")
+    note("writes"); sys.stdin.read(); time.sleep(2.5); note("has written")
+    activity.idle(); sys.exit()
+found(True); sys.stdin.read()
+"""
+    supervised = start(NOTED + writing, retry=0.1, leave=0.5, read=20.0)
+    supervised.wait_for(lambda report: report.ready)
+    assert supervised.noted()[1:4] == ["start --avoid 0000:21:00.0", "writes", "has written"]
+
+
+def test_an_idle_worker_that_does_not_end_is_killed_and_the_device_is_tried_again(start: Start) -> None:
+    deaf = 'if starts == 1: activity.call(PF, "read")\nif starts < 3: time.sleep(600)\nfound(True); sys.stdin.read()'
+    supervised = start(NOTED + deaf, retry=0.1, leave=0.5)
+    supervised.wait_until_noted("start", "start --avoid 0000:21:00.0", "start")
+    supervised.wait_for(lambda report: report.ready)
+
+
+@pytest.fixture
+def let_go(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """Whoever reads the file ``mounted/value`` hangs in the kernel until this is called."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.service.hanging", str(mounted)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"mounted\n"
+
+    def end() -> None:
+        assert server.stdin is not None
+        server.stdin.close()
+        server.wait(timeout=60)
+
+    yield end
+    end()
+
+
+@needs_fuse
+def test_no_worker_starts_while_a_process_hangs_in_a_write_to_no_device(
+    start: Start, let_go: Callable[[], None]
+) -> None:
+    held = """
+if starts == 1: activity.doing("sysctls", "write"); activity.call("", "write"); open(folder / "mounted/value").read()
+found(True); sys.stdin.read()
+"""
+    supervised = start(NOTED + held, write=0.5, retry=0.1)
+    stuck = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
+    supervised.wait_for(lambda report: report.heartbeat > stuck.heartbeat + 3)
+    assert supervised.noted() == ["start"]
+    let_go()
+    supervised.wait_for(lambda report: report.ready)
+
+
+def waits_in(pid: int, function: str) -> bool:
+    """Whether a process waits in this function of the kernel."""
+    return Path(f"/proc/{pid}/wchan").read_text().startswith(function)
+
+
+@needs_fuse
+def test_on_sigterm_a_worker_that_cannot_be_killed_is_waited_for(start: Start, let_go: Callable[[], None]) -> None:
+    supervised = start(NOTED + 'note(str(os.getpid())); open(folder / "mounted/value").read()', leave=0.1)
+    supervisor = supervised.process
+    worker = soon(lambda: int(supervised.noted()[1]) if supervised.noted()[1:] else None, "worker", 60.0)
+    soon(lambda: waits_in(worker, "request_wait_answer") or None, "hanging read", 60.0)
+    supervisor.send_signal(signal.SIGTERM)
+    soon(lambda: supervisor.poll() is not None or waits_in(supervisor.pid, "do_wait") or None, "waiting", 60.0)
+    assert supervisor.poll() is None, "it has ended, and the worker has not"
+    let_go()
+    assert supervisor.wait(timeout=60) == 0
+
+
+def test_a_worker_that_keeps_crashing_is_restarted_with_growing_delays(start: Start) -> None:
+    supervised = start(NOTED + "note(str(time.monotonic()))")
+    soon(lambda: len(supervised.noted()) >= 8 or None, "four starts", 60.0)
+    began = [float(line) for line in supervised.noted()[1:8:2]]
+    # However busy the machine is, they do not come sooner.
+    assert [
+        later - earlier >= wait for earlier, later, wait in zip(began, began[1:], (0.5, 1.0, 2.0), strict=False)
+    ] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        r"b'nonsense\n'",
+        r"b'[1]\n'",
+        r"b'{\"ready\": 3}\n'",
+        r"b'\xff\xfe\n'",
+        r"b'[' * 200000 + b'\n'",
+        r"b'\x00\n'",
+        "b'x' * (3 << 20)",
+    ],
+)
+def test_a_worker_that_sends_a_malformed_message_is_replaced(start: Start, said: str) -> None:
+    supervised = start(
+        NOTED
+        + f"""
+if starts == 1:
+    found(True)
+    os.write(1, {said})
+    sys.stdin.read(); sys.exit()
+note(open(folder / "report.json").read()); found(True, "h2"); sys.stdin.read()
+"""
+    )
+    supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
+    between = report_from_json(supervised.noted()[2])
+    assert not between.ready
+    assert "cannot be understood" in between.conditions[-1].message
+
+
+def test_half_a_line_of_a_worker_that_ends_is_not_published(start: Start) -> None:
+    supervised = start(NOTED + 'if starts == 1: os.write(1, b"{\\"ready\\": tr"); sys.exit(4)\nsys.stdin.read()')
+    lost = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
+    assert "status 4" in lost.conditions[-1].message
+    supervised.wait_until_noted("start", "start")
+
+
+def test_a_worker_that_closes_its_output_and_stays_is_replaced(start: Start) -> None:
+    supervised = start(NOTED + "if starts == 1: os.close(1); time.sleep(600)\nfound(True); sys.stdin.read()")
+    supervised.wait_for(lambda report: report.ready)
+
+
+def test_a_worker_that_cannot_be_started_is_reported_and_retried(start: Start, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    supervised = start("found(True); sys.stdin.read()", program=str(program))
+    lost = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
+    assert "could not be started" in lost.conditions[-1].message
+    program.symlink_to(sys.executable)
+    supervised.wait_for(lambda report: report.ready)
+
+
+@pytest.mark.parametrize("address", ["/nonexistent/notify", "/" + "x" * 200, "nonsense"])
+def test_the_supervisor_runs_on_without_a_usable_notify_socket(start: Start, address: str) -> None:
+    supervised = start("found(True); sys.stdin.read()", notify=address)
+    before = supervised.wait_for(lambda report: report.ready)
+    supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.process.wait(timeout=20) == 0
+
+
+def test_the_supervisor_runs_on_if_the_notify_socket_is_full(start: Start, tmp_path: Path) -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as full,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ours,
+    ):
+        full.bind(str(tmp_path / "full"))
+        ours.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                ours.sendto(b"x", str(tmp_path / "full"))
+        supervised = start("found(True); sys.stdin.read()", notify=str(tmp_path / "full"))
+        before = supervised.wait_for(lambda report: report.ready)
+        supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
+
+
+def test_the_heartbeat_is_renewed_while_nothing_changes(start: Start) -> None:
+    supervised = start("found(True); sys.stdin.read()")
+    before = supervised.wait_for(lambda report: report.ready)
+    after = supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
+    assert after.uptime > before.uptime
+    assert (after.generation, after.time) == (before.generation, before.time)
+    assert [supervised.notified.recv(100) for _ in range(2)] == [b"READY=1", b"WATCHDOG=1"]
+
+
+def test_a_worker_that_is_stopped_while_it_waits_is_replaced(start: Start) -> None:
+    body = """found(True)
+activity.idle()
+if starts == 1: os.kill(os.getpid(), 19)
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, silence=3.0, read=0.5)
+    supervised.wait_until_noted("start", "start")
+    supervised.wait_for(lambda report: report.ready)
+
+
+def test_a_worker_that_waits_and_makes_calls_now_and_then_is_left(start: Start) -> None:
+    body = """found(True)
+for round in range(40):
+    activity.idle()
+    time.sleep(0.2)
+note("end")
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, silence=3.0, read=0.5)
+    supervised.wait_until_noted("start", "end")
+
+
+def test_a_reload_reaches_the_worker(start: Start) -> None:
+    supervised = start("found(True)\nfor line in sys.stdin: found(True, 'h2')")
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.wait_for(lambda report: report.spec_hash == "h2")
+
+
+def test_an_unchanged_result_does_not_change_the_generation(start: Start) -> None:
+    supervised = start(NOTED + "found(True); found(True); found(True); found(False); sys.stdin.read()")
+    report = supervised.wait_for(lambda report: not report.ready and report.spec_hash == "h1")
+    assert supervised.changes(report) == 2
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["with its report", "with its report removed"])
+def test_a_restart_in_the_same_boot_starts_from_not_ready_and_a_higher_generation(start: Start, removed: bool) -> None:
+    # The worker changes its report as fast as it can: no number of changes may be ahead of the next start.
+    first = start(
+        "for number in range(2000): found(number % 2 == 1, 'last' if number == 1999 else 'h1')\nsys.stdin.read()"
+    )
+    before = first.wait_for(lambda report: report.spec_hash == "last")
+    first.process.kill()
+    first.process.wait()
+    if removed:
+        # As in a full /run, where the agent could not write a newer one.
+        (first.folder / "report.json").unlink()
+    second = start("sys.stdin.read()")
+    assert second.notified.recv(100) == b"READY=1"
+    report = second.report()
+    assert report.generation > before.generation
+    assert not report.ready
+
+
+def test_generations_of_an_earlier_boot_do_not_count(start: Start, tmp_path: Path) -> None:
+    earlier = Report("n1", "h1", "boot-0", "v1", ready=True, up_to_date=True, generation=10**18)
+    (tmp_path / "report.json").write_text(report_to_json(earlier))
+    supervised = start("found(True); sys.stdin.read()")
+    assert (
+        supervised.wait_for(lambda report: report.ready and report.boot_id == "boot-1").generation < earlier.generation
+    )
+
+
+def test_on_sigterm_the_worker_ends_first_and_finishes_what_it_writes(start: Start) -> None:
+    supervised = start(NOTED + 'found(True); sys.stdin.read(); time.sleep(1); note("ends")')
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.process.wait(timeout=60) == 0
+    assert supervised.noted() == ["start", "ends"]
+
+
+def test_a_reload_between_two_workers_reaches_the_next_one(start: Start) -> None:
+    supervised = start(
+        NOTED
+        + """
+if starts == 1: sys.exit(3)
+found(False)
+for line in sys.stdin: found(True, "h2")
+"""
+    )
+    supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
+
+
+def test_sigterm_ends_it_and_the_node_is_not_ready_from_then_on(start: Start) -> None:
+    supervised = start("found(True); sys.stdin.read()")
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.process.wait(timeout=20) == 0
+    report = supervised.report()
+    assert not report.ready
+    assert report.conditions[-1].reason == "Stopped"
