@@ -13,9 +13,8 @@ from agent.engine.disruption_policy import Allowed, allowed
 from agent.engine.retry import identity
 from agent.engine.users import User, is_owned, with_affected
 from agent.hardware.functions import REMEDY
-from agent.kinds import Kind, by_name, links, vf_links
+from agent.kinds import Kind, by_name, vf_links
 from agent.report.records import HOST, Change, Disruption, Outcome
-from agent.report.target import is_vf
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -159,9 +158,7 @@ def write_of(have: Snapshot, change: Change) -> Write:
     if kind is not None and change.field in kind.REMAKES_NETDEV:
         # The driver takes a new MAC only when the VF's netdev is created again: its index changes with each write.
         return change, 0
-    statuses = have[vf_links.NAME if is_vf(change.target) else links.NAME].get(change.device, {})
-    status: links.LinkStatus | None = statuses.get(change.target)
-    return change, status.link.ifindex if status is not None and status.link is not None else 0
+    return change, vf_links.index(have, change.target)
 
 
 def _remedy(error: OSError, change: Change) -> str:

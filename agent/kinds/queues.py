@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Final, Literal
 
 from attrs import frozen
 
@@ -28,6 +28,9 @@ from agent.vendors import vendor
 
 NAME = "queues"
 AFTER = ("irqs",)
+
+RPS: Final = "rps"
+"""The name of the kind that sets the RPS masks of the spec's NICs."""
 
 Masks = Literal["rps", "xps"]
 # The direction of the queues that have the mask.

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from attrs import evolve
+
+from agent.hardware.functions import netdev, pci_of
 from agent.hardware.placement import steering
-from agent.kinds import Reading, irqs, queues
+from agent.kinds import Reading, irqs, queues, rps_netdevs, vf_links
 from agent.machine import Machine
-from agent.report.records import Change
+from agent.report.records import HOST, Change
 from agent.spec.ranges import format_ranges
 from agent.state.scope import Scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
-NAME: Final = "rps"
+NAME: Final = queues.RPS
 AFTER = ("queues",)
 UNKNOWN_UNTIL = ("vfs", "bindings", "links", "vf_links", "channels")
 REACH = "function"
@@ -52,8 +55,17 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def readings(want: Wanted, have: Snapshot) -> list[Reading]:
-    """Each receive queue's mask."""
-    return queues.readings(want, have, NAME, want.spec.rps.enable)
+    """Each receive queue's mask, without those that ``rps.netdevs`` sets since the NIC has left the spec."""
+    masks = queues.readings(want, have, NAME, want.spec.rps.enable)
+    others = rps_netdevs.indexes(want, have)
+    return [mask for mask in masks if vf_links.index(have, mask.target) not in others] if others else masks
+
+
+def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The queue's mask, or that of its netdev if it was noted by the netdev's name before."""
+    name = netdev(machine.files, pci_of(machine.files, change.target))
+    by_name = rps_netdevs.NAME, HOST, f"{name}/{change.field}"
+    return [evolve(change, kind=by_name[0], target=HOST, field=by_name[2]) if by_name in known else change]
 
 
 def apply(machine: Machine, change: Change) -> None:

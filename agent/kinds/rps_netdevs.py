@@ -7,11 +7,11 @@ and no change here is required for the node to be ready. The netdevs of the spec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, ifindex, physical_function
+from agent.hardware.functions import NET, ifindex, netdev, pci_of, physical_function
 from agent.hardware.placement import mask, pool
 from agent.hardware.sysfs import names_or_none, whole
 from agent.kinds import Reading, queues
@@ -24,7 +24,7 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 NAME = "rps_netdevs"
-AFTER = ("rps",)
+AFTER = (queues.RPS,)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 OTHER_WRITERS = ("tuned",)
@@ -129,6 +129,29 @@ def netdev_index(have: Snapshot, change: Change) -> int:
     return steered.ifindex if steered else 0
 
 
+def indexes(want: Wanted, have: Snapshot) -> frozenset[int]:
+    """The indexes of the netdevs that this kind sets."""
+    matching: Matching | None = have[NAME].get(HOST)
+    netdevs = matching.netdevs if matching else {}
+    return frozenset(steered.ifindex for name, steered in netdevs.items() if _rule(want, name) is not None)
+
+
+def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The mask, or that of a NIC's queue if it was noted as such while the NIC was in the spec."""
+    name, _, queue = change.field.rpartition("/")
+    for kind, target, field in known:
+        if kind == queues.RPS and field == queue and _netdev(machine.files, target) == name:
+            return [evolve(change, kind=kind, target=target, field=field)]
+    return [change]
+
+
+def _netdev(files: Files, target: str) -> str | None:
+    try:
+        return netdev(files, pci_of(files, target))
+    except FileNotFoundError:
+        return None
+
+
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     """One queue's mask as it is now. A netdev that is gone reads as it was before, so that its original is forgotten."""
     name, _, queue = kept.field.rpartition("/")
@@ -136,7 +159,7 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     number = whole(queue.removeprefix("rx-"))
     if number not in masks:
         return Reading(HOST, kept.field, kept.before, wanted=False)
-    wanted = _rule(want, name) is not None or _is_ours(machine, want, name)
+    wanted = want.spec.rps.enable if _is_ours(machine, want, name) else _rule(want, name) is not None
     return Reading(HOST, kept.field, format_ranges(masks[number]), wanted)
 
 

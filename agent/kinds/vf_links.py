@@ -12,7 +12,7 @@ from agent.hardware.functions import VFIO, ifindex, ifindex_of, netdev, pci_of
 from agent.kinds import Reading, bindings, links, vf_attributes
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Disruption, Value
-from agent.report.target import is_vf, vf_index, vf_target
+from agent.report.target import device_of, is_vf, vf_index, vf_target
 from agent.state.scope import Scope, functions_in_scope, in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
@@ -36,6 +36,13 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
         address: {target: links.status(machine, vf) for target, vf in functions.items() if target != address}
         for address, functions in functions_in_scope(machine.files, want, scope).items()
     }
+
+
+def index(have: Snapshot, target: str) -> int:
+    """The index of the netdev of a PF or VF; 0 if it has none that was read."""
+    statuses = have[NAME if is_vf(target) else links.NAME].get(device_of(target), {})
+    status: links.LinkStatus | None = statuses.get(target)
+    return status.link.ifindex if status is not None and status.link is not None else 0
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:

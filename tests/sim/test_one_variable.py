@@ -85,6 +85,15 @@ WAYS: dict[str, list[dict[str, Any]]] = {
             "sysctls": {f"{CONF.replace('.', '/')}/arp_announce": "1"},
         },
     ],
+    "steering": [
+        {},
+        {"nics": [{"name": "rail0", "select": {"pci": PF0}}], "rps": {"enable": True}},
+        {"rps": {"enable": False, "netdevs": [{"match": "enp33*", "cpus": "3"}]}},
+        {
+            "nics": [{"name": "rail0", "select": {"pci": PF0}}],
+            "rps": {"enable": False, "netdevs": [{"match": "enp33*", "cpus": "3"}]},
+        },
+    ],
     "RDMA namespaces": [
         {},
         {"rdma": {"netns_mode": "exclusive"}},
@@ -129,7 +138,7 @@ def follow(kernel: Kernel, originals: Originals, now: float, spec: dict[str, Any
 def values(kernel: Kernel) -> dict[str, str]:
     """All that the specs set."""
     shown = {
-        path: text
+        path: text.lstrip("0") if path.endswith("_cpus") else text
         for path, text in kernel.tree.files.items()
         if path.startswith(("/proc/sys/", "/sys/module/")) or "hugepages" in path or "/queues/" in path
     }
