@@ -164,21 +164,17 @@ class Originals:
         """
         keys = self._originals if whole else self._restoring
         # Values of the host leave with the spec, never with a device.
-        mine = {
-            key: self._originals[key] for key in keys if key[0] == kind.NAME and not (device_left and key[1] == HOST)
-        }
+        mine = sorted(key for key in keys if key[0] == kind.NAME and not (device_left and key[1] == HOST))
         if not mine:
             return []
         readings = {(reading.target, reading.field): reading for reading in read(kind, want, have)}
         changes = []
-        for key, original in sorted(mine.items(), key=lambda item: item[0]):
+        for key in mine:
+            original = self._originals[key]
             _, target, name = key
             reading = readings.get((target, name))
             if reading is None:
                 reading = read_one(machine, kind, want, Change(*key, original.value, original.written[-1]))
-            if reading is None and target == HOST and kind.reading is None:
-                # Some values of the host are read only while the spec sets them: assume the one that the agent wrote.
-                reading = Reading(target, name, original.written[-1], wanted=False)
             if reading is None or (reading.wanted and not device_left):
                 continue
             if reading.value == original.value or not {reading.value, ANY_VALUE} & set(original.written):
@@ -216,7 +212,7 @@ class Originals:
         if original.written:
             self._originals[key] = original
         else:
-            self._originals.pop(key, None)
+            del self._originals[key]
             self._restoring.discard(key)
         if self._path is None:
             return
