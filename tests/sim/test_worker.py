@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from queue import Queue
-from typing import Any
+from typing import Any, TextIO, cast
 
 import pytest
 from attrs import define, field
@@ -37,7 +37,7 @@ STUCK = "/sys/module/ib_core/srcversion"
 
 @define
 class Out:
-    """The worker's messages."""
+    """The worker's messages; an empty one once it has ended."""
 
     lines: Queue[dict[str, Any]] = field(factory=Queue)
 
@@ -51,6 +51,7 @@ class Out:
         """The next report for which ``holds`` is true."""
         while True:
             line = self.lines.get(timeout=120)
+            assert line, "the worker has ended"
             if not line.keys() & {"serving", "checking"}:
                 report = report_from_json(json.dumps({"boot_id": "b", "agent_version": "v", **line}))
                 if holds(report):
@@ -124,18 +125,15 @@ def worker(node: Node, view: View, tmp_path: Path, awaited: Queue[str]) -> Itera
         memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"), Drift.load(tmp_path, by_name()))
         activity = Activity.at(view.descriptor)
         requests = Requests(tmp_path / "apply.sock")
-        arguments = (
-            node.kernel.machine(),
-            path,
-            in_force,
-            memory,
-            activity,
-            control,
-            out,
-            requests,
-            wait_until_published,
-        )
-        threads.append(threading.Thread(target=work, args=arguments))
+        machine, stream = node.kernel.machine(), cast(TextIO, out)
+
+        def run() -> None:
+            try:
+                work(machine, path, in_force, memory, activity, control, stream, requests, wait_until_published)
+            finally:
+                out.lines.put({})
+
+        threads.append(threading.Thread(target=run))
         threads[0].start()
         return out
 
