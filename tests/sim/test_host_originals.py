@@ -85,6 +85,13 @@ def test_the_pool_of_a_node_that_alone_leaves_the_spec_is_restored(kernel: Kerne
     assert pools(kernel) == ["2", "0"]
 
 
+def test_pages_that_another_program_has_reserved_since_stay(kernel: Kernel, originals: Originals) -> None:
+    follow(kernel, originals, 0.0, hugepages=[NODE0])
+    kernel.write(POOLS[0], "5")
+    follow(kernel, originals, 1000.0)
+    assert pools(kernel) == ["5", "0"]
+
+
 TWO_NAMES = [
     (SOMAXCONN, {"sysctls": {"net.core.somaxconn": "512"}}, {"sysctls": {"net/core/somaxconn": "600"}}),
     (

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from agent.engine.originals import ORIGINALS, SPARE, Originals
-from agent.kinds import by_name
-from agent.report.records import Change
+from agent.kinds import ANY_VALUE, by_name
+from agent.report.records import HOST, Change
+from tests.sim.hugepages import NODE
 from tests.sim.kernel import Kernel
 
 MACHINE = Kernel().machine()
-LINKS, VFS = by_name()["links"], by_name()["vfs"]
+LINKS, VFS, HUGEPAGES = (by_name()[name] for name in ("links", "vfs", "hugepages"))
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
 
 
@@ -46,6 +47,16 @@ def test_a_change_is_noted_before_and_after_it_is_made(path: Path, originals: Or
         originals.made(MACHINE, LINKS, mtu(before, after))
     noted = ["links", PF0, "mtu", 1500]
     assert lines(path) == [[*noted, [9000]], [*noted, [9000, 4000]], [*noted, [4000]]]
+
+
+def test_a_value_that_cannot_be_read_after_the_change_is_the_agents_own(path: Path, originals: Originals) -> None:
+    kernel, pages = Kernel(), Change("hugepages", HOST, "2M", 0, 4)
+    originals.keep(kernel.machine(), HUGEPAGES, pages)
+    noted = lines(path)
+    kernel.unreadable |= {f"{NODE}/node{node}/hugepages/hugepages-2048kB/nr_hugepages" for node in range(kernel.nodes)}
+    originals.made(kernel.machine(), HUGEPAGES, pages)
+    assert lines(path) == noted
+    assert {line[4][0] for line in noted} == {ANY_VALUE}
 
 
 def test_the_same_change_again_is_not_noted_again(path: Path, originals: Originals) -> None:
