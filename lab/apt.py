@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 import attrs
 
 from lab.command import run
+from lab.debian import HOST, Debian
 from lab.errors import LabError
 
-SUITE = "bookworm"
 # Options for reaching a mirror. They are the same on this host and on a node.
 CARRIED = (
     "Acquire::http::Proxy",
@@ -36,13 +36,18 @@ class Source:
 
 
 def host_sources() -> tuple[Source, ...]:
-    """The Debian 12 entries of this host. apt itself reads them, so .list and deb822 files both count."""
+    """The entries of this host for its own Debian. apt itself reads them, so .list and deb822 files both count."""
     return _listed() or _listed_after_update()
+
+
+def sources_of(debian: Debian) -> tuple[Source, ...]:
+    """The same mirrors' entries of another Debian."""
+    return tuple(attrs.evolve(s, suite=s.suite.replace(HOST.suite, debian.suite)) for s in host_sources())
 
 
 def backports(sources: tuple[Source, ...]) -> Source:
     """The source of backports, on the mirror that has the suite."""
-    return next(attrs.evolve(s, suite=f"{SUITE}-backports") for s in sources if s.suite == SUITE)
+    return next(attrs.evolve(s, suite=f"{HOST.suite}-backports") for s in sources if s.suite == HOST.suite)
 
 
 def carried_options() -> tuple[str, ...]:
@@ -113,10 +118,10 @@ def _listed_after_update() -> tuple[Source, ...]:
     # apt lists its targets only if it has their Release files, which container images delete.
     run(["apt-get", "update", "-q"])
     sources = _listed()
-    if not any(source.suite == SUITE for source in sources):
+    if not any(source.suite == HOST.suite for source in sources):
         raise LabError(
-            f"no Debian {SUITE} in this host's apt configuration",
-            f"The lab builds Debian 12 nodes on a Debian 12 host: give /etc/apt an entry for {SUITE}.",
+            f"no Debian {HOST.suite} in this host's apt configuration",
+            f"The lab runs on a Debian {HOST.version} host: give /etc/apt an entry for {HOST.suite}.",
         )
     return sources
 
@@ -125,10 +130,10 @@ def _listed() -> tuple[Source, ...]:
     listing = run(
         ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)", "Created-By: Packages"]
     )
-    wanted = (SUITE, f"{SUITE}-updates", f"{SUITE}-security")
+    wanted = (HOST.suite, f"{HOST.suite}-updates", f"{HOST.suite}-security")
     rows = [line.split() for line in listing.splitlines()]
     sources = (
         Source(row[0], row[1], row[2]) for row in rows if len(row) == 4 and row[1] in wanted and row[3] == "Debian"
     )
     listed = tuple(dict.fromkeys(sources))
-    return listed if any(source.suite == SUITE for source in listed) else ()
+    return listed if any(source.suite == HOST.suite for source in listed) else ()

@@ -6,6 +6,7 @@ import subprocess
 
 from lab import apt
 from lab.command import run
+from lab.debian import HOST
 from lab.errors import LabError
 from lab.progress import step
 
@@ -38,7 +39,7 @@ def ensure_packages(more: tuple[str, ...] = (), newer: tuple[str, ...] = ()) -> 
     if os.geteuid() != 0:
         raise LabError(
             f"this host lacks {', '.join([*missing, *late])}",
-            f"Run as root, or install them (QEMU and Go from {apt.SUITE}-backports).",
+            f"Run as root, or install them (QEMU and Go from {HOST.suite}-backports).",
         )
     sources = apt.host_sources()
     what = "host: installing " + ", ".join([*missing, *late])
@@ -48,7 +49,7 @@ def ensure_packages(more: tuple[str, ...] = (), newer: tuple[str, ...] = ()) -> 
             ours.get(*install, *missing)
         if late:
             # -t, because QEMU needs the firmware and data of its own release.
-            ours.get(*install, "-t", f"{apt.SUITE}-backports", *late)
+            ours.get(*install, "-t", f"{HOST.suite}-backports", *late)
 
 
 def _installed(package: str) -> bool:

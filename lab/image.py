@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import attrs
 
 from lab import apt, host, modules
 from lab.command import run
+from lab.debian import DEBIANS, Debian, of_nodes
 from lab.errors import LabError
 from lab.lock import exclusive
 from lab.progress import step
@@ -78,6 +80,11 @@ class Image:
     folder: Path
 
     @property
+    def debian(self) -> Debian:
+        """The Debian in it."""
+        return next(debian for debian in DEBIANS if f"-{debian.suite}-" in self.folder.name)
+
+    @property
     def disk(self) -> Path:
         """The root file system, raw and sparse."""
         return self.folder / "disk.raw"
@@ -104,9 +111,10 @@ def cache_home() -> Path:
 
 def ensure() -> Image:
     """The current image. It is built first if it is not cached."""
-    sources = apt.host_sources()
+    debian = of_nodes()
+    sources = apt.sources_of(debian)
     options = apt.carried_options()
-    image = Image(cache_home() / f"image-{_key(sources, options)}")
+    image = Image(cache_home() / f"image-{debian.suite}-{_key(sources, options)}")
     if image.complete():
         return image
     if os.geteuid() != 0:
@@ -148,11 +156,14 @@ def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ..
     host.ensure_packages()
     with apt.throwaway(sources) as ours:
         release = modules.kernel_release(ours)
-        with step(f"image 1/3: kernel modules for {release}", usual_s=50):
-            built = modules.build(ours, release, work / "modules", log)
+    workshop = work / "workshop"
+    with step(f"image 1/3: kernel modules for {release}", usual_s=100):
+        # The programs of its headers need the C library of that Debian.
+        _bootstrap(workshop, image.debian, sources, options, modules.needed(release), log)
+        built = modules.build(workshop, release, log)
     root = work / "root"
-    with step(f"image 2/3: Debian {apt.SUITE}, {len(PACKAGES)} packages and what they need", usual_s=50):
-        _bootstrap(root, sources, options, log)
+    with step(f"image 2/3: Debian {image.debian.version}, {len(PACKAGES)} packages and what they need", usual_s=50):
+        _bootstrap(root, image.debian, sources, options, PACKAGES, log)
         if not (root / f"boot/vmlinuz-{release}").exists():
             raise LabError(f"the image did not get kernel {release}", "The mirror changed meanwhile: run it again.")
         _furnish(root, release, built, log)
@@ -171,7 +182,14 @@ def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ..
     run(["rm", "-rf", "--one-file-system", work])
 
 
-def _bootstrap(root: Path, sources: tuple[apt.Source, ...], options: tuple[str, ...], log: Path) -> None:
+def _bootstrap(
+    root: Path,
+    debian: Debian,
+    sources: tuple[apt.Source, ...],
+    options: tuple[str, ...],
+    packages: Sequence[str],
+    log: Path,
+) -> None:
     lines = root.with_name("sources.list")
     lines.write_text("".join(f"{source.line()}\n" for source in sources))
     # The initramfs is made while the kernel is installed, so its configuration must be there before.
@@ -190,13 +208,13 @@ def _bootstrap(root: Path, sources: tuple[apt.Source, ...], options: tuple[str, 
                 "--mode=root",
                 "--variant=minbase",
             ),
-            f"--include={','.join(PACKAGES)}",
+            f"--include={','.join(packages)}",
             '--aptopt=Acquire::Languages "none"',
             *(f"--aptopt={option}" for option in options),
             # Keep the lists, so that `apt-get update` in a node fetches only changes.
             "--skip=cleanup/apt/lists",
             f"--essential-hook={early}",
-            *(apt.SUITE, str(root), str(lines)),
+            *(debian.suite, str(root), str(lines)),
         ],
         log=log,
     )

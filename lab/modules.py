@@ -1,4 +1,4 @@
-"""Builds kernel modules that Debian does not build, or not as the lab needs them, on this host for the node's exact kernel."""
+"""Builds kernel modules that Debian does not build, or not as the lab needs them, for the node's exact kernel."""
 
 import re
 import shutil
@@ -50,18 +50,20 @@ class Patch:
         source.write_text(text.replace(self.line, self.becomes))
 
 
-# The kernel's rxe has no parent, so it does not appear under the PCI function, where device plugins look.
-RXE_PARENT = Patch(
-    "drivers/infiniband/sw/rxe/rxe_verbs.c",
-    "\terr = ib_register_device(dev, ibdev_name, NULL);\n",
-    "\tdev->dev.parent = rxe->ndev->dev.parent;\n\terr = ib_register_device(dev, ibdev_name, NULL);\n",
+RXE_VERBS = "drivers/infiniband/sw/rxe/rxe_verbs.c"
+# QEMU's card never reports that its NVM is read (EEMNGCTL.CFG_DONE; hw/net/igb_core.c leaves it 0), so each reset waits for
+# it in vain for 100 ticks: 0.4 s, three times when VFs are made. A real card reports it at once.
+IGB_TIMEOUT = Patch(
+    "drivers/net/ethernet/intel/igb/e1000_82575.c", "\ts32 timeout = PHY_CFG_TIMEOUT;\n", "\ts32 timeout = 1;\n"
 )
-PATCHES = (
-    RXE_PARENT,
-    # QEMU's card never reports that its NVM is read (EEMNGCTL.CFG_DONE; hw/net/igb_core.c leaves it 0), so each reset waits for
-    # it in vain for 100 ticks: 0.4 s, three times when VFs are made. A real card reports it at once.
-    Patch("drivers/net/ethernet/intel/igb/e1000_82575.c", "\ts32 timeout = PHY_CFG_TIMEOUT;\n", "\ts32 timeout = 1;\n"),
-)
+
+
+def rxe_parent(tree: Path) -> Patch:
+    """The kernel's rxe has no parent, so it does not appear under the PCI function, where device plugins look."""
+    # Since Linux 6.12 rxe keeps no pointer to its netdev, and this function gets it.
+    netdev = "ndev" if "struct net_device *ndev)" in (tree / RXE_VERBS).read_text() else "rxe->ndev"
+    line = "\terr = ib_register_device(dev, ibdev_name, NULL);\n"
+    return Patch(RXE_VERBS, line, f"\tdev->dev.parent = {netdev}->dev.parent;\n{line}")
 
 
 def kernel_release(apt: Apt) -> str:
@@ -72,36 +74,30 @@ def kernel_release(apt: Apt) -> str:
     return match[1]
 
 
-def build(apt: Apt, release: str, work: Path, log: Path) -> list[Path]:
-    """Build all modules below `work` and return their .ko files; the host's own /usr/src is not touched."""
-    version = apt.candidate("linux-image-amd64")
-    headers = f"linux-headers-{release}"
-    common = f"linux-headers-{release.removesuffix('-amd64')}-common"
-    debs = work / "debs"
-    debs.mkdir(parents=True)
-    packages = [f"{name}={version}" for name in (headers, common, "linux-kbuild-6.1", "linux-source-6.1")]
-    # apt always downloads into the working directory.
-    run(["env", "-C", debs, "apt-get", *apt.options(), "-q", "download", *packages], log=log)
-    for deb in sorted(debs.glob("*.deb")):
-        run(["dpkg-deb", "-x", deb, work], log=log)
+def needed(release: str) -> tuple[str, ...]:
+    """The packages with which modules for a kernel are built."""
+    return (f"linux-headers-{release}", _tree(release), "make", "xz-utils")
 
-    tree = "linux-source-6.1"
+
+def _tree(release: str) -> str:
+    return f"linux-source-{'.'.join(release.split('.')[:2])}"
+
+
+def build(workshop: Path, release: str, log: Path) -> list[Path]:
+    """Build all modules in a root file system that has what they need. Returns their .ko files."""
+    work = workshop / "build"
+    work.mkdir()
+    tree = _tree(release)
     folders = [f"{tree}/{module.source}" for module in MODULES]
-    run(["tar", "-C", work, "-xJf", work / "usr/src" / f"{tree}.tar.xz", *folders], log=log)
-    for patch in PATCHES:
+    run(["tar", "-C", work, "-xJf", workshop / "usr/src" / f"{tree}.tar.xz", *folders], log=log)
+    for patch in (rxe_parent(work / tree), IGB_TIMEOUT):
         patch.apply(work / tree)
-
-    # The packaged Makefile includes its other half by absolute path.
-    makefile = work / "usr/src" / headers / "Makefile"
-    makefile.write_text(makefile.read_text().replace("/usr/src/", f"{work}/usr/src/"))
-    for module in MODULES:
-        run(
-            ["make", "-j", "2", "-C", makefile.parent, f"M={work / tree / module.source}", module.config, "modules"],
-            log=log,
-        )
     shutil.copytree(DCBSIM, work / DCBSIM.name)
-    run(["make", "-C", makefile.parent, f"M={work / DCBSIM.name}", "modules"], log=log)
-    built = [ko for folder in (*folders, DCBSIM.name) for ko in sorted((work / folder).glob("*.ko"))]
+    options = {folder: [module.config] for folder, module in zip(folders, MODULES, strict=True)} | {DCBSIM.name: []}
+    for folder, config in options.items():
+        headers = f"/usr/src/linux-headers-{release}"
+        run(["chroot", workshop, "make", "-j", "2", "-C", headers, f"M=/build/{folder}", *config, "modules"], log=log)
+    built = [ko for folder in options for ko in sorted((work / folder).glob("*.ko"))]
     for ko in built:
         run(["strip", "--strip-debug", ko], log=log)
     return built

@@ -67,7 +67,7 @@ def _archive(packages: repository.Repository, made: Path) -> None:
 
 def _build(disk: image.Image, pool: Path) -> None:
     with TemporaryDirectory(prefix="trackbed-erdma-") as folder:
-        source = kernel_source(toolchain.kernel_of(disk), (DRIVER,), Path(folder)) / DRIVER
+        source = kernel_source(disk, (DRIVER,), Path(folder)) / DRIVER
         main = source / MAIN
         text = main.read_text()
         if text.count(ANCHOR) != 1 or "compat_mode" in text:
@@ -78,10 +78,11 @@ def _build(disk: image.Image, pool: Path) -> None:
             repository.dkms_deb(pool, "erdma", version, source, CONF)
 
 
-def kernel_source(kernel: toolchain.Kernel, folders: tuple[str, ...], work: Path) -> Path:
-    """Unpack some folders of this kernel's source, from linux-source. Returns the tree's root."""
+def kernel_source(disk: image.Image, folders: tuple[str, ...], work: Path) -> Path:
+    """Unpack some folders of the source of an image's kernel, from linux-source. Returns the tree's root."""
+    kernel = toolchain.kernel_of(disk)
     name = f"linux-source-{'.'.join(kernel.release.split('.')[:2])}"
-    with step(f"{name} {kernel.version}", usual_s=30), apt.throwaway(apt.host_sources()) as ours:
+    with step(f"{name} {kernel.version}", usual_s=30), apt.throwaway(apt.sources_of(disk.debian)) as ours:
         run(["env", "-C", work, "apt-get", *ours.options(), "-q", "download", f"{name}={kernel.version}"])
     run(["dpkg-deb", "-x", next(work.glob("*.deb")), work])
     run(["tar", "-C", work, "-xJf", work / f"usr/src/{name}.tar.xz", *(f"{name}/{folder}" for folder in folders)])

@@ -12,7 +12,7 @@ from lab.errors import LabError
 from lab.progress import step
 
 # gpg: the deploy gets the fingerprint of a vendor's key from it, and Debian's minimal systems do not have it.
-PACKAGES = ("dkms", "gcc-12", "gpg", "make")
+PACKAGES = ("dkms", "gpg", "make")
 
 
 @attrs.frozen
@@ -66,7 +66,7 @@ def _fetch(disk: image.Image, made: Path) -> None:
     headers = f"linux-headers-{kernel.release}={kernel.version}"
     try:
         with step(f"packages to build modules for {kernel.release}", usual_s=30):
-            fetch(disk, made, *PACKAGES, headers)
+            fetch(disk, made, *PACKAGES, disk.debian.compiler, headers)
     except LabError as error:
         remedy = f"If the mirror has no {headers} any more, remove {disk.folder}: the image is then built anew."
         raise LabError(error.what, remedy) from None
@@ -76,7 +76,7 @@ def fetch(disk: image.Image, made: Path, *packages: str) -> None:
     """Put Debian packages into a folder, repacked, with their dependencies that a node of this image lacks."""
     status = made / "status"
     status.write_text(_status(disk))
-    with apt.throwaway(apt.host_sources()) as ours:
+    with apt.throwaway(apt.sources_of(disk.debian)) as ours:
         # Use the image's package status, so that packages of the image are not fetched again.
         as_node = (f"-oDir::State::status={status}", "-oDebug::NoLocking=1", "--no-install-recommends")
         ours.get(*as_node, "--download-only", "-y", "-q", "install", *packages)

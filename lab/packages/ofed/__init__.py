@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from lab import apt, image, repository
 from lab.command import run
-from lab.modules import RXE_PARENT
+from lab.modules import rxe_parent
 from lab.packages import toolchain
 from lab.packages.erdma import kernel_source
 
@@ -46,7 +46,7 @@ def bundle(disk: image.Image, version: str) -> Path:
 
 def _inputs(disk: image.Image) -> list[bytes]:
     files = (__file__, toolchain.__file__, str(HERE / "openibd"), str(HERE / "mlnxofedinstall"))
-    return [str(disk.folder).encode(), RXE_PARENT.becomes.encode(), *repository.source_of(*files)]
+    return [str(disk.folder).encode(), *repository.source_of(*files)]
 
 
 def _doca(disk: image.Image, version: str, pool: Path) -> None:
@@ -55,7 +55,7 @@ def _doca(disk: image.Image, version: str, pool: Path) -> None:
     with TemporaryDirectory(prefix="trackbed-doca-") as folder:
         _kernel_part(pool, _driver(disk, Path(folder)), kernel, broken=version == BROKEN)
         _tools(pool, kernel, f"OFED-internal-{kernel.partition('.OFED.')[2]}")
-        _rdma_core(pool, Path(folder))
+        _rdma_core(disk, pool, Path(folder))
     parts = ("mlnx-ofed-kernel-dkms", "mlnx-ofed-kernel-utils", "ofed-scripts")
     depends = [*(f"{part} (= {kernel})" for part in parts), f"rdma-core (= {RDMA_CORE})"]
     repository.deb(pool, {"Package": "doca-ofed", "Version": version, "Depends": ", ".join(depends)})
@@ -79,8 +79,8 @@ def _bundles(disk: image.Image, made: Path) -> None:
 
 def _driver(disk: image.Image, work: Path) -> Path:
     """Write the source of rxe as one file."""
-    tree = kernel_source(toolchain.kernel_of(disk), (DRIVER,), work)
-    RXE_PARENT.apply(tree)
+    tree = kernel_source(disk, (DRIVER,), work)
+    rxe_parent(tree).apply(tree)
     source = tree / DRIVER
     parts = sorted(path.name for path in source.glob("rxe*.c"))
     lines = [f'{RENAMED if name == "rxe_resp.c" else ""}#include "{name}"\n' for name in parts]
@@ -114,9 +114,9 @@ def _tools(pool: Path, version: str, name: str) -> None:
         repository.deb(pool, {"Package": "ofed-scripts", "Version": version}, scripts)
 
 
-def _rdma_core(pool: Path, work: Path) -> None:
+def _rdma_core(disk: image.Image, pool: Path, work: Path) -> None:
     """Debian's rdma-core, with a version like the vendor's."""
-    with apt.throwaway(apt.host_sources()) as ours:
+    with apt.throwaway(apt.sources_of(disk.debian)) as ours:
         run(["env", "-C", work, "apt-get", *ours.options(), "-q", "download", "rdma-core"])
     tree = work / "rdma-core"
     run(["dpkg-deb", "-R", next(work.glob("rdma-core_*.deb")), tree])

@@ -112,3 +112,12 @@ def test_the_suites_on_virtual_servers_use_pythons_own_subprocesses_and_threads(
     )
     done = subprocess.run([sys.executable, "-c", load], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_debian_that_the_lab_does_not_know_is_refused_before_anything_is_built(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACKBED_LAB_DEBIAN", "11")
+    failed = lab(state, "up")
+    assert failed.returncode == 2
+    assert "TRACKBED_LAB_DEBIAN=11: no such Debian\nGive 12, 13." in failed.stderr
