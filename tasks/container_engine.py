@@ -8,8 +8,8 @@ plugin, which containerd.io disables, and SystemdCgroup for runc, since the kube
 are set by lines in /etc/containerd/config.toml (templates/containerd-for-kubernetes.sh), and read back from `containerd config
 dump`. The file is edited only if the dump lacks one. NVIDIA's runtime comes afterwards (tasks/container_runtime.py).
 
-Tested: the edits, with containerd 1.6.20, 1.7.28 and 2.2.9, without systemd. Not run: the installation from Docker's
-repository.
+Tested: the edits with containerd 1.6.20, 1.7.28 and 2.2.9 without systemd; on a node of the lab, Debian's containerd, and a
+containerd.io from a signed repository of the lab. Not run: the installation from Docker's own repository, the RHEL family.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ therefore hides what other files say in that section. If that loses a key of the
 `containerd config dump` (--config-source=command), which has all keys. nvidia-ctk also replaces the whole entry `nvidia`:
 dockerd's `runtimeArgs` in it would be lost.
 
-Tested: the dry run, and with nvidia-ctk 1.20.1 the reload of dockerd 20.10.24 and the restart of containerd 1.6.20. Not run:
-the roll-back, containerd 2, CRI-O, the installation from NVIDIA's repository, GPUs.
+Tested: the dry run; on a node of the lab with nvidia-ctk 1.20.1 the reload of dockerd 20.10.24, the restart of containerd
+1.6.20, the roll-back, and CDI by containerd 2. Not run: CRI-O, the installation from NVIDIA's repository, GPUs.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def _failed_host() -> str | None:
 def _wait_for_boot(state: State, host: Host, before: str, timeout: int) -> bool:
     """Wait until the host answers with another boot ID than ``before``.
 
-    pyinfra's own server.reboot compares uptimes. It takes a host that is still shutting down, or boots slowly, for rebooted.
+    pyinfra's own server.reboot compares uptimes. A host that had been up for a short time and boots slowly never satisfies it.
     """
     end = time.monotonic() + timeout
     now = None
