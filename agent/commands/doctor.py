@@ -106,12 +106,7 @@ def _service() -> Service | None:
         ran = run(["systemctl", "show", f"--property={properties}", UNIT], DEADLINE)
     except OSError:
         return None
-    shown = dict(line.split("=", 1) for line in ran.output.splitlines() if "=" in line)
-    if ran.code != 0 or "ActiveState" not in shown:
-        return None
-    active = "not installed" if shown.get("LoadState") == "not-found" else shown["ActiveState"]
-    restarts = int(shown.get("NRestarts") or 0)
-    return Service(active, shown["SubState"], shown["UnitFileState"], shown["Result"], restarts)
+    return Service.shown(ran.output) if ran.code == 0 else None
 
 
 def _sriov(machine: Machine, nics: Mapping[str, WantedNic]) -> list[SriovFact]:

@@ -11,6 +11,7 @@ import click
 from agent.commands import _common
 from agent.hardware.counters import Meter, NoDevice, Source, counters, read, sources
 from agent.report.options import number
+from agent.report.printable import printable
 
 DECIMAL = ("", "k", "M", "G", "T", "P")
 BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi")
@@ -81,7 +82,7 @@ def _totals(totals: dict[Source, dict[str, int]], as_json: bool) -> None:
         click.echo(json.dumps([{"name": s.name, "port": s.port, "counters": values} for s, values in totals.items()]))
         return
     for source, values in totals.items():
-        click.echo(click.style(str(source), bold=True))
+        click.echo(click.style(printable(str(source)), bold=True))
         for name, value in sorted(values.items()):
             click.echo(f"  {name:<32} {value:>22}")
 
@@ -95,7 +96,7 @@ def _show(meters: list[Meter], screen: _common.Screen | None, as_json: bool) -> 
         when = time.strftime("%H:%M:%S")
         for meter in meters:
             rates = "  ".join(f"{name} {rate_text(rate.now, name)}" for name, rate in meter.rates())
-            click.echo(f"{when}  {meter.source}  {rates or 'counts nothing'}")
+            click.echo(f"{when}  {printable(str(meter.source))}  {rates or 'counts nothing'}")
 
 
 def _plain(meter: Meter) -> dict[str, object]:
@@ -108,7 +109,7 @@ def _plain(meter: Meter) -> dict[str, object]:
 
 def _table(meters: list[Meter]) -> Iterator[str]:
     for meter in meters:
-        yield click.style(str(meter.source), bold=True)
+        yield click.style(printable(str(meter.source)), bold=True)
         yield HEADER
         for name, rate in meter.rates():
             speeds = (rate_text(value, name) for value in (rate.now, rate.maximum, rate.average, rate.minimum))

@@ -214,8 +214,10 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _mounted(machine: Machine) -> Iterator[tuple[str, str]]:
-    for line in read_or(machine.files, "/proc/1/mounts", "").splitlines():
-        source, point, kind, options, *_ = [*line.split(), "", "", "", ""]
+    # A user may name a mount's source as he likes. The kernel escapes blanks, tabs and line ends in it (mangle(),
+    # fs/proc_namespace.c), and no other white space, at which str.split() and str.splitlines() would part it.
+    for line in read_or(machine.files, "/proc/1/mounts", "").split("\n"):
+        source, point, kind, options, *_ = [*line.split(" "), "", "", "", ""]
         if kind in NETWORK_FILE_SYSTEMS:
             for server in _addresses(f"{source} {options}"):
                 yield f"{kind} on {point}", server

@@ -18,7 +18,7 @@ from attrs import evolve, field, frozen
 
 from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.network_managers import Claim, claim
-from agent.hardware.sysfs import read_or
+from agent.hardware.sysfs import read_or, whole
 from agent.kinds import Reading, links
 from agent.kinds.host import noted_as_sysctl
 from agent.machine import Files, Machine, Netlink, Route, Rule
@@ -229,14 +229,19 @@ def _routes(netlink: Netlink, route: Route) -> list[Route]:
 
 
 def _item(name: str, ifindex: int = 0) -> str | Route | Rule:
-    """The address, route or rule that a field names."""
+    """The address, route or rule that a field names.
+
+    :raises OSError: none. Another version of the agent may have noted an original under such a field.
+    """
     words = name.split(" ")
-    values = dict(zip(words[::2], words[1::2], strict=True))
-    if "route" in values:
-        return Route(values["route"], int(values["table"]), ifindex, values.get("via"), values.get("src"))
-    if "from" in values:
-        return Rule(values["from"], int(values["lookup"]), PRIORITY)
-    return values["address"]
+    values = dict(zip(words[::2], words[1::2], strict=False))
+    if "route" in values and (table := whole(values.get("table", ""))) is not None:
+        return Route(values["route"], table, ifindex, values.get("via"), values.get("src"))
+    if "from" in values and (table := whole(values.get("lookup", ""))) is not None:
+        return Rule(values["from"], table, PRIORITY)
+    if "address" in values:
+        return values["address"]
+    raise OSError(errno.EINVAL, f"{name!r} is no address, route or rule")
 
 
 def apply(machine: Machine, change: Change) -> None:

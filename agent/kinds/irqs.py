@@ -125,7 +125,10 @@ def _places(want: Wanted) -> bool:
 
 
 def _full(files: Files) -> frozenset[int]:
-    return frozenset(ranges(files, FULL))
+    try:
+        return frozenset(ranges(files, FULL))
+    except OSError:
+        return frozenset()  # it is damaged: a CPU that is full is found again
 
 
 def _placeable(files: Files, pci: str) -> tuple[Irq, ...]:

@@ -79,7 +79,7 @@ def app_table(priorities: Mapping[int, int]) -> bytes:
 
 def request(command: int, netdev: str, ieee: bytes | None = None) -> bytes:
     """The body of a request: struct dcbmsg, the netdev's name, and the nested attributes."""
-    body = DCBMSG.pack(socket.AF_UNSPEC, command, 0) + attribute(ATTR_IFNAME, netdev.encode() + b"\0")
+    body = DCBMSG.pack(socket.AF_UNSPEC, command, 0) + attribute(ATTR_IFNAME, os.fsencode(netdev) + b"\0")
     return body if ieee is None else body + attribute(ATTR_IEEE | NLA_F_NESTED, ieee)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 import sys
@@ -24,7 +25,7 @@ class LinuxDetails:
         It works on any socket (sock_do_ioctl). The agent's unit allows netlink sockets, but no IP sockets.
         """
         buffer = array("B", ETHTOOL_GDRVINFO.to_bytes(4, sys.byteorder).ljust(DRVINFO_SIZE, b"\0"))
-        request = struct.pack("16sP16x", netdev.encode(), buffer.buffer_info()[0])
+        request = struct.pack("16sP16x", os.fsencode(netdev), buffer.buffer_info()[0])
         try:
             with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC) as control:
                 fcntl.ioctl(control, SIOCETHTOOL, request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 
@@ -61,8 +62,9 @@ class LinuxNamespaces:
         for name in os.listdir(self._processes):  # noqa: PTH208  thousands of processes
             if name.isdigit():
                 path = f"{self._processes}/{name}/ns/net"
-                with suppress(OSError, ValueError):
-                    yield Namespace(int(os.readlink(path)[len("net:[") : -1]), path)  # noqa: PTH115
+                with suppress(OSError):
+                    if (inode := _inode(os.readlink(path))) is not None:  # noqa: PTH115
+                        yield Namespace(inode, path)
 
     @contextmanager
     def files(self, namespace: Namespace) -> Iterator[Attributes]:
@@ -106,13 +108,19 @@ class LinuxNamespaces:
 def mounted(mountinfo: str) -> list[Namespace]:
     """The network namespaces that are mounted, from /proc/self/mountinfo (proc(5)): their root reads ``net:[INODE]``."""
     namespaces = []
-    for line in mountinfo.splitlines():
+    for line in mountinfo.split("\n"):
         fields = line.split(" ")
-        if len(fields) > 4 and fields[3].startswith("net:["):
+        if len(fields) > 4 and (inode := _inode(fields[3])) is not None:
             # Blanks in paths are written as \040.
-            path = fields[4].encode().decode("unicode_escape")
-            namespaces.append(Namespace(int(fields[3][len("net:[") : -1]), path))
+            path = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+            namespaces.append(Namespace(inode, path))
     return namespaces
+
+
+def _inode(name: str) -> int | None:
+    """The inode of a network namespace by its name, ``net:[4026531840]``; None for other names."""
+    match = re.fullmatch(r"net:\[([0-9]{1,20})\]", name)
+    return int(match[1]) if match else None
 
 
 def _has_netdev(files: Attributes, function: str) -> bool:

@@ -84,7 +84,7 @@ class LinuxNetlink:
 
     def link(self, name: str) -> Link | None:
         """Request one link (RTM_GETLINK)."""
-        body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(IFLA_IFNAME, name.encode() + b"\0")
+        body = IFINFOMSG.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + attribute(IFLA_IFNAME, os.fsencode(name) + b"\0")
         body += attribute(IFLA_EXT_MASK, U32.pack(RTEXT_FILTER_VF | RTEXT_FILTER_SKIP_STATS))
         try:
             with _naming_errors(f"link {name}"):
@@ -299,4 +299,5 @@ def _link_attributes(body: bytes) -> dict[int, bytes]:
 
 
 def _text(value: bytes) -> str:
-    return value.rstrip(b"\0").decode(errors="replace")
+    # As sysfs lists it: a name may have any bytes but blanks, slashes and colons (dev_valid_name, net/core/dev.c).
+    return os.fsdecode(value.rstrip(b"\0"))

@@ -62,7 +62,9 @@ class Activity:
 
     def call(self, device: str, call: str) -> None:
         """A call begins."""
-        self._store(time.monotonic(), f"{self._prefix}{device}\n{call}".encode()[: _WAITS_AT - _HEAD.size])
+        self._store(
+            time.monotonic(), f"{self._prefix}{device}\n{call}".encode(errors="replace")[: _WAITS_AT - _HEAD.size]
+        )
 
     def idle(self) -> None:
         """The worker waits for a wake-up."""

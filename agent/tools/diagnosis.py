@@ -12,6 +12,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from agent.hardware.sysfs import whole
 from agent.report.records import Condition, Outcome, Report, Severity
 from agent.report.verdict import NoReport
 from agent.spec.node import NodeSpec
@@ -47,6 +48,16 @@ class Service:
     enabled: str
     result: str = "success"
     restarts: int = 0
+
+    @classmethod
+    def shown(cls, output: str) -> Service | None:
+        """The state in what `systemctl show` printed, one ``NAME=VALUE`` a line; None if it says nothing of a unit."""
+        said = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+        if "ActiveState" not in said:
+            return None
+        active = "not installed" if said.get("LoadState") == "not-found" else said["ActiveState"]
+        sub, enabled, result = (said.get(name, "") for name in ("SubState", "UnitFileState", "Result"))
+        return cls(active, sub, enabled, result, whole(said.get("NRestarts", "")) or 0)
 
 
 @frozen

@@ -29,6 +29,7 @@ from agent.hardware.rdma import CHAR_DEVICES, Gid, RdmaDevice, RdmaPort, Reader
 from agent.hardware.sysfs import whole
 from agent.kinds.irqs import function_irqs
 from agent.machine import Link, Machine, VfInfo
+from agent.report.printable import printable
 from agent.spec.node import NodeSpec
 from agent.spec.ranges import format_ranges
 from agent.spec.vf_attributes import ordered
@@ -300,7 +301,7 @@ def render(inspection: Inspection, width: int = WIDTH) -> str:
         owner.rdma for function in inspection.functions for owner in (function, *function.vfs)
     ):
         blocks.append([f"{CHAR_DEVICES}/rdma_cm: {'there' if inspection.rdma_cm else 'missing (load rdma_ucm)'}"])
-    return "\n\n".join("\n".join(block) for block in blocks)
+    return "\n\n".join("\n".join(map(printable, block)) for block in blocks)
 
 
 def _block(function: NetworkFunction, width: int, indent: str = "") -> list[str]:

@@ -171,7 +171,10 @@ def put_nvme(kernel: Kernel, transport: str, address: str) -> None:
 
 def test_a_mount_of_this_machine_s_own_is_no_user(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.tree.put("/proc/1/mounts", "/dev/sda1 /data ext4 rw,comment=10.0.0.9 0 0\n\nodd")
+    # Anybody may mount a FUSE file system, and name its source.
+    forged = "me\u2028x:/e\u2003/data\u2003nfs4\u2003addr=10.0.0.9 /home/me/m fuse.sshfs rw 0 0"
+    forged += "\n\x0cx:/e\x1c/data\x1cnfs4\x1caddr=10.0.0.9 /home/me/m fuse.sshfs rw 0 0"
+    kernel.tree.put("/proc/1/mounts", f"/dev/sda1 /data ext4 rw,comment=10.0.0.9 0 0\n\nodd\n{forged}")
     kernel.servers["10.0.0.9"] = "enp33s0"
     kernel.set_link(kernel.netdev(PF).ifindex, up=True)
     settle(kernel, spec(6))

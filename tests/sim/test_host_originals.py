@@ -15,6 +15,7 @@ from agent.engine.retry import Failures
 from agent.spec.node import from_mapping
 from tests.sim.hugepages import NODE
 from tests.sim.kernel import Kernel
+from tests.sim.two_nics import PF0, two_nics
 
 SOMAXCONN = "/proc/sys/net/core/somaxconn"
 REACHABLE = "/proc/sys/net/ipv4/neigh/default/base_reachable_time"
@@ -147,3 +148,14 @@ def test_originals_of_a_former_version_keep_their_names(
     for number, given in enumerate([*specs, {}]):
         follow(kernel, originals, 1000.0 * number, **given)
     assert kernel.read(path) == (str(line[3]) if line[2] != "2M" else "2")
+
+
+@pytest.mark.parametrize("name", ["", "x", "route", "route 10.0.0.0/8 table", "from 10.0.0.1 lookup main", "address"])
+def test_a_field_that_this_version_does_not_know_ends_no_pass(tmp_path: Path, name: str) -> None:
+    kernel = two_nics()
+    text = json.dumps(["addresses", PF0, name, "absent", ["present"]]).encode()
+    (tmp_path / ORIGINALS).write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
+    originals = Originals.load(tmp_path / ORIGINALS)
+    follow(kernel, originals, 0.0, nics=[{"name": "rail0", "select": {"pci": PF0}}])
+    follow(kernel, originals, 1000.0)
+    assert kernel.addresses() == {}

@@ -14,6 +14,7 @@ from agent.engine.retry import Failures
 from agent.hardware.functions import targets
 from agent.kinds.irqs import PLACED
 from agent.machine import Files
+from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import PF0, PF1, two_nics
@@ -178,6 +179,12 @@ def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) ->
     assert all(
         "CPU 2 has no interrupt vector left; /run/trackbed/full-cpus cannot be written" in error for error in errors
     )
+
+
+def test_a_record_of_full_cpus_that_is_damaged_ends_no_pass(kernel: Kernel) -> None:
+    kernel.tree.put("/run/trackbed/full-cpus", "1-x")
+    assert is_ready(settle(kernel).conditions)
+    assert set(affinities(kernel).values()) != {"0-7"}
 
 
 def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:

@@ -17,6 +17,10 @@ MOUNTINFO = """\
 310 29 0:4 net:[4026532281] /run/netns/cni-1f shared:181 - nsfs nsfs rw
 311 29 0:4 net:[4026532340] /run/docker/netns/a\\040b rw - nsfs nsfs rw
 312 29 0:4 pid:[4026532999] /run/pidns rw - nsfs nsfs rw
+313 29 0:4 net:[x] /run/odd rw - nsfs nsfs rw
+314 29 0:4 net:[\u00b2] /run/odd rw - nsfs nsfs rw
+315 29 0:4 net:[] /run/odd rw - nsfs nsfs rw
+316 29 0:4 net:[4026532341] /run/netns/m\u00fc\u2028a rw - nsfs nsfs rw
 """
 VETH = "ip link add eth1 numrxqueues 2 numtxqueues 4 type veth peer name eth2"
 
@@ -64,6 +68,7 @@ def test_mounted_namespaces_are_read_from_mountinfo() -> None:
     assert mounted(MOUNTINFO) == [
         Namespace(4026532281, "/run/netns/cni-1f"),
         Namespace(4026532340, "/run/docker/netns/a b"),
+        Namespace(4026532341, "/run/netns/m\u00fc\u2028a"),
     ]
 
 

@@ -26,6 +26,26 @@ def test_a_healthy_node_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
+    ("output", "service"),
+    [
+        (
+            "Result=success\nNRestarts=3\nActiveState=active\nSubState=running\nUnitFileState=enabled\nLoadState=loaded",
+            Service("active", "running", "enabled", "success", 3),
+        ),
+        (
+            "ActiveState=inactive\nSubState=dead\nLoadState=not-found\nNRestarts=",
+            Service("not installed", "dead", "", ""),
+        ),
+        ("ActiveState=active\nSubState=running\nNRestarts=[not set]\nodd", Service("active", "running", "", "")),
+        ("ActiveState=active\nNRestarts=\u00b2", Service("active", "", "", "")),
+        ("", None),
+    ],
+)
+def test_what_systemctl_shows_of_the_service(output: str, service: Service | None) -> None:
+    assert Service.shown(output) == service
+
+
+@pytest.mark.parametrize(
     ("found", "what", "remedy"),
     [
         ({"service": Service("failed", "failed", "enabled", "exit-code")}, "trackbed is failed (exit-code)", "systemctl start"),
