@@ -24,6 +24,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_kills.py": (ORIGINALS,),
     "test_originals.py": (CONVERGE, ORIGINALS),
     "test_originals_file.py": (ORIGINALS,),
+    "test_pass.py": (CONVERGE,),
     "test_publisher.py": ("agent.report.publisher",),
     "test_publishing.py": (PUBLISH,),
     "test_publishing_turns.py": (PUBLISH,),

@@ -1,0 +1,276 @@
+"""One pass: what it reads and says that it reads, how often it tries, and what it concludes."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+import pytest
+from attrs import evolve
+
+from agent.engine.context import SILENT, Callbacks, Goal, Memory
+from agent.engine.converge import ROUNDS, Pass, converge
+from agent.engine.originals import Originals
+from agent.engine.retry import Failures
+from agent.hardware.functions import vf_addresses
+from agent.kinds import ordered
+from agent.kinds.irqs import PLACED
+from agent.report.records import HOST, Condition
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from agent.state.scope import Scope
+from tests.sim.kernel import Kernel, no_fault
+from tests.sim.two_nics import PF0, PF1
+
+KINDS = [(kind.NAME, "read") for kind in ordered()]
+VFS = {"count": 3, "defaults": {"mtu": 1400}}
+
+
+def nic(pf: str, **more: object) -> dict[str, object]:
+    return {"name": "rail0" if pf == PF0 else "rail1", "select": {"pci": pf}, "mtu": 9000, **more}
+
+
+def spec(*nics: object, **more: object) -> NodeSpec:
+    return from_mapping({"node_name": "n1", "nics": list(nics), **more})
+
+
+BOTH = spec(nic(PF0), nic(PF1))
+
+
+def run(
+    kernel: Kernel,
+    wanted: NodeSpec,
+    last: Pass | None = None,
+    scope: Scope = None,
+    callbacks: Callbacks = SILENT,
+    *,
+    verified: NodeSpec | None = None,
+    memory: Memory | None = None,
+) -> Pass:
+    memory = memory or Memory(lambda: 0.0)
+    return converge(
+        kernel.machine(), Goal(wanted, verified=verified), memory, last.have if last else None, scope, callbacks
+    )
+
+
+def drift(kernel: Kernel, *functions: str) -> None:
+    for function in functions:
+        kernel.set_link(kernel.netdev(function).ifindex, mtu=1500)
+
+
+def mtus(kernel: Kernel, *functions: str) -> list[int]:
+    return [kernel.netdev(function).mtu for function in functions]
+
+
+def refusing(*pfs: str) -> Callable[[str, str, str], OSError | None]:
+    """A fault: the links of these PFs cannot be set."""
+    names = {PF0: "enp33s0", PF1: "enp65s0"}
+
+    def fault(operation: str, where: str, value: str) -> OSError | None:
+        refused = operation == "set_link" and where in {names[pf] for pf in pfs}
+        return OSError(errno.EBUSY, "Device or resource busy") if refused else None
+
+    return fault
+
+
+def converged(result: Pass) -> Condition:
+    return next(condition for condition in result.conditions if condition.type == "Converged")
+
+
+# --- What it reads --------------------------------------------------------------------------------------------
+
+
+def test_a_pass_says_what_it_reads_next(kernel: Kernel) -> None:
+    said: list[tuple[str, str]] = []
+    doing = Callbacks(doing=lambda what, mode: said.append((what, mode)))
+    last = run(kernel, BOTH, callbacks=doing)
+    assert {mode for what, mode in said if what == "links"} == {"read", "write"}
+    said.clear()
+    run(kernel, BOTH, last, callbacks=doing)
+    assert said == [("devices", "read"), *KINDS, ("probes", "read")]
+
+
+def test_it_says_so_also_of_a_device_that_has_left_the_spec(kernel: Kernel, originals: Originals) -> None:
+    said: list[tuple[str, str]] = []
+    memory = Memory(lambda: 0.0, originals=originals)
+    run(kernel, BOTH, memory=memory)
+    doing = Callbacks(doing=lambda what, mode: said.append((what, mode)))
+    run(kernel, spec(nic(PF0)), callbacks=doing, memory=memory)
+    read = [(what, mode) for what, mode in said if mode != "write" and what != "users"]
+    assert read == [("devices", "read"), *KINDS, *KINDS, ("probes", "read")]
+
+
+def test_after_an_event_only_its_device_is_read_in_all_rounds(kernel: Kernel) -> None:
+    last = run(kernel, BOTH)
+    drift(kernel, PF0, PF1)
+    assert run(kernel, BOTH, last, frozenset({PF0})).applied == 1
+    assert mtus(kernel, PF0, PF1) == [9000, 1500]
+
+
+def test_after_an_event_of_a_vf_only_that_vf_is_read(kernel: Kernel) -> None:
+    wanted = spec(nic(PF0, vfs=VFS))
+    last = run(kernel, wanted)
+    functions = list(vf_addresses(kernel, PF0).values())
+    drift(kernel, *functions)
+    run(kernel, wanted, last, frozenset({f"{PF0}#1"}))
+    assert mtus(kernel, *functions) == [1500, 1400, 1500]
+
+
+def test_if_events_are_lost_meanwhile_everything_is_read(kernel: Kernel) -> None:
+    last = run(kernel, BOTH)
+    drift(kernel, PF0, PF1)
+    run(kernel, BOTH, last, frozenset({PF0}), Callbacks(new_events=lambda: None))
+    assert mtus(kernel, PF0, PF1) == [9000, 9000]
+
+
+def test_a_device_that_left_the_spec_gets_its_values_back_in_the_next_full_pass(
+    kernel: Kernel, originals: Originals
+) -> None:
+    memory, left = Memory(lambda: 0.0, originals=originals), spec(nic(PF0))
+    run(kernel, BOTH, memory=memory)
+    kernel.routed.add("enp65s0")
+    last = run(kernel, left, memory=memory)
+    kernel.routed.clear()
+    last = run(kernel, left, last, frozenset({PF0, HOST}), memory=memory)
+    assert mtus(kernel, PF0, PF1) == [9000, 9000]
+    run(kernel, left, last, memory=memory)
+    assert mtus(kernel, PF0, PF1) == [9000, 1500]
+
+
+# --- How often it tries ---------------------------------------------------------------------------------------
+
+
+def test_after_the_last_round_what_was_written_counts_as_failed_and_is_tried_again_soon(kernel: Kernel) -> None:
+    wanted, written = spec(nic(PF0, vfs=VFS)), list[str]()
+    last = run(kernel, wanted)
+    functions = list(vf_addresses(kernel, PF0).values())
+    names = [kernel.netdev(function).name for function in functions]
+
+    def undo(operation: str, where: str, value: str) -> None:
+        """Whenever the agent has set the MTU of one VF, another program changes that of the next one."""
+        if operation == "set_link" and "mtu=1400" in value:
+            written.append(where)
+            kernel.fault = no_fault
+            drift(kernel, functions[(names.index(where) + 1) % len(functions)])
+            kernel.fault = undo
+
+    failures = Failures()
+    drift(kernel, functions[0])
+    kernel.fault = undo
+    events = Callbacks(new_events=lambda: frozenset({PF0}))
+    result = run(kernel, wanted, last, frozenset({PF0}), events, memory=Memory(lambda: 100.0, failures))
+    assert len(written) == ROUNDS
+    assert [outcome.result for outcome in result.outcomes] == ["applied"] * ROUNDS + ["failed"]
+    failed = result.outcomes[-1]
+    assert converged(result).reason == "Failed" and failed.error in converged(result).message
+    assert failed.error and failed.remedy
+    assert failures.next_try() is not None
+
+
+def test_a_failure_is_forgotten_once_its_change_is_no_longer_planned(kernel: Kernel) -> None:
+    failures = Failures()
+    memory = Memory(lambda: 0.0, failures)
+    kernel.fault = refusing(PF1)
+    run(kernel, BOTH, memory=memory)
+    assert failures.next_try() is not None
+    run(kernel, spec(nic(PF0)), memory=memory)
+    assert failures.next_try() is None
+
+
+# --- What it concludes ----------------------------------------------------------------------------------------
+
+
+def test_a_node_as_wanted_says_so(kernel: Kernel) -> None:
+    result = run(kernel, BOTH)
+    assert (converged(result), result.as_wanted) == (Condition("Converged", "True", "AsWanted"), True)
+
+
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_first_change_that_is_not_made_is_named(kernel: Kernel, required: bool, count: int) -> None:
+    pfs = (PF0, PF1)[:count]
+    run(kernel, BOTH)
+    drift(kernel, *pfs)
+    kernel.fault = refusing(*pfs)
+    result = run(kernel, spec(*(nic(pf, required=required) for pf in pfs)))
+    failed = [outcome for outcome in result.outcomes if outcome.result == "failed"]
+    more = f" (and {len(failed) - 1} more)"
+    message = f"{failed[0].change}: {failed[0].error}{more if len(failed) > 1 else ''}"
+    wanted = Condition("Converged", "True", "OptionalDiffers", message, remedy=failed[0].remedy)
+    assert converged(result) == (evolve(wanted, status="False", reason="Failed") if required else wanted)
+    assert failed[0].remedy and len(failed) == count
+
+
+def test_a_required_change_is_named_before_one_that_is_not(kernel: Kernel) -> None:
+    run(kernel, BOTH)
+    drift(kernel, PF0, PF1)
+    kernel.fault = refusing(PF0, PF1)
+    result = run(kernel, spec(nic(PF0, required=False), nic(PF1)))
+    assert converged(result).reason == "Failed"
+    assert PF1 in converged(result).message and "more" not in converged(result).message
+
+
+def test_what_is_only_observed_is_never_required(kernel: Kernel) -> None:
+    result = run(kernel, spec(nic(PF0), mode="observe"))
+    first, *others = result.outcomes
+    message = f"{first.change}: {first.error} (and {len(others)} more)"
+    said = Condition("Converged", "False", "Observing", message, remedy=first.remedy, severity="warn")
+    assert converged(result) == said
+    assert first.remedy and is_ready(result.conditions)
+    assert {condition.severity for condition in result.conditions} == {"warn"}
+    assert {condition.severity for condition in run(kernel, BOTH).conditions} > {"warn"}
+
+
+def test_changes_that_are_blocked_only_by_a_newer_spec_wait(kernel: Kernel) -> None:
+    old, new = (spec(nic(PF0, vfs={"count": count})) for count in (7, 8))
+    run(kernel, old)
+    result = run(kernel, new, verified=old)
+    assert {outcome.result for outcome in result.waiting} == {"blocked"}
+    assert is_ready(result.conditions) and not result.as_wanted
+    assert result.standard.spec == old
+    drift(kernel, PF0)
+    kernel.fault = refusing(PF0)
+    assert not is_ready(run(kernel, new, verified=old).conditions), "the older spec asks for the MTU, too"
+
+
+def test_once_nothing_waits_the_probes_compare_with_the_newer_spec(kernel: Kernel) -> None:
+    run(kernel, BOTH)
+    newer = spec(nic(PF0))
+    result = run(kernel, newer, verified=BOTH)
+    assert (result.waiting, result.standard, result.judged) == ((), result.want, result.have)
+    assert result.want.spec == newer
+
+
+def test_the_probes_are_asked_as_the_caller_wants(kernel: Kernel) -> None:
+    answer = Condition("Asked", "True", "ByTheCaller")
+    result = run(kernel, BOTH, callbacks=Callbacks(judge=lambda want, have: [answer]))
+    assert [condition.type for condition in result.conditions] == ["Converged", "Uncontended", "Asked"]
+
+
+def placed(kernel: Kernel, *writes: str) -> bool:
+    return any(path == PLACED for path, _ in kernel.writes)
+
+
+def test_what_later_plans_come_back_to_is_kept_once_the_node_is_as_wanted(kernel: Kernel) -> None:
+    kernel.fault = refusing(PF1)
+    run(kernel, BOTH)
+    assert not placed(kernel)
+    kernel.fault = no_fault
+    run(kernel, BOTH)
+    assert placed(kernel)
+
+
+def test_a_node_that_is_only_observed_keeps_nothing(kernel: Kernel) -> None:
+    run(kernel, BOTH)
+    kernel.tree.remove(PLACED)
+    kernel.writes.clear()
+    run(kernel, spec(nic(PF0), nic(PF1), mode="observe"))
+    assert kernel.writes == []
+
+
+def test_a_full_run_is_no_fault_of_the_pass(kernel: Kernel) -> None:
+    def full(operation: str, where: str, value: str) -> OSError | None:
+        return OSError(errno.ENOSPC, "No space left on device") if where == PLACED else None
+
+    kernel.fault = full
+    assert is_ready(run(kernel, BOTH).conditions)
