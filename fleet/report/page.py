@@ -16,8 +16,8 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
 from fleet.page import INK, document, legend, picture, table
 from fleet.report.history import ALWAYS, History, NodeCourse
+from fleet.report.last_deploy import LastDeploy, Operation
 from fleet.report.prometheus import Course
-from tasks.common.last_deploy import LastDeploy, Operation
 
 READY, NOT_READY, SILENT = "#2f9e5f", "#e0464c", "#8a929c"
 """Colours of nodes that are ready, that are not, and whose reporter does not answer: on a light page and on a dark one."""

@@ -23,7 +23,7 @@ from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.connectors.local import LocalConnector
 
 from agent.report.printable import printable
-from tasks.common.last_deploy import LastDeploy, Operation, default_path, write
+from fleet.report.last_deploy import LastDeploy, Operation, default_path, write
 
 REDRAWN = 0.5
 """Seconds after which the line on a terminal is drawn again."""

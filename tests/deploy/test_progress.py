@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from fleet.report.last_deploy import last_deploy
 from tasks.common.archive import ROOT
-from tasks.common.last_deploy import last_deploy
 from tasks.common.progress import running, say, slowest
 
 DEPLOY = 'from pyinfra.operations import server\nserver.shell(name="Nothing", commands=["true"])\n'

@@ -17,9 +17,9 @@ from matplotlib.colors import to_hex
 from agent.__main__ import cli
 from fleet.page import POLICY
 from fleet.report.history import History, read_history
+from fleet.report.last_deploy import LastDeploy, Operation, default_path, write
 from fleet.report.page import KINDS, NOT_READY, READY, SILENT
 from fleet.report.prometheus import asking
-from tasks.common.last_deploy import LastDeploy, Operation, default_path, write
 from tests.chromium import Scheme, shown
 from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, name, samples
 from tests.fleet_samples import SILENT as SILENT_NODE
