@@ -28,7 +28,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_publisher.py": ("agent.report.publisher",),
     "test_publishing.py": (PUBLISH,),
     "test_publishing_turns.py": (PUBLISH,),
-    "test_supervisor.py": (SUPERVISOR,),
+    "test_supervisor.py": (SUPERVISOR, "agent.service.hung_device"),
     "test_unreadable.py": (CONVERGE,),
     "test_users.py": (USERS,),
     "test_worker.py": ("agent.service.worker",),

@@ -20,8 +20,8 @@ SIZE = 4096
 ANSWERED_WITHIN = 0.5
 """Seconds within which an event about a required device leads to a reading. After that, Ready is withdrawn."""
 
-# A sequence number, odd while the rest is being written; the call's start (seconds of CLOCK_MONOTONIC, 0: idle); the length of
-# the text.
+# A sequence number, odd while the rest is being written; when the call began (seconds of CLOCK_MONOTONIC), or, with a minus,
+# the wait for events; the length of the text.
 _HEAD = struct.Struct("=QdI")
 _SEQUENCE = struct.Struct("=Q")
 # When the oldest waiting event came (seconds of CLOCK_MONOTONIC, 0: none waits). It is aligned, so one store writes all of it.
@@ -68,7 +68,7 @@ class Activity:
 
     def idle(self) -> None:
         """The worker waits for a wake-up."""
-        self._store(0.0, b"")
+        self._store(-time.monotonic(), b"")
 
     def waits(self, since: float) -> None:
         """Record when the oldest event about a required device that was not read since has come; 0: none waits."""
@@ -102,7 +102,7 @@ class View:
         """The worker's present call. None while it waits for events, or is recording the next call."""
         sequence, since, length = _HEAD.unpack_from(self._memory)
         text = self._memory[_HEAD.size : _HEAD.size + length]
-        if not since or sequence % 2 or _SEQUENCE.unpack_from(self._memory)[0] != sequence:
+        if since <= 0 or sequence % 2 or _SEQUENCE.unpack_from(self._memory)[0] != sequence:
             return None
         words = text.decode(errors="replace").split("\n", 3)
         if len(words) < 4:
@@ -110,10 +110,10 @@ class View:
         kind, mode, device, call = words
         return Step(since, kind, "write" if mode == "write" else "read", device, call)
 
-    def records(self) -> int:
-        """A number that grows with each call, and each time that the worker begins to wait."""
-        (sequence,) = _SEQUENCE.unpack_from(self._memory)
-        return int(sequence)
+    def last(self) -> float:
+        """When the latest call, or the present wait for events, began; 0: the worker has recorded none yet."""
+        _, since, _ = _HEAD.unpack_from(self._memory)
+        return float(abs(since))
 
     def waits(self) -> float:
         """When the oldest event came about a required device that was not read since; 0: none waits."""

@@ -21,6 +21,7 @@ from attrs import define, field, frozen
 from agent.report.activity import ANSWERED_WITHIN, Step, View
 from agent.report.publisher import Publisher, Unattended
 from agent.runtime import journal, notify
+from agent.service.hung_device import HungDevice
 
 HEARTBEAT = 30.0
 """Seconds between two heartbeats: half of the unit's WatchdogSec, as sd_watchdog_enabled(3) recommends."""
@@ -43,31 +44,26 @@ LEAVE_WAIT = 10.0
 KILL_WAIT = 1.0
 """Seconds to wait after SIGKILL. A process that is still there by then hangs in the kernel."""
 
-LAST_RETRY = 3600.0
-"""Seconds after which a device that hung is tried again at the latest, once no process hangs in it."""
-
 
 @frozen
 class Limits:
     """Seconds that a read or a write may take, and seconds until a device that hung is tried again for the first time.
 
     A write may wait for a device's firmware: some need minutes to create VFs. Each further hang of the device doubles
-    ``retry``, up to :data:`LAST_RETRY`. ``silence``: seconds without a call, after the first one. The worker reads everything
-    again every minute, so one that makes no call for longer was stopped (SIGSTOP) or waits for itself.
+    ``retry``, up to an hour. ``silence``: seconds without a call. The worker reads everything again every minute, so one that
+    makes no call for longer was stopped (SIGSTOP) or waits for itself. ``start``: seconds until its first call.
     """
 
     read: float = 30.0
     write: float = 300.0
     retry: float = 60.0
     silence: float = 90.0
+    start: float = 300.0
 
 
 @define
 class _Worker:
-    """``leave_by``: when the worker is killed if it should end and is in no call. ``at_fault``: what it did wrong.
-
-    ``records``, ``heard``: what :meth:`View.records` said last, and since when. A worker without a call may still be starting.
-    """
+    """``leave_by``: when the worker is killed if it should end and is in no call. ``at_fault``: what it did wrong."""
 
     process: subprocess.Popen[bytes]
     started: float
@@ -75,8 +71,6 @@ class _Worker:
     unread: bytearray = field(factory=bytearray)
     leave_by: float = math.inf
     at_fault: str = ""
-    records: int = 0
-    heard: float = math.inf
 
     def output(self) -> IO[bytes]:
         assert self.process.stdout is not None  # noqa: S101  PIPE was asked for
@@ -90,32 +84,10 @@ class _Worker:
         """Whether it should end."""
         return self.leave_by < math.inf
 
-    def silent_since(self, now: float) -> float:
-        """Since when it has recorded nothing, as far as was looked."""
-        if (records := self.view.records()) != self.records:
-            self.records, self.heard = records, now
-        return self.heard
-
-
-@define
-class _Hung:
-    """A device on which a call did not return. The device ``""`` stands for calls that concern no single device.
-
-    ``abandoned``: processes that SIGKILL did not end, since they hang in the kernel.
-    """
-
-    times: int = 0
-    avoided: bool = False
-    retry_at: float = 0.0
-    abandoned: list[subprocess.Popen[bytes]] = field(factory=list)
-
-    def is_held(self) -> bool:
-        """Whether a process still hangs in a call to it. SIGCHLD wakes the supervisor when that process ends."""
-        return any(process.poll() is None for process in self.abandoned)
-
-    def is_over(self, now: float) -> bool:
-        """Whether the device may be tried again."""
-        return self.avoided and now >= self.retry_at and not self.is_held()
+    def silent_by(self, limits: Limits) -> float:
+        """When it counts as silent if it makes no further call."""
+        last = self.view.last()
+        return last + limits.silence if last else self.started + limits.start
 
 
 def supervise(command: list[str], publisher: Publisher, limits: Limits = Limits()) -> None:
@@ -140,7 +112,7 @@ class _Supervisor:
     last_death: str = ""
     asked: bool = False
     respawn_at: float = 0.0
-    hung: dict[str, _Hung] = field(factory=dict)
+    hung: dict[str, HungDevice] = field(factory=dict)
     look_at: float = math.inf
 
     def run(self) -> None:
@@ -184,14 +156,14 @@ class _Supervisor:
         return wake
 
     def _next_deadline(self) -> float:
-        """When the supervisor must act although nothing has happened. Each heartbeat looks whether the worker is silent."""
+        """When the supervisor must act although nothing has happened."""
         if self.worker is None:
             return math.inf if self._is_barred() else self.respawn_at
         step = self.worker.view.step()
         retries = (hung.retry_at for hung in self.hung.values() if hung.avoided and not hung.is_held())
         since = self.worker.view.waits() if self.publisher.ready else 0.0
         looks = [self.look_at, *([since + ANSWERED_WITHIN] if since else [])]
-        ends = self._ends(step) if step else self.worker.heard + self.limits.silence
+        ends = self._ends(step) if step else self.worker.silent_by(self.limits)
         return min([self.worker.leave_by, *retries, *looks, ends])
 
     def _ends(self, step: Step) -> float:
@@ -309,10 +281,14 @@ class _Supervisor:
             self._lost(worker.at_fault or f"ended with status {status}", now - worker.started)
 
     def _lost(self, why: str, lived: float) -> None:
-        """Handle the end of a worker that crashed or misbehaved. Each one in a row doubles the wait before the next start."""
+        """Handle the end of a worker that crashed or misbehaved."""
+        self._count_death(why, lived)
+        self.publisher.unattended("WorkerLost", f"the worker {why}; it is started again")
+
+    def _count_death(self, why: str, lived: float) -> None:
+        """Each one in a row doubles the wait before the next start."""
         self.deaths = 1 if lived > LAST_RESPAWN else self.deaths + 1
         self.last_death = why
-        self.publisher.unattended("WorkerLost", f"the worker {why}; it is started again")
         self.respawn_at = time.monotonic() + min(FIRST_RESPAWN * 2 ** min(self.deaths - 1, 16), LAST_RESPAWN)
 
     def _judge_step(self, now: float) -> None:
@@ -324,9 +300,11 @@ class _Supervisor:
         if step is None:
             if now >= worker.leave_by:
                 self._replace(worker, None, f"the worker did not end within {LEAVE_WAIT:.0f} s; it is replaced", now)
-            elif now >= worker.silent_since(now) + self.limits.silence:
-                message = f"the worker has made no call for {self.limits.silence:.0f} s; it is replaced"
-                self._replace(worker, None, message, now)
+            elif now >= worker.silent_by(self.limits):
+                last = worker.view.last() or worker.started
+                silence = f"made no call for {now - last:.0f} s"
+                self._replace(worker, None, f"the worker has {silence}; it is replaced", now)
+                self._count_death(silence, last - worker.started)
             return
         if worker.is_leaving():
             worker.leave_by = now + LEAVE_WAIT
@@ -353,11 +331,9 @@ class _Supervisor:
             self._leave_alone(step, held, now)
 
     def _leave_alone(self, step: Step, held: subprocess.Popen[bytes] | None, now: float) -> None:
-        hung = self.hung.setdefault(step.device, _Hung())
-        # A device that did not hang for a long time counts as one that never did.
-        hung.times = 1 if now > hung.retry_at + LAST_RETRY else hung.times + 1
+        hung = self.hung.setdefault(step.device, HungDevice())
+        hung.again(self.limits.retry, now)
         hung.avoided = bool(step.device)
-        hung.retry_at = now + min(self.limits.retry * 2 ** min(hung.times - 1, 16), LAST_RETRY)
         # A process killed in a read of no single device is harmless once the read returns, so nothing waits for it.
         if held is not None and (step.device or step.mode == "write"):
             hung.abandoned.append(held)

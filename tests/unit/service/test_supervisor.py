@@ -24,10 +24,10 @@ import sys
 from pathlib import Path
 from agent.service import supervisor
 folder = Path(sys.argv[1])
-limits = supervisor.Limits(*map(float, sys.argv[3:7]))
-supervisor.LEAVE_WAIT = float(sys.argv[7])
+limits = supervisor.Limits(*map(float, sys.argv[3:8]))
+supervisor.LEAVE_WAIT = float(sys.argv[8])
 supervisor.LONGEST_LINE = 1 << 20
-supervisor.supervise([sys.argv[8], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
+supervisor.supervise([sys.argv[9], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
 """
 
 WORKER = """
@@ -102,11 +102,12 @@ class Start(Protocol):
         write: float = 300.0,
         retry: float = 600.0,
         silence: float = 600.0,
+        first: float = 600.0,
         leave: float = 10.0,
         program: str = sys.executable,
         notify: str = "",
     ) -> Supervised:
-        """Start a supervisor with these limits; ``notify``: another NOTIFY_SOCKET than that of the test."""
+        """Start a supervisor with these limits; ``first`` is Limits.start, ``notify`` another NOTIFY_SOCKET than the test's."""
 
 
 @pytest.fixture
@@ -120,6 +121,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         write: float = 300.0,
         retry: float = 600.0,
         silence: float = 600.0,
+        first: float = 600.0,
         leave: float = 10.0,
         program: str = sys.executable,
         notify: str = "",
@@ -135,7 +137,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 SUPERVISOR,
                 str(tmp_path),
                 WORKER + worker,
-                *map(str, (read, write, retry, silence, leave)),
+                *map(str, (read, write, retry, silence, first, leave)),
                 program,
             ],
             cwd=ROOT,
@@ -419,15 +421,42 @@ sys.stdin.read()
     supervised.wait_for(lambda report: report.ready)
 
 
+def test_a_worker_that_is_stopped_before_its_first_call_is_replaced(start: Start) -> None:
+    body = """if starts == 1: os.kill(os.getpid(), 19)
+activity.idle()
+found(True)
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, first=5.0)
+    supervised.wait_until_noted("start", "start")
+    supervised.wait_for(lambda report: report.ready)
+
+
+def test_workers_that_fall_silent_one_after_the_other_have_crashed(start: Start) -> None:
+    body = """crashed = os.environ.get("TRACKBED_CRASHED", "")
+note(crashed.split(" for ")[0])
+activity.idle()
+if not crashed: os.kill(os.getpid(), 19)
+found(True)
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, silence=0.5)
+    crashed = "the worker made no call"
+    supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)
+
+
 def test_a_worker_that_waits_and_makes_calls_now_and_then_is_left(start: Start) -> None:
-    body = """found(True)
-for round in range(40):
+    # As the worker's own loop: each wait for events has a time-out, and is recorded.
+    body = """import select
+found(True)
+ends = time.monotonic() + 8.0
+while time.monotonic() < ends:
     activity.idle()
-    time.sleep(0.2)
+    select.select([sys.stdin], [], [], 0.2)
 note("end")
 sys.stdin.read()
 """
-    supervised = start(NOTED + body, silence=3.0, read=0.5)
+    supervised = start(NOTED + body, silence=5.0, read=0.5)
     supervised.wait_until_noted("start", "end")
 
 

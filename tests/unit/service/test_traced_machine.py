@@ -1,6 +1,8 @@
 """What the parent learns of the worker's calls."""
 
 import mmap
+import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -46,6 +48,16 @@ def test_a_call_is_recorded_before_it_is_made(machine: Any, activity: Activity, 
     assert str(step) == f"vfs: write {SYS}/{PF}/sriov_numvfs 7 (device {PF})"
     activity.idle()
     assert view.step() is None
+
+
+def test_when_the_latest_call_or_wait_began_is_known(activity: Activity, view: View) -> None:
+    assert view.last() == 0.0
+    times = [time.monotonic()]
+    called = partial(activity.call, PF, "read")
+    for record in (called, activity.idle, activity.idle, called):
+        record()
+        times += [view.last(), time.monotonic()]
+    assert times == sorted(set(times))
 
 
 def test_a_call_without_an_address_belongs_to_the_device_named_last(machine: Any, view: View) -> None:

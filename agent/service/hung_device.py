@@ -1,0 +1,37 @@
+"""A device on which a call of the worker did not return, and when it is tried again."""
+
+from __future__ import annotations
+
+import subprocess
+
+from attrs import define, field
+
+LAST_RETRY = 3600.0
+"""Seconds after which a device that hung is tried again at the latest, once no process hangs in it."""
+
+
+@define
+class HungDevice:
+    """The state of one device. The device ``""`` stands for calls that concern no single device.
+
+    ``abandoned``: processes that SIGKILL did not end, since they hang in the kernel.
+    """
+
+    times: int = 0
+    avoided: bool = False
+    retry_at: float = 0.0
+    abandoned: list[subprocess.Popen[bytes]] = field(factory=list)
+
+    def again(self, retry: float, now: float) -> None:
+        """It hung: each time doubles the wait, which is ``retry`` seconds at first."""
+        # A device that did not hang for a long time counts as one that never did.
+        self.times = 1 if now > self.retry_at + LAST_RETRY else self.times + 1
+        self.retry_at = now + min(retry * 2 ** min(self.times - 1, 16), LAST_RETRY)
+
+    def is_held(self) -> bool:
+        """Whether a process still hangs in a call to it. SIGCHLD wakes the supervisor when that process ends."""
+        return any(process.poll() is None for process in self.abandoned)
+
+    def is_over(self, now: float) -> bool:
+        """Whether the device may be tried again."""
+        return self.avoided and now >= self.retry_at and not self.is_held()
