@@ -11,24 +11,24 @@ CAMPAIGN := campaign.xml
 .PHONY: help chaos check lab lab-cluster lab-down test lint unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
 
 help:
-	@echo "make lab       boot two virtual servers and deploy them"
-	@echo "make lab-cluster  the same as nodes of a real Kubernetes cluster, built from source at first"
+	@echo "make lab       boot two virtual servers, and deploy to them"
+	@echo "make lab-cluster  the same, as nodes of a Kubernetes cluster that is built from source"
 	@echo "make lab-down  stop them"
 	@echo "make check     style, types, import rules, unit and simulation tests: the loop while you work"
 	@echo "make test      everything that CI runs"
 	@echo "make lint      style, types and import rules"
 	@echo "make docs      the documentation site, in site/; a broken link fails"
-	@echo "make unit      tests that need no virtual server"
+	@echo "make unit      unit, simulation, contract and deploy tests (no virtual server)"
 	@echo "make campaign  long tests on virtual servers: faults, soak, kernel upgrades (hours)"
 	@echo "make chaos     a hundred random faults on a node of the lab (hours); the lab must be up"
-	@echo "make fuzz      fuzz every parser of what others write (SECONDS=60 each, SEED=1)"
+	@echo "make fuzz      fuzz every parser of foreign input (SECONDS=60 each, SEED=1)"
 	@echo "make pythons   the unit and simulation tests on each Python from 3.10 on"
-	@echo "make audit     ask the package registry for known vulnerabilities of what the locks pin (needs the network)"
-	@echo "make sbom      the bill of materials of what a node gets (CycloneDX): sbom-x86_64.json, sbom-aarch64.json"
-	@echo "make mutants   which small faults in the code no test notices: an hour at most, and the next call goes on"
-	@echo "make molecule  boot, deploy, deploy again (nothing changes), check, discard: the scenario of molecule/"
-	@echo "make bench     how fast the agent of the running lab repairs, beside the same by hand"
-	@echo "make lock      pin the dependencies again, by hash"
+	@echo "make audit     ask the package registry for known vulnerabilities of the locked packages (needs the network)"
+	@echo "make sbom      the bill of materials of the agent's archive (CycloneDX): sbom-x86_64.json, sbom-aarch64.json"
+	@echo "make mutants   find small faults in the code that no test notices: an hour at most, and the next call continues"
+	@echo "make molecule  the scenario of molecule/: boot, deploy, deploy again (nothing changes), check, discard"
+	@echo "make bench     measure how fast the agent of the running lab repairs, beside the same repairs by hand"
+	@echo "make lock      pin the newest versions of the dependencies, by hash"
 
 lab: $(STAMP)
 	@$(BIN)/python -m lab up

@@ -69,7 +69,7 @@ def _at_once(act: Callable[[Node], None], chosen: list[Node]) -> None:
     epilog="`make lab` runs `up` and deploys to the nodes. More is in docs/lab.md.",
 )
 def main() -> None:
-    """Two virtual servers with real SR-IOV and RDMA. TRACKBED_LAB names the lab; the default is "lab"."""
+    """Virtual servers with SR-IOV and RDMA. TRACKBED_LAB names the lab; the default is "lab"."""
 
 
 @main.command()
@@ -77,10 +77,10 @@ def main() -> None:
     "--nodes",
     "count",
     type=click.IntRange(len(MACHINES), len(ALL_MACHINES)),
-    help=f"How many nodes; without it as many as the lab has, and {len(MACHINES)} of a new one.",
+    help=f"How many nodes. [default: as many as the lab has; {len(MACHINES)} for a new lab]",
 )
 def up(count: int | None) -> None:
-    """Boot the nodes; build the image first if needed. Nodes that run already are left alone.
+    """Boot the nodes; build the image first if needed. Running nodes are left alone.
 
     Example: python -m lab up --nodes 3
     """
@@ -216,7 +216,7 @@ def restore(name: str, snapshot_name: str) -> None:
 @_one
 @click.argument("pci", metavar="PCI-ADDRESS")
 def unplug(name: str, pci: str) -> None:
-    """Take a PCI function away from a node, such as 0000:21:00.0."""
+    """Unplug a PCI function of a node, such as 0000:21:00.0."""
     (node,) = _chosen(name)
     node.unplug(pci)
     say(f"{name} lost {pci}; `python -m lab replug {name}` brings it back")
@@ -225,7 +225,7 @@ def unplug(name: str, pci: str) -> None:
 @main.command()
 @_one
 def replug(name: str) -> None:
-    """Have a node look for its PCI devices again, which brings back unplugged ones."""
+    """Let a node scan for PCI devices, so that unplugged functions come back."""
     (node,) = _chosen(name)
     node.replug()
     say(f"{name} has looked for its PCI devices again; `python -m lab ssh {name} trackbed wait` ends once it is ready")

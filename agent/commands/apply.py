@@ -29,10 +29,10 @@ AGAIN = 0.5
 )
 @_common.as_json
 def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: bool) -> None:
-    """Make the node what the spec says, once, and verify it.
+    """Make the node match its spec, once, and verify it.
 
     If the service runs, the service makes the changes: --allow applies while this command runs, and changes that failed or were
-    given up are tried again. Without the service, this command makes the changes itself.
+    given up are tried again. If the service does not run, this command makes the changes itself.
 
     Exit code: 0 the node is ready and the whole spec is applied, 1 not.
 

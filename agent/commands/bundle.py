@@ -19,7 +19,7 @@ from agent.commands import _common
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
-    help="The archive to write; it must not be there yet.  [default: /var/tmp/trackbed-HOST-TIME.tar.gz]",
+    help="The archive to write; the file must not exist yet.  [default: /var/tmp/trackbed-HOST-TIME.tar.gz]",
 )
 @_common.as_json
 def bundle(output: Path | None, as_json: bool) -> None:
@@ -29,7 +29,7 @@ def bundle(output: Path | None, as_json: bool) -> None:
     /etc/kubernetes, environments, and text that looks like a token, password or key are left out. Check the archive before you
     send it. Its not-collected.json names the parts that could not be collected.
 
-    Exit code: 0 it was written, also if parts could not be collected; 1 not.
+    Exit code: 0 the archive was written, also if parts could not be collected; 1 it was not written.
 
     Example: trackbed bundle
     """

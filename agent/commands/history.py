@@ -23,19 +23,23 @@ FEW = 3
 
 
 @click.command()
-@click.option("--all", "every", is_flag=True, help="Every write by itself.")
-@click.option("--last", type=click.IntRange(1), default=None, help="Only so many of the newest passes, or writes.")
-@click.option("--since", type=number("hours", 0.0, 1e6), default=None, help="Only those of the last so many hours.")
-@click.option("--device", default=None, help="Only those about this PCI address, or `host`.")
+@click.option("--all", "every", is_flag=True, help="Show each write by itself.")
+@click.option(
+    "--last", type=click.IntRange(1), default=None, help="Show only this number of the newest passes, or writes."
+)
+@click.option(
+    "--since", type=number("hours", 0.0, 1e6), default=None, help="Show only those of this number of last hours."
+)
+@click.option("--device", default=None, help="Show only those of this PCI address, or of `host`.")
 @_common.as_json
 def history(every: bool, last: int | None, since: float | None, device: str | None, as_json: bool) -> None:
     """Show the changes on this node: when each was made and why, and which ones another program undid again and again.
 
-    It shows passes. More than three writes of a pass to one device are one line; --all shows each write by itself. Why: start,
-    spec (another one came into force), event (of which device), resync, retry, or apply. The history outlives reboots, and has
-    at most two megabytes. --json prints a document for each write.
+    The history lists passes. More than three writes of a pass to one device are one line; --all shows each write by itself. The
+    reason of a pass is start, spec (another spec came into force), event (with the device), resync, retry, or apply. The file
+    survives reboots, and has at most two megabytes. --json prints a document for each write.
 
-    Exit code: 0, also if there is nothing.
+    Exit code: 0, also if there are no changes.
 
     Example: trackbed history --last 20
     """

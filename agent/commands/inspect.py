@@ -22,13 +22,13 @@ from agent.spec.node import NodeSpec
 def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name: str | None, as_json: bool) -> None:
     """Show every network function: addresses, driver, firmware, netdev, RDMA device, VFs, NUMA node, interrupts.
 
-    --as-spec takes the NICs that have SR-IOV or RDMA, or those of --nic. Its JSON is a spec as `plan --spec` and
-    /etc/trackbed/node.json have it; the same keys and values go into an inventory as a host's data.
+    --as-spec prints a spec of the NICs that have SR-IOV or RDMA, or of those of --nic, as JSON for `plan --spec` and for
+    /etc/trackbed/node.json. An inventory can have the same keys and values as the data of a host.
 
-    --as-inventory writes the same for a fleet: an inventory in Python with this host and the data of its group, where NICs of
-    a kind that are set alike have one entry, and the RDMA devices and GPUs that work now are asked for.
+    --as-inventory prints an inventory in Python, with this host and the data of its group, to start a fleet from. NICs of the
+    same kind and settings have one entry. The inventory requires the RDMA devices and GPUs that work now.
 
-    Exit code: 0; with --as-spec or --as-inventory 2 if the plan would not be empty (what is left is printed), 1 an error.
+    Exit code: 0 done, 1 an error. With --as-spec or --as-inventory, 2 if the plan of the result is not empty (it is printed).
 
     Example: trackbed inspect --as-spec | trackbed plan --spec -
     """

@@ -18,12 +18,12 @@ from agent.spec.node import spec_hash
 @_common.spec_option
 @_common.as_json
 def plan(spec_file: str | None, as_json: bool) -> None:
-    """Show the changes that would be made, with their disruption and the users they disturb. Nothing is changed.
+    """Show the changes that the agent would make, with their disruption and the affected users. Nothing is changed.
 
     The marks: ~ changes a value, + adds something, - removes something, and ? is known only after another kind's changes. Equal
     changes of several VFs are one line.
 
-    Exit code: 0 nothing to change, 2 changes, 1 an error (also if this node cannot match the spec).
+    Exit code: 0 no changes, 2 changes, 1 an error (also if this node cannot match the spec).
 
     Example: trackbed plan --spec candidate.json
     """

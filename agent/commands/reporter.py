@@ -20,12 +20,16 @@ FILE = click.Path(path_type=Path)
 
 @click.command()
 @click.option("--listen", default="127.0.0.1:9809", show_default=True, help="An IP address and a port.")
-@click.option("--tls-cert", "certificate", type=FILE, default=None, help="A PEM certificate, and those that sign it.")
-@click.option("--tls-key", "key", type=FILE, default=None, help="The certificate's key.")
-@click.option("--token-file", "token", type=FILE, default=None, help="Holds the token that each request must carry.")
-@click.option("--socket", "unix", type=FILE, default=None, help="A unix socket to serve on, too.")
-@click.option("--kubernetes", "settings", type=FILE, default=None, help="Publish to Kubernetes by this settings file.")
-@click.option("--kubernetes-secret", "secret", type=FILE, default=None, help="Holds the token, or the enrolment token.")
+@click.option("--tls-cert", "certificate", type=FILE, default=None, help="PEM: the certificate and its chain.")
+@click.option("--tls-key", "key", type=FILE, default=None, help="PEM: the certificate's key.")
+@click.option("--token-file", "token", type=FILE, default=None, help="File with the token that each request must have.")
+@click.option("--socket", "unix", type=FILE, default=None, help="Also serve on this unix socket.")
+@click.option(
+    "--kubernetes", "settings", type=FILE, default=None, help="Publish to Kubernetes, with this settings file."
+)
+@click.option(
+    "--kubernetes-secret", "secret", type=FILE, default=None, help="File with the token, or the enrolment token."
+)
 def reporter(
     listen: str,
     certificate: Path | None,
@@ -35,13 +39,13 @@ def reporter(
     settings: Path | None,
     secret: Path | None,
 ) -> None:
-    """Serve the report over HTTP: /readyz, /livez, /status and /metrics; what the unit trackbed-reporter runs.
+    """Serve the report over HTTP: /readyz, /livez, /status and /metrics. The unit trackbed-reporter runs this command.
 
-    On any address that other machines can reach, it requires TLS and a token. With --kubernetes it also keeps
-    condition, labels and taint of the node's Node, and a Lease. With --kubernetes it also publishes while another process has
-    the port, and tries the port again every 5 s.
+    If other machines can reach the address, TLS and a token are required. With --kubernetes the reporter also keeps the
+    conditions, labels and taint of this node's Node, and a Lease. It does so even while another process has the port, and tries
+    to bind the port every 5 s.
 
-    Exit code: 0 after SIGTERM, 1 if it cannot serve (with --kubernetes: if its settings cannot be read).
+    Exit code: 0 after SIGTERM, 1 the reporter cannot serve (with --kubernetes: its settings cannot be read).
 
     Example: trackbed reporter --listen 127.0.0.1:9809
     """

@@ -18,7 +18,7 @@ from agent.service import lock, supervisor
 
 @click.command()
 def run() -> None:
-    """Keep the spec true until stopped; what the systemd unit runs.
+    """Keep the spec true until stopped. The unit trackbed runs this command.
 
     SIGHUP reads the spec again. Exit code: 0 after SIGTERM.
 

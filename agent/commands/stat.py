@@ -22,7 +22,7 @@ HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total'
 @click.option(
     "-d", "--device", default=None, help="RDMA device, netdev or PCI address. [default: the only RDMA device]"
 )
-@click.option("-l", "--live", is_flag=True, help="Rates, once each interval, until Ctrl-C.")
+@click.option("-l", "--live", is_flag=True, help="Show rates once each interval, until Ctrl-C.")
 @click.option(
     "--interval",
     type=number("seconds", 0.1, 3600.0),
@@ -30,14 +30,14 @@ HEADER = f"{'':<12} {'now':>12} {'max':>12} {'average':>12} {'min':>12} {'total'
     show_default=True,
     help="With -l: seconds between two readings.",
 )
-@click.option("--count", type=click.IntRange(1), default=None, help="With -l: end after so many intervals.")
+@click.option("--count", type=click.IntRange(1), default=None, help="With -l: end after this number of intervals.")
 @_common.as_json
 def stat(device: str | None, live: bool, interval: float, count: int | None, as_json: bool) -> None:
-    """Show the traffic of an RDMA device and its netdev, of any vendor.
+    """Show the traffic of an RDMA device and its netdev.
 
-    Without -l: every counter as it stands now. With -l: bytes and packets per second, received and sent, with maximum,
-    average and minimum; a live view on a terminal, else a line for each interval; at the end, totals and elapsed time.
-    --json prints an object each interval; the last one is the sum.
+    Without -l: the present value of every counter. With -l: bytes and packets per second, received and sent, with maximum,
+    average and minimum, as a live view on a terminal or else as a line for each interval; at the end, totals and elapsed time.
+    --json prints an object for each interval; the last object has the totals.
 
     Exit code: 0 (also after Ctrl-C), 1 no such device.
 

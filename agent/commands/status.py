@@ -25,11 +25,11 @@ LOOK = 0.2
 @click.option("--watch", is_flag=True, help="Show every change of the report, until Ctrl-C.")
 @_common.as_json
 def status(watch: bool, as_json: bool) -> None:
-    """Say whether the node is ready, and why not.
+    """Show whether the node is ready, and if not, why.
 
-    With --watch, a live view on a terminal, else a line a change; with --json, a document a change.
+    --watch is a live view on a terminal, or else prints a line for each change; with --json, a document for each change.
 
-    Exit code: 0 only when it is ready by a fresh report of this boot, else 1; with --watch, as it was at the end.
+    Exit code: 0 a fresh report of this boot says that the node is ready, 1 not. With --watch, the last state counts.
 
     Example: trackbed status --json
     """

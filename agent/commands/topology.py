@@ -28,19 +28,19 @@ LARGEST = 64 << 20
     help="Draw it into this file: .svg or .png (by hwloc's lstopo), or .xml, which lstopo reads.",
 )
 @click.option(
-    "--input", "source", type=click.File(), help="What --json has printed, also on another node; - is standard input."
+    "--input", "source", type=click.File(), help="Output of --json, also from another node; - is standard input."
 )
 @_common.as_json
 def topology(picture: Path | None, source: IO[str] | None, as_json: bool) -> None:
-    """Show sockets, NUMA nodes, last-level caches and cores, with NICs and GPUs at their place and the queues of each core.
+    """Show sockets, NUMA nodes, last-level caches and cores, with their NICs and GPUs and the queues of each core.
 
-    A queue is shown at the CPU on which its interrupt arrives now. `!` marks one on another NUMA node than its device. Colours
-    show a core's load: green is an even share of its NUMA node's queues at most, yellow up to twice that, red more, or a
-    misplaced queue.
+    A queue is shown at the CPU that gets its interrupt now. `!` marks a queue that is on another NUMA node than its device.
+    Colours show the load of a core, compared with an even share of its NUMA node's queues: green is at most that share, yellow
+    up to twice as much, red more, or a queue on another NUMA node.
 
-    With --input a node is drawn on the control host, so that nodes need no lstopo.
+    --input draws a node on the control host, so that nodes need no lstopo.
 
-    Exit code: 0, 1 an error.
+    Exit code: 0 done, 1 an error.
 
     Example: ssh gpu-01 trackbed topology --json | trackbed topology --input - --picture gpu-01.svg
     """

@@ -18,7 +18,7 @@ from agent.report.verdict import judge
 
 
 @click.command()
-@click.option("--hash", "wanted_hash", default=None, help="Wait for this spec to be the one that is ready.")
+@click.option("--hash", "wanted_hash", default=None, help="Wait until the node is ready with this spec.")
 @click.option("--first-pass", is_flag=True, help="Wait for the first verified pass since the boot instead.")
 @click.option(
     "--joined",
@@ -30,9 +30,9 @@ from agent.report.verdict import judge
     "--let-go",
     type=seconds,
     default=None,
-    help="With --first-pass: after so many seconds, end also if Kubernetes shows in this boot that the node is not ready.",
+    help="With --first-pass: after this time, also end once the node is published as not ready in this boot.",
 )
-@click.option("--timeout", type=seconds, default=0.0, help="Give up after so many seconds; 0: never.")
+@click.option("--timeout", type=seconds, default=0.0, help="Give up after this number of seconds; 0: never.")
 @_common.as_json
 def wait(
     wanted_hash: str | None,
@@ -44,7 +44,7 @@ def wait(
 ) -> None:
     """Wait until the node is ready.
 
-    Exit code: 0 it is, 1 not within the time (the reasons are printed).
+    Exit code: 0 the node is ready, 1 it is not ready in time (the reasons are printed).
 
     Example: trackbed wait --first-pass --timeout 300
     """

@@ -11,7 +11,7 @@ from agent.commands import _common
 @click.option("--activity", "activity_fd", type=int, default=None)
 @click.option("--avoid", "hung", multiple=True)
 def worker(activity_fd: int | None, hung: tuple[str, ...]) -> None:
-    """Do the kernel I/O for `run`."""
+    """Do the kernel I/O for `run`, which starts this command."""
     from agent import linux
     from agent.report import names, published
     from agent.service import worker as process

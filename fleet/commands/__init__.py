@@ -25,11 +25,11 @@ class Commands(click.Group):
 
 @click.group(cls=Commands)
 def fleet() -> None:
-    """Look after all nodes of a cluster, from the control host.
+    """Show, approve, sweep and maintain the nodes of a cluster, from the control host.
 
-    Each command takes --json. Those that ask the cluster take --kubeconfig and --context.
+    Each command has --json. Commands that ask the cluster have --kubeconfig and --context.
 
-    Exit code: 0 done, 1 an error; what 2 means is in each command's help.
+    Exit code: 0 done, 1 an error. The help of each command says what 2 means.
 
     Example: trackbed fleet status
     """

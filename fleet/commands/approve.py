@@ -29,18 +29,18 @@ NOT_ALL = 2
 @click.option(
     "--inventory", type=click.Path(path_type=Path, exists=True), help="Every node of this inventory may be enrolled."
 )
-@click.option("--again", multiple=True, metavar="NODE", help="It may be enrolled again: it was reinstalled.")
+@click.option("--again", multiple=True, metavar="NODE", help="This node was reinstalled and may be enrolled again.")
 @click.option("--dry", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
 def approve(
     api: Api, nodes: tuple[str, ...], inventory: Path | None, again: tuple[str, ...], dry: bool, as_json: bool
 ) -> None:
-    """Approve reporters' requests for certificates, and deny requests in a reporter's name that no reporter makes.
+    """Approve certificate requests of reporters, and deny requests in a reporter's name that no reporter would make.
 
-    A renewal is approved if the node itself requests it. A first certificate is approved only for nodes that are named here or
-    in the inventory, and that have not been enrolled before. Other clients' requests are left alone. Run it from a timer
-    without names to approve renewals.
+    A renewal is approved if the node itself requests it. A first certificate is approved only if the node is named here or in
+    the inventory, and was not enrolled before. Requests of other clients are left alone. To approve renewals, run this command
+    from a timer, without names.
 
     Exit code: 0 every request was approved, or there was none; 2 some were denied or left for you; 1 an error.
 

@@ -38,7 +38,7 @@ def fabric() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file of results. [default: the last run's]",
 )
-@click.option("--html", "page_file", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page, too.")
+@click.option("--html", "page_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write an HTML page.")
 @click.option(
     "--json",
     "as_json",
@@ -50,7 +50,7 @@ def report(path: Path | None, page_file: Path | None, as_json: bool) -> None:
 
     A stopped run is judged by its finished tests. The command reads a file, and does not connect to the cluster.
 
-    Exit code: 0 every NIC is good and the test is finished, 2 not, 1 the results cannot be read.
+    Exit code: 0 every NIC is good and the test is finished, 2 otherwise, 1 the results cannot be read.
 
     Example: trackbed fleet fabric report --html fabric.html
     """

@@ -28,7 +28,7 @@ INTERRUPTED = 130
     "--inventory",
     required=True,
     type=click.Path(path_type=Path, exists=True),
-    help="Its connection data are used to reach the nodes.",
+    help="The inventory with the connection data of the nodes.",
 )
 @click.option(
     "--allow",
@@ -37,7 +37,9 @@ INTERRUPTED = 130
     show_default=True,
     help="The most disruptive level of changes to make.",
 )
-@click.option("--at-once", default=1, show_default=True, type=click.IntRange(1), help="Nodes at the same time.")
+@click.option(
+    "--at-once", default=1, show_default=True, type=click.IntRange(1), help="How many nodes at the same time."
+)
 @click.option("--force", is_flag=True, help="Also evict pods without a controller; nothing starts them again.")
 @click.option("--delete-emptydir-data", is_flag=True, help="Also evict pods with local data on the node's disk.")
 @click.option(
@@ -50,10 +52,8 @@ INTERRUPTED = 130
 @click.option(
     "--ready-timeout", type=seconds, default=900.0, show_default=True, help="Seconds until the Node is ready again."
 )
-@click.option("--resume", "earlier", flag_value="resume", help="Go on where an earlier run was interrupted.")
-@click.option(
-    "--undo", "earlier", flag_value="undo", help="Give the nodes back as they were before an interrupted run."
-)
+@click.option("--resume", "earlier", flag_value="resume", help="Continue an earlier run that was interrupted.")
+@click.option("--undo", "earlier", flag_value="undo", help="Restore the nodes as they were before an interrupted run.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
 def maintain(
@@ -70,13 +70,13 @@ def maintain(
     earlier: str | None,
     as_json: bool,
 ) -> None:
-    """Make the changes that were deferred because the nodes are in use: cordon, drain, apply, wait for ready, uncordon.
+    """Make changes that are deferred because the nodes are in use: cordon, drain, apply, wait for ready, uncordon.
 
-    Pods are evicted, so PodDisruptionBudgets are respected; those of DaemonSets, static and finished ones stay. A drain that
-    cannot be finished is undone. If the change fails, the node stays cordoned and no other node is begun. The Node records each
-    step, so after a crash --resume and --undo work from any control host.
+    The command evicts pods, so PodDisruptionBudgets are respected; pods of DaemonSets, static pods and finished pods stay. If a
+    drain cannot be finished, it is undone. If the change fails, the node stays cordoned, and no other node is started. Each
+    step is recorded in the Node, so after a crash --resume and --undo work from any control host.
 
-    Exit code: 0 all nodes are done and ready, 1 not, 130 interrupted.
+    Exit code: 0 all nodes are done and ready, 1 some are not, 130 interrupted.
 
     Example: trackbed fleet maintain gpu-01 gpu-02 --inventory inventories/prod.py --allow link-flap
     """

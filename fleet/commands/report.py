@@ -19,7 +19,9 @@ from fleet.report.prometheus import asking
 
 @click.command()
 @click.option("--prometheus", "url", required=True, help="The Prometheus that scrapes the reporters: http://HOST:9090.")
-@click.option("--hours", type=number("hours", 1.0, 24.0 * 366), default=24.0, show_default=True, help="How far back.")
+@click.option(
+    "--hours", type=number("hours", 1.0, 24.0 * 366), default=24.0, show_default=True, help="How many hours back."
+)
 @click.option(
     "--html",
     "page_file",
@@ -31,8 +33,8 @@ from fleet.report.prometheus import asking
 def report(url: str, hours: float, page_file: Path, as_json: bool) -> None:
     """Write a page on the whole fleet: readiness over time, drift that was repaired, versions, the last deploy's slowest steps.
 
-    What the nodes did is asked from Prometheus, and how long the last deploy took is read from a file that it has left on this
-    control host. Neither the nodes nor the cluster are asked.
+    The data of the nodes come from Prometheus. The duration of the last deploy comes from a file that the deploy has written on
+    this control host. The command connects neither to the nodes nor to the cluster.
 
     Exit code: 0 written, 1 Prometheus does not answer, or the page cannot be written.
 

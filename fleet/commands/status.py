@@ -34,10 +34,10 @@ WORDS = {"True": "ready", "False": "not ready"}
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options
 def status(api: Api, inventory: Path | None, as_json: bool) -> None:
-    """Show every node: ready or not, since when, why not, its spec and its agent.
+    """Show for every node whether it is ready, since when, and if not, why; also its spec and its agent.
 
-    A node whose Lease has expired is unknown, whether it was swept or not. A node whose kubelet is not ready is not ready. A
-    node that was enrolled, or is in the inventory, is shown even if the cluster has no Node of its name.
+    If the Lease of a node has expired, the node is unknown, also before a sweep. If its kubelet is not ready, the node is not
+    ready. A node that was enrolled, or is in the inventory, is shown even if the cluster has no Node of its name.
 
     Exit code: 0 every node is ready, 2 some are not, 1 the cluster could not be asked.
 

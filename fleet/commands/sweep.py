@@ -22,7 +22,7 @@ REFUSED = 2
     default=0.25,
     show_default=True,
     type=number("a share", 0.0, 1.0),
-    help="The largest share of the fleet that may be without a heartbeat; if more nodes are, none is tainted.",
+    help="If a larger share of the nodes is silent, no node is tainted.",
 )
 @click.option("--dry", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -30,10 +30,10 @@ REFUSED = 2
 def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
     """Mark silent nodes as not ready: taint them, and set their condition to Unknown.
 
-    If a node's Lease says that it is not ready and its Node does not, the Node is tainted, too, and its condition set to False.
-    If the Lease was deleted, the node gets a new one, and is swept if that is not renewed.
+    A node is silent if its Lease has expired. If a Lease says that its node is not ready, but the Node does not say so, the
+    command taints the Node, too, and sets its condition to False. If a Lease was deleted, the command makes a new one.
 
-    Run it from a timer, as often as you like; two runs at once do no harm.
+    Run this command from a timer, as often as you like; two runs at once do no harm.
 
     Exit code: 0 done, 2 too many nodes are silent and none was tainted, 1 an error.
 
