@@ -110,7 +110,7 @@ def test_each_remedy_belongs_to_an_existing_reason() -> None:
 
 def test_the_pages_of_commands_and_metrics_have_what_there_is(site: Path) -> None:
     commands = text(site, "reference/commands.html")
-    assert "0 nothing to change, 2 changes, 1 an error" in commands
+    assert "0 no changes, 2 changes, 1 an error" in commands
     assert "trackbed fleet maintain [OPTIONS]" in commands
     assert "python -m lab unplug" in commands
     assert "trackbed_ready" in text(site, "reference/metrics.html")
