@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from mutmut.state import state
 
-SUPERVISOR = "agent.service.supervisor"
+SUPERVISOR, WORKER = "agent.service.supervisor", "agent.service.worker"
 CONVERGE, ORIGINALS, USERS = "agent.engine.converge", "agent.engine.originals", "agent.engine.users"
 PUBLISH = "agent.reporter.kubernetes.publish"
 
@@ -31,9 +31,13 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_supervisor.py": (SUPERVISOR, "agent.service.hung_device"),
     "test_unreadable.py": (CONVERGE,),
     "test_users.py": (USERS,),
-    "test_worker.py": ("agent.service.worker",),
+    "test_worker.py": (WORKER,),
+    "test_worker_process.py": (WORKER,),
 }
 """Of which modules the mutants are tried with the tests in a file. The others do not run."""
+
+OF_ITS_OWN = {"test_supervisor.py": (SUPERVISOR,), "test_worker_process.py": (WORKER,)}
+"""Tests that run a module in a process of its own, in which mutmut sees nothing: all its functions count as called."""
 
 LONG = (
     "test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often",
@@ -64,14 +68,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     called, subjects = state()._stats, SUBJECTS[item.path.name]
-    # The supervisor runs in a process of its own, in which mutmut sees nothing.
-    called |= functions() if SUPERVISOR in subjects else set()
+    for module in OF_ITS_OWN.get(item.path.name, ()):
+        called |= functions(module)
     called -= {name for name in called if name.rpartition(".")[0] not in subjects}
 
 
-def functions() -> set[str]:
-    """The supervisor's functions, as mutmut calls them."""
-    module = import_module(SUPERVISOR)
+def functions(name: str) -> set[str]:
+    """A module's functions, as mutmut calls them."""
+    module = import_module(name)
     scopes = [module, *(value for value in vars(module).values() if isinstance(value, type))]
-    names = {name for scope in scopes for name in vars(scope) if name.endswith(ORIGINAL)}
-    return {f"{SUPERVISOR}.{name.removesuffix(ORIGINAL)}" for name in names}
+    names = {found for scope in scopes for found in vars(scope) if found.endswith(ORIGINAL)}
+    return {f"{name}.{found.removesuffix(ORIGINAL)}" for found in names}

@@ -21,12 +21,14 @@ from agent.report import drift
 from agent.report.activity import Activity, View
 from agent.report.drift import Drift, read_drift
 from agent.report.history import History
-from agent.report.records import Condition, Report, report_from_json
-from agent.service import pass_log
-from agent.service.apply_socket import Requests
+from agent.report.history import read as read_history
+from agent.report.records import Condition, Disruption, Report, report_from_json
+from agent.service import pass_log, passes
+from agent.service.apply_socket import Requests, ask
 from agent.service.passes import Memory
 from agent.service.spec_in_force import SpecInForce
 from agent.service.worker import work
+from tests.contract.asking import soon
 from tests.journald import heard, listening
 from tests.sim.kernel import no_fault
 from tests.sim.readiness import Node, writer
@@ -37,12 +39,14 @@ STUCK = "/sys/module/ib_core/srcversion"
 
 @define
 class Out:
-    """The worker's messages; an empty one once it has ended."""
+    """The worker's messages; an empty one once it has ended. ``said``: all of them, also those that are no report."""
 
     lines: Queue[dict[str, Any]] = field(factory=Queue)
+    said: list[dict[str, Any]] = field(factory=list)
 
     def write(self, text: str) -> None:
-        self.lines.put(json.loads(text))
+        self.said.append(json.loads(text))
+        self.lines.put(self.said[-1])
 
     def flush(self) -> None:
         pass
@@ -82,6 +86,23 @@ class Announced:
         return taken, False
 
 
+@define
+class Endless:
+    """A source that always has an event."""
+
+    descriptor: int
+    event: Event
+
+    def subscribe(self) -> list[EventSource]:
+        return [self]
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def receive(self) -> tuple[list[Event], bool]:
+        return [self.event], False
+
+
 @pytest.fixture
 def node() -> Node:
     return Node.with_two_nics()
@@ -109,8 +130,16 @@ def awaited() -> Queue[str]:
 
 
 @pytest.fixture
-def worker(node: Node, view: View, tmp_path: Path, awaited: Queue[str]) -> Iterator[Callable[[str], Out]]:
-    control, end = os.pipe()
+def pipe() -> tuple[int, int]:
+    """The worker's control, and the supervisor's end of it."""
+    return os.pipe()
+
+
+@pytest.fixture
+def worker(
+    node: Node, view: View, tmp_path: Path, awaited: Queue[str], pipe: tuple[int, int]
+) -> Iterator[Callable[[str], Out]]:
+    control, end = pipe
     threads = []
 
     def wait_until_published(announcement: str) -> str:
@@ -142,6 +171,17 @@ def worker(node: Node, view: View, tmp_path: Path, awaited: Queue[str]) -> Itera
     threads[0].join(timeout=120)
     os.close(control)
     assert not threads[0].is_alive()
+
+
+@pytest.fixture
+def reload(pipe: tuple[int, int], tmp_path: Path) -> Callable[[str], None]:
+    """Have the worker read another spec."""
+
+    def ask(spec: str) -> None:
+        (tmp_path / "node.json").write_text(spec)
+        os.write(pipe[1], b"reload\n")
+
+    return ask
 
 
 def condition(report: Report, type: str) -> Condition:
@@ -284,3 +324,105 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
     announced.announce(Event(ifindex=kernel.netdev(PF1).ifindex))
     assert out.until(lambda report: report.ready)
     assert [kernel.netdev(pf).mtu for pf in (PF0, PF1)] == [9000, 9000]
+
+
+def one(mtu: int, **more: object) -> str:
+    return json.dumps({"node_name": "n1", "nics": [{"name": "a", "select": {"pci": PF0}, "mtu": mtu, **more}]})
+
+
+def test_it_says_that_it_serves_before_anything_else(worker: Callable[[str], Out]) -> None:
+    out = worker('{"node_name": "n1"}')
+    out.until(lambda report: report.ready)
+    assert out.said[0] == {"serving": True}
+    assert [line for line in out.said if "serving" in line] == out.said[:1]
+
+
+def test_an_event_about_a_required_device_is_told_at_once(
+    node: Node, announced: Announced, worker: Callable[[str], Out], view: View
+) -> None:
+    out = worker(one(9000))
+    out.until(lambda report: report.ready)
+    assert {"checking": True} not in out.said
+    index = node.kernel.netdev(PF0).ifindex
+    node.kernel.set_link(index, mtu=1500)
+    announced.announce(Event(ifindex=index))
+    soon(lambda: {"checking": True} in out.said or None, "checking")
+    soon(lambda: (node.kernel.netdev(PF0).mtu == 9000 and not view.waits()) or None, "a repair")
+
+
+def test_a_reload_brings_another_spec_into_force(
+    node: Node, worker: Callable[[str], Out], reload: Callable[[str], None]
+) -> None:
+    out = worker(one(9000))
+    before = out.until(lambda report: report.ready)
+    reload(one(4000))
+    after = out.until(lambda report: report.ready and report.spec_hash != before.spec_hash)
+    assert (node.kernel.netdev(PF0).mtu, after.up_to_date) == (4000, True)
+
+
+def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
+    node: Node, worker: Callable[[str], Out], reload: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(operation: str, where: str, value: str) -> None:
+        if "mtu=4000" in value:
+            raise KeyError(where)
+
+    monkeypatch.setattr(passes, "RESYNC", 0.2)
+    out = worker(one(9000))
+    before = out.until(lambda report: report.ready)
+    node.kernel.fault = crash
+    reload(one(4000))
+    given_up = out.until(lambda report: report.ready and not report.up_to_date)
+    assert given_up.spec_hash == before.spec_hash
+    node.kernel.fault = no_fault
+    node.kernel.set_link(node.kernel.netdev(PF0).ifindex, mtu=2000)
+    soon(lambda: node.kernel.netdev(PF0).mtu == 9000 or None, "a full pass, which does not try it again")
+    reload(one(4000))
+    assert out.until(lambda report: report.up_to_date and report.ready).spec_hash != before.spec_hash
+
+
+def test_a_file_that_was_refused_is_read_again_without_being_asked(
+    worker: Callable[[str], Out], reload: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "RESYNC", 0.2)
+    out = worker(one(9000))
+    before = out.until(lambda report: report.ready)
+    reload("nonsense")
+    out.until(lambda report: not report.up_to_date)
+    (tmp_path / "node.json").write_text(one(4000))
+    assert out.until(lambda report: report.up_to_date and report.ready).spec_hash != before.spec_hash
+
+
+def test_a_file_in_force_is_not_read_again_without_being_asked(
+    node: Node, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "RESYNC", 0.2)
+    out = worker(one(9000))
+    out.until(lambda report: report.ready)
+    (tmp_path / "node.json").write_text(one(4000))
+    for _ in range(2):
+        node.kernel.set_link(node.kernel.netdev(PF0).ifindex, mtu=1500)
+        soon(lambda: node.kernel.netdev(PF0).mtu != 1500 or None, "a full pass")
+    assert node.kernel.netdev(PF0).mtu == 9000
+    assert {entry.trigger for entry in read_history(tmp_path)} == {"spec", "resync"}
+
+
+def test_a_client_of_apply_has_a_pass_with_what_it_allows(
+    node: Node, worker: Callable[[str], Out], tmp_path: Path
+) -> None:
+    node.kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
+    spec = one(9000, vfs={"count": 3}, disruption={"allow": "none"})
+    out = worker(spec)
+    out.until(lambda report: not report.ready and bool(report.outcomes))
+    results = ask(tmp_path / "apply.sock", Disruption.VF_RESET, 60.0)
+    assert next(result for result in results if result.ready).outcomes
+    assert out.until(lambda report: report.ready)
+    assert [entry.trigger for entry in read_history(tmp_path)][-1] == "apply"
+
+
+def test_ready_is_published_although_events_never_end(
+    node: Node, announced: Announced, worker: Callable[[str], Out]
+) -> None:
+    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
+    os.eventfd_write(announced.descriptor, 1)
+    assert worker(one(9000)).until(lambda report: report.ready)
