@@ -4,34 +4,22 @@ from agent.spec.node import spec_hash
 from tasks import (
     addresses,
     agent,
-    boot,
-    container_engine,
-    container_runtime,
-    erdma,
     firmware,
-    gpu_driver,
     hardware,
-    irqbalance,
-    kernel,
-    kernel_modules,
-    kubelet,
     kubernetes,
-    labels,
-    limits,
-    manifests,
     nccl,
     nccl_topology,
-    network_managers,
     node_spec,
-    ofed,
     original_state,
     packages,
-    peer_memory,
     pull,
     readiness,
     reboot,
-    reporter,
 )
+from tasks.containers import container_engine, container_runtime
+from tasks.drivers import erdma, gpu_driver, ofed, peer_memory
+from tasks.host import boot, irqbalance, kernel, kernel_modules, limits, network_managers
+from tasks.kubernetes import kubelet, labels, manifests, reporter
 
 spec = node_spec.read()
 addresses.refuse_shared(spec)

@@ -1,21 +1,9 @@
 """Removes Trackbed from a node, and restores the state from before its first deploy."""
 
 from agent.spec.node import NodeSpec
-from tasks import (
-    boot,
-    irqbalance,
-    kernel_modules,
-    kubelet,
-    kubernetes,
-    labels,
-    limits,
-    nccl,
-    nccl_topology,
-    network_managers,
-    node_spec,
-    pull,
-    removal,
-)
+from tasks import kubernetes, nccl, nccl_topology, node_spec, pull, removal
+from tasks.host import boot, irqbalance, kernel_modules, limits, network_managers
+from tasks.kubernetes import kubelet, labels
 
 name = node_spec.read().node_name
 removal.withdraw_spec(node_name=name)

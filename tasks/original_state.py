@@ -14,9 +14,10 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
-from tasks import irqbalance, kubelet, labels
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
+from tasks.host import irqbalance
+from tasks.kubernetes import kubelet, labels
 from tasks.packages import vendor_repository
 
 PATH = f"{STATE_FOLDER}/before"

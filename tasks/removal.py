@@ -6,8 +6,6 @@ logged.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from io import StringIO
 
 from attrs import evolve
@@ -17,29 +15,22 @@ from pyinfra.api.operation import operation
 from pyinfra.context import host
 from pyinfra.facts.files import FileContents
 
-import tasks
 from agent.report.names import STATE_FOLDER
 from agent.spec.nic import DisruptionPolicy, Nic, Vfs
 from agent.spec.node import Irqs, NodeSpec, Rps, SpecError, Xps, parse, spec_hash, to_json
 from agent.spec.selector import Selector
-from tasks import (
-    container_engine,
-    container_runtime,
-    erdma,
-    gpu_driver,
-    irqbalance,
-    kubernetes,
-    original_state,
-    peer_memory,
-    reboot,
-    reporter,
-)
+from tasks import kubernetes, original_state, reboot
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
 from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import task_keys
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, SPEC
+from tasks.containers import container_engine, container_runtime
+from tasks.drivers import erdma, gpu_driver, peer_memory
+from tasks.drivers.ofed import doca
+from tasks.host import irqbalance
+from tasks.kubernetes import reporter
 from tasks.node_spec import NodePlan
-from tasks.ofed import doca
 from tasks.packages import INTERPRETERS, NodePython, vendor_repository
 from tasks.readiness import MARGIN, TIMEOUT
 
@@ -64,9 +55,9 @@ FILES = (
 
 def clear_keys() -> None:
     """Remove the tasks' keys from the current host's data, so that each task deletes the files it wrote for its key."""
-    modules = [importlib.import_module(f"tasks.{module.name}") for module in pkgutil.iter_modules(tasks.__path__)]
-    for key in [key for module in modules for key in getattr(module, "KEYS", ()) if key is not TIMEOUT]:
-        setattr(host.data, key.name, None)
+    for key in task_keys():
+        if key is not TIMEOUT:
+            setattr(host.data, key.name, None)
 
 
 def empty_spec(node_name: str, nics: tuple[Nic, ...] = ()) -> NodeSpec:

@@ -1,4 +1,4 @@
-# Sets what Kubernetes needs in containerd's main file. tasks/container_engine.py runs it after engine-files.sh, by sh -e in a
+# Sets what Kubernetes needs in containerd's main file. tasks/containers/container_engine.py runs it after engine-files.sh, by sh -e in a
 # mount namespace of its own, and explains it. Argument: dry-run|apply
 #
 # It prints `ran`, then lines of `fault TEXT`, `change KEY`, `lost KEY`, `pending`; nothing if containerd is missing.

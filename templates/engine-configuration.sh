@@ -1,4 +1,4 @@
-# Configures a container engine by nvidia-ctk. tasks/container_runtime.py runs it after engine-files.sh, by sh -e in a mount
+# Configures a container engine by nvidia-ctk. tasks/containers/container_runtime.py runs it after engine-files.sh, by sh -e in a mount
 # namespace of its own, and explains it. Arguments:
 #
 #   dry-run|apply docker|containerd|crio DEFAULT CDI    (the last two: yes or no)

@@ -1,4 +1,4 @@
-# Functions that change the files of a container engine and make it load them. tasks/common/engine_files.py puts them before a
+# Functions that change the files of a container engine and make it load them. tasks/containers/engine_files.py puts them before a
 # script that sets: mode (dry-run or apply), engine (the unit's name), main and own (its file, and a drop-in or nothing), daemon
 # (the program), and made (what the new files are, for messages).
 

@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
 from attrs import fields, frozen
@@ -87,13 +87,19 @@ def record(kind: type[T]) -> Callable[[object], T]:
 
 
 @cache
+def task_keys() -> tuple[Key[Any], ...]:
+    """The keys that tasks list in KEYS, in whichever folder of tasks/ they are. What is in tasks/common has none."""
+    names = (module.name for module in pkgutil.walk_packages(tasks.__path__, "tasks."))
+    modules = (importlib.import_module(name) for name in names if not name.startswith("tasks.common."))
+    return tuple(key for module in modules for key in getattr(module, "KEYS", ()))
+
+
+@cache
 def known_keys() -> frozenset[str]:
-    """All keys that have a meaning: the spec's, those that tasks list in KEYS, and the connectors'."""
-    modules = (importlib.import_module(f"tasks.{module.name}") for module in pkgutil.iter_modules(tasks.__path__))
-    task_keys = {key.name for module in modules for key in getattr(module, "KEYS", ())}
+    """All keys that have a meaning: the spec's, the tasks', and the connectors'."""
     connectors = get_all_connectors()  # type: ignore[no-untyped-call]
     connector_keys = {name for connector in connectors.values() for name in connector.data_meta}
-    return frozenset({*SPEC_KEYS, *task_keys, *connector_keys})
+    return frozenset({*SPEC_KEYS, *(key.name for key in task_keys()), *connector_keys})
 
 
 def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 Both run for every operation of every host. One reads the source files of the whole call stack to learn line numbers, the other
 evaluates the same type annotations again. In a deploy that finds nothing to do they took more of the control host's CPU time
-for each further host than all else together. tests/deploy/test_quick.py compares both with pyinfra's own.
+for each further host than all else together. tests/deploy/common/test_quick.py compares both with pyinfra's own.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 pyinfra 3.10 has no public way to do this: ``run_host_op`` refuses an operation that has completed, and nested operations would
 need the deploy as a function. So this module reads what pyinfra keeps of each operation: its command generator, and the
-attributes of Host that the generator sets. No other module does. tests/deploy/test_replay.py fails if an upgrade of pyinfra
-changes them.
+attributes of Host that the generator sets. No other module does. tests/deploy/common/test_replay.py fails if an
+upgrade of pyinfra changes them.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def rendered(folder: Path) -> dict[str, Path]:
         made = [(f"@fake/{host}", {**given, **fake, "device_plugins": plugins[host]}) for host, given in hosts]
         lines.append(f"{group} = ({made!r}, {data!r})")
     (folder / "fleet.py").write_text("\n".join(lines) + "\n")
-    (folder / "deploy.py").write_text("from tasks import manifests\nmanifests.render()\n")
+    (folder / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
     done = pyinfra("-y", str(folder / "fleet.py"), str(folder / "deploy.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     return {name: folder / name for name in CLUSTERS}

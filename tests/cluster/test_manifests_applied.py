@@ -15,13 +15,19 @@ import yaml
 from agent.spec.node import from_mapping
 from lab.cluster import manifests
 from lab.cluster.control_plane import ControlPlane
-from tasks.manifests import DEVICE_PLUGINS
-from tasks.manifests.discovered import discover
-from tasks.manifests.rendered import manifests as made
+from tasks.kubernetes.manifests import DEVICE_PLUGINS
+from tasks.kubernetes.manifests.discovered import discover
+from tasks.kubernetes.manifests.rendered import manifests as made
 from tests.cluster.fleets import CLUSTERS, rendered
-from tests.deploy import go_modules
-from tests.deploy.custom_resources import ARENA_TFJOB, ARENA_TRAINING_JOB, MPI_JOB, SPARK_APPLICATION, Definition
 from tests.deploy.hardware import function, hardware, nic, rdma
+from tests.deploy.kubernetes import go_modules
+from tests.deploy.kubernetes.custom_resources import (
+    ARENA_TFJOB,
+    ARENA_TRAINING_JOB,
+    MPI_JOB,
+    SPARK_APPLICATION,
+    Definition,
+)
 from tests.lab.conftest import ROOT
 
 PLUGINS = {

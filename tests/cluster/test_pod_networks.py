@@ -26,9 +26,9 @@ from agent.spec.node import from_mapping
 from lab import go_programs
 from lab.cluster import manifests, network_plugins, programs
 from lab.cluster.control_plane import ControlPlane
-from tasks.manifests import DEVICE_PLUGINS
-from tasks.manifests.discovered import discover
-from tasks.manifests.rendered import manifests as made
+from tasks.kubernetes.manifests import DEVICE_PLUGINS
+from tasks.kubernetes.manifests.discovered import discover
+from tasks.kubernetes.manifests.rendered import manifests as made
 from tests.cluster.conftest import LONG
 from tests.cluster.relay import Relay
 from tests.deploy.hardware import RAIL0, hardware

@@ -24,7 +24,7 @@ from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, is_open, restore
 from tests.cluster.test_gate import phase
 from tests.cluster.test_stories import allocatable, listens
-from tests.deploy.perftest_commands import commands
+from tests.deploy.examples.perftest_commands import commands
 from tests.lab.conftest import ROOT, eventually, pyinfra
 
 pytestmark = pytest.mark.campaign

@@ -13,9 +13,9 @@ from lab import LabError, Node, go_programs
 from lab.cluster import manifests as pods
 from lab.cluster import programs
 from tasks.hardware import NodeHardware
-from tasks.manifests.device_plugins import DevicePlugins, Sriov
-from tasks.manifests.discovered import discover
-from tasks.manifests.rendered import manifests
+from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Sriov
+from tasks.kubernetes.manifests.discovered import discover
+from tasks.kubernetes.manifests.rendered import manifests
 from tests.cluster.conftest import LONG, Member
 from tests.cluster.test_operations import logs
 from tests.cluster.test_stories import allocatable

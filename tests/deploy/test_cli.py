@@ -12,15 +12,17 @@ import pytest
 
 from agent.report.records import Report
 from agent.spec.node import spec_hash, to_json
-from tasks import kernel_modules, node_spec, reporter
+from tasks import node_spec
 from tasks.common import archive
 from tasks.common import status as tasks_status
 from tasks.common.texts import HEADER
+from tasks.host import kernel_modules
+from tasks.kubernetes import reporter
 from tests.deploy.conftest import DEBIAN, PYTHON, Answers, file_answers, status
+from tests.deploy.kubernetes.test_reporter import LOOPBACK
+from tests.deploy.packages.test_packages import DEB, dpkg
 from tests.deploy.test_agent import BASE, FILES, NEW, service, versions
 from tests.deploy.test_node_spec import ABSENT, COUNT, STUCK, plan
-from tests.deploy.test_packages import DEB, dpkg
-from tests.deploy.test_reporter import LOOPBACK
 
 DATA = {"node_name": "node-a", "kernel_modules": ["igbvf"], "fake_delay": 0, "fake_delay_jitter": 0}
 SPEC = node_spec.node_spec({"node_name": "node-a"}, "node-a")

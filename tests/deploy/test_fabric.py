@@ -15,7 +15,7 @@ from fleet.fabric.journal import Journal
 from fleet.fabric.stages import FabricSettings
 from tasks import fabric
 from tests.deploy.conftest import DEBIAN, Node
-from tests.deploy.test_packages import dpkg, install
+from tests.deploy.packages.test_packages import dpkg, install
 
 
 def gid(index: int, type: str, address: str) -> dict[str, Any]:

@@ -10,9 +10,10 @@ import pytest
 
 from agent.report.records import Report
 from agent.spec.node import from_mapping
-from tasks import hardware, labels
+from tasks import hardware
 from tasks.common import texts
 from tasks.hardware import Gpu, NodeHardware
+from tasks.kubernetes import labels
 from tests.deploy.conftest import Node, status
 from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, printed
 from tests.deploy.hardware import hardware as node_hardware

@@ -9,7 +9,7 @@ from tasks import nccl
 from tasks.common.commands import script
 from tests.deploy.conftest import Answers, Node, Result
 from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, SECOND, VF, VIRTIO, function, has, nic, nics, rdma
-from tests.deploy.test_labels import FILES, files
+from tests.deploy.kubernetes.test_labels import FILES, files
 
 HEADER = "# Written by Trackbed; changes here are overwritten.\n"
 TYPE_1 = f"{HEADER}NCCL_SOCKET_IFNAME=eth0\nNCCL_IB_HCA=mlx5\nNCCL_DEBUG=INFO\n"

@@ -16,7 +16,7 @@ from tasks.hardware import Hardware
 from tasks.nccl_topology import HEADER, PciFunction, Topology
 from tests.deploy.conftest import Answers, Node, Result
 from tests.deploy.hardware import CONNECTX, SECOND, V2, VF, VIRTIO, function, hardware, has, nics, rdma
-from tests.deploy.test_labels import files
+from tests.deploy.kubernetes.test_labels import files
 
 MASKS = {"0": "00000000,0000ffff", "1": "00000000,ffff0000"}
 GPU = "gpu 0000:1b:00.0 nvidia"

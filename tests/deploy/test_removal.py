@@ -15,12 +15,13 @@ import pytest
 import tasks
 from agent.report.names import STATE_FOLDER as STATE
 from agent.spec.node import parse, spec_hash
-from tasks import kubernetes, labels, nccl, original_state, pull, reboot, removal
+from tasks import kubernetes, nccl, original_state, pull, reboot, removal
 from tasks.agent import BASE
 from tasks.common.archive import ROOT
 from tasks.common.data import host_data
 from tasks.common.status import SPEC
-from tasks.ofed import doca
+from tasks.drivers.ofed import doca
+from tasks.kubernetes import labels
 from tests.deploy.conftest import PLAN, PYTHON, VERSIONS, Answers, Node, file_answers
 from tests.deploy.test_scripts import program, sh
 
@@ -191,7 +192,7 @@ def test_the_wait(tmp_path: Path, plan: str, code: int, message: str) -> None:
 
 def named_paths() -> set[str]:
     """The files of ours that the modules of tasks/ name."""
-    modules = [importlib.import_module(f"tasks.{module.name}") for module in pkgutil.iter_modules(tasks.__path__)]
+    modules = [importlib.import_module(module.name) for module in pkgutil.walk_packages(tasks.__path__, "tasks.")]
     values = [value for module in modules for name, value in vars(module).items() if not name.startswith("_")]
     named = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
     return {one for one in named if isinstance(one, str) and re.fullmatch(r"/(etc|usr|var|opt)/\S*trackbed\S*", one)}

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.kinds.host.irqbalance import LIST
-from tasks import agent, boot, irqbalance, network_managers, node_spec, packages, reboot
+from tasks import agent, node_spec, packages, reboot
+from tasks.host import boot, irqbalance, network_managers
 
 
 def sh(text: str, *arguments: object, **environment: str) -> list[str]:

@@ -12,9 +12,10 @@ import yaml
 from attrs import evolve
 from pyinfra.api.exceptions import DeployError
 
-from tasks import erdma, kubernetes, pull
+from tasks import kubernetes, pull
+from tasks.drivers import erdma
 from tests.deploy.conftest import Node
-from tests.deploy.test_kubernetes import CREDENTIALS, HAS_OPENSSL, SPEC
+from tests.deploy.kubernetes.test_kubernetes import CREDENTIALS, HAS_OPENSSL, SPEC
 from tests.unit.reporter.scripted import api_server
 
 MINTED = "eyJhbGciOiJub25lIn0.bWludGVk.s3cret-of-the-node"

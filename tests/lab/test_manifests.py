@@ -12,9 +12,9 @@ from attrs import evolve
 from agent.spec.node import from_mapping
 from lab import Node, go_programs
 from lab.go_programs import Build
-from tasks.manifests.device_plugins import DevicePlugins, SharedRdma
-from tasks.manifests.discovered import discover
-from tasks.manifests.rendered import manifests
+from tasks.kubernetes.manifests.device_plugins import DevicePlugins, SharedRdma
+from tasks.kubernetes.manifests.discovered import discover
+from tasks.kubernetes.manifests.rendered import manifests
 from tests.deploy.hardware import RAIL0, SECOND, SELECTED, hardware
 from tests.lab.conftest import ROOT, pyinfra
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.irqbalance
 UNIT = "irqbalance.service"
 
 
-# Where the deploy puts it (tasks/irqbalance.py).
+# Where the deploy puts it (tasks/host/irqbalance.py).
 SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"
 COMMANDS = """
 for comm in $(grep -lx irqbalance /proc/[0-9]*/comm 2>/dev/null); do tr '\\0' ' ' < "${comm%comm}cmdline"; echo; done

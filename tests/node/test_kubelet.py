@@ -6,7 +6,7 @@ from tests.node.evidence import Finding, Node, equal, judge
 
 pytestmark = pytest.mark.kubelet
 
-# Where the deploy puts it (tasks/kubelet.py).
+# Where the deploy puts it (tasks/kubernetes/kubelet.py).
 GATES = "ls /etc/systemd/system/*.d/20-trackbed-gate.conf 2>/dev/null || true"
 PROPERTIES = "ExecStartPre,TimeoutStartUSec,NeedDaemonReload,ActiveState,Wants"
 VERIFIED = 'test "$(cat /run/trackbed/first-pass)" = "$(cat /proc/sys/kernel/random/boot_id)" && echo yes || echo no'

@@ -1,0 +1,1 @@
+"""Container engines and the runtimes that they start containers by."""

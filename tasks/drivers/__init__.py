@@ -1,0 +1,1 @@
+"""Drivers of NICs and GPUs, and RDMA between the two."""

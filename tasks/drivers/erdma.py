@@ -1,0 +1,355 @@
+"""Installs the driver of Alibaba Cloud's eRDMA, by the vendor's installer, by a DKMS package or from the kernel; sets its mode.
+
+Written from vendor documents; the installer was not run on such an instance. The lab runs a stand-in for it, and a DKMS
+package of the kernel's driver. The driver is built against OFED's modules where OFED is installed (ofa_kernel), so this runs
+after OFED.
+"""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import Any, Literal
+
+from attrs import field, frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+from pyinfra.operations import files
+
+from agent.report.names import STATE_FOLDER
+from agent.spec.validators import Matches
+from tasks import packages, reboot
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
+from tasks.common.texts import HEADER
+from tasks.host import kernel
+from tasks.host.kernel_modules import MODULE_OPTIONS
+from tasks.packages import OperatingSystem, dkms, vendor_repository
+from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB, Package, Repository
+
+MODULE = "erdma"
+AT_BOOT = "/etc/modules-load.d/trackbed-erdma.conf"
+OPTIONS = "/etc/modprobe.d/trackbed-erdma.conf"
+INSTALLED = f"{STATE_FOLDER}/erdma-installer"
+"""The checksum of the installer that has completed."""
+
+# The distributions that the vendor documents, by ID in os-release: Ubuntu by release, the others by major release.
+INSTALLER_SYSTEMS = {"alinux": ("3",), "ubuntu": ("22.04", "24.04"), "anolis": ("8",), "rocky": ("8",)}
+
+Source = Literal["installer", "dkms", "in-tree"]
+
+
+def _lower(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+@frozen
+class Installer:
+    """The vendor's archive erdma_installer-VERSION.tar.gz: the URL for nodes, and the checksum that the vendor publishes."""
+
+    url: str = field(validator=WEB)
+    sha256: str = field(
+        converter=_lower,
+        validator=Matches(re.compile(r"[0-9a-f]{64}"), "give the archive's SHA-256, 64 hexadecimal digits"),
+    )
+
+
+@frozen
+class DkmsPackage:
+    """A package that installs the driver's source for DKMS, under the name `erdma`."""
+
+    repository: Repository
+    version: str = field(validator=PACKAGE_VERSION)
+    package: str = field(default="erdma-dkms", validator=PACKAGE_NAME)
+
+
+@frozen
+class Erdma:
+    """Where the driver comes from, and its mode. ``compat_mode``: False is iWARP, True is compatible with RoCE."""
+
+    source: Source
+    installer: Installer | None = None
+    dkms: DkmsPackage | None = None
+    compat_mode: bool | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.source == "installer" and self.installer is None:
+            raise ValueError("installer: it is missing; give its url and sha256")
+        if self.source == "dkms" and self.dkms is None:
+            raise ValueError("dkms: it is missing; give its repository and version")
+        if self.source == "in-tree" and self.compat_mode:
+            raise ValueError(
+                "compat_mode: the kernel's own driver does not support it; give the source 'installer' or 'dkms'"
+            )
+
+
+ERDMA = Key[Erdma | None]("erdma", None, record(Erdma))
+KEYS = (ERDMA,)
+
+
+@frozen
+class LoadedErdma:
+    """The loaded driver: its mode (None: it has no such parameter), and the number of its users."""
+
+    compat_mode: bool | None = None
+    users: int = 0
+
+
+# A program that has opened a device counts in the module's refcnt (ib_uverbs_open). Users in the kernel, such as NVMe over
+# RDMA, do not: they are counted by their queue pairs.
+_LOADED = """
+module=/sys/module/erdma
+[ -d "$module" ] || exit 0
+echo "mode $(cat "$module/parameters/compat_mode" 2>/dev/null)"
+echo "users $(cat "$module/refcnt")"
+for device in /sys/class/infiniband/*; do
+  [ "$(basename "$(readlink "$device/device/driver/module")")" = erdma ] || continue
+  rdma resource show qp link "$(basename "$device")" | grep -v 'comm \\[ib_core\\]' | sed 's/.*/queue-pair/' || true
+done
+"""
+
+
+class LoadedDriver(FactBase[LoadedErdma]):
+    """The loaded driver's mode as the kernel reports it, and its users."""
+
+    default = LoadedErdma
+
+    def command(self) -> StringCommand:
+        """Print nothing if the driver is not loaded."""
+        return script(_LOADED)
+
+    def process(self, output: list[str]) -> LoadedErdma:
+        """Parse lines of a word and its value, and count the queue pairs."""
+        values = dict(line.partition(" ")[::2] for line in output)
+        mode = {"Y": True, "N": False}.get(values.get("mode", ""))
+        return LoadedErdma(mode, int(values.get("users") or 0) + output.count("queue-pair"))
+
+
+# Compares change times: they tell when a file was written to this disk. A modification time comes from the package.
+_NEWER_OFED = """
+kernel=$1
+module=$(modinfo -k "$kernel" -n erdma 2>/dev/null) || exit 0
+built=$(stat -c %Z -- "$module")
+for symbols in "/usr/src/ofa_kernel/$(uname -m)/$kernel/Module.symvers" /usr/src/ofa_kernel/default/Module.symvers; do
+  [ -e "$symbols" ] || continue
+  if [ "$(stat -c %Z -- "$symbols")" -gt "$built" ]; then echo "$symbols"; fi
+  break
+done
+"""
+
+
+class NewerOfed(FactBase[str | None]):
+    """OFED's Module.symvers, if it is newer than the installed driver, which was then built against another OFED or none."""
+
+    def command(self, kernel: str) -> StringCommand:
+        """Compare the two files."""
+        return script(_NEWER_OFED, kernel)
+
+    def process(self, output: list[str]) -> str | None:
+        """Take the path of OFED's file."""
+        return output[0] if output else None
+
+
+class CompletedInstaller(FactBase[str | None]):
+    """The checksum of the installer that has completed on this node."""
+
+    def command(self) -> StringCommand:
+        """Read the file that the installation wrote."""
+        return script('if [ -e "$1" ]; then cat "$1"; fi', INSTALLED)
+
+    def process(self, output: list[str]) -> str | None:
+        """Take the only line."""
+        return output[0].strip() if output else None
+
+
+@deploy("eRDMA")
+def install() -> None:
+    """Install and load the driver as the inventory says; without the key, do nothing.
+
+    :raises DeployError: the installer does not support the distribution, or the mode is given twice.
+    """
+    wanted = ERDMA.here()
+    if wanted is None:
+        return
+    system = packages.system()
+    _check(wanted, system)
+    # The repository comes first, so that a wrong key leaves the node unchanged.
+    if wanted.dkms is not None and wanted.source == "dkms":
+        vendor_repository.add("erdma", wanted.dkms.repository, system.family)
+    else:
+        vendor_repository.remove("erdma", system.family)
+    # The options come before the package, which may load the driver.
+    options = f"{HEADER}softdep erdma pre: ib_uverbs\n"
+    if wanted.compat_mode is not None and wanted.source != "in-tree":
+        options += f"options erdma compat_mode={_letter(wanted.compat_mode)}\n"
+    files.put(name="Driver's options", src=StringIO(options), dest=OPTIONS, mode="644")
+    pinned = kernel.KERNEL.here()
+    release = pinned.release if pinned else None
+    if wanted.dkms is not None and wanted.source == "dkms":
+        vendor_repository.packages(
+            name="DKMS package",
+            wanted=(Package(wanted.dkms.package, wanted.dkms.version), *_user_space(system)),
+            family=system.family,
+            module=MODULE,
+        )
+    if wanted.installer is not None and wanted.source == "installer":
+        run_installer(name="Installer", installer=wanted.installer)
+    if wanted.source != "in-tree":
+        build(name="Driver built", release=release, package=wanted.source == "dkms")
+    files.put(name="Driver at boot", src=StringIO(f"{HEADER}ib_core\nib_uverbs\nerdma\n"), dest=AT_BOOT, mode="644")
+    load(name="Driver loaded", wanted=wanted, release=release)
+
+
+def _check(wanted: Erdma, system: OperatingSystem) -> None:
+    if wanted.source == "installer":
+        supported = INSTALLER_SYSTEMS.get(system.identity, ())
+        if system.version not in supported and str(system.major) not in supported:
+            known = ", ".join(
+                f"{packages.DISTRIBUTIONS[name].name} {' and '.join(versions)}"
+                for name, versions in INSTALLER_SYSTEMS.items()
+            )
+            raise DeployError(
+                f"{host.name}.erdma.source: the installer does not support {system}; it supports {known}; "
+                "give the source 'dkms' or 'in-tree'"
+            )
+    if wanted.compat_mode is not None and "compat_mode" in MODULE_OPTIONS.here().get(MODULE, {}):
+        raise DeployError(f"{host.name}.erdma.compat_mode: kernel_module_options sets it, too; remove it there")
+
+
+def _user_space(system: OperatingSystem) -> tuple[Package, ...]:
+    """The package with rdma-core's eRDMA provider: its own on Debian, part of libibverbs on RHEL."""
+    return (Package("ibverbs-providers"),) if system.family == "debian" else ()
+
+
+def _letter(mode: bool) -> str:
+    return "Y" if mode else "N"
+
+
+# In /var/tmp, since /tmp may be mounted noexec.
+_INSTALL = (
+    vendor_repository.FETCH
+    + dkms.CAUSE
+    + """
+url=$1 want=$2 record=$3
+work=$(mktemp -d -p /var/tmp erdma.XXXXXX); trap 'rm -rf "$work"' EXIT
+fetch "$url" "$work/archive"
+actual=$(sha256sum "$work/archive"); actual=${actual%% *}
+if [ "$actual" != "$want" ]; then
+  echo "$url has the SHA-256 $actual, expected is $want; it was not run:" >&2
+  echo "deploy again, or give the checksum that the vendor publishes for this version" >&2
+  exit 1
+fi
+mkdir "$work/tree"
+tar -xzf "$work/archive" -C "$work/tree" --no-same-owner
+installer=$(find "$work/tree" -maxdepth 2 -name install.sh -type f)
+[ -f "$installer" ] || { echo "$url has no install.sh in its top folder; it is not the vendor's installer" >&2; exit 1; }
+cd "${installer%/*}"
+ERDMA_CM_NO_BOUND_IF=1 ./install.sh --batch >&2 || { cause erdma "$(uname -r)"; exit 1; }
+mkdir -p "${record%/*}"
+echo "$want" > "$record"
+"""
+)
+
+
+@operation()
+def run_installer(installer: Installer) -> Commands:
+    """Verify and run the vendor's installer, unless it has completed since OFED was installed."""
+    # The installer builds only for the running kernel.
+    if kernel.skip_until_booted("the installer runs"):
+        return
+    running = host.get_fact(dkms.RunningKernel)
+    if host.get_fact(CompletedInstaller) == installer.sha256 and not host.get_fact(NewerOfed, kernel=running):
+        host.noop("the installer has completed")
+        return
+    yield script(_INSTALL, installer.url, installer.sha256, INSTALLED)
+
+
+@operation()
+def build(release: str | None, package: bool) -> Commands:
+    """Have DKMS build the driver for the wanted kernel, and again if OFED has changed since.
+
+    :param package: a package has installed the source. The installer does so only when the wanted kernel runs.
+    """
+    if not package and kernel.skip_until_booted("the installer runs"):
+        return
+    target = release or host.get_fact(dkms.RunningKernel)
+    builds = [build for build in host.get_fact(dkms.Builds) if build.module == MODULE]
+    if not builds:
+        yield refuse(f"DKMS has no module {MODULE}: the package or installer did not install the driver's source")
+        return
+    installed = any((build.kernel, build.state) == (target, "installed") for build in builds)
+    newer_ofed = host.get_fact(NewerOfed, kernel=target) if installed else None
+    if installed and not newer_ofed:
+        host.noop(f"{MODULE} is installed for {target}")
+        return
+    yield dkms.build(MODULE, builds[-1].version, target, force=bool(newer_ofed))
+
+
+# rmmod, since `modprobe -r` removes erdma but then fails if its soft dependency (our options name one) is in use.
+_LOAD = """
+want=$1 reload=$2
+if [ "$reload" = yes ]; then rmmod erdma; fi
+modprobe erdma || { dmesg | tail -n 5 >&2; echo "erdma does not load; the kernel's last messages are above" >&2; exit 1; }
+[ -n "$want" ] || exit 0
+mode=$(cat /sys/module/erdma/parameters/compat_mode 2>/dev/null || echo missing)
+if [ "$mode" != "$want" ]; then
+  echo "compat_mode of the loaded erdma is $mode, wanted is $want; look for another setting: grep -r erdma /etc/modprobe.d" >&2
+  exit 1
+fi
+"""
+
+
+@operation()
+def load(wanted: Erdma, release: str | None) -> Commands:
+    """Load the driver. Reload it if another build or mode is loaded, or request a reboot if it is in use."""
+    running = host.get_fact(dkms.RunningKernel)
+    if release not in (None, running):
+        host.noop(f"the driver is loaded once the kernel {release} runs")
+        return
+    module = host.get_fact(dkms.ModuleState, module=MODULE)
+    problem = _unsuitable(wanted, module, running)
+    if problem and host.state.is_executing:
+        yield refuse(problem)
+        return
+    have = host.get_fact(LoadedDriver)
+    mode = wanted.compat_mode if wanted.source != "in-tree" else None
+    letter = "" if mode is None else _letter(mode)
+    if not module.is_loaded:
+        yield from reboot.withdraw(MODULE)
+        yield script(_LOAD, letter, "no")
+        return
+    if not module.stale and mode in (None, have.compat_mode):
+        yield from reboot.withdraw(MODULE)
+        return
+    if have.users:
+        reason = (
+            "another build of erdma than the installed one is loaded"
+            if module.stale
+            else f"compat_mode={letter} is wanted"
+        )
+        yield from reboot.request(MODULE, f"{reason}, and the loaded driver is in use")
+        return
+    yield from reboot.withdraw(MODULE)
+    yield script(_LOAD, letter, "yes")
+
+
+def _unsuitable(wanted: Erdma, module: dkms.Module, running: str) -> str | None:
+    if module.path is None:
+        hint = "Debian's does not; give the source 'dkms'" if wanted.source == "in-tree" else "DKMS installed none"
+        return f"erdma: the kernel {running} does not have the module erdma ({hint})"
+    if wanted.source == "in-tree" and any(
+        folder in module.path for folder in ("/updates/dkms/", "/extra/", "/weak-updates/")
+    ):
+        return (
+            f"erdma: modprobe prefers {module.path} to the kernel's own driver; remove its package (see `dkms status`)"
+        )
+    if wanted.source != "in-tree" and not module.out_of_tree:
+        return (
+            f"erdma: modprobe prefers the kernel's own driver {module.path} to the one that DKMS built; "
+            "check /etc/depmod.d and run depmod"
+        )
+    return None

@@ -1,0 +1,280 @@
+"""Installs NVIDIA's GPU driver: its packages, the modules that DKMS builds, the fabric manager and the persistence daemon.
+
+All of it is from vendor documents, and was not run on GPUs. Repositories, packages and the way to hold a version are those of
+NVIDIA's Driver Installation Guide (docs.nvidia.com/datacenter/tesla/driver-installation-guide); the fabric manager is as in its
+User Guide (docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide). Ubuntu's own packages are as in Ubuntu Server's guide
+(documentation.ubuntu.com/server/how-to/graphics/install-nvidia-drivers). The lab has stand-ins: packages of the same names, and
+a module nvidia that drives nothing.
+
+A driver is never replaced while a process has a GPU open: programs of the new version do not work with loaded modules of
+another ("Driver/library version mismatch"), so jobs that start later would fail. Without such a process the modules are loaded
+again; if one cannot be unloaded, a reboot is requested.
+"""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import Literal
+
+from attrs import field, frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+from pyinfra.facts.server import Arch
+from pyinfra.operations import files
+
+from agent.spec.validators import Matches
+from tasks import packages
+from tasks.common import units
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
+from tasks.common.texts import HEADER
+from tasks.drivers.gpu_driver import modules
+from tasks.host import kernel
+from tasks.packages import Family, OperatingSystem, vendor_repository
+from tasks.packages.vendor_repository import Package, Repository
+
+REPOSITORY = "nvidia-driver"
+"""The name of the files of NVIDIA's repository on a node."""
+
+BLACKLIST = "/etc/modprobe.d/trackbed-gpu-driver.conf"
+PREFERENCES = "/etc/apt/preferences.d/trackbed-gpu-driver"
+PERSISTENCE = "nvidia-persistenced"
+FABRIC_MANAGER = "nvidia-fabricmanager"
+NO_NVSWITCH = "its journal is above; on a node without NVSwitches give fabric_manager False"
+
+_VERSION = re.compile(r"\d{3,4}\.\d+(\.\d+)?")
+
+_CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
+# The folder of a release, and the key in it: its file and its fingerprint.
+_2022 = ("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
+_2025 = ("8793F200.pub", "02182E60104FCDC26EAE1B8597A5D4CB8793F200")
+_RPM = ("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
+_FOLDERS = {
+    ("debian", "12"): ("debian12", _2022),
+    ("debian", "13"): ("debian13", _2025),
+    ("ubuntu", "22.04"): ("ubuntu2204", _2022),
+    ("ubuntu", "24.04"): ("ubuntu2404", _2022),
+    **{(name, major): (f"rhel{major}", _RPM) for name in ("rhel", "rocky", "almalinux", "ol") for major in ("8", "9")},
+}
+_ARCHITECTURES = {"x86_64": "x86_64", "aarch64": "sbsa"}
+
+Source = Literal["vendor", "distribution"]
+
+
+@frozen
+class GpuDriver:
+    """The driver. ``version``: as nvidia-smi prints it; all its packages are held at that.
+
+    ``open``: the open kernel modules; False: the proprietary ones, for GPUs before Turing. ``fabric_manager``: the node has
+    NVSwitches, whose fabric it sets up. ``repository``: used instead of NVIDIA's.
+    """
+
+    version: str = field(validator=Matches(_VERSION, "give it as nvidia-smi prints it, as 580.95.05"))
+    source: Source = "vendor"
+    open: bool = True
+    fabric_manager: bool = False
+    persistence: bool = True
+    repository: Repository | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.repository is not None and self.source != "vendor":
+            raise ValueError("repository: it replaces NVIDIA's; give the source 'vendor', or remove it")
+
+    @property
+    def branch(self) -> int:
+        """The first part of the version."""
+        return int(self.version.split(".")[0])
+
+
+GPU_DRIVER = Key[GpuDriver | None]("gpu_driver", None, record(GpuDriver))
+KEYS = (GPU_DRIVER,)
+
+
+@deploy("GPU driver")
+def install() -> None:
+    """Install the driver, load it and check it; without the key, do nothing.
+
+    :raises DeployError: the distribution has no such packages, or NVIDIA has no repository for it.
+    """
+    wanted = GPU_DRIVER.here()
+    if wanted is None:
+        return
+    system = packages.system()
+    names = package_names(wanted, system)
+    # First: with apt's preferences for another version, apt itself would replace the driver at its next upgrade.
+    keep_in_use(name="No driver in use replaced", names=names, version=wanted.version, family=system.family)
+    # Before the packages: they may load the driver.
+    text = f"{HEADER}blacklist {modules.NOUVEAU}\noptions {modules.NOUVEAU} modeset=0\n"
+    files.put(name="nouveau not loaded", src=StringIO(text), dest=BLACKLIST, mode="644")
+    if wanted.source == "vendor":
+        repository = wanted.repository or cuda_repository(system, host.get_fact(Arch))
+        vendor_repository.add(REPOSITORY, repository, system.family)
+    else:
+        vendor_repository.remove(REPOSITORY, system.family)
+    if system.family == "debian":
+        files.put(name="Version", src=StringIO(preferences(wanted.version)), dest=PREFERENCES, mode="644")
+    install_packages(name="Packages", names=names, version=wanted.version, family=system.family)
+    modules.build(name="Modules for the running kernel", version=wanted.version)
+    modules.load(name="Loaded modules", wanted_open=wanted.open, version=wanted.version)
+    if wanted.fabric_manager:
+        service(name="Fabric manager", unit=FABRIC_MANAGER, key="fabric_manager", remedy=NO_NVSWITCH)
+    if wanted.persistence:
+        service(name="Persistence daemon", unit=PERSISTENCE, key="persistence", remedy="its journal is above")
+    check(name="nvidia-smi", version=wanted.version)
+
+
+def cuda_repository(system: OperatingSystem, architecture: str) -> Repository:
+    """NVIDIA's repository of CUDA and the driver for a node.
+
+    :raises DeployError: none is known for this distribution.
+    """
+    release = system.version if system.identity == "ubuntu" else str(system.major)
+    known = _FOLDERS.get((system.identity, release))
+    if known is None or architecture not in _ARCHITECTURES:
+        raise DeployError(
+            f"{host.name}.gpu_driver.repository: NVIDIA's repository for {system} on {architecture} is not known; give its "
+            "uri, key and fingerprint here"
+        )
+    folder, (file, fingerprint) = known
+    uri = f"{_CUDA}/{folder}/{_ARCHITECTURES[architecture]}"
+    return Repository(f"{uri}/" if system.family == "debian" else uri, f"{uri}/{file}", fingerprint, suite="/")
+
+
+def package_names(wanted: GpuDriver, system: OperatingSystem) -> tuple[str, ...]:
+    """The names of the packages, which depend on all others.
+
+    :raises DeployError: the distribution has no such packages.
+    """
+    names: list[str] = []
+    if wanted.source == "vendor":
+        names.append("nvidia-open" if wanted.open else "cuda-drivers")
+        # On Ubuntu the daemon is part of another package (nvidia-compute-utils) up to branch 580.
+        if wanted.persistence and system.identity != "ubuntu":
+            names.append(PERSISTENCE)
+        fabric_manager = _fabric_manager(wanted.branch, system.family)
+    elif system.identity == "ubuntu":
+        kind = "-open" if wanted.open else ""
+        names += [f"nvidia-headless-{wanted.branch}-server{kind}", f"nvidia-utils-{wanted.branch}-server"]
+        fabric_manager = f"{FABRIC_MANAGER}-{wanted.branch}"
+    else:
+        raise DeployError(
+            f"{host.name}.gpu_driver.source: only Ubuntu's own packages are supported, and the node has {system}; give the "
+            "source 'vendor'"
+        )
+    return (*names, fabric_manager) if wanted.fabric_manager else tuple(names)
+
+
+def _fabric_manager(branch: int, family: Family) -> str:
+    # Since branch 580 the package has the same name everywhere.
+    if branch >= 580:
+        return FABRIC_MANAGER
+    return f"{FABRIC_MANAGER}-{branch}" if family == "debian" else "nvidia-fabric-manager"
+
+
+def preferences(version: str) -> str:
+    """apt_preferences(5) that hold all packages of the driver at a version, as NVIDIA's pinning packages do.
+
+    Packages of other versions, such as those of the container toolkit, are not affected: no version of theirs matches.
+    """
+    names = "*nvidia* *cuda-drivers* libcuda* libnv* libxnvctrl* xserver-xorg-video-nvidia*"
+    return f"{HEADER}Package: {names}\nPin: version {version}-*\nPin-Priority: 1001\n"
+
+
+def _missing(names: tuple[str, ...], version: str, family: Family) -> list[str]:
+    """For an operation: the packages that are not installed at the version."""
+    have = packages.installed(family)
+    return [name for name in names if not any(_is(version, each) for each in have.get(name, ()))]
+
+
+@operation()
+def keep_in_use(names: tuple[str, ...], version: str, family: Family) -> Commands:
+    """Refuse to install the driver, or another version of a package, while a process has a GPU open."""
+    have = packages.installed(family)
+    wrong = [name for name in _missing(names, version, family) if name in have or name == names[0]]
+    users = host.get_fact(modules.GpuUsers) if wrong else []
+    if users is None or users:
+        yield refuse(
+            f"gpu_driver: {', '.join(wrong)} {version} is not installed while GPUs are in use by {modules.named(users)}: "
+            "programs of the new version would not work with the loaded modules; drain the node, and deploy again"
+        )
+    else:
+        host.noop("nothing is replaced under a process")
+
+
+@operation()
+def install_packages(names: tuple[str, ...], version: str, family: Family) -> Commands:
+    """Install the packages at the version, even as a downgrade."""
+    if not _missing(names, version, family):
+        host.noop(f"installed: {', '.join(names)} {version}")
+        return
+    wanted = tuple(Package(name, f"{version}-*") for name in names)
+    remedy = f"gpu_driver: the repository must have version {version} of {', '.join(names)}"
+    yield from vendor_repository.install(family, wanted, modules.MODULE, remedy, locked=False)
+    if family == "rhel":
+        if vendor_repository.LOCK_PLUGIN not in packages.installed(family):
+            yield StringCommand("dnf", "install", "-y", vendor_repository.LOCK_PLUGIN)
+        yield script('dnf versionlock add "$1"', f"*nvidia*{version}*")
+
+
+def _is(version: str, package_version: str) -> bool:
+    """Whether a package's version, without its epoch and its revision, is the driver's."""
+    return package_version.rpartition(":")[2].partition("-")[0] == version
+
+
+@operation()
+def service(unit: str, key: str, remedy: str) -> Commands:
+    """Have a service of the driver run, now and at every boot; with a reboot due, after that."""
+    if kernel.skip_until_booted(f"{unit} is started"):
+        return
+    if host.state.is_executing and modules.reboot_due():
+        host.noop(f"{unit} is started once the driver is loaded")
+        return
+    missing = f"the node has no {unit}.service, which a package of the driver brings: install that, or give {key} False"
+    yield from units.enable(
+        f"{unit}.service", f"gpu_driver.{key}: {missing}", f"gpu_driver.{key}: {unit} does not start; {remedy}"
+    )
+
+
+_CHECK = """
+command -v nvidia-smi >/dev/null || { echo "missing"; exit 0; }
+word=version
+output=$(timeout 120 nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>&1) || word=failed
+printf '%s\\n' "$output" | sort -u | sed "s/^/$word /"
+"""
+
+
+class SmiReport(FactBase[list[str]]):
+    """The output of nvidia-smi: a line `version VERSION` for each version that a GPU reports, `failed TEXT`, or `missing`."""
+
+    default = list
+
+    def command(self) -> StringCommand:
+        """Ask for the driver's version of each GPU."""
+        return script(_CHECK)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Return the lines unchanged."""
+        return output
+
+
+@operation()
+def check(version: str) -> Commands:
+    """Fail unless nvidia-smi succeeds and prints the version. This changes nothing."""
+    if kernel.skip_until_booted("the driver is checked"):
+        return
+    if not host.state.is_executing or modules.reboot_due():
+        host.noop("the driver is checked once it is loaded")
+        return
+    said = host.get_fact(SmiReport)
+    if said == [f"version {version}"]:
+        host.noop(f"nvidia-smi: driver {version}")
+    elif said == ["missing"]:
+        yield refuse("gpu_driver: the node has no nvidia-smi, which the driver's packages bring; install them again")
+    else:
+        text = "; ".join(line.partition(" ")[2] for line in said) or "nothing"
+        yield refuse(f"gpu_driver: nvidia-smi should print the driver's version {version}, but says: {text}")

@@ -1,0 +1,174 @@
+"""Builds the modules of NVIDIA's driver, and loads those that are installed, unless a process has a GPU open.
+
+From vendor documents: not run on GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pyinfra.api.command import StringCommand
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from agent.report.printable import printable
+from tasks import reboot
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
+from tasks.drivers.peer_memory import OPEN, PeerMemorySupport
+from tasks.host import kernel
+from tasks.packages import dkms
+
+TASK = "gpu_driver"
+MODULE = "nvidia"
+NOUVEAU = "nouveau"
+
+# The driver's names in DKMS: nvidia, nvidia-open, nvidia-srv. nvidia-fs is not the driver but GPUDirect Storage.
+_DKMS = re.compile(r"nvidia(-(open|srv|server))*")
+
+# The services of the driver itself are stopped before it is unloaded. The kernel cuts names off after 15 characters.
+_USERS = """
+root=$1
+for process in "$root"/proc/[0-9]*; do
+  read -r name < "$process/comm" 2>/dev/null || continue
+  case $name in nvidia-persiste | nv-fabricmanage) continue ;; esac
+  for file in "$process"/fd/*; do
+    case $(readlink "$file" 2>/dev/null || true) in
+    /dev/nvidia*) echo "$name (${process##*/})"; break ;;
+    esac
+  done
+done
+echo end
+"""
+
+
+class GpuUsers(FactBase[list[str] | None]):
+    """The processes that have a GPU open, each as `python3 (4711)`; None: unknown."""
+
+    def command(self) -> StringCommand:
+        """Read /proc. The last line is a marker, since pyinfra takes no output for no result."""
+        return script(_USERS, "")
+
+    def process(self, output: list[str]) -> list[str] | None:
+        """Take all lines but the marker."""
+        return output[:-1] if output[-1:] == ["end"] else None
+
+
+def named(users: list[str] | None) -> str:
+    """The users, for a message."""
+    if users is None:
+        return "what is unknown"
+    return ", ".join(users[:8]) + (f" and {len(users) - 8} more" if len(users) > 8 else "")
+
+
+@operation()
+def build(version: str) -> Commands:
+    """Have DKMS build the modules for the running kernel. A package's own script skips that if the headers are missing."""
+    if kernel.skip_until_booted("the modules are built"):
+        return
+    running = host.get_fact(dkms.RunningKernel)
+    builds = [each for each in host.get_fact(dkms.Builds) if _DKMS.fullmatch(each.module) and each.version == version]
+    if not builds:
+        if host.state.is_executing:
+            yield refuse(f"gpu_driver: DKMS has no module {MODULE} {version}: the packages did not install its source")
+        return
+    if any((each.kernel, each.state) == (running, "installed") for each in builds):
+        host.noop(f"{builds[-1].module} {version} is installed for {running}")
+        return
+    yield dkms.build(builds[-1].module, version, running)
+
+
+def reboot_due() -> bool:
+    """For an operation: whether this task waits for a reboot."""
+    requests = host.get_fact(reboot.NodeRebootRequests)
+    return requests is not None and any(each.task == TASK for each in requests.requests)
+
+
+_LOAD = """
+reload=$1 remedy=$2
+stopped= unloaded=
+if [ "$reload" = yes ]; then
+  for unit in nvidia-fabricmanager nvidia-persistenced; do
+    if systemctl --quiet is-active "$unit"; then systemctl stop "$unit"; stopped="$unit $stopped"; fi
+  done
+  for module in nvidia_peermem nvidia_drm nvidia_modeset nvidia_uvm nvidia; do
+    [ -d "/sys/module/$module" ] || continue
+    rmmod "$module" || break
+    unloaded="$module $unloaded"
+  done
+fi
+modprobe nvidia || { dmesg | tail -n 10; echo "$remedy"; exit 1; } >&2
+for module in $unloaded; do modprobe "$module" || true; done
+for unit in $stopped; do systemctl start "$unit" || true; done
+"""
+_NOT_LOADED = (
+    "gpu_driver: nvidia does not load; the kernel's last messages are above. Without a supported GPU remove the key; open must "
+    "be False for GPUs before Turing, True for Blackwell and Grace Hopper; with Secure Boot, enroll DKMS' key (mokutil)"
+)
+
+
+class LoadedVersion(FactBase[str | None]):
+    """The version of the loaded driver; None: none is loaded."""
+
+    def command(self) -> StringCommand:
+        """Read sysfs."""
+        return script("cat /sys/module/nvidia/version 2>/dev/null || true")
+
+    def process(self, output: list[str]) -> str | None:
+        """Take the only line."""
+        return output[0].strip() if output else None
+
+
+def _is_current(module: dkms.Module, version: str) -> bool:
+    """For an operation: whether the loaded module is the installed one.
+
+    srcversion does not see the version of NVIDIA's driver, which is a definition on the compiler's command line.
+    """
+    return module.is_loaded and not module.stale and host.get_fact(LoadedVersion) == version
+
+
+@operation()
+def load(wanted_open: bool, version: str) -> Commands:
+    """Load the installed modules. Load them again if others are loaded, or request a reboot if those are in use."""
+    if kernel.skip_until_booted("the driver is loaded"):
+        return
+    module = host.get_fact(dkms.ModuleState, module=MODULE)
+    if module.path is None:
+        if host.state.is_executing:
+            yield refuse(f"gpu_driver: the running kernel has no module {MODULE}; `dkms status` shows what was built")
+        else:
+            yield script(_LOAD, "no", _NOT_LOADED)
+        return
+    licence = host.get_fact(PeerMemorySupport).gpu_driver
+    if licence and (licence == OPEN) != wanted_open and host.state.is_executing:
+        yield refuse(
+            f"gpu_driver: the licence of the installed {MODULE} is {licence}, which does not fit open {wanted_open}; remove "
+            "the package of the other modules (`dkms status` names it), and deploy again"
+        )
+        return
+    if host.get_fact(dkms.ModuleState, module=NOUVEAU).is_loaded:
+        yield from _request_reboot(f"{NOUVEAU} is loaded, which the driver {version} replaces")
+        return
+    if _is_current(module, version):
+        yield from reboot.withdraw(TASK)
+        return
+    users = host.get_fact(GpuUsers) if module.is_loaded else []
+    if users is None or users:
+        host.log(printable(f"gpu_driver: the loaded driver is in use by {named(users)}"))
+        yield from _request_reboot(f"the driver {version} is installed, and another is loaded and in use")
+        return
+    yield script(_LOAD, "yes" if module.is_loaded else "no", _NOT_LOADED)
+    if not module.is_loaded or not host.state.is_executing:
+        yield from reboot.withdraw(TASK)
+    elif not _is_current(host.get_fact(dkms.ModuleState, module=MODULE), version):
+        yield from _request_reboot(f"the driver {version} is installed, and another could not be unloaded")
+    else:
+        yield from reboot.withdraw(TASK)
+
+
+def _request_reboot(reason: str) -> Commands:
+    requests = host.get_fact(reboot.NodeRebootRequests)
+    if requests is None or requests.of(TASK) is None:
+        # It may contain nouveau, or the former modules.
+        yield script(dkms.MAKE_INITRAMFS)
+    yield from reboot.request(TASK, reason)

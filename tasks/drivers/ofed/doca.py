@@ -1,0 +1,175 @@
+"""Installs DOCA-OFED: NVIDIA's drivers and libraries from its repository. DKMS builds the modules on the node.
+
+Written from vendor documents; not run with NVIDIA's own packages. For the RHEL family only the commands are tested.
+"""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+from typing import Literal
+
+from attrs import field, frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+from pyinfra.facts.deb import DebPackages
+from pyinfra.operations import files
+
+from agent.spec.validators import Matches
+from tasks import packages
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
+from tasks.common.texts import HEADER
+from tasks.drivers.ofed import modules
+from tasks.host import kernel
+from tasks.packages import Family, OperatingSystem, dkms, vendor_repository
+from tasks.packages.vendor_repository import Package, Repository
+
+NVIDIA = "https://linux.mellanox.com/public/repo/doca"
+# The URLs of the signing keys; RHEL's is from NVIDIA's guide for DGX.
+SIGNED_BY: dict[Family, str] = {
+    "debian": f"{NVIDIA}/GPG-KEY-Mellanox.pub",
+    "rhel": "https://www.mellanox.com/downloads/ofed/RPM-GPG-KEY-Mellanox-SHA256",
+}
+PREFERENCES = "/etc/apt/preferences.d/trackbed-doca"
+RELEASE = re.compile(r"\d+\.\d+\.\d+")
+VERSION = re.compile(RELEASE.pattern + r"[a-zA-Z0-9.+:~^_-]*")
+
+Profile = Literal["doca-ofed", "doca-roce", "doca-host-basic", "doca-networking", "doca-all"]
+
+
+@frozen
+class Doca:
+    """A profile of DOCA-Host at one version.
+
+    ``version``: as the package manager prints it; it begins with the repository's release. ``fingerprint``: of the key that
+    signs the packages. ``repository`` and ``key``: URLs to use instead of NVIDIA's.
+    """
+
+    version: str = field(validator=Matches(VERSION, "give it as the package manager prints it, such as 3.2.1-044501"))
+    fingerprint: str
+    profile: Profile = "doca-ofed"
+    repository: str | None = None
+    key: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        # Repository checks the fingerprint and the URLs.
+        Repository(self.repository or NVIDIA, self.key or NVIDIA, self.fingerprint)
+
+
+def repository(wanted: Doca, system: OperatingSystem, arch: str) -> Repository:
+    """The given repository, or NVIDIA's.
+
+    :raises DeployError: NVIDIA's folder for this distribution is not known.
+    """
+    uri = wanted.repository
+    if uri is None:
+        [number] = RELEASE.findall(wanted.version)[:1]
+        uri = f"{NVIDIA}/{number}/{_folder(number, system)}/{'arm64-sbsa' if arch == 'aarch64' else arch}/"
+    return Repository(uri, wanted.key or SIGNED_BY[system.family], wanted.fingerprint)
+
+
+def _folder(number: str, system: OperatingSystem) -> str:
+    # Until 3.1 the folders are of minor releases, as debian12.5, which Debian's os-release does not have.
+    before = tuple(map(int, number.split(".")[:2])) < (3, 2)
+    if system.identity == "ubuntu" or (system.identity == "debian" and not before):
+        return f"{system.identity}{system.version}"
+    if system.identity in ("rhel", "rocky", "almalinux"):
+        return f"rhel{system.version if before else system.major}"
+    raise DeployError(
+        f"{host.name}.ofed: doca.repository: NVIDIA's folder for {system} is not known; look for it in "
+        f"{NVIDIA}/{number}/, and give its URL"
+    )
+
+
+# Libraries whose versions from the distribution do not fit the vendor's drivers. In apt_preferences(5), /mlnx/ is a regular
+# expression (a leading * does not work), and a priority above 1000 allows downgrades.
+LIBRARIES = (
+    *("rdma-core", "ibverbs-providers", "ibverbs-utils", "rdmacm-utils", "infiniband-diags", "perftest"),
+    *("libibverbs1", "librdmacm1", "libibumad3", "libibmad5", "libibnetdisc5"),
+)
+PREFERRED = f"{HEADER}Package: {' '.join(LIBRARIES)}\nPin: version /mlnx/\nPin-Priority: 1001\n"
+
+
+def install(wanted: Doca, family: Family, repository: Repository) -> None:
+    """Deploy code: add the repository, and install and hold the profile."""
+    vendor_repository.add("doca", repository, family)
+    if family == "debian":
+        files.put(name="The vendor's rdma-core is preferred", src=StringIO(PREFERRED), dest=PREFERENCES, mode="644")
+    headers(name="Kernel headers")
+    profile(name="DOCA-OFED", wanted=Package(wanted.profile, wanted.version), family=family)
+    if family == "debian":
+        libraries(name="The vendor's rdma-core")
+
+
+class KernelHeaders(FactBase[bool]):
+    """Whether the running kernel's headers are installed, which DKMS needs."""
+
+    default = bool
+
+    def command(self) -> StringCommand:
+        """Test the path that every distribution provides."""
+        return script('if [ -e "/lib/modules/$(uname -r)/build/include" ]; then echo yes; fi')
+
+    def process(self, output: list[str]) -> bool:
+        """Compare the only line."""
+        return output == ["yes"]
+
+
+@operation()
+def headers() -> Commands:
+    """Fail without the running kernel's headers: the packages would be installed, but no modules built."""
+    if kernel.skip_until_booted("the drivers are built"):
+        return
+    if host.get_fact(KernelHeaders):
+        host.noop("the headers of the running kernel are installed")
+        return
+    running = host.get_fact(dkms.RunningKernel)
+    yield refuse(
+        f"ofed: the headers of the running kernel {running} are missing, which the drivers' build needs; give the key "
+        f"'kernel', which installs them, or boot a newer kernel if the distribution no longer has headers for {running}"
+    )
+
+
+@operation()
+def profile(wanted: Package, family: Family) -> Commands:
+    """Install the profile at its version and hold it, once the wanted kernel runs."""
+    if kernel.skip_until_booted(f"{wanted.name} is installed"):
+        return
+    module = modules.NAMES[0 if family == "debian" else 1]
+    yield from vendor_repository.packages._inner(wanted=(wanted,), family=family, module=module)
+
+
+_LIBRARIES = (
+    packages.APT
+    + """
+apt_update
+apt_install --allow-downgrades --allow-change-held-packages install -- "$@"
+"""
+)
+
+
+@operation()
+def libraries() -> Commands:
+    """Install the vendor's rdma-core again if the distribution's has replaced it."""
+    if kernel.skip_until_booted("rdma-core is the vendor's"):
+        return
+    others = [
+        name for name, versions in host.get_fact(DebPackages).items() if name in LIBRARIES and not _vendor(versions)
+    ]
+    if "rdma-core" not in others:
+        host.noop("rdma-core is the vendor's")
+        return
+    yield script(_LIBRARIES, *others)
+    if not _vendor(host.get_fact(DebPackages).get("rdma-core", ())):
+        yield refuse(
+            "ofed: rdma-core is still the distribution's, which does not fit the vendor's drivers; the vendor's repository "
+            f"must have an rdma-core that {PREFERENCES} prefers: `apt-cache policy rdma-core` lists the versions"
+        )
+
+
+def _vendor(versions: object) -> bool:
+    """Whether a package's versions are NVIDIA's, such as 2510mlnx58-1.2510067."""
+    return "mlnx" in str(versions)

@@ -1,0 +1,385 @@
+"""Builds the kernel modules of an OFED, and makes sure that the loaded modules are the installed ones.
+
+After an upgrade the old modules stay loaded until they are reloaded. So the srcversion of each loaded module is compared with
+that of the file that modprobe would load. This covers the loaded modules that were built for the running kernel under the
+vendor's names: mlx5_core, mlx5_ib, ib_core and all others of the profile.
+"""
+
+from __future__ import annotations
+
+from attrs import evolve, frozen
+from pyinfra import logger
+from pyinfra.api.command import StringCommand
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from agent.report.printable import printable
+from tasks import reboot
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.facts import FactBase
+from tasks.host import kernel
+from tasks.packages import dkms
+
+NAMES = ("mlnx-ofed-kernel", "mlnx-ofa_kernel", "iser", "isert", "srp", "mlnx-nvme", "mlnx-nfsrdma")
+"""The vendor's names: of DKMS modules (the first on Debian, the second on RHEL; the others are built against it), of folders in
+extra/ and weak-updates/, and of packages NAME-modules (deb without DKMS)."""
+
+STORAGE = ("ib_iser", "ib_isert", "ib_srp", "ib_srpt", "nvme_rdma", "nvmet_rdma", "rpcrdma", "xprtrdma")
+PEER_MEMORY = ("nvidia_peermem", "nv_peer_mem")
+
+
+@frozen
+class OfedModule:
+    """A loaded module. ``loaded`` and ``installed``: its srcversion in memory and in the file at ``path``; empty if none."""
+
+    name: str
+    loaded: str
+    installed: str
+    path: str
+
+    @property
+    def stale(self) -> bool:
+        """Whether the loaded module is not the installed one."""
+        return self.loaded != self.installed
+
+    @property
+    def unversioned(self) -> bool:
+        """Whether the module has no srcversion. Kernels such as Debian's give one only to modules with a version."""
+        return not self.loaded and not self.installed
+
+    @property
+    def out_of_tree(self) -> bool:
+        """Whether modprobe would load a file that is not the kernel's own."""
+        return any(folder in self.path for folder in dkms.OUT_OF_TREE)
+
+
+@frozen
+class Stack:
+    """An OFED's modules. ``built``: how many there are for the running kernel. ``modules``: those of them that are loaded.
+
+    ``dkms``: DKMS has their sources, and can build them for another kernel.
+    """
+
+    kernel: str
+    dkms: bool
+    built: int
+    modules: tuple[OfedModule, ...]
+
+    @property
+    def stale(self) -> tuple[OfedModule, ...]:
+        """The loaded modules that are not the installed ones."""
+        return tuple(module for module in self.modules if module.stale)
+
+    @property
+    def shadowed(self) -> tuple[OfedModule, ...]:
+        """The modules for which modprobe would load the kernel's own file instead of OFED's."""
+        return tuple(module for module in self.modules if not module.out_of_tree)
+
+
+# DKMS keeps the modules it builds in NAME/VERSION/KERNEL/ARCH/module. Packages without DKMS contain the modules.
+_STACK = """
+root=$1; shift
+kernel=$(uname -r)
+echo "kernel $kernel"
+lib=$root/lib/modules/$kernel
+for name; do if [ -e "$root/var/lib/dkms/$name" ]; then echo "dkms $name"; fi; done
+for name; do
+  for file in "$root/var/lib/dkms/$name"/*/"$kernel"/*/module/*.ko*; do if [ -e "$file" ]; then echo "$file"; fi; done
+  for folder in extra weak-updates; do
+    if [ -d "$lib/$folder/$name" ]; then find "$lib/$folder/$name" -name '*.ko*'; fi
+  done
+  if [ -e "$root/var/lib/dpkg/info/$name-modules.list" ]; then
+    grep "/lib/modules/$kernel/.*\\.ko" "$root/var/lib/dpkg/info/$name-modules.list" || true
+  fi
+done | sed 's,.*/,,; s,\\.ko.*,,; y,-,_,' | sort -u | while read -r module; do
+  echo "built $module"
+  if [ -d "$root/sys/module/$module" ]; then
+    read -r loaded < "$root/sys/module/$module/srcversion" 2>/dev/null || loaded=
+    installed=$(modinfo -F srcversion "$module" 2>/dev/null || true)
+    echo "loaded $module|$loaded|$installed|$(modinfo -n "$module" 2>/dev/null || true)"
+  fi
+done
+"""
+
+
+class OfedStack(FactBase[Stack | None]):
+    """OFED's modules for the running kernel; None: unknown."""
+
+    def command(self) -> StringCommand:
+        """Look for all names by one script."""
+        return script(_STACK, "", *NAMES)
+
+    def process(self, output: list[str]) -> Stack:
+        """Parse lines of a word and its value."""
+        lines = [line.partition(" ") for line in output]
+        modules = (OfedModule(*value.split("|")) for word, _, value in lines if word == "loaded")
+        kernel = next(value for word, _, value in lines if word == "kernel")
+        words = [word for word, _, _ in lines]
+        return Stack(kernel, "dkms" in words, words.count("built"), tuple(modules))
+
+
+def read_stack() -> Stack | None:
+    """For an operation: OFED's modules. Modules without a srcversion are compared by their build IDs."""
+    stack = host.get_fact(OfedStack)
+    if stack is None:
+        return None
+    return evolve(stack, modules=tuple(_by_build_id(module) for module in stack.modules))
+
+
+def _by_build_id(module: OfedModule) -> OfedModule:
+    if not module.unversioned:
+        return module
+    state = host.get_fact(dkms.ModuleState, module=module.name)
+    return evolve(module, loaded=state.loaded or "", installed=state.installed or "")
+
+
+@operation()
+def build() -> Commands:
+    """Have DKMS build the vendor's modules for the running kernel, in the order of their dependencies."""
+    if kernel.skip_until_booted("the modules are built"):
+        return
+    running = host.get_fact(dkms.RunningKernel)
+    builds = host.get_fact(dkms.Builds)
+    for name in NAMES:
+        of_name = [each for each in builds if each.module == name]
+        if of_name and not any((each.kernel, each.state) == (running, "installed") for each in of_name):
+            yield dkms.build(name, of_name[-1].version, running)
+
+
+# Prints one line for each user. The arguments are the modules that would be unloaded.
+_USERS = """
+root=$1 storage=$2 peers=$3; shift 3
+affected=" $* "
+sys=$root/sys
+
+# The number of users that are not modules: refcnt also counts modules that depend on this one.
+others() {
+  [ -r "$sys/module/$1/refcnt" ] || { echo 0; return; }
+  read -r count < "$sys/module/$1/refcnt"
+  for holder in "$sys/module/$1"/holders/*; do if [ -e "$holder" ]; then count=$((count - 1)); fi; done
+  echo "$count"
+}
+for module in $peers; do
+  if [ "$(others "$module")" -gt 0 ]; then echo "$module: $(others "$module") in use (GPU memory that is registered)"; fi
+done
+for module in $storage; do
+  if [ "$(others "$module")" -gt 0 ]; then echo "$module: $(others "$module") in use (storage over RDMA)"; fi
+done
+for file in "$sys"/class/nvme/*/transport; do
+  [ -e "$file" ] || continue
+  read -r transport < "$file"
+  if [ "$transport" = rdma ]; then file=${file%/transport}; echo "${file##*/} is NVMe over RDMA"; fi
+done
+awk '$4 ~ /(^|,)proto=rdma(,|$)/ || ($3 == "lustre" && $1 ~ /@o2ib/) { print $2 " is mounted over RDMA" }' \\
+  "$root/proc/1/mounts"
+
+# A process that has an RDMA device open keeps its driver loaded.
+find "$root"/proc/[0-9]*/fd -lname '/dev/infiniband/*' -printf '%h %l\\n' 2>/dev/null | sort -u | while read -r fd device; do
+  pid=${fd%/fd}; pid=${pid##*/}
+  read -r comm < "$root/proc/$pid/comm" 2>/dev/null || continue
+  echo "$comm (pid $pid) has ${device##*/} open"
+done
+
+# Netdevs that would disappear, by the module of their driver, and what depends on them.
+managed=$(ss -Htnp state established 2>/dev/null |
+  awk '/"sshd/ { sub(/:[0-9]+$/, "", $3); gsub(/[][]/, "", $3); print $3 }' | sort -u)
+routed=$({ ip -o route show table all; ip -o -6 route show table all; } 2>/dev/null |
+  awk '/ via / { for (i = 1; i < NF; i++) if ($i == "dev") print $(i + 1) }' | sort -u)
+carries() {
+  for word in $routed; do if [ "$word" = "$1" ]; then echo "a route goes through $1"; fi; done
+  for address in $(ip -o addr show dev "$1" 2>/dev/null | awk '{ sub(/\\/.*/, "", $4); print $4 }'); do
+    for word in $managed; do if [ "$word" = "$address" ]; then echo "$1 has the management address ($address)"; fi; done
+  done
+  for upper in "$sys/class/net/$1"/upper_*; do
+    if [ -e "$upper" ]; then echo "${upper##*/upper_} is on top of $1"; carries "${upper##*/upper_}"; fi
+  done
+}
+for netdev in "$sys"/class/net/*; do
+  [ -e "$netdev/device/driver/module" ] || continue
+  module=$(readlink "$netdev/device/driver/module"); module=${module##*/}
+  case "$affected" in *" $module "*) carries "${netdev##*/}" ;; esac
+done
+
+# VFs in use by a container or a virtual machine.
+for driver in "$sys"/bus/pci/drivers/*; do
+  [ -e "$driver/module" ] || continue
+  module=$(readlink "$driver/module"); module=${module##*/}
+  case "$affected" in *" $module "*) ;; *) continue ;; esac
+  for function in "$driver"/*:*:*.*; do
+    [ -e "$function/class" ] || continue
+    read -r class < "$function/class"
+    case "$class" in 0x0200*) [ -e "$function/net" ] || echo "${function##*/} is in another network namespace" ;; esac
+    for vf in "$function"/virtfn*; do
+      case "$(readlink "$vf/driver" 2>/dev/null || true)" in
+        */vfio-pci) vf=$(readlink "$vf"); echo "${vf##*/} is bound to vfio-pci" ;;
+      esac
+    done
+  done
+done
+"""
+
+
+class OfedUsers(FactBase[list[str] | None]):
+    """The users of the given modules, one line each; None: unknown."""
+
+    def command(self, modules: tuple[str, ...]) -> StringCommand:
+        """List the users. The last line is a marker, since pyinfra takes no output for no result."""
+        return script(_USERS + "echo end\n", "", " ".join(STORAGE), " ".join(PEER_MEMORY), *modules)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Take all lines but the marker."""
+        return list(dict.fromkeys(output[:-1]))
+
+
+# The vendor's procedure: unload the storage modules and mlx5_vdpa, then nvidia_peermem; restart openibd; load the former again.
+# Exit codes are ignored, and the loaded modules are read afterwards: openibd's code is unreliable, and `modprobe -r` also fails
+# if it has removed the module but a dependency is in use. The init script is preferred: if systemd does not know that openibd
+# runs, `systemctl restart` only starts it, which unloads nothing.
+_RELOAD = """
+storage=$1 peers=$2
+unloaded=
+unload() {
+  for module in "$@"; do
+    [ -d "/sys/module/$module" ] || continue
+    modprobe -r "$module" || true
+    [ -d "/sys/module/$module" ] || unloaded="$module $unloaded"
+  done
+}
+unload $storage mlx5_vdpa
+unload $peers
+failed=
+if [ -x /etc/init.d/openibd ]; then /etc/init.d/openibd restart || failed=$?
+elif systemctl cat openibd.service >/dev/null 2>&1; then systemctl restart openibd.service || failed=$?
+else echo 'the node has no openibd, which loads the modules again'
+fi
+if [ -n "$failed" ]; then
+  echo "openibd restart failed with exit code $failed"
+  journalctl --unit=openibd.service --lines=20 --output=cat --no-pager 2>/dev/null || true
+  dmesg | tail -n 10
+fi
+for module in $unloaded; do modprobe "$module" || true; done
+udevadm settle --timeout=30 || true
+"""
+
+_HOLDERS = """
+for module; do
+  for holder in "/sys/module/$module"/holders/*; do
+    if [ -e "$holder" ]; then echo "$module is held by ${holder##*/}"; fi
+  done
+done
+"""
+
+
+class ModuleHolders(FactBase[list[str]]):
+    """Which modules keep the given ones from being unloaded, one line each."""
+
+    default = list
+
+    def command(self, modules: tuple[str, ...]) -> StringCommand:
+        """Read sysfs."""
+        return script(_HOLDERS, *modules)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Return the lines unchanged."""
+        return output
+
+
+# An initramfs that contains an older version of a module would load that at the next boot.
+_OLD_INITRAMFS = """
+root=$1; shift
+kernel=$(uname -r)
+for image in "$root/boot/initrd.img-$kernel" "$root/boot/initramfs-$kernel.img"; do
+  [ -e "$image" ] || continue
+  for file; do
+    [ "$image" -ot "$file" ] || continue
+    name=${file##*/}; name=${name%%.ko*}
+    if { lsinitramfs "$image" || lsinitrd "$image"; } 2>/dev/null | grep -q "/$name\\.ko"; then echo "$name"; fi
+  done
+done
+"""
+
+
+class OldInitramfs(FactBase[list[str]]):
+    """The names of the given modules of which the running kernel's initramfs has an older version."""
+
+    default = list
+
+    def command(self, files: tuple[str, ...]) -> StringCommand:
+        """List the initramfs only if it is older than a file."""
+        return script(_OLD_INITRAMFS, "", *files)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Take one name from each line."""
+        return output
+
+
+def not_loaded_again(before: Stack, after: Stack) -> list[str]:
+    """The modules that were loaded before and are not loaded after the restart of openibd."""
+    return sorted({module.name for module in before.modules} - {module.name for module in after.modules})
+
+
+def remedy(holders: list[str]) -> list[str]:
+    """The holders, and the remedy for the known one: the vendor's NVMe driver holds `mlx_compat`."""
+    nvme = [line for line in holders if line.startswith("mlx_compat ") and line.split()[-1].startswith("nvme")]
+    if nvme:
+        return [*nvme, "that is the vendor's NVMe driver; without NVMe over RDMA, remove its package (mlnx-nvme-dkms)"]
+    return holders
+
+
+@operation()
+def load_installed(task: str) -> Commands:
+    """Reload modules that are not the installed ones, if nothing uses them; else request a reboot.
+
+    :param task: the task's name in the reboot request.
+    """
+    if kernel.skip_until_booted("the modules are loaded"):
+        return
+    stack = read_stack()
+    if stack is None or not stack.built:
+        yield refuse(
+            "ofed: the packages are installed, but have no modules for the running kernel; `dkms status` shows which were not "
+            "built, and /var/lib/dkms/NAME/VERSION/build/make.log why"
+        )
+        return
+    if stack.shadowed:
+        names = ", ".join(f"{module.name} ({module.path or 'no file'})" for module in stack.shadowed)
+        yield refuse(
+            f"ofed: modprobe would load the kernel's own modules instead of OFED's: {names}; run `depmod -a`, and check "
+            "`override` and `search` lines in /etc/depmod.d"
+        )
+        return
+    if not stack.stale:
+        host.noop("the loaded modules are the installed ones")
+        yield from reboot.withdraw(task)
+        return
+    users = host.get_fact(OfedUsers, modules=tuple(module.name for module in stack.modules))
+    if users is None or users:
+        _warn("the modules are not reloaded now", users or ["it is unknown what uses them"])
+        yield from _request_reboot(task, stack)
+        return
+    yield script(_RELOAD, " ".join(STORAGE), " ".join(PEER_MEMORY))
+    after = read_stack()
+    if after is None or (missing := not_loaded_again(stack, after)):
+        names = ", ".join(missing) if after else "unknown"
+        yield refuse(
+            f"ofed: modules are not loaded after the restart of openibd: {names}; its output is above. `modprobe` shows the "
+            "reason; with Secure Boot, the key that DKMS signs with must be enrolled (mokutil)"
+        )
+    elif after.stale:
+        names_left = tuple(module.name for module in after.stale)
+        _warn("the modules were not unloaded", remedy(host.get_fact(ModuleHolders, modules=names_left)))
+        yield from _request_reboot(task, after)
+    else:
+        yield from reboot.withdraw(task)
+
+
+def _request_reboot(task: str, stack: Stack) -> Commands:
+    """Request a reboot, which loads the installed modules. The reason has srcversions, so that it changes with an upgrade."""
+    if host.get_fact(OldInitramfs, files=tuple(module.path for module in stack.stale)):
+        yield script(dkms.MAKE_INITRAMFS)
+    versions = ", ".join(f"{module.name} ({module.installed})" for module in stack.stale)
+    yield from reboot.request(task, f"installed modules are not the loaded ones: {versions}")
+
+
+def _warn(problem: str, reasons: list[str]) -> None:
+    host.log_styled(printable(f"ofed: {problem}: {'; '.join(reasons)}"), fg="yellow", log_func=logger.warning)

@@ -1,0 +1,367 @@
+"""Configures what must be set at boot: kernel arguments, module options in the initramfs, sysctls needed before the agent runs.
+
+The spec's sysctls and hugepages are not configured here. The agent sets them at each boot before the kubelet starts, checks
+them, and keeps their original values (docs/decisions/0023-which-half-persists.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from io import StringIO
+from itertools import groupby
+from typing import Any
+
+from attrs import Attribute, field, frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.operation import OperationMeta, operation
+from pyinfra.context import host
+from pyinfra.operations import files
+
+from agent.report.names import STATE_FOLDER
+from agent.spec.node import HugepagePool, NodeSpec
+from agent.spec.sysctl_names import faults, identity, path
+from tasks import packages, reboot
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, record
+from tasks.common.facts import FactBase
+from tasks.common.texts import HEADER
+from tasks.host import kernel_modules
+
+DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
+GRUBBY_STATE = f"{STATE_FOLDER}/kernel-arguments"
+"""The arguments that Trackbed has set through grubby, which does not record who set an argument."""
+
+SYSCTLS = "/etc/sysctl.d/90-trackbed.conf"
+INITRAMFS_STATE = f"{STATE_FOLDER}/initramfs"
+
+# GRUB's configuration is a shell script, so characters that are special to a shell or to GRUB are not allowed.
+ARGUMENT = re.compile(r"[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:;/=@+%-]*)?")
+
+NOT_OURS = ("root", "rootflags", "rootfstype", "ro", "rw", "initrd", "init", "BOOT_IMAGE")
+"""Arguments that belong to the boot loader: with a wrong value the node would not boot."""
+
+
+def _arguments(_: object, attribute: Attribute[Any], value: tuple[str, ...]) -> None:
+    for argument in value:
+        if not ARGUMENT.fullmatch(argument):
+            raise ValueError(f"{attribute.name}: {argument!r} is not a kernel argument; give words such as 'iommu=pt'")
+        if argument.partition("=")[0] in NOT_OURS:
+            raise ValueError(f"{attribute.name}: {argument!r} belongs to the boot loader; leave it out")
+        if argument.startswith(("hugepages=", "hugepagesz=")):
+            raise ValueError(f"{attribute.name}: {argument!r}: use the key hugepages, and set boot.hugepages to True")
+    duplicates = sorted({argument for argument in value if value.count(argument) > 1})
+    if duplicates:
+        raise ValueError(f"{attribute.name}: {', '.join(duplicates)} is given twice; give it once")
+
+
+def _sysctls(_: object, attribute: Attribute[Any], value: Mapping[str, str]) -> None:
+    if problems := list(faults(attribute.name, value)):
+        raise ValueError("\n".join(problems))
+
+
+@frozen
+class Boot:
+    """``arguments``: kernel arguments. ``hugepages``: reserve the spec's hugepages by kernel arguments.
+
+    ``sysctls``: written for systemd-sysctl.
+    """
+
+    arguments: tuple[str, ...] = field(default=(), validator=_arguments)
+    hugepages: bool = False
+    sysctls: Mapping[str, str] = field(factory=dict, validator=_sysctls)
+
+
+BOOT = Key("boot", Boot(), record(Boot))
+KEYS = (BOOT,)
+
+
+@deploy("Boot")
+def configure(spec: NodeSpec) -> None:
+    """Configure the next boot, and request a reboot if the current boot lacks a kernel argument.
+
+    :raises DeployError: a sysctl is in the spec, too, or grubby cannot set the arguments; naming host, key and remedy.
+    """
+    wanted = BOOT.here()
+    kept = spec.sysctls_kept()
+    twice = [f"{name} is in {kept[identity(name)]}" for name in sorted(wanted.sysctls) if identity(name) in kept]
+    if twice:
+        raise DeployError(
+            f"{host.name}.boot.sysctls: {', '.join(twice)}, too, which the agent sets at every boot; remove it here"
+        )
+    pools = hugepage_arguments(spec.hugepages) if wanted.hugepages else ()
+    arguments = _settable(wanted.arguments, pools)
+    set_arguments(name="Kernel arguments", wanted=arguments)
+    request_reboot(name="Kernel arguments of this boot", wanted=arguments)
+    settings = _sysctl_file(wanted.sysctls)
+    load_sysctls(name="Sysctls now", wanted=wanted.sysctls, settings=settings)
+    initramfs(name="Initramfs", modules=tuple(kernel_modules.MODULE_OPTIONS.here()))
+
+
+def _settable(arguments: tuple[str, ...], pools: tuple[str, ...]) -> tuple[str, ...]:
+    """The kernel arguments, and those of the hugepage pools that the boot loader can set.
+
+    grubby keeps only the last value of an argument, so it can reserve one page size. It reserves the largest, which is the
+    hardest to allocate later; the agent reserves the others.
+    """
+    names = [argument.partition("=")[0] for argument in arguments]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if (not twice and len(pools) < 2) or packages.system().family != "rhel":
+        return (*arguments, *pools)
+    if twice:
+        raise DeployError(
+            f"{host.name}.boot.arguments: {', '.join(twice)} is given with several values, and grubby (RHEL family) "
+            "keeps only the last one; give one value"
+        )
+    return (*arguments, *pools[-1:])
+
+
+def hugepage_arguments(pools: tuple[HugepagePool, ...]) -> tuple[str, ...]:
+    """The kernel arguments that reserve the pools, one entry for each page size.
+
+    See Documentation/admin-guide/kernel-parameters.txt. `hugepages=NODE:COUNT` needs Linux 5.15.
+    """
+    arguments = []
+    for size, group in groupby(sorted(pools, key=lambda pool: (pool.kilobytes, pool.numa_node or 0)), lambda p: p.size):
+        same_size = list(group)
+        any_node = sum(pool.count for pool in same_size if pool.numa_node is None)
+        nodes = ",".join(f"{pool.numa_node}:{pool.count}" for pool in same_size if pool.numa_node is not None)
+        arguments.append(f"hugepagesz={size} hugepages={nodes or any_node}")
+    return tuple(arguments)
+
+
+@frozen
+class Arguments:
+    """Kernel arguments, each as one line of text.
+
+    ``loader``: "grub" or "grubby", or "" if the host has neither. ``running``: the arguments of this boot. ``next``: those of
+    the default boot entry. ``ours``: those that Trackbed has set.
+    """
+
+    loader: str = ""
+    running: str = ""
+    next: str = ""
+    ours: str = ""
+
+
+_NEXT_BY_GRUBBY = """
+next_by_grubby() {  # prints the arguments of the default entry
+  grubby --info=DEFAULT | sed -n 's/^args="\\(.*\\)"$/\\1/p' | head -n 1
+}
+"""
+
+# GRUB boots the first entry of its menu by default. With savedefault it may be another one, which has the same arguments.
+_ARGUMENTS = (
+    _NEXT_BY_GRUBBY
+    + """
+echo "running $(cat "$3/proc/cmdline")"
+if command -v grubby >/dev/null; then
+  echo loader grubby
+  echo "next $(next_by_grubby)"
+  echo "ours $(cat "$2" 2>/dev/null || true)"
+elif command -v update-grub >/dev/null; then
+  echo loader grub
+  menu=$3/boot/grub/grub.cfg
+  next=$(sed -n 's/^[[:space:]]*linux[[:space:]]\\{1,\\}[^[:space:]]*[[:space:]]*//p' "$menu" 2>/dev/null || true)
+  echo "next $(printf '%s\\n' "$next" | head -n 1)"
+  echo "ours $(sed -n 's/^GRUB_CMDLINE_LINUX_DEFAULT="$GRUB_CMDLINE_LINUX_DEFAULT \\(.*\\)"$/\\1/p' "$1" 2>/dev/null || true)"
+fi
+"""
+)
+
+
+class KernelArguments(FactBase[Arguments]):
+    """The kernel arguments of this boot (/proc/cmdline) and of the next."""
+
+    default = Arguments
+
+    def command(self) -> StringCommand:
+        """Read them from /proc, from the boot loader, and from Trackbed's own files."""
+        return script(_ARGUMENTS, DROP_IN, GRUBBY_STATE, "")
+
+    def process(self, output: list[str]) -> Arguments:
+        """Parse lines of NAME and text."""
+        return Arguments(**{name: text.strip() for name, _, text in (line.partition(" ") for line in output)})
+
+
+def missing_arguments(wanted: tuple[str, ...], present: str) -> list[str]:
+    """The wanted arguments that are not in ``present``. One of several words must be there in one piece."""
+    return [argument for argument in wanted if f" {argument} " not in f" {present} "]
+
+
+_GRUB = """
+if [ -n "$2" ]; then
+  mkdir -p "$(dirname "$1")"
+  printf '%s\\n' "$3" "GRUB_CMDLINE_LINUX_DEFAULT=\\"\\$GRUB_CMDLINE_LINUX_DEFAULT $2\\"" > "$1.new"
+  mv -T "$1.new" "$1"
+else
+  rm -f "$1"
+fi
+output=$(update-grub 2>&1) || { printf '%s\\n' "$output" >&2; exit 1; }
+"""
+
+# Written from Red Hat's documents; not run on RHEL.
+_GRUBBY = (
+    _NEXT_BY_GRUBBY
+    + """
+if [ -n "$3" ]; then grubby --update-kernel=ALL --remove-args="$3"; fi
+if [ -n "$2" ]; then grubby --update-kernel=ALL --args="$2"; fi
+mkdir -p "$(dirname "$1")"
+printf '%s\\n' "$2" > "$1"
+next=$(next_by_grubby)
+for argument in $2; do
+  case " $next " in *" $argument "*) continue ;; esac
+  echo "grubby did not set the kernel argument $argument: the next boot has $next; set it by hand (grubby(8)), or remove it" \\
+    "from boot.arguments" >&2
+  exit 1
+done
+"""
+)
+
+
+@operation()
+def set_arguments(wanted: tuple[str, ...]) -> Commands:
+    """Set kernel arguments for the next boot, and remove those that Trackbed has set and that are no longer wanted.
+
+    On Debian and Ubuntu: by the last drop-in of GRUB's, so that it overrides arguments of the same name, and by update-grub.
+    Entries of the recovery mode do not get them. In the RHEL family: by grubby, for all installed kernels.
+    """
+    have = host.get_fact(KernelArguments)
+    text = " ".join(wanted)
+    former = missing_arguments(tuple(have.ours.split()), text)
+    if not have.loader:
+        if missing := missing_arguments(wanted, have.running):
+            yield refuse(
+                f"kernel arguments {' '.join(missing)} are not in effect, and this host has neither GRUB (update-grub) nor "
+                "grubby; set them where the host gets its kernel from"
+            )
+        return
+    if have.ours == text and not missing_arguments(wanted, have.next):
+        host.noop("the boot loader has these arguments")
+        return
+    if have.loader == "grub":
+        yield script(_GRUB, DROP_IN, text, HEADER.strip())
+    else:
+        yield script(_GRUBBY, GRUBBY_STATE, text, " ".join(former))
+    if active := [argument for argument in former if not missing_arguments((argument,), have.running)]:
+        yield from reboot.request("boot-former", f"kernel arguments {' '.join(active)} are still in effect")
+
+
+@operation()
+def request_reboot(wanted: tuple[str, ...]) -> Commands:
+    """Request a reboot while the current boot lacks one of the arguments."""
+    have = host.get_fact(KernelArguments)
+    if have.loader and (missing := missing_arguments(wanted, have.running)):
+        yield from reboot.request("boot", f"kernel arguments {' '.join(missing)} are not in effect")
+    else:
+        yield from reboot.withdraw("boot")
+    yield from reboot.expire("boot-former")
+
+
+def _sysctl_file(sysctls: Mapping[str, str]) -> OperationMeta:
+    if not sysctls:
+        return files.file(name="Sysctls at boot", path=SYSCTLS, present=False)
+    text = HEADER + "".join(f"{name} = {value}\n" for name, value in sorted(sysctls.items()))
+    return files.put(name="Sysctls at boot", src=StringIO(text), dest=SYSCTLS, mode="644")
+
+
+_VALUES = 'for path; do if [ -r "$path" ]; then echo "$path $(cat "$path")"; fi; done'
+
+
+class SysctlValues(FactBase[dict[str, str]]):
+    """The values of sysctls, by path."""
+
+    default = dict
+
+    def command(self, paths: tuple[str, ...]) -> StringCommand:
+        """Read the files."""
+        return script(_VALUES, *paths)
+
+    def process(self, output: list[str]) -> dict[str, str]:
+        """Parse lines of path and value; runs of white space become one space."""
+        return {path: " ".join(value.split()) for path, _, value in (line.partition(" ") for line in output)}
+
+
+_LOAD = """
+for program in /usr/lib/systemd/systemd-sysctl /lib/systemd/systemd-sysctl; do
+  if [ -x "$program" ]; then exec "$program" "$1"; fi
+done
+exec sysctl --load="$1"
+"""
+
+
+@operation()
+def load_sysctls(wanted: Mapping[str, str], settings: OperationMeta) -> Commands:
+    """Load the file as a boot does, if it has changed or a value differs."""
+    paths = {path(name): " ".join(value.split()) for name, value in wanted.items()}
+    have = host.get_fact(SysctlValues, paths=tuple(paths)) if paths else {}
+    changes = settings.did_change() if settings.is_complete() else settings.will_change
+    if paths and (changes or have != paths):
+        yield script(_LOAD, SYSCTLS)
+    else:
+        host.noop("the sysctls have these values")
+
+
+# Prints one line that changes when the initramfs or the options change, then that line as it was after the last check.
+_INITRAMFS = """
+options=$1 state=$2
+kernel=$(uname -r)
+for image in "$3/boot/initrd.img-$kernel" "$3/boot/initramfs-$kernel.img"; do
+  [ -e "$image" ] || continue
+  now="$image $(stat -c '%Y %s' "$image") $(sha256sum < "$options" 2>/dev/null || true)"
+  echo "$now"
+  cat "$state" 2>/dev/null || true
+  break
+done
+"""
+
+# Listing an initramfs takes seconds and making one takes minutes, so both are done only after a change. An initramfs that is
+# newer than the options contains them.
+_UPDATE_INITRAMFS = """
+options=$1 state=$2 image=$3
+shift 3
+if [ ! -e "$options" ] || [ "$options" -nt "$image" ]; then
+  if command -v lsinitramfs >/dev/null; then list=$(lsinitramfs "$image"); else list=$(lsinitrd "$image"); fi
+  wanted=
+  case "$list" in *"${options#/}"*) wanted=yes ;; esac
+  for module; do
+    if printf '%s\\n' "$list" | tr - _ | grep -q "/$(printf %s "$module" | tr - _)\\.ko"; then wanted=yes; fi
+  done
+  if [ -n "$wanted" ]; then
+    if command -v update-initramfs >/dev/null; then update-initramfs -u -k "$(uname -r)"; else dracut --force "$image"; fi
+  fi
+fi
+mkdir -p "$(dirname "$state")"
+echo "$image $(stat -c '%Y %s' "$image") $(sha256sum < "$options" 2>/dev/null || true)" > "$state"
+"""
+
+
+class Initramfs(FactBase[tuple[str, str] | None]):
+    """The state of the running kernel's initramfs and the modules' options: now, and after the last check.
+
+    None: there is no initramfs.
+    """
+
+    def command(self) -> StringCommand:
+        """Print path, time and size of the initramfs, and the checksum of the options."""
+        return script(_INITRAMFS, kernel_modules.OPTIONS, INITRAMFS_STATE, "")
+
+    def process(self, output: list[str]) -> tuple[str, str] | None:
+        """Take one line or two."""
+        return (output[0].strip(), output[1].strip() if len(output) > 1 else "") if output else None
+
+
+@operation()
+def initramfs(modules: tuple[str, ...]) -> Commands:
+    """Rebuild the initramfs if the options of a module in it have changed; they take effect at the next boot."""
+    yield from reboot.expire("initramfs")
+    have = host.get_fact(Initramfs)
+    if have is None or (not modules and not have[1]) or have[0] == have[1]:
+        host.noop("the initramfs has the modules' options")
+        return
+    yield script(_UPDATE_INITRAMFS, kernel_modules.OPTIONS, INITRAMFS_STATE, have[0].split()[0], *modules)
+    after = host.get_fact(Initramfs)
+    if after is not None and after[0].split()[:3] != have[0].split()[:3]:
+        yield from reboot.request("initramfs", f"options of modules in {after[0].split()[0]} have changed")

@@ -1,0 +1,115 @@
+"""Loads kernel modules, now and at every boot, and sets their options."""
+
+from __future__ import annotations
+
+import re
+from io import StringIO
+
+from pyinfra.api.command import QuoteString, StringCommand
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+from pyinfra.operations import files
+
+from tasks.common.commands import Commands, script
+from tasks.common.data import Key
+from tasks.common.facts import FactBase
+from tasks.common.texts import HEADER
+from tasks.host import kernel
+
+AT_BOOT = "/etc/modules-load.d/trackbed.conf"
+OPTIONS = "/etc/modprobe.d/trackbed.conf"
+
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+VALUE = re.compile(r"[!-~]+")
+
+Options = dict[str, dict[str, str]]
+
+
+def _modules(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{value!r} is not a list; give module names, such as ['ib_umad', 'rdma_ucm']")
+    for name in value:
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not a module name; give it as lsmod prints it")
+    return tuple(value)
+
+
+def _options(value: object) -> Options:
+    if not isinstance(value, dict) or not all(isinstance(parameters, dict) for parameters in value.values()):
+        raise ValueError(f"{value!r} is not valid; give {{'module': {{'parameter': 'value'}}}}")
+    options: Options = {}
+    for module, parameters in value.items():
+        _modules([module, *parameters])
+        options[module] = {name: _parameter(name, setting) for name, setting in parameters.items()}
+    return options
+
+
+def _parameter(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "Y" if value else "N"
+    text = str(value)
+    if not isinstance(value, int | str) or not VALUE.fullmatch(text):
+        raise ValueError(f"{name}: {value!r} is not valid; give one word or a number")
+    return text
+
+
+MODULES = Key[tuple[str, ...]]("kernel_modules", (), _modules)
+MODULE_OPTIONS = Key[Options]("kernel_module_options", {}, _options)
+KEYS = (MODULES, MODULE_OPTIONS)
+
+# modprobe prints what it would load, and nothing for a module that is loaded or built in. If modprobe is not installed yet, all
+# modules are pending.
+_PENDING = """
+for module; do
+  if ! would=$(modprobe --dry-run --verbose -- "$module" 2>&1) || [ -n "$would" ]; then echo "$module"; fi
+done
+"""
+
+
+class PendingModules(FactBase[list[str]]):
+    """The given modules that are neither loaded nor built into the kernel."""
+
+    default = list
+
+    def command(self, modules: tuple[str, ...]) -> StringCommand:
+        """Test each module."""
+        return script(_PENDING, *modules)
+
+    def process(self, output: list[str]) -> list[str]:
+        """Take one name from each line."""
+        return output
+
+
+def configure() -> None:
+    """Write both files (or remove an empty one), and load the modules that are not loaded."""
+    modules, options = MODULES.here(), MODULE_OPTIONS.here()
+    # Options first: a module reads them when it is loaded.
+    _file("Kernel module options", OPTIONS, [_option_line(name, parameters) for name, parameters in options.items()])
+    _file("Kernel modules at boot", AT_BOOT, list(modules))
+    load(name="Kernel modules now", modules=modules)
+
+
+def _option_line(module: str, parameters: dict[str, str]) -> str:
+    return " ".join(["options", module, *(f"{name}={value}" for name, value in parameters.items())])
+
+
+def _file(name: str, path: str, lines: list[str]) -> None:
+    if lines:
+        files.put(name=name, src=StringIO(HEADER + "\n".join(lines) + "\n"), dest=path, mode="644")
+    else:
+        files.file(name=name, path=path, present=False)
+
+
+@operation()
+def load(modules: tuple[str, ...]) -> Commands:
+    """Load the modules that are not loaded. While another kernel is to run, one that does not load is no error."""
+    pending = host.get_fact(PendingModules, modules=modules) if modules else []
+    if not pending:
+        host.noop("all kernel modules are loaded")
+        return
+    release = kernel.pending_release()
+    for module in pending:
+        if release:
+            yield script('modprobe -- "$1" || echo "$1 is loaded once the kernel $2 runs"', module, release)
+        else:
+            yield StringCommand("modprobe", "--", QuoteString(module))

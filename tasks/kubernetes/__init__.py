@@ -1,0 +1,369 @@
+"""Gives the reporter its settings and credentials for the API server.
+
+With a certificate, the node makes its own key and requests the certificate itself. The deploy brings a token that can only
+make such a request, and approves the request if it is the one that the node shows over SSH. With a token, the deploy has the
+API server make one that is bound to the Node. Both use the kubeconfig of the control host.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import time
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from attrs import define, frozen
+from cryptography import x509
+from pyinfra import logger
+from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.host import Host
+from pyinfra.api.operation import operation
+from pyinfra.api.state import State
+from pyinfra.context import host
+
+from agent.report import names, published
+from agent.report.printable import printable
+from agent.reporter.settings import Settings, to_json
+from agent.spec.node import NodeSpec
+from tasks import packages
+from tasks.common.commands import Commands, script
+from tasks.common.data import Key, record, without_password
+from tasks.common.facts import FactBase
+from tasks.common.texts import Texts, place
+from tasks.kubernetes.label_keys import EXTENDED_RESOURCE
+
+SETTINGS = str(published.SETTINGS)
+AUTHORITY = "/etc/trackbed/cluster-ca.pem"
+SECRET = "/etc/trackbed/kubernetes-secret"  # noqa: S105  the name of a file
+STATE_FOLDER = "/var/lib/trackbed-reporter"
+PUBLISHED = str(published.PATH)
+UNIT = "trackbed-reporter.service"
+
+ENROLMENT_LIFE = 3600
+"""Seconds for which a token can request a certificate. The API server's shortest tokens live ten minutes."""
+
+LONGEST_COMMON_NAME = 64
+"""Characters of a certificate's common name: X.520's bound, which OpenSSL keeps to."""
+
+DAY = 86400
+RENEW_AT = 2 / 3
+
+
+@frozen
+class Kubernetes:
+    """The inventory's key.
+
+    ``server``: the API server's URL for nodes. ``ca_file``: the cluster's certificate authority, a file on the control host.
+    ``identity``: the kind of the reporter's credentials. ``approved_by``: who approves a node's first certificate.
+    ``kubeconfig``: on the control host; default $KUBECONFIG or ~/.kube/config. ``days``: the lifetime of a certificate or
+    token. ``required_resources``: they must be allocatable before the taint is removed. ``taint_lifted_by``: who sets and
+    removes it.
+    """
+
+    server: str
+    ca_file: str
+    identity: Literal["certificate", "token"] = "certificate"
+    approved_by: Literal["deploy", "operator"] = "deploy"
+    kubeconfig: str | None = None
+    days: int = 365
+    required_resources: tuple[str, ...] = ()
+    taint_lifted_by: Literal["reporter", "node-readiness-controller"] = "reporter"
+
+    def __attrs_post_init__(self) -> None:
+        faults = []
+        address = urlsplit(self.server)
+        if address.scheme != "https" or not address.hostname or address.path.strip("/") or address.query:
+            faults.append(f"server: {self.server!r} is not an API server's URL; give one as https://10.0.0.1:6443")
+        try:
+            without_password(self.server)
+        except ValueError as error:
+            faults = [f"server: {error}"]
+        if not 1 <= self.days <= 365:
+            faults.append(f"days: {self.days} is not valid; give 1 to 365")
+        faults += [
+            f"required_resources: {name!r} is not an extended resource; give one as rdma/hca_shared_devices_b"
+            for name in self.required_resources
+            if not EXTENDED_RESOURCE.fullmatch(name)
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+KUBERNETES: Key[Kubernetes | None] = Key("kubernetes", None, record(Kubernetes))
+KEYS = (KUBERNETES,)
+
+
+@frozen
+class ReporterSetup:
+    """The texts of the node's files, and the inventory's key, from which secrets are made."""
+
+    key: Kubernetes
+    node: str
+    settings: str
+    authority: str
+
+
+def wanted(spec: NodeSpec) -> ReporterSetup | None:
+    """The current host's settings for Kubernetes; None: its reporter publishes nothing to Kubernetes.
+
+    :raises DeployError: the certificate authority's file cannot be read, or the node's name does not fit into a certificate.
+    """
+    key = KUBERNETES.here()
+    if key is None:
+        return None
+    longest = LONGEST_COMMON_NAME - len(names.NODE_USER)
+    if key.identity == "certificate" and len(spec.node_name) > longest:
+        raise DeployError(
+            f"{host.name}.{KUBERNETES.name}.identity: the Node's name has {len(spec.node_name)} characters, and at most "
+            f"{longest} fit into a certificate; give identity 'token', or a shorter node_name"
+        )
+    file = Path(key.ca_file).expanduser()
+    try:
+        authority = file.read_text()
+        x509.load_pem_x509_certificates(authority.encode())
+    except (OSError, ValueError) as error:
+        raise DeployError(
+            f"{host.name}.{KUBERNETES.name}.ca_file: {file}: {error}; give the cluster's authority, a PEM file"
+        ) from None
+    settings = Settings(
+        spec.node_name, key.server, AUTHORITY, key.identity, key.required_resources, key.taint_lifted_by, key.days
+    )
+    return ReporterSetup(key, spec.node_name, to_json(settings), authority)
+
+
+@frozen
+class Credentials:
+    """The credentials that the node has. ``certificate``: whether it has one that is valid now.
+
+    ``secret``: the file with the token exists. ``start``, ``end``: the token's validity; 0: there is no token. ``uid``: the
+    Node that the token is bound to; empty: the token can only request a certificate. ``refused``: the API server refuses these
+    credentials. ``request``, ``csr``: a request for a certificate that waits to be approved.
+    """
+
+    certificate: bool = False
+    secret: bool = False
+    start: float = 0.0
+    end: float = 0.0
+    uid: str = ""
+    refused: bool = False
+    request: str = ""
+    csr: str = ""
+
+
+# Root reads files here that the reporter writes. The reporter could put a link to another file of root's in their place, or a
+# pipe that never ends: dd follows no link and does not wait for a pipe.
+_OF_REPORTER = """
+shown() { dd if="$1" iflag=nofollow,nonblock bs=65536 count=1 status=none 2>/dev/null; }
+good() { shown "$1" | openssl x509 -noout -checkend 0 >/dev/null 2>&1; }
+"""
+
+# Prints the token's claims (the second part of three), and not its signature, which is the secret.
+_CREDENTIALS = f"""{_OF_REPORTER}
+if good "$2/reporter.pem"; then echo certificate yes; fi
+if [ -f "$1" ]; then echo "secret $(cut -d. -f2 "$1")"; fi
+if shown "$3" | grep -qs "answers 401"; then echo refused yes; fi
+if [ -s "$2/requested.name" ]; then
+  echo "request $(shown "$2/requested.name")"
+  echo "csr $(shown "$2/requested.csr" | base64 -w0)"
+fi
+"""
+
+
+class NodeCredentials(FactBase[Credentials]):
+    """The credentials that the node has."""
+
+    default = Credentials
+
+    def command(self) -> StringCommand:
+        """One script; it prints nothing that is secret."""
+        return script(_CREDENTIALS, SECRET, STATE_FOLDER, PUBLISHED)
+
+    def process(self, output: list[str]) -> Credentials:
+        """Lines of a word and a value."""
+        by_word = {word: value for word, _, value in (line.partition(" ") for line in output)}
+        claims = _claims(by_word.get("secret", ""))
+        bound = claims.get("kubernetes.io", {}).get("node", {})
+        return Credentials(
+            "certificate" in by_word,
+            "secret" in by_word,
+            float(claims.get("iat", 0)),
+            float(claims.get("exp", 0)),
+            bound.get("uid", ""),
+            "refused" in by_word,
+            by_word.get("request", ""),
+            by_word.get("csr", ""),
+        )
+
+
+def _claims(part: str) -> dict[str, Any]:
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    except (ValueError, binascii.Error):
+        return {}
+    return claims if isinstance(claims, dict) else {}
+
+
+@deploy("Kubernetes")
+def configure(spec: NodeSpec) -> None:
+    """Write the reporter's settings and credentials; without the key `kubernetes`, remove them."""
+    want = wanted(spec)
+    if want is not None and want.key.identity == "certificate":
+        packages.present(name="OpenSSL", names=("openssl",), family=packages.system().family)
+    deliver(name="Settings and credentials", want=want)
+
+
+@define
+class Minted:
+    """A token. It is empty until it is made."""
+
+    token: str = ""
+
+
+@operation()
+def deliver(want: ReporterSetup | None) -> Commands:
+    """Write the files that differ, and restart the reporter if it runs."""
+    have = host.get_fact(Texts, paths=(SETTINGS, AUTHORITY))
+    credentials = host.get_fact(NodeCredentials)
+    if want is None:
+        if have or credentials.secret:
+            yield script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET)
+        else:
+            host.noop("it publishes nothing to Kubernetes")
+        return
+    moved = bool(have) and (have.get(AUTHORITY) != want.authority or _name(have.get(SETTINGS, "")) != want.node)
+    texts = {SETTINGS: want.settings, AUTHORITY: want.authority}
+    mint = _needs_secret(want, credentials, moved)
+    if have == texts and not mint:
+        host.noop("settings and credentials are as they should be")
+        return
+    if moved:
+        # For another cluster, or under another name, the former certificate is useless.
+        yield script('rm -f "$1"/reporter.pem "$1"/requested.*', STATE_FOLDER)
+    if mint:
+        minted = Minted()
+        yield FunctionCommand(_mint, (want, minted), {})
+        yield _keep_secret(minted.token)
+    for path, text in texts.items():
+        yield from place(path, have.get(path, ""), text)
+    yield script('systemctl try-restart "$1" 2>/dev/null || true', UNIT)
+
+
+def _name(settings: str) -> str:
+    """The Node's name in the settings that a node has."""
+    try:
+        return str(json.loads(settings)["node_name"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _needs_secret(want: ReporterSetup, have: Credentials, moved: bool) -> bool:
+    if not have.secret or moved:
+        return True
+    # A token is for one purpose: one that is bound to a Node cannot request a certificate, and the other cannot publish.
+    fits = bool(have.uid) == (want.key.identity == "token")
+    if want.key.identity == "certificate":
+        old = time.time() > have.end - ENROLMENT_LIFE * (1 - RENEW_AT)
+        return not have.certificate and (not fits or have.refused or old)
+    # If the Node was deleted and created again, the API server refuses the token that was bound to the former one.
+    return not fits or have.refused or time.time() > have.start + (have.end - have.start) * RENEW_AT
+
+
+def _keep_secret(token: str) -> StringCommand:
+    """Write the secret from standard input. So it is in no argument, in no log, and in no file that other users can read."""
+    text = 'umask 077; mkdir -p -m 755 "${1%/*}"; cat > "$1.new"; mv -T "$1.new" "$1"'
+    return StringCommand("sh", "-ec", QuoteString(text), "sh", QuoteString(SECRET), _stdin=token)
+
+
+# pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
+def _mint(state: State, host: Host, want: ReporterSetup, minted: Minted) -> bool:
+    # Imported only where it is used: importing the client takes a tenth of the time of a deploy that changes nothing.
+    from fleet import credentials
+
+    key = want.key
+    try:
+        if key.identity == "certificate":
+            minted.token = credentials.enrolment_token(key.kubeconfig, ENROLMENT_LIFE)
+        else:
+            minted.token = credentials.bound_token(key.kubeconfig, want.node, key.days * DAY)
+    except credentials.NotJoined as error:
+        # A node that has not joined has no Node that a token could be bound to. That is no error.
+        host.log_styled(f"{error}: the next deploy brings its token", fg="yellow", log_func=logger.warning)
+    except credentials.NotGiven as error:
+        return _fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error}")
+    return True
+
+
+def _fail(host: Host, message: str) -> bool:
+    host.log_styled(printable(message), fg="red", log_func=logger.error)
+    return False
+
+
+@deploy("Kubernetes")
+def enrol(spec: NodeSpec) -> None:
+    """Approve the node's request for a certificate, if the inventory leaves that to the deploy."""
+    want = wanted(spec)
+    if want is not None and want.key.identity == "certificate" and want.key.approved_by == "deploy":
+        approve(name="Certificate", want=want)
+
+
+# The reporter makes its request when it starts, and at first checks it every 5 s. An expired certificate counts as none.
+_ASKED = f"""{_OF_REPORTER}
+for turn in $(seq 60); do
+  if [ -s "$1/requested.name" ] || good "$1/reporter.pem"; then exit 0; fi
+  sleep 1
+done
+echo "the node has not asked for a certificate; see: trackbed status" >&2
+exit 1
+"""
+_GIVEN = f"""{_OF_REPORTER}
+systemctl restart "$2"
+for turn in $(seq 60); do
+  if [ ! -e "$1/requested.name" ] && good "$1/reporter.pem"; then exit 0; fi
+  sleep 1
+done
+echo "the cluster has given no certificate; see: trackbed status" >&2
+exit 1
+"""
+
+
+@operation()
+def approve(want: ReporterSetup) -> Commands:
+    """Approve the request that is read on the node over SSH, and no other: for the first certificate and each later one."""
+    shown = host.get_fact(NodeCredentials)
+    if shown.certificate and not shown.request:
+        host.noop("the node has a certificate and requests no other")
+        return
+    yield script(_ASKED, STATE_FOLDER)
+    approval = Approval()
+    yield FunctionCommand(_approve, (want, host.get_fact(NodeCredentials), approval), {})
+    if approval.given:
+        yield script(_GIVEN, STATE_FOLDER, UNIT)
+
+
+@define
+class Approval:
+    """Whether a request was approved, so that the certificate must be waited for."""
+
+    given: bool = False
+
+
+def _approve(state: State, host: Host, want: ReporterSetup, shown: Credentials, approval: Approval) -> bool:
+    from fleet import credentials
+
+    try:
+        if shown.request:  # else its request was approved meanwhile
+            credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
+    except credentials.NotGiven as error:
+        said = f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {error}"
+        if not shown.certificate:
+            return _fail(host, said)
+        # The present certificate is still valid. The deploy may run on a host without a kubeconfig, so this is no failure.
+        host.log_styled(printable(said), fg="yellow", log_func=logger.warning)
+        return True
+    approval.given = True
+    return True

@@ -1,0 +1,372 @@
+"""Writes the files from which the Node gets its labels: capabilities that follow from its hardware, and the inventory's labels.
+
+Each label has one writer: the reporter, NFD or the kubelet. The reporter publishes its labels when the agent's first pass is
+verified. Only the reporter may write a label that selects a device plugin, since the kubelet and NFD write theirs before the
+node is known to be ready.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+
+from attrs import field, frozen
+from pyinfra.api.command import StringCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.operation import operation
+from pyinfra.context import host
+
+from agent.report.names import TAINT as TAINT_KEY
+from agent.reporter import settings
+from agent.reporter.settings import Label, Role
+from tasks.common.commands import Commands, refuse, script
+from tasks.common.data import Key, host_data, record
+from tasks.common.facts import FactBase
+from tasks.common.texts import HEADER, Texts, place
+from tasks.hardware import MELLANOX, UNKNOWN, Hardware, here, is_erdma, shared
+from tasks.kubernetes.label_keys import EXTENDED_RESOURCE, Writer, fault
+
+LABELS = str(settings.LABELS)
+NFD = "/etc/kubernetes/node-feature-discovery/features.d/trackbed"
+UNIT = "kubelet.service"
+DROP_IN = f"/etc/systemd/system/{UNIT}.d/30-trackbed-registration.conf"
+ENVIRONMENT = "/etc/trackbed/kubelet-registration.env"
+
+# NFD: source/local, MaxFeatureFileSize.
+NFD_LIMIT = 65536
+
+TAINT = f"{TAINT_KEY}:NoSchedule"
+KUBEADM = "kubeadm"
+PUBLISHER = "kubernetes"
+"""The inventory's key that makes the reporter publish to Kubernetes. Without it nothing would remove the taint."""
+
+PATHS = (LABELS, NFD, ENVIRONMENT, DROP_IN)
+
+# kubeadm's unit reads KUBELET_EXTRA_ARGS from /etc/default/kubelet (Debian) or /etc/sysconfig/kubelet (RPM). This drop-in comes
+# later and overrides it, so ENVIRONMENT repeats the operator's arguments.
+DROP_IN_TEXT = f"{HEADER}[Service]\nEnvironmentFile={ENVIRONMENT}\n"
+
+
+@frozen
+class Capability:
+    """A label for nodes whose hardware satisfies ``has``.
+
+    ``role``: ``plugin`` if a device plugin's DaemonSet selects its nodes by this label. ``resource``: what that plugin makes
+    allocatable. ``default``: the label is published if the inventory gives no list. (Labels that other programs write are not.)
+    """
+
+    key: str
+    value: str
+    has: Callable[[Hardware], bool]
+    role: Role = "fact"
+    resource: str | None = None
+    default: bool = False
+
+
+def _shared_hca(node: Hardware) -> bool:
+    # k8s-rdma-shared-dev-plugin ignores a device that lacks one of these.
+    ready = (
+        device.offers("uverbs") and device.offers("umad")
+        for function in shared(node.all_functions())
+        for device in function.rdma
+    )
+    return node.rdma_cm and any(ready)
+
+
+def _erdma(node: Hardware) -> bool:
+    return any(is_erdma(function) and function.rdma for function in node.functions)
+
+
+def _rdma(node: Hardware) -> bool:
+    return any(function.rdma for function in node.all_functions())
+
+
+def _mellanox(node: Hardware) -> bool:
+    return any(function.vendor == MELLANOX for function in node.functions)
+
+
+def _mellanox_rdma(node: Hardware) -> bool:
+    return any(function.vendor == MELLANOX and function.rdma for function in node.all_functions())
+
+
+def _verbs_loaded(node: Hardware) -> bool:
+    return _mellanox(node) and {"ib_uverbs", "rdma_ucm"} <= node.modules
+
+
+def _sriov(node: Hardware) -> bool:
+    return any(function.total_vfs for function in node.functions)
+
+
+def _sriov_configured(node: Hardware) -> bool:
+    return any(function.vfs for function in node.functions)
+
+
+def _gpu(node: Hardware) -> bool:
+    return any(gpu.driver == "nvidia" for gpu in node.gpus)
+
+
+FEATURE = "feature.node.kubernetes.io"
+CAPABILITIES = {
+    each.key: each
+    for each in (
+        Capability("rdma", "hca", _shared_hca, "plugin", "rdma/hca_shared_devices_b", default=True),
+        Capability("aliyun.accelerator/erdma", "true", _erdma, "plugin", "rdma/hca", default=True),
+        Capability(f"{FEATURE}/network-rdma.capable", "true", _rdma, default=True),
+        Capability(f"{FEATURE}/network-sriov.capable", "true", _sriov),
+        Capability(f"{FEATURE}/network-sriov.configured", "true", _sriov_configured, "plugin"),
+        Capability(f"{FEATURE}/custom-rdma.capable", "true", _mellanox),
+        Capability(f"{FEATURE}/custom-rdma.available", "true", _verbs_loaded),
+        Capability(f"{FEATURE}/pci-{MELLANOX}.present", "true", _mellanox),
+        Capability("network.nvidia.com/operator.mofed.wait", "false", _mellanox_rdma, "plugin"),
+        Capability("nvidia.com/gpu.present", "true", _gpu, "plugin", "nvidia.com/gpu"),
+    )
+}
+DEFAULT = tuple(key for key, each in CAPABILITIES.items() if each.default)
+
+
+@frozen
+class Labels:
+    """The inventory's key.
+
+    ``capabilities``: those of CAPABILITIES to publish on nodes that have them. ``policy``: labels with fixed values.
+    ``writers``: the writer of a label, if it is not the reporter. ``resources``: the resource of the plugin that a label
+    selects, if it is not the default one. ``register_tainted``: whether the kubelet registers the Node with Trackbed's taint;
+    None: yes, if the reporter publishes to Kubernetes (it removes the taint) and the kubelet is kubeadm's, which takes
+    arguments.
+    """
+
+    capabilities: tuple[str, ...] = DEFAULT
+    policy: Mapping[str, str] = field(factory=dict)
+    writers: Mapping[str, Writer] = field(factory=dict)
+    resources: Mapping[str, str] = field(factory=dict)
+    register_tainted: bool | None = None
+
+    def __attrs_post_init__(self) -> None:
+        faults = [*self._unknown(), *self._twice(), *self._invalid(), *self._too_early()]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    def registers_tainted(self, publishes: bool, kind: str) -> bool:
+        """Whether the kubelet is to register the Node with Trackbed's taint. ``kind``: the distribution of the kubelet."""
+        if self.register_tainted is not None:
+            return self.register_tainted
+        return publishes and kind == KUBEADM
+
+    def writer(self, key: str) -> Writer:
+        """The writer of a label."""
+        return self.writers.get(key, "reporter")
+
+    def resource(self, capability: Capability) -> str | None:
+        """The resource of the plugin that the label selects."""
+        return self.resources.get(capability.key, capability.resource)
+
+    def _unknown(self) -> list[str]:
+        known = ", ".join(CAPABILITIES)
+        faults = [
+            f"capabilities: {key!r} is not a capability ({known}); give it in policy"
+            for key in self.capabilities
+            if key not in CAPABILITIES
+        ]
+        labels = {*self.capabilities, *self.policy}
+        faults += [
+            f"writers: {key!r} is in neither capabilities nor policy; remove it"
+            for key in self.writers
+            if key not in labels
+        ]
+        plugins = [key for key in self.capabilities if key in CAPABILITIES and CAPABILITIES[key].role == "plugin"]
+        faults += [
+            f"resources: {key!r} does not select a device plugin; remove it ({', '.join(plugins) or 'none'} do)"
+            for key in self.resources
+            if key not in plugins
+        ]
+        return faults + [
+            f"resources: {name!r} is not a resource; give it as 'rdma/hca_shared_devices_b'"
+            for name in self.resources.values()
+            if not EXTENDED_RESOURCE.fullmatch(name)
+        ]
+
+    def _twice(self) -> list[str]:
+        return [
+            f"policy: {key!r} is in capabilities, too; remove it from one of the two"
+            for key in self.policy
+            if key in self.capabilities
+        ]
+
+    def _invalid(self) -> list[str]:
+        values = {**{key: CAPABILITIES[key].value for key in self.capabilities if key in CAPABILITIES}, **self.policy}
+        faults = (fault(key, value, self.writer(key)) for key, value in values.items())
+        size = len(_features([(key, value) for key, value in values.items() if self.writer(key) == "nfd"]))
+        too_large = [f"NFD's file would have {size} bytes, and NFD reads at most {NFD_LIMIT}; give it fewer labels"]
+        return [each for each in faults if each] + (too_large if size > NFD_LIMIT else [])
+
+    def _too_early(self) -> list[str]:
+        return [
+            f"writers: {key!r} selects a device plugin, and {writer!r} would write it before the node is ready; "
+            "remove it, so that the reporter writes it"
+            for key, writer in self.writers.items()
+            if writer != "reporter" and key in CAPABILITIES and CAPABILITIES[key].role == "plugin"
+        ]
+
+
+LABELS_KEY = Key[Labels | None]("labels", None, record(Labels))
+KEYS = (LABELS_KEY,)
+
+
+def labels_of(wanted: Labels, hardware: Hardware) -> tuple[Label, ...]:
+    """The labels of a node with this hardware, sorted by key."""
+    rules = (CAPABILITIES[key] for key in wanted.capabilities)
+    labels = [Label(rule.key, rule.value, rule.role, wanted.resource(rule)) for rule in rules if rule.has(hardware)]
+    labels += [Label(key, value) for key, value in wanted.policy.items()]
+    return tuple(sorted(labels, key=lambda label: label.key))
+
+
+def texts(wanted: Labels, hardware: Hardware) -> dict[str, str]:
+    """The files for the reporter and NFD on a node with this hardware, by path."""
+    labels = labels_of(wanted, hardware)
+    published = [label for label in labels if wanted.writer(label.key) == "reporter"]
+    document = {"labels": [{"key": e.key, "value": e.value, "role": e.role, "resource": e.resource} for e in published]}
+    files = {LABELS: json.dumps(document, indent=2) + "\n"}
+    if features := _features([(label.key, label.value) for label in labels if wanted.writer(label.key) == "nfd"]):
+        files[NFD] = features
+    return files
+
+
+def registration(labels: list[Label], tainted: bool, operator_arguments: str) -> dict[str, str]:
+    """The files for the kubelet's registration of the Node, by path; empty if there is nothing to register."""
+    pairs = ",".join(f"{label.key}={label.value}" for label in labels)
+    arguments = [f"--node-labels={pairs}"] if pairs else []
+    arguments += [f"--register-with-taints={TAINT}"] if tainted else []
+    if not arguments:
+        return {}
+    line = " ".join(filter(None, (operator_arguments, *arguments)))
+    return {ENVIRONMENT: f"{HEADER}KUBELET_EXTRA_ARGS={_quoted(line)}\n", DROP_IN: DROP_IN_TEXT}
+
+
+def _features(labels: list[tuple[str, str]]) -> str:
+    return HEADER + "".join(f"{key}={value}\n" for key, value in labels) if labels else ""
+
+
+def _quoted(text: str) -> str:
+    # systemd.exec(5), EnvironmentFile=: within double quotes a backslash escapes these four characters.
+    return '"' + re.sub(r'(["\\$`])', r"\\\1", text) + '"'
+
+
+@frozen
+class KubeletArguments:
+    """The operator's KUBELET_EXTRA_ARGS, and whether the kubelet's unit passes them on (None: there is no unit)."""
+
+    arguments: str
+    passes_them_on: bool | None
+
+
+_KUBELET = """
+for f in "$1/etc/default/kubelet" "$1/etc/sysconfig/kubelet"; do
+  if [ -r "$f" ]; then sed -n 's/^[[:space:]]*KUBELET_EXTRA_ARGS=/arguments /p' "$f"; fi
+done
+if unit=$(systemctl cat kubelet.service 2>/dev/null); then
+  case "$unit" in *KUBELET_EXTRA_ARGS*) echo passes ;; *) echo drops ;; esac
+fi
+"""
+
+
+class NodeKubelet(FactBase[KubeletArguments]):
+    """How the node's kubelet is started."""
+
+    @staticmethod
+    def default() -> KubeletArguments:
+        """No kubelet is installed yet. The unit of kubeadm's package will pass the arguments on."""
+        return KubeletArguments("", None)
+
+    def command(self) -> StringCommand:
+        """Read the files that kubeadm's unit reads, and the unit."""
+        return script(_KUBELET, "")
+
+    def process(self, output: list[str]) -> KubeletArguments:
+        """Parse a line for each file with arguments, and one for the unit."""
+        arguments = [line.removeprefix("arguments ") for line in output if line.startswith("arguments")]
+        words = {"passes": True, "drops": False}
+        passes_them_on = next((words[line] for line in output if line in words), None)
+        return KubeletArguments(_unquoted(arguments[-1]) if arguments else "", passes_them_on)
+
+
+def _unquoted(text: str) -> str:
+    quoted = re.fullmatch(r'\s*"(.*)"\s*|\s*\'(.*)\'\s*', text)
+    if quoted is None:
+        return text.strip()
+    return quoted[2] if quoted[1] is None else re.sub(r"\\(.)", r"\1", quoted[1])
+
+
+@deploy("Labels")
+def publish() -> None:
+    """Write the files for the reporter, NFD and the kubelet; without the key `labels`, at most the taint of the registration.
+
+    `hardware.settle` must come before: VFs and their RDMA devices exist only after the agent's first pass.
+
+    :raises DeployError: this kubelet takes its labels and taints from elsewhere.
+    """
+    wanted = LABELS_KEY.here()
+    kind, where = _kubelet_kind(host_data().get("kubelet"))
+    tainted = (wanted or Labels()).registers_tainted(host_data().get(PUBLISHER) is not None, kind)
+    if wanted and kind != KUBEADM and (tainted or "kubelet" in wanted.writers.values()):
+        raise DeployError(
+            f"{host.name}.{LABELS_KEY.name}: the kubelet of {kind} takes its first labels and taints from its own "
+            f"{where}; give them there, and remove register_tainted and the writer 'kubelet' here"
+        )
+    write(name="Files", wanted=wanted, tainted=tainted)
+
+
+def _kubelet_kind(value: object) -> tuple[str, str]:
+    """The kubelet's distribution by the inventory's key `kubelet`, and where it takes its first labels and taints from."""
+    kubelet = value if isinstance(value, dict) else {}
+    distribution, unit = str(kubelet.get("distribution", KUBEADM)), kubelet.get("unit")
+    if distribution != KUBEADM:
+        return distribution, "config.yaml (node-label, node-taint)"
+    if unit not in (None, UNIT):
+        return str(unit), "arguments and configuration (--node-labels, registerWithTaints)"
+    return KUBEADM, DROP_IN
+
+
+_TAINTS = re.compile(r"(?:^|\s)--register-with-taints(?:=|\s+)(\S*)")
+
+
+@operation()
+def write(wanted: Labels | None, tainted: bool) -> Commands:
+    """Write the files that differ, and remove those that are not wanted."""
+    have = host.get_fact(Texts, paths=PATHS)
+    want: dict[str, str] = {}
+    registered: list[Label] = []
+    if wanted is not None:
+        hardware = here()
+        if hardware is None:
+            yield refuse(UNKNOWN)
+            return
+        want = texts(wanted, hardware)
+        registered = [label for label in labels_of(wanted, hardware) if wanted.writer(label.key) == "kubelet"]
+    if tainted or registered:
+        kubelet = host.get_fact(NodeKubelet)
+        operator_taints = _TAINTS.search(kubelet.arguments)
+        has_taint = tainted and operator_taints is not None and TAINT_KEY in operator_taints[1]
+        want |= registration(registered, tainted and not has_taint, kubelet.arguments)
+        if DROP_IN in want and kubelet.passes_them_on is False:
+            yield refuse(
+                "labels: the kubelet's unit does not use KUBELET_EXTRA_ARGS, so the kubelet cannot get labels or a taint; "
+                "add $KUBELET_EXTRA_ARGS to its ExecStart=, or make the writer of its labels 'reporter' and "
+                "labels.register_tainted False"
+            )
+            return
+        if tainted and operator_taints is not None and not has_taint:
+            yield refuse(
+                "labels.register_tainted: KUBELET_EXTRA_ARGS of the node has --register-with-taints already, and the kubelet "
+                f"uses only one; add {TAINT} to it in /etc/default/kubelet or /etc/sysconfig/kubelet, or remove it there"
+            )
+            return
+    if have == want:
+        host.noop("the labels' files are up to date")
+        return
+    for path in PATHS:
+        yield from place(path, have.get(path, ""), want.get(path, ""))
+    if have.get(DROP_IN) != want.get(DROP_IN):
+        # No restart: the kubelet uses these arguments only when it registers the Node.
+        yield StringCommand("systemctl", "daemon-reload")

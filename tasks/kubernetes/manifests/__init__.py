@@ -1,0 +1,190 @@
+"""Renders the manifests of device plugins on the control host, from the hardware of all nodes, into the operator's folder.
+
+Each node's hardware is kept in the folder (`nodes/HOST.json`), so that a deploy with `--limit` renders for all nodes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from attrs import define, field
+from pyinfra import logger
+from pyinfra.api.command import FunctionCommand
+from pyinfra.api.deploy import deploy
+from pyinfra.api.exceptions import DeployError
+from pyinfra.api.host import Host
+from pyinfra.api.operation import operation
+from pyinfra.api.state import State
+from pyinfra.context import host
+
+from tasks import nccl, node_spec
+from tasks.common.commands import Commands, refuse
+from tasks.common.data import Key, record
+from tasks.hardware import UNKNOWN, here
+from tasks.kubernetes.labels import CAPABILITIES, LABELS_KEY
+from tasks.kubernetes.manifests import network_plugins, test_pods
+from tasks.kubernetes.manifests.device_plugins import DevicePlugins
+from tasks.kubernetes.manifests.discovered import discover, read_nodes, to_text
+from tasks.kubernetes.manifests.node_labels import promised, published
+from tasks.kubernetes.manifests.rendered import manifests
+from tasks.kubernetes.manifests.selectors import Nodes
+from tasks.nccl import NCCL
+
+DEVICE_PLUGINS = Key[DevicePlugins | None]("device_plugins", None, record(DevicePlugins))
+KEYS = (DEVICE_PLUGINS,)
+
+
+@deploy("Manifests")
+def render() -> None:
+    """Render the manifests; without the key `device_plugins`, do nothing.
+
+    :raises DeployError: hosts with the same folder have different values of the key, or a value contradicts the labels.
+    """
+    wanted = DEVICE_PLUGINS.here()
+    if wanted is None:
+        return
+    writes = _writes(wanted)
+    _check_labels(wanted)
+    collect(name="Hardware of the node", wanted=wanted)
+    # pyinfra's _run_once is once for all hosts, whatever their folders are.
+    if writes:
+        write(name="Write", wanted=wanted)
+
+
+# By deploy and folder: the first host with that folder, and its value of the key. That host writes the manifests; all others
+# must have the same value.
+_first: WeakKeyDictionary[State, dict[str, tuple[str, DevicePlugins]]] = WeakKeyDictionary()
+
+
+def _writes(wanted: DevicePlugins) -> bool:
+    """Whether this host writes the folder's manifests. All hosts of a folder must have the same value."""
+    known = _first.setdefault(host.state, {})
+    if wanted.folder not in known:
+        for doubt in wanted.doubts():
+            host.log_styled(f"{DEVICE_PLUGINS.name}.{doubt}", fg="yellow", log_func=logger.warning)
+            host.state.increment_warning_counter()
+    other, others_value = known.setdefault(wanted.folder, (host.name, wanted))
+    if others_value != wanted:
+        raise DeployError(
+            f"{host.name}.{DEVICE_PLUGINS.name}: {other} has another value for the same folder {wanted.folder}, where one "
+            "set of manifests is made for both; give one value (group_data/all.py), or another folder"
+        )
+    return other == host.name
+
+
+def _check_labels(wanted: DevicePlugins) -> None:
+    labels = LABELS_KEY.here()
+    plugins = (("shared_rdma", wanted.shared_rdma, "rdma"), ("erdma", wanted.erdma, "aliyun.accelerator/erdma"))
+    for name, plugin, key in plugins:
+        if labels is None or plugin is None or key not in labels.capabilities:
+            continue
+        expected = labels.resource(CAPABILITIES[key])
+        if expected != plugin.resource:
+            raise DeployError(
+                f"{host.name}.{DEVICE_PLUGINS.name}.{name}: the plugin's resource is {plugin.resource}, but labels.resources "
+                f"has {expected} for {key!r}; give labels.resources {{{key!r}: {plugin.resource!r}}}"
+            )
+
+
+def _nodes(wanted: DevicePlugins) -> Path:
+    return Path(wanted.folder).expanduser() / "nodes"
+
+
+@define
+class FileChanges:
+    """Files on the control host to write, and files to remove."""
+
+    write: dict[Path, str] = field(factory=dict)
+    remove: list[Path] = field(factory=list)
+
+    def command(self) -> FunctionCommand:
+        """Make a command that writes and removes them."""
+        return FunctionCommand(_put, (self,), {})
+
+
+# pyinfra calls a function that has parameters `state` and `host` directly.
+def _put(state: State, host: Host, files: FileChanges) -> None:
+    for path, text in files.write.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".{path.name}.new")
+        new.write_text(text)
+        new.replace(path)
+    for path in files.remove:
+        path.unlink(missing_ok=True)
+
+
+def _differs(path: Path, text: str) -> bool:
+    return not path.is_file() or path.read_text() != text
+
+
+@operation()
+def collect(wanted: DevicePlugins) -> Commands:
+    """Write the node's hardware to a file on the control host."""
+    hardware = here()
+    if hardware is None:
+        yield refuse(UNKNOWN)
+        return
+    settings = NCCL.here()
+    try:
+        text = nccl.text(settings, hardware) if settings else ""
+    except ValueError as error:
+        yield refuse(f"nccl.{error}")
+        return
+    discovered = discover(hardware, node_spec.read(), published(LABELS_KEY.here(), hardware), text)
+    path = _nodes(wanted) / f"{host.name.replace('/', '_')}.json"
+    document = to_text(discovered)
+    if _differs(path, document):
+        yield FileChanges({path: document}).command()
+    else:
+        host.noop("the node's hardware has not changed")
+
+
+def _promises(folder: str, nodes: Nodes) -> list[dict[str, str]]:
+    """The labels that hosts of this folder may publish that were not deployed to yet, one entry for each host."""
+    promises = []
+    for other in host.state.inventory:
+        data: dict[str, object] = other.data.dict()  # type: ignore[no-untyped-call]
+        plugins = data.get(DEVICE_PLUGINS.name)
+        if other.name not in nodes and isinstance(plugins, dict) and plugins.get("folder") == folder:
+            promises.append(promised(LABELS_KEY.read(data, other.name)))
+    return promises
+
+
+@operation()
+def write(wanted: DevicePlugins) -> Commands:
+    """Render from the files of all hosts in the inventory, and write what differs."""
+    # All hosts of the inventory count, even those outside --limit. Files of hosts that have left the inventory are removed.
+    known = {other.name.replace("/", "_"): other.name for other in host.state.inventory}
+    paths = {path.stem: path for path in sorted(_nodes(wanted).glob("*.json"))}
+    old = [path for stem, path in paths.items() if stem not in known]
+    folder = Path(wanted.folder).expanduser()
+    try:
+        nodes = read_nodes({known[stem]: path for stem, path in paths.items() if stem in known})
+        texts = manifests(wanted, nodes, _promises(wanted.folder, nodes))
+    except ValueError as error:
+        yield refuse("\n".join(f"{DEVICE_PLUGINS.name}: {line}" for line in str(error).splitlines()))
+        return
+    rendered = {folder / name: text for name, text in texts.items()}
+    stale = [path for path in (folder / name for name in sorted(OURS)) if path not in rendered and path.is_file()]
+    files = FileChanges({path: text for path, text in rendered.items() if _differs(path, text)}, [*old, *stale])
+    if files.write or files.remove:
+        yield files.command()
+    else:
+        host.noop(f"the manifests in {folder} are up to date")
+
+
+OURS = frozenset(
+    {
+        *(
+            "rdma-shared-device-plugin.yaml",
+            "sriov-device-plugin.yaml",
+            "erdma-device-plugin.yaml",
+            "nvidia-device-plugin.yaml",
+        ),
+        *("networks.yaml", "nccl.yaml", "kustomization.yaml"),
+        *(f"{name}-pods.yaml" for name in test_pods.NAMES),
+        *(f"{network_plugins.FOLDER}/{name}.yaml" for name in (*network_plugins.NAMES, "kustomization")),
+    }
+)
+"""The paths of all rendered files. Other files in the folder are the operator's and are left alone."""

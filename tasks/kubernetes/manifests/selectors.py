@@ -1,0 +1,119 @@
+"""Selectors for the configurations of device plugins: they select the wanted functions, and no other function of any node.
+
+All nodes have one configuration, so a selector for a function of one node may also match an unwanted function of another. All
+given keys of a selector must match: k8s-rdma-shared-dev-plugin v1.5.3, pkg/resources/device_selectors.go;
+sriov-network-device-plugin, pkg/resources/deviceSelectors.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agent.spec.ranges import format_ranges, parse_ranges
+from tasks.kubernetes.manifests.discovered import Discovered, SeenFunction
+
+Nodes = Mapping[str, Discovered]
+Meant = Mapping[str, Sequence[SeenFunction]]
+"""The functions that a resource is made of, by host name."""
+
+
+def shared_rdma(nodes: Nodes, meant: Meant) -> dict[str, Any]:
+    """Selectors of k8s-rdma-shared-dev-plugin: by PCI ID, and also by netdev where the PCI IDs would match unwanted functions.
+
+    :raises ValueError: no selector of the plugin tells a stranger apart; with the reason and the remedy.
+    """
+    functions = [function for each in meant.values() for function in each]
+    # The plugin's IDs have no 0x.
+    selector = {"vendors": _each(f.vendor for f in functions), "deviceIDs": _each(f.device for f in functions)}
+    if not _strangers(selector, nodes, meant):
+        return selector
+    for name, each in meant.items():
+        for function in each:
+            if function.netdev is None:
+                other, stranger = _strangers(selector, nodes, meant)[0]
+                raise ValueError(
+                    f"{_called(name, function)} has no netdev by which the plugin could tell it from "
+                    f"{_called(other, stranger)}, which has the same PCI ID and is not meant; give it a netdev (on InfiniBand: "
+                    "load ib_ipoib), or give these hosts a folder of their own"
+                )
+    selector["ifNames"] = _each(f.netdev for f in functions)
+    _check(selector, nodes, meant, "netdevs need names that mean the same NIC on all hosts of a folder (systemd.link)")
+    return selector
+
+
+def sriov(nodes: Nodes, meant: Meant, rdma: bool) -> dict[str, Any]:
+    """Selectors of sriov-network-device-plugin: by PCI ID, driver and index below a PF.
+
+    If those would match unwanted functions, they select by address, too.
+
+    :raises ValueError: no selector of the plugin tells a stranger apart; with the reason and the remedy.
+    """
+    functions = [function for each in meant.values() for function in each]
+    indexes: dict[str, set[int]] = {}
+    for function in functions:
+        if function.pf is not None and function.index is not None:
+            indexes.setdefault(function.pf, set()).add(function.index)
+    selector: dict[str, Any] = {
+        "vendors": _each(f.vendor for f in functions),
+        "devices": _each(f.device for f in functions),
+        "drivers": _each(f.driver for f in functions),
+        "pfNames": [f"{name}#{format_ranges(indexes[name])}" for name in sorted(indexes)],
+    }
+    if rdma:
+        selector["isRdma"] = True
+    if _strangers(selector, nodes, meant):
+        selector["pciAddresses"] = _each(f.address for f in functions)
+        _check(selector, nodes, meant, "VFs of the same address need the same use on all hosts of a folder")
+    return selector
+
+
+def _each(values: Iterator[str | None]) -> list[str]:
+    return sorted({value for value in values if value is not None})
+
+
+def _strangers(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant) -> list[tuple[str, SeenFunction]]:
+    """The unwanted functions that the selectors match, with their hosts."""
+    return [
+        (name, function)
+        for name, node in nodes.items()
+        for function in node.functions
+        if function not in meant.get(name, ()) and _selects(selectors, function)
+    ]
+
+
+def _selects(selectors: Mapping[str, Any], function: SeenFunction) -> bool:
+    shared = "deviceIDs" in selectors
+    # The shared plugin takes only functions that have an RDMA device (pkg/resources/pci_net_device.go).
+    if (shared or selectors.get("isRdma")) and function.rdma is None:
+        return False
+    have = {
+        "vendors": function.vendor,
+        "deviceIDs": function.device,
+        "devices": function.device,
+        "drivers": function.driver,
+        "ifNames": function.netdev,
+        "pciAddresses": function.address,
+    }
+    if not all(value in selectors[key] for key, value in have.items() if key in selectors):
+        return False
+    return shared or any(_below(each, function) for each in selectors["pfNames"])
+
+
+def _below(selector: str, function: SeenFunction) -> bool:
+    name, _, indexes = selector.partition("#")
+    return function.pf == name and function.index in parse_ranges(indexes)
+
+
+def _check(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant, remedy: str) -> None:
+    for name, function in _strangers(selectors, nodes, meant):
+        raise ValueError(
+            f"the plugin's selectors would take {_called(name, function)}, too, which is not meant: another host has a NIC of "
+            f"the same PCI ID with that name or address; {remedy}, or give one of the hosts a folder of its own"
+        )
+
+
+def _called(name: str, function: SeenFunction) -> str:
+    what = f"NIC {function.nic}" if function.nic else "no NIC of the spec"
+    netdev = f"{function.netdev}, " if function.netdev else ""
+    return f"{function.address} of {name} ({netdev}{what})"

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.containers import container_runtime
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+
+DRY_RUN = "sh dry-run "
+UNITS = "nvidia-cdi-refresh"
+ENABLED = "ActiveState=active LoadState=loaded UnitFileState=enabled "
+SOURCE = """\
+# Written by Trackbed; changes here are overwritten.
+Types: deb
+URIs: https://nvidia.github.io/libnvidia-container/stable/deb/$(ARCH)
+Suites: /
+Signed-By: /etc/apt/keyrings/trackbed-nvidia-container-toolkit.gpg
+"""
+FINGERPRINT = "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
+
+
+def installed(version: str = "1.20.1-1") -> Answers:
+    return {
+        **DEBIAN,
+        "dpkg -l": [
+            "ii  gpg  2  amd64  x",
+            *(f"ii  {name}  {version}  amd64  x" for name in container_runtime.PACKAGES),
+        ],
+        "apt-mark showhold": list(container_runtime.PACKAGES),
+        "--show-keys": FINGERPRINT,
+        **file_answers("/etc/apt/sources.list.d/trackbed-nvidia-container-toolkit.sources", SOURCE),
+    }
+
+
+def engines(node: Node, *names: str, **more: Any) -> None:
+    node.data = {"container_runtime": {"engines": list(names), "version": "1.20.1-1", **more}}
+
+
+def test_without_the_key_nothing_is_done(node: Node) -> None:
+    assert node.deploy(container_runtime.configure, {}).planned == {}
+
+
+def test_fresh_debian(node: Node) -> None:
+    engines(node, "containerd")
+    # The dry run needs the toolkit. Until that is installed, a change is planned.
+    result = node.deploy(container_runtime.configure, DEBIAN, {**installed("1.19.0-1"), DRY_RUN: ["ran", "change x"]})
+    assert set(result.planned.values()) == {True}
+    apt = result.commands["Container runtime | Packages"]
+    assert apt[0].endswith(" ".join(["", *(f"{name}=1.20.1-1" for name in container_runtime.PACKAGES)]))
+    assert apt[1] == f"apt-mark hold {' '.join(container_runtime.PACKAGES)}"
+    [applied] = result.commands["Container runtime | NVIDIA's runtime in containerd"]
+    assert applied.startswith("unshare --mount sh -ec ")
+    assert applied.endswith(" sh apply containerd yes no")
+
+
+def test_fresh_rocky(node: Node) -> None:
+    node.data = {"container_runtime": {"engines": ["crio"]}}
+    result = node.deploy(container_runtime.configure, ROCKY_9, {**ROCKY_9, DRY_RUN: ["ran", "change x"]})
+    source = result.uploads["/etc/yum.repos.d/trackbed-nvidia-container-toolkit.repo"].decode()
+    assert "baseurl=https://nvidia.github.io/libnvidia-container/stable/rpm/$basearch\n" in source
+    assert "gpgcheck=0\nrepo_gpgcheck=1\n" in source
+    [dnf] = result.commands["Container runtime | Packages"]
+    assert dnf.endswith(" nvidia-container-toolkit")
+    assert result.commands["Container runtime | NVIDIA's runtime in crio"][0].endswith(" sh apply crio yes no")
+
+
+def test_unchanged(node: Node) -> None:
+    engines(node, "containerd", "docker", cdi=True)
+    there = {**installed(), DRY_RUN: "ran", UNITS: [ENABLED, ENABLED]}
+    result = node.deploy(container_runtime.configure, there)
+    assert not any(result.planned.values())
+    assert result.flat == []
+
+
+def test_an_operator_s_own_repository(node: Node) -> None:
+    engines(node, "containerd", repository={"uri": "http://mirror.example.net/ctk", "key": "http://mirror.example.net/key",
+                                            "fingerprint": "0" * 40})  # fmt: skip
+    result = node.deploy(container_runtime.configure, installed())
+    [path] = [path for path in result.uploads if path.endswith(".sources")]
+    assert "URIs: http://mirror.example.net/ctk\n" in result.uploads[path].decode()
+
+
+def test_files_that_the_daemon_has_not_loaded_are_applied_again(node: Node) -> None:
+    engines(node, "docker", set_as_default=False)
+    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: ["ran", "pending"]})
+    [applied] = result.flat
+    assert applied.endswith(" sh apply docker no no")
+
+
+def test_the_operator_s_settings_do_not_matter_if_nothing_changes(node: Node) -> None:
+    engines(node, "docker")
+    output = ["ran", "lost runtimes.nvidia.runtimeArgs"]
+    assert node.deploy(container_runtime.configure, {**installed(), DRY_RUN: output}).flat == []
+
+
+@pytest.mark.parametrize(
+    ("output", "refused"),
+    [
+        ([], "containerd cannot be configured: the node has no nvidia-ctk"),
+        (
+            ["fault containerd: it cannot read its configuration: (4, 1): x"],
+            "containerd: it cannot read its configuration: (4, 1)",
+        ),
+        (
+            ["ran", "change a", "lost plugins.x.annotations"],
+            "nvidia-ctk would change or remove your settings plugins.x.annotations; remove them",
+        ),
+    ],
+)
+def test_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:
+    engines(node, "containerd")
+    result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: output})
+    assert result.failed
+    [command] = result.flat
+    assert command.startswith("refuse: container_runtime: ")
+    assert refused in command
+
+
+def test_the_units_that_write_specifications_are_enabled(node: Node) -> None:
+    engines(node, "containerd", cdi=True)
+    there = {**installed(), DRY_RUN: "ran"}
+    off = ENABLED.replace("enabled", "disabled")
+    command = "systemctl enable --now nvidia-cdi-refresh.path nvidia-cdi-refresh.service"
+    assert node.deploy(container_runtime.configure, {**there, UNITS: [off, ENABLED]}).flat == [command]
+    assert node.deploy(container_runtime.configure, {**there, UNITS: [ENABLED, off]}).flat == [command]
+    missing = "ActiveState=inactive LoadState=not-found UnitFileState= "
+    [refused] = node.deploy(container_runtime.configure, {**there, UNITS: [missing, missing]}).flat
+    assert "needs nvidia-container-toolkit 1.18" in refused
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "the key 'engines' is missing"),
+        ({"engines": []}, "engines: [] is not valid; name each of the node's container engines once"),
+        ({"engines": ["docker", "docker"]}, "engines: ['docker', 'docker'] is not valid"),
+        ({"engines": ["podman"]}, 'engines[0]: "podman" is not one of docker, containerd, crio'),
+        ({"engines": ["docker"], "version": "1.20; reboot"}, "'1.20; reboot' is not valid"),
+        ({"engines": ["docker"], "default": True}, "unknown key 'default'"),
+        ({"engines": ["docker"], "cdi": "yes"}, '"yes" is not true or false'),
+        ({"engines": ["docker"], "repository": {"uri": "x", "key": "y", "fingerprint": "z"}}, "'x' is not valid"),
+    ],
+)
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+    node.data = {"container_runtime": data}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(container_runtime.configure, DEBIAN)
+    assert str(caught.value).startswith("@fake/node-a.container_runtime: ")
+    assert message in str(caught.value)

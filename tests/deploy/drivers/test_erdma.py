@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.drivers import erdma
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+
+FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
+REPOSITORY = {"uri": "http://repo.example.net", "key": "http://repo.example.net/key.asc", "fingerprint": FINGERPRINT}
+DKMS: dict[str, Any] = {"source": "dkms", "dkms": {"repository": REPOSITORY, "version": "1.1"}, "compat_mode": True}
+SHA256 = "cb44f4c4aaaabfbd81224c85a9e7889732bda26cc832ff70ecc0559bcc14165c"
+INSTALLER: dict[str, Any] = {
+    "source": "installer",
+    "installer": {"url": "http://mirror.example.net/erdma_installer-1.5.7.tar.gz", "sha256": SHA256},
+    "compat_mode": False,
+}
+ROCKY_8 = {"*-release": ["/etc/os-release", 'ID="rocky"', 'NAME="Rocky Linux"', 'VERSION_ID="8.10"', "---"]}
+HEADER = "# Written by Trackbed; changes here are overwritten.\n"
+OPTIONS = HEADER + "softdep erdma pre: ib_uverbs\noptions erdma compat_mode=Y\n"
+AT_BOOT = HEADER + "ib_core\nib_uverbs\nerdma\n"
+SOURCE = f"""\
+{HEADER}Types: deb
+URIs: http://repo.example.net
+Suites: ./
+Signed-By: /etc/apt/keyrings/trackbed-erdma.gpg
+"""
+PATH = "path /lib/modules/6.1.0-9-amd64/updates/dkms/erdma.ko"
+
+MODULE = "modinfo -F srcversion"
+LOADED = "parameters/compat_mode"
+BEHIND = "ofa_kernel"
+STATUS = "dkms status"
+KERNEL: Answers = {"uname -r\n": "6.1.0-9-amd64", "for task in *": ["boot-1"]}
+
+
+def there() -> Answers:
+    """A node where all is as DKMS wants it."""
+    return {
+        **DEBIAN,
+        MODULE: [PATH, "installed AB", "users 0", "loaded AB"],
+        BEHIND: [],
+        LOADED: ["mode Y", "users 0"],
+        STATUS: "erdma/1.1, 6.1.0-9-amd64, x86_64: installed",
+        "uname -r": "6.1.0-9-amd64",
+        "for task in *": ["boot-1"],
+        "dpkg -l": [f"ii  {name}  {version}  amd64  x" for name, version in (
+            ("gpg", "2.2"), ("erdma-dkms", "1.1"), ("ibverbs-providers", "44"))],
+        "showhold": "erdma-dkms",
+        "--show-keys": FINGERPRINT,
+        **file_answers(erdma.OPTIONS, OPTIONS),
+        **file_answers(erdma.AT_BOOT, AT_BOOT),
+        **file_answers("/etc/apt/sources.list.d/trackbed-erdma.sources", SOURCE),
+    }  # fmt: skip
+
+
+def test_without_the_key_nothing_is_done(node: Node) -> None:
+    assert node.deploy(erdma.install, {}).planned == {}
+
+
+def test_unchanged(node: Node) -> None:
+    node.data = {"erdma": DKMS}
+    result = node.deploy(erdma.install, there())
+    assert result.flat == []
+    assert not any(result.planned.values())
+    assert list(result.planned) == [
+        "eRDMA | erdma: key of its repository",
+        "eRDMA | erdma: repository",
+        "eRDMA | Driver's options",
+        "eRDMA | DKMS package",
+        "eRDMA | Driver built",
+        "eRDMA | Driver at boot",
+        "eRDMA | Driver loaded",
+    ]
+
+
+def test_a_fresh_node_gets_options_package_and_driver(node: Node) -> None:
+    node.data = {"erdma": DKMS}
+    fresh = {
+        **DEBIAN,
+        MODULE: ["path "],
+        BEHIND: [],
+        LOADED: [],
+        STATUS: [],
+        "dpkg -l": ["ii  gpg  2.2  amd64  x"],
+        **KERNEL,
+    }
+    built = {MODULE: [PATH, "installed AB"], STATUS: "erdma/1.1, 6.1.0-9-amd64, x86_64: installed"}
+    result = node.deploy(
+        erdma.install, fresh | {"uname -r": "6.1.0-9-amd64"}, {**fresh, **built, "uname -r": "6.1.0-9-amd64"}
+    )
+    assert not result.failed
+    assert result.uploads[erdma.OPTIONS] == OPTIONS.encode()
+    assert result.uploads[erdma.AT_BOOT] == AT_BOOT.encode()
+    install, hold = result.commands["eRDMA | DKMS package"]
+    assert install.endswith(" sh erdma '' erdma-dkms=1.1 ibverbs-providers")
+    assert hold == "apt-mark hold erdma-dkms"
+    assert result.commands["eRDMA | Driver built"] == []
+    [load] = result.commands["eRDMA | Driver loaded"]
+    assert load.endswith(" sh Y no")
+
+
+@pytest.mark.parametrize(
+    ("answers", "reload"),
+    [
+        ({MODULE: [PATH, "installed AB", "users 0", "loaded CD"]}, True),
+        ({LOADED: ["mode N", "users 0"]}, True),
+        ({LOADED: ["mode ", "users 0"]}, True),
+        ({LOADED: ["mode N", "users 1"]}, False),
+        ({MODULE: [PATH, "installed AB", "users 0", "loaded CD"], LOADED: ["mode Y", "users 0", "queue-pair"]}, False),
+    ],
+)
+def test_another_build_or_mode_is_loaded_again_unless_it_is_in_use(node: Node, answers: Answers, reload: bool) -> None:
+    node.data = {"erdma": DKMS}
+    result = node.deploy(erdma.install, {**answers, **{k: v for k, v in there().items() if k not in answers}})
+    [command] = result.commands["eRDMA | Driver loaded"]
+    if reload:
+        assert command.endswith(" sh Y yes")
+    else:
+        assert "and the loaded driver is in use" in command
+        assert "modprobe" not in command
+
+
+def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
+    node.data = {"erdma": DKMS}
+    result = node.deploy(erdma.install, {**there(), "for task in *": ["boot-2", "erdma boot-1 something "]})
+    assert result.flat == ["rm -f /var/lib/trackbed/reboots/erdma"]
+
+
+def test_the_driver_is_built_anew_when_ofed_is_newer(node: Node) -> None:
+    node.data = {"erdma": DKMS}
+    result = node.deploy(erdma.install, {**there(), BEHIND: "/usr/src/ofa_kernel/default/Module.symvers"})
+    [build] = result.commands["eRDMA | Driver built"]
+    assert build.endswith(" sh erdma 1.1 6.1.0-9-amd64 --force")
+
+
+def test_the_kernel_that_is_to_run_counts_and_loading_waits_for_it(node: Node) -> None:
+    node.data = {"erdma": DKMS, "kernel": {"release": "6.1.0-10-amd64"}}
+    result = node.deploy(erdma.install, there())
+    [build] = result.commands["eRDMA | Driver built"]
+    assert build.endswith(" sh erdma 1.1 6.1.0-10-amd64")
+    assert result.commands["eRDMA | Driver loaded"] == []
+
+
+def test_the_installer_waits_for_the_kernel_that_is_to_run(node: Node) -> None:
+    node.data = {"erdma": INSTALLER, "kernel": {"release": "6.1.0-10-amd64"}}
+    result = node.deploy(erdma.install, {**there(), **ROCKY_8, erdma.INSTALLED: [], STATUS: []})
+    assert not result.failed
+    for name in ("Installer", "Driver built", "Driver loaded"):
+        assert result.commands[f"eRDMA | {name}"] == []
+
+
+def test_the_installer(node: Node) -> None:
+    node.data = {"erdma": INSTALLER}
+    answers = {**there(), **ROCKY_8, erdma.INSTALLED: []}
+    result = node.deploy(
+        erdma.install, {k: v for k, v in answers.items() if k != MODULE} | {MODULE: ["path "]}, answers
+    )
+    [run] = result.commands["eRDMA | Installer"]
+    assert run.endswith(f" sh {INSTALLER['installer']['url']} {SHA256} {erdma.INSTALLED}")
+    assert "ERDMA_CM_NO_BOUND_IF=1 ./install.sh --batch" in run
+
+
+def test_the_installer_that_has_run(node: Node) -> None:
+    node.data = {"erdma": {**INSTALLER, "compat_mode": True}}
+    result = node.deploy(erdma.install, {erdma.INSTALLED: SHA256, **there(), **ROCKY_8})
+    assert result.commands["eRDMA | Installer"] == []
+
+
+def test_in_tree(node: Node) -> None:
+    node.data = {"erdma": {"source": "in-tree", "compat_mode": False}}
+    kernel_s = "path /lib/modules/6.1.0-9-amd64/kernel/drivers/infiniband/hw/erdma/erdma.ko"
+    mine = {MODULE: [kernel_s, "installed AB", "users 0", "loaded AB"]}
+    result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}, **ROCKY_9})
+    assert result.uploads[erdma.OPTIONS] == f"{HEADER}softdep erdma pre: ib_uverbs\n".encode()
+    assert result.commands["eRDMA | Driver loaded"] == []
+
+
+@pytest.mark.parametrize(
+    ("data", "module", "message"),
+    [
+        ({"source": "in-tree"}, "path ", "does not have the module erdma (Debian's does not; give the source 'dkms')"),
+        ({"source": "in-tree"}, PATH, "to the kernel's own driver; remove its package"),
+        (DKMS, "path /lib/modules/6/kernel/erdma.ko", "to the one that DKMS built"),
+    ],
+)
+def test_refused_before_it_is_loaded(node: Node, data: dict[str, Any], module: str, message: str) -> None:
+    node.data = {"erdma": data}
+    mine = {MODULE: [module]}
+    result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}})
+    assert result.failed
+    [refusal] = result.commands["eRDMA | Driver loaded"]
+    assert message in refusal
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"source": "installer"}, "installer: it is missing; give its url and sha256"),
+        ({"source": "dkms"}, "dkms: it is missing; give its repository and version"),
+        ({"source": "in-tree", "compat_mode": True}, "compat_mode: the kernel's own driver does not support it"),
+        ({"source": "inbox"}, 'source: "inbox" is not one of installer, dkms, in-tree'),
+        ({**INSTALLER, "installer": {"url": "x", "sha256": "ab"}}, "installer"),
+        (INSTALLER, "erdma.source: the installer does not support Debian 12; it supports Alibaba Cloud Linux 3, Ubuntu"),
+    ],
+)  # fmt: skip
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+    node.data = {"erdma": data}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(erdma.install, DEBIAN)
+    assert str(caught.value).startswith("@fake/node-a.erdma")
+    assert message in str(caught.value)
+
+
+def test_a_mode_that_is_given_twice_is_refused(node: Node) -> None:
+    node.data = {"erdma": DKMS, "kernel_module_options": {"erdma": {"compat_mode": False}}}
+    with pytest.raises(DeployError, match=r"erdma\.compat_mode: kernel_module_options sets it, too; remove it there"):
+        node.deploy(erdma.install, DEBIAN)
+
+
+# The installer's script, run here for real on an archive of the vendor's shape.
+
+
+def archive(folder: Path, script: str) -> Path:
+    tree = folder / "erdma_installer"
+    tree.mkdir()
+    (tree / "install.sh").write_text(script)
+    (tree / "install.sh").chmod(0o755)
+    made = folder / "erdma_installer-1.tar.gz"
+    with tarfile.open(made, "w:gz") as tar:
+        tar.add(tree, "erdma_installer")
+    return made
+
+
+def run_installer(made: Path, sha256: str, note: Path) -> subprocess.CompletedProcess[str]:
+    text = erdma._INSTALL.replace('fetch "$url" "$work/archive"', 'cp "$url" "$work/archive"')
+    return subprocess.run(
+        ["sh", "-ec", text, "sh", str(made), sha256, str(note)], capture_output=True, text=True, check=False,
+        env={**os.environ, "DKMS": str(made.parent)},
+    )  # fmt: skip
+
+
+def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
+    made = archive(tmp_path, f'#!/bin/sh\necho "$ERDMA_CM_NO_BOUND_IF $*" > {tmp_path}/ran\n')
+    note = tmp_path / "lib" / "note"
+    refused = run_installer(made, SHA256, note)
+    found = hashlib.sha256(made.read_bytes()).hexdigest()
+    assert refused.returncode == 1
+    assert f"has the SHA-256 {found}, expected is {SHA256}; it was not run" in refused.stderr
+    assert not (tmp_path / "ran").exists()
+    done = run_installer(made, found, note)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ran").read_text() == "1 --batch\n"
+    assert note.read_text() == f"{found}\n"
+
+
+def test_an_installer_that_fails_shows_the_build_log_and_is_run_again(tmp_path: Path) -> None:
+    log = tmp_path / "erdma/1.0/build/make.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("erdma_cm.c:1:1: error: no such thing\n")
+    made = archive(tmp_path, "#!/bin/sh\nexit 3\n")
+    note = tmp_path / "note"
+    done = run_installer(made, hashlib.sha256(made.read_bytes()).hexdigest(), note)
+    assert done.returncode == 1
+    assert "error: no such thing" in done.stderr
+    assert not note.exists()

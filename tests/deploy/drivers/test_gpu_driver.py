@@ -1,0 +1,472 @@
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import fields
+from pyinfra.api.exceptions import DeployError
+
+from tasks.common.archive import ROOT
+from tasks.drivers import gpu_driver
+from tasks.drivers.gpu_driver import modules as driver_modules
+from tasks.packages import Distribution, OperatingSystem
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tests.deploy.test_scripts import program, sh
+
+VERSION = "580.95.05"
+KERNEL = "6.1.0-9-amd64"
+BOOT = "00000000-0000-4000-8000-00000000000"
+PREFIX = "GPU driver | "
+USERS, SMI, STATE, REQUESTS = "nvidia-persiste |", "--query-gpu", "UnitFileState", "for task in *"
+BUILDS, DPKG = "dkms status", "dpkg -l"
+RUNNING = "ActiveState=active LoadState=loaded UnitFileState=enabled "
+UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
+HEADER = "# Written by Trackbed; changes here are overwritten.\n"
+SOURCE = f"""\
+{HEADER}Types: deb
+URIs: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/
+Suites: /
+Signed-By: /etc/apt/keyrings/trackbed-nvidia-driver.gpg
+"""
+PINS = (
+    f"{HEADER}Package: *nvidia* *cuda-drivers* libcuda* libnv* libxnvctrl* xserver-xorg-video-nvidia*\n"
+    f"Pin: version {VERSION}-*\nPin-Priority: 1001\n"
+)
+NO_NOUVEAU = f"{HEADER}blacklist nouveau\noptions nouveau modeset=0\n"
+LOADED = ["path /lib/modules/K/updates/dkms/nvidia.ko", "installed AB", "users 0", "loaded AB"]
+STALE = [*LOADED[:3], "loaded CD"]
+IN_MEMORY = "/sys/module/nvidia/version"
+ABSENT = LOADED[:2]
+
+
+def wants(node: Node, **data: Any) -> None:
+    node.data = {"gpu_driver": {"version": VERSION, **data}}
+
+
+def debs(version: str = f"{VERSION}-1", *more: str) -> Answers:
+    names = ("nvidia-open", "nvidia-persistenced", *more)
+    return {DPKG: ["ii  gpg  2  amd64  x", *(f"ii  {name}  {version}  amd64  x" for name in names)]}
+
+
+def modules(nvidia: list[str], nouveau: list[str] | None = None) -> Answers:
+    """The answers about both modules: the commands differ only in their argument. (Those about units begin like it.)"""
+    return {" sh nvidia": nvidia, " sh nouveau": nouveau or ["path "]}
+
+
+def there(nvidia: list[str] = LOADED, **more: Any) -> Answers:
+    """A node with the driver, loaded and working."""
+    return {
+        STATE: [RUNNING],
+        IN_MEMORY: VERSION,
+        "licence=$(modinfo": ["installed", "driver Dual MIT/GPL"],
+        **modules(nvidia),
+        **DEBIAN,
+        "uname -m": "x86_64",
+        "uname -r": KERNEL,
+        **debs(),
+        "--show-keys": "EB693B3035CD5710E231E123A4B469963BF863CC",
+        BUILDS: f"nvidia/{VERSION}, {KERNEL}, x86_64: installed",
+        USERS: ["end"],
+        REQUESTS: [f"{BOOT}1"],
+        SMI: [f"version {VERSION}"],
+        **file_answers("/etc/apt/sources.list.d/trackbed-nvidia-driver.sources", SOURCE),
+        **file_answers(gpu_driver.PREFERENCES, PINS),
+        **file_answers(gpu_driver.BLACKLIST, NO_NOUVEAU),
+        **more,
+    }
+
+
+def test_without_the_key_nothing_is_done(node: Node) -> None:
+    assert node.deploy(gpu_driver.install, {}).planned == {}
+
+
+def test_each_key_is_documented() -> None:
+    page = (ROOT / "docs/inventory.md").read_text()
+    assert [each.name for each in fields(gpu_driver.GpuDriver) if f"| `gpu_driver.{each.name}` |" not in page] == []
+
+
+def test_the_order_of_the_deploy() -> None:
+    calls = re.findall(r"^(\w+)\.(?:install|configure|pin)\(", (ROOT / "deploy.py").read_text(), re.MULTILINE)
+    # The driver is built for a kernel, nvidia_peermem against OFED; the runtime is for an engine that is there.
+    wanted = ["kernel", "ofed", "gpu_driver", "peer_memory", "container_engine", "container_runtime"]
+    assert [name for name in calls if name in wanted] == wanted
+
+
+def test_unchanged(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, there())
+    assert list(result.planned) == [
+        f"{PREFIX}{name}"
+        for name in (
+            "No driver in use replaced",
+            "nouveau not loaded",
+            "nvidia-driver: key of its repository",
+            "nvidia-driver: repository",
+            "Version",
+            "Packages",
+            "Modules for the running kernel",
+            "Loaded modules",
+            "Persistence daemon",
+            "nvidia-smi",
+        )
+    ]
+    assert not any(result.planned.values())
+    assert result.flat == []
+    assert not result.failed
+
+
+def fresh(distribution: Answers) -> Answers:
+    """A node with nothing of it."""
+    answers = {"uname -m": "x86_64", "uname -r": KERNEL, USERS: ["end"], REQUESTS: [f"{BOOT}1"]}
+    return {STATE: ["LoadState=not-found"], **distribution, **answers, **modules(["path "])}
+
+
+def test_fresh_debian(node: Node) -> None:
+    wants(node, fabric_manager=True)
+    before = fresh(DEBIAN)
+    after = {
+        **before,
+        **modules(ABSENT),
+        "licence=$(modinfo": ["installed", "driver Dual MIT/GPL"],
+        BUILDS: f"nvidia/{VERSION}: added",
+        STATE: [RUNNING.replace("enabled", "disabled")],
+        SMI: [f"version {VERSION}"],
+    }
+    result = node.deploy(gpu_driver.install, before, after)
+    assert result.uploads[gpu_driver.BLACKLIST].decode() == NO_NOUVEAU
+    assert result.uploads[gpu_driver.PREFERENCES].decode() == PINS
+    assert result.uploads["/etc/apt/sources.list.d/trackbed-nvidia-driver.sources"].decode() == SOURCE
+    assert not result.failed
+    [apt] = result.commands[f"{PREFIX}Packages"]
+    names = ("nvidia-open", "nvidia-persistenced", "nvidia-fabricmanager")
+    assert apt.endswith(" ".join(["", *(f"'{name}={VERSION}-*'" for name in names)]))
+    [built] = result.commands[f"{PREFIX}Modules for the running kernel"]
+    assert built.endswith(f" sh nvidia {VERSION} {KERNEL}")
+    [loaded] = result.commands[f"{PREFIX}Loaded modules"]
+    assert "modprobe nvidia ||" in loaded
+    assert " sh no " in loaded
+    order = list(result.commands)
+    assert order.index(f"{PREFIX}Fabric manager") < order.index(f"{PREFIX}Persistence daemon")
+    assert " sh nvidia-fabricmanager.service " in result.commands[f"{PREFIX}Fabric manager"][0]
+
+
+def test_fresh_rocky(node: Node) -> None:
+    wants(node, open=False)
+    result = node.deploy(gpu_driver.install, fresh(ROCKY_9))
+    source = result.uploads["/etc/yum.repos.d/trackbed-nvidia-driver.repo"].decode()
+    assert "baseurl=https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64\n" in source
+    dnf, plugin, lock = result.commands[f"{PREFIX}Packages"]
+    assert "--disableplugin=versionlock" in dnf
+    assert dnf.endswith(f" 'cuda-drivers-{VERSION}-*' 'nvidia-persistenced-{VERSION}-*'")
+    assert plugin.startswith("dnf install -y python3-dnf-plugin")
+    assert lock.endswith(f"sh '*nvidia*{VERSION}*'")
+    assert gpu_driver.PREFERENCES not in result.uploads
+
+
+def system(identity: str, version: str) -> OperatingSystem:
+    family: Any = "rhel" if identity == "rocky" else "debian"
+    return OperatingSystem(Distribution(identity.title(), family, 1, 1), identity, version)
+
+
+@pytest.mark.parametrize(
+    ("identity", "version", "data", "names"),
+    [
+        ("debian", "12", {"open": False}, ("cuda-drivers", "nvidia-persistenced")),
+        ("debian", "12", {"persistence": False}, ("nvidia-open",)),
+        ("ubuntu", "24.04", {"fabric_manager": True}, ("nvidia-open", "nvidia-fabricmanager")),
+        ("ubuntu", "24.04", {"version": "570.86.15", "fabric_manager": True}, ("nvidia-open", "nvidia-fabricmanager-570")),
+        ("rocky", "9", {"version": "570.86.15", "fabric_manager": True, "persistence": False},
+         ("nvidia-open", "nvidia-fabric-manager")),
+        ("ubuntu", "22.04", {"source": "distribution"}, ("nvidia-headless-580-server-open", "nvidia-utils-580-server")),
+        ("ubuntu", "22.04", {"source": "distribution", "open": False, "fabric_manager": True},
+         ("nvidia-headless-580-server", "nvidia-utils-580-server", "nvidia-fabricmanager-580")),
+    ],
+)  # fmt: skip
+def test_the_packages(identity: str, version: str, data: dict[str, Any], names: tuple[str, ...]) -> None:
+    wanted = gpu_driver.GpuDriver(**{"version": VERSION, **data})
+    assert gpu_driver.package_names(wanted, system(identity, version)) == names
+
+
+@pytest.mark.parametrize(
+    ("identity", "version", "architecture", "folder", "key"),
+    [
+        ("debian", "13", "x86_64", "debian13/x86_64/", "8793F200"),
+        ("ubuntu", "24.04", "aarch64", "ubuntu2404/sbsa/", "3bf863cc"),
+        ("rocky", "8.10", "x86_64", "rhel8/x86_64", "D42D0685"),
+    ],
+)
+def test_the_repository(identity: str, version: str, architecture: str, folder: str, key: str) -> None:
+    made = gpu_driver.cuda_repository(system(identity, version), architecture)
+    assert made.uri.endswith(f"/compute/cuda/repos/{folder}")
+    assert made.key == f"{made.uri.rstrip('/')}/{key}.pub"
+    # The file is named after the end of the fingerprint.
+    assert made.fingerprint.endswith(key.upper())
+
+
+def test_ubuntu_s_own_packages_need_no_repository(node: Node) -> None:
+    wants(node, source="distribution")
+    result = node.deploy(gpu_driver.install, {**there(), **UBUNTU})
+    assert f"{PREFIX}nvidia-driver: no repository" in result.planned
+    assert result.commands[f"{PREFIX}Packages"][0].endswith(
+        f" 'nvidia-headless-580-server-open={VERSION}-*' 'nvidia-utils-580-server={VERSION}-*'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("users", "named"),
+    [
+        (["python3 (4711)", "nv-hostengine (9)", "end"], "in use by python3 (4711), nv-hostengine (9): programs"),
+        ([f"python3 ({n})" for n in range(10)] + ["end"], "python3 (7) and 2 more: programs"),
+        ([], "in use by what is unknown: programs"),
+    ],
+)
+def test_a_driver_in_use_is_not_replaced(node: Node, users: list[str], named: str) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, {**fresh(DEBIAN), **debs("570.86.15-1"), USERS: users})
+    assert result.failed
+    # Not even apt's preferences, by which apt would replace it at the next upgrade.
+    assert result.uploads == {}
+    [refused] = result.flat
+    assert refused.startswith(
+        f"refuse: gpu_driver: nvidia-open, nvidia-persistenced {VERSION} is not installed while GPUs are"
+    )
+    assert named in refused
+    assert "drain the node" in refused
+
+
+@pytest.mark.parametrize("version", ["580.95.05-1", "3:580.95.05-1.el9", "580.95.05-0ubuntu1"])
+def test_a_package_s_version_has_the_driver_s(version: str) -> None:
+    assert gpu_driver._is(VERSION, version)
+    assert not gpu_driver._is("580.95", version)
+    assert not gpu_driver._is("80.95.05", version)
+
+
+def test_another_loaded_driver_is_replaced_if_nothing_uses_it(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, there(), there(nvidia=STALE))
+    # In this test's answers it stays loaded, so the last resort is a reboot.
+    reloaded, initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
+    assert "rmmod" in reloaded
+    assert " sh yes " in reloaded
+    assert "update-initramfs -u" in initramfs
+    assert request.endswith(f"gpu_driver 'the driver {VERSION} is installed, and another could not be unloaded'")
+
+
+def test_another_loaded_driver_in_use_requests_a_reboot(node: Node) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, there(nvidia=STALE, **{USERS: ["python3 (7)", "end"]}))
+    initramfs, request = result.commands[f"{PREFIX}Loaded modules"]
+    assert "update-initramfs -u" in initramfs
+    # The reason stays the same while others use it.
+    assert request.endswith(f"'the driver {VERSION} is installed, and another is loaded and in use'")
+    assert any("gpu_driver: the loaded driver is in use by python3 (7)" in line for line in result.log)
+
+
+def test_a_loaded_driver_of_another_version_is_not_the_installed_one(node: Node) -> None:
+    wants(node)
+    # The same srcversion: only the version differs.
+    result = node.deploy(gpu_driver.install, {**there(), IN_MEMORY: "570.86.15"}, there())
+    assert result.planned[f"{PREFIX}Loaded modules"]
+    assert result.flat == []
+
+
+def test_a_package_is_added_while_jobs_run(node: Node) -> None:
+    wants(node, fabric_manager=True)
+    result = node.deploy(gpu_driver.install, there(**{USERS: ["python3 (7)", "end"]}))
+    assert not result.failed
+    assert f"nvidia-fabricmanager={VERSION}-*" in result.commands[f"{PREFIX}Packages"][0]
+
+
+def test_nouveau_requests_a_reboot_once(node: Node) -> None:
+    wants(node)
+    nouveau = ["path /lib/modules/K/kernel/nouveau.ko", "installed ", "users 1", "loaded "]
+    found = {**there(nvidia=ABSENT), " sh nouveau": nouveau}
+    initramfs, request = node.deploy(gpu_driver.install, found).commands[f"{PREFIX}Loaded modules"]
+    assert "update-initramfs -u" in initramfs
+    assert request.endswith(f"gpu_driver 'nouveau is loaded, which the driver {VERSION} replaces'")
+    requested = [f"{BOOT}1", f"gpu_driver {BOOT}1 nouveau is loaded, which the driver {VERSION} replaces "]
+    waiting = {**found, REQUESTS: requested, STATE: ["LoadState=loaded UnitFileState=disabled "], SMI: ["failed x"]}
+    result = node.deploy(gpu_driver.install, waiting)
+    # Until the reboot nothing else is done, and nothing fails.
+    assert result.flat == []
+    assert not result.failed
+
+
+def test_what_needs_a_pending_kernel_waits_for_it(node: Node) -> None:
+    wants(node)
+    node.data["kernel"] = {"release": "6.1.0-10-amd64"}
+    result = node.deploy(
+        gpu_driver.install, there(nvidia=["path "], **{BUILDS: "", SMI: ["missing"], STATE: ["LoadState=not-found"]})
+    )
+    assert result.flat == []
+    assert not result.failed
+
+
+@pytest.mark.parametrize(
+    ("found", "refused"),
+    [
+        ({BUILDS: "nvidia-fs/2.20: added"}, f"DKMS has no module nvidia {VERSION}"),
+        ({" sh nvidia": ["path "]}, "the running kernel has no module nvidia; `dkms status` shows what was built"),
+        (
+            {"licence=$(modinfo": ["installed", "driver NVIDIA"]},
+            "the licence of the installed nvidia is NVIDIA, which does not fit open True; remove the package",
+        ),
+        (
+            {STATE: ["ActiveState=inactive LoadState=not-found UnitFileState= "]},
+            "the node has no nvidia-persistenced.service",
+        ),
+        ({SMI: ["missing"]}, "the node has no nvidia-smi"),
+        (
+            {SMI: ["failed No devices were found"]},
+            f"should print the driver's version {VERSION}, but says: No devices were found",
+        ),
+        ({SMI: ["version 570.86.15"]}, "but says: 570.86.15"),
+        ({SMI: []}, "but says: nothing"),
+    ],
+)
+def test_refused_with_the_remedy(node: Node, found: Answers, refused: str) -> None:
+    wants(node)
+    result = node.deploy(gpu_driver.install, there(), {**there(), **found})
+    assert result.failed
+    assert result.flat[-1].startswith("refuse: gpu_driver")
+    assert refused in result.flat[-1]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "the key 'version' is missing"),
+        ({"version": "580"}, "version: '580' is not valid; give it as nvidia-smi prints it, as 580.95.05"),
+        ({"version": "580.95.05-1"}, "is not valid"),
+        ({"version": VERSION, "source": "runfile"}, 'source: "runfile" is not one of vendor, distribution'),
+        ({"version": VERSION, "fabric_manager": "yes"}, '"yes" is not true or false'),
+        ({"version": VERSION, "branch": 580}, "unknown key 'branch'"),
+        (
+            {
+                "version": VERSION,
+                "source": "distribution",
+                "repository": {"uri": "http://a.example", "key": "http://a.example/k", "fingerprint": "0" * 40},
+            },
+            "repository: it replaces NVIDIA's; give the source 'vendor'",
+        ),
+    ],
+)
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+    node.data = {"gpu_driver": data}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(gpu_driver.install, DEBIAN)
+    assert str(caught.value).startswith("@fake/node-a.gpu_driver: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("machine", "data", "message"),
+    [
+        (
+            "x86_64",
+            {"source": "distribution"},
+            "only Ubuntu's own packages are supported, and the node has Debian 12; give the source",
+        ),
+        (
+            "riscv64",
+            {},
+            "NVIDIA's repository for Debian 12 on riscv64 is not known; give its uri, key and fingerprint here",
+        ),
+    ],
+)
+def test_a_node_without_packages(node: Node, machine: str, data: dict[str, Any], message: str) -> None:
+    wants(node, **data)
+    with pytest.raises(DeployError, match=re.escape(message)):
+        node.deploy(gpu_driver.install, {**DEBIAN, "uname -m": machine})
+
+
+# The scripts
+
+
+def test_who_has_a_gpu_open(tmp_path: Path) -> None:
+    def process(pid: int, name: str, *opened: str) -> None:
+        folder = tmp_path / f"proc/{pid}/fd"
+        folder.mkdir(parents=True)
+        (folder.parent / "comm").write_text(f"{name}\n")
+        for number, path in enumerate(opened):
+            (folder / str(number)).symlink_to(path)
+
+    process(1, "systemd", "/dev/null")
+    process(20, "nvidia-persiste", "/dev/nvidiactl")
+    process(21, "nv-fabricmanage", "/dev/nvidia-nvswitchctl")
+    process(30, "python3", "/dev/null", "/dev/nvidia0", "/dev/nvidia-uvm")
+    process(31, "a b", "/dev/nvidia-caps/nvidia-cap1")
+    process(32, "cat", "/home/x/dev/nvidia0")
+    (tmp_path / "proc/40").mkdir()
+    assert driver_modules.GpuUsers().process(sh(driver_modules._USERS, tmp_path)) == ["python3 (30)", "a b (31)"]
+    assert driver_modules.GpuUsers().process(["python3 (30)"]) is None
+
+
+@pytest.mark.parametrize(
+    ("smi", "report"),
+    [
+        ("echo 580.95.05; echo 580.95.05", ["version 580.95.05"]),
+        ("echo 580.95.05; echo 570.1", ["version 570.1", "version 580.95.05"]),
+        ("echo 'No devices were found'; exit 6", ["failed No devices were found"]),
+        (None, ["missing"]),
+    ],
+)
+def test_what_nvidia_smi_says(tmp_path: Path, smi: str | None, report: list[str]) -> None:
+    if smi:
+        program(tmp_path / "nvidia-smi", smi)
+    assert sh(gpu_driver._CHECK, PATH=f"{tmp_path}:/usr/bin:/bin") == report
+
+
+def load(
+    tmp_path: Path, loaded: tuple[str, ...], active: tuple[str, ...] = (), busy: str = ""
+) -> tuple[list[str], set[str]]:
+    """Run the script on a folder that stands for /sys/module; what it called, and what is loaded then."""
+    for name in loaded:
+        (tmp_path / "module" / name).mkdir(parents=True)
+    log = tmp_path / "log"
+    program(tmp_path / "bin/rmmod", f'[ "$1" != "{busy}" ] && rmdir {tmp_path}/module/"$1" && echo "rmmod $1" >> {log}')
+    program(tmp_path / "bin/modprobe", f'mkdir -p {tmp_path}/module/"$1" && echo "modprobe $1" >> {log}')
+    cases = " | ".join(active) or "none"
+    program(
+        tmp_path / "bin/systemctl",
+        f'case "$3" in {cases}) ;; *) [ "$2" != is-active ] || exit 3 ;; esac; echo "$*" >> {log}',
+    )
+    text = driver_modules._LOAD.replace("/sys/module/", f"{tmp_path}/module/")
+    sh(text, "yes" if loaded else "no", "remedy", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    calls = [line for line in log.read_text().splitlines() if "is-active" not in line]
+    return calls, {path.name for path in (tmp_path / "module").iterdir()}
+
+
+def test_the_driver_is_loaded(tmp_path: Path) -> None:
+    assert load(tmp_path, ()) == (["modprobe nvidia"], {"nvidia"})
+
+
+def test_the_driver_is_reloaded_with_the_modules_on_top_of_it(tmp_path: Path) -> None:
+    calls, loaded = load(tmp_path, ("nvidia", "nvidia_uvm", "nvidia_peermem"), active=("nvidia-persistenced",))
+    assert calls == [
+        "stop nvidia-persistenced",
+        "rmmod nvidia_peermem",
+        "rmmod nvidia_uvm",
+        "rmmod nvidia",
+        "modprobe nvidia",
+        "modprobe nvidia",
+        "modprobe nvidia_uvm",
+        "modprobe nvidia_peermem",
+        "start nvidia-persistenced",
+    ]
+    assert loaded == {"nvidia", "nvidia_uvm", "nvidia_peermem"}
+
+
+def test_a_module_that_cannot_be_unloaded_leaves_the_others_loaded(tmp_path: Path) -> None:
+    _, loaded = load(tmp_path, ("nvidia", "nvidia_uvm", "nvidia_peermem"), busy="nvidia_uvm")
+    assert loaded == {"nvidia", "nvidia_uvm", "nvidia_peermem"}
+
+
+def test_a_driver_that_does_not_load_shows_the_remedy(tmp_path: Path) -> None:
+    program(tmp_path / "modprobe", "exit 1")
+    program(tmp_path / "dmesg", "echo 'NVRM: No NVIDIA GPU found.'")
+    with pytest.raises(AssertionError, match=r"NVRM: No NVIDIA GPU found\.\s+the remedy"):
+        sh(driver_modules._LOAD, "no", "the remedy", PATH=f"{tmp_path}:{os.environ['PATH']}")

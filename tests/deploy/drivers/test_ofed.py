@@ -1,0 +1,379 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks import reboot
+from tasks.drivers import ofed
+from tasks.drivers.ofed import doca, mlnx_ofed, modules
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+from tests.deploy.packages.test_packages import install
+
+KERNEL = "6.1.0-9-amd64"
+FINGERPRINT = "83DB6997E7844970861FCB6BEA39500F9B4DFB6F"
+STACK, USERS, HOLDERS, OLD_INITRAMFS, RELOAD = "dkms/$name", "storage=$2", "is held by", "-ot", "openibd restart"
+REQUESTS, BUILDS, DPKG, RPM = "for task in *", "dkms status", "dpkg -l", "rpm --queryformat"
+KEY, HELD, HEADERS, RDMA, BUNDLE = "fingerprints()", "apt-mark showhold", "/build/include", "ib_uverbs", "ofed_info -s"
+UNAME = {"uname -r": KERNEL}
+BOOT = "00000000-0000-4000-8000-00000000000"
+NO_WISH = {REQUESTS: [f"{BOOT}1"]}
+DEBS = [f"ii  {name}:amd64  44.0-2  amd64  x" for name in ("gpg", *ofed.INBOX["debian"])]
+DOCA_DEBS = [*DEBS, "ii  doca-ofed  3.2.1-044501  amd64  x", "ii  rdma-core:amd64  2510mlnx58-1  amd64  x"]
+OPS = "OFED | "
+
+
+def stack(loaded: str = "AB", installed: str = "AB", path: str = "/lib/modules/K/updates/dkms/rdma_rxe.ko") -> Answers:
+    lines = ["dkms mlnx-ofed-kernel", "built rdma_rxe", f"loaded rdma_rxe|{loaded}|{installed}|{path}"]
+    return {STACK: [f"kernel {KERNEL}", *lines]}
+
+
+BUILT = {BUILDS: f"mlnx-ofed-kernel/25.10, {KERNEL}, x86_64: installed"}
+NO_STACK = {STACK: [f"kernel {KERNEL}"]}
+
+
+def in_force() -> None:
+    modules.load_installed(name="Loaded modules", task="ofed")
+
+
+# What runs, and what is installed
+
+
+def test_modules_that_are_the_installed_ones_are_left_alone(node: Node) -> None:
+    result = node.deploy(in_force, {**stack(), **NO_WISH})
+    assert result.planned == {"Loaded modules": False}
+    assert result.flat == []
+
+
+def test_unused_modules_are_reloaded(node: Node) -> None:
+    result = node.deploy(in_force, {**stack(loaded="CD"), USERS: "end", **NO_WISH, **UNAME})
+    assert result.planned == {"Loaded modules": True}
+    assert RELOAD in result.flat[0]
+
+
+def test_modules_in_use_are_not_reloaded_and_a_reboot_is_requested(node: Node) -> None:
+    users = {USERS: ["ib_write_bw (pid 7) has uverbs0 open", "a route goes through ens1f0", "end"]}
+    result = node.deploy(in_force, {**stack(loaded="CD"), **users, **NO_WISH})
+    [request] = result.flat
+    assert request.endswith(f" sh {reboot.FOLDER} ofed 'installed modules are not the loaded ones: rdma_rxe (AB)'")
+    message = (
+        "ofed: the modules are not reloaded now: ib_write_bw (pid 7) has uverbs0 open; a route goes through ens1f0"
+    )
+    assert any(message in line for line in result.log)
+
+
+def test_a_reboot_that_is_already_requested_is_no_change(node: Node) -> None:
+    made = {REQUESTS: [f"{BOOT}1", f"ofed {BOOT}1 installed modules are not the loaded ones: rdma_rxe (AB)"]}
+    result = node.deploy(in_force, {**stack(loaded="CD"), USERS: ["x", "end"], **made})
+    assert result.flat == []
+
+
+def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
+    made = {REQUESTS: [f"{BOOT}1", f"ofed {BOOT}0 installed modules are not the loaded ones: rdma_rxe (AB)"]}
+    assert node.deploy(in_force, {**stack(), **made}).flat == [f"rm -f {reboot.FOLDER}/ofed"]
+
+
+def test_an_initramfs_with_the_old_module_is_made_again_before_the_reboot(node: Node) -> None:
+    answers = {**stack(loaded="CD"), USERS: ["x", "end"], OLD_INITRAMFS: "rdma_rxe", **NO_WISH}
+    assert "update-initramfs" in node.deploy(in_force, answers).flat[0]
+
+
+def test_modules_that_do_not_unload_request_a_reboot_and_name_their_holders(node: Node) -> None:
+    answers = {**stack(loaded="CD"), USERS: "end", HOLDERS: "mlx_compat is held by nvme", **NO_WISH}
+    result = node.deploy(in_force, answers)
+    assert RELOAD in result.flat[0]
+    assert "installed modules are not the loaded ones" in result.flat[1]
+    assert any("remove its package (mlnx-nvme-dkms)" in line for line in result.log)
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        (NO_STACK, "have no modules for the running kernel"),
+        (
+            stack(path="/lib/modules/K/kernel/rdma_rxe.ko"),
+            "would load the kernel's own modules instead of OFED's: rdma_rxe",
+        ),
+    ],
+)
+def test_refused_with_the_remedy(node: Node, answers: Answers, message: str) -> None:
+    result = node.deploy(in_force, answers)
+    assert result.failed
+    assert message in result.flat[0]
+
+
+def test_modules_not_loaded_after_openibd_s_restart_fail_the_host(node: Node) -> None:
+    # The fake gives the same answers in both phases, so a stack without the module stands for the second reading.
+    before = modules.Stack(KERNEL, True, 1, (modules.OfedModule("rdma_rxe", "CD", "AB", "/updates/x.ko"),))
+    after = modules.Stack(KERNEL, True, 1, ())
+    assert modules.not_loaded_again(before, after) == ["rdma_rxe"]
+    assert modules.not_loaded_again(before, before) == []
+
+
+def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> None:
+    other = {
+        "note.gnu.build-id": [
+            "path /lib/modules/K/updates/dkms/rdma_rxe.ko",
+            "installed ",
+            "users 0",
+            "loaded ",
+            "other",
+        ]
+    }
+    result = node.deploy(in_force, {**stack("", ""), USERS: "end", **other, **NO_WISH})
+    assert RELOAD in result.flat[0]
+    same = {"note.gnu.build-id": [*other["note.gnu.build-id"][:-1], "same"]}
+    assert node.deploy(in_force, {**stack("", ""), **same, **NO_WISH}).flat == []
+
+
+def test_modules_that_dkms_has_not_built_yet_are_built_in_order(node: Node) -> None:
+    known = ["iser/25.10, 6.1.0-8-amd64, x86_64: installed", "mlnx-ofed-kernel/25.10: added", "erdma/1.0: added"]
+    result = node.deploy(lambda: modules.build(name="built"), {BUILDS: known, **UNAME})
+    assert [command[-34:].rsplit(" sh ", 1)[-1] for command in result.flat] == [
+        f"mlnx-ofed-kernel 25.10 {KERNEL}"[-34:],
+        f"iser 25.10 {KERNEL}",
+    ]
+
+
+# inbox
+
+
+def test_inbox_installs_what_is_missing(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}}
+    result = node.deploy(ofed.install, {**DEBIAN, **NO_STACK, DPKG: DEBS[:3], RDMA: "yes"})
+    assert result.flat == [install("ibverbs-utils", "rdmacm-utils", "infiniband-diags", "perftest")]
+    again = node.deploy(ofed.install, {**DEBIAN, **NO_STACK, DPKG: DEBS, RDMA: "yes"})
+    assert again.planned == {f"{OPS}Inbox": False}
+    assert again.flat == []
+
+
+def test_inbox_of_a_small_kernel(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}}
+    answers = {**NO_STACK, RDMA: "no"}
+    rpms = [f"{name} 1.0-1" for name in ofed.INBOX["rhel"]]
+    answers |= {"uname -r": KERNEL}
+    assert node.deploy(ofed.install, {**ROCKY_9, **answers, RPM: rpms}).flat == [
+        f"dnf install -y kernel-modules-{KERNEL}"
+    ]
+    grace = {**ROCKY_9, **NO_STACK, RDMA: "no", RPM: rpms, "uname -r": "5.14.0-427.el9.aarch64+64k"}
+    assert node.deploy(ofed.install, grace).flat == ["dnf install -y kernel-64k-modules-5.14.0-427.el9"]
+    result = node.deploy(ofed.install, {**DEBIAN, **answers, DPKG: DEBS})
+    assert f"the kernel {KERNEL} has no RDMA modules" in result.flat[0]
+    assert result.failed
+
+
+def test_inbox_waits_for_the_kernel_that_has_the_modules(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}, "kernel": {"release": "6.1.0-99-amd64"}}
+    result = node.deploy(ofed.install, {**DEBIAN, **NO_STACK, RDMA: "no", DPKG: DEBS, **UNAME})
+    assert not result.failed
+    assert result.flat == []
+
+
+def test_inbox_beside_a_vendor_s_is_refused(node: Node) -> None:
+    node.data = {"ofed": {"inbox": {}}}
+    result = node.deploy(ofed.install, {**DEBIAN, **stack(), DPKG: DEBS, RDMA: "yes"})
+    assert result.failed
+    assert "ofed_uninstall.sh" in result.flat[0]
+
+
+def test_without_the_key_nothing_is_done(node: Node) -> None:
+    assert node.deploy(ofed.install, DEBIAN).planned == {}
+
+
+# doca
+
+DOCA: dict[str, Any] = {"version": "3.2.1-044501", "fingerprint": FINGERPRINT}
+SOURCE = """\
+# Written by Trackbed; changes here are overwritten.
+Types: deb
+URIs: https://linux.mellanox.com/public/repo/doca/3.2.1/debian12/x86_64/
+Suites: ./
+Signed-By: /etc/apt/keyrings/trackbed-doca.gpg
+"""
+
+
+def test_doca_on_a_fresh_debian(node: Node) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    answers = {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, HEADERS: "yes", BUILDS: [], **NO_WISH, **UNAME}
+    result = node.deploy(ofed.install, answers)
+    [key] = result.commands[f"{OPS}doca: key of its repository"]
+    assert f" sh {doca.NVIDIA}/GPG-KEY-Mellanox.pub {FINGERPRINT} /etc/apt/keyrings/trackbed-doca.gpg" in key
+    assert result.uploads["/etc/apt/sources.list.d/trackbed-doca.sources"].decode() == SOURCE
+    assert result.uploads[doca.PREFERENCES].decode() == doca.PREFERRED
+    install, hold = result.commands[f"{OPS}DOCA-OFED"]
+    assert " sh mlnx-ofed-kernel " in install
+    assert install.endswith(" doca-ofed=3.2.1-044501")
+    assert hold == "apt-mark hold doca-ofed"
+    # The distribution's, that the deploy has found, are replaced.
+    assert " sh rdma-core ibverbs-providers " in result.commands[f"{OPS}The vendor's rdma-core"][0]
+
+
+def test_doca_unchanged(node: Node) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
+    there |= file_answers(doca.PREFERENCES, doca.PREFERRED)
+    answers = {**DEBIAN, "uname -m": "x86_64", **stack(), DPKG: DOCA_DEBS, KEY: FINGERPRINT, HEADERS: "yes", **BUILT}
+    result = node.deploy(ofed.install, {**answers, **NO_WISH, HELD: "doca-ofed", **there, **UNAME})
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+def test_doca_on_rocky_9(node: Node) -> None:
+    node.data = {"ofed": {"doca": {**DOCA, "profile": "doca-roce"}}}
+    answers = {**ROCKY_9, "uname -m": "aarch64", **NO_STACK, RPM: ["gnupg2 2.3"], HEADERS: "yes", **NO_WISH, **UNAME}
+    result = node.deploy(ofed.install, answers)
+    source = result.uploads["/etc/yum.repos.d/trackbed-doca.repo"].decode()
+    assert "baseurl=https://linux.mellanox.com/public/repo/doca/3.2.1/rhel9/arm64-sbsa/\n" in source
+    [key] = result.commands[f"{OPS}doca: key of its repository"]
+    assert f" sh https://www.mellanox.com/downloads/ofed/RPM-GPG-KEY-Mellanox-SHA256 {FINGERPRINT} " in key
+    install, *hold = result.commands[f"{OPS}DOCA-OFED"]
+    assert " sh mlnx-ofa_kernel " in install
+    assert install.endswith(" doca-roce-3.2.1-044501")
+    assert hold[-1] == "dnf versionlock add doca-roce-3.2.1-044501"
+
+
+def test_doca_without_kernel_headers_installs_nothing(node: Node) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    result = node.deploy(ofed.install, {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, **UNAME})
+    assert result.failed
+    assert f"the headers of the running kernel {KERNEL} are missing" in result.commands[f"{OPS}Kernel headers"][0]
+    assert result.commands[f"{OPS}DOCA-OFED"] == []
+
+
+@pytest.mark.parametrize("source", ["doca", "mlnx_ofed"])
+def test_the_kernel_that_is_to_run_is_waited_for(node: Node, given: dict[str, Any], source: str) -> None:
+    """The running one has no headers, and the reboot comes after this."""
+    node.data = {"ofed": {source: {"doca": DOCA, "mlnx_ofed": given}[source]}, "kernel": {"release": "6.1.0-99-amd64"}}
+    answers = {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, BUILDS: [], **NO_WISH, **UNAME}
+    result = node.deploy(ofed.install, answers)
+    assert not result.failed
+    waiting = ("Kernel headers", "DOCA-OFED", "The vendor's rdma-core", "MLNX_OFED", "Modules for the running kernel")
+    for name in (*waiting, "Loaded modules"):
+        assert result.commands.get(f"{OPS}{name}", []) == []
+
+
+def test_older_folders_of_doca_name_debian_s_minor_release(node: Node) -> None:
+    node.data = {"ofed": {"doca": {**DOCA, "version": "3.1.0-091000"}}}
+    with pytest.raises(DeployError, match="NVIDIA's folder for Debian 12 is not known"):
+        node.deploy(ofed.install, {**DEBIAN, "uname -m": "x86_64"})
+
+
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [
+        (
+            {"ID": "ubuntu", "VERSION_ID": "23.10"},
+            "doca does not support Ubuntu 23.10; it supports Ubuntu 22.04, 24.04; Debian 12, 13",
+        ),
+        ({"ID": "fedora", "VERSION_ID": "41"}, "doca does not support Fedora 41"),
+        (
+            {"ID": "ol", "VERSION_ID": "9.4"},
+            "doca.repository: NVIDIA's folder for Oracle Linux 9.4 is not known",
+        ),
+    ],
+)
+def test_a_distribution_that_doca_does_not_support(node: Node, release: dict[str, str], message: str) -> None:
+    node.data = {"ofed": {"doca": DOCA}}
+    lines = [f'{name}="{value}"' for name, value in release.items()]
+    with pytest.raises(DeployError) as caught:
+        node.deploy(ofed.install, {"*-release": ["/etc/os-release", *lines, "---"], "uname -m": "x86_64"})
+    assert str(caught.value).startswith("@fake/node-a.ofed: ")
+    assert message in str(caught.value)
+
+
+# mlnx_ofed
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "MLNX_OFED_LINUX-24.10-1.1.4.0-debian12.5-x86_64.tgz"
+    path.write_bytes(b"a bundle")
+    return {"bundle": str(path), "sha256": hashlib.sha256(b"a bundle").hexdigest()}
+
+
+ON_DEBIAN = {**DEBIAN, "uname -m": "x86_64"}
+
+
+def test_a_bundle_is_sent_and_installed_without_its_firmware(node: Node, given: dict[str, Any]) -> None:
+    node.data = {"ofed": {"mlnx_ofed": given}}
+    result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_WISH, **UNAME})
+    made, upload, install = result.commands[f"{OPS}MLNX_OFED"]
+    assert made.endswith(" sh /var/lib/trackbed/ofed")
+    assert upload == "upload /var/lib/trackbed/ofed/bundle.tgz"
+    assert install.endswith(f" sh {upload.split()[1]} {given['sha256']} {mlnx_ofed.FOLDER} --force --without-fw-update")
+
+
+def test_a_bundle_with_firmware_and_options(node: Node, given: dict[str, Any]) -> None:
+    node.data = {"ofed": {"mlnx_ofed": {**given, "firmware_update": True, "options": ["--add-kernel-support"]}}}
+    result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_WISH, **UNAME})
+    assert result.commands[f"{OPS}MLNX_OFED"][-1].endswith(f" {mlnx_ofed.FOLDER} --force --add-kernel-support")
+
+
+def test_a_bundle_that_is_installed_is_left_alone(node: Node, given: dict[str, Any]) -> None:
+    node.data = {"ofed": {"mlnx_ofed": given}}
+    answers = {**ON_DEBIAN, **stack(), **BUILT, **NO_WISH, **UNAME}
+    same = {BUNDLE: [given["sha256"], "MLNX_OFED_LINUX-24.10-1.1.4.0:", "MLNX_OFED_LINUX-24.10-1.1.4.0:"]}
+    assert node.deploy(ofed.install, {**answers, **same}).flat == []
+    # Somebody has installed another one since.
+    other = {BUNDLE: [given["sha256"], "MLNX_OFED_LINUX-24.10-1.1.4.0:", "OFED-internal-25.10-1.2.3:"]}
+    assert node.deploy(ofed.install, {**answers, **other}).planned[f"{OPS}MLNX_OFED"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sha256": "0" * 64}, "has "),
+        ({"bundle": "/absent.tgz"}, "mlnx_ofed.bundle: /absent.tgz: No such file or directory; give the path"),
+    ],
+)
+def test_a_bundle_with_another_checksum_stops_the_deploy(
+    node: Node, given: dict[str, Any], change: dict[str, str], message: str
+) -> None:
+    node.data = {"ofed": {"mlnx_ofed": {**given, **change}}}
+    with pytest.raises(DeployError, match=r"node-a\.ofed: mlnx_ofed") as caught:
+        node.deploy(ofed.install, ON_DEBIAN)
+    assert message in str(caught.value)
+
+
+def test_a_bundle_for_another_system_stops_the_deploy(node: Node, given: dict[str, Any]) -> None:
+    node.data = {"ofed": {"mlnx_ofed": given}}
+    with pytest.raises(DeployError, match=r"is for debian 12.5 on x86_64, but this host is Rocky Linux 9.4 on x86_64"):
+        node.deploy(ofed.install, {**ROCKY_9, "uname -m": "x86_64"})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "it has no source; give exactly one of inbox, doca, mlnx_ofed"),
+        ({"inbox": {}, "doca": DOCA}, "it has inbox and doca; give exactly one"),
+        ({"inbox": {"x": 1}}, "inbox: unknown key 'x'"),
+        ({"doka": {}}, "unknown key 'doka'; did you mean 'doca'?"),
+        ({"doca": {"version": "3.2.1-1"}}, "doca.fingerprint: the key 'fingerprint' is missing; add it"),
+        (
+            {"doca": {**DOCA, "version": "latest"}},
+            "version: 'latest' is not valid; give it as the package manager prints it",
+        ),
+        ({"doca": {**DOCA, "fingerprint": "AB12"}}, "fingerprint: 'AB12' is not valid; give the whole fingerprint"),
+        ({"doca": {**DOCA, "repository": "ftp://x"}}, "uri: 'ftp://x' is not valid; give a URL"),
+        ({"doca": {**DOCA, "profile": "all"}}, 'doca.profile: "all" is not one of doca-ofed'),
+        ({"mlnx_ofed": {"bundle": "x", "sha256": "12"}}, "sha256: '12' is not valid; give the 64 digits"),
+        (
+            {"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["--without-fw-update"]}},
+            "options: '--without-fw-update' is set by firmware_update",
+        ),
+        (
+            {"mlnx_ofed": {"bundle": "x", "sha256": "0" * 64, "options": ["rm -rf"]}},
+            "options: 'rm -rf' is not an option",
+        ),
+    ],
+)
+def test_bad_data(node: Node, data: Any, message: str) -> None:
+    node.data = {"ofed": data}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(ofed.install, DEBIAN)
+    assert str(caught.value).startswith("@fake/node-a.ofed: ")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,172 @@
+"""The scripts of OFED's modules, run on files that are made here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.drivers.ofed import modules
+from tests.deploy.test_scripts import program, sh
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A node's files: two modules of DKMS, one of them loaded."""
+    kernel = os.uname().release
+    folder = tmp_path / f"var/lib/dkms/mlnx-ofed-kernel/25.10/{kernel}/x86_64/module"
+    folder.mkdir(parents=True)
+    for name in ("rdma_rxe.ko.xz", "mlx5-ib.ko"):
+        (folder / name).touch()
+    module(tmp_path, "rdma_rxe", refcnt=1)
+    (tmp_path / "sys/module/rdma_rxe/srcversion").write_text("AB\n")
+    (tmp_path / "proc/1").mkdir(parents=True)
+    (tmp_path / "proc/1/mounts").write_text("/dev/vda / ext4 rw 0 0\n")
+    return tmp_path
+
+
+def module(root: Path, name: str, refcnt: int = 0, holders: tuple[str, ...] = ()) -> Path:
+    folder = root / "sys/module" / name
+    (folder / "holders").mkdir(parents=True)
+    (folder / "refcnt").write_text(f"{refcnt}\n")
+    for holder in holders:
+        (folder / "holders" / holder).mkdir()
+    return folder
+
+
+def test_the_modules_that_an_ofed_brought(root: Path) -> None:
+    program(root / "bin/modinfo", '[ "$1" = -F ] && echo CD || echo /lib/modules/K/updates/dkms/"$2".ko')
+    path = f"{root / 'bin'}:{os.environ['PATH']}"
+    found = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, PATH=path))
+    rxe = modules.OfedModule("rdma_rxe", "AB", "CD", "/lib/modules/K/updates/dkms/rdma_rxe.ko")
+    assert found == modules.Stack(os.uname().release, True, 2, (rxe,))
+    assert rxe.stale and rxe.out_of_tree
+    nothing = modules.OfedStack().process(sh(modules._STACK, root / "absent", *modules.NAMES))
+    assert nothing == modules.Stack(os.uname().release, False, 0, ())
+
+
+def test_modules_of_packages_without_dkms_count(tmp_path: Path) -> None:
+    kernel = os.uname().release
+    lib = tmp_path / f"lib/modules/{kernel}"
+    for file in (
+        lib / "extra/mlnx-ofa_kernel/drivers/net/mlx5_core.ko.xz",
+        lib / "weak-updates/iser/ib_iser.ko",
+        lib / "extra/other/other.ko",
+    ):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    listing = tmp_path / "var/lib/dpkg/info/mlnx-ofed-kernel-modules.list"
+    listing.parent.mkdir(parents=True)
+    listing.write_text(f"/lib/modules/{kernel}/updates/mlx5_ib.ko\n/lib/modules/1.2.3/updates/old.ko\n/usr/share/doc\n")
+    message = sh(modules._STACK, tmp_path, *modules.NAMES)
+    assert [line for line in message if line.startswith("built")] == [
+        "built ib_iser",
+        "built mlx5_core",
+        "built mlx5_ib",
+    ]
+
+
+def users(root: Path, *loaded: str) -> list[str]:
+    arguments = ("storage_rdma ib_iser", "nvidia_peermem", *loaded)
+    return modules.OfedUsers().process(sh(modules._USERS + "echo end\n", root, *arguments))
+
+
+def test_modules_without_users(root: Path) -> None:
+    module(root, "nvidia_peermem")
+    # Held by a module alone, which goes first.
+    module(root, "ib_iser", 1, ("other",))
+    assert users(root, "rdma_rxe") == []
+
+
+def test_who_uses_the_modules(root: Path) -> None:
+    module(root, "nvidia_peermem", 2)
+    module(root, "ib_iser", 2, ("other",))
+    (root / "sys/class/nvme/nvme1").mkdir(parents=True)
+    (root / "sys/class/nvme/nvme1/transport").write_text("rdma\n")
+    (root / "proc/1/mounts").write_text(
+        "10.0.0.1:/a /data nfs4 rw,vers=4.2,proto=rdma,port=20049 0 0\n"
+        "10.0.0.1@o2ib:/b /scratch lustre rw 0 0\n"
+        "10.0.0.1:/c /home nfs4 rw,proto=tcp 0 0\n"
+    )
+    fd = root / "proc/42/fd"
+    fd.mkdir(parents=True)
+    (fd / "3").symlink_to("/dev/infiniband/uverbs0")
+    (fd / "4").symlink_to("/dev/null")
+    (root / "proc/42/comm").write_text("ib_write_bw\n")
+    assert users(root, "rdma_rxe") == [
+        "nvidia_peermem: 2 in use (GPU memory that is registered)",
+        "ib_iser: 1 in use (storage over RDMA)",
+        "nvme1 is NVMe over RDMA",
+        "/data is mounted over RDMA",
+        "/scratch is mounted over RDMA",
+        "ib_write_bw (pid 42) has uverbs0 open",
+    ]
+
+
+IP = """
+case "$*" in
+  *"-6 route"*) ;;
+  *route*) echo 'default via 10.0.0.1 dev bond0'; echo '10.0.0.0/24 dev eth1 scope link' ;;
+  *"dev ens1"*) echo '2: ens1 inet 10.0.0.7/24 scope global ens1' ;;
+esac
+"""
+
+
+def test_users_of_netdevs_and_vfs(root: Path) -> None:
+    driver = root / "sys/bus/pci/drivers/mlx5_core"
+    (driver / "0000:21:00.0/net/ens1").mkdir(parents=True)
+    (driver / "0000:21:00.2").mkdir()
+    for function in driver.iterdir():
+        (function / "class").write_text("0x020000\n")
+    # An InfiniBand function need not have a netdev.
+    (driver / "0000:22:00.0").mkdir()
+    (driver / "0000:22:00.0/class").write_text("0x020700\n")
+    (driver / "module").symlink_to("../../../../module/mlx5_core")
+    (root / "sys/module/mlx5_core").mkdir()
+    (root / "vf/0000:21:00.3").mkdir(parents=True)
+    (root / "vf/0000:21:00.3/driver").symlink_to("../../drivers/vfio-pci")
+    (driver / "0000:21:00.0/virtfn0").symlink_to(root / "vf/0000:21:00.3")
+    netdev = root / "sys/class/net/ens1"
+    (netdev / "upper_bond0").mkdir(parents=True)
+    (netdev / "device").symlink_to("../../../bus/pci/drivers/mlx5_core/0000:21:00.0")
+    (driver / "0000:21:00.0/driver").symlink_to("../../mlx5_core")
+    program(root / "bin/ip", IP)
+    program(root / "bin/ss", """echo '0 0 10.0.0.7:22 10.0.0.1:4000 users:(("sshd",pid=1,fd=4))'""")
+    os.environ["PATH"], path = f"{root / 'bin'}:{os.environ['PATH']}", os.environ["PATH"]
+    try:
+        assert users(root, "mlx5_core") == [
+            "ens1 has the management address (10.0.0.7)",
+            "bond0 is on top of ens1",
+            "a route goes through bond0",
+            "0000:21:00.3 is bound to vfio-pci",
+            "0000:21:00.2 is in another network namespace",
+        ]
+        # Another module's netdevs stay.
+        assert users(root, "rdma_rxe") == []
+    finally:
+        os.environ["PATH"] = path
+
+
+def test_an_initramfs_older_than_a_module_that_it_has(tmp_path: Path) -> None:
+    image = tmp_path / f"boot/initrd.img-{os.uname().release}"
+    image.parent.mkdir()
+    image.touch()
+    for name in ("mlx5_core.ko", "rdma_rxe.ko"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (2_000_000_000, 2_000_000_000))
+    program(tmp_path / "bin/lsinitramfs", "echo usr/lib/modules/K/kernel/drivers/mlx5_core.ko")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    files = (tmp_path / "mlx5_core.ko", tmp_path / "rdma_rxe.ko")
+    assert sh(modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == ["mlx5_core"]
+    os.utime(image, (2_100_000_000, 2_100_000_000))
+    assert sh(modules._OLD_INITRAMFS, tmp_path, *files, PATH=path) == []
+
+
+def test_an_unloaded_module_is_loaded_again_although_others_could_not_be_unloaded(tmp_path: Path) -> None:
+    loaded = module(tmp_path, "nvme_rdma")
+    program(tmp_path / "bin/modprobe", f'[ "$1" = -r ] || {{ echo "loads $1"; exit; }}; rm -r {loaded}; exit 1')
+    program(tmp_path / "bin/systemctl", "exit 1")
+    program(tmp_path / "bin/udevadm", "")
+    text = modules._RELOAD.replace("/sys/module", str(tmp_path / "sys/module"))
+    assert "loads nvme_rdma" in sh(text, "nvme_rdma", "", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.drivers import peer_memory
+from tests.deploy.conftest import Node, file_answers
+
+SUPPORT = "ib_umem_dmabuf_get"
+AT_BOOT = "# Written by Trackbed; changes here are overwritten.\nnvidia_peermem\n"
+OPEN = "driver Dual MIT/GPL"
+
+
+def test_without_the_key_nothing_is_done(node: Node) -> None:
+    assert node.deploy(peer_memory.configure, {}).planned == {}
+
+
+def test_the_module_is_loaded_now_and_at_boot(node: Node) -> None:
+    node.data = {"peer_memory": {"method": "nvidia_peermem"}}
+    result = node.deploy(peer_memory.configure, {SUPPORT: ["installed", OPEN]})
+    [load] = result.commands["GPU peer memory | nvidia_peermem now"]
+    assert 'modprobe -- "$1"' in load
+    assert " sh nvidia_peermem " in load
+    assert result.uploads == {peer_memory.AT_BOOT: AT_BOOT.encode()}
+
+
+def test_unchanged(node: Node) -> None:
+    node.data = {"peer_memory": {"method": "nvidia_peermem"}}
+    there = {SUPPORT: ["loaded", "installed", OPEN], **file_answers(peer_memory.AT_BOOT, AT_BOOT)}
+    result = node.deploy(peer_memory.configure, there)
+    assert not any(result.planned.values())
+    assert result.flat == []
+
+
+def test_dma_buf_needs_no_module(node: Node) -> None:
+    node.data = {"peer_memory": {"method": "dma-buf"}}
+    result = node.deploy(peer_memory.configure, {SUPPORT: ["dma-buf", OPEN]})
+    assert not any(result.planned.values())
+    there = {SUPPORT: ["dma-buf", OPEN], **file_answers(peer_memory.AT_BOOT, AT_BOOT)}
+    assert node.deploy(peer_memory.configure, there).flat == [f"rm -f {peer_memory.AT_BOOT}"]
+
+
+@pytest.mark.parametrize("method", ["nvidia_peermem", "dma-buf"])
+def test_the_kernel_that_is_to_run_is_waited_for(node: Node, method: str) -> None:
+    node.data = {"peer_memory": {"method": method}, "kernel": {"release": "6.1.0-10-amd64"}}
+    result = node.deploy(peer_memory.configure, {SUPPORT: [], "uname -r": "6.1.0-9-amd64"})
+    assert not result.failed
+    assert not any("modprobe" in command for command in result.flat)
+    assert node.deploy(peer_memory.configure, {SUPPORT: [], "uname -r": "6.1.0-10-amd64"}).failed
+
+
+@pytest.mark.parametrize(
+    ("method", "message", "refused"),
+    [
+        ("nvidia_peermem", [OPEN], "the running kernel has no module nvidia_peermem"),
+        ("dma-buf", ["dma-buf"], "NVIDIA's driver is not installed"),
+        ("dma-buf", ["dma-buf", "driver NVIDIA"], "the licence of nvidia is NVIDIA; install"),
+        ("dma-buf", [OPEN], "the kernel's RDMA does not support dma-buf"),
+    ],
+)
+def test_refused_with_the_remedy(node: Node, method: str, message: list[str], refused: str) -> None:
+    node.data = {"peer_memory": {"method": method}}
+    result = node.deploy(peer_memory.configure, {SUPPORT: message})
+    assert result.failed
+    assert refused in result.flat[0]
+    # Nothing that was to come after it.
+    assert result.uploads == {}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("nvidia_peermem", '"nvidia_peermem" is not an object'),
+        ({}, "the key 'method' is missing"),
+        ({"method": "nv_peer_mem"}, 'method: "nv_peer_mem" is not one of nvidia_peermem, dma-buf'),
+    ],
+)
+def test_bad_data(node: Node, data: Any, message: str) -> None:
+    node.data = {"peer_memory": data}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(peer_memory.configure, {})
+    assert str(caught.value).startswith("@fake/node-a.peer_memory: ")
+    assert message in str(caught.value)

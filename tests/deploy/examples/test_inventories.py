@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.spec.node import NodeSpec
+from agent.tools.as_inventory import write_down
+from tasks.common import archive
+from tasks.node_spec import node_spec
+from tests.deploy.examples.inventories import inventory_of
+from tests.sim.kernel import Kernel
+
+
+def specs(name: str) -> dict[str, NodeSpec]:
+    fleet = inventory_of(archive.ROOT / "inventories" / name)
+    return {host.name: node_spec(host.data.dict(), host.name) for host in fleet}
+
+
+def test_prod() -> None:
+    found = specs("prod.py")
+    assert len(found) == 20
+    assert {len(spec.nics) for name, spec in found.items() if name.startswith("gpu-")} == {8}
+    assert found["10.0.1.11"].node_name == "cn-hangzhou.10.0.1.11"
+    assert found["gpu-08.example.net"].disruption.allow == "none"
+
+
+def test_lab_that_is_not_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKBED_LAB", "never-started")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "inventories/lab.py", "debug-inventory"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "the lab is not up; run `make lab`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_inventory_that_a_server_wrote(tmp_path: Path) -> None:
+    kernel = Kernel()
+    for number in range(2):
+        kernel.add_nic(f"0000:{number}1:00.0", f"ens{number}", f"02:00:00:00:0{number}:00")
+    found = write_down(kernel.machine(), "gpu-01.example.net", "gpu-01", ())
+    (tmp_path / "new.py").write_text(found.text)
+    (host,) = inventory_of(tmp_path / "new.py")
+    assert {"servers", "new"} <= set(host.groups)
+    spec = node_spec(host.data.dict(), host.name)
+    assert (spec.node_name, [nic.name for nic in spec.nics]) == ("gpu-01", ["nic{index}"])
+    assert host.data.dict()["kernel_modules"] == ["ib_uverbs", "ib_umad", "rdma_ucm"]

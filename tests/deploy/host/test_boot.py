@@ -1,0 +1,189 @@
+"""Kernel arguments, sysctls and the initramfs. grubby's commands were not run on RHEL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from agent.spec.node import HugepagePool, from_mapping
+from tasks import reboot
+from tasks.common.commands import script
+from tasks.common.texts import HEADER
+from tasks.host import boot
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, file_answers
+
+ARGUMENTS = "/proc/cmdline"
+REQUESTS = "for task in *"
+VALUES = 'if [ -r "$path" ]'
+INITRAMFS = "for image in"
+RUNNING = "running root=/dev/vda1 ro quiet"
+GRUB = {ARGUMENTS: [RUNNING, "loader grub", "next root=/dev/vda1 ro quiet", "ours "], REQUESTS: ["boot-1"]}
+GRUBBY = {ARGUMENTS: [RUNNING, "loader grubby", "next ro quiet pci=realloc", "ours pci=realloc"], REQUESTS: ["boot-1"]}
+NAMES = ("Kernel arguments", "Kernel arguments of this boot")
+
+
+def configure() -> None:
+    boot.configure(spec=from_mapping({"node_name": "node-a", "sysctls": {"net.core.somaxconn": "4096"}}, "node-a"))
+
+
+def commands(node: Node, answers: Answers, **given: Any) -> list[str]:
+    node.data = {"boot": given}
+    result = node.deploy(configure, answers)
+    return [command for name in NAMES for command in result.commands[f"Boot | {name}"]]
+
+
+def record(task: str, text: str) -> str:
+    return str(script(reboot._REQUEST, reboot.FOLDER, task, text))
+
+
+def test_without_the_key_nothing_changes(node: Node) -> None:
+    result = node.deploy(configure, {**GRUB, INITRAMFS: ["/boot/initrd.img-1 1 1 sum"]})
+    assert not any(result.planned.values()), result.planned
+    assert result.flat == []
+
+
+def test_arguments_that_are_new(node: Node) -> None:
+    assert commands(node, GRUB, arguments=["iommu=pt", "pci=realloc"]) == [
+        str(script(boot._GRUB, boot.DROP_IN, "iommu=pt pci=realloc", HEADER.strip())),
+        record("boot", "kernel arguments iommu=pt pci=realloc are not in effect"),
+    ]
+
+
+def test_arguments_that_are_in_effect(node: Node) -> None:
+    there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet iommu=pt", "ours iommu=pt"]
+    assert commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}, arguments=["iommu=pt"]) == []
+    kept = {ARGUMENTS: there, REQUESTS: ["boot-2", "boot boot-1 kernel arguments iommu=pt are not in effect "]}
+    assert commands(node, kept, arguments=["iommu=pt"]) == ["rm -f /var/lib/trackbed/reboots/boot"]
+
+
+def test_a_boot_menu_that_is_out_of_date_is_made_again(node: Node) -> None:
+    there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet", "ours iommu=pt"]
+    (made,) = commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}, arguments=["iommu=pt"])
+    assert made.endswith("update-grub 2>&1) || { printf '\"'\"'%s\\n'\"'\"' \"$output\" >&2; exit 1; }\n' sh "
+                         f"{boot.DROP_IN} iommu=pt '{HEADER.strip()}'")  # fmt: skip
+
+
+def test_arguments_that_are_no_longer_wanted_are_removed(node: Node) -> None:
+    there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet iommu=pt", "ours iommu=pt"]
+    assert commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}) == [
+        str(script(boot._GRUB, boot.DROP_IN, "", HEADER.strip())),
+        record("boot-former", "kernel arguments iommu=pt are still in effect"),
+    ]
+    gone = {**GRUB, REQUESTS: ["boot-2", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
+    assert commands(node, gone) == ["rm -f /var/lib/trackbed/reboots/boot-former"]
+
+
+def test_arguments_by_grubby(node: Node) -> None:
+    assert commands(node, GRUBBY, arguments=["iommu=pt", "isolcpus=managed_irq,domain,2-7"]) == [
+        str(script(boot._GRUBBY, boot.GRUBBY_STATE, "iommu=pt isolcpus=managed_irq,domain,2-7", "pci=realloc")),
+        record("boot", "kernel arguments iommu=pt isolcpus=managed_irq,domain,2-7 are not in effect"),
+    ]
+
+
+def test_several_values_of_an_argument_are_refused_with_grubby(node: Node) -> None:
+    two = {"boot": {"arguments": ["console=ttyS0", "iommu=pt", "console=tty0"]}}
+    node.data = two
+    with pytest.raises(
+        DeployError, match=r"boot\.arguments: console is given with several values, and grubby"
+    ) as caught:
+        node.deploy(configure, {**ROCKY_9, **GRUBBY})
+    assert str(caught.value).startswith("@fake/node-a.")
+    assert commands(node, {**DEBIAN, **GRUB}, **two["boot"])[0].endswith(
+        f" 'console=ttyS0 iommu=pt console=tty0' '{HEADER.strip()}'"
+    )
+
+
+def test_grubby_reserves_only_the_largest_page_size(node: Node) -> None:
+    given = {"hugepages": [{"size": "1G", "count": 8}, {"size": "2M", "count": 512}]}
+
+    def with_pages() -> None:
+        boot.configure(spec=from_mapping({"node_name": "node-a", **given}, "node-a"))
+
+    node.data = {"boot": {"hugepages": True}}
+    command = node.deploy(with_pages, {**ROCKY_9, **GRUBBY}).commands["Boot | Kernel arguments"][0]
+    assert command == str(script(boot._GRUBBY, boot.GRUBBY_STATE, "hugepagesz=1G hugepages=8", "pci=realloc"))
+    command = node.deploy(with_pages, {**DEBIAN, **GRUB}).commands["Boot | Kernel arguments"][0]
+    assert " 'hugepagesz=2M hugepages=512 hugepagesz=1G hugepages=8' " in command
+
+
+def test_a_host_without_a_boot_loader(node: Node) -> None:
+    (message,) = commands(node, {ARGUMENTS: [RUNNING], REQUESTS: ["boot-1"]}, arguments=["iommu=pt", "quiet"])
+    assert message.startswith("refuse: kernel arguments iommu=pt are not in effect, and this host has neither GRUB")
+    assert commands(node, {ARGUMENTS: [RUNNING], REQUESTS: ["boot-1"]}, arguments=["quiet"]) == []
+
+
+def test_hugepages_as_arguments() -> None:
+    pools = (HugepagePool("2M", 512), HugepagePool("1G", 4, 1), HugepagePool("1G", 8, 0))
+    assert boot.hugepage_arguments(pools) == ("hugepagesz=2M hugepages=512", "hugepagesz=1G hugepages=0:8,1:4")
+    running = "ro hugepagesz=1G hugepages=512 hugepagesz=2M hugepages=512"
+    assert boot.missing_arguments(boot.hugepage_arguments(pools), running) == ["hugepagesz=1G hugepages=0:8,1:4"]
+
+
+def test_sysctls(node: Node) -> None:
+    node.data = {"boot": {"sysctls": {"vm.min_free_kbytes": "65536", "net.ipv4.tcp_rmem": "4096  87380 16777216"}}}
+    text = f"{HEADER}net.ipv4.tcp_rmem = 4096  87380 16777216\nvm.min_free_kbytes = 65536\n"
+    loaded = str(script(boot._LOAD, boot.SYSCTLS))
+    result = node.deploy(configure, GRUB)
+    assert result.uploads == {boot.SYSCTLS: text.encode()}
+    assert result.commands["Boot | Sysctls now"] == [loaded]
+    values = ["/proc/sys/vm/min_free_kbytes 65536", "/proc/sys/net/ipv4/tcp_rmem 4096\t87380\t16777216"]
+    there = {**GRUB, **file_answers(boot.SYSCTLS, text)}
+    assert node.deploy(configure, {**there, VALUES: values}).flat == []
+    assert node.deploy(configure, {**there, VALUES: values[:1]}).flat == [loaded]
+
+
+def test_options_of_a_module_in_the_initramfs(node: Node) -> None:
+    node.data = {"kernel_module_options": {"ib_core": {"netns_mode": "N"}}}
+    before, after = "/boot/initrd.img-6.1 100 1 sum", "/boot/initrd.img-6.1 200 1 sum"
+    look = str(
+        script(
+            boot._UPDATE_INITRAMFS,
+            "/etc/modprobe.d/trackbed.conf",
+            boot.INITRAMFS_STATE,
+            "/boot/initrd.img-6.1",
+            "ib_core",
+        )
+    )
+
+    result = node.deploy(configure, {**GRUB, INITRAMFS: [before]})
+    assert result.commands["Boot | Initramfs"] == [look]
+    result = node.deploy(configure, {**GRUB, INITRAMFS: [before, before]})
+    assert result.commands["Boot | Initramfs"] == []
+    turns = iter([[before], [after, after]])
+
+    class Turns(list[str]):
+        def __iter__(self) -> Any:
+            return iter(next(turns))
+
+    result = node.deploy(configure, {**GRUB, INITRAMFS: [before]}, {**GRUB, INITRAMFS: Turns(["again"])})
+    assert result.commands["Boot | Initramfs"] == [
+        look, record("initramfs", "options of modules in /boot/initrd.img-6.1 have changed"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"arguments": "iommu=pt"}, 'arguments: "iommu=pt" is not a list'),
+        ({"arguments": ["iommu=$(reboot)"]}, "arguments: 'iommu=$(reboot)' is not a kernel argument"),
+        ({"arguments": ["root=/dev/sdb"]}, "arguments: 'root=/dev/sdb' belongs to the boot loader; leave it out"),
+        (
+            {"arguments": ["hugepages=4"]},
+            "arguments: 'hugepages=4': use the key hugepages, and set boot.hugepages to True",
+        ),
+        ({"arguments": ["quiet", "quiet"]}, "arguments: quiet is given twice; give it once"),
+        ({"sysctls": {"somaxconn": "1"}}, "sysctls: 'somaxconn' is not a sysctl"),
+        ({"sysctls": {"net.core.somaxconn": "1"}}, "net.core.somaxconn is in sysctls['net.core.somaxconn'], too"),
+        ({"sysctls": {"net/core/somaxconn": "1"}}, "net/core/somaxconn is in sysctls['net.core.somaxconn'], too"),
+        ({"argument": []}, "unknown key 'argument'; did you mean 'arguments'?"),
+        ({1: [], "argument": []}, "unknown key 1; known keys: arguments, hugepages, sysctls; unknown key 'argument'"),
+    ],
+)
+def test_bad_data(node: Node, given: Any, message: str) -> None:
+    node.data = {"boot": given}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(configure, GRUB)
+    assert str(caught.value).startswith("@fake/node-a.boot")
+    assert message in str(caught.value)

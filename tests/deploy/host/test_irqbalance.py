@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from agent.kinds.host.irqbalance import LIST, SCRIPT
+from tasks.host import irqbalance
+from tests.deploy.conftest import Answers, Node, file_answers
+
+RUNS = {
+    "--property SubState": ["Id=irqbalance.service", "SubState=running"],
+    "--property UnitFileState": ["Id=irqbalance.service", "UnitFileState=enabled"],
+}
+ABSENT = {
+    "--property SubState": ["Id=irqbalance.service", "SubState=dead"],
+    "--property UnitFileState": ["Id=irqbalance.service", "UnitFileState="],
+}
+MAIN_PID = "--property=MainPID"
+RUNS_WITH_OURS = ["/usr/sbin/irqbalance", "--foreground", f"--policyscript={SCRIPT}"]
+
+
+def in_place() -> Answers:
+    return {
+        **file_answers(irqbalance.SCRIPT, irqbalance.SCRIPT_SOURCE.read_text(), mode="-rwxr-xr-x"),
+        **file_answers(irqbalance.DROP_IN, irqbalance.DROP_IN_SOURCE.read_text()),
+    }
+
+
+def test_it_is_stopped_and_disabled(node: Node) -> None:
+    result = node.deploy(lambda: irqbalance.policy("disabled"), RUNS)
+    assert result.flat == ["systemctl stop irqbalance.service", "systemctl disable irqbalance.service"]
+
+
+def test_a_node_without_irqbalance(node: Node) -> None:
+    result = node.deploy(lambda: irqbalance.policy("disabled"), ABSENT)
+    assert set(result.planned.values()) == {False}
+    assert result.flat == []
+
+
+def test_untouched(node: Node) -> None:
+    result = node.deploy(lambda: irqbalance.policy("untouched"), RUNS)
+    assert result.flat == []
+
+
+def test_a_node_that_is_only_observed_keeps_it(node: Node) -> None:
+    result = node.deploy(lambda: irqbalance.policy("disabled", "observe"), RUNS)
+    assert result.flat == []
+
+
+def test_with_the_policy_banned_irqbalance_runs_with_our_script(node: Node) -> None:
+    result = node.deploy(lambda: irqbalance.policy("banned"), RUNS)
+    assert f"--policyscript={irqbalance.SCRIPT}" in result.uploads[irqbalance.DROP_IN].decode()
+    assert f" {LIST}; then echo ban=true" in result.uploads[irqbalance.SCRIPT].decode()
+    assert result.flat[-2:] == ["systemctl daemon-reload", "systemctl try-restart irqbalance.service"]
+
+
+def test_what_is_in_place_and_runs_is_left_alone(node: Node) -> None:
+    result = node.deploy(lambda: irqbalance.policy("banned"), {**RUNS, **in_place(), MAIN_PID: RUNS_WITH_OURS})
+    assert result.flat == []
+
+
+def test_one_that_runs_without_our_script_is_restarted(node: Node) -> None:
+    result = node.deploy(
+        lambda: irqbalance.policy("banned"), {**RUNS, **in_place(), MAIN_PID: ["/usr/sbin/irqbalance"]}
+    )
+    assert result.flat == ["systemctl try-restart irqbalance.service"]
+
+
+def test_another_policy_removes_the_drop_in(node: Node) -> None:
+    result = node.deploy(lambda: irqbalance.policy("untouched"), {**RUNS, **in_place(), MAIN_PID: RUNS_WITH_OURS})
+    assert result.flat == [
+        f"rm -f {irqbalance.DROP_IN}",
+        "systemctl daemon-reload",
+        "systemctl try-restart irqbalance.service",
+    ]
+
+
+def test_deploy_and_agent_name_the_same_files() -> None:
+    assert irqbalance.SCRIPT == SCRIPT

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.host import kernel
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
+
+RUNNING = {"uname -r": "6.1.0-9-amd64", "for task in *": ["boot-1"]}
+RHEL_RUNNING = {"uname -r": "5.14.0-427.el9.x86_64", "for task in *": ["boot-1"]}
+UBUNTU = {"*-release": ["/etc/os-release", "ID=ubuntu", "NAME=Ubuntu", 'VERSION_ID="22.04"', "---"]}
+NEXT = "grubby --default-kernel"
+
+
+def dpkg(*names: str) -> Answers:
+    return {"dpkg -l": [f"ii  {name}  6.1-1  amd64  something" for name in names]}
+
+
+def rpm(*packages: str) -> Answers:
+    return {"rpm --queryformat": list(packages)}
+
+
+def test_without_the_key_nothing_is_done(node: Node) -> None:
+    assert node.deploy(kernel.pin, {}).planned == {}
+
+
+def test_headers_of_the_running_kernel(node: Node) -> None:
+    node.data = {"kernel": {}}
+    result = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **dpkg("linux-image-6.1.0-9-amd64")})
+    [install] = result.commands["Kernel | Kernel and headers"]
+    assert install.endswith(" linux-headers-6.1.0-9-amd64")
+    assert result.commands["Kernel | Kernel of the next boot"] == []
+
+
+def test_unchanged(node: Node) -> None:
+    node.data = {"kernel": {"release": "6.1.0-9-amd64", "hold": True}}
+    have = dpkg("linux-image-6.1.0-9-amd64", "linux-headers-6.1.0-9-amd64", "linux-image-amd64")
+    there = {**DEBIAN, **RUNNING, **have, "showhold": "linux-image-amd64", NEXT: "/boot/vmlinuz-6.1.0-9-amd64"}
+    result = node.deploy(kernel.pin, there)
+    assert not any(result.planned.values())
+    assert result.flat == []
+
+
+def test_another_release_is_installed_and_a_reboot_requested(node: Node) -> None:
+    node.data = {"kernel": {"release": "6.1.0-10-amd64"}}
+    before = {**DEBIAN, **RUNNING, **dpkg(), NEXT: "/boot/vmlinuz-6.1.0-9-amd64"}
+    result = node.deploy(kernel.pin, before, {**before, NEXT: "/boot/vmlinuz-6.1.0-10-amd64"})
+    assert not result.failed
+    install, request = result.flat
+    assert install.endswith(" linux-image-6.1.0-10-amd64 linux-headers-6.1.0-10-amd64")
+    assert "'kernel 6.1.0-10-amd64 is installed, and 6.1.0-9-amd64 runs'" in request
+
+
+def test_a_newer_kernel_that_grub_would_boot_is_refused(node: Node) -> None:
+    node.data = {"kernel": {"release": "6.1.0-10-amd64"}}
+    there = {**DEBIAN, **RUNNING, **dpkg(), NEXT: "/boot/vmlinuz-6.1.0-11-amd64"}
+    result = node.deploy(kernel.pin, there)
+    assert result.failed
+    assert "remove 6.1.0-11-amd64 (apt remove" in result.flat[-1]
+
+
+def test_ubuntu_has_drivers_in_a_package_of_their_own(node: Node) -> None:
+    node.data = {"kernel": {"release": "5.15.0-7-generic", "headers": False}}
+    result = node.deploy(kernel.pin, {**UBUNTU, **RUNNING, **dpkg()})
+    assert result.flat[0].endswith(" linux-image-5.15.0-7-generic linux-modules-extra-5.15.0-7-generic")
+
+
+def test_rhel(node: Node) -> None:
+    node.data = {"kernel": {"release": "5.14.0-503.el9.x86_64", "hold": True}}
+    there = {
+        **ROCKY_9,
+        **RHEL_RUNNING,
+        **rpm("kernel 5.14.0-427.el9", "kernel-core 5.14.0-427.el9", "kernel-headers 5"),
+    }
+    result = node.deploy(kernel.pin, {**there, NEXT: "/boot/vmlinuz-5.14.0-427.el9.x86_64"})
+    # What an earlier deploy has locked keeps no other release out.
+    assert result.flat[0].endswith(" --disableplugin=versionlock kernel-5.14.0-503.el9 kernel-devel-5.14.0-503.el9")
+    assert result.flat[1:4] == [
+        "dnf install -y python3-dnf-plugin-versionlock",
+        "dnf versionlock add kernel kernel-core",
+        "grubby --set-default /boot/vmlinuz-5.14.0-503.el9.x86_64",
+    ]
+    assert "5.14.0-427.el9.x86_64 runs" in result.flat[4]
+
+
+@pytest.mark.parametrize(
+    ("release", "wanted"),
+    [
+        ("5.14.0-427.el9.aarch64+64k", "kernel-64k-5.14.0-427.el9 kernel-64k-devel-5.14.0-427.el9"),
+        ("5.15.0-300.1.el9uek.x86_64", "kernel-uek-5.15.0-300.1.el9uek kernel-uek-devel-5.15.0-300.1.el9uek"),
+        ("4.18.0-553.el8_10.x86_64", "kernel-4.18.0-553.el8_10 kernel-devel-4.18.0-553.el8_10"),
+    ],
+)
+def test_rhel_s_kernels_of_other_names(node: Node, release: str, wanted: str) -> None:
+    node.data = {"kernel": {"release": release}}
+    result = node.deploy(kernel.pin, {**ROCKY_9, **RHEL_RUNNING, **rpm()})
+    assert result.flat[0].endswith(f" --disableplugin=versionlock {wanted}")
+
+
+@pytest.mark.parametrize(
+    ("held", "on_hold", "done"),
+    [
+        (True, [], ["apt-mark hold linux-headers-amd64 linux-image-amd64"]),
+        (True, ["linux-image-amd64"], ["apt-mark hold linux-headers-amd64"]),
+        (False, ["linux-image-amd64"], ["apt-mark unhold linux-image-amd64"]),
+        (False, [], []),
+    ],
+)
+def test_holds(node: Node, held: bool, on_hold: list[str], done: list[str]) -> None:
+    node.data = {"kernel": {"hold": held, "headers": False}}
+    have = dpkg("linux-image-amd64", "linux-headers-amd64", "linux-image-6.1.0-9-amd64", "linux-libc-dev", "linux-base")
+    assert node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **have, "showhold": on_hold}).flat == done
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"release": "newest"}, "release: 'newest' is not valid; give it as `uname -r` prints it"),
+        ({"header": False}, "unknown key 'header'; did you mean 'headers'?"),
+        ({"hold": "yes"}, 'hold: "yes" is not true or false'),
+    ],
+)
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+    node.data = {"kernel": data}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(kernel.pin, DEBIAN)
+    assert str(caught.value).startswith("@fake/node-a.kernel: ")
+    assert message in str(caught.value)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.host import kernel_modules
+from tests.deploy.conftest import Node, file_answers
+
+PENDING = "modprobe --dry-run"
+BOOT = "# Written by Trackbed; changes here are overwritten.\nib_umad\nrdma_ucm\n"
+OPTIONS = "# Written by Trackbed; changes here are overwritten.\noptions erdma compat_mode=N\n"
+
+
+def test_fresh(node: Node) -> None:
+    node.data = {
+        "kernel_modules": ["ib_umad", "rdma_ucm"],
+        "kernel_module_options": {"erdma": {"compat_mode": False}},
+    }
+    result = node.deploy(kernel_modules.configure, {PENDING: ["ib_umad", "rdma_ucm"]})
+    assert result.uploads == {kernel_modules.OPTIONS: OPTIONS.encode(), kernel_modules.AT_BOOT: BOOT.encode()}
+    assert result.commands["Kernel modules now"] == ["modprobe -- ib_umad", "modprobe -- rdma_ucm"]
+    assert list(result.commands) == ["Kernel module options", "Kernel modules at boot", "Kernel modules now"]
+
+
+def test_unchanged(node: Node) -> None:
+    node.data = {
+        "kernel_modules": ["ib_umad", "rdma_ucm"],
+        "kernel_module_options": {"erdma": {"compat_mode": False}},
+    }
+    there = file_answers(kernel_modules.AT_BOOT, BOOT) | file_answers(kernel_modules.OPTIONS, OPTIONS)
+    result = node.deploy(kernel_modules.configure, there)
+    assert not any(result.planned.values())
+    assert result.flat == []
+
+
+def test_one_is_missing(node: Node) -> None:
+    node.data = {"kernel_modules": ["ib_umad", "rdma_ucm"]}
+    result = node.deploy(kernel_modules.configure, {**file_answers(kernel_modules.AT_BOOT, BOOT), PENDING: "rdma_ucm"})
+    assert result.flat == ["modprobe -- rdma_ucm"]
+
+
+def test_a_module_that_the_running_kernel_lacks_waits_for_the_next_one(node: Node) -> None:
+    node.data = {"kernel_modules": ["ib_umad"], "kernel": {"release": "6.1.0-10-amd64"}}
+    [load] = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-cloud-amd64"}).commands[
+        "Kernel modules now"
+    ]
+    assert load.endswith(" sh ib_umad 6.1.0-10-amd64")
+    assert "|| echo" in load
+    result = node.deploy(kernel_modules.configure, {PENDING: "ib_umad", "uname -r": "6.1.0-10-amd64"})
+    assert result.commands["Kernel modules now"] == ["modprobe -- ib_umad"]
+
+
+def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
+    there = file_answers(kernel_modules.AT_BOOT, BOOT)
+    result = node.deploy(kernel_modules.configure, there)
+    assert result.commands["Kernel modules at boot"] == [f"rm -f {kernel_modules.AT_BOOT}"]
+    assert result.commands["Kernel modules now"] == []
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"kernel_modules": "ib_umad"}, "@fake/node-a.kernel_modules: 'ib_umad' is not a list; give module names"),
+        ({"kernel_modules": ["ib umad"]}, "@fake/node-a.kernel_modules: 'ib umad' is not a module name"),
+        ({"kernel_module_options": {"erdma": "x=1"}}, "@fake/node-a.kernel_module_options: {'erdma': 'x=1'} is not"),
+        ({"kernel_module_options": {"erdma": {"a": "1 2"}}}, "@fake/node-a.kernel_module_options: a: '1 2' is not"),
+        ({"kernel_module_options": {"erdma": {"a": 1.5}}}, "@fake/node-a.kernel_module_options: a: 1.5 is not valid"),
+    ],
+)
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+    node.data = data
+    with pytest.raises(DeployError) as caught:
+        node.deploy(kernel_modules.configure, {})
+    assert str(caught.value).startswith(message)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.host import limits
+from tests.deploy.conftest import Answers, Node
+
+FIND = "Max locked memory"
+UNITS = ("containerd", "docker", "crio", "kubelet")
+
+
+def in_place(*units: str) -> Answers:
+    return {FIND: ["logins", *(f"current {unit}" for unit in units)]}
+
+
+def test_fresh(node: Node) -> None:
+    node.data = {"limits": {}}
+    result = node.deploy(limits.lift, {FIND: ["limited containerd", "running containerd"]})
+    [command] = result.flat
+    assert "systemctl daemon-reload" in command
+    assert "systemctl restart" not in command
+    assert command.endswith(" containerd docker crio kubelet")
+
+
+def test_unchanged(node: Node) -> None:
+    node.data = {"limits": {}}
+    result = node.deploy(limits.lift, in_place(*UNITS))
+    assert set(result.planned.values()) == {False}
+    assert result.flat == []
+
+
+@pytest.mark.parametrize("more", ["running docker", "limited docker", "old slurmd"])
+def test_a_drop_in_is_not_enough(node: Node, more: str) -> None:
+    node.data = {"limits": {}}
+    found = [*in_place(*UNITS)[FIND], more]
+    assert len(node.deploy(limits.lift, {FIND: found}).flat) == 1
+
+
+def test_without_the_key_nothing_is_done(node: Node) -> None:
+    assert node.deploy(limits.lift, in_place()).flat == []
+
+
+def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
+    [command] = node.deploy(limits.lift, {FIND: ["old containerd"]}).flat
+    # Neither services nor a text for logins.
+    assert command.endswith(f"{limits.LOGINS} ''")
+
+
+def test_the_files_are_written_if_the_fact_has_no_output(node: Node) -> None:
+    node.data = {"limits": {"daemons": ["slurmd"], "logins": False}}
+    assert len(node.deploy(limits.lift, {}).flat) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"daemons": "containerd"}, '"containerd" is not a list'),
+        (
+            {"daemons": ["containerd.service"]},
+            "'containerd.service' in daemons is not a service's name; give it without",
+        ),
+        ({"daemons": ["../x"]}, "'../x' in daemons is not a service's name"),
+        ({"demons": []}, "did you mean 'daemons'?"),
+        ({"logins": "yes"}, '"yes" is not true or false'),
+    ],
+)
+def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+    node.data = {"limits": data}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(limits.lift, {})
+    assert str(caught.value).startswith("@fake/node-a.limits: ")
+    assert message in str(caught.value)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+from agent.spec.node import NodeSpec, from_mapping
+from tasks.host import network_managers
+from tasks.host.network_managers import NETWORK, NETWORK_TEXT, NETWORKD_CONF, RULE, RULE_TEXT
+from tests.deploy.conftest import Answers, Node, Result, file_answers
+
+MANAGERS = "for program in"
+UNMARKED = "for link in"
+BOTH = ["NetworkManager", "systemd-networkd"]
+
+
+def spec(count: int = 4) -> NodeSpec:
+    vfs: dict[str, Any] = {"count": count}
+    return from_mapping({"node_name": "n1", "nics": [{"name": "a", "select": {"driver": "igb"}, "vfs": vfs}]})
+
+
+def deploy(node: Node, answers: Answers, wanted: NodeSpec | None = None) -> Result:
+    return node.deploy(lambda: network_managers.ignore_vfs(spec=wanted or spec()), answers)
+
+
+def test_both_managers_get_files_and_existing_vfs_are_marked(node: Node) -> None:
+    result = deploy(node, {MANAGERS: BOTH, UNMARKED: ["ens1f0v0", "ens1f0v1"]})
+    assert result.uploads == {RULE: RULE_TEXT.encode(), NETWORK: NETWORK_TEXT.encode()}
+    (told,) = result.commands["Network managers | Existing VFs"]
+    assert told.endswith(" sh ens1f0v0 ens1f0v1")
+    assert "networkctl reload" in told
+
+
+def test_only_networkmanager(node: Node) -> None:
+    result = deploy(node, {MANAGERS: ["NetworkManager"]})
+    assert list(result.uploads) == [RULE]
+
+
+def test_unchanged(node: Node) -> None:
+    there = file_answers(RULE, RULE_TEXT) | file_answers(NETWORK, NETWORK_TEXT)
+    result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: []})
+    assert not any(result.planned.values())
+    assert result.flat == []
+
+
+def test_a_vf_older_than_the_rule_is_marked_by_the_next_deploy(node: Node) -> None:
+    there = file_answers(RULE, RULE_TEXT) | file_answers(NETWORK, NETWORK_TEXT)
+    result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: ["ens1f0v1"]})
+    assert len(result.flat) == 1
+    assert result.flat[0].endswith(" sh ens1f0v1")
+
+
+def test_neither_is_installed(node: Node) -> None:
+    result = deploy(node, {MANAGERS: []})
+    assert result.flat == []
+    assert result.uploads == {}
+
+
+def test_no_vfs_no_files(node: Node) -> None:
+    result = deploy(
+        node, {MANAGERS: BOTH, **file_answers(RULE, RULE_TEXT), **file_answers(NETWORK, NETWORK_TEXT)}, spec(0)
+    )
+    assert f"rm -f {RULE}" in result.flat
+    assert f"rm -f {NETWORK}" in result.flat
+    assert result.uploads == {}
+
+
+def test_networkd_leaves_the_rules_of_addresses(node: Node) -> None:
+    nic = {"name": "a", "select": {"driver": "igb"}, "rail": 0, "addresses": ["192.0.2.11/24"]}
+    result = deploy(node, {MANAGERS: BOTH}, from_mapping({"node_name": "n1", "nics": [nic]}))
+    assert list(result.uploads) == [NETWORKD_CONF]
+    assert result.uploads[NETWORKD_CONF].decode().endswith("[Network]\nManageForeignRoutingPolicyRules=no\n")
+    assert not any("restart" in command for command in result.flat)
+
+
+def test_without_addresses_networkd_s_default_returns(node: Node) -> None:
+    result = deploy(node, {MANAGERS: BOTH, **file_answers(NETWORKD_CONF, "[Network]\n")})
+    assert f"rm -f {NETWORKD_CONF}" in result.flat

@@ -1,0 +1,247 @@
+"""Which functions of a node are NICs of its spec and which are not, and which ones the plugins' selectors match."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
+from agent.hardware.functions import vf_addresses
+from agent.report.records import to_plain
+from agent.spec.node import from_mapping
+from agent.tools.inspection import inspect
+from tasks.common import archive
+from tasks.hardware import NodeHardware
+from tasks.kubernetes.manifests.configurations import shared_rdma, sriov
+from tasks.kubernetes.manifests.device_plugins import SharedRdma, Sriov
+from tasks.kubernetes.manifests.discovered import Discovered, discover, read_nodes, to_text
+from tests.deploy.hardware import CONNECTX, ERDMA, SECOND, VF, VIRTIO, function, hardware, has, nic, rdma
+from tests.sim.kernel import Kernel
+
+SPEC = from_mapping({"node_name": "a", "nics": [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]})
+STORAGE = function("0000:c1:00.0", "15b3:101b", "ens9f0", rdma("mlx5_9"))
+IDS = {"vendors": ["15b3"], "deviceIDs": ["101b"]}
+
+
+def node(*functions: Any) -> Discovered:
+    return discover(hardware(*functions), SPEC, {"rdma": "hca"})
+
+
+RAILS = (nic("rail0", CONNECTX, vfs=[]), nic("rail1", SECOND))
+
+
+def selected(**nodes: Discovered) -> Any:
+    return shared_rdma(SharedRdma(), nodes)["configList"][0]["selectors"]
+
+
+def test_pci_ids_are_enough_if_no_other_card_has_them() -> None:
+    assert selected(a=node(*RAILS, VIRTIO), b=node(RAILS[0], ERDMA)) == IDS
+
+
+@pytest.mark.parametrize("where", ["a", "b"])
+def test_a_storage_card_of_the_same_pci_id_stays_out(where: str) -> None:
+    nodes = {"a": node(*RAILS), "b": node(*RAILS)} | {where: node(*RAILS, STORAGE)}
+    assert selected(**nodes) == {**IDS, "ifNames": ["ens1f0", "ens2f0"]}
+
+
+def test_a_storage_card_without_an_rdma_device_is_ignored_by_the_plugin() -> None:
+    assert selected(a=node(*RAILS, {**STORAGE, "rdma": []})) == IDS
+
+
+def test_ids_of_two_cards_that_select_a_third_by_their_product() -> None:
+    other = nic("fabric0", function("0000:61:00.0", "8086:1592", "ens3", rdma("irdma0")))
+    third = function("0000:62:00.0", "15b3:1592", "ens4", rdma("mlx5_7"))
+    assert selected(a=node(*RAILS, other, third))["ifNames"] == ["ens1f0", "ens2f0", "ens3"]
+
+
+def test_a_vf_with_its_pf_s_pci_id_is_no_rail() -> None:
+    vf = {**VF, "device": "101b"}
+    assert selected(a=node(nic("rail0", CONNECTX, vfs=[vf]))) == {**IDS, "ifNames": ["ens1f0"]}
+
+
+def test_a_stranger_with_the_name_of_another_host_s_nic_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"would take 0000:c1:00.0 of b \(ens2f0, no NIC of the spec\)") as caught:
+        selected(a=node(*RAILS), b=node(RAILS[0], {**STORAGE, "netdevs": SECOND["netdevs"]}))
+    assert "systemd.link" in str(caught.value)
+    assert "a folder of its own" in str(caught.value)
+
+
+def test_a_nic_without_a_netdev_cannot_be_told_from_a_stranger() -> None:
+    nameless = nic("rail1", SECOND, netdevs=[])
+    assert selected(a=node(nameless)) == IDS
+    with pytest.raises(
+        ValueError, match=r"0000:41:00.0 of a \(NIC rail1\) has no netdev .* 0000:c1:00.0 of a .*ib_ipoib"
+    ):
+        selected(a=node(nameless, STORAGE))
+
+
+def test_without_a_nic_of_the_spec_there_is_nothing_to_share() -> None:
+    assert shared_rdma(SharedRdma(), {"a": node(CONNECTX, SECOND, STORAGE)}) == {}
+
+
+def test_a_spec_without_nics_means_all_of_them() -> None:
+    found = discover(hardware(CONNECTX, {**SECOND, "netdevs": []}, VIRTIO), from_mapping({"node_name": "a"}), {})
+    assert {each.address: each.nic for each in found.functions} == {
+        "0000:00:05.0": "ens5",
+        "0000:21:00.0": "ens1f0",
+        "0000:21:00.1": "ens1f0",
+        "0000:41:00.0": "0000:41:00.0",
+    }
+    assert selected(a=found) == IDS
+
+
+def rails(**nodes: Discovered) -> dict[str, Any]:
+    """The selectors of each resource."""
+    made = shared_rdma(SharedRdma(resource_name="hca", rails=True), nodes)["configList"]
+    assert {(each["resourcePrefix"], each["rdmaHcaMax"]) for each in made} == {("rdma", SharedRdma().rdma_hca_max)}
+    return {each["resourceName"]: each["selectors"] for each in made}
+
+
+def test_each_rail_is_a_resource_besides_the_shared_one() -> None:
+    other = nic("rail1", SECOND, netdevs=[{"name": "ens5", "mtu": 9000}])
+    assert rails(a=node(*RAILS), b=node(RAILS[0], other), c=node(ERDMA)) == {
+        "hca": IDS,
+        "rail0": {**IDS, "ifNames": ["ens1f0"]},
+        "rail1": {**IDS, "ifNames": ["ens2f0", "ens5"]},
+    }
+
+
+def test_a_sole_rail_is_selected_without_its_netdev_s_name() -> None:
+    assert rails(a=node(RAILS[0])) == {"hca": IDS, "rail0": IDS}
+
+
+def test_the_rails_of_vfs_are_all_vfs_of_a_nic() -> None:
+    vfs = [{**VF, "address": f"0000:21:00.{i}", "index": i, "netdevs": [{"name": f"v{i}", "mtu": 1}]} for i in (1, 2)]
+    other = {**VF, "address": "0000:41:00.1", "netdevs": [{"name": "w0", "mtu": 1}]}
+    found = rails(a=node(nic("rail0", CONNECTX, rdma=[], vfs=vfs), nic("rail1", SECOND, rdma=[], vfs=[other])))
+    assert {name: each.get("ifNames") for name, each in found.items()} == {
+        "hca": None,
+        "rail0": ["v1", "v2"],
+        "rail1": ["w0"],
+    }
+
+
+def test_a_netdev_s_name_that_is_another_rail_on_another_host_is_refused() -> None:
+    crossed = (nic("rail1", CONNECTX, vfs=[]), nic("rail0", SECOND))
+    with pytest.raises(ValueError, match=r"would take 0000:41:00.0 of a \(ens2f0, NIC rail1\), too"):
+        rails(a=node(*RAILS), b=node(*crossed))
+
+
+@pytest.mark.parametrize(("first", "second"), [("rail-0", "rail.0"), ("hca", "rail1")])
+def test_rails_that_would_have_one_resource_are_refused(first: str, second: str) -> None:
+    with pytest.raises(ValueError, match=r"would both be rdma/.*; rename one of them"):
+        rails(a=node(nic(first, CONNECTX, vfs=[]), nic(second, SECOND)))
+
+
+def test_a_rail_s_resource_has_only_characters_that_the_plugin_allows() -> None:
+    assert set(rails(a=node(nic("rail.0-a", CONNECTX, vfs=[])))) == {"hca", "rail_0_a"}
+
+
+def test_vfs_of_strangers_are_in_no_pool() -> None:
+    stranger = function("0000:c1:00.0", "15b3:101b", "ens9f0", vfs=[{**VF, "address": "0000:c1:00.1"}])
+    (pool,) = sriov(Sriov(), {"a": node(nic("rail0", CONNECTX), stranger)})
+    assert pool.selectors["pfNames"] == ["ens1f0#0"]
+    assert "pciAddresses" not in pool.selectors
+
+
+def test_vfs_of_a_stranger_with_the_pf_s_name_on_another_host() -> None:
+    stranger = {**CONNECTX, "vfs": [{**VF, "address": "0000:c1:00.1"}]}
+    nodes = {"a": node(nic("rail0", CONNECTX)), "b": node(stranger)}
+    (pool,) = sriov(Sriov(), nodes)
+    assert pool.selectors["pciAddresses"] == ["0000:21:00.1"]
+    with pytest.raises(ValueError, match=r"would take 0000:21:00.1 of b \(ens1f0v0, no NIC of the spec\)"):
+        sriov(Sriov(), nodes | {"b": node(CONNECTX)})
+
+
+@pytest.mark.parametrize("others", [[VF], []], ids=["like the other VFs", "like the PF"])
+def test_a_vf_that_a_pod_has_stays_in_its_pool(others: list[Any]) -> None:
+    taken = {**VF, "address": "0000:21:00.2", "index": 1, "netdevs": [], "rdma": []}
+    (pool,) = sriov(Sriov(), {"a": node(nic("rail0", CONNECTX, vfs=[*others, taken]))})
+    assert pool.name == "vf_rdma"
+    assert pool.selectors["pfNames"] == ["ens1f0#0-1" if others else "ens1f0#1"]
+
+
+def test_a_vf_without_an_rdma_device_is_not_like_its_pf() -> None:
+    plain = {**VF, "rdma": []}
+    taken = {**plain, "address": "0000:21:00.2", "index": 1, "netdevs": []}
+    (pool,) = sriov(Sriov(), {"a": node(nic("rail0", CONNECTX, vfs=[plain, taken]))})
+    assert pool.name == "vf"
+
+
+def test_a_node_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    found = evolve(node(*RAILS, STORAGE, ERDMA), nccl="NCCL_DEBUG=INFO\n")
+    path = tmp_path / "a.json"
+    path.write_text(to_text(found))
+    assert read_nodes({"a": path}) == {"a": found}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "it is not a JSON object"),
+        ('{"hcas": [["15b3", "1021"]]}', "extra fields found (hcas)"),
+        (
+            '{"functions": [{"address": "0000:21:00.0", "vendor": "15b3"}]}',
+            "required field missing @ $.functions[0].device",
+        ),
+        ("[" * 99 + "]" * 99, "nested"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: str, fault: str) -> None:
+    good, path = tmp_path / "a.json", tmp_path / "b.json"
+    good.write_text(to_text(node(*RAILS)))
+    path.write_text(text)
+    with pytest.raises(ValueError, match="which writes it anew") as caught:
+        read_nodes({"a": good, "b": path, "c": tmp_path / "c.json"})
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(f"{path}: ")
+    assert fault in first
+    assert first.endswith("; remove the file and deploy b, which writes it anew")
+    assert second.startswith(f"{tmp_path / 'c.json'}: No such file")
+
+
+def test_a_deploy_refuses_the_unreadable_file_of_a_host_outside_its_limit(tmp_path: Path) -> None:
+    data = {
+        "fake_responses": has(*RAILS), "fake_delay": 0, "fake_delay_jitter": 0,
+        "device_plugins": {"folder": str(tmp_path / "made")}, "labels": {}, "node_name": "a",
+    }  # fmt: skip
+    (tmp_path / "fleet.py").write_text(f"hosts = {[(f'@fake/{name}', data) for name in 'ab']!r}\n")
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    other = tmp_path / "made" / "nodes" / "@fake_b.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("{")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert f"device_plugins: {other}: Expecting property name" in done.stderr
+    assert "remove the file and deploy @fake/b, which writes it anew" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "made" / "kustomization.yaml").exists()
+
+
+def test_the_agent_s_output_is_parsed() -> None:
+    kernel = Kernel()
+    kernel.add_nic("0000:21:00.0", "ens1f0", "02:00:00:00:01:00")
+    kernel.add_nic("0000:41:00.0", "ens2f0", "02:00:00:00:02:00")
+    rail = {"name": "rail1", "select": {"mac": "02:00:00:00:02:00"}, "vfs": {"count": 2}}
+    spec = from_mapping({"node_name": "a", "nics": [rail]})
+    converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    printed = json.dumps(to_plain(inspect(kernel.machine(), spec)))
+    read = NodeHardware().process(["inspection", printed])
+    assert read is not None
+    found = discover(read, spec, {}).functions
+    assert [(each.address, each.nic, each.index, each.pf) for each in found] == [
+        ("0000:21:00.0", None, None, None),
+        ("0000:41:00.0", "rail1", None, None),
+        *((address, "rail1", index, "ens2f0") for index, address in vf_addresses(kernel, "0000:41:00.0").items()),
+    ]

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.kubernetes import kubelet
+from tests.deploy.conftest import Answers, Node, file_answers
+
+DROP_IN = "/etc/systemd/system/kubelet.service.d/20-trackbed-gate.conf"
+K3S = "/etc/systemd/system/k3s-agent.service.d/20-trackbed-gate.conf"
+GATES = "sha256sum"
+HOLD = "ExecStartPre=/usr/local/bin/trackbed wait --first-pass --joined /etc/kubernetes/kubelet.conf"
+
+
+def has(*paths: str) -> Answers:
+    return {GATES: [f"{'0' * 64}  {path}" for path in paths]}
+
+
+def gate(node: Node, answers: Answers, **data: Any) -> tuple[list[str], str]:
+    """The commands, and what is written."""
+    node.data = data
+    result = node.deploy(kubelet.gate, answers)
+    assert not result.failed
+    return result.flat, "".join(text.decode() for text in result.uploads.values())
+
+
+def test_without_the_key_there_is_no_gate(node: Node) -> None:
+    assert gate(node, has()) == ([], "")
+
+
+def test_the_kubelet_is_held_and_not_restarted(node: Node) -> None:
+    commands, text = gate(node, has(), kubelet={"policy": "hold"})
+    assert commands[-3:] == [f"upload {DROP_IN}", f"chmod 644 {DROP_IN}", "systemctl daemon-reload"]
+    assert text.splitlines()[-1] == HOLD
+    assert {"Wants=trackbed.service", "TimeoutStartSec=infinity"} <= set(text.splitlines())
+    # Any of these would carry a restart of the agent over to the kubelet.
+    assert not any(word in text for word in ("Requires=", "BindsTo=", "PartOf=", "Upholds="))
+
+
+def test_a_second_run_changes_nothing(node: Node) -> None:
+    wanted = kubelet.Kubelet("hold")
+    answers = {**has(DROP_IN), **file_answers(DROP_IN, wanted.text)}
+    assert gate(node, answers, kubelet={"policy": "hold"}) == ([], "")
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [({"policy": "hold", "deadline": 600}, " --let-go 600"), ({"policy": "start-tainted"}, " --let-go 0")],
+)
+def test_start_tainted_needs_a_reporter_that_publishes(node: Node, given: dict[str, Any], option: str) -> None:
+    _, text = gate(node, has(), kubelet=given, kubernetes={"server": "https://api.example.net:6443"})
+    assert text.splitlines()[-1] == HOLD + option
+    with pytest.raises(DeployError, match=r"node-a\.kubelet: .*give the key 'kubernetes'"):
+        gate(node, has(), kubelet=given)
+
+
+def test_another_distributions_gate_is_removed(node: Node) -> None:
+    commands, text = gate(node, has(DROP_IN), kubelet={"policy": "hold", "distribution": "k3s"})
+    assert commands[0] == f"rm -f {DROP_IN}"
+    assert commands[-3:] == [f"upload {K3S}", f"chmod 644 {K3S}", "systemctl daemon-reload"]
+    assert "--joined /var/lib/rancher/k3s/agent/kubelet.kubeconfig" in text
+
+
+def test_without_the_key_the_gate_is_removed(node: Node) -> None:
+    assert gate(node, has(DROP_IN))[0] == [f"rm -f {DROP_IN}", "systemctl daemon-reload"]
+
+
+def test_a_managed_clusters_own_paths(node: Node) -> None:
+    given = {"policy": "hold", "unit": "kubelet-own.service", "kubeconfig": "/var/lib/kubelet/kubeconfig"}
+    commands, text = gate(node, has(), kubelet=given)
+    assert f"upload {DROP_IN.replace('kubelet.service', 'kubelet-own.service')}" in commands
+    assert text.endswith("--joined /var/lib/kubelet/kubeconfig\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({}, "policy"),
+        ({"policy": "wait"}, "start-tainted"),
+        ({"policy": "start-tainted", "deadline": 5}, "deadline: it applies only to the policy 'hold'"),
+        ({"policy": "hold", "deadline": 0}, "deadline: 0 is not valid; give 1 to 86400 seconds"),
+        ({"policy": "hold", "unit": "kubelet"}, "give it as 'kubelet.service'"),
+        ({"policy": "hold", "kubeconfig": "/a b"}, "not a valid path"),
+        ({"policy": "hold", "dedline": 5}, "deadline"),
+    ],
+)
+def test_invalid_values_are_refused(node: Node, given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(DeployError, match=r"node-a\.kubelet: ") as refused:
+        gate(node, has(), kubelet=given)
+    assert complaint in str(refused.value)

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.common.texts import HEADER
+from tasks.kubernetes import labels
+from tasks.kubernetes.label_keys import fault
+from tasks.kubernetes.labels import DROP_IN, DROP_IN_TEXT, ENVIRONMENT, LABELS, NFD
+from tests.deploy.conftest import Answers, Node, Result
+from tests.deploy.hardware import CONNECTX, ERDMA, GPUS, RAIL1, UMAD, UVERBS, VIRTIO, function, has, nic, nics, rdma
+
+FILES = "for path; do"
+KUBELET = "etc/default/kubelet"
+CAPABLE = "feature.node.kubernetes.io/network-rdma.capable"
+SRIOV = "feature.node.kubernetes.io/network-sriov.capable"
+HCA = {"key": "rdma", "value": "hca", "role": "plugin", "resource": "rdma/hca_shared_devices_b"}
+RDMA = {"key": CAPABLE, "value": "true", "role": "fact", "resource": None}
+EXCLUSIVE = {"key": "gpu-use-type", "value": "exclusive", "role": "fact", "resource": None}
+
+
+def deploy(node: Node, given: dict[str, Any] | None, answers: Answers, **data: Any) -> Result:
+    node.data = data if given is None else {"labels": given, **data}
+    return node.deploy(labels.publish, answers)
+
+
+def published(result: Result) -> Any:
+    return json.loads(result.uploads["/etc/trackbed/.labels.json.new"])["labels"]
+
+
+def files(**texts: str) -> Answers:
+    """The answer for files that are there, by path."""
+    return {
+        FILES: [
+            line
+            for path, text in texts.items()
+            for line in (f"file {path}", *(f":{each}" for each in text.splitlines()))
+        ]
+    }
+
+
+def test_capabilities_are_those_that_the_node_has(node: Node) -> None:
+    result = deploy(node, {"policy": {"gpu-use-type": "exclusive"}}, has(CONNECTX, VIRTIO))
+    assert published(result) == [RDMA, EXCLUSIVE, HCA]
+    assert result.flat[-1].endswith(f"sh /etc/trackbed/.labels.json.new {LABELS}")
+
+
+def test_a_card_of_no_nic_of_the_spec_is_no_shared_hca(node: Node) -> None:
+    uplink = nic("uplink", VIRTIO)
+    assert published(deploy(node, {}, has(CONNECTX, uplink), nics=nics(uplink))) == [RDMA]
+
+
+def test_while_the_node_lacks_all_nics_of_its_spec_no_card_is_a_shared_hca(node: Node) -> None:
+    assert published(deploy(node, {}, has(CONNECTX), nics=nics(RAIL1))) == [RDMA]
+
+
+def test_an_erdma_node_has_its_own_label_and_no_shared_hca(node: Node) -> None:
+    found = published(deploy(node, {}, has(ERDMA, VIRTIO)))
+    assert [each["key"] for each in found] == ["aliyun.accelerator/erdma", CAPABLE]
+    assert found[0]["role"] == "plugin"
+
+
+@pytest.mark.parametrize(
+    ("nic", "rdma_cm"),
+    [
+        (function("0000:21:00.0", "15b3:101b", "ens1f0", rdma("mlx5_0", chars=(UVERBS,))), True),
+        (
+            function("0000:21:00.0", "15b3:101b", "ens1f0", rdma("mlx5_0", chars=(UVERBS, {**UMAD, "present": False}))),
+            True,
+        ),
+        (CONNECTX, False),
+    ],
+)
+def test_a_device_that_the_plugin_ignores_is_not_a_shared_hca(node: Node, nic: Any, rdma_cm: bool) -> None:
+    assert published(deploy(node, {}, has(nic, rdma_cm=rdma_cm))) == [RDMA]
+
+
+def test_a_node_without_capabilities_gets_an_empty_list(node: Node) -> None:
+    assert published(deploy(node, {}, has(VIRTIO))) == []
+
+
+def test_every_rule(node: Node) -> None:
+    found = published(deploy(node, {"capabilities": list(labels.CAPABILITIES)}, has(CONNECTX, ERDMA, others=GPUS)))
+    assert [each["key"] for each in found] == sorted(labels.CAPABILITIES)
+    assert {each["key"]: each["value"] for each in found}["network.nvidia.com/operator.mofed.wait"] == "false"
+    nothing = published(
+        deploy(node, {"capabilities": list(labels.CAPABILITIES)}, has(VIRTIO, others=("gpu 0000:50:00.0",)))
+    )
+    assert nothing == []
+
+
+def test_another_resource_of_the_plugin(node: Node) -> None:
+    found = published(deploy(node, {"capabilities": ["rdma"], "resources": {"rdma": "rdma/hca"}}, has(CONNECTX)))
+    assert found == [{**HCA, "resource": "rdma/hca"}]
+
+
+def test_each_label_has_one_writer(node: Node) -> None:
+    given = {
+        "capabilities": ["rdma", SRIOV],
+        "policy": {"gpu-use-type": "exclusive", "example.net/rack": "b7"},
+        "writers": {SRIOV: "nfd", "gpu-use-type": "kubelet"},
+        "register_tainted": True,
+    }
+    extra = {KUBELET: ['arguments "--v=4 --node-ip=10.0.0.1"', "passes"]}
+    result = deploy(node, given, {**has(CONNECTX), **extra})
+    assert [each["key"] for each in published(result)] == ["example.net/rack", "rdma"]
+    assert (
+        result.uploads["/etc/kubernetes/node-feature-discovery/features.d/.trackbed.new"].decode()
+        == f"{HEADER}{SRIOV}=true\n"
+    )
+    assert result.uploads["/etc/trackbed/.kubelet-registration.env.new"].decode() == (
+        f'{HEADER}KUBELET_EXTRA_ARGS="--v=4 --node-ip=10.0.0.1 --node-labels=gpu-use-type=exclusive '
+        '--register-with-taints=readiness.k8s.io/trackbed:NoSchedule"\n'
+    )
+    folder, _, name = DROP_IN.rpartition("/")
+    assert result.uploads[f"{folder}/.{name}.new"].decode() == DROP_IN_TEXT
+    assert result.flat[-1] == "systemctl daemon-reload"
+    assert not any("restart" in command for command in result.flat)
+
+
+def test_nothing_changes_if_all_files_are_up_to_date(node: Node) -> None:
+    given = {"capabilities": ["rdma", SRIOV], "writers": {SRIOV: "nfd"}}
+    document = json.dumps({"labels": [HCA]}, indent=2)
+    there = files(**{LABELS: document, NFD: f"{HEADER}{SRIOV}=true"})
+    result = deploy(node, given, {**has(CONNECTX), **there})
+    assert result.flat == []
+    assert not any(result.planned.values())
+
+
+def test_without_the_key_there_are_no_files(node: Node) -> None:
+    assert deploy(node, None, {}).flat == []
+    result = deploy(node, None, files(**{LABELS: "{}", ENVIRONMENT: "x", DROP_IN: "y"}))
+    assert [command.rpartition(" ")[2] for command in result.flat] == [LABELS, ENVIRONMENT, DROP_IN, "daemon-reload"]
+
+
+def test_unknown_hardware_is_refused_only_in_the_execute_phase(node: Node) -> None:
+    result = deploy(node, {}, {})
+    assert list(result.planned.values()) == [True]
+    assert result.failed
+    assert "hardware is unknown" in "\n".join(result.log)
+    assert result.uploads == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (["drops"], "the kubelet's unit does not use KUBELET_EXTRA_ARGS"),
+        (
+            ["arguments --register-with-taints=a=b:NoSchedule", "passes"],
+            "add readiness.k8s.io/trackbed:NoSchedule to it",
+        ),
+    ],
+)
+def test_a_kubelet_that_takes_no_arguments_is_refused_with_nothing_written(
+    node: Node, answer: list[str], message: str
+) -> None:
+    result = deploy(node, {"register_tainted": True}, {**has(CONNECTX), KUBELET: answer})
+    assert result.failed
+    assert message in "\n".join(result.log)
+    assert result.uploads == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"policy": {"gpu use": "x"}}, "'gpu use' is not a label key"),
+        ({"policy": {"Example/x": "x"}}, "'Example/x' is not a label key"),
+        ({"policy": {"a" * 64: "x"}}, "is not a label key"),
+        ({"policy": {"rack": "b 7"}}, "rack: 'b 7' is not a label value"),
+        ({"policy": {"rack": 7}}, "7 is not a string"),
+        ({"policy": {"trackbed.internal/ready": "true"}}, "the reporter itself writes the labels of trackbed.internal"),
+        ({"policy": {"kubernetes.io/hostname": "x"}}, "the kubelet or the cloud's controller writes this label"),
+        ({"policy": {"node-restriction.kubernetes.io/x": "y"}}, "a node may not set labels of node-restriction"),
+        ({"policy": {"rdma": "hca"}}, "policy: 'rdma' is in capabilities, too"),
+        (
+            {"policy": {"k8s.io/x": "y"}, "writers": {"k8s.io/x": "kubelet"}},
+            "does not start with another; make its writer 'reporter'",
+        ),
+        ({"policy": {"x": "y"}, "writers": {"x": "nfd"}}, "NFD accepts only keys with a prefix"),
+        (
+            {"policy": {"node.kubernetes.io/x": "y"}, "writers": {"node.kubernetes.io/x": "nfd"}},
+            "make its writer 'reporter'",
+        ),
+        (
+            {"writers": {"rdma": "nfd"}},
+            "'rdma' selects a device plugin, and 'nfd' would write it before the node is ready",
+        ),
+        ({"writers": {"rdma": "kubelet"}}, "'kubelet' would write it before the node is ready"),
+        ({"writers": {"x": "kubelet"}}, "writers: 'x' is in neither capabilities nor policy"),
+        ({"writers": {CAPABLE: "me"}}, '"me" is not one of reporter, nfd, kubelet'),
+        ({"capabilities": ["rmda"]}, "'rmda' is not a capability"),
+        ({"resources": {CAPABLE: "rdma/x"}}, f"'{CAPABLE}' does not select a device plugin"),
+        ({"resources": {"rdma": "hca"}}, "resources: 'hca' is not a resource"),
+        ({"policies": {}}, "unknown key 'policies'; did you mean 'policy'?"),
+        (
+            {
+                "policy": {f"x.net/{n}": "y" * 60 for n in range(1000)},
+                "writers": {f"x.net/{n}": "nfd" for n in range(1000)},
+            },
+            "NFD reads at most 65536",
+        ),
+    ],
+)
+def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeployError) as caught:
+        deploy(node, given, has(CONNECTX))
+    assert str(caught.value).startswith("@fake/node-a.labels: ")
+    assert message in str(caught.value)
+
+
+PUBLISHES = {"server": "https://api.example.net:6443"}
+ARGUMENTS = "/etc/trackbed/.kubelet-registration.env.new"
+
+
+@pytest.mark.parametrize("given", [None, {}, {"capabilities": []}])
+def test_where_a_reporter_publishes_a_node_is_tainted_from_its_first_second(
+    node: Node, given: dict[str, Any] | None
+) -> None:
+    node.data = {"kubernetes": PUBLISHES, **({} if given is None else {"labels": given})}
+    result = node.deploy(labels.publish, has(CONNECTX))
+    assert f"--register-with-taints={labels.TAINT}" in result.uploads[ARGUMENTS].decode()
+    assert (f"/etc/trackbed/.{LABELS.rpartition('/')[2]}.new" in result.uploads) is (given is not None)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"kubernetes": PUBLISHES, "labels": {"register_tainted": False}},
+        {"labels": {}},
+        {"kubernetes": PUBLISHES, "kubelet": {"policy": "hold", "distribution": "k3s"}},
+        {"kubernetes": PUBLISHES, "kubelet": {"policy": "hold", "unit": "own-kubelet.service"}},
+    ],
+    ids=["told not to", "nobody to lift it", "it cannot be told", "another unit"],
+)
+def test_otherwise_it_is_not(node: Node, data: dict[str, Any]) -> None:
+    node.data = data
+    result = node.deploy(labels.publish, has(CONNECTX))
+    assert not result.failed
+    assert ARGUMENTS not in result.uploads
+
+
+def test_a_kubelet_that_has_the_taint_from_its_operator_is_left_alone(node: Node) -> None:
+    node.data = {"kubernetes": PUBLISHES}
+    told = f"arguments --register-with-taints=example.net/new=x:NoSchedule,{labels.TAINT}"
+    result = node.deploy(labels.publish, {KUBELET: [told, "passes"]})
+    assert not result.failed
+    assert result.flat == []
+
+
+@pytest.mark.parametrize(
+    ("kubelet", "message"),
+    [
+        ({"distribution": "k3s"}, "the kubelet of k3s takes its first labels and taints from its own config.yaml"),
+        ({"distribution": "rke2"}, "the kubelet of rke2 takes its first labels and taints from its own config.yaml"),
+        (
+            {"unit": "own.service"},
+            "the kubelet of own.service takes its first labels and taints from its own arguments",
+        ),
+    ],
+)
+def test_a_kubelet_that_reads_its_own_configuration_gets_no_arguments(
+    node: Node, kubelet: dict[str, Any], message: str
+) -> None:
+    node.data = {"labels": {"register_tainted": True}, "kubelet": {"policy": "hold", **kubelet}}
+    with pytest.raises(DeployError, match=message):
+        node.deploy(labels.publish, has(CONNECTX))
+    node.data["labels"] = {}
+    assert not node.deploy(labels.publish, has(CONNECTX)).failed
+
+
+@pytest.mark.parametrize(
+    ("key", "kubelet", "nfd"),
+    [
+        ("gpu-use-type", True, False),
+        ("nvidia.com/gpu.present", True, True),
+        ("aliyun.accelerator/erdma", True, True),
+        ("feature.node.kubernetes.io/x", True, True),
+        ("a.feature.node.kubernetes.io/x", True, True),
+        ("profile.node.kubernetes.io/x", True, True),
+        ("node.kubernetes.io/x", True, False),
+        ("x.kubelet.kubernetes.io/x", True, False),
+        ("node-role.kubernetes.io/worker", False, False),
+        ("kubernetes.io/role", False, False),
+        ("x.k8s.io/y", False, True),
+        ("example.net/rack", True, True),
+    ],
+)
+def test_who_may_write_which_key(key: str, kubelet: bool, nfd: bool) -> None:
+    assert (fault(key, "v", "kubelet") is None) is kubelet
+    assert (fault(key, "v", "nfd") is None) is nfd
+    assert fault(key, "v", "reporter") is None

@@ -1,0 +1,95 @@
+"""The NetworkAttachmentDefinitions: a macvlan on each rail, and the VFs of each pool."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from attrs import evolve
+
+from agent.spec.node import from_mapping
+from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Networks
+from tasks.kubernetes.manifests.discovered import Discovered, discover
+from tasks.kubernetes.manifests.rendered import manifests
+from tests.deploy.hardware import RAIL0, RAIL1, SELECTED, VF, function, hardware, nic, rdma
+
+PASSED = function("0000:21:00.4", "8086:10ca", None, index=1, driver="vfio-pci")
+INTEL = nic("fabric0", function("0000:61:00.0", "8086:10c9", "ens3f0", driver="igb", total_vfs=7, vfs=[PASSED]))
+ADDRESSES = {"type": "whereabouts", "range": "10.56.217.0/24"}
+WANTED = DevicePlugins("made", networks=Networks("10.56.217.0/24"))
+EXCLUSIVE = evolve(WANTED, shared_rdma=None)
+RESOURCE = "k8s.v1.cni.cncf.io/resourceName"
+
+
+def node(*functions: Any, mode: str | None = None) -> Discovered:
+    nics = [{"name": "rail0", "select": {"pci": "0000:21:00.0"}}]
+    spec = from_mapping({"node_name": "a", "nics": nics, "rdma": {"netns_mode": mode}})
+    return discover(hardware(*functions), spec, SELECTED)
+
+
+def networks(wanted: DevicePlugins = WANTED, **nodes: Discovered) -> dict[str, Any]:
+    """The configurations by the networks' names, and with the resource that the pod needs."""
+    made = manifests(wanted, nodes)["networks.yaml"]
+    found = {}
+    for each in yaml.safe_load_all(made):
+        config = json.loads(each["spec"]["config"])
+        assert config["cniVersion"] == "0.3.1"
+        assert config["name"] == each["metadata"]["name"]
+        found[config.pop("name")] = (config, each["metadata"].get("annotations", {}).get(RESOURCE))
+        del config["cniVersion"]
+    return found
+
+
+def test_a_macvlan_on_each_rail_and_a_vf_of_each_pool() -> None:
+    macvlan = {"type": "macvlan", "mode": "bridge", "mtu": 9000, "ipam": ADDRESSES}
+    assert networks(a=node(RAIL0, INTEL), b=node(RAIL1)) == {
+        "macvlan-ens1f0": ({**macvlan, "master": "ens1f0"}, None),
+        "macvlan-ens2f0": ({**macvlan, "master": "ens2f0"}, None),
+        "sriov-vf-rdma": ({"type": "sriov", "ipam": ADDRESSES}, "sriov/vf_rdma"),
+        "host-device-vf-rdma": ({"type": "host-device", "ipam": ADDRESSES}, "sriov/vf_rdma"),
+        # No netdev, hence no address, and nothing for host-device to move.
+        "sriov-vf-vfio": ({"type": "sriov"}, "sriov/vf_vfio"),
+    }
+
+
+def test_a_macvlan_s_mtu_is_the_smallest_of_its_masters() -> None:
+    small = {**RAIL1, "netdevs": [{"name": "ens2f0", "mtu": 1500}]}
+    ((config, _),) = networks(a=node(small), b=node(RAIL1)).values()
+    assert config["mtu"] == 1500
+
+
+def test_ipoib_has_no_macvlans() -> None:
+    infiniband = nic("rail2", function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand")))
+    assert list(networks(a=node(RAIL1, infiniband))) == ["macvlan-ens2f0"]
+
+
+def test_host_local_addresses_are_assigned_on_each_node() -> None:
+    ((config, _),) = networks(evolve(WANTED, networks=Networks("10.0.0.0/24", "host-local")), a=node(RAIL1)).values()
+    assert config["ipam"] == {"type": "host-local", "subnet": "10.0.0.0/24"}
+
+
+def test_in_the_exclusive_mode_rdma_cni_moves_the_device_after_the_netdev() -> None:
+    found = networks(EXCLUSIVE, a=node(RAIL0, INTEL, mode="exclusive"))
+    sriov, host_device = {"type": "sriov", "ipam": ADDRESSES}, {"type": "host-device", "ipam": ADDRESSES}
+    assert found["sriov-vf-rdma"] == ({"plugins": [sriov, {"type": "rdma"}]}, "sriov/vf_rdma")
+    assert found["host-device-vf-rdma"] == ({"plugins": [host_device, {"type": "rdma"}]}, "sriov/vf_rdma")
+    assert found["sriov-vf-vfio"] == ({"type": "sriov"}, "sriov/vf_vfio")
+
+
+def test_one_network_for_vfs_of_both_modes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"sriov: a has rdma.netns_mode exclusive and b has not.*folders of their own"):
+        networks(EXCLUSIVE, a=node(RAIL0, mode="exclusive"), b=node(RAIL0, mode="shared"))
+
+
+def test_nodes_without_vfs_may_be_in_another_mode() -> None:
+    found = networks(EXCLUSIVE, a=node(RAIL0, mode="exclusive"), b=node({**RAIL0, "vfs": []}))
+    assert "plugins" in found["sriov-vf-rdma"][0]
+
+
+def test_the_shared_plugin_does_not_start_in_the_exclusive_mode() -> None:
+    with pytest.raises(
+        ValueError, match=r"shared_rdma: b has rdma.netns_mode exclusive, and k8s-rdma-shared-dev-plugin does"
+    ):
+        networks(a=node(RAIL1), b=node({**RAIL1, "vfs": [VF]}, mode="exclusive"))

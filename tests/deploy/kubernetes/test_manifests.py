@@ -1,0 +1,235 @@
+"""The task that renders device plugins' manifests: the files that it writes, and the values that it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyinfra.api.exceptions import DeployError
+
+from tasks.common import archive
+from tasks.kubernetes import manifests as task
+from tests.deploy.conftest import Answers, Node, Result
+from tests.deploy.hardware import ERDMA, GPUS, RAIL0, has
+
+FEATURE = "feature.node.kubernetes.io"
+CONFIGURED = f"{FEATURE}/network-sriov.configured"
+ERI, GPU = "aliyun.accelerator/erdma", "nvidia.com/gpu.present"
+LABELS = {"capabilities": ["rdma", ERI, CONFIGURED, GPU]}
+
+
+def deploy(node: Node, folder: Path, answers: Answers, **more: Any) -> Result:
+    node.data = {"device_plugins": {"folder": str(folder)}, "labels": LABELS, **more}
+    return node.deploy(task.render, answers)
+
+
+def test_they_are_written_on_this_machine_and_not_again(node: Node, tmp_path: Path) -> None:
+    result = deploy(node, tmp_path / "made", has(RAIL0), nccl={"network_type": 1})
+    assert not result.failed
+    assert result.uploads == {}
+    written = {path.name for path in (tmp_path / "made").iterdir()}
+    assert written == {
+        *("nodes", "rdma-shared-device-plugin.yaml", "sriov-device-plugin.yaml", "nccl.yaml"),
+        *("rdma-test-pods.yaml", "kustomization.yaml"),
+    }
+    again = deploy(node, tmp_path / "made", has(RAIL0), nccl={"network_type": 1})
+    assert not any(again.planned.values())
+    assert again.flat == []
+
+
+def test_files_of_removed_hosts_are_deleted_and_the_operators_stay(node: Node, tmp_path: Path) -> None:
+    deploy(node, tmp_path, has(RAIL0))
+    (part,) = (tmp_path / "nodes").iterdir()
+    part.rename(tmp_path / "nodes" / "gone.json")
+    (tmp_path / "mine.yaml").write_text("mine")
+    deploy(node, tmp_path, has(ERDMA))
+    assert [path.name for path in (tmp_path / "nodes").iterdir()] == ["@fake_node-a.json"]
+    assert not (tmp_path / "rdma-shared-device-plugin.yaml").exists()
+    assert (tmp_path / "erdma-device-plugin.yaml").exists()
+    assert (tmp_path / "mine.yaml").read_text() == "mine"
+
+
+def test_hosts_with_the_same_folder_must_have_the_same_value(tmp_path: Path) -> None:
+    inventory = tmp_path / "fleet.py"
+    answers = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0}
+    keys = [{"folder": str(tmp_path / "made")}, {"folder": str(tmp_path / "made"), "namespace": "rdma"}]
+    made = [(f"@fake/{name}", {**answers, "device_plugins": key}) for name, key in zip("ab", keys, strict=True)]
+    inventory.write_text(f"hosts = {made!r}\n")
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", str(inventory), str(tmp_path / "deploy.py")],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "has another value for the same folder" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_manifests_of_each_folder_are_written(tmp_path: Path) -> None:
+    """Two clusters in one inventory, as in inventories/prod.py."""
+    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "labels": LABELS}
+    plugins = {name: {"folder": str(tmp_path / name[0])} for name in ("a1", "a2", "b1")}
+    hosts = [(f"@fake/{name}", {**data, "node_name": name, "device_plugins": key}) for name, key in plugins.items()]
+    (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+    (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py"],
+        cwd=archive.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a" / "kustomization.yaml").exists()
+    assert (tmp_path / "b" / "kustomization.yaml").exists()
+
+
+def test_without_the_key_there_is_nothing_to_do(node: Node) -> None:
+    assert node.deploy(task.render, {}).planned == {}
+
+
+def test_a_node_with_unknown_hardware_is_refused(node: Node, tmp_path: Path) -> None:
+    result = deploy(node, tmp_path, {})
+    assert result.failed
+    assert "hardware is unknown" in "\n".join(result.log)
+
+
+def test_plugin_and_label_must_have_the_same_resource(node: Node, tmp_path: Path) -> None:
+    node.data = {"device_plugins": {"folder": str(tmp_path), "shared_rdma": {"resource_name": "hca"}}, "labels": LABELS}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(task.render, has(RAIL0))
+    assert "the plugin's resource is rdma/hca, but labels.resources has rdma/hca_shared" in str(caught.value)
+    node.data["labels"] = {**LABELS, "resources": {"rdma": "rdma/hca"}}
+    assert not node.deploy(task.render, has(RAIL0)).failed
+
+
+@pytest.mark.parametrize(
+    ("pods", "networks", "warned"),
+    [(64, {"subnet": "10.56.217.0/24"}, True), (63, {"subnet": "10.56.217.0/24"}, False), (1000, None, False)],
+)
+def test_more_pods_than_gids_of_a_roce_port_are_a_warning(
+    node: Node, tmp_path: Path, pods: int, networks: dict[str, str] | None, warned: bool
+) -> None:
+    plugins = {"folder": str(tmp_path), "shared_rdma": {"rdma_hca_max": pods}, "networks": networks}
+    result = deploy(node, tmp_path, has(RAIL0), device_plugins=plugins)
+    assert not result.failed
+    said = [
+        line for line in result.log if f"device_plugins.shared_rdma.rdma_hca_max: {pods} pods may share a port" in line
+    ]
+    assert len(said) == warned
+
+
+def without(key: str) -> dict[str, Any]:
+    return {"capabilities": [each for each in LABELS["capabilities"] if each != key]}
+
+
+RACK = {"shared_rdma": {"node_selector": {"rack": "7"}}}
+SELECTS = "selects nodes by the label"
+NONE = "which the reporter publishes on none of the hosts that need the plugin"
+
+
+@pytest.mark.parametrize(
+    ("labels", "plugins", "hardware", "message"),
+    [
+        (without("rdma"), {}, has(RAIL0), f"shared_rdma: the DaemonSet rdma-shared-device-plugin {SELECTS} rdma=hca"),
+        (without("rdma"), {}, has(RAIL0), f"{NONE} (@fake/node-a); add it to labels.capabilities, and"),
+        (without(CONFIGURED), {}, has(RAIL0), f"sriov: the DaemonSet sriov-device-plugin {SELECTS} {CONFIGURED}="),
+        (without(ERI), {}, has(ERDMA), f"erdma: the DaemonSet erdma-device-plugin {SELECTS} {ERI}=true"),
+        (without(GPU), {}, has(others=GPUS), f"nvidia: the DaemonSet nvidia-device-plugin {SELECTS} {GPU}=true"),
+        (None, {}, has(ERDMA), f"{ERI}=true, {NONE}"),
+        (LABELS, RACK, has(RAIL0), f"{NONE} (@fake/node-a); add it to labels.policy, and"),
+        ({**LABELS, "policy": {"rack": "8"}}, RACK, has(RAIL0), f"{NONE} (@fake/node-a with rack=8); add"),
+        (
+            {**LABELS, "policy": {"rack": "7"}, "writers": {"rack": "kubelet"}}, RACK, has(RAIL0),
+            f"{NONE} (@fake/node-a); add it to labels.policy, and leave it out of labels.writers",
+        ),
+        (LABELS, {}, has(RAIL0, rdma_cm=False), f"rdma=hca, {NONE}"),
+    ],
+)  # fmt: skip
+def test_a_daemon_set_whose_label_no_host_publishes_is_refused(
+    node: Node, tmp_path: Path, labels: dict[str, Any] | None, plugins: dict[str, Any], hardware: Answers, message: str
+) -> None:
+    result = deploy(node, tmp_path, hardware, labels=labels, device_plugins={"folder": str(tmp_path), **plugins})
+    assert result.failed
+    assert message in "\n".join(result.log)
+    assert list(tmp_path.glob("*.yaml")) == []
+
+
+def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Path) -> None:
+    """The label of a is not that of the shared plugin. b's is, and b takes no part."""
+    data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "node_name": "a"}
+    plugins = {"folder": str(tmp_path / "made"), "sriov": None}
+
+    def deploy_a(labels_of_b: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        labels = {"a": without("rdma"), "b": labels_of_b}
+        hosts = [(f"@fake/{name}", {**data, "device_plugins": plugins, "labels": labels[name]}) for name in "ab"]
+        (tmp_path / "fleet.py").write_text(f"hosts = {hosts!r}\n")
+        (tmp_path / "deploy.py").write_text("from tasks.kubernetes import manifests\nmanifests.render()\n")
+        return subprocess.run(
+            [sys.executable, "-m", "pyinfra", "-y", tmp_path / "fleet.py", tmp_path / "deploy.py", "--limit", "@fake/a"],
+            cwd=archive.ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    refused = deploy_a(without("rdma"))
+    assert refused.returncode == 1
+    assert NONE in refused.stderr
+    done = deploy_a(LABELS)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "made").glob("*.yaml")] == ["kustomization.yaml"]
+
+
+def test_a_label_of_policy_may_select_a_plugin(node: Node, tmp_path: Path) -> None:
+    plugins = {"folder": str(tmp_path), **RACK}
+    labels = {**LABELS, "policy": {"rack": "7"}}
+    assert not deploy(node, tmp_path, has(RAIL0), labels=labels, device_plugins=plugins).failed
+
+
+def test_a_plugin_that_no_hardware_of_the_host_needs_may_select_any_label(node: Node, tmp_path: Path) -> None:
+    assert not deploy(node, tmp_path, has(ERDMA), labels={}).failed
+
+
+@pytest.mark.parametrize(
+    ("plugin", "resource"), [("ack", "rdma/hca"), ("rdma-device-plugin", "rdma/hca"), ("controller", "aliyun/erdma")]
+)
+def test_the_erdma_label_must_have_the_resource_of_the_plugin(
+    node: Node, tmp_path: Path, plugin: str, resource: str
+) -> None:
+    plugins = {"folder": str(tmp_path), "erdma": {"plugin": plugin}}
+    other = "aliyun/erdma" if resource == "rdma/hca" else "rdma/hca"
+    with pytest.raises(DeployError, match=f"the plugin's resource is {resource}, but labels.resources has {other}"):
+        deploy(node, tmp_path, has(ERDMA), device_plugins=plugins, labels={**LABELS, "resources": {ERI: other}})
+    labels = {**LABELS, "resources": {ERI: resource}}
+    assert not deploy(node, tmp_path, has(ERDMA), device_plugins=plugins, labels=labels).failed
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "the key 'folder' is missing"),
+        ({"folder": ""}, "folder: it is empty"),
+        ({"folder": "x", "namespace": "Kube"}, "namespace: 'Kube' is not valid"),
+        (
+            {"folder": "x", "shared_rdma": {"resource_name": "hca-b"}},
+            "resource_name: 'hca-b' is not valid; give letters",
+        ),
+        ({"folder": "x", "shared_rdma": {"rdma_hca_max": 0}}, "rdma_hca_max: 0 is out of range"),
+        (
+            {"folder": "x", "shared_rdma": {"periodic_update_interval": -1}},
+            "periodic_update_interval: -1 is out of range",
+        ),
+        ({"folder": "x", "shared_rdma": {"node_selector": {}}}, "without a label the plugin would run on every node"),
+        ({"folder": "x", "sriov": {"vfs": "0-x"}}, "sriov: vfs:"),
+        ({"folder": "x", "sriov": {"image": "a b"}}, "image: 'a b' is not valid"),
+        ({"folder": "x", "erdma": {"plugin": "acs"}}, 'erdma.plugin: "acs" is not one of'),
+        ({"folder": "x", "erdma": {"plugin": "controller", "image": "a"}}, "'controller' is not installed from here"),
+        ({"folder": "x", "networks": {"subnet": "10.0.0.0"}}, "subnet: '10.0.0.0' is not valid"),
+        ({"folder": "x", "limits": {"memory": "lots"}}, "memory: 'lots' is not valid"),
+        ({"folder": "x", "sriovs": {}}, "unknown key 'sriovs'; did you mean 'sriov'?"),
+    ],
+)
+def test_bad_data_is_refused_before_a_node_is_touched(node: Node, given: dict[str, Any], message: str) -> None:
+    node.data = {"device_plugins": given}
+    with pytest.raises(DeployError) as caught:
+        node.deploy(task.render, {})
+    assert str(caught.value).startswith("@fake/node-a.device_plugins: ")
+    assert message in str(caught.value)
