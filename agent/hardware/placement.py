@@ -67,7 +67,8 @@ def place(topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, 
     A first placement says how many queues of each pool a CPU serves. Queues that were placed before stay as far as these
     numbers allow: the loads are always those of a first placement, they are reached in the fewest moves, and a second
     placement moves nothing. A queue that must move goes to its CPU of the first placement if that has room, so what a CPU
-    served before it went offline comes back to it. The order of the input does not matter.
+    served before it went offline comes back to it, unless other CPUs went or came in between: then queues of one pool may
+    stay exchanged. The order of the input does not matter.
     """
     rank = _ranks(pools)
     home = _first(topology, pools, rank)
@@ -100,7 +101,7 @@ def _ranks(pools: Mapping[Key, Pool]) -> dict[Key, int]:
 
 
 def _first(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> dict[Key, int]:
-    """A first placement: each queue to the least loaded core, cache and CPU; queues with fewer CPUs to choose from go first.
+    """A first placement: each queue to the least loaded core, CPU and cache; queues with fewer CPUs to choose from go first.
 
     This makes the cores' loads as even as the pools allow where any two pools are disjoint or one contains the other.
     Where two pools overlap otherwise, :func:`_even_out` does.
@@ -233,7 +234,7 @@ class _Load:
 
 
 class _Order:
-    """The CPUs of a pool by their load (core, cache, CPU, then the pool's order), while loads only grow.
+    """The CPUs of a pool by their load (core, CPU, cache, then the pool's order), while loads only grow.
 
     One heap a cache: what it says of a CPU is a lower bound, and is looked at again before it is believed.
     """
@@ -253,7 +254,7 @@ class _Order:
             while heap[0] != (now := self._load.on_its_cache(self._cpus[heap[0][-1]], heap[0][-1])):
                 heapreplace(heap, now)
             core, cpu, position = heap[0]
-            candidate = core, self._load.of_llc(llc), cpu, position
+            candidate = core, cpu, self._load.of_llc(llc), position
             best = candidate if best is None else min(best, candidate)
         assert best is not None  # noqa: S101  a pool is never empty
         return self._cpus[best[-1]]
