@@ -30,7 +30,7 @@ from tasks.kubernetes.manifests import DEVICE_PLUGINS
 from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests as made
 from tests.cluster.conftest import LONG
-from tests.cluster.relay import Relay
+from tests.cluster.reporter.relay import Relay
 from tests.deploy.hardware import RAIL0, hardware
 
 RAIL = str(RAIL0["netdevs"][0]["name"])

@@ -11,7 +11,7 @@ from lab import go_programs
 from lab.cluster import programs
 from lab.cluster.control_plane import ControlPlane
 from lab.cluster.daemon import Daemon
-from tests.cluster.reporters import Reporter, admit, by_certificate, node, prepare, until
+from tests.cluster.reporter.reporters import Reporter, admit, by_certificate, node, prepare, until
 
 RULE = Path(__file__).parent.parent.parent / "fleet" / "cluster-readiness-rule"
 CRD = "config/crd/bases/readiness.node.x-k8s.io_nodereadinessrules.yaml"

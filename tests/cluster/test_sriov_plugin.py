@@ -20,7 +20,7 @@ from tests.cluster.conftest import LONG, Member
 from tests.cluster.test_operations import logs
 from tests.cluster.test_stories import allocatable
 from tests.lab.conftest import eventually
-from tests.lab.test_manifests import config
+from tests.lab.deploy.test_manifests import config
 
 PLUGIN = "sriov-plugin-of-a-test"
 FOLDER = "/opt/sriov-plugin"  # /run is noexec

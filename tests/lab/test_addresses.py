@@ -8,7 +8,7 @@ import pytest
 
 from lab import Node, checks
 from tests.lab.conftest import eventually, ready, report, wait_ready
-from tests.lab.test_ofed import between
+from tests.lab.drivers.test_ofed import between
 from tests.lab.test_rdma import said
 
 NETWORK = "10.77.{rail}.0/24"

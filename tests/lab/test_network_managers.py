@@ -10,8 +10,8 @@ import pytest
 from lab import Node
 from lab.packages import toolchain
 from tests.lab.conftest import eventually, ready, wait_ready
+from tests.lab.drivers.test_erdma import as_debian_makes_it
 from tests.lab.test_addresses import addresses, give_addresses
-from tests.lab.test_erdma import as_debian_makes_it
 from tests.lab.test_rdma import said
 
 pytestmark = pytest.mark.campaign

@@ -9,8 +9,8 @@ import pytest
 
 from lab import Node
 from tests.lab.conftest import eventually
+from tests.lab.drivers.test_ofed import between
 from tests.lab.test_addresses import rails
-from tests.lab.test_ofed import between
 
 __all__ = ["rails"]
 

@@ -1,4 +1,7 @@
-"""Parts of templates/engine-configuration.sh, run by a shell. tests/lab/test_container_runtime.py runs all of it on a node."""
+"""Parts of templates/engine-configuration.sh, run by a shell.
+
+tests/lab/containers/test_container_runtime.py runs all of it on a node.
+"""
 
 from __future__ import annotations
 

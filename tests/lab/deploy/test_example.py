@@ -14,10 +14,10 @@ from group_data import erdma_cpu
 from lab import Node, repository
 from lab.packages import erdma, nvidia, ofed, toolchain
 from tests.lab.conftest import pyinfra, ready, report
-from tests.lab.test_erdma import as_debian_makes_it
-from tests.lab.test_manifests import config
-from tests.lab.test_ofed import FIRST
-from tests.lab.test_peer_memory import install_modules
+from tests.lab.deploy.test_manifests import config
+from tests.lab.drivers.test_erdma import as_debian_makes_it
+from tests.lab.drivers.test_ofed import FIRST
+from tests.lab.drivers.test_peer_memory import install_modules
 
 FEATURE = "feature.node.kubernetes.io"
 # The lab's node in a group of the example: what is given for the host overrides the group's data. Emulated VFs have RDMA

@@ -22,9 +22,9 @@ from cryptography.x509.oid import NameOID
 from agent.report import names
 from lab.cluster import control_plane as planes
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster import reporters
+from tests.cluster.reporter import reporters
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 DEADLINE = 60.0
 OTHERS = {"key": "example.net/busy", "effect": "NoSchedule"}
 OURS = {"key": names.TAINT, "effect": "NoSchedule"}

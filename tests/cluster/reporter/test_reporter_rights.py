@@ -12,9 +12,9 @@ import pytest
 
 from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.forbidden_writes import ATTACKS, KINDS, Attack
-from tests.cluster.reporters import STATUS, Fixed, admit, by_certificate, by_token, holder, node, prepare
-from tests.cluster.thief import (
+from tests.cluster.reporter.forbidden_writes import ATTACKS, KINDS, Attack
+from tests.cluster.reporter.reporters import STATUS, Fixed, admit, by_certificate, by_token, holder, node, prepare
+from tests.cluster.reporter.thief import (
     ACCOUNTS,
     APPLY,
     BINDINGS,

@@ -14,8 +14,8 @@ import pytest
 from lab import MACHINES, Node, go_programs, repository
 from lab.cluster.programs import CONTAINERD
 from lab.packages import nvidia
-from tests.lab import cri
 from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, wait_ready
+from tests.lab.containers import cri
 
 pytestmark = pytest.mark.campaign
 

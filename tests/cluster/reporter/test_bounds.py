@@ -11,8 +11,8 @@ import pytest
 from agent.report import names
 from agent.reporter.kubernetes.api import JSON, MERGE_PATCH
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporters import admit, by_certificate, holder, node, prepare
-from tests.cluster.thief import APPLY, LEASES, REQUESTS, Thief, csr
+from tests.cluster.reporter.reporters import admit, by_certificate, holder, node, prepare
+from tests.cluster.reporter.thief import APPLY, LEASES, REQUESTS, Thief, csr
 
 OWN = "bounded"
 PLACE = LEASES.format(names.NAMESPACE)

@@ -21,7 +21,7 @@ from fleet.bindings import bindings
 from lab.cluster.certificates import Pair
 from lab.cluster.control_plane import ControlPlane
 
-CLUSTER = Path(__file__).parent.parent.parent / "fleet" / "cluster"
+CLUSTER = Path(__file__).parents[3] / "fleet" / "cluster"
 DEADLINE = 30.0
 NO_CARRIER = Condition("Carrier", "False", "NoCarrier", "no carrier on ens1f0; check the cable")
 STATUS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from typing import Any
 from agent.reporter.settings import Settings
 from agent.service.supervisor import HEARTBEAT
 from lab.cluster.certificates import Pair
-from tests.cluster.reporters import Fixed, Reporter, session
+from tests.cluster.reporter.reporters import Fixed, Reporter, session
 
 
 def start(each: dict[str, Any]) -> Reporter:

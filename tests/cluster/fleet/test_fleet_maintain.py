@@ -16,7 +16,7 @@ from lightkube.types import PatchType
 
 from agent.report import names
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet_commands import (
+from tests.cluster.fleet.fleet_commands import (
     OTHERS,
     conditions,
     ended,

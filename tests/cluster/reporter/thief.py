@@ -9,7 +9,7 @@ from attrs import field, frozen
 from agent.reporter.kubernetes.api import JSON, Api, Refused
 from agent.reporter.kubernetes.identity import _openssl
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporters import Fixed
+from tests.cluster.reporter.reporters import Fixed
 
 APPLY = "application/apply-patch+yaml"
 OWN, OTHER = "victim-a", "victim-b"

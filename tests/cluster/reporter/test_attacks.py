@@ -18,8 +18,8 @@ from agent.reporter.kubernetes.api import JSON, JSON_PATCH, MERGE_PATCH, STRATEG
 from agent.reporter.kubernetes.identity import make_request
 from fleet.certificate_request import read
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporters import Fixed, admit, by_certificate, node, prepare, session
-from tests.cluster.thief import (
+from tests.cluster.reporter.reporters import Fixed, admit, by_certificate, node, prepare, session
+from tests.cluster.reporter.thief import (
     ACCOUNTS,
     APPLY,
     BINDINGS,

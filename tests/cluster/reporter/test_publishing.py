@@ -20,8 +20,8 @@ from agent.reporter.kubernetes.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Ref
 from agent.reporter.settings import Settings
 from agent.runtime import boot_id
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.relay import Relay
-from tests.cluster.reporters import (
+from tests.cluster.reporter.relay import Relay
+from tests.cluster.reporter.reporters import (
     CLUSTER,
     Reporter,
     admit,

@@ -11,7 +11,7 @@ from cryptography import x509
 from agent.report import names
 from fleet import credentials
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet_commands import (
+from tests.cluster.fleet.fleet_commands import (
     ask,
     decision,
     enrolment,

@@ -5,8 +5,21 @@ from typing import Any
 from attrs import frozen
 
 from agent.reporter.kubernetes.api import JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH
-from tests.cluster.reporters import STATUS
-from tests.cluster.thief import APPLY, OTHER, OURS, OWN, OWNER, READY, THEIRS, add, labels, remove, status, taints
+from tests.cluster.reporter.reporters import STATUS
+from tests.cluster.reporter.thief import (
+    APPLY,
+    OTHER,
+    OURS,
+    OWN,
+    OWNER,
+    READY,
+    THEIRS,
+    add,
+    labels,
+    remove,
+    status,
+    taints,
+)
 
 
 @frozen

@@ -10,7 +10,7 @@ import pytest
 from agent.report import names
 from fleet.bindings import bindings
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.fleet_commands import (
+from tests.cluster.fleet.fleet_commands import (
     ask,
     conditions,
     enrolment,

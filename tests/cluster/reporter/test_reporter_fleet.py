@@ -25,9 +25,9 @@ from agent.reporter.kubernetes.node import time_stamp
 from agent.reporter.settings import Settings
 from lab.cluster.certificates import Pair
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporters import Fixed, admit, node, prepare, session, until
+from tests.cluster.reporter.reporters import Fixed, admit, node, prepare, session, until
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 FLEET = int(os.environ.get("TRACKBED_TEST_FLEET", "1000"))
 # Nodes that kubectl is given at once.
 BATCH = 50
@@ -98,7 +98,7 @@ class Fleet:
             for name, pair in pairs.items()
         ]
         (folder / "fleet.json").write_text(json.dumps(each))
-        command = [sys.executable, "-m", "tests.cluster.fleet_process", str(folder / "fleet.json")]
+        command = [sys.executable, "-m", "tests.cluster.reporter.fleet_process", str(folder / "fleet.json")]
         return cls(plane, folder, pairs, subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, text=True))
 
     def say(self, ready: bool) -> None:

@@ -14,7 +14,7 @@ from lab import Node, repository
 from lab.packages import ofed
 from tests.boots import boot_id
 from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, settled
-from tests.lab.test_peer_memory import install_modules
+from tests.lab.drivers.test_peer_memory import install_modules
 
 FIRST, SECOND = list(ofed.DOCA)[:2]
 BUILDER = "builder"

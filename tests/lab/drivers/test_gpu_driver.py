@@ -9,7 +9,7 @@ import pytest
 from lab import Node, repository
 from lab.packages import gpu_driver, toolchain
 from tests.lab.conftest import pyinfra
-from tests.lab.test_erdma import as_debian_makes_it, changed, said
+from tests.lab.drivers.test_erdma import as_debian_makes_it, changed, said
 
 OLD, NEW = gpu_driver.VERSIONS
 REQUEST = "/var/lib/trackbed/reboots/gpu_driver"
