@@ -1,13 +1,17 @@
 """Who uses a function, and who owns it, by each of the sources that can tell."""
 
 import pytest
+from attrs import evolve
 
 from agent.engine.users import User, owners, users, with_affected
 from agent.hardware.functions import discover, vf_addresses
+from agent.machine import Route
 from agent.report.records import Change, Disruption
+from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import from_mapping
 from agent.state.wanted import Wanted, resolve
 from tests.sim.kernel import Kernel
+from tests.sim.routing import MAIN
 from tests.sim.test_disruption import PF, put_nvme, settle, spec
 
 VIRTUAL_MACHINE = User("qemu-system-x86 (pid 77)", owns=True)
@@ -93,6 +97,17 @@ def test_a_lost_connection_of_nvme_has_no_address(kernel: Kernel) -> None:
 def test_a_server_without_a_route_is_reached_through_no_nic(kernel: Kernel) -> None:
     kernel.tree.put("/proc/1/mounts", "10.0.0.9:/export /data nfs4 rw 0 0")
     assert found(kernel) == {}
+
+
+def test_a_route_in_the_agent_s_own_tables_is_no_user(kernel: Kernel) -> None:
+    index = kernel.netdev(PF).ifindex
+    kernel.set_link(index, up=True)
+    kernel.routing.add_address(index, "10.1.0.5/24")
+    own = Route("0.0.0.0/0", FIRST_TABLE, index, "10.1.0.1")
+    kernel.routing.add_route(own)
+    assert found(kernel) == {}
+    kernel.routing.add_route(evolve(own, table=MAIN))
+    assert found(kernel) == {PF: (User("a route through enp33s0"),)}
 
 
 def test_a_kubelet_that_does_not_answer_is_named_with_its_error(kernel: Kernel) -> None:
