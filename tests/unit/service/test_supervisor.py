@@ -531,3 +531,44 @@ def test_sigterm_ends_it_and_the_node_is_not_ready_from_then_on(start: Start) ->
     report = supervised.report()
     assert not report.ready
     assert report.conditions[-1].reason == "Stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_systemd_is_told_of_a_reload_and_of_the_end(start: Start, number: int) -> None:
+    def told() -> str:
+        while (text := supervised.notified.recv(200).decode()) == "WATCHDOG=1":
+            pass
+        return text
+
+    supervised = start("found(True)\nfor line in sys.stdin: found(True, 'h2')")
+    assert told() == "READY=1"
+    began = time.monotonic_ns() // 1000
+    supervised.process.send_signal(signal.SIGHUP)
+    reloading, _, at = told().partition("\nMONOTONIC_USEC=")
+    assert (reloading, told()) == ("RELOADING=1", "READY=1")
+    assert began <= int(at) <= time.monotonic_ns() // 1000
+    supervised.process.send_signal(number)
+    assert told() == "STOPPING=1"
+    assert supervised.process.wait(60) == 0
+    assert "Stopped" in {condition.reason for condition in supervised.report().conditions}
+
+
+def test_a_worker_is_told_how_those_before_it_crashed_until_a_reload(start: Start) -> None:
+    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
+if starts <= 3: sys.exit(3)
+found(True)
+if sys.stdin.readline() and starts == 4: sys.exit(3)
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body)
+    crashed = "the worker ended with status 3, 3 times in a row"
+    lines = [*["start", ""] * 3, "start", crashed]
+    supervised.wait_until_noted(*lines)
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.wait_until_noted(*lines, "start", "")
+
+
+def test_a_message_that_comes_in_pieces_is_read_as_one(start: Start) -> None:
+    supervised = start("found(True, 'h' * 500000); sys.stdin.read()")
+    assert supervised.wait_for(lambda report: report.ready).spec_hash == "h" * 500000
