@@ -9,7 +9,7 @@ from agent.engine.dry_run import preview
 from agent.engine.originals import Originals
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
-from tests.sim.test_sriov import PF, made, settle, spec
+from tests.sim.kinds.test_sriov import PF, made, settle, spec
 
 
 def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -11,7 +11,7 @@ from agent.engine.dry_run import preview
 from agent.report.records import to_plain
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
-from tests.sim.test_faults import node, specs
+from tests.sim.engine.test_faults import node, specs
 
 
 @settings(max_examples=60)

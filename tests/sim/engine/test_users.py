@@ -10,9 +10,9 @@ from agent.report.records import Change, Disruption
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import from_mapping
 from agent.state.wanted import Wanted, resolve
+from tests.sim.engine.test_disruption import PF, put_nvme, settle, spec
 from tests.sim.kernel import Kernel
 from tests.sim.routing import MAIN
-from tests.sim.test_disruption import PF, put_nvme, settle, spec
 
 VIRTUAL_MACHINE = User("qemu-system-x86 (pid 77)", owns=True)
 

@@ -10,7 +10,7 @@ from agent.hardware.functions import PCI
 from agent.report.verdict import is_ready
 from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
-from tests.sim.test_sriov import MAC, NAME, OTHER, OTHER_MAC, PF, group, made, settle, spec
+from tests.sim.kinds.test_sriov import MAC, NAME, OTHER, OTHER_MAC, PF, group, made, settle, spec
 
 DSN = bytes(256) + struct.pack("<III", 0x00010003, 0xFF123456, 0xB83FD2FF) + bytes(64)
 VPD = b"\x90\x0d\x00SN\x0aMT2231X001\x78"
