@@ -4,11 +4,12 @@ import shutil
 from hashlib import sha256
 from pathlib import Path
 
-from lab import go_programs, image
+from lab import image
 from lab.cluster import network_plugins, programs
 from lab.cluster.images import Image
 from lab.command import run
-from lab.go_programs import Build
+from lab.go import go_programs
+from lab.go.go_programs import Build
 from lab.progress import step
 
 ROOTFS = Path(__file__).parent / "rootfs"

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from lab import go_programs
 from lab.cluster import programs
 from lab.cluster.images import REGISTRY, Image
 from lab.errors import LabError
-from lab.go_programs import Build
+from lab.go import go_programs
+from lab.go.go_programs import Build
 from lab.progress import say
 
 BUILDS: dict[str, Build] = {

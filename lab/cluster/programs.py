@@ -7,10 +7,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from lab import apt, go_programs, image
+from lab import apt, image
 from lab.command import run
 from lab.errors import LabError
-from lab.go_programs import Build
+from lab.go import go_programs
+from lab.go.go_programs import Build
 from lab.progress import step
 
 HERE = Path(__file__).parent / "go"

@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from lab import go_programs, image, repository
+from lab import image, repository
 from lab.command import run
+from lab.go import go_programs
 from lab.packages import toolchain
 from lab.progress import step
 

@@ -1,32 +1,30 @@
 """A client of QEMU's monitor, over its QMP socket."""
 
 import json
-import socket
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from lab.errors import LabError
+from lab.qemu.connection import connection
 
 # Seconds. savevm of a busy machine writes a gigabyte.
 TIMEOUT_S = 120.0
 
 
 class Monitor:
-    """One connection to the monitor. QEMU serves one connection at a time; the next one waits."""
+    """One connection to the monitor."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def __enter__(self) -> "Monitor":
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(TIMEOUT_S)
+        self._open = ExitStack()
         try:
-            self._socket.connect(str(self._path))
+            self._stream = self._open.enter_context(connection(self._path, TIMEOUT_S))
         except OSError as error:
-            self._socket.close()
             raise LabError(f"no answer from QEMU at {self._path}: {error}", self._remedy()) from None
-        self._stream = self._socket.makefile("rw")
         self._stream.readline()
         self.execute("qmp_capabilities")
         return self
@@ -34,8 +32,7 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stream.close()
-        self._socket.close()
+        self._open.close()
 
     def execute(self, command: str, **arguments: object) -> Any:
         """Run a command and return its result."""

@@ -5,13 +5,14 @@ interrupts, while the guest still has both on. So both are read before savevm an
 stopped. QEMU's test port reads and writes the same memory as a CPU.
 """
 
-import socket
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 from lab.errors import LabError
 from lab.hardware import VFS_PER_NIC, Machine
+from lab.qemu.connection import connection
 
 # q35 with SeaBIOS puts PCI configuration space here.
 ECAM = 0xB0000000
@@ -37,17 +38,14 @@ class TestPort:
         self._path = path
 
     def __enter__(self) -> "TestPort":
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(30)
-        self._socket.connect(str(self._path))
-        self._stream = self._socket.makefile("rw")
+        self._open = ExitStack()
+        self._stream = self._open.enter_context(connection(self._path, 30))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stream.close()
-        self._socket.close()
+        self._open.close()
 
     def ask(self, *words: str) -> str:
         """Send one command and return what follows its OK."""

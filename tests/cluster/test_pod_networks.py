@@ -23,9 +23,9 @@ import pytest
 
 from agent.linux.mount import LIBC, last_error
 from agent.spec.node import from_mapping
-from lab import go_programs
 from lab.cluster import manifests, network_plugins, programs
 from lab.cluster.control_plane import ControlPlane
+from lab.go import go_programs
 from tasks.kubernetes.manifests import DEVICE_PLUGINS
 from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests as made

@@ -7,10 +7,10 @@ import pytest
 
 from agent.report.names import TAINT
 from agent.reporter.settings import Settings
-from lab import go_programs
 from lab.cluster import programs
 from lab.cluster.control_plane import ControlPlane
 from lab.cluster.daemon import Daemon
+from lab.go import go_programs
 from tests.cluster.reporter.reporters import Reporter, admit, by_certificate, node, prepare, until
 
 RULE = Path(__file__).parent.parent.parent / "fleet" / "cluster-readiness-rule"

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from agent.spec.node import parse
-from lab import LabError, Node, go_programs
+from lab import LabError, Node
 from lab.cluster import manifests as pods
 from lab.cluster import programs
+from lab.go import go_programs
 from tasks.hardware import NodeHardware
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, Sriov
 from tasks.kubernetes.manifests.discovered import discover

@@ -7,8 +7,8 @@ import os
 import zipfile
 from pathlib import Path
 
-from lab import go_programs
 from lab.command import run
+from lab.go import go_programs
 
 # Kept by version and outside the checkout, whatever cache the session has.
 KEPT = Path.home() / ".cache" / "trackbed" / "go-modules"

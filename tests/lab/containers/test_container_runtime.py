@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from lab import MACHINES, Node, go_programs, repository
+from lab import MACHINES, Node, repository
 from lab.cluster.programs import CONTAINERD
+from lab.go import go_programs
 from lab.packages import nvidia
 from tests.lab.conftest import DEPLOYED, eventually, kept, pyinfra, wait_ready
 from tests.lab.containers import cri

@@ -10,8 +10,9 @@ import yaml
 from attrs import evolve
 
 from agent.spec.node import from_mapping
-from lab import Node, go_programs
-from lab.go_programs import Build
+from lab import Node
+from lab.go import go_programs
+from lab.go.go_programs import Build
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins, SharedRdma
 from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests

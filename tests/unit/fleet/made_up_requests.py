@@ -27,7 +27,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
 from fleet.approval import SIGNER, KnownNodes, verdicts
-from lab.go_programs import Build, ensure
+from lab.go.go_programs import Build, ensure
 
 READER = Build("read-request", (".",), Path(__file__).parents[3] / "lab" / "go" / "read-request", usual_s=10)
 BATCH = 20_000

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lab import LabError, go_programs, image
+from lab import LabError, image
 from lab.cluster import programs
-from lab.go_programs import Build
+from lab.go import go_programs
+from lab.go.go_programs import Build
 
 
 def test_without_root_the_error_names_the_missing_go(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

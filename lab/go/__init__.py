@@ -1,0 +1,1 @@
+"""Programs in Go: how the lab builds them, and the sources of its own."""
