@@ -52,7 +52,7 @@ PASSING = (429, 503, 504)
 T = TypeVar("T")
 
 Step = Literal["drain", "apply", "wait"]
-Result = Literal["done", "undone", "failed", "interrupted", "not started"]
+NodeResult = Literal["done", "undone", "failed", "interrupted", "not started"]
 
 
 @frozen
@@ -105,9 +105,9 @@ class Maintenance:
     tell: Callable[[str], None]
     stop: Event = field(factory=Event)
 
-    def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[Result, str]]:
+    def run(self, nodes: Sequence[str], at_once: int) -> dict[str, tuple[NodeResult, str]]:
         """Maintain nodes, so many at the same time, until one fails. Returns the result and its reason by node."""
-        results: dict[str, tuple[Result, str]] = dict.fromkeys(nodes, ("not started", ""))
+        results: dict[str, tuple[NodeResult, str]] = dict.fromkeys(nodes, ("not started", ""))
         failed = Event()
 
         def one(node: str) -> None:
@@ -132,7 +132,7 @@ class Maintenance:
         if record is not None:
             self.tell(f"{name}: {'uncordoned' if record.cordoned else 'left cordoned, as it was before'}")
 
-    def _one(self, name: str) -> tuple[Result, str]:
+    def _one(self, name: str) -> tuple[NodeResult, str]:
         again = f"trackbed fleet maintain {name}"
         try:
             with errors():
@@ -142,7 +142,7 @@ class Maintenance:
         except Failed as error:
             return "failed", f"{error.message}; then {again} --resume, or --undo"
 
-    def _steps(self, name: str) -> tuple[Result, str]:
+    def _steps(self, name: str) -> tuple[NodeResult, str]:
         began = self._begin(name)
         if began.step == "drain":
             try:

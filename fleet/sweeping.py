@@ -73,7 +73,7 @@ def plan(listed: Sequence[Standing], share: float) -> Plan:
 
 
 @frozen
-class Result:
+class SweepResult:
     """What a sweep did. ``failed``: errors by node."""
 
     plan: Plan
@@ -83,13 +83,13 @@ class Result:
     failed: dict[str, str] = field(factory=dict)
 
 
-def sweep(api: Api, share: float, dry: bool) -> Result:
+def sweep(api: Api, share: float, dry: bool) -> SweepResult:
     """Sweep the fleet once."""
     nodes, leases = api.nodes(), api.leases()
     faults = unreadable(nodes.faults, leases.faults)
     decided = plan(standings(nodes.objects, leases.objects, api.now, faults), share)
     if dry:
-        return Result(decided)
+        return SweepResult(decided)
     tainted: list[str] = []
     recovered: list[str] = []
     renewed: list[str] = []
@@ -106,7 +106,7 @@ def sweep(api: Api, share: float, dry: bool) -> Result:
             (renewed if _give_lease(api, name) else recovered).append(name)
         except ApiError as error:
             failed[name] = f"its Lease was deleted and cannot be created again: {error.status.message or error}"
-    return Result(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
+    return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
 
 
 def _sweep_node(api: Api, name: str) -> bool:

@@ -35,7 +35,7 @@ ERDMA = ("1ded", "107f")
 
 
 @frozen
-class Gid:
+class GidEntry:
     """An entry of a port's GID table; ``type`` and ``address`` as the kernel prints them."""
 
     index: int
@@ -49,7 +49,7 @@ class Port:
 
     number: int
     link_layer: str | None
-    gids: tuple[Gid, ...] = ()
+    gids: tuple[GidEntry, ...] = ()
 
 
 @frozen
@@ -83,7 +83,7 @@ class Netdev:
 
 
 @frozen
-class Function:
+class InspectedFunction:
     """A PCI function for networks.
 
     ``vendor`` and ``device``: four hexadecimal digits; ``index``: the number of a VF; ``nic``: the name of the NIC of the
@@ -98,7 +98,7 @@ class Function:
     rdma: tuple[RdmaDevice, ...] = ()
     index: int | None = None
     total_vfs: int = 0
-    vfs: tuple[Function, ...] = ()
+    vfs: tuple[InspectedFunction, ...] = ()
     nic: str | None = None
 
     @property
@@ -112,23 +112,23 @@ class Shared(Protocol):
 
     @property
     def vendor(self) -> str:
-        """As in :class:`Function`."""
+        """As in :class:`InspectedFunction`."""
 
     @property
     def device(self) -> str:
-        """As in :class:`Function`."""
+        """As in :class:`InspectedFunction`."""
 
     @property
     def index(self) -> int | None:
-        """As in :class:`Function`."""
+        """As in :class:`InspectedFunction`."""
 
     @property
     def nic(self) -> str | None:
-        """As in :class:`Function`."""
+        """As in :class:`InspectedFunction`."""
 
     @property
     def has_rdma(self) -> bool:
-        """As in :class:`Function`."""
+        """As in :class:`InspectedFunction`."""
 
 
 Candidate = TypeVar("Candidate", bound=Shared)
@@ -161,7 +161,7 @@ class Gpu:
 class Hardware:
     """A node's hardware, its loaded ``modules``, all its ``netdevs``, and ``route``: the netdev of its IPv4 default route."""
 
-    functions: tuple[Function, ...]
+    functions: tuple[InspectedFunction, ...]
     other_rdma: tuple[RdmaDevice, ...] = ()
     rdma_cm: bool = False
     gpus: tuple[Gpu, ...] = ()
@@ -169,7 +169,7 @@ class Hardware:
     netdevs: tuple[str, ...] = ()
     route: str | None = None
 
-    def all_functions(self) -> tuple[Function, ...]:
+    def all_functions(self) -> tuple[InspectedFunction, ...]:
         """All physical functions in the order of their PCI addresses, each followed by its VFs."""
         return tuple(each for function in self.functions for each in (function, *function.vfs))
 
@@ -182,7 +182,7 @@ class Hardware:
         return evolve(self, functions=tuple(_meant(function, not spec.nics) for function in self.functions))
 
 
-def _meant(function: Function, all_are: bool) -> Function:
+def _meant(function: InspectedFunction, all_are: bool) -> InspectedFunction:
     name = function.netdevs[0].name if function.netdevs else function.address
     nic = name if all_are else function.nic
     return evolve(function, nic=nic, vfs=tuple(evolve(vf, nic=nic) for vf in function.vfs))
@@ -232,7 +232,7 @@ class NodeHardware(FactBase[Hardware | None]):
         inspection = json.loads("\n".join(output[at + 1 :]))
         routes = sorted((int(line[1]), line[2]) for line in lines if line[0] == "route")
         return Hardware(
-            _converter.structure(inspection["functions"], tuple[Function, ...]),
+            _converter.structure(inspection["functions"], tuple[InspectedFunction, ...]),
             _converter.structure(inspection["other_rdma"], tuple[RdmaDevice, ...]),
             inspection["rdma_cm"],
             tuple(Gpu(line[1], line[2] if line[2:] else None) for line in lines if line[0] == "gpu"),

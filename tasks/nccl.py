@@ -20,7 +20,7 @@ from tasks.common.commands import Commands, refuse, script
 from tasks.common.data import Key, host_data, record
 from tasks.common.templates import render
 from tasks.common.texts import MARK, Texts, place
-from tasks.hardware import UNKNOWN, Function, Hardware, RdmaDevice, here, is_erdma, shared
+from tasks.hardware import UNKNOWN, Hardware, InspectedFunction, RdmaDevice, here, is_erdma, shared
 
 PATH = "/etc/nccl.conf"
 PREVIOUS = f"{PATH}.previous"
@@ -180,7 +180,7 @@ def _interface(wanted: Nccl, hardware: Hardware) -> str:
     return name
 
 
-def functions(hardware: Hardware) -> tuple[Function, ...]:
+def functions(hardware: Hardware) -> tuple[InspectedFunction, ...]:
     """The functions whose RDMA devices NCCL uses: those of the spec's NICs.
 
     eRDMA's are taken only where there are no others: NCCL uses one kind at a time.

@@ -63,7 +63,7 @@ class PciFunction:
 
 
 @frozen
-class Topology:
+class PciTopology:
     """The PCI functions by address, the CPUs of each NUMA node as a mask, and the kind of CPU."""
 
     functions: Mapping[str, PciFunction] = field(factory=dict)
@@ -98,21 +98,21 @@ sed -n 's/^vendor_id[[:space:]]*: /vendor|/p; s/^cpu family[[:space:]]*: /family
 """
 
 
-class NodeTopology(FactBase[Topology]):
+class NodeTopology(FactBase[PciTopology]):
     """The node's PCI functions and NUMA nodes."""
 
-    default = Topology
+    default = PciTopology
 
     def command(self) -> StringCommand:
         """Read everything by one script, since each command costs a round trip."""
         return script(_TOPOLOGY, "")
 
-    def process(self, output: list[str]) -> Topology:
+    def process(self, output: list[str]) -> PciTopology:
         """Parse lines of a word and its values."""
         lines = [line.split("|") for line in output]
         functions = (PciFunction(*line[1:]) for line in lines if line[0] == "pci")
         given = {line[0]: line[1] for line in lines if len(line) == 2}
-        return Topology(
+        return PciTopology(
             {function.address: function for function in functions},
             {line[1]: line[2] for line in lines if line[0] == "node"},
             **{name: given.get(name, "") for name in ("architecture", "vendor", "family", "model")},
@@ -145,7 +145,7 @@ class Element:
             yield from child.each()
 
 
-def text(topology: Topology, hardware: Hardware) -> str:
+def text(topology: PciTopology, hardware: Hardware) -> str:
     """The file for a node with this hardware.
 
     :raises ValueError: there is nothing to write, or more than NCCL reads; with the remedy.
@@ -170,7 +170,7 @@ def text(topology: Topology, hardware: Hardware) -> str:
     return HEADER + "".join(f"{line}\n" for line in system.lines())
 
 
-def _nets(topology: Topology, hardware: Hardware) -> dict[str, list[str]]:
+def _nets(topology: PciTopology, hardware: Hardware) -> dict[str, list[str]]:
     """The RDMA devices that NCCL uses, by the PCI function that they belong to in the file.
 
     As in NCCL (src/transport/net_ib), the ports of a card are one NIC, and a VF belongs to its PF: they share the PCIe link.
@@ -188,7 +188,7 @@ def _nets(topology: Topology, hardware: Hardware) -> dict[str, list[str]]:
     return nets
 
 
-def _branch(topology: Topology, address: str) -> tuple[str, ...]:
+def _branch(topology: PciTopology, address: str) -> tuple[str, ...]:
     """The PCI addresses from the one below the CPU to this one.
 
     As in NCCL, a switch is its upstream port alone, and root ports are left out: NCCL skips every second function on the way up
@@ -198,7 +198,7 @@ def _branch(topology: Topology, address: str) -> tuple[str, ...]:
     return tuple(reversed(addresses[::-1][::2]))
 
 
-def _cpu(topology: Topology, node: str, below: Mapping[str, set[str]], nets: Mapping[str, list[str]]) -> Element:
+def _cpu(topology: PciTopology, node: str, below: Mapping[str, set[str]], nets: Mapping[str, list[str]]) -> Element:
     attributes = {"numaid": node}
     mask = topology.cpus.get(node, "")
     if mask and len(mask) <= LONGEST:
@@ -213,7 +213,7 @@ def _cpu(topology: Topology, node: str, below: Mapping[str, set[str]], nets: Map
     return Element("cpu", attributes, tuple(_pci(topology, address, below, nets) for address in sorted(below[""])))
 
 
-def _pci(topology: Topology, address: str, below: Mapping[str, set[str]], nets: Mapping[str, list[str]]) -> Element:
+def _pci(topology: PciTopology, address: str, below: Mapping[str, set[str]], nets: Mapping[str, list[str]]) -> Element:
     function = topology.functions[address]
     attributes = {
         "busid": address,
@@ -230,7 +230,7 @@ def _pci(topology: Topology, address: str, below: Mapping[str, set[str]], nets: 
     return Element("pci", {name: value for name, value in attributes.items() if value}, children)
 
 
-def _link(topology: Topology, function: PciFunction) -> dict[str, str]:
+def _link(topology: PciTopology, function: PciFunction) -> dict[str, str]:
     """The lower speed and the smaller width of the two ends of its PCIe link; values that sysfs lacks are left out."""
     above = topology.functions.get(function.path.split("/")[-2])
     ends = (function,) if above is None else (function, above)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from attrs import frozen
 
 from fleet.fabric.ends import End, Ends
-from fleet.fabric.results import Result
+from fleet.fabric.results import FabricResult
 from fleet.fabric.tests import TESTS
 
 DEVIATIONS = 6.0
@@ -50,7 +50,7 @@ class Usual:
 class Judged:
     """A result, as a share of what is usual (0 for a fault), and whether it is bad in itself."""
 
-    result: Result
+    result: FabricResult
     share: float
     bad: bool
 
@@ -71,7 +71,7 @@ class Baseline:
 
     usual: Mapping[Measure, Usual]
 
-    def judge(self, ends: Ends, results: Iterable[Result]) -> list[Judged]:
+    def judge(self, ends: Ends, results: Iterable[FabricResult]) -> list[Judged]:
         """Compare results with the usual ones. Left out: results of lost nodes, and tests across rails if none succeeded."""
         judged = []
         for result in results:
@@ -88,9 +88,9 @@ class Baseline:
         return judged
 
 
-def baseline(ends: Ends, results: Iterable[Result]) -> Baseline:
+def baseline(ends: Ends, results: Iterable[FabricResult]) -> Baseline:
     """The usual results, from those of a survey."""
-    by_measure: dict[Measure, list[Result]] = defaultdict(list)
+    by_measure: dict[Measure, list[FabricResult]] = defaultdict(list)
     for result in results:
         if result.fault != "lost":
             by_measure[measure(ends, result)].append(result)
@@ -98,7 +98,7 @@ def baseline(ends: Ends, results: Iterable[Result]) -> Baseline:
     return Baseline({key: usual for key, usual in by_key.items() if usual is not None})
 
 
-def measure(ends: Ends, result: Result) -> Measure:
+def measure(ends: Ends, result: FabricResult) -> Measure:
     """The key of the results that a result is compared with."""
     one, other = ends[result.server].group, ends[result.client].group
     return result.test, result.across, (one,) if one == other else tuple(sorted((one, other)))
@@ -109,7 +109,7 @@ def upper_median(values: Sequence[float]) -> float:
     return statistics.median_high(values)
 
 
-def _usual(results: Sequence[Result]) -> Usual | None:
+def _usual(results: Sequence[FabricResult]) -> Usual | None:
     rates: dict[str, list[float]] = defaultdict(list)
     for result in results:
         rate = _rate(result)
@@ -137,18 +137,18 @@ def _least(shares: Sequence[float], tolerance: float) -> float:
     return max(LOWEST, 1 - max(tolerance, DEVIATIONS * spread))
 
 
-def _rate(result: Result) -> float:
+def _rate(result: FabricResult) -> float:
     """The greater, the better: Gbit/s, or messages in a microsecond; 0 for a fault."""
     if result.value is None:
         return 0.0
     return result.value if TESTS[result.test].unit == "Gbit/s" else 1 / result.value
 
 
-def _share(result: Result, usual: float) -> float:
+def _share(result: FabricResult, usual: float) -> float:
     return _rate(result) / (usual if TESTS[result.test].unit == "Gbit/s" else 1 / usual)
 
 
-def _below_floor(ends: Ends, result: Result) -> bool:
+def _below_floor(ends: Ends, result: FabricResult) -> bool:
     if result.value is None:
         return True
     floors = [end.floors[result.test] for end in _of(ends, result) if result.test in end.floors]
@@ -159,5 +159,5 @@ def _below_floor(ends: Ends, result: Result) -> bool:
     return result.value > max(floors)
 
 
-def _of(ends: Ends, result: Result) -> tuple[End, End]:
+def _of(ends: Ends, result: FabricResult) -> tuple[End, End]:
     return ends[result.server], ends[result.client]

@@ -14,7 +14,7 @@ from attrs import define, evolve, field, frozen
 
 from fleet.fabric.collective import Collective
 from fleet.fabric.ends import End, Ends, by_name
-from fleet.fabric.results import Result
+from fleet.fabric.results import FabricResult
 from fleet.fabric.stages import FabricSettings
 
 _converter = cattrs.Converter()
@@ -53,7 +53,7 @@ class Journal:
 
     path: Path
     run: Run
-    results: list[Result]
+    results: list[FabricResult]
     collectives: list[Collective] = field(factory=list)
     ended: float | None = None
 
@@ -72,7 +72,7 @@ class Journal:
                 if kind == "run":
                     made = cls(path, _converter.structure(value, Run), [])
                 elif made is not None and kind == "result":
-                    made.results.append(_converter.structure(value, Result))
+                    made.results.append(_converter.structure(value, FabricResult))
                 elif made is not None and kind == "collective":
                     made.collectives.append(_converter.structure(value, Collective))
                 elif made is not None and kind == "ended":
@@ -102,7 +102,7 @@ class Journal:
         made._write([{"run": _converter.unstructure(run)}])
         return made
 
-    def add(self, results: Iterable[Result]) -> None:
+    def add(self, results: Iterable[FabricResult]) -> None:
         """Append results; they are on the disk when this returns."""
         new = list(results)
         self._write([{"result": _converter.unstructure(result)} for result in new])

@@ -17,7 +17,7 @@ LONGEST_TEXT = 300
 
 
 @frozen
-class Result:
+class FabricResult:
     """One test of a round.
 
     ``value`` in the test's unit; None with a ``fault``: the server never listened, the time was up, the client or the server
@@ -40,12 +40,14 @@ class Result:
         return self.stage, self.number, self.server, self.client
 
 
-def failed(made: Round, server: str, client: str, fault: Fault, text: str = "") -> Result:
+def failed(made: Round, server: str, client: str, fault: Fault, text: str = "") -> FabricResult:
     """The result of a test without a value."""
-    return Result(made.stage, made.number, made.test, made.across, server, client, None, fault, text[-LONGEST_TEXT:])
+    return FabricResult(
+        made.stage, made.number, made.test, made.across, server, client, None, fault, text[-LONGEST_TEXT:]
+    )
 
 
-def measured(made: Round, server: str, client: str, code: int, output: str) -> Result:
+def measured(made: Round, server: str, client: str, code: int, output: str) -> FabricResult:
     """The result of a client that has ended with an exit status, having printed ``output``."""
     if code == TIMED_OUT:
         return failed(made, server, client, "timeout", messages(output))
@@ -54,7 +56,7 @@ def measured(made: Round, server: str, client: str, code: int, output: str) -> R
     value = parse(TESTS[made.test], output)
     if value is None:
         return failed(made, server, client, "output", messages(output) or "perftest printed no result")
-    return Result(made.stage, made.number, made.test, made.across, server, client, value)
+    return FabricResult(made.stage, made.number, made.test, made.across, server, client, value)
 
 
 TIMED_OUT = 124

@@ -13,7 +13,7 @@ from fleet.fabric.collective import Collective, Group, groups, launcher, outcome
 from fleet.fabric.ends import Ends
 from fleet.fabric.journal import Journal
 from fleet.fabric.launch import SSH, Keys, daemon, files_of_first, files_of_other
-from fleet.fabric.results import Result, failed, measured, messages
+from fleet.fabric.results import FabricResult, failed, measured, messages
 from fleet.fabric.schedule import Pair, Round
 from fleet.fabric.stages import STAGES, FabricSettings
 from fleet.fabric.tests import ALL_REDUCE, TESTS, client, server
@@ -70,7 +70,7 @@ class Runner:
     nodes: Nodes
     journal: Journal
     tell: Callable[[str], None]
-    _results: list[Result] = field(init=False)
+    _results: list[FabricResult] = field(init=False)
     _lost: set[str] = field(init=False)
     _ports: dict[str, int] = field(init=False)
 
@@ -168,9 +168,9 @@ class Runner:
         for start in range(0, len(tests), most):
             yield tests[start : start + most]
 
-    def _round(self, made: Round, pairs: Sequence[Pair]) -> list[Result]:
+    def _round(self, made: Round, pairs: Sequence[Pair]) -> list[FabricResult]:
         """The results of some tests of a round, in the order of the pairs."""
-        results: dict[Pair, Result] = {}
+        results: dict[Pair, FabricResult] = {}
         jobs = [Job(one, other, self._ports[one]) for one, other in pairs]
         said = self._ask("serve", made, [job for job in jobs if not self._gone(job.ends)])
         for job in jobs:
@@ -231,7 +231,7 @@ class Runner:
         return self.ends[end].node
 
 
-def _result(made: Round, job: Job, of_client: Sequence[Any], of_server: Sequence[Any]) -> Result:
+def _result(made: Round, job: Job, of_client: Sequence[Any], of_server: Sequence[Any]) -> FabricResult:
     result = measured(made, job.server, job.client, int(of_client[0]), str(of_client[1]))
     code, output = of_server
     if not result.fault and code != 0:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from attrs import frozen
 
 from fleet.fabric.ends import Ends
-from fleet.fabric.results import Result
+from fleet.fabric.results import FabricResult
 from fleet.fabric.schedule import Round, survey
 from fleet.fabric.tests import ALL_REDUCE, TESTS, Load
 from fleet.fabric.verdict import confirming, repeating
@@ -40,7 +40,7 @@ class FabricSettings:
         return Load(self.seconds, self.size, self.messages, self.gpu_memory)
 
 
-STAGES: tuple[tuple[str, Callable[[Ends, FabricSettings, Sequence[Result]], list[Round]]], ...] = (
+STAGES: tuple[tuple[str, Callable[[Ends, FabricSettings, Sequence[FabricResult]], list[Round]]], ...] = (
     (
         "survey",
         lambda ends, settings, results: survey(

@@ -13,7 +13,7 @@ from fleet.fabric.baseline import Baseline, Judged, baseline, upper_median
 from fleet.fabric.collective import Collective, CollectiveVerdict
 from fleet.fabric.collective import judge as judge_collectives
 from fleet.fabric.ends import Ends
-from fleet.fabric.results import Result
+from fleet.fabric.results import FabricResult
 from fleet.fabric.schedule import Pair, Round, packed
 from fleet.fabric.suspects import Suspicion, suspicion
 from fleet.fabric.tests import TESTS
@@ -72,7 +72,7 @@ class Verdict:
         return self.finished and not bad and all(each.status == "good" for each in self.ends)
 
 
-def confirming(ends: Ends, results: Sequence[Result], seed: int) -> list[Round]:
+def confirming(ends: Ends, results: Sequence[FabricResult], seed: int) -> list[Round]:
     """The rounds that test each suspect of the survey against known-good ends, in both directions."""
     surveyed = _of_stage(results, "survey")
     usual = baseline(ends, surveyed)
@@ -105,7 +105,7 @@ def _partners(ends: Ends, name: str, good: Sequence[str], across: bool, place: i
     return (partners * 2)[:PARTNERS]
 
 
-def repeating(ends: Ends, results: Sequence[Result]) -> list[Round]:
+def repeating(ends: Ends, results: Sequence[FabricResult]) -> list[Round]:
     """The rounds that repeat the survey's bad tests between two ends that are not suspected."""
     usual = baseline(ends, _of_stage(results, "survey"))
     blamed = {each.end for each in _ends(ends, results, usual, lost_nodes(results)) if each.status != "good"}
@@ -117,7 +117,9 @@ def repeating(ends: Ends, results: Sequence[Result]) -> list[Round]:
     return packed("paths", [each for each in wanted for _ in range(REPEATS)])
 
 
-def verdict(ends: Ends, results: Sequence[Result], finished: bool, collectives: Sequence[Collective] = ()) -> Verdict:
+def verdict(
+    ends: Ends, results: Sequence[FabricResult], finished: bool, collectives: Sequence[Collective] = ()
+) -> Verdict:
     """Judge all ends, paths and collectives by the results of all stages."""
     usual = baseline(ends, _of_stage(results, "survey"))
     rates = {test: each.value for (test, across, _), each in sorted(usual.usual.items(), reverse=True) if not across}
@@ -130,22 +132,22 @@ def verdict(ends: Ends, results: Sequence[Result], finished: bool, collectives: 
     )
 
 
-def good_ends(ends: Ends, results: Sequence[Result]) -> list[str]:
+def good_ends(ends: Ends, results: Sequence[FabricResult]) -> list[str]:
     """The names of the ends that are good by the stages with pairs."""
     return [each.end for each in verdict(ends, results, True).ends if each.status == "good"]
 
 
-def lost_nodes(results: Iterable[Result], collectives: Iterable[Collective] = ()) -> set[str]:
+def lost_nodes(results: Iterable[FabricResult], collectives: Iterable[Collective] = ()) -> set[str]:
     """The nodes that stopped answering during the test."""
     lost = {each.text for each in results if each.fault == "lost"}
     return lost | {each.text for each in collectives if each.fault == "lost"}
 
 
-def _of_stage(results: Iterable[Result], stage: str) -> list[Result]:
+def _of_stage(results: Iterable[FabricResult], stage: str) -> list[FabricResult]:
     return [result for result in results if result.stage == stage]
 
 
-def _ends(ends: Ends, results: Sequence[Result], usual: Baseline, lost: Collection[str]) -> list[EndVerdict]:
+def _ends(ends: Ends, results: Sequence[FabricResult], usual: Baseline, lost: Collection[str]) -> list[EndVerdict]:
     surveyed = usual.judge(ends, _of_stage(results, "survey"))
     suspected = suspicion(ends, surveyed, usual)
     confirmed: dict[str, list[Judged]] = defaultdict(list)

@@ -13,7 +13,7 @@ import pytest
 from agent.spec.node import from_mapping
 from tasks import nccl, nccl_topology
 from tasks.hardware import Hardware
-from tasks.nccl_topology import HEADER, PciFunction, Topology
+from tasks.nccl_topology import HEADER, PciFunction, PciTopology
 from tests.deploy.conftest import Answers, Node, Result
 from tests.deploy.hardware import CONNECTX, SECOND, V2, VF, VIRTIO, function, hardware, has, nics, rdma
 from tests.deploy.kubernetes.test_labels import files
@@ -32,9 +32,9 @@ def pci(
     return PciFunction(path, kind, "0x15b3", "0x1976", "0x15b3", "0x0058", numa, speed, width)
 
 
-def topology(*found: PciFunction, **more: Any) -> Topology:
+def topology(*found: PciFunction, **more: Any) -> PciTopology:
     intel = {"architecture": "x86_64", "vendor": "GenuineIntel", "family": "6", "model": "143"}
-    return Topology({each.address: each for each in found}, MASKS, **{**intel, **more})
+    return PciTopology({each.address: each for each in found}, MASKS, **{**intel, **more})
 
 
 # A GPU and a ConnectX behind one PCIe switch, and a second ConnectX alone at the other socket.
@@ -176,7 +176,7 @@ def test_nccl_s_parser_is_stricter_than_xml(text: str) -> None:
 # --- the file ----------------------------------------------------------------------------------------------
 
 
-def text(*found: Any, of: Topology = NODE, others: tuple[str, ...] = (GPU,)) -> str:
+def text(*found: Any, of: PciTopology = NODE, others: tuple[str, ...] = (GPU,)) -> str:
     return nccl_topology.text(of, meant(*found, others=others))
 
 
@@ -223,7 +223,7 @@ def test_a_link_is_as_fast_and_as_wide_as_its_slower_end() -> None:
 
 def test_values_that_sysfs_lacks_are_left_to_nccl() -> None:
     alone = pci("/sys/devices/pci0000:00/0000:21:00.0", "0x020000", "", speed="Unknown", width="0")
-    made = text({**CONNECTX, "vfs": []}, of=Topology({"0000:21:00.0": alone}, architecture="riscv64"), others=())
+    made = text({**CONNECTX, "vfs": []}, of=PciTopology({"0000:21:00.0": alone}, architecture="riscv64"), others=())
     assert '<cpu numaid="-1">' in made
     assert "link_" not in made
     read_as_nccl_does(made)
@@ -232,7 +232,7 @@ def test_values_that_sysfs_lacks_are_left_to_nccl() -> None:
 def test_a_mask_that_is_too_long_for_nccl_is_left_out() -> None:
     masks = {"0": ",".join(["ffffffff"] * 40)}
     made = nccl_topology.text(
-        Topology(NODE.functions, masks, "x86_64", "AuthenticAMD", "25", "17"), meant(CONNECTX, others=(GPU,))
+        PciTopology(NODE.functions, masks, "x86_64", "AuthenticAMD", "25", "17"), meant(CONNECTX, others=(GPU,))
     )
     assert "affinity" not in made
     assert 'vendor="AuthenticAMD">' in made
@@ -248,7 +248,7 @@ def test_more_than_nccl_reads_is_refused() -> None:
 # --- the operation -------------------------------------------------------------------------------------------
 
 
-def lines(found: Topology) -> list[str]:
+def lines(found: PciTopology) -> list[str]:
     """What the script prints."""
     given = [f"{name}|{getattr(found, name)}" for name in ("architecture", "vendor", "family", "model")]
     functions = [

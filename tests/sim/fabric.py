@@ -9,7 +9,7 @@ from typing import Literal
 from attrs import define, field
 
 from fleet.fabric.ends import End, Ends, by_name
-from fleet.fabric.results import Result, failed
+from fleet.fabric.results import FabricResult, failed
 from fleet.fabric.schedule import Round
 from fleet.fabric.stages import STAGES, FabricSettings
 from fleet.fabric.tests import TESTS
@@ -52,17 +52,17 @@ class Fabric:
         # What a slow end has left of its rate.
         self._left = {name: self._random.uniform(0.3, 0.9) for name in self.bad}
 
-    def run(self, settings: FabricSettings) -> tuple[list[Round], list[Result]]:
+    def run(self, settings: FabricSettings) -> tuple[list[Round], list[FabricResult]]:
         """Every stage of a run: its rounds, and the results of all tests."""
         rounds: list[Round] = []
-        results: list[Result] = []
+        results: list[FabricResult] = []
         for _, stage in STAGES:
             made = stage(self.ends, settings, results)
             rounds += made
             results += [result for each in made for result in self.results(each)]
         return rounds, results
 
-    def results(self, made: Round) -> Iterator[Result]:
+    def results(self, made: Round) -> Iterator[FabricResult]:
         """The results of one round."""
         for server, client in made.pairs:
             share = self._share(made.test, server, client)
@@ -71,7 +71,7 @@ class Fabric:
                 continue
             usual = USUAL[made.test]
             value = usual * share if TESTS[made.test].unit == "Gbit/s" else usual / share
-            yield Result(made.stage, made.number, made.test, made.across, server, client, value)
+            yield FabricResult(made.stage, made.number, made.test, made.across, server, client, value)
 
     def _share(self, test: str, server: str, client: str) -> float:
         sender, receiver = (client, server) if TESTS[test].client_sends else (server, client)

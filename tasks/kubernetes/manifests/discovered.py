@@ -11,7 +11,7 @@ from attrs import evolve, field, frozen
 
 from agent.documents import LARGEST_REPORT, load, read
 from agent.spec.node import NodeSpec
-from tasks.hardware import Function, Hardware, is_erdma, shared
+from tasks.hardware import Hardware, InspectedFunction, is_erdma, shared
 
 VFIO = "vfio-pci"
 
@@ -83,11 +83,11 @@ def discover(hardware: Hardware, spec: NodeSpec, labels: Mapping[str, str], nccl
     return Discovered(seen, erdma, bool(hardware.gpus), labels, nccl, exclusive)
 
 
-def _netdev(function: Function) -> str | None:
+def _netdev(function: InspectedFunction) -> str | None:
     return function.netdevs[0].name if function.netdevs else None
 
 
-def _seen(function: Function, pf: str | None = None) -> Iterator[SeenFunction]:
+def _seen(function: InspectedFunction, pf: str | None = None) -> Iterator[SeenFunction]:
     yield SeenFunction(
         function.address,
         function.vendor,

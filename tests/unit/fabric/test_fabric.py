@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from fleet.fabric.ends import End, by_name
-from fleet.fabric.results import Result, measured
+from fleet.fabric.results import FabricResult, measured
 from fleet.fabric.schedule import ALL_PAIRS, Round, survey
 from fleet.fabric.stages import FabricSettings
 from fleet.fabric.tests import TESTS, Load, client, server
@@ -104,7 +104,7 @@ scnt=128, ccnt=0
 """
 
 
-def outcome(test: str, code: int, output: str) -> Result:
+def outcome(test: str, code: int, output: str) -> FabricResult:
     return measured(Round("survey", 0, test, False, (("s", "c"),)), "s", "c", code, output)
 
 

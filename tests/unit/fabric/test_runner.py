@@ -18,7 +18,7 @@ from attrs import define, evolve, field
 from fleet.fabric import launch, runner
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.journal import Damaged, Journal, Run
-from fleet.fabric.results import Result
+from fleet.fabric.results import FabricResult
 from fleet.fabric.runner import Request, Runner
 from fleet.fabric.stages import FabricSettings
 from fleet.fabric.verdict import Verdict
@@ -137,7 +137,9 @@ def journal(folder: Path, ends: Ends, settings: FabricSettings = SETTINGS) -> Jo
     return Journal.open(folder / "results.jsonl", Run(tuple(ends.values()), settings, {}, 1.0))
 
 
-def run(folder: Path, ends: Ends, nodes: Local, settings: FabricSettings = SETTINGS) -> tuple[Verdict, list[Result]]:
+def run(
+    folder: Path, ends: Ends, nodes: Local, settings: FabricSettings = SETTINGS
+) -> tuple[Verdict, list[FabricResult]]:
     kept = journal(folder, ends, settings)
     said = Runner(ends, settings, nodes, kept, lambda line: None).run()
     assert Journal.read(kept.path).results == kept.results
