@@ -61,11 +61,14 @@ NOTIFY_TIMEOUT = 1.0
 """Seconds to wait while systemd's socket is full."""
 
 
-def notify(message: str) -> None:
-    """Send a message to systemd (sd_notify(3)) if this is a unit's process. A failure is logged."""
+def notify(message: str) -> bool:
+    """Send a message to systemd (sd_notify(3)) if this is a unit's process.
+
+    :returns: False if that failed, which is logged.
+    """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
-        return
+        return True
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as made:
             made.settimeout(NOTIFY_TIMEOUT)
@@ -73,6 +76,8 @@ def notify(message: str) -> None:
             made.send(message.encode())
     except OSError as error:
         journal(f"{message.splitlines()[0]} did not reach systemd at NOTIFY_SOCKET={address}: {error}")
+        return False
+    return True
 
 
 UNRELEASED = "unreleased"

@@ -31,7 +31,8 @@ def run() -> None:
         lock.take(_common.RUN, wait=True)
     except OSError as error:
         # No service keeps the node true now, so an earlier report must not say that it is ready. Its removal also frees space.
-        (_common.RUN / REPORT).unlink(missing_ok=True)
+        with suppress(OSError):
+            (_common.RUN / REPORT).unlink()
         raise _common.Failed(f"{error}; make room: df {_common.RUN}; df -i {_common.RUN}") from None
     with suppress(OSError):  # if nothing can be kept there, the first write reports it
         _common.STATE.mkdir(exist_ok=True)

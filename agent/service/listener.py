@@ -39,6 +39,7 @@ class Listener:
     _sockets: select.epoll = field(factory=select.epoll, init=False)
     _gate: select.epoll = field(factory=select.epoll, init=False)
     _end: int = field(factory=lambda: os.eventfd(0, os.EFD_CLOEXEC), init=False)
+    _fault: Exception | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         for descriptor in self._watch.sources():
@@ -65,7 +66,9 @@ class Listener:
                 self._gate.modify(self._sockets.fileno(), 0)
 
     def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> WakeUp:
-        """As :meth:`Watch.wait`, with what the thread has received."""
+        """As :meth:`Watch.wait`, with what the thread has received; raises what ended the thread, which then hears no more."""
+        if self._fault is not None:
+            raise self._fault
         with self._lock:
             wake = self._watch.wait(known, timeout, first)
             self._kept_since = 0.0
@@ -110,6 +113,12 @@ class Listener:
         self._gate.modify(self._sockets.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def _listen(self) -> None:
+        try:
+            self._listen_until_end()
+        except Exception as error:  # of a socket, or of an event that cannot be decoded
+            self._fault = error
+
+    def _listen_until_end(self) -> None:
         while all(descriptor != self._end for descriptor, _ in self._gate.poll()):
             with self._lock:
                 if not self._in_pass:

@@ -186,6 +186,9 @@ class Passes:
             message = f"{self._early_ends.last_crash}; it is tried again"
             return messages.of_failed_pass("PassCrashed", message, self.in_force), due
         self._early_ends.gone = 0
+        # A disk that hangs must not be taken for the device that was read last.
+        self.activity.doing("records", "write")
+        self.activity.call("", "write the history, the drift and the verified spec")
         self.known = _known(self.last)
         if gap := self.memory.history.record(self.last.outcomes, spec_hash(spec), self.reason.trigger):
             journal(gap)

@@ -114,6 +114,7 @@ class _Supervisor:
     respawn_at: float = 0.0
     hung: dict[str, HungDevice] = field(factory=dict)
     look_at: float = math.inf
+    unsaid: bool = False
 
     def run(self) -> None:
         wake = self._hear_signals()
@@ -125,6 +126,8 @@ class _Supervisor:
             if now >= next_beat:
                 self.publisher.vouch()
                 notify("WATCHDOG=1")
+                if self.unsaid:
+                    self._say_ready()
                 next_beat = now + beat
             self._judge_step(now)
             self._judge_wait(now)
@@ -202,7 +205,11 @@ class _Supervisor:
         self.deaths, self.asked = 0, True
         if self.worker is not None and not self.worker.is_leaving():
             self._pass_on(self.worker)
-        notify("READY=1")
+        self._say_ready()
+
+    def _say_ready(self) -> None:
+        """Tell systemd that the agent is ready, or has read the spec. Each heartbeat repeats what was lost: systemd waits."""
+        self.unsaid = not notify("READY=1")
 
     def _pass_on(self, worker: _Worker) -> None:
         if self.asked:
@@ -241,7 +248,7 @@ class _Supervisor:
             if not isinstance(message, dict):
                 raise ValueError("it is not a JSON object")
             if message.pop("serving", False):
-                notify("READY=1")
+                self._say_ready()
             elif message.pop("checking", False):
                 self.look_at = time.monotonic() + ANSWERED_WITHIN
             elif not (worker.is_leaving() and message.get("ready")):

@@ -426,3 +426,20 @@ def test_ready_is_published_although_events_never_end(
     node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
     os.eventfd_write(announced.descriptor, 1)
     assert worker(one(9000)).until(lambda report: report.ready)
+
+
+def test_a_disk_that_hangs_is_not_taken_for_the_device_read_last(
+    node: Node, worker: Callable[[str], Out], view: View, tmp_path: Path
+) -> None:
+    history = tmp_path / "history.jsonl"
+    os.mkfifo(history)
+    pipe = os.open(history, os.O_RDWR | os.O_NONBLOCK)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(pipe, bytes(1 << 16))
+    out = worker(f'{{"node_name": "n1", "nics": [{{"name": "rail0", "select": {{"pci": "{PF0}"}}, "mtu": 4000}}]}}')
+    step = soon(lambda: step if (step := view.step()) and step.kind == "records" else None, "record of the write", 60.0)
+    assert (step.mode, step.device) == ("write", "")
+    os.read(pipe, 1 << 16)
+    assert out.until(lambda report: report.ready)
+    os.close(pipe)

@@ -1,12 +1,13 @@
 """Which devices an event concerns."""
 
+import errno
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterable
 
-from attrs import evolve
+from attrs import define, evolve
 from pyroute2.netlink.rtnl import RTM_DELADDR, RTM_DELROUTE, RTM_NEWLINK
 
 from agent.linux.events import (
@@ -21,9 +22,12 @@ from agent.linux.events import (
 )
 from agent.linux.messages import HEADER
 from agent.machine import Event
+from agent.report.activity import Activity
 from agent.report.records import HOST
+from agent.service.listener import Listener
 from agent.service.wake import BURST, RATE, Heard, KnownDevices, Pace, WakeUp, Watch, scope_of
 from agent.spec.node import SteeredNetdevs
+from tests.contract.asking import soon
 
 PF, VF = "0000:21:00.0", "0000:21:10.2"
 KNOWN = KnownDevices(by_ifindex={7: PF}, by_address={PF: PF, VF: PF})
@@ -238,3 +242,39 @@ def test_a_command_does_not_wait_for_the_pace() -> None:
     assert time.monotonic() - began < 1.0
     os.close(write)
     os.close(read)
+
+
+@define
+class Failing:
+    """A source whose socket fails the first time."""
+
+    descriptor: int
+    asked: int = 0
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def receive(self) -> tuple[list[Event], bool]:
+        self.asked += 1
+        if self.asked == 1:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return [], False
+
+
+def test_a_listener_that_can_hear_no_more_is_no_secret() -> None:
+    """The worker ends with the error, and the next one listens."""
+    source = Failing(os.eventfd(1, os.EFD_NONBLOCK))
+    listener = Listener(Watch([source], None), Activity.at(None), lambda: None)
+    with listener.in_pass(KNOWN):
+        soon(lambda: source.asked or None, "event")
+
+    def fault() -> OSError | None:
+        try:
+            listener.wait(KNOWN, 0.0)
+        except OSError as error:
+            return error
+        return None
+
+    assert soon(fault, "error").errno == errno.ENOMEM
+    listener.close()
+    os.close(source.descriptor)
