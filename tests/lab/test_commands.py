@@ -85,8 +85,10 @@ def test_a_node_configured_by_other_tools_gives_a_spec_with_an_empty_plan(node: 
     node.sh(f"udevadm settle; ip link set {NICS[1].netdev} vf 1 vlan 55 trust on")
     written = node.run(["sh", "-c", "trackbed inspect --as-spec | tee /tmp/as.json"], timeout=60, check=True)
     vfs = json.loads(written.stdout)["nics"][1]["vfs"]
-    assert (vfs["count"], vfs["derive_macs"]) == (3, False)
-    assert {"index": "1", "trust": True, "vlan": 55} in vfs["groups"]
+    assert vfs["count"] == 3
+    # A newer igb gives each VF a MAC, which is in the spec, too.
+    (group,) = (each for each in vfs["groups"] if each["index"] == "1")
+    assert (group["trust"], group["vlan"]) == (True, 55)
     planned = node.run(["trackbed", "plan", "--spec", "/tmp/as.json"], timeout=60)
     assert (planned.returncode, planned.stdout) == (0, "nothing to change\n")
 

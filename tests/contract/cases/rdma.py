@@ -6,7 +6,9 @@ import errno
 
 from agent.hardware.functions import PCI, device_path, netdev, vf_addresses
 from agent.hardware.rdma import RdmaDevice, Reader, gid_index
+from agent.hardware.sysfs import read_or
 from agent.kinds import links
+from agent.kinds.vf_names import DATABASE
 from agent.machine import Machine
 from tests.contract.asking import errno_of, soon
 
@@ -30,7 +32,12 @@ def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
         if not link.up:
             machine.netlink.set_link(link.ifindex, up=True)
         reader = Reader(machine.files)
-        names = [each for each in reader.below(vf) if each.startswith("roce")]
+        # Since rdma-core 49 and Linux 6.5 udev leaves a name that a user gave, as `rdma link add` does.
+        names = [
+            n
+            for n in reader.below(vf)
+            if n.startswith("roce") or read_or(machine.files, f"{DATABASE}/+infiniband:{n}", "")
+        ]
         made = [reader.device(each, reader.char_devices(device_path(vf)).get(each, ())) for each in names]
         return next((each for each in made if each.ports[0].state == "ACTIVE"), None)
 
