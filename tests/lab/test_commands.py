@@ -86,7 +86,7 @@ def test_a_node_configured_by_other_tools_gives_a_spec_with_an_empty_plan(node: 
     written = node.run(["sh", "-c", "trackbed inspect --as-spec | tee /tmp/as.json"], timeout=60, check=True)
     vfs = json.loads(written.stdout)["nics"][1]["vfs"]
     assert vfs["count"] == 3
-    # A newer igb gives each VF a MAC, which is in the spec, too.
+    # With Linux 6.12 the PF shows the MAC of each VF, which is in the spec, too.
     (group,) = (each for each in vfs["groups"] if each["index"] == "1")
     assert (group["trust"], group["vlan"]) == (True, 55)
     planned = node.run(["trackbed", "plan", "--spec", "/tmp/as.json"], timeout=60)
