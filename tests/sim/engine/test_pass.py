@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from attrs import evolve
 
 from agent.engine.context import SILENT, Callbacks, Goal, Memory
-from agent.engine.converge import ROUNDS, Pass, converge
-from agent.engine.originals import Originals
+from agent.engine.converge import ROUNDS, Pass, converge, judged_again
+from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.kinds import ordered
@@ -18,7 +19,9 @@ from agent.kinds.irqs import PLACED
 from agent.report.records import HOST, Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.state.scope import Scope
+from agent.state.scope import Scope, own
+from agent.state.snapshot import Snapshot
+from agent.state.wanted import Wanted
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.two_nics import PF0, PF1
 
@@ -114,6 +117,36 @@ def test_after_an_event_of_a_vf_only_that_vf_is_read(kernel: Kernel) -> None:
     drift(kernel, *functions)
     run(kernel, wanted, last, frozenset({f"{PF0}#1"}))
     assert mtus(kernel, *functions) == [1500, 1400, 1500]
+
+
+@pytest.mark.parametrize(
+    ("scope", "found"),
+    [({PF0}, True), ({own(PF0)}, True), ({own(PF0), f"{PF0}#1", HOST}, True), ({f"{PF0}#1", HOST, own(PF1)}, False)],
+)
+def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
+    kernel: Kernel, scope: set[str], found: bool
+) -> None:
+    off = {"enable": False}
+    wanted = spec(nic(PF0), nic(PF1), irqs={"pin": False}, rps=off, xps=off)
+    last = run(kernel, wanted)
+    kernel.unbind(PF0)
+    kernel.bind(PF0, "enp33s0", "02:00:00:00:09:09")
+    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=9000, up=True)
+    result = run(kernel, wanted, last, frozenset(scope))
+    assert result.applied == 0, "a second round would look again at what was written"
+    links = {function.address: function.link for function in result.have.functions}
+    assert links.keys() == {PF0, PF1}
+    pf = links[PF0]
+    assert pf is not None
+    assert (pf.permanent_mac == "02:00:00:00:09:09") is found
+
+
+def test_a_pf_that_is_gone_by_then_is_missing(kernel: Kernel) -> None:
+    last = run(kernel, BOTH)
+    kernel.remove_nic(PF1)
+    result = run(kernel, BOTH, last, frozenset({own(PF1)}))
+    assert [function.address for function in result.have.functions] == [PF0]
+    assert [condition.status for condition in result.want.missing] == ["False"]
 
 
 def test_if_events_are_lost_meanwhile_everything_is_read(kernel: Kernel) -> None:
@@ -245,6 +278,34 @@ def test_the_probes_are_asked_as_the_caller_wants(kernel: Kernel) -> None:
     answer = Condition("Asked", "True", "ByTheCaller")
     result = run(kernel, BOTH, callbacks=Callbacks(judge=lambda want, have: [answer]))
     assert [condition.type for condition in result.conditions] == ["Converged", "Uncontended", "Asked"]
+
+
+@pytest.mark.parametrize("mode", ["enforce", "observe"])
+def test_judged_again_the_result_is_that_of_the_pass_with_other_answers_of_the_probes(
+    kernel: Kernel, tmp_path: Path, mode: str
+) -> None:
+    (tmp_path / ORIGINALS).mkdir()
+    memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS, keep=False))
+    old, new = (spec(nic(PF0, vfs={"count": count}), mode=mode) for count in (7, 8))
+    first = Condition("First", "True", "A")
+    result = run(kernel, new, callbacks=Callbacks(judge=lambda want, have: [first]), verified=old, memory=memory)
+    asked: list[tuple[Wanted, Snapshot]] = []
+
+    def judge(want: Wanted, have: Snapshot) -> list[Condition]:
+        asked.append((want, have))
+        return [Condition("Second", "False", "B"), Condition("First", "Unknown", "C")]
+
+    again = judged_again(result, judge)
+    assert asked == [(result.standard, result.judged)]
+    assert result.standard.spec == old
+    engine = ("Converged", "Uncontended", "OriginalsKept")
+    assert [(c.type, c.reason) for c in again.conditions[3:]] == [("Second", "B"), ("First", "C")]
+    assert again.conditions[:3] == result.conditions[:3]
+    assert tuple(condition.type for condition in again.conditions[:3]) == engine
+    assert evolve(again, conditions=()) == evolve(result, conditions=())
+    assert {condition.severity for condition in again.conditions} == (
+        {"warn"} if mode == "observe" else {"required", "warn"}
+    )
 
 
 def placed(kernel: Kernel, *writes: str) -> bool:
