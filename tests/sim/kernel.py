@@ -9,16 +9,16 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from agent.hardware.placement import from_mask, mask
 from agent.machine import Events, Link, Machine, Route, Rule, VfInfo
-from agent.spec.ranges import format_ranges, parse_ranges
 from tests.sim import config_space, hugepages, variables
 from tests.sim.absent import NO_DETAILS, NoEvents
 from tests.sim.ethtool import SimEthtool
 from tests.sim.host import SimHost
+from tests.sim.interrupts import Interrupts
 from tests.sim.namespaces import SimNamespaces, inside
 from tests.sim.rdma import Subsystem
 from tests.sim.routing import SETTINGS, Routing
+from tests.sim.sriov import Sriov, index_of
 from tests.sim.tree import Tree, error
 
 PCI = "/sys/bus/pci/devices"
@@ -28,14 +28,6 @@ Fault = Callable[[str, str, str], OSError | None]
 
 def no_fault(operation: str, where: str, value: str) -> OSError | None:
     return None
-
-
-# What igb reports of a new VF, where it is not what the kernel reports of any.
-_NEW_VF = {"mac": "00:00:00:00:00:00", "trust": False, "spoofchk": True}
-
-
-def _having(vf: VfInfo, **values: Any) -> VfInfo:
-    return evolve(vf, **values)
 
 
 @define
@@ -53,7 +45,6 @@ class Kernel:
     ``piped`` records these readings.
     ``unreadable``: files that give EIO; ``locked_down``: files that the kernel refuses also to root (EPERM).
     ``read_in_part`` records what was read by offset.
-    ``able``: PFs whose driver takes every attribute of a VF, as mlx5's and ice's do nearly; the others are igb's.
     """
 
     cpus: int = 4
@@ -74,19 +65,18 @@ class Kernel:
     piped: list[str] = field(factory=list)
     unreadable: set[str] = field(factory=set)
     locked_down: set[str] = field(factory=set)
-    able: set[str] = field(factory=set)
     read_in_part: list[str] = field(factory=list)
     namespaces: set[str] = field(factory=set)
     opened: list[str] = field(factory=list)
     events: Events = field(factory=NoEvents)
     _netdevs: dict[str, _Netdev] = field(factory=dict)
-    _vfs: dict[str, dict[int, VfInfo]] = field(factory=dict)
     _stuck: set[str] = field(factory=set)
     _slow: set[str] = field(factory=set)
     _pf_names: dict[str, str] = field(factory=dict)
     _away: dict[str, _Netdev] = field(factory=dict)
-    _next_ifindex: int = 2
-    _next_irq: int = 24
+    next_ifindex: int = 2
+    interrupts: Interrupts = field(init=False)
+    sriov: Sriov = field(init=False)
     rdma: Subsystem = field(init=False)
     routing: Routing = field(init=False)
 
@@ -94,8 +84,9 @@ class Kernel:
         self.ethtool = SimEthtool(self)
         self.rdma = Subsystem(self)
         self.routing = Routing(self)
-        self.tree.put("/sys/devices/system/cpu/online", f"0-{self.cpus - 1}")
-        self.tree.put("/sys/devices/system/cpu/isolated", "")
+        self.sriov = Sriov(self)
+        self.interrupts = Interrupts(self.tree, self.cpus, self.nodes)
+        self.interrupts.boot()
         self.tree.put("/proc/sys/net/core/rps_sock_flow_entries", "0")
         self.tree.folder("/run/udev/data")
         self.tree.folder(PCI)
@@ -106,16 +97,6 @@ class Kernel:
         self.read_only.add("/sys/module/ib_core/parameters/netns_mode")
         self.tree.folder("/sys/bus/pci/drivers/igb")
         self.tree.folder("/sys/bus/pci/drivers/igbvf")
-        per_node = self.cpus // self.nodes
-        for node in range(self.nodes):
-            cpus = range(node * per_node, (node + 1) * per_node)
-            self.tree.put(f"/sys/devices/system/node/node{node}/cpulist", format_ranges(cpus))
-            distances = " ".join("10" if other == node else "20" for other in range(self.nodes))
-            self.tree.put(f"/sys/devices/system/node/node{node}/distance", distances)
-            for cpu in cpus:
-                folder = f"/sys/devices/system/cpu/cpu{cpu}"
-                self.tree.put(f"{folder}/topology/core_cpus_list", str(cpu))
-                self.tree.put(f"{folder}/cache/index3/shared_cpu_list", format_ranges(cpus))
 
     def machine(self) -> Machine:
         return Machine(
@@ -152,9 +133,9 @@ class Kernel:
             self.tree.put(f"{path}/{file}", text)
         self.tree.folder(f"{path}/net")
         self.config[f"{path}/config"] = config_space.made()
-        self._vfs[address] = {}
+        self.sriov.add(address)
         self._pf_names[address] = name
-        self._bind(address, "igb", name, mac)
+        self.bind(address, name, mac)
 
     def add_erdma(self, address: str, node: int = 0) -> None:
         """A function without a netdev of its own."""
@@ -162,7 +143,7 @@ class Kernel:
             self.tree.put(f"{PCI}/{address}/{file}", text)
         self.tree.link(f"{PCI}/{address}/driver", "../../../../bus/pci/drivers/erdma")
         for number, action in ((90, f"erdma-common@pci:{address}"), (91, f"erdma-ceq0@pci:{address}")):
-            self.request_irq(address, number, action)
+            self.interrupts.request(address, number, action)
 
     def add_rdma(self, function: str, uverbs: str, name: str = "", node_guid: str = "") -> None:
         """An RDMA device of a function, by the name of its device node, and by its own if that matters."""
@@ -179,13 +160,14 @@ class Kernel:
 
     def granted(self, function: str) -> VfInfo:
         """What its PF grants a VF."""
-        physical = self.tree.links[f"{PCI}/{function}/physfn"].rpartition("/")[2]
-        return next(vf for vf in self.vfs(physical) if vf.index == self._vf_index(function))
+        physical = self.sriov.physical(function)
+        assert physical is not None
+        return next(vf for vf in self.vfs(physical) if vf.index == index_of(function))
 
     def add_virtual(self, name: str, queues: int = 1) -> None:
         """ip link add NAME type veth: a netdev without a PCI function."""
-        self.tree.put(f"{NET}/{name}/ifindex", str(self._next_ifindex))
-        self._next_ifindex += 1
+        self.tree.put(f"{NET}/{name}/ifindex", str(self.next_ifindex))
+        self.next_ifindex += 1
         for queue in range(queues):
             self.tree.put(f"{NET}/{name}/queues/rx-{queue}/rps_cpus", "0")
 
@@ -194,9 +176,9 @@ class Kernel:
 
     def remove_nic(self, address: str) -> None:
         """PCI hot removal, its VFs included."""
-        self._set_vfs(address, 0)
-        self._unbind(address)
-        del self._vfs[address]
+        self.sriov.set_count(address, 0)
+        self.unbind(address)
+        self.sriov.remove(address)
         self.tree.remove(f"{PCI}/{address}")
         del self.config[f"{PCI}/{address}/config"]
         self.config.pop(f"{PCI}/{address}/vpd", None)
@@ -204,10 +186,10 @@ class Kernel:
     def reload_driver(self, address: str) -> None:
         """modprobe -r igb; modprobe igb."""
         name, mac = self.netdev(address).name, self.netdev(address).permanent_mac
-        self._set_vfs(address, 0)
-        self._unbind(address)
-        self._vfs[address] = {}
-        self._bind(address, "igb", name, mac)
+        self.sriov.set_count(address, 0)
+        self.unbind(address)
+        self.sriov.add(address)
+        self.bind(address, name, mac)
 
     def lose_carrier(self, function: str, slow: bool = False) -> None:
         """A cable that is out, or a VF that missed its PF's reset: no carrier until it is brought up again.
@@ -222,40 +204,12 @@ class Kernel:
         self._stuck.discard(self.netdev(function).name)
         self._slow.discard(self.netdev(function).name)
 
-    def renumber_irqs(self) -> None:
-        """Every interrupt gets another number, and keeps its affinity."""
-        for folder in [path for path in self.tree.folders if path.endswith("/msi_irqs")]:
-            for number in sorted(self.tree.folders[folder], key=int):
-                new = self._next_irq
-                self._next_irq += 1
-                for of_irq in ("/sys/kernel/irq/{}/actions", "/proc/irq/{}/smp_affinity_list"):
-                    self.tree.put(of_irq.format(new), self.tree.files[of_irq.format(number)])
-                self.tree.put(f"{folder}/{new}", "msix")
-                self._forget_irq(folder, number)
-
-    def set_online(self, online: str) -> None:
-        """CPUs go off or come back; an interrupt that has none left may go to all, and it stays so."""
-        self.tree.put("/sys/devices/system/cpu/online", online)
-        cpus = set(parse_ranges(online))
-        per_node = self.cpus // self.nodes
-        for node in range(self.nodes):
-            of_node = cpus & set(range(node * per_node, (node + 1) * per_node))
-            self.tree.put(f"/sys/devices/system/node/node{node}/cpulist", format_ranges(of_node))
-        for path in [path for path in self.tree.files if path.endswith("/smp_affinity_list")]:
-            if not cpus & set(parse_ranges(self.tree.files[path])):
-                self.tree.put(path, online)
-
     def udev_lags(self, function: str) -> None:
         """The function's netdev is there, and udev has not looked at it yet."""
         self.tree.remove(f"/run/udev/data/n{self.netdev(function).ifindex}")
 
     def udev_catches_up(self, function: str) -> None:
         self._tell_udev(self.netdev(function))
-
-    def request_irq(self, function: str, number: int, action: str) -> None:
-        self.tree.put(f"{PCI}/{function}/msi_irqs/{number}", "msix")
-        self.tree.put(f"/sys/kernel/irq/{number}/actions", action)
-        self.tree.put(f"/proc/irq/{number}/smp_affinity_list", f"0-{self.cpus - 1}")
 
     def load_vfio(self) -> None:
         """modprobe vfio-pci."""
@@ -268,21 +222,11 @@ class Kernel:
         self.config[f"{PCI}/{function}/config"] = bytearray(config)
         self.config[f"{PCI}/{function}/vpd"] = bytearray(vpd)
 
-    def unbind(self, function: str) -> None:
-        self._unbind(function)
-
-    def bind(self, function: str, name: str, mac: str) -> None:
-        self._bind(function, "igb", name, mac)
-
     def has_netdev(self, function: str) -> bool:
         return any(netdev.function == function for netdev in self._netdevs.values())
 
     def netdev(self, function: str) -> Link:
         return next(netdev.link for netdev in self._netdevs.values() if netdev.function == function)
-
-    def isolate(self, cpus: str) -> None:
-        """Boot with isolcpus=."""
-        self.tree.put("/sys/devices/system/cpu/isolated", cpus)
 
     def move_away(self, function: str, namespace: str = "pod") -> None:
         """The netdev goes to another network namespace, and is called eth1 there."""
@@ -300,7 +244,7 @@ class Kernel:
     def lose_netdev(self, function: str) -> None:
         """Its driver gives the netdev up and stays bound, as mlx5's does when the firmware dies."""
         bound = self.tree.links[f"{PCI}/{function}/driver"]
-        self._unbind(function)
+        self.unbind(function)
         self.tree.link(f"{PCI}/{function}/driver", bound)
 
     def come_back(self, function: str, name: str) -> None:
@@ -308,7 +252,7 @@ class Kernel:
         netdev = self._away.pop(function)
         if self._named(name):
             name = f"dev{netdev.link.ifindex}"
-        self._free_irqs(function)
+        self.interrupts.free(function)
         netdev.link = evolve(netdev.link, name=name, up=False)
         self._appear(netdev)
 
@@ -329,9 +273,9 @@ class Kernel:
         if (refused := self.fault("write", path, text)) is not None:
             raise refused
         if path == "/sys/bus/pci/drivers_probe":
-            self._probe(text)
+            self.sriov.probe(text)
         elif path.endswith("/driver/unbind"):
-            self._unbind(text)
+            self.unbind(text)
         elif path not in self.tree.files:
             raise error(errno.ENOENT, path)
         elif path in self.read_only:
@@ -347,15 +291,15 @@ class Kernel:
         elif path.startswith("/proc/sys/"):
             self.tree.put(path, "\t".join(text.split()))
         elif path.endswith("/sriov_numvfs"):
-            self._set_vfs(path.split("/")[-2], int(text))
+            self.sriov.set_count(path.split("/")[-2], int(text))
         elif path.endswith("/driver_override"):
             self.tree.put(path, text.strip() or "(null)")
         elif path.endswith("/smp_affinity_list"):
-            self.tree.put(path, format_ranges(self._online(parse_ranges(text))))
+            self.tree.put(path, self.interrupts.affinity(text))
         elif path.endswith("/traffic_class"):
             self.tree.put(path, f"Global tclass={text}")
         elif path.endswith(("/rps_cpus", "/xps_cpus")):
-            self.tree.put(path, self._steered(path, text))
+            self.tree.put(path, self.interrupts.steered(path, text))
         else:
             self.tree.put(path, text)
 
@@ -397,10 +341,10 @@ class Kernel:
         if netdev is None:
             return None
         carrier = self._carrier(netdev)
-        vfs = self._vfs.get(netdev.function)
+        vfs = self.sriov.of(netdev.function)
         if not vfs and not netdev.link.vfs and netdev.link.carrier == carrier:
             return netdev.link
-        return evolve(netdev.link, vfs=tuple(vf for _, vf in sorted((vfs or {}).items())), carrier=carrier)
+        return evolve(netdev.link, vfs=vfs, carrier=carrier)
 
     def set_link(
         self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
@@ -420,7 +364,7 @@ class Kernel:
         if up is not None and up != netdev.link.up:
             netdev.link = evolve(netdev.link, up=up)
             self._stuck -= {netdev.link.name} - self._slow
-            self._request_irqs(netdev) if up else self._free_irqs(netdev.function)
+            self._request_irqs(netdev) if up else self.interrupts.free(netdev.function)
             self.routing.set_up(ifindex, up)
 
     def add_altname(self, ifindex: int, name: str) -> None:
@@ -471,34 +415,7 @@ class Kernel:
         if (refused := self.fault("set_vf", netdev.link.name, f"{index} {given}")) is not None:
             raise refused
         netdev = self._by_ifindex(ifindex)  # as above
-        vfs = self._vfs.get(netdev.function)
-        if vfs is None:
-            raise error(errno.EOPNOTSUPP, netdev.link.name)
-        if index not in vfs:
-            raise error(errno.EINVAL, netdev.link.name)
-        given = {name: value for name, value in given.items() if value is not None}
-        for together, defaults in (
-            ({"vlan", "qos", "vlan_protocol"}, {"vlan": 0, "qos": 0, "vlan_protocol": "802.1Q"}),
-            ({"min_tx_rate", "max_tx_rate"}, {"min_tx_rate": 0, "max_tx_rate": 0}),
-        ):
-            if together & given.keys():
-                given = {**defaults, **given}
-        rates = {"min_tx_rate": 0, "max_tx_rate": 0} | given
-        if 0 < int(str(rates["max_tx_rate"])) < int(str(rates["min_tx_rate"])):
-            raise error(errno.EINVAL, netdev.link.name)
-        if netdev.function not in self.able:
-            self._refuse_as_igb(netdev, given)
-        vfs[index] = _having(vfs[index], **given)
-
-    def _refuse_as_igb(self, netdev: _Netdev, given: dict[str, object]) -> None:
-        """What drivers/net/ethernet/intel/igb answers (seen on 6.1)."""
-        if {"link_state", "rss_query", "node_guid", "port_guid"} & given.keys():
-            raise error(errno.EOPNOTSUPP, netdev.link.name)
-        if given.get("vlan_protocol", "802.1Q") != "802.1Q":
-            raise error(errno.EPROTONOSUPPORT, netdev.link.name)
-        fastest = 1000 if netdev.link.up else -1
-        if given.get("min_tx_rate") or int(str(given.get("max_tx_rate", fastest))) > fastest:
-            raise error(errno.EINVAL, netdev.link.name)
+        self.sriov.set(netdev.function, netdev.link, index, **given)
 
     def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
         routed = {self._netdevs[name].link.ifindex for name in self.routed if name in self._netdevs}
@@ -544,10 +461,10 @@ class Kernel:
         return netdev.function, netdev.link
 
     def is_vf(self, function: str) -> bool:
-        return f"{PCI}/{function}/physfn" in self.tree.links
+        return self.sriov.physical(function) is not None
 
     def vf_count(self, function: str) -> int:
-        return len(self._vfs[function])
+        return self.sriov.count(function)
 
     def refuse(self, operation: str, where: str, value: str) -> None:
         self.writes.append((where, value))
@@ -559,7 +476,7 @@ class Kernel:
         self.tree.remove(f"{NET}/{netdev.link.name}/queues")
         self._make_queues(netdev)
         if netdev.link.up:
-            self._free_irqs(function)
+            self.interrupts.free(function)
             self._request_irqs(netdev)
 
     # --- how it hangs together ----------------------------------------------------------------------------
@@ -571,80 +488,19 @@ class Kernel:
         raise error(errno.ENODEV, str(ifindex))
 
     def _carrier(self, netdev: _Netdev) -> bool:
-        physical = self.tree.links.get(f"{PCI}/{netdev.function}/physfn")
+        physical = self.sriov.physical(netdev.function)
         if netdev.link.name in self._stuck:
             return False
         if physical is None:
             return netdev.link.up
-        address = physical.rpartition("/")[2]
-        shown = self._vfs[address][self._vf_index(netdev.function)].link_state
-        above = {"auto": self.has_netdev(address) and self.netdev(address).up, "enable": True, "disable": False}
-        return netdev.link.up and above[shown]
+        above = {"auto": self.has_netdev(physical) and self.netdev(physical).up, "enable": True, "disable": False}
+        return netdev.link.up and above[self.sriov.link_state(netdev.function)]
 
-    def _vf_address(self, address: str, index: int) -> str:
-        bus = address.rpartition(":")[0]
-        return f"{bus}:{0x10 + index // 4:02x}.{index % 4 * 2}"
-
-    def _vf_index(self, function: str) -> int:
-        device, _, number = function.rpartition(":")[2].partition(".")
-        return (int(device, 16) - 0x10) * 4 + int(number) // 2
-
-    def _set_vfs(self, address: str, count: int) -> None:
-        path = f"{PCI}/{address}"
-        now = len(self._vfs[address])
-        if count > int(self.tree.files[f"{path}/sriov_totalvfs"]):
-            raise error(errno.ERANGE, path)
-        if now and count and now != count:
-            raise error(errno.EBUSY, path)
-        if not count:
-            for index in list(self._vfs[address]):
-                vf = self._vf_address(address, index)
-                self._unbind(vf)
-                self.tree.remove(f"{PCI}/{vf}")
-                self.tree.unlink(f"{path}/virtfn{index}")
-                del self._vfs[address][index]
-        for index in range(now, count):
-            vf = self._vf_address(address, index)
-            self._vfs[address][index] = VfInfo(index, **_NEW_VF)
-            self.tree.put(f"{PCI}/{vf}/class", "0x020000")
-            self.tree.folder(f"{PCI}/{vf}/net")
-            self.tree.put(f"{PCI}/{vf}/driver_override", "(null)")
-            self.tree.link(f"{PCI}/{vf}/iommu_group", f"../../../../kernel/iommu_groups/{vf[8:].replace('.', '')}")
-            self.tree.link(f"{PCI}/{vf}/physfn", f"../{address}")
-            self.tree.link(f"{path}/virtfn{index}", f"../{vf}")
-            if self.tree.files[f"{path}/sriov_drivers_autoprobe"] == "1":
-                self._probe(vf)
-        self.tree.files[f"{path}/sriov_numvfs"] = str(count)
-        for netdev in [netdev for netdev in self._netdevs.values() if netdev.function == address and now != count]:
-            self.ethtool.vfs_changed(netdev.link.ifindex)
-
-    def _probe(self, vf: str) -> None:
-        if f"{PCI}/{vf}" not in self.tree.folders:
-            raise error(errno.ENODEV, vf)
-        physical = self.tree.links[f"{PCI}/{vf}/physfn"].rpartition("/")[2]
-        override = self.tree.files[f"{PCI}/{vf}/driver_override"]
-        if f"{PCI}/{vf}/driver" in self.tree.links:
-            return
-        if override != "(null)":
-            # An override is served even while autoprobe is off (pci_device_can_probe).
-            if f"/sys/bus/pci/drivers/{override}" in self.tree.folders and f"{PCI}/{vf}/iommu_group" in self.tree.links:
-                self.tree.link(f"{PCI}/{vf}/driver", f"../../../../bus/pci/drivers/{override}")
-                self.tree.remove(f"{PCI}/{vf}/net")
-            return
-        if self.tree.files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
-            return
-        index = self._vf_index(vf)
-        given = self._vfs[physical][index].mac
-        # igbvf that finds its PF down hears nothing from it, and makes an address up.
-        heard = given != _NEW_VF["mac"] and self.netdev(physical).up
-        mac = given if heard else f"06:00:00:00:{self._next_ifindex >> 8:02x}:{self._next_ifindex & 255:02x}"
-        self._bind(vf, "igbvf", f"{self.netdev(physical).name}v{index}", mac)
-
-    def _bind(self, function: str, driver: str, name: str, mac: str) -> None:
+    def bind(self, function: str, name: str, mac: str, driver: str = "igb") -> None:
         self.tree.link(f"{PCI}/{function}/driver", f"../../../../bus/pci/drivers/{driver}")
         self.tree.folder(f"/sys/bus/pci/drivers/{driver}")
-        ifindex = self._next_ifindex
-        self._next_ifindex += 1
+        ifindex = self.next_ifindex
+        self.next_ifindex += 1
         self._appear(_Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False)))
 
     def _appear(self, netdev: _Netdev) -> None:
@@ -673,11 +529,10 @@ class Kernel:
         self.tree.put(f"/run/udev/data/n{link.ifindex}", text)
 
     def _usual_name(self, function: str) -> str | None:
-        physical = self.tree.links.get(f"{PCI}/{function}/physfn")
+        physical = self.sriov.physical(function)
         if physical is None:
             return self._pf_names.get(function)
-        address = physical.rpartition("/")[2]
-        return f"{self._pf_names[address]}v{self._vf_index(function)}"
+        return f"{self._pf_names[physical]}v{index_of(function)}"
 
     def _named(self, name: str) -> bool:
         return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self._netdevs.values())
@@ -693,55 +548,18 @@ class Kernel:
             else:
                 self.tree.folder(f"{folder}/tx-{queue}")  # a single queue's attribute gives ENOENT
 
-    def _unbind(self, function: str) -> None:
+    def unbind(self, function: str) -> None:
         self.rdma.unbound(function)
         self.tree.unlink(f"{PCI}/{function}/driver")
-        self._free_irqs(function)
+        self.interrupts.free(function)
         for name, netdev in list(self._netdevs.items()):
             if netdev.function == function:
-                self._give_address_back(netdev)
+                self.sriov.link_goes_down(function, netdev.link)
                 del self._netdevs[name]
                 self.routing.gone(netdev.link.ifindex, name)
                 self.tree.remove(f"{NET}/{name}")
                 self.tree.remove(f"{PCI}/{function}/net/{name}")
                 self.tree.remove(f"/run/udev/data/n{netdev.link.ifindex}")
 
-    def _give_address_back(self, netdev: _Netdev) -> None:
-        """igbvf sets its own address anew when its link goes down, and igb takes it from a VF that it trusts."""
-        physical = self.tree.links.get(f"{PCI}/{netdev.function}/physfn", "").rpartition("/")[2]
-        if physical in self._vfs and netdev.link.up:
-            vfs, index = self._vfs[physical], self._vf_index(netdev.function)
-            if vfs[index].trust:
-                vfs[index] = _having(vfs[index], mac=netdev.link.mac)
-
     def _request_irqs(self, netdev: _Netdev) -> None:
-        for action in self.ethtool.actions(netdev.link.ifindex):
-            number = self._next_irq
-            self._next_irq += 1
-            self.request_irq(netdev.function, number, action)
-
-    def _free_irqs(self, function: str) -> None:
-        folder = f"{PCI}/{function}/msi_irqs"
-        for number in list(self.tree.folders.get(folder, ())):
-            self._forget_irq(folder, number)
-
-    def _forget_irq(self, folder: str, number: str) -> None:
-        for path in (f"/sys/kernel/irq/{number}", f"/proc/irq/{number}", f"{folder}/{number}"):
-            self.tree.remove(path)
-
-    def _steered(self, path: str, text: str) -> str:
-        if text.startswith("0x"):
-            raise error(errno.EINVAL, path)
-        if max(cpus := from_mask(text), default=0) >= self.cpus:
-            raise error(errno.EOVERFLOW, path)
-        if path.endswith("/rps_cpus") and cpus:
-            cpus -= frozenset(parse_ranges(self.tree.files["/sys/devices/system/cpu/isolated"]))
-            if not cpus:
-                raise error(errno.EINVAL, path)
-        return mask(cpus)
-
-    def _online(self, cpus: tuple[int, ...]) -> tuple[int, ...]:
-        online = tuple(sorted(set(cpus) & set(parse_ranges(self.tree.files["/sys/devices/system/cpu/online"]))))
-        if not online:
-            raise error(errno.EINVAL, "smp_affinity_list")
-        return online
+        self.interrupts.request_all(netdev.function, self.ethtool.actions(netdev.link.ifindex))

@@ -23,7 +23,7 @@ PORT = "/sys/class/infiniband/ibp33s0/ports/1"
 def kernel() -> Kernel:
     kernel = Kernel()
     kernel.add_nic(PF, "ibp33s0", ADDRESS, node=0)
-    kernel.able.add(PF)
+    kernel.sriov.able.add(PF)
     return kernel
 
 
@@ -76,14 +76,14 @@ def test_without_derive_guids_they_are_left_alone(kernel: Kernel) -> None:
 
 def test_an_ethernet_pf_s_vfs_get_none(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "enp65s0", "02:00:00:00:01:00")
-    kernel.able.add(OTHER)
+    kernel.sriov.able.add(OTHER)
     wanted = from_mapping({"node_name": "n1", "nics": [{"name": "r", "select": {"pci": OTHER}, "vfs": {"count": 1}}]})
     settle(kernel, wanted)
     assert kernel.vfs(OTHER)[0].node_guid is None
 
 
 def test_a_driver_that_cannot_set_them_says_how_to_do_without(kernel: Kernel) -> None:
-    kernel.able.clear()
+    kernel.sriov.able.clear()
     found = settle(kernel, spec(vfs={"count": 1}))
     (first, _) = [o for o in found.outcomes if o.change.field.endswith("_guid")]
     assert (first.result, first.error) == ("unsupported", "the driver of ibp33s0 cannot set node_guid of a VF")

@@ -58,7 +58,7 @@ def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)
-    kernel.renumber_irqs()
+    kernel.interrupts.renumber()
     assert affinities(kernel) == before
     assert not preview(kernel.machine(), spec()).changes
 
@@ -66,13 +66,13 @@ def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
 def test_a_cpu_off_and_on_again_gets_its_interrupts_back(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)
-    kernel.set_online("0-1,3-7")
+    kernel.interrupts.set_online("0-1,3-7")
     settle(kernel)
     meanwhile = affinities(kernel)
     assert "2" not in meanwhile.values()
     queues = {key for key, cpus in before.items() if "-" in key[1]}
     assert {key for key in queues if meanwhile[key] != before[key]} == {key for key in queues if before[key] == "2"}
-    kernel.set_online("0-7")
+    kernel.interrupts.set_online("0-7")
     settle(kernel)
     assert affinities(kernel) == before
 

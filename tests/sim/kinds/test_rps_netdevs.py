@@ -63,7 +63,7 @@ def test_a_matching_netdev_spreads_over_all_cpus_and_others_are_left_alone(kerne
 
 
 def test_excluded_and_isolated_cpus_take_nothing(kernel: Kernel) -> None:
-    kernel.isolate("6-7")
+    kernel.interrupts.isolate("6-7")
     assert is_ready(settle(kernel, spec(irqs={"exclude_cpus": "0"})).conditions)
     assert mask(kernel, "cali1f") == 0b00111110
     assert not preview(kernel.machine(), spec(irqs={"exclude_cpus": "0"})).changes
@@ -83,7 +83,7 @@ def test_a_netdev_with_a_queue_for_each_cpu_is_not_steered(kernel: Kernel) -> No
 
 
 def test_cpus_that_cannot_be_used_are_a_blocker_and_the_node_is_ready(kernel: Kernel) -> None:
-    kernel.isolate("6-7")
+    kernel.interrupts.isolate("6-7")
     kernel.add_virtual("cali2")
     found = settle(kernel, spec({"match": "cali*", "cpus": "6-7"}))
     assert [(o.result, o.error) for o in left(found)] == [

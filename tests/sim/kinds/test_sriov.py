@@ -86,7 +86,7 @@ def test_an_untagged_vf_has_no_priority_either(kernel: Kernel) -> None:
 def test_rates_can_rise_and_fall_past_each_other(
     kernel: Kernel, before: tuple[int, int], after: tuple[int, int]
 ) -> None:
-    kernel.able.add(PF)
+    kernel.sriov.able.add(PF)
     for low, high in (before, after):
         found = settle(kernel, spec(group(min_tx_rate=low, max_tx_rate=high)))
         assert {outcome.result for outcome in found.outcomes} == {"applied"}
@@ -94,7 +94,7 @@ def test_rates_can_rise_and_fall_past_each_other(
 
 
 def test_a_largest_rate_below_the_smallest_one_that_was_left_alone_says_so(kernel: Kernel) -> None:
-    kernel.able.add(PF)
+    kernel.sriov.able.add(PF)
     settle(kernel, spec(group(min_tx_rate=200, max_tx_rate=300)))
     (outcome,) = settle(kernel, spec(group(max_tx_rate=100))).outcomes
     assert (outcome.result, outcome.error) == ("failed", "EINVAL: its min_tx_rate is 200; set that as well")
@@ -163,7 +163,7 @@ def test_a_rate_waits_for_the_link_and_is_not_unsupported(kernel: Kernel) -> Non
 
 
 def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
-    kernel.able.add(PF)
+    kernel.sriov.able.add(PF)
     wanted = spec(group(node_guid="00:11:22:33:44:55:66:77"))
     assert is_ready(settle(kernel, wanted).conditions)
     kernel.add_rdma(address(kernel, 1), "uverbs1", "rocep1", "0000:0000:0000:0001")
@@ -173,14 +173,14 @@ def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
         "00:00:00:00:00:00:00:01",
         Disruption.REBIND,
     )
-    kernel.able.clear()
+    kernel.sriov.able.clear()
     other = spec(group(node_guid="00:11:22:33:44:55:66:99"))
     assert not [change for change in settle(kernel, other).outcomes if change.change.kind == "bindings"]
 
 
 def test_a_vf_of_an_infiniband_pf_is_given_no_ethernet_address(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "ibs1", "00:00:10:86:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:12:34:56")
-    kernel.able.add(OTHER)
+    kernel.sriov.able.add(OTHER)
     wanted = spec(group(node_guid="00:11:22:33:44:55:66:77", link_state="enable"), select={"pci": OTHER})
     found = settle(kernel, wanted)
     assert is_ready(found.conditions)
@@ -276,7 +276,7 @@ def test_without_an_iommu_there_is_no_vfio(kernel: Kernel) -> None:
 def test_interrupts_of_a_virtual_machine_are_its_own(kernel: Kernel) -> None:
     wanted = spec(group(driver="vfio-pci"))
     settle(kernel, wanted)
-    kernel.request_irq(address(kernel, 1), 200, "vfio-msix[0](0000:21:10.2)")
+    kernel.interrupts.request(address(kernel, 1), 200, "vfio-msix[0](0000:21:10.2)")
     assert settle(kernel, wanted).outcomes == ()
 
 
@@ -362,7 +362,7 @@ def test_vfs_take_the_nic_s_txqueuelen_unless_they_have_their_own(kernel: Kernel
 
 
 def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> None:
-    kernel.able.add(PF)
+    kernel.sriov.able.add(PF)
     wanted = spec(group(link_state="disable"))
     failures, time = Failures(), iter(range(1000))
     for _ in range(3):

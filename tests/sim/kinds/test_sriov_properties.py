@@ -56,7 +56,7 @@ def specs(draw: st.DrawFn) -> NodeSpec:
 @given(specs(), specs())
 def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second: NodeSpec) -> None:
     kernel, originals = made(), Originals()
-    kernel.able.add(PF)
+    kernel.sriov.able.add(PF)
     for wanted in (first, second):
         found = settle(kernel, wanted, originals=originals)
         # A rate that only the other spec gave may stand in the way of one that is left alone now: said, not hidden.

@@ -82,7 +82,7 @@ def test_a_table_that_is_right_is_not_written_since_that_would_empty_it(kernel: 
 
 
 def test_flows_that_could_be_steered_to_isolated_cpus_are_a_blocker(kernel: Kernel) -> None:
-    kernel.isolate("6-7")
+    kernel.interrupts.isolate("6-7")
     (error,) = preview(kernel.machine(), spec(rfs={"enable": True})).errors
     assert "CPUs 6-7 are isolated" in error
     assert "rfs.isolated: true" in error
@@ -95,7 +95,7 @@ def test_flows_that_could_be_steered_to_isolated_cpus_are_a_blocker(kernel: Kern
 
 
 def test_isolated_cpus_take_no_steered_packets_and_the_masks_still_read_back(kernel: Kernel) -> None:
-    kernel.isolate("2-3")
+    kernel.interrupts.isolate("2-3")
     assert is_ready(settle(kernel, spec()).conditions)
     masks = [int(kernel.read(f"{NET}/enp33s0v{index}/queues/rx-0/rps_cpus"), 16) for index in range(3)]
     assert all(mask & 0b1100 == 0 for mask in masks)

@@ -163,7 +163,7 @@ def test_vfs_whose_queue_is_of_another_length_than_their_pf_s_keep_theirs(kernel
 @pytest.mark.parametrize("count", [1, 3])
 def test_each_vf_has_its_own_guid_and_unset_ones_are_left_out(kernel: Kernel, count: int) -> None:
     settle(kernel, from_mapping({"node_name": "n1", "nics": [nic_with(count)]}))
-    kernel.able.add(PF0)
+    kernel.sriov.able.add(PF0)
     for index in range(count):
         given = f"00:11:22:33:44:55:66:0{index}"
         kernel.set_vf(kernel.netdev(PF0).ifindex, index, node_guid=given, port_guid="00:00:00:00:00:00:00:00")

@@ -37,7 +37,7 @@ def kernel() -> Kernel:
 
 
 def arrives(kernel: Kernel, address: str, number: int, action: str, cpu: str) -> None:
-    kernel.request_irq(address, number, action)
+    kernel.interrupts.request(address, number, action)
     kernel.tree.put(f"/proc/irq/{number}/effective_affinity_list", cpu)
 
 

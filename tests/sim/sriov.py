@@ -1,0 +1,166 @@
+"""SR-IOV of the simulated NICs: their VFs, what a PF grants each of them, and what igb and igbvf make of it."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING, Any
+
+from attrs import define, evolve, field
+
+from agent.machine import Link, VfInfo
+from tests.sim.tree import error
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel
+
+PCI = "/sys/bus/pci/devices"
+
+# What igb reports of a new VF, where it is not what the kernel reports of any.
+_NEW_VF = {"mac": "00:00:00:00:00:00", "trust": False, "spoofchk": True}
+
+
+def _having(vf: VfInfo, **values: Any) -> VfInfo:
+    return evolve(vf, **values)
+
+
+def _address(physical: str, index: int) -> str:
+    bus = physical.rpartition(":")[0]
+    return f"{bus}:{0x10 + index // 4:02x}.{index % 4 * 2}"
+
+
+def index_of(vf: str) -> int:
+    """The number of a VF by its address."""
+    device, _, number = vf.rpartition(":")[2].partition(".")
+    return (int(device, 16) - 0x10) * 4 + int(number) // 2
+
+
+@define
+class Sriov:
+    """The VFs of each PF, as the PF reports them.
+
+    ``able``: PFs whose driver takes every attribute of a VF, as mlx5's and ice's do nearly; the others are igb's.
+    """
+
+    kernel: Kernel
+    able: set[str] = field(factory=set)
+    _vfs: dict[str, dict[int, VfInfo]] = field(factory=dict)
+
+    def add(self, physical: str) -> None:
+        """Add a PF, without VFs."""
+        self._vfs[physical] = {}
+
+    def remove(self, physical: str) -> None:
+        """A PF is gone."""
+        del self._vfs[physical]
+
+    def physical(self, function: str) -> str | None:
+        """The PF of a VF; None for any other function."""
+        link = self.kernel.tree.links.get(f"{PCI}/{function}/physfn")
+        return None if link is None else link.rpartition("/")[2]
+
+    def of(self, physical: str) -> tuple[VfInfo, ...]:
+        """A PF's VFs as it reports them."""
+        return tuple(vf for _, vf in sorted(self._vfs.get(physical, {}).items()))
+
+    def count(self, physical: str) -> int:
+        return len(self._vfs[physical])
+
+    def link_state(self, vf: str) -> str:
+        """Which link its PF shows a VF."""
+        physical = self.physical(vf)
+        assert physical is not None
+        return str(self._vfs[physical][index_of(vf)].link_state)
+
+    def set_count(self, physical: str, count: int) -> None:
+        tree, path = self.kernel.tree, f"{PCI}/{physical}"
+        now = len(self._vfs[physical])
+        if count > int(tree.files[f"{path}/sriov_totalvfs"]):
+            raise error(errno.ERANGE, path)
+        if now and count and now != count:
+            raise error(errno.EBUSY, path)
+        if not count:
+            for index in list(self._vfs[physical]):
+                vf = _address(physical, index)
+                self.kernel.unbind(vf)
+                tree.remove(f"{PCI}/{vf}")
+                tree.unlink(f"{path}/virtfn{index}")
+                del self._vfs[physical][index]
+        for index in range(now, count):
+            vf = _address(physical, index)
+            self._vfs[physical][index] = VfInfo(index, **_NEW_VF)
+            tree.put(f"{PCI}/{vf}/class", "0x020000")
+            tree.folder(f"{PCI}/{vf}/net")
+            tree.put(f"{PCI}/{vf}/driver_override", "(null)")
+            tree.link(f"{PCI}/{vf}/iommu_group", f"../../../../kernel/iommu_groups/{vf[8:].replace('.', '')}")
+            tree.link(f"{PCI}/{vf}/physfn", f"../{physical}")
+            tree.link(f"{path}/virtfn{index}", f"../{vf}")
+            if tree.files[f"{path}/sriov_drivers_autoprobe"] == "1":
+                self.probe(vf)
+        tree.files[f"{path}/sriov_numvfs"] = str(count)
+        if now != count and self.kernel.has_netdev(physical):
+            self.kernel.ethtool.vfs_changed(self.kernel.netdev(physical).ifindex)
+
+    def probe(self, vf: str) -> None:
+        """A driver is sought for a VF."""
+        tree, physical = self.kernel.tree, self.physical(vf)
+        if f"{PCI}/{vf}" not in tree.folders:
+            raise error(errno.ENODEV, vf)
+        assert physical is not None
+        override = tree.files[f"{PCI}/{vf}/driver_override"]
+        if f"{PCI}/{vf}/driver" in tree.links:
+            return
+        if override != "(null)":
+            # An override is served even while autoprobe is off (pci_device_can_probe).
+            if f"/sys/bus/pci/drivers/{override}" in tree.folders and f"{PCI}/{vf}/iommu_group" in tree.links:
+                tree.link(f"{PCI}/{vf}/driver", f"../../../../bus/pci/drivers/{override}")
+                tree.remove(f"{PCI}/{vf}/net")
+            return
+        if tree.files[f"{PCI}/{physical}/sriov_drivers_autoprobe"] != "1":
+            return
+        index = index_of(vf)
+        given = self._vfs[physical][index].mac
+        # igbvf that finds its PF down hears nothing from it, and makes an address up.
+        heard = given != _NEW_VF["mac"] and self.kernel.netdev(physical).up
+        number = self.kernel.next_ifindex
+        mac = given if heard else f"06:00:00:00:{number >> 8:02x}:{number & 255:02x}"
+        self.kernel.bind(vf, f"{self.kernel.netdev(physical).name}v{index}", mac, driver="igbvf")
+
+    def set(self, physical: str, link: Link, index: int, **given: Any) -> None:
+        """The PF with this link is told attributes of a VF."""
+        vfs = self._vfs.get(physical)
+        if vfs is None:
+            raise error(errno.EOPNOTSUPP, link.name)
+        if index not in vfs:
+            raise error(errno.EINVAL, link.name)
+        given = {name: value for name, value in given.items() if value is not None}
+        for together, defaults in (
+            ({"vlan", "qos", "vlan_protocol"}, {"vlan": 0, "qos": 0, "vlan_protocol": "802.1Q"}),
+            ({"min_tx_rate", "max_tx_rate"}, {"min_tx_rate": 0, "max_tx_rate": 0}),
+        ):
+            if together & given.keys():
+                given = {**defaults, **given}
+        rates = {"min_tx_rate": 0, "max_tx_rate": 0} | given
+        if 0 < int(str(rates["max_tx_rate"])) < int(str(rates["min_tx_rate"])):
+            raise error(errno.EINVAL, link.name)
+        if physical not in self.able:
+            _refuse_as_igb(link, given)
+        vfs[index] = _having(vfs[index], **given)
+
+    def link_goes_down(self, vf: str, link: Link) -> None:
+        """igbvf sets its own address anew when its link goes down, and igb takes it from a VF that it trusts."""
+        physical = self.physical(vf)
+        if physical in self._vfs and link.up:
+            vfs, index = self._vfs[physical], index_of(vf)
+            if vfs[index].trust:
+                vfs[index] = _having(vfs[index], mac=link.mac)
+
+
+def _refuse_as_igb(link: Link, given: dict[str, object]) -> None:
+    """What drivers/net/ethernet/intel/igb answers (seen on 6.1)."""
+    if {"link_state", "rss_query", "node_guid", "port_guid"} & given.keys():
+        raise error(errno.EOPNOTSUPP, link.name)
+    if given.get("vlan_protocol", "802.1Q") != "802.1Q":
+        raise error(errno.EPROTONOSUPPORT, link.name)
+    fastest = 1000 if link.up else -1
+    if given.get("min_tx_rate") or int(str(given.get("max_tx_rate", fastest))) > fastest:
+        raise error(errno.EINVAL, link.name)
