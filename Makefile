@@ -96,7 +96,7 @@ sbom: $(STAMP)
 
 # After an hour it is interrupted (124). What it has not reached by then is the next call's.
 mutants: $(STAMP)
-	timeout --signal=INT 1h $(BIN)/mutmut run --max-children $$(nproc) || test $$? = 124
+	timeout --signal=INT 1h $(BIN)/python -m bench.try_mutants || test $$? = 124
 	$(BIN)/python -m bench.mutants
 
 # Its playbooks call python, pyinfra and ansible by their names.

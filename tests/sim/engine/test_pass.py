@@ -23,6 +23,7 @@ from agent.state.scope import Scope, own
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 from tests.sim.kernel import Kernel, no_fault
+from tests.sim.selection.test_selectors import DSN, VPD
 from tests.sim.two_nics import PF0, PF1
 
 KINDS = [(kind.NAME, "read") for kind in ordered()]
@@ -154,6 +155,18 @@ def test_if_events_are_lost_meanwhile_everything_is_read(kernel: Kernel) -> None
     drift(kernel, PF0, PF1)
     run(kernel, BOTH, last, frozenset({PF0}), Callbacks(new_events=lambda: None))
     assert mtus(kernel, PF0, PF1) == [9000, 9000]
+
+
+def test_a_nic_is_found_by_its_serial_number_in_each_kind_of_reading(kernel: Kernel) -> None:
+    kernel.give_serials(PF0, DSN, VPD)
+    wanted = spec({**nic(PF0), "select": {"serial": "MT2231X001"}})
+    last = run(kernel, wanted)
+    for lost in (False, True):
+        drift(kernel, PF0)
+        events = Callbacks(new_events=lambda lost=lost: None if lost else frozenset())  # type: ignore[misc]
+        last = run(kernel, wanted, last, frozenset({PF0}), events)
+        assert is_ready(last.conditions), last.conditions
+        assert mtus(kernel, PF0) == [9000]
 
 
 def test_a_device_that_left_the_spec_gets_its_values_back_in_the_next_full_pass(
