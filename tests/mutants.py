@@ -17,6 +17,7 @@ CONVERGE, ORIGINALS, USERS = "agent.engine.converge", "agent.engine.originals", 
 PUBLISH = "agent.reporter.kubernetes.publish"
 
 SUBJECTS: dict[str, tuple[str, ...]] = {
+    "test_affected.py": (CONVERGE, USERS),
     "test_converge.py": (CONVERGE,),
     "test_disruption.py": (CONVERGE, USERS),
     "test_approval.py": ("fleet.approval",),

@@ -1,20 +1,16 @@
-"""Users keep their devices: who counts as a user, what the policy allows when, and which changes of a new spec wait."""
+"""Users keep their devices: what the policy allows when, and which changes of a new spec wait."""
 
-import errno
 from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
 
 import pytest
 
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.users import owners, users
-from agent.hardware.functions import discover, vf_addresses
+from agent.hardware.functions import vf_addresses
 from agent.report.records import Change, Disruption
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.state.wanted import resolve
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
 
@@ -23,11 +19,15 @@ MAC = "02:00:00:00:01:00"
 NOON = datetime(2026, 3, 4, 12, 0, tzinfo=timezone.utc)  # a Wednesday
 
 
-@pytest.fixture
-def kernel() -> Kernel:
+def one_nic() -> Kernel:
     kernel = Kernel()
     kernel.add_nic(PF, "enp33s0", MAC)
     return kernel
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return one_nic()
 
 
 def spec(count: int = 4, disruption: object = None, node_name: str = "n1", **attributes: object) -> NodeSpec:
@@ -56,163 +56,6 @@ def deferred(result: Pass) -> tuple[str, ...]:
 
 def hand_to_pod(kernel: Kernel, index: int) -> None:
     kernel.host.allocated[vf_addresses(kernel, PF)[index]] = ("team/trainer-0",)
-
-
-def test_a_pod_with_an_allocated_vf_defers_the_change(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    hand_to_pod(kernel, 2)
-    assert deferred(settle(kernel, spec(6))) == (f"pod team/trainer-0 ({PF}#2)",)
-
-
-@pytest.mark.parametrize("part", ["infiniband/erdma_0", "mlx5_core.sf.4"])
-def test_a_pod_with_a_part_of_a_vf_defers_the_change_and_does_not_own_the_vf(kernel: Kernel, part: str) -> None:
-    settle(kernel, spec())
-    kernel.tree.put(f"/sys/bus/pci/devices/{vf_addresses(kernel, PF)[1]}/{part}/uevent", "")
-    name = part.rpartition("/")[2]
-    kernel.host.allocated[name] = ("team/trainer-0",)
-    kernel.set_vf(kernel.netdev(PF).ifindex, 1, trust=True)
-    result = settle(kernel, spec(6, trust=False))
-    assert deferred(result) == (f"pod team/trainer-0 by {name} ({PF}#1)",)
-    assert not kernel.vfs(PF)[1].trust
-
-
-def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    kernel.rdma.add(vf_addresses(kernel, PF)[1], "rocep33s0v1", None)
-    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
-    kernel.host.open["/dev/infiniband/umad0"] = ("opensm (pid 4712)",)
-    assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
-
-
-@pytest.mark.parametrize("node_type", ["1: CA", "4: RNIC"])
-def test_users_of_an_rdma_device_on_top_of_a_netdev_are_users_of_the_netdev(kernel: Kernel, node_type: str) -> None:
-    """rxe and siw have no PCI function, and the PCI function of eRDMA is not that of its netdev."""
-    settle(kernel, spec())
-    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name, node_type=node_type)
-    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
-    assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
-
-
-def test_users_of_an_rdma_device_of_two_ports_are_users_of_both(kernel: Kernel) -> None:
-    """With RoCE LAG sysfs shows the device only under the first port."""
-    second = PF[:-1] + "1"
-    kernel.add_nic(second, "enp33s0f1", "02:00:00:00:01:01")
-    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "b", "select": {"pci": second}, "vfs": {"count": 4}}]})
-    settle(kernel, wanted)
-    kernel.rdma.add(PF, "mlx5_bond_0", "bond0")
-    for name in ("enp33s0", "enp33s0f1"):
-        kernel.tree.link(f"/sys/class/net/{name}/master", "../bond0")
-    kernel.tree.put("/sys/class/net/bond0/bonding/slaves", "enp33s0 enp33s0f1")
-    kernel.host.open["/dev/infiniband/uverbs0"] = ("nccl (pid 4711)",)
-    more = from_mapping({"node_name": "n1", "nics": [{"name": "b", "select": {"pci": second}, "vfs": {"count": 6}}]})
-    assert deferred(settle(kernel, more)) == (f"nccl (pid 4711) ({second})",)
-
-
-def test_a_kubelet_that_does_not_answer_defers_disruptive_changes(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
-    assert all("the kubelet does not say" in user for user in deferred(settle(kernel, spec(6))))
-
-
-@pytest.mark.parametrize(
-    ("mounts", "server"),
-    [
-        ("10.0.0.9:/export /data nfs4 rw,vers=4.2,addr=10.0.0.9 0 0", "10.0.0.9"),
-        ("10.0.0.9:6789,10.0.0.10:6789:/ /data ceph rw 0 0", "10.0.0.10"),
-        ("[fd00::9]:/export /data nfs rw,addr=fd00::9 0 0", "fd00::9"),
-        ("1.2.3.999:6789,10.0.0.10:6789:/ /data ceph rw 0 0", "10.0.0.10"),
-    ],
-)
-def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel, mounts: str, server: str) -> None:
-    settle(kernel, spec())
-    kernel.tree.put("/proc/1/mounts", mounts)
-    kernel.servers[server] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
-    (user,) = deferred(settle(kernel, spec(6)))
-    assert f"of {server}" in user
-
-
-@pytest.mark.parametrize(
-    ("transport", "address", "server"),
-    [
-        ("rdma", "traddr=10.0.0.9,trsvcid=4420,host_traddr=10.0.0.7,src_addr=10.0.0.7", "10.0.0.9"),
-        ("tcp", "traddr=fd00::9,trsvcid=4420", "fd00::9"),
-    ],
-)
-def test_a_nic_through_which_nvme_is_reached_is_not_disturbed(
-    kernel: Kernel, transport: str, address: str, server: str
-) -> None:
-    settle(kernel, spec())
-    put_nvme(kernel, transport, address)
-    kernel.servers[server] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert deferred(settle(kernel, spec(6))) == (f"nvme1 of {server} ({PF})",)
-
-
-@pytest.mark.parametrize(
-    ("transport", "address"),
-    [("pcie", "0000:01:00.0"), ("fc", "traddr=10.0.0.9"), ("rdma", "host_traddr=10.0.0.9,src_addr=10.0.0.9")],
-)
-def test_nvme_that_is_not_reached_through_a_nic_is_no_user(kernel: Kernel, transport: str, address: str) -> None:
-    settle(kernel, spec())
-    put_nvme(kernel, transport, address)
-    kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
-    settle(kernel, spec(6))
-    assert len(kernel.vfs(PF)) == 6
-
-
-def put_nvme(kernel: Kernel, transport: str, address: str) -> None:
-    """A controller, beside one of this machine's own."""
-    for name, fields in (("nvme0", ("pcie", "0000:02:00.0")), ("nvme1", (transport, address))):
-        for file, text in zip(("transport", "address"), fields, strict=True):
-            kernel.tree.put(f"/sys/class/nvme/{name}/{file}", text)
-
-
-def test_a_mount_of_this_machine_s_own_is_no_user(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    # Anybody may mount a FUSE file system, and name its source.
-    forged = "me\u2028x:/e\u2003/data\u2003nfs4\u2003addr=10.0.0.9 /home/me/m fuse.sshfs rw 0 0"
-    forged += "\n\x0cx:/e\x1c/data\x1cnfs4\x1caddr=10.0.0.9 /home/me/m fuse.sshfs rw 0 0"
-    kernel.tree.put("/proc/1/mounts", f"/dev/sda1 /data ext4 rw,comment=10.0.0.9 0 0\n\nodd\n{forged}")
-    kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
-    settle(kernel, spec(6))
-    assert len(kernel.vfs(PF)) == 6
-
-
-def test_a_nic_with_the_nodes_address_or_in_a_bond_is_not_disturbed(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    kernel.ip["enp33s0"] = ("10.0.0.7/24",)
-    kernel.tree.put("/sys/class/net/enp33s0/upper_bond0/ifindex", "9")
-    affected = deferred(settle(kernel, spec(6, node_name="10.0.0.7")))
-    assert affected == (f"the node's address on enp33s0 ({PF})", f"bond0 on enp33s0 ({PF})")
-
-
-def test_another_number_of_vfs_disturbs_users_of_the_pf_only_if_its_link_goes_down(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    kernel.routed.add("enp33s0")
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert deferred(settle(kernel, spec(6))) == (f"a route through enp33s0 ({PF})",)
-    kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../bus/pci/drivers/mlx5_core")
-    hand_to_pod(kernel, 2)
-    assert deferred(settle(kernel, spec(6))) == (f"pod team/trainer-0 ({PF}#2)",)
-    kernel.host.allocated.clear()
-    settle(kernel, spec(6))
-    assert len(kernel.vfs(PF)) == 6
-
-
-@pytest.mark.parametrize("look", [users, owners])
-def test_a_lookup_for_one_vf_reads_nothing_of_the_others(kernel: Kernel, look: Any) -> None:
-    settle(kernel, spec())
-    vfs = vf_addresses(kernel, PF)
-    asked: list[str] = []
-    machine = seen(kernel.machine(), lambda what, where: asked.append(where))
-    want = resolve(spec(), discover(kernel.machine()))
-    hand_to_pod(kernel, 2)
-    assert look(machine, want, PF, frozenset({f"{PF}#2"})).keys() == {f"{PF}#2"}
-    assert any(vfs[2] in where for where in asked)
-    assert not any(vfs[index] in where for index in (0, 1, 3) for where in asked)
 
 
 def test_only_force_in_the_spec_disturbs_users(kernel: Kernel) -> None:
@@ -496,19 +339,3 @@ def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: floa
     assert 0 < written - last < 12, "many reads lie between the last lookup of owners and the write"
     for at in range(0, last + 1, 3):
         assert not converged(at)[-1], f"taken before read {at} of {last}, but written"
-
-
-def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kernel) -> None:
-    settle(kernel, spec())
-    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name)
-    kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
-
-    def broken(what: str, where: str) -> None:
-        if where.startswith("/sys/class/infiniband/"):
-            raise OSError(errno.EIO, "Input/output error", where)
-
-    machine = seen(kernel.machine(), broken)
-    result = converge(machine, Goal(spec(6), at=NOON), Memory(lambda: 0.0))
-    (failed,) = [outcome for outcome in result.outcomes if outcome.result == "failed"]
-    assert failed.error.startswith("its users cannot be determined")
-    assert len(kernel.vfs(PF)) == 4

@@ -10,7 +10,8 @@ from agent.report.records import Change, Disruption
 from agent.spec.addresses import FIRST_TABLE
 from agent.spec.node import from_mapping
 from agent.state.wanted import Wanted, resolve
-from tests.sim.engine.test_disruption import PF, put_nvme, settle, spec
+from tests.sim.engine.test_affected import put_nvme
+from tests.sim.engine.test_disruption import PF, settle, spec
 from tests.sim.kernel import Kernel
 from tests.sim.routing import MAIN
 

@@ -1,0 +1,221 @@
+"""The scripts that edit containerd's main file, run here for real, with containerd and systemctl made up."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tasks.common.archive import ROOT
+from tasks.containers import container_engine, engine_files
+from tests.deploy.test_scripts import program, sh
+
+# A containerd that reads its file as TOML, and knows the plugin's section by the name that its version has.
+CONTAINERD = """\
+#!{python} -IS
+import json, sys, tomllib
+from pathlib import Path
+if sys.argv[1] == "--version":
+    sys.exit(print("containerd github.com/containerd/containerd {release} abc"))
+try:
+    given = tomllib.loads(Path("{main}").read_text()) if sys.argv[1:] == ["config", "dump"] else {{"version": 2}}
+except tomllib.TOMLDecodeError as error:
+    sys.exit(f"containerd: {{error}}")
+options = {{"SystemdCgroup": False, "Root": ""}}
+runc = {{"runtime_type": "io.containerd.runc.v2", "sandbox_mode": "podsandbox", "options": options}}
+runtimes = {{"runc": runc}}
+new = "{release}".startswith("v2") and given.get("version", 3) == 3
+at = "io.containerd.cri.v1.runtime" if new else "io.containerd.grpc.v1.cri"
+own = given.get("plugins", {{}}).get(at, {{}})
+own.setdefault("containerd", {{}}).setdefault("runtimes", runtimes)
+def show(table, name):
+    values = {{key: value for key, value in table.items() if not isinstance(value, dict)}}
+    if name:
+        print(f"[{{name}}]")
+    for key, value in values.items():
+        print(f"  {{key}} = {{json.dumps(value)}}")
+    for key, value in table.items():
+        if isinstance(value, dict):
+            quoted = f'"{{key}}"' if "." in key else key
+            show(value, f"{{name}}.{{quoted}}" if name else quoted)
+disabled = given.get("disabled_plugins", [])
+show({{"disabled_plugins": disabled, "oom_score": given.get("oom_score", 0)}}, "")
+if not any("cri" in each for each in disabled):
+    show({{at: own}}, "plugins")
+"""
+
+SYSTEMCTL = """
+echo "$*" >> {log}
+case "$1" in
+is-active) echo active ;;
+restart) touch {started}; {restart} ;;
+show) case "$*" in *KillMode*) echo {kill_mode} ;; *) date -u -r {started} '+%a %F %T UTC' ;; esac ;;
+esac
+"""
+
+# The real script mounts an overlay, which takes root. Here both copies of /etc are folders.
+OVERLAY = """
+overlay() {{ cp -a {real}/etc {work}/etc; cd {work}; }}
+real() {{ echo "{real}${{1#{work}}}"; }}
+"""
+
+
+class Machine:
+    """A folder that stands for a node with containerd. ``log`` has the calls of systemctl."""
+
+    def __init__(
+        self, folder: Path, release: str, shim: bool = False, kill_mode: str = "process", restart: str = ":"
+    ) -> None:
+        self.real, self.work, self.log = folder / "real", folder / "work", folder / "log"
+        self.main = self.real / "etc/containerd/config.toml"
+        self.main.parent.mkdir(parents=True)
+        self.bin = folder / "bin"
+        started = folder / "started"
+        started.write_text("")
+        os.utime(started, (1_700_000_000, 1_700_000_000))
+        program(
+            self.bin / "systemctl",
+            SYSTEMCTL.format(log=self.log, started=started, kill_mode=kill_mode, restart=restart),
+        )
+        program(self.bin / "containerd")
+        main = self.work / "etc/containerd/config.toml"
+        (self.bin / "containerd").write_text(CONTAINERD.format(python=sys.executable, release=release, main=main))
+        program(self.bin / "pgrep", "" if shim else "exit 1")
+        program(self.bin / "ctr", "echo 'io.containerd.grpc.v1 cri linux/amd64 ok'")
+        program(self.bin / "journalctl", "echo 'it did not like that'")
+
+    def write(self, text: str) -> None:
+        """Write the file, as before the daemon's start."""
+        self.main.write_text(text)
+        os.utime(self.main, (1_600_000_000, 1_600_000_000))
+
+    def run(self, mode: str) -> engine_files.DryRun:
+        """Run the script."""
+        sh('rm -rf "$1"; mkdir "$1"', self.work)
+        own = (ROOT / "templates" / container_engine.SCRIPT).read_text().replace("/etc/", f"{self.work}/etc/")
+        text = engine_files.SHARED.read_text() + OVERLAY.format(real=self.real, work=self.work) + own
+        return engine_files.parse(sh(text, mode, PATH=f"{self.bin}:{os.environ['PATH']}"))
+
+
+ENABLED_CRI = "disabled_plugins = []"
+
+RUNC_2 = """
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  SystemdCgroup = true
+"""
+
+RUNC_3 = RUNC_2.replace("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+
+
+@pytest.mark.parametrize(
+    ("release", "before", "after"),
+    [
+        # As containerd.io brings it.
+        ("1.7.24", 'disabled_plugins = ["cri"]\n# root = "/x"\n', f'version = 2\n{ENABLED_CRI}\n# root = "/x"\n{RUNC_2}'),
+        ("v2.2.9", 'disabled_plugins = ["cri"]\n', f"version = 3\n{ENABLED_CRI}\n{RUNC_3}"),
+        ("1.6.20", "", f"version = 2\n{RUNC_2}"),
+        ("v2.2.9", "", f"version = 3\n{RUNC_3}"),
+        # containerd 2 with the file of containerd 1.
+        ("v2.2.9", "version = 2\noom_score = -9 # mine\n", f"version = 2\noom_score = -9 # mine\n{RUNC_2}"),
+        (
+            "1.7.24",
+            'version = 2\ndisabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.grpc.v1.cri"]\n',
+            f'version = 2\ndisabled_plugins = ["io.containerd.snapshotter.v1.aufs"]\n{RUNC_2}',
+        ),
+        ("v2.2.9", f"version = 3\n{RUNC_3.replace('true', 'false')}", f"version = 3\n{RUNC_3}"),
+        (
+            "v2.2.9",
+            "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options] # ours\nBinaryName='/x'\n",
+            "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options] # ours\n"
+            "  SystemdCgroup = true\nBinaryName='/x'\n" + "\n".join(RUNC_3.split("\n")[:3]) + "\n",
+        ),
+    ],
+)  # fmt: skip
+def test_the_file_gets_what_kubernetes_needs(tmp_path: Path, release: str, before: str, after: str) -> None:
+    machine = Machine(tmp_path, release)
+    if before:
+        machine.write(before)
+    planned = machine.run("dry-run")
+    assert planned.faults == planned.lost == ()
+    assert planned.changes != ()
+    assert machine.main.exists() == bool(before)
+    machine.run("apply")
+    assert machine.main.read_text() == after
+    assert machine.log.read_text().count("restart containerd") == 1
+    # The second time there is nothing to do.
+    assert machine.run("dry-run") == engine_files.DryRun()
+
+
+def test_a_correct_file_is_not_changed(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "1.7.24")
+    machine.write(f"# mine\nversion = 2\n{RUNC_2}")
+    assert machine.run("dry-run") == engine_files.DryRun()
+    os.utime(machine.main)
+    assert machine.run("dry-run").pending
+    machine.run("apply")
+    assert machine.main.read_text().startswith("# mine\n")
+    assert "restart containerd" in machine.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "fault"),
+    [
+        (
+            "[plugins.cri]\nsystemd_cgroup = true\n",
+            "is of version 1, which knows the plugin of Kubernetes by another name",
+        ),
+        ("version = 1\n", "is of version 1"),
+        ("version = 2\n[x\n", "it cannot read its configuration"),
+        (
+            'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes]\nrunc = {runtime_type = "x"}\n',
+            "cannot be edited by lines: ",
+        ),
+        ("version = 3\n", "containerd 1.7.24 does not know version 3 of the file"),
+        ('version = 2\ndisabled_plugins = [\n  "io.containerd.grpc.v1.cri",\n]\n', "the CRI plugin is still disabled"),
+    ],
+)
+def test_a_file_that_cannot_be_edited_stays(tmp_path: Path, before: str, fault: str) -> None:
+    machine = Machine(tmp_path, "1.7.24")
+    machine.write(before)
+    [said] = machine.run("dry-run").faults
+    assert said.startswith("containerd: ")
+    assert fault in said
+    with pytest.raises(AssertionError):
+        machine.run("apply")
+    assert machine.main.read_text() == before
+    assert "restart" not in (machine.log.read_text() if machine.log.exists() else "")
+
+
+def test_containers_that_a_restart_would_stop_keep_running(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "1.7.24", shim=True, kill_mode="control-group")
+    machine.write("version = 2\n")
+    [said] = machine.run("dry-run").faults
+    assert "which with KillMode=control-group in its unit would stop all containers; set KillMode=process" in said
+    assert machine.main.read_text() == "version = 2\n"
+
+
+def test_a_file_that_containerd_does_not_accept_is_taken_back(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "1.7.24", shim=True, restart="exit 1")
+    machine.write("version = 2\n")
+    with pytest.raises(AssertionError):
+        machine.run("apply")
+    assert machine.main.read_text() == "version = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("info", "reason"),
+    [
+        ("2 false", ['would stop 2 containers; set "live-restore": true in /etc/docker/daemon.json, or stop them']),
+        ("2 true", []),
+        ("0 false", []),
+    ],
+)
+def test_when_a_restart_of_docker_would_stop_containers(tmp_path: Path, info: str, reason: list[str]) -> None:
+    program(tmp_path / "docker", f"echo {info}")
+    text = engine_files.SHARED.read_text() + "engine=$1\nstopped_by_restart\n"
+    assert sh(text, "docker", PATH=f"{tmp_path}:{os.environ['PATH']}") == reason

@@ -1,0 +1,98 @@
+"""The scripts for NVIDIA's driver, run here for real, in a folder of their own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tasks.drivers import gpu_driver
+from tasks.drivers.gpu_driver import modules as driver_modules
+from tests.deploy.test_scripts import program, sh
+
+
+def test_who_has_a_gpu_open(tmp_path: Path) -> None:
+    def process(pid: int, name: str, *opened: str) -> None:
+        folder = tmp_path / f"proc/{pid}/fd"
+        folder.mkdir(parents=True)
+        (folder.parent / "comm").write_text(f"{name}\n")
+        for number, path in enumerate(opened):
+            (folder / str(number)).symlink_to(path)
+
+    process(1, "systemd", "/dev/null")
+    process(20, "nvidia-persiste", "/dev/nvidiactl")
+    process(21, "nv-fabricmanage", "/dev/nvidia-nvswitchctl")
+    process(30, "python3", "/dev/null", "/dev/nvidia0", "/dev/nvidia-uvm")
+    process(31, "a b", "/dev/nvidia-caps/nvidia-cap1")
+    process(32, "cat", "/home/x/dev/nvidia0")
+    (tmp_path / "proc/40").mkdir()
+    assert driver_modules.GpuUsers().process(sh(driver_modules._USERS, tmp_path)) == ["python3 (30)", "a b (31)"]
+    assert driver_modules.GpuUsers().process(["python3 (30)"]) is None
+
+
+@pytest.mark.parametrize(
+    ("smi", "report"),
+    [
+        ("echo 580.95.05; echo 580.95.05", ["version 580.95.05"]),
+        ("echo 580.95.05; echo 570.1", ["version 570.1", "version 580.95.05"]),
+        ("echo 'No devices were found'; exit 6", ["failed No devices were found"]),
+        (None, ["missing"]),
+    ],
+)
+def test_what_nvidia_smi_says(tmp_path: Path, smi: str | None, report: list[str]) -> None:
+    if smi:
+        program(tmp_path / "nvidia-smi", smi)
+    assert sh(gpu_driver._CHECK, PATH=f"{tmp_path}:/usr/bin:/bin") == report
+
+
+def load(
+    tmp_path: Path, loaded: tuple[str, ...], active: tuple[str, ...] = (), busy: str = ""
+) -> tuple[list[str], set[str]]:
+    """Run the script on a folder that stands for /sys/module; what it called, and what is loaded then."""
+    for name in loaded:
+        (tmp_path / "module" / name).mkdir(parents=True)
+    log = tmp_path / "log"
+    program(tmp_path / "bin/rmmod", f'[ "$1" != "{busy}" ] && rmdir {tmp_path}/module/"$1" && echo "rmmod $1" >> {log}')
+    program(tmp_path / "bin/modprobe", f'mkdir -p {tmp_path}/module/"$1" && echo "modprobe $1" >> {log}')
+    cases = " | ".join(active) or "none"
+    program(
+        tmp_path / "bin/systemctl",
+        f'case "$3" in {cases}) ;; *) [ "$2" != is-active ] || exit 3 ;; esac; echo "$*" >> {log}',
+    )
+    text = driver_modules._LOAD.replace("/sys/module/", f"{tmp_path}/module/")
+    sh(text, "yes" if loaded else "no", "remedy", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    calls = [line for line in log.read_text().splitlines() if "is-active" not in line]
+    return calls, {path.name for path in (tmp_path / "module").iterdir()}
+
+
+def test_the_driver_is_loaded(tmp_path: Path) -> None:
+    assert load(tmp_path, ()) == (["modprobe nvidia"], {"nvidia"})
+
+
+def test_the_driver_is_reloaded_with_the_modules_on_top_of_it(tmp_path: Path) -> None:
+    calls, loaded = load(tmp_path, ("nvidia", "nvidia_uvm", "nvidia_peermem"), active=("nvidia-persistenced",))
+    assert calls == [
+        "stop nvidia-persistenced",
+        "rmmod nvidia_peermem",
+        "rmmod nvidia_uvm",
+        "rmmod nvidia",
+        "modprobe nvidia",
+        "modprobe nvidia",
+        "modprobe nvidia_uvm",
+        "modprobe nvidia_peermem",
+        "start nvidia-persistenced",
+    ]
+    assert loaded == {"nvidia", "nvidia_uvm", "nvidia_peermem"}
+
+
+def test_a_module_that_cannot_be_unloaded_leaves_the_others_loaded(tmp_path: Path) -> None:
+    _, loaded = load(tmp_path, ("nvidia", "nvidia_uvm", "nvidia_peermem"), busy="nvidia_uvm")
+    assert loaded == {"nvidia", "nvidia_uvm", "nvidia_peermem"}
+
+
+def test_a_driver_that_does_not_load_shows_the_remedy(tmp_path: Path) -> None:
+    program(tmp_path / "modprobe", "exit 1")
+    program(tmp_path / "dmesg", "echo 'NVRM: No NVIDIA GPU found.'")
+    with pytest.raises(AssertionError, match=r"NVRM: No NVIDIA GPU found\.\s+the remedy"):
+        sh(driver_modules._LOAD, "no", "the remedy", PATH=f"{tmp_path}:{os.environ['PATH']}")

@@ -1,0 +1,89 @@
+"""VFs that are bound to vfio-pci for virtual machines, on the simulated kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.engine.dry_run import preview
+from agent.hardware.functions import PCI, driver
+from agent.report.records import Disruption
+from agent.report.verdict import is_ready
+from tests.sim.kernel import Kernel
+from tests.sim.kinds.test_sriov import MAC, NAME, PF, address, group, made, settle, spec
+
+
+@pytest.fixture
+def kernel() -> Kernel:
+    return made()
+
+
+def test_a_vf_for_vfio_is_never_bound_to_the_network_driver(kernel: Kernel) -> None:
+    found = settle(kernel, spec(group(driver="vfio-pci")))
+    assert is_ready(found.conditions), found.conditions
+    assert [driver(kernel, address(kernel, index)) for index in range(4)] == ["igbvf", "vfio-pci", "igbvf", "igbvf"]
+    assert not any(path.endswith("unbind") for path, _ in kernel.writes)
+    assert not preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes
+
+
+def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
+    settle(kernel, spec(group()))
+    (change,) = [c for c in preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes if c.kind == "bindings"]
+    assert (change.before, change.after, change.disruption) == ("igbvf", "vfio-pci", Disruption.REBIND)
+    assert is_ready(settle(kernel, spec(group(driver="vfio-pci"))).conditions)
+    assert driver(kernel, address(kernel, 1)) == "vfio-pci"
+    # Whoever says nothing of the driver leaves it.
+    assert settle(kernel, spec(group())).outcomes == ()
+    assert is_ready(settle(kernel, spec(group(driver="netdevice"))).conditions)
+    assert driver(kernel, address(kernel, 1)) == "igbvf"
+    assert kernel.read(f"{PCI}/{address(kernel, 1)}/driver_override") == "(null)"
+    assert not preview(kernel.machine(), spec(group(driver="netdevice"))).changes
+
+
+@pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
+def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel, node: str) -> None:
+    settle(kernel, spec(group(driver="vfio-pci")))
+    number = kernel.target(f"{PCI}/{address(kernel, 1)}/iommu_group")
+    kernel.tree.folder(f"{PCI}/{address(kernel, 1)}/vfio-dev/vfio3")
+    kernel.host.open[f"/dev/vfio/{node.format(group=number)}"] = ("qemu-system-x86 (pid 77)",)
+    (deferred,) = [o for o in settle(kernel, spec(group(driver="netdevice"))).outcomes if o.result == "deferred"]
+    assert deferred.change.affected == (f"qemu-system-x86 (pid 77) ({PF}#1)",)
+    assert driver(kernel, address(kernel, 1)) == "vfio-pci"
+
+
+def test_an_open_iommu_group_counts_for_all_of_its_vfs(kernel: Kernel) -> None:
+    """Behind a bridge that does not isolate its devices (no ACS) they have one group."""
+    two = {"count": 4, "groups": [{"index": "1-2", "driver": "vfio-pci"}]}
+    settle(kernel, spec(two))
+    for index in (1, 2):
+        kernel.tree.link(f"{PCI}/{address(kernel, index)}/iommu_group", "../../../../kernel/iommu_groups/7")
+    kernel.host.open["/dev/vfio/7"] = ("qemu-system-x86 (pid 77)",)
+    back = {"count": 4, "groups": [{"index": "1-2", "driver": "netdevice"}]}
+    held = [o.change.affected for o in settle(kernel, spec(back)).outcomes if o.result == "deferred"]
+    assert held == [(f"qemu-system-x86 (pid 77) ({PF}#{index})",) for index in (1, 2)]
+
+
+def test_without_vfio_pci_the_plan_has_the_remedy_and_the_rest_is_applied() -> None:
+    kernel = Kernel()
+    kernel.add_nic(PF, NAME, MAC)
+    (error,) = preview(kernel.machine(), spec(group(driver="vfio-pci"))).errors
+    assert "vfio-pci is not loaded" in error
+    assert 'kernel_modules = ["vfio-pci"]' in error
+    found = settle(kernel, spec(group(driver="vfio-pci")))
+    assert [o.change.target for o in found.outcomes if o.result != "applied"] == [f"{PF}#1"]
+    assert driver(kernel, address(kernel, 1)) is None
+    assert driver(kernel, address(kernel, 2)) == "igbvf"
+
+
+def test_without_an_iommu_there_is_no_vfio(kernel: Kernel) -> None:
+    settle(kernel, spec(group()))
+    kernel.without_iommu(address(kernel, 1))
+    (error,) = preview(kernel.machine(), spec(group(driver="vfio-pci"))).errors
+    assert "no IOMMU isolates it" in error
+    assert "intel_iommu=on" in error
+
+
+def test_interrupts_of_a_virtual_machine_are_its_own(kernel: Kernel) -> None:
+    wanted = spec(group(driver="vfio-pci"))
+    settle(kernel, wanted)
+    kernel.interrupts.request(address(kernel, 1), 200, "vfio-msix[0](0000:21:10.2)")
+    assert settle(kernel, wanted).outcomes == ()
