@@ -63,7 +63,10 @@ class Limits:
 
 @define
 class _Worker:
-    """``leave_by``: when the worker is killed if it should end and is in no call. ``at_fault``: what it did wrong."""
+    """``leave_by``: when the worker is killed if it should end and is in no call. ``at_fault``: what it did wrong.
+
+    ``ready``: whether it has called the node ready.
+    """
 
     process: subprocess.Popen[bytes]
     started: float
@@ -71,6 +74,7 @@ class _Worker:
     unread: bytearray = field(factory=bytearray)
     leave_by: float = math.inf
     at_fault: str = ""
+    ready: bool = False
 
     def output(self) -> IO[bytes]:
         assert self.process.stdout is not None  # noqa: S101  PIPE was asked for
@@ -191,7 +195,7 @@ class _Supervisor:
                 env={**os.environ, **(crashed if self.deaths >= REPEATED else {})},
             )
         except OSError as error:
-            self._lost(f"could not be started: {error}", 0.0)
+            self._lost(f"could not be started: {error}", None, 0.0)
             return
         self.worker = _Worker(process, time.monotonic(), view)
         for pipe in (self.worker.input(), self.worker.output()):
@@ -254,6 +258,7 @@ class _Supervisor:
             elif not (worker.is_leaving() and message.get("ready")):
                 # A worker that is leaving reads the devices no more, so its Ready may be outdated.
                 self.publisher.publish_pass(message)
+                worker.ready = worker.ready or self.publisher.ready
         except (ValueError, RecursionError) as error:
             self._not_understood(worker, f"{line[:80]!r}: {error}")
 
@@ -285,16 +290,20 @@ class _Supervisor:
         if worker.is_leaving() and not worker.at_fault:
             self.respawn_at = now
         else:
-            self._lost(worker.at_fault or f"ended with status {status}", now - worker.started)
+            self._lost(worker.at_fault or f"ended with status {status}", worker, now)
 
-    def _lost(self, why: str, lived: float) -> None:
+    def _lost(self, why: str, worker: _Worker | None, until: float) -> None:
         """Handle the end of a worker that crashed or misbehaved."""
-        self._count_death(why, lived)
+        self._count_death(why, worker, until)
         self.publisher.unattended("WorkerLost", f"the worker {why}; it is started again")
 
-    def _count_death(self, why: str, lived: float) -> None:
-        """Each one in a row doubles the wait before the next start."""
-        self.deaths = 1 if lived > LAST_RESPAWN else self.deaths + 1
+    def _count_death(self, why: str, worker: _Worker | None, until: float) -> None:
+        """Each one in a row doubles the wait before the next start.
+
+        A worker that made the node ready and went on ends the row. One that only lived long may die at the same spec each time.
+        """
+        was_well = worker is not None and worker.ready and until > worker.started + LAST_RESPAWN
+        self.deaths = 1 if was_well else self.deaths + 1
         self.last_death = why
         self.respawn_at = time.monotonic() + min(FIRST_RESPAWN * 2 ** min(self.deaths - 1, 16), LAST_RESPAWN)
 
@@ -311,7 +320,7 @@ class _Supervisor:
                 last = worker.view.last() or worker.started
                 silence = f"made no call for {now - last:.0f} s"
                 self._replace(worker, None, f"the worker has {silence}; it is replaced", now)
-                self._count_death(silence, last - worker.started)
+                self._count_death(silence, worker, last)
             return
         if worker.is_leaving():
             worker.leave_by = now + LEAVE_WAIT

@@ -25,9 +25,9 @@ from pathlib import Path
 from agent.service import supervisor
 folder = Path(sys.argv[1])
 limits = supervisor.Limits(*map(float, sys.argv[3:8]))
-supervisor.LEAVE_WAIT = float(sys.argv[8])
+supervisor.LEAVE_WAIT, supervisor.LAST_RESPAWN = map(float, sys.argv[8:10])
 supervisor.LONGEST_LINE = 1 << 20
-supervisor.supervise([sys.argv[9], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
+supervisor.supervise([sys.argv[10], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
 """
 
 WORKER = """
@@ -104,10 +104,14 @@ class Start(Protocol):
         silence: float = 600.0,
         first: float = 600.0,
         leave: float = 10.0,
+        well: float = 30.0,
         program: str = sys.executable,
         notify: str = "",
     ) -> Supervised:
-        """Start a supervisor with these limits; ``first`` is Limits.start, ``notify`` another NOTIFY_SOCKET than the test's."""
+        """Start a supervisor with these limits: ``first`` is Limits.start, ``well`` is LAST_RESPAWN.
+
+        ``notify``: another NOTIFY_SOCKET than the test's.
+        """
 
 
 @pytest.fixture
@@ -123,6 +127,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         silence: float = 600.0,
         first: float = 600.0,
         leave: float = 10.0,
+        well: float = 30.0,
         program: str = sys.executable,
         notify: str = "",
     ) -> Supervised:
@@ -137,7 +142,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 SUPERVISOR,
                 str(tmp_path),
                 WORKER + worker,
-                *map(str, (read, write, retry, silence, first, leave)),
+                *map(str, (read, write, retry, silence, first, leave, well)),
                 program,
             ],
             cwd=ROOT,
@@ -571,6 +576,25 @@ sys.stdin.read()
     supervised.wait_for(lambda report: report.ready)
     supervised.process.send_signal(signal.SIGHUP)
     supervised.wait_until_noted(*lines, "start", "")
+
+
+def test_workers_that_die_before_the_node_is_ready_have_crashed_in_a_row_however_long_they_lived(start: Start) -> None:
+    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
+found(False)
+sys.exit(3)
+"""
+    supervised = start(NOTED + body, well=0.0)
+    crashed = "the worker ended with status 3, 3 times in a row"
+    supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)
+
+
+def test_a_worker_that_was_well_ends_the_row_of_crashes(start: Start) -> None:
+    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
+found(True)
+sys.exit(3)
+"""
+    supervised = start(NOTED + body, well=0.0)
+    supervised.wait_until_noted(*["start", ""] * 6)
 
 
 def test_a_message_that_comes_in_pieces_is_read_as_one(start: Start) -> None:
