@@ -8,6 +8,6 @@ from lab import Node
 def boot_id(node: Node) -> str:
     """The ID that the kernel makes at each boot.
 
-    :raises LabError: the node does not answer, so that no answer is never taken for another boot.
+    :raises LabError: the node does not answer. A missing answer must not count as another boot.
     """
     return node.sh("cat /proc/sys/kernel/random/boot_id").strip()

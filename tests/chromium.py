@@ -23,7 +23,7 @@ DEADLINE = 120.0
 
 @frozen
 class Shown:
-    """What is seen of a page: its picture, and all URLs that the browser has asked for, beside the file itself."""
+    """A shown page: its picture, and all URLs that the browser has requested besides the file itself."""
 
     picture: Path
     asked: frozenset[str]

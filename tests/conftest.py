@@ -1,4 +1,4 @@
-"""What all tests stand on."""
+"""Fixtures and settings of all tests."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""Programs for tests: those of PATH, else Debian's, taken out of packages that are fetched once. Nothing is installed."""
+"""Programs for tests: from PATH, or else unpacked from Debian's packages, which are fetched once. Nothing is installed."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from lab.errors import LabError
 
 @cache
 def program(package: str, path: str) -> tuple[Path, dict[str, str]]:
-    """A program and the environment that it needs. Where it can neither be found nor be fetched, the test is skipped.
+    """A program and the environment that it needs. If PATH does not have it and it cannot be fetched, the test is skipped.
 
-    :param path: where the package has it.
+    :param path: the program's path in the package.
     """
     name = Path(path).name
     found = shutil.which(name)

@@ -1,4 +1,4 @@
-"""What a Prometheus would have scraped of a fleet in a day, as lines of OpenMetrics: most nodes are well, and some are not."""
+"""The samples that Prometheus would scrape from a fleet in a day, as OpenMetrics. Most nodes are well, some are not."""
 
 from __future__ import annotations
 

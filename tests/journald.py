@@ -1,4 +1,4 @@
-"""A socket on which a test hears what is sent to journald, and reads it as journald does."""
+"""A socket that receives the entries for journald in a test, and reads them as journald does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs Prometheus on this host: the one of PATH, or Debian's. Its package is only unpacked, so no service starts."""
+"""Runs Prometheus on this host, from PATH or from Debian's package. The package is only unpacked, so no service starts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEADLINE = 180.0
 
 
 def program(name: str) -> Path:
-    """`prometheus` or `promtool`. Where PATH has none, the first call fetches Debian's package, or the test is skipped."""
+    """`prometheus` or `promtool`. If PATH does not have it, the first call fetches Debian's package, or the test is skipped."""
     found = shutil.which(name)
     if found:
         return Path(found)
@@ -46,13 +46,13 @@ class Prometheus:
     url: str
 
     def get(self, path: str, **query: str) -> Any:
-        """The data of an answer of its API."""
+        """The data in an answer of the server's API."""
         url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query)}"
         with urllib.request.urlopen(url, timeout=DEADLINE) as answer:  # noqa: S310  http
             return json.load(answer)["data"]
 
     def firing(self) -> set[tuple[str, str]]:
-        """The alerts that fire: name and instance, which is empty where an alert has none."""
+        """The alerts that fire: name and instance. The instance is empty if an alert has none."""
         alerts = self.get("alerts")["alerts"]
         return {(a["labels"]["alertname"], a["labels"].get("instance", "")) for a in alerts if a["state"] == "firing"}
 

@@ -1,7 +1,7 @@
 """Runs the unit and simulation tests on each Python that this machine has: `python -m tests.pythons`; prints a table.
 
-Each Python gets an environment of its own with the project in it. A Python that is not here is fetched if uv can do that;
-otherwise its row says so.
+Each Python gets an environment of its own with the project in it. If a Python is missing, uv fetches it; if that fails, its row
+says so.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def run(version: str, tests: tuple[str, ...], workers: int) -> Row:
 
 
 def _interpreter(version: str) -> str:
-    """The path of this Python, pyenv's or on PATH; else its version, which uv looks for elsewhere and fetches.
+    """The path of this Python, from pyenv or PATH. If there is none: its version, which uv looks for elsewhere and fetches.
 
-    What pyenv has on PATH are scripts that run the version which is chosen at that moment.
+    pyenv's programs in PATH are scripts, which run the version that is selected at that moment.
     """
     pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     return str(pyenv[-1]) if pyenv else shutil.which(f"python{version}") or version

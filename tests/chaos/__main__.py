@@ -1,8 +1,8 @@
 """Breaks a node of the lab in random ways, and judges the result by the kernel's state: `python -m tests.chaos`.
 
 Each trial is a line of a file in the lab's folder. A run that was stopped goes on after the last line; the same seed makes the
-same trials. `--table` prints what the lines say, as docs/campaign/faults.md has it. TRACKBED_LAB selects the lab. After a trial
-that ends badly, those since the node was last restored are tried again with fewer of them, and `--trial` runs what is left.
+same trials. `--table` prints a table of the lines, as in docs/campaign/faults.md. TRACKBED_LAB selects the lab. After a trial
+that ends badly, the trials since the node was last restored are repeated with fewer of them; `--trial` runs the smallest set.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def main(
     without: tuple[str, ...],
     table: bool,
 ) -> None:
-    """Inject faults on a node of the lab, and judge each by the kernel.
+    """Inject faults on a node of the lab, and judge the result of each from the kernel's state.
 
     Exit code: 0 every trial ended well, 1 one did not, 2 bad input.
     """
@@ -106,7 +106,7 @@ class Campaign:
     only: tuple[str, ...]
 
     def chosen(self) -> list[Fault]:
-        """The faults that are wanted, and that can be tried on this node."""
+        """The faults that the options select and that can be tried on this node."""
         named = [fault for fault in ALL if not self.only or {fault.name, fault.group} & set(self.only)]
         if not named:
             groups = ", ".join(sorted({fault.group for fault in ALL}))
@@ -118,7 +118,7 @@ class Campaign:
         return able
 
     def run(self, planned: list[Trial]) -> int:
-        """Go on after the last trial of the file of results. The number of trials that ended badly."""
+        """Continue after the last trial in the file of results; return the number of trials that ended badly."""
         results = self.folder / f"seed-{self.seed}{'-some' if self.only else ''}.jsonl"
         done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
         failed = sum(1 for row in done if row["wrong"])
@@ -166,7 +166,7 @@ class Campaign:
             return Outcome(tuple(fault.name for fault in faults), group, wrong=(f"the trial itself: {error}",))
 
     def _minimise(self, since: list[Trial]) -> None:
-        """Say which of the faults since the node was restored are needed, and how to run these again."""
+        """Print which faults since the node was restored are needed for the failure, and the command that runs them again."""
         click.echo("  again, with fewer faults:")
         needed = smallest(since, self.fails, TRIES)
         number, last = needed[-1]

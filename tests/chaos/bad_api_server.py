@@ -27,7 +27,7 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def answer(self) -> None:
-        """Whatever was asked."""
+        """Answer any request."""
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.how == "silence":
             time.sleep(3600)
@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def serve(port: int, certificate: Path, how: str) -> None:

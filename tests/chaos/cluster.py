@@ -38,7 +38,7 @@ def _etcd_away(node: Node, chance: random.Random) -> None:
 
 
 def _answers(how: str) -> Host:
-    """What makes the API server answer badly: another server has its port and its certificate."""
+    """A script that puts another server with bad answers on the API server's port, with its certificate."""
 
     def fault(node: Node, chance: random.Random) -> None:
         plane = plane_of(instance.named())

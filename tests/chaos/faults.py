@@ -31,10 +31,10 @@ Host = Callable[[Node, random.Random], None]
 
 @frozen
 class Fault:
-    """One fault. ``begin`` and ``end`` are scripts on the node; ``host`` is what the host does in the place of ``begin``.
+    """One fault. ``begin`` and ``end`` are scripts on the node; ``host`` runs on the host instead of ``begin``.
 
     ``holds``: seconds between both. ``keeps_vfs``: whether the VFs, and so one in use, are there all the time.
-    ``silences``: the agent cannot answer while it lasts, so the report is believed until its heartbeat is stale.
+    ``silences``: the agent cannot answer while it lasts, so readers trust the report until its heartbeat is stale.
     ``needs``: a script that fails on a node on which the fault cannot be tried.
     """
 
@@ -79,13 +79,13 @@ def _kill_in_an_apply(node: Node, chance: random.Random) -> None:
 
 
 def _drift(name: str, command: str, again: int = 1) -> Fault:
-    """A value that somebody changed. Three times at most: after five the agent leaves it to the other writer, by design."""
+    """A value that another program changes, three times at most: after five times the agent gives it up, by design."""
     group = "a value changed" if again == 1 else "a value changed, again and again"
     return Fault(name, group, f"for i in $(seq {again}); do {command}; sleep 0.5; done")
 
 
 def _file(name: str, path: str, command: str, restart: bool = True) -> Fault:
-    """A file damaged; the agent then starts anew, as after a crash, and reads it. The deploy's files come back at the end."""
+    """A damaged file. The agent then restarts, as after a crash, and reads it. The deploy's files are restored at the end."""
     begin = f"cp -p {path} /root/kept 2>/dev/null || true; {command}" + (
         "; systemctl restart trackbed" if restart else ""
     )
@@ -286,7 +286,7 @@ PAIRS = 0.25
 
 
 def trials(seed: int, count: int, chosen: Sequence[Fault]) -> Iterator[tuple[Fault, ...]]:
-    """The faults of each trial: every fault once before any comes again, some of them with a second one."""
+    """The faults of each trial: every fault comes once before any comes again, some together with a second one."""
     chance = random.Random(seed)  # noqa: S311  the same trials each time
     deck: list[Fault] = []
     for _ in range(count):

@@ -57,51 +57,51 @@ def _functions() -> list[str]:
     return sorted(pfs + [vf for vf in _names(PCI) if _link(f"{PCI}/{vf}/physfn") in pfs])
 
 
-def told_by_events(functions: list[str]) -> dict[str, str]:
-    """By function and by netdev: what each change of which is told by a uevent or by rtnetlink."""
-    found = {}
+def state_with_events(functions: list[str]) -> dict[str, str]:
+    """The state whose changes cause a uevent or an rtnetlink event, by function and by netdev."""
+    state = {}
     for pci in functions:
         names = _names(f"{PCI}/{pci}")
-        found[pci] = " ".join([_link(f"{PCI}/{pci}/driver"), *(name for name in names if name.startswith("virtfn"))])
+        state[pci] = " ".join([_link(f"{PCI}/{pci}/driver"), *(name for name in names if name.startswith("virtfn"))])
         for netdev in _names(f"{PCI}/{pci}/net"):
             flags = int(_text(f"{NET}/{netdev}/flags") or "0", 16) & UP
-            found[f"{pci} {netdev}"] = f"{flags} {_text(f'{NET}/{netdev}/mtu')} {_text(f'{NET}/{netdev}/address')}"
-    return found
+            state[f"{pci} {netdev}"] = f"{flags} {_text(f'{NET}/{netdev}/mtu')} {_text(f'{NET}/{netdev}/address')}"
+    return state
 
 
-def told_by_nobody(functions: list[str]) -> dict[str, str]:
-    """The steering of each queue, by netdev; an interrupt by its name, since its number is new with each driver's start."""
-    found = {}
+def state_without_events(functions: list[str]) -> dict[str, str]:
+    """The steering of each queue, by netdev; interrupts by their names, since a driver's start changes their numbers."""
+    state = {}
     names = {words[0][:-1]: words[-1] for words in map(str.split, _text("/proc/interrupts").splitlines()[1:])}
     for pci in functions:
         for netdev in _names(f"{PCI}/{pci}/net"):
             for queue in _names(f"{NET}/{netdev}/queues"):
                 kind = "rps_cpus" if queue.startswith("rx") else "xps_cpus"
-                found[f"{netdev} {queue}"] = _text(f"{NET}/{netdev}/queues/{queue}/{kind}")
+                state[f"{netdev} {queue}"] = _text(f"{NET}/{netdev}/queues/{queue}/{kind}")
         for number in _names(f"{PCI}/{pci}/msi_irqs"):
             if name := names.get(number):
-                found[f"{pci} {name}"] = _text(f"/proc/irq/{number}/smp_affinity_list")
-    return found
+                state[f"{pci} {name}"] = _text(f"/proc/irq/{number}/smp_affinity_list")
+    return state
 
 
 def links() -> list[dict[str, Any]]:
-    """`ip -d -j link` of the fabric, without volatile values."""
+    """Output of `ip -d -j link` for the fabric's netdevs, without volatile values."""
     done = subprocess.run(["ip", "-d", "-j", "link"], capture_output=True, text=True, check=True)
-    found = [link for link in json.loads(done.stdout) if "parentdev" in link]
-    for link in found:
+    netdevs = [link for link in json.loads(done.stdout) if "parentdev" in link]
+    for link in netdevs:
         for name in VOLATILE:
             link.pop(name, None)
         link["flags"] = [flag for flag in link["flags"] if flag not in ("NO-CARRIER", "LOWER_UP")]
-    return sorted(found, key=lambda link: str(link["ifname"]))
+    return sorted(netdevs, key=lambda link: str(link["ifname"]))
 
 
 def baseline() -> dict[str, Any]:
-    """All of it."""
+    """All of this state."""
     functions = _functions()
     return {
         "functions": functions,
-        EVENTS: told_by_events(functions),
-        SILENT: told_by_nobody(functions),
+        EVENTS: state_with_events(functions),
+        SILENT: state_without_events(functions),
         "links": links(),
     }
 
@@ -118,7 +118,7 @@ def says_ready() -> bool:
 
 
 def watch(wanted: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Until SIGTERM: for each class the longest time for which one thing differed while the node said ready, and that thing."""
+    """Watch until SIGTERM. For each class: the longest time for which one value differed from a ready report, and its name."""
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     since: dict[tuple[str, str], float] = {}
@@ -127,9 +127,9 @@ def watch(wanted: dict[str, Any]) -> dict[str, dict[str, Any]]:
     number = 0
     while not ended:
         now = time.monotonic()
-        # The queues and interrupts are many, and nothing tells of them within a second anyway.
-        classes = {EVENTS: told_by_events(functions)} | (
-            {SILENT: told_by_nobody(functions)} if number % 10 == 0 else {}
+        # There are many queues and interrupts, and no event would report a change of them within a second.
+        classes = {EVENTS: state_with_events(functions)} | (
+            {SILENT: state_without_events(functions)} if number % 10 == 0 else {}
         )
         ready = says_ready()
         for kind, have in classes.items():

@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def smallest(steps: Sequence[T], fails: Callable[[Sequence[T]], bool], tries: int) -> list[T]:
-    """A list without steps that are not needed, in their order. The last step is kept: the failure was seen after it.
+    """The steps that are needed for the failure, in their order. The last step is kept, since the failure was seen after it.
 
-    :param fails: whether these steps fail, from the same beginning. It is known of all of them.
-    :param tries: how many calls of it there may be; what is left after them is returned.
+    :param fails: whether these steps fail, from the same start. All steps together are known to fail.
+    :param tries: the largest number of calls of ``fails``. After them the smallest list so far is returned.
     """
     kept = list(steps)
     left = tries

@@ -54,7 +54,7 @@ class Before:
 
 @frozen
 class Outcome:
-    """What came of a trial. ``lies``: the longest seconds of each class. ``recovery``: seconds; None if it did not recover."""
+    """The result of a trial. ``lies``: the longest seconds of each class. ``recovery``: seconds; None if it did not recover."""
 
     faults: tuple[str, ...]
     group: str
@@ -179,7 +179,7 @@ def _settle(node: Node) -> None:
 
 
 def _recovered(node: Node, wanted: dict[str, Any]) -> tuple[float, str]:
-    """Seconds until the kernel is as before and the node ready; and what still differs after the longest time."""
+    """Seconds until the kernel is as before and the node is ready; and the differences that remain after the longest time."""
     began = time.monotonic()
     while True:
         missing = "the node does not answer"

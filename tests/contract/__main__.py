@@ -1,4 +1,4 @@
-"""Run the cases on this machine's kernel: `python3 -I FOLDER PF`. Prints a line a case; exit code 1 if one fails."""
+"""Run the cases on this machine's kernel: `python3 -I FOLDER PF`. Prints a line for each case; exit code 1 if one fails."""
 
 import sys
 import traceback

@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def soon(probe: Callable[[], T | None], what: str, within: float = 20.0) -> T:
-    """What ``probe`` finds, once it finds something."""
+    """The first value of ``probe`` that is not empty."""
     deadline = time.monotonic() + within
     while (found := probe()) is None:
         assert time.monotonic() < deadline, f"no {what} within {within:.0f} s"
@@ -17,7 +17,7 @@ def soon(probe: Callable[[], T | None], what: str, within: float = 20.0) -> T:
 
 
 def errno_of(action: Callable[[], object]) -> int | None:
-    """The number of the error that an action meets; None if it meets none."""
+    """The errno of the OSError that an action raises; None if it raises none."""
     try:
         action()
     except OSError as error:

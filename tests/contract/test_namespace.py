@@ -1,4 +1,4 @@
-"""The cases about addresses on this machine's own kernel, in a network namespace: they need a netdev, and nothing of a NIC."""
+"""The cases about addresses on this machine's own kernel, in a network namespace: they need a netdev, but no NIC."""
 
 from __future__ import annotations
 

@@ -63,9 +63,9 @@ def has(*functions: Any, **more: Any) -> Answers:
 
 def hardware(*functions: Any, **more: Any) -> Hardware:
     """The hardware as the tasks parse it."""
-    found = NodeHardware().process(printed(*functions, **more))
-    assert found is not None
-    return found
+    fact = NodeHardware().process(printed(*functions, **more))
+    assert fact is not None
+    return fact
 
 
 V2 = (3, "RoCE v2", "10.0.0.1")

@@ -18,7 +18,7 @@ QUERY = "mstconfig -e -d"
 REQUESTS = "for task in *"
 
 
-def told(sriov: str, vfs: str, link: str = "ETH(2)          ETH(2)") -> list[str]:
+def printed(sriov: str, vfs: str, link: str = "ETH(2)          ETH(2)") -> list[str]:
     return f"""\
 
 Device #1:
@@ -46,9 +46,9 @@ def commands(node: Node, answers: Answers, **given: Any) -> list[str]:
     return node.deploy(firmware.configure, answers).flat
 
 
-OFF = told("False(0)        False(0)", "0               0")
-SET = told("False(0)        True(1)", "0               16")
-ON = told("True(1)         True(1)", "16              16")
+OFF = printed("False(0)        False(0)", "0               0")
+SET = printed("False(0)        True(1)", "0               16")
+ON = printed("True(1)         True(1)", "16              16")
 
 
 def record(text: str) -> str:
@@ -126,9 +126,9 @@ def test_the_query_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         f"case \"$3\" in {PCI}) cat <<'END'\n{text}\nEND\n;; *) echo; echo '-E- none' >&2; exit 3 ;; esac",
     )
     message = sh(firmware._QUERY, PCI, "0000:19:00.0", PATH=f"{tmp_path}:/usr/bin:/bin")
-    found = firmware.FirmwareSettings().process(message)
-    assert found["0000:19:00.0"].error == "-E- none"
-    assert found[PCI].settings == {
+    fact = firmware.FirmwareSettings().process(message)
+    assert fact["0000:19:00.0"].error == "-E- none"
+    assert fact[PCI].settings == {
         "NUM_OF_VFS": firmware.Setting(0, 16),
         "SRIOV_EN": firmware.Setting(0, 1),
         "LINK_TYPE_P1": firmware.Setting(2, 2),

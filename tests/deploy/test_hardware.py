@@ -58,19 +58,19 @@ def test_what_a_node_has(root: Path) -> None:
     command = root / "trackbed"
     command.write_text(f'#!/bin/sh\n[ "$*" = "inspect --json" ] && cat {root}/inspection\n')
     command.chmod(0o755)
-    found = NodeHardware().process(sh(hardware._HARDWARE, command, root))
-    assert found is not None
-    assert found.gpus == (Gpu("0000:50:00.0", "nvidia"), Gpu("0000:51:00.0", None))
-    assert found.modules == {"ib_uverbs", "mlx5_core"}
-    assert [function.nic for function in found.functions] == ["rail0", None]
-    assert found.netdevs == ("eth0", "lo")
-    assert found.route == "eth0"
-    assert [function.address for function in found.all_functions()] == [
+    fact = NodeHardware().process(sh(hardware._HARDWARE, command, root))
+    assert fact is not None
+    assert fact.gpus == (Gpu("0000:50:00.0", "nvidia"), Gpu("0000:51:00.0", None))
+    assert fact.modules == {"ib_uverbs", "mlx5_core"}
+    assert [function.nic for function in fact.functions] == ["rail0", None]
+    assert fact.netdevs == ("eth0", "lo")
+    assert fact.route == "eth0"
+    assert [function.address for function in fact.all_functions()] == [
         CONNECTX["address"],
         VF["address"],
         ERDMA["address"],
     ]
-    assert [function.address for function in hardware.shared(found.all_functions())] == [CONNECTX["address"]]
+    assert [function.address for function in hardware.shared(fact.all_functions())] == [CONNECTX["address"]]
 
 
 @pytest.mark.parametrize(
@@ -117,16 +117,16 @@ def test_the_hardware_of_a_node_without_an_agent_is_unknown(root: Path) -> None:
 def test_the_kubelet_s_arguments(tmp_path: Path, line: str, arguments: str) -> None:
     (tmp_path / "etc/default").mkdir(parents=True)
     (tmp_path / "etc/default/kubelet").write_text(f"{line}\n")
-    found = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, None)))
-    assert found == labels.KubeletArguments(arguments, None)
+    fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, None)))
+    assert fact == labels.KubeletArguments(arguments, None)
 
 
 @pytest.mark.parametrize(
     ("unit", "passes"), [("ExecStart=kubelet $KUBELET_EXTRA_ARGS", True), ("ExecStart=kubelet", False)]
 )
 def test_whether_the_kubelet_s_unit_passes_arguments_on(tmp_path: Path, unit: str, passes: bool) -> None:
-    found = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
-    assert found == labels.KubeletArguments("", passes)
+    fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
+    assert fact == labels.KubeletArguments("", passes)
 
 
 def _systemctl(folder: Path, unit: str | None) -> str:

@@ -333,14 +333,14 @@ def test_the_script_reads_functions_nodes_and_the_kind_of_cpu(tmp_path: Path) ->
     (tmp_path / "proc").mkdir()
     cpu = "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Xeon\n\n"
     (tmp_path / "proc/cpuinfo").write_text(f"processor\t: 0\n{cpu}processor\t: 1\n{cpu}")
-    found = nccl_topology.NodeTopology().process(list(printed(tmp_path)))
-    assert sorted(found.functions) == ["0000:16:02.0", "0000:21:00.0", "0000:21:00.3"]
-    assert found.functions["0000:21:00.0"] == PciFunction(
+    fact = nccl_topology.NodeTopology().process(list(printed(tmp_path)))
+    assert sorted(fact.functions) == ["0000:16:02.0", "0000:21:00.0", "0000:21:00.3"]
+    assert fact.functions["0000:21:00.0"] == PciFunction(
         str(card), "0x020700", "0x15b3", "0x1021", "0x15b3", "0x0041", "0", "32.0 GT/s PCIe", "16"
     )
-    assert found.cpus == {"0": "0000ffff"}
-    assert (found.vendor, found.family, found.model) == ("GenuineIntel", "6", "143")
-    assert found.architecture == os.uname().machine
+    assert fact.cpus == {"0": "0000ffff"}
+    assert (fact.vendor, fact.family, fact.model) == ("GenuineIntel", "6", "143")
+    assert fact.architecture == os.uname().machine
 
 
 def test_the_script_on_a_machine_without_pci_and_nodes(tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def test_a_first_spec(node: Node) -> None:
 
 
 def test_the_plan_is_printed_once(node: Node) -> None:
-    told = [line for line in node.deploy(deliver, {**ABSENT, **plan(COUNT, MTU)}).log if "plan:" in line]
-    assert told == [
+    lines = [line for line in node.deploy(deliver, {**ABSENT, **plan(COUNT, MTU)}).log if "plan:" in line]
+    assert lines == [
         "[@fake/node-a] plan: vfs 0000:01:00.0 count: 2 -> 4  [vf-reset]  disturbs pod ml/train-0",
         "[@fake/node-a] plan: links 0000:01:00.0 mtu: 1500 -> 9000",
         "[@fake/node-a] plan: 2 to change (1 vf-reset), 1 disturbs pod ml/train-0",

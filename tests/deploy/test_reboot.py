@@ -46,8 +46,8 @@ def request() -> None:
 def test_a_new_request_is_written_and_announced_in_the_prepare_phase(node: Node) -> None:
     result = node.deploy(request, {REQUESTS: ["boot-1"]})
     assert result.flat == [str(script(reboot._REQUEST, reboot.FOLDER, "boot", REASON))]
-    told = f"reboot wanted: boot: {REASON}; the host is not rebooted (reboot.policy is 'never')"
-    assert sum(told in line for line in result.log) == 1
+    message = f"reboot wanted: boot: {REASON}; the host is not rebooted (reboot.policy is 'never')"
+    assert sum(message in line for line in result.log) == 1
 
 
 def test_a_request_is_written_once(node: Node) -> None:

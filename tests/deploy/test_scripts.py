@@ -150,8 +150,8 @@ def test_the_plan_uses_the_staged_version_or_else_the_current_one(base: Path) ->
     staged(base, "2-b")
     for version in ("1-a", "2-b"):
         (base / "versions" / version / "__main__.py").write_text(PLANNER)
-    found = node_spec.NodePlan().process(plan(base, "2-b"))
-    assert found == node_spec.Plan("2-b", (), ("the spec",))
+    fact = node_spec.NodePlan().process(plan(base, "2-b"))
+    assert fact == node_spec.Plan("2-b", (), ("the spec",))
     sh('rm -r "$1"', base / "versions" / "2-b")
     assert node_spec.NodePlan().process(plan(base, "2-b")) == node_spec.Plan("1-a", (), ("the spec",))
 
@@ -159,10 +159,10 @@ def test_the_plan_uses_the_staged_version_or_else_the_current_one(base: Path) ->
 def test_plan_of_an_agent_that_breaks(base: Path) -> None:
     staged(base, "1-a")
     (base / "versions" / "1-a" / "__main__.py").write_text("raise RuntimeError('no netlink')\n")
-    found = node_spec.NodePlan().process(plan(base, "1-a"))
-    assert found is not None
-    assert found.errors[0].startswith("agent 1-a could not plan (exit code 1): Traceback")
-    assert found.errors[0].endswith("RuntimeError: no netlink")
+    fact = node_spec.NodePlan().process(plan(base, "1-a"))
+    assert fact is not None
+    assert fact.errors[0].startswith("agent 1-a could not plan (exit code 1): Traceback")
+    assert fact.errors[0].endswith("RuntimeError: no netlink")
 
 
 def program(path: Path, text: str = "") -> None:

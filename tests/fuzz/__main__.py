@@ -1,6 +1,6 @@
-"""Fuzzes the parsers of what others write: `python -m tests.fuzz TARGET --seconds 60 --seed 1`.
+"""Fuzzes the parsers of foreign input: `python -m tests.fuzz TARGET --seconds 60 --seed 1`.
 
-With --seconds inputs are found by coverage (atheris, which `make fuzz` installs); with --cases they follow from the seed alone.
+With --seconds, coverage guides the choice of inputs (atheris, which `make fuzz` installs); with --cases, only the seed decides.
 A fault ends the run with exit code 1 and the command that repeats it.
 """
 

@@ -158,7 +158,7 @@ class Cpus:
         return self.usable or frozenset(self.core)
 
     def sharing_cache(self, cpu: int) -> frozenset[int]:
-        """The online CPUs that share a CPU's last-level cache; those of its NUMA node if no cache is told."""
+        """The online CPUs that share a CPU's last-level cache; those of its NUMA node if the kernel shows no cache."""
         by: Mapping[int, object] = self.cache if self.cache[cpu] else self.node
         return frozenset(other for other in self.core if by[other] == by[cpu])
 
@@ -194,24 +194,24 @@ class Node:
     @cached_property
     def drivers(self) -> dict[str, str]:
         """The driver of each PCI function, by lspci."""
-        found = {}
+        drivers = {}
         for block in self.run("lspci -Dvmmnk").split("\n\n"):
-            told = dict(line.split(":\t", 1) for line in block.splitlines() if ":\t" in line)
-            if "Driver" in told:
-                found[told["Slot"]] = told["Driver"]
-        return found
+            fields = dict(line.split(":\t", 1) for line in block.splitlines() if ":\t" in line)
+            if "Driver" in fields:
+                drivers[fields["Slot"]] = fields["Driver"]
+        return drivers
 
     @cached_property
     def elsewhere(self) -> dict[str, str]:
         """The network namespace of each PCI function whose netdev was moved out of the host's."""
-        found: dict[str, str] = {}
+        namespaces: dict[str, str] = {}
         namespace = ""
         for line in self.run(_ELSEWHERE).splitlines():
             if line.startswith("/"):
                 namespace = line
             elif line:
-                found |= {link["parentdev"]: namespace for link in json.loads(line) if "parentdev" in link}
-        return found
+                namespaces |= {link["parentdev"]: namespace for link in json.loads(line) if "parentdev" in link}
+        return namespaces
 
     @cached_property
     def cpus(self) -> Cpus:
@@ -251,18 +251,20 @@ class Node:
                 affinities.append(line.split("|"))
             elif (words := line.split())[0].endswith(":"):
                 counters[words[0][:-1]] = words[1:]
-        found: dict[str, list[Interrupt]] = {}
+        interrupts: dict[str, list[Interrupt]] = {}
         for pci, number, affinity, effective in affinities:
             # An interrupt that nobody has requested is not listed there.
             if words := counters.get(number, []):
                 queue = QUEUE.search(words[-1])
                 index = int(next(filter(None, queue.groups()))) if queue else None
                 count = sum(int(word) for word in words[: len(self.cpus.core)])
-                found.setdefault(pci, []).append(Interrupt(int(number), words[-1], index, affinity, effective, count))
-        return found
+                interrupts.setdefault(pci, []).append(
+                    Interrupt(int(number), words[-1], index, affinity, effective, count)
+                )
+        return interrupts
 
     def nics(self) -> tuple[Nic, ...]:
-        """The spec's NICs, found by their selectors; fails if one that is required is not there, or is not one."""
+        """The NICs of the spec, by their selectors. Fail if a required NIC is missing, or its selector is not unique."""
         __tracebackhide__ = True
         functions = self._functions()
         found = []

@@ -43,8 +43,8 @@ def test_it_does_not_run(node: Node) -> None:
 @pytest.mark.usefixtures("disabled")
 def test_its_unit_is_stopped_and_does_not_start_at_boot(node: Node) -> None:
     shown = node.run('systemctl show --property=LoadState,ActiveState,UnitFileState "$1"', UNIT)
-    told = dict(line.split("=", 1) for line in shown.splitlines())
-    findings = [equal(UNIT, "ActiveState", "inactive", told["ActiveState"])]
-    if told["LoadState"] not in ("not-found", "masked"):
-        findings.append(equal(UNIT, "UnitFileState", "disabled", told["UnitFileState"]))
+    properties = dict(line.split("=", 1) for line in shown.splitlines())
+    findings = [equal(UNIT, "ActiveState", "inactive", properties["ActiveState"])]
+    if properties["LoadState"] not in ("not-found", "masked"):
+        findings.append(equal(UNIT, "UnitFileState", "disabled", properties["UnitFileState"]))
     judge(node, findings, "")

@@ -17,15 +17,21 @@ def test_the_kubelet_waits_for_the_first_verified_pass(node: Node) -> None:
     for gate in node.run(GATES).split():
         unit = gate.split("/")[-2].removesuffix(".d")
         shown = node.run('systemctl show --property="$2" "$1"', unit, PROPERTIES)
-        told = dict(line.split("=", 1) for line in shown.splitlines())
-        waits = told.get("ExecStartPre", "")
+        properties = dict(line.split("=", 1) for line in shown.splitlines())
+        waits = properties.get("ExecStartPre", "")
         findings += [
             Finding(unit, "ExecStartPre", "trackbed wait --first-pass", waits, "trackbed wait --first-pass" in waits),
-            equal(unit, "TimeoutStartUSec", "infinity", told["TimeoutStartUSec"]),
-            equal(unit, "NeedDaemonReload", "no", told["NeedDaemonReload"]),
-            Finding(unit, "Wants", "trackbed.service", told["Wants"], "trackbed.service" in told["Wants"].split()),
+            equal(unit, "TimeoutStartUSec", "infinity", properties["TimeoutStartUSec"]),
+            equal(unit, "NeedDaemonReload", "no", properties["NeedDaemonReload"]),
+            Finding(
+                unit,
+                "Wants",
+                "trackbed.service",
+                properties["Wants"],
+                "trackbed.service" in properties["Wants"].split(),
+            ),
         ]
-        if told["ActiveState"] == "active" and "--let-go" not in waits:
+        if properties["ActiveState"] == "active" and "--let-go" not in waits:
             findings.append(
                 equal(unit, "runs on a node that was verified in this boot", "yes", node.run(VERIFIED).strip())
             )

@@ -28,14 +28,14 @@ def text(node: Node, path: str) -> str:
 
 def written(node: Node) -> dict[str, dict[str, str]]:
     """The labels of each writer's file that is there."""
-    found: dict[str, dict[str, str]] = {}
-    if told := text(node, LABELS):
-        found[LABELS] = {label["key"]: label["value"] for label in json.loads(told)["labels"]}
-    if told := text(node, NFD):
-        found[NFD] = dict(line.split("=", 1) for line in told.splitlines() if not line.startswith("#"))
+    labels: dict[str, dict[str, str]] = {}
+    if content := text(node, LABELS):
+        labels[LABELS] = {label["key"]: label["value"] for label in json.loads(content)["labels"]}
+    if content := text(node, NFD):
+        labels[NFD] = dict(line.split("=", 1) for line in content.splitlines() if not line.startswith("#"))
     if given := re.search(r"--node-labels=(\S+?)[\s\"]", text(node, KUBELET)):
-        found[KUBELET] = dict(label.split("=", 1) for label in given[1].split(","))
-    return found
+        labels[KUBELET] = dict(label.split("=", 1) for label in given[1].split(","))
+    return labels
 
 
 def rdma_links(node: Node) -> list[dict[str, Any]]:

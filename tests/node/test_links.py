@@ -22,8 +22,8 @@ def netdevs(node: Node, nics: tuple[Nic, ...]) -> Iterator[Expected]:
 
 
 def test_mtu(node: Node, nics: tuple[Nic, ...]) -> None:
-    found = [equal(label, "MTU", mtu, link["mtu"]) for label, link, mtu, _ in netdevs(node, nics) if mtu is not None]
-    judge(node, found, "its spec gives no MTU")
+    findings = [equal(label, "MTU", mtu, link["mtu"]) for label, link, mtu, _ in netdevs(node, nics) if mtu is not None]
+    judge(node, findings, "its spec gives no MTU")
 
 
 def test_state(node: Node, nics: tuple[Nic, ...]) -> None:

@@ -14,10 +14,10 @@ UNIT = "trackbed.service"
 
 def test_unit_runs_and_starts_at_boot(node: Node) -> None:
     shown = node.run('systemctl show --property=ActiveState,UnitFileState "$1"', UNIT)
-    told = dict(line.split("=", 1) for line in shown.splitlines())
+    properties = dict(line.split("=", 1) for line in shown.splitlines())
     findings = [
-        equal(UNIT, "ActiveState", "active", told["ActiveState"]),
-        equal(UNIT, "UnitFileState", "enabled", told["UnitFileState"]),
+        equal(UNIT, "ActiveState", "active", properties["ActiveState"]),
+        equal(UNIT, "UnitFileState", "enabled", properties["UnitFileState"]),
     ]
     judge(node, findings, "")
 

@@ -29,14 +29,14 @@ def expected(cpus: Cpus, numa_node: int, queues: int, served_by: int) -> frozens
 @pytest.fixture(scope="module")
 def masks(node: Node) -> dict[str, dict[int, frozenset[int]]]:
     """The CPUs of each receive queue, by netdev: hexadecimal, in groups of 32 bits."""
-    found: dict[str, dict[int, frozenset[int]]] = {}
+    masks: dict[str, dict[int, frozenset[int]]] = {}
     for line in node.run("grep -s . /sys/class/net/*/queues/rx-*/rps_cpus").splitlines():
         path, _, mask = line.partition(":")
         _, _, _, _, netdev, _, queue, _ = path.split("/")
         bits = int(mask.replace(",", ""), 16)
         steered = frozenset(cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1)
-        found.setdefault(netdev, {})[int(queue.removeprefix("rx-"))] = steered
-    return found
+        masks.setdefault(netdev, {})[int(queue.removeprefix("rx-"))] = steered
+    return masks
 
 
 @pytest.mark.usefixtures("steering")
@@ -49,13 +49,13 @@ def test_each_queue_is_steered_as_its_interrupt_asks(
                 # A netdev that is down has requested no interrupts.
                 interrupts = [i for i in node.interrupts.get(pci, []) if i.queue is not None]
                 served_by = {i.queue: parse_ranges(i.affinity) for i in interrupts}
-                found = masks.get(netdev, {})
-                for queue, steered in sorted(found.items()):
+                queues = masks.get(netdev, {})
+                for queue, steered in sorted(queues.items()):
                     # An interrupt that is not pinned asks for no certain mask; test_irq judges that.
                     if node.spec.irqs.pin and len(cpus := served_by.get(queue, ())) == 1:
-                        want = expected(node.cpus, nic.numa_node, len(found), cpus[0])
-                        told = format_ranges(steered) or "none"
-                        yield equal(label, f"rps_cpus of rx-{queue}", format_ranges(want) or "none", told)
+                        want = expected(node.cpus, nic.numa_node, len(queues), cpus[0])
+                        mask = format_ranges(steered) or "none"
+                        yield equal(label, f"rps_cpus of rx-{queue}", format_ranges(want) or "none", mask)
 
     judge(node, findings(), "no receive queue has a pinned interrupt")
 
@@ -71,9 +71,9 @@ def test_steering_stays_on_usable_cpus(
             local = node.cpus.local(nic.numa_node)
             for _, netdev, label in nic.functions():
                 for queue, steered in sorted(masks.get(netdev, {}).items()):
-                    told = format_ranges(steered) or "none"
+                    mask = format_ranges(steered) or "none"
                     yield Finding(
-                        label, f"rps_cpus of rx-{queue}", f"within {format_ranges(local)}", told, steered <= local
+                        label, f"rps_cpus of rx-{queue}", f"within {format_ranges(local)}", mask, steered <= local
                     )
 
     judge(node, findings(), "no netdev of its spec has a receive queue")
@@ -92,7 +92,7 @@ def test_netdevs_of_others_are_steered_by_the_first_pattern_that_matches(
             enough = len(queues) >= len(node.cpus.usable)
             want = given if rule.cpus else frozenset() if enough else node.cpus.usable
             for queue, steered in sorted(queues.items()):
-                told = format_ranges(steered) or "none"
-                yield equal(netdev, f"rps_cpus of rx-{queue}", format_ranges(want) or "none", told)
+                mask = format_ranges(steered) or "none"
+                yield equal(netdev, f"rps_cpus of rx-{queue}", format_ranges(want) or "none", mask)
 
     judge(node, findings(), "no netdev matches a pattern of its spec's rps.netdevs")

@@ -43,14 +43,14 @@ def test_docker_has_the_runtime(node: Node, docker: dict[str, Any]) -> None:
     wanted = docker.get("runtimes", {}).get("nvidia")
     findings = []
     if wanted is not None:
-        told = json.loads(node.run("docker info --format '{{json .}}'"))
+        info = json.loads(node.run("docker info --format '{{json .}}'"))
         findings.append(
-            equal("dockerd", "runtime nvidia", wanted["path"], told["Runtimes"].get("nvidia", {}).get("path"))
+            equal("dockerd", "runtime nvidia", wanted["path"], info["Runtimes"].get("nvidia", {}).get("path"))
         )
         if default := docker.get("default-runtime"):
-            findings.append(equal("dockerd", "default runtime", default, told["DefaultRuntime"]))
+            findings.append(equal("dockerd", "default runtime", default, info["DefaultRuntime"]))
         if docker.get("features", {}).get("cdi"):
-            folders = told.get("CDISpecDirs") or []
+            folders = info.get("CDISpecDirs") or []
             findings.append(Finding("dockerd", "folders of CDI specifications", "some", folders, bool(folders)))
     judge(node, findings, "no NVIDIA runtime in docker")
 

@@ -18,8 +18,8 @@ def wanted_vfs(nics: tuple[Nic, ...]) -> Iterator[tuple[Nic, Vf]]:
 
 
 def granted(node: Node, nic: Nic, vf: Vf) -> dict[str, Any]:
-    told = node.links[nic.netdev].get("vfinfo_list", [])
-    return next((entry for entry in told if entry["vf"] == vf.index), {})
+    entries = node.links[nic.netdev].get("vfinfo_list", [])
+    return next((entry for entry in entries if entry["vf"] == vf.index), {})
 
 
 def test_number_of_vfs_in_the_device(node: Node, nics: tuple[Nic, ...]) -> None:
@@ -28,8 +28,8 @@ def test_number_of_vfs_in_the_device(node: Node, nics: tuple[Nic, ...]) -> None:
     def findings() -> Iterator[Finding]:
         for nic in nics:
             if nic.want.vfs is not None:
-                told = re.findall(r"Number of VFs: (\d+)", node.run('lspci -vvs "$1"', nic.pci))
-                yield equal(nic.label, "Number of VFs (lspci)", [str(nic.want.vfs.count)], told)
+                counts = re.findall(r"Number of VFs: (\d+)", node.run('lspci -vvs "$1"', nic.pci))
+                yield equal(nic.label, "Number of VFs (lspci)", [str(nic.want.vfs.count)], counts)
 
     judge(node, findings(), NO_VFS)
 
@@ -40,8 +40,8 @@ def test_number_of_vfs_in_the_kernel(node: Node, nics: tuple[Nic, ...]) -> None:
             if nic.want.vfs is not None:
                 wanted = list(range(nic.want.vfs.count))
                 yield equal(nic.label, "VFs (virtfn links)", wanted, [vf.index for vf in nic.vfs])
-                told = sorted(entry["vf"] for entry in node.links[nic.netdev].get("vfinfo_list", []))
-                yield equal(nic.label, "VFs (ip link)", wanted, told)
+                indexes = sorted(entry["vf"] for entry in node.links[nic.netdev].get("vfinfo_list", []))
+                yield equal(nic.label, "VFs (ip link)", wanted, indexes)
 
     judge(node, findings(), NO_VFS)
 
@@ -67,16 +67,16 @@ def test_addresses_are_unique(node: Node, nics: tuple[Nic, ...]) -> None:
 
 @pytest.mark.parametrize("attribute", ["vlan", "qos", "trust", "spoofchk", "link_state", "min_tx_rate", "max_tx_rate"])
 def test_attribute_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribute: str) -> None:
-    def found(told: dict[str, Any]) -> object:
+    def value_of(entry: dict[str, Any]) -> object:
         # What is 0, ip leaves out.
         if attribute in ("vlan", "qos"):
-            return told.get("vlan_list", [{}])[0].get(attribute, 0)
+            return entry.get("vlan_list", [{}])[0].get(attribute, 0)
         if attribute.endswith("_tx_rate"):
-            return told.get("rate", {}).get(attribute.removesuffix("_rate"), 0)
-        return told.get(attribute)
+            return entry.get("rate", {}).get(attribute.removesuffix("_rate"), 0)
+        return entry.get(attribute)
 
     findings = [
-        equal(vf.label, f"{attribute} (ip link)", getattr(vf.want, attribute), found(granted(node, nic, vf)))
+        equal(vf.label, f"{attribute} (ip link)", getattr(vf.want, attribute), value_of(granted(node, nic, vf)))
         for nic, vf in wanted_vfs(nics)
         if getattr(vf.want, attribute) is not None and vf.taken is None
     ]

@@ -1,4 +1,4 @@
-"""Parts of a machine that has nothing of their kind: no kubelet, no details, no other namespaces."""
+"""Empty parts of a machine: no kubelet, no details, no other network namespaces."""
 
 from __future__ import annotations
 

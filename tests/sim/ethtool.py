@@ -41,7 +41,7 @@ class Nics(Protocol):
     cpus: int
     vf_queues: int
 
-    def found(self, ifindex: int) -> tuple[str, Link]:
+    def function_and_link(self, ifindex: int) -> tuple[str, Link]:
         """The function and the link; ENODEV."""
         ...
 
@@ -80,7 +80,7 @@ class SimEthtool:
     def actions(self, ifindex: int) -> list[str]:
         """The names of the netdev's interrupts: paired where there are too few; with VFs, one queue transmits."""
         function, netdev = self._of(ifindex)
-        name = self.nics.found(ifindex)[1].name
+        name = self.nics.function_and_link(ifindex)[1].name
         queues = range(netdev.queues)
         if self.nics.is_vf(function):
             alone = [f"{name}-tx-0", f"{name}-rx-0", name]
@@ -170,7 +170,7 @@ class SimEthtool:
     # ------------------------------------------------------------------------------------------------------
 
     def _of(self, ifindex: int) -> tuple[str, _Netdev]:
-        function, _ = self.nics.found(ifindex)
+        function, _ = self.nics.function_and_link(ifindex)
         if ifindex not in self._netdevs:
             vf = self.nics.is_vf(function)
             features = {
@@ -182,7 +182,7 @@ class SimEthtool:
         return function, self._netdevs[ifindex]
 
     def _written(self, ifindex: int, what: str, given: Mapping[str, object]) -> tuple[str, _Netdev]:
-        _, link = self.nics.found(ifindex)
+        _, link = self.nics.function_and_link(ifindex)
         self.nics.refuse("ethtool", link.name, f"{what} {dict(given)}")
         return self._of(ifindex)
 

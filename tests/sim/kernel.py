@@ -456,7 +456,7 @@ class Kernel:
 
     # --- what ethtool's half of the simulation asks -----------------------------------------------------------
 
-    def found(self, ifindex: int) -> tuple[str, Link]:
+    def function_and_link(self, ifindex: int) -> tuple[str, Link]:
         netdev = self._by_ifindex(ifindex)
         return netdev.function, netdev.link
 

@@ -32,16 +32,16 @@ class SimNamespaces:
     opened: list[str]
 
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
-        found = {}
+        namespaces = {}
         for number, name in enumerate(sorted(self.names)):
             with self.files(Namespace(number, name)) as files:
                 for function in functions:
                     try:
                         if files.names(f"{PCI}/{function}/net"):
-                            found[function] = Namespace(number, name)
+                            namespaces[function] = Namespace(number, name)
                     except FileNotFoundError:
                         continue
-        return found
+        return namespaces
 
     @contextmanager
     def files(self, namespace: Namespace) -> Iterator[Attributes]:

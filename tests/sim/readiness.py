@@ -1,4 +1,4 @@
-"""A simulated node whose probes are asked over time."""
+"""A simulated node whose probes run again and again as time passes."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Routing:
         """An IPv4 address takes those of its network with it that were added after it, unless they are promoted."""
         present = self.assigned[ifindex]
         network = ip_interface(address).network
-        name = self.kernel.found(ifindex)[1].name
+        name = self.kernel.function_and_link(ifindex)[1].name
         files = self.kernel.tree.files
         promoted = "1" in (files[f"{CONF}/{where}/promote_secondaries"] for where in ("all", name))
         secondary = {
@@ -104,7 +104,7 @@ class Routing:
         self._forget(lambda route: route.table == MAIN and route.ifindex == ifindex and route.gateway is None)
         if all(":" in other for other in left):
             self._forget(lambda route: route.ifindex == ifindex and ":" not in route.destination)
-        if self.kernel.found(ifindex)[1].up:
+        if self.kernel.function_and_link(ifindex)[1].up:
             for other in left:
                 self._connect(ifindex, other)
         # An IPv6 route in another table stays without its source (fib6_remove_prefsrc). An IPv4 one stays as it is, unless that
@@ -179,7 +179,7 @@ class Routing:
 
     def _writing(self, ifindex: int, what: str) -> tuple[str, bool]:
         """The name of a netdev that is written to, and whether it is up."""
-        name = self.kernel.found(ifindex)[1].name
+        name = self.kernel.function_and_link(ifindex)[1].name
         self.kernel.refuse("address", name, what)
-        link = self.kernel.found(ifindex)[1]  # the fault may have been that it went
+        link = self.kernel.function_and_link(ifindex)[1]  # the fault may have been that it went
         return link.name, link.up

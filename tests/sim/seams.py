@@ -10,7 +10,7 @@ from attrs import evolve, fields
 from agent.machine import Machine
 
 Seen = Callable[[str, str], None]
-"""Called before each read with what is asked (``files.read``) and the arguments as text; what it raises the read raises."""
+"""Called before each read with the method (``files.read``) and its arguments as text. If it raises, so does the read."""
 
 # What changes something; the simulated kernel's ``fault`` is for these.
 WRITES = ("write", "replace", "set_", "add_", "remove_", "rename", "hang_up")

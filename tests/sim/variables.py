@@ -1,4 +1,4 @@
-"""Kernel parameters that hang together: files that show one variable, and pairs of which the kernel sets one to 0."""
+"""Kernel parameters that depend on each other: files of one variable, and pairs where a write to one sets the other to 0."""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ def registry() -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            found = ANSWERS.get(self.path)
-            text = json.dumps(found).encode()
-            self.send_response(404 if found is None else 200)
+            answer = ANSWERS.get(self.path)
+            text = json.dumps(answer).encode()
+            self.send_response(404 if answer is None else 200)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

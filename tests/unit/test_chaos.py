@@ -66,9 +66,9 @@ def test_the_search_for_fewer_faults_ends_and_gives_what_it_has() -> None:
         calls.append(steps)
         return {3, 63} <= set(steps)
 
-    found = smallest(range(64), fails, 5)
+    kept = smallest(range(64), fails, 5)
     assert len(calls) == 5
-    assert {3, 63} <= set(found)
+    assert {3, 63} <= set(kept)
     assert smallest([9], fails, 5) == [9]
 
 

@@ -91,10 +91,10 @@ def unknown_commands(text: str) -> list[str]:
 def _unknown(command: click.Command, words: list[str]) -> list[str]:
     while isinstance(command, click.Group) and words and re.fullmatch(r"[a-z-]+", words[0]):
         context = click.Context(command)
-        found = command.get_command(context, words[0])
-        if found is None:
+        subcommand = command.get_command(context, words[0])
+        if subcommand is None:
             return [words[0]]
-        command, words = found, words[1:]
+        command, words = subcommand, words[1:]
     options = {name for option in command.params for name in option.opts} | {"-h", "--help", "--version"}
     return [word for word in words if re.fullmatch(r"--?[a-z][a-z-]*", word) and word not in options]
 
@@ -122,8 +122,8 @@ def test_each_operation_of_the_transcript_of_a_deploy_is_there() -> None:
 def options_of_pyinfra() -> frozenset[str]:
     """By a program of its own: pyinfra makes greenlets of the threads of whoever imports it."""
     program = [str(Path(sys.executable).with_name("pyinfra")), "--help"]
-    told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    return frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", told))
+    help_text = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    return frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_text))
 
 
 @pages
@@ -164,10 +164,10 @@ def test_each_path_and_link_leads_somewhere(page: Path) -> None:
 @cache
 def known_tests() -> frozenset[str]:
     """The tests that there are."""
-    found = (
+    in_files = (
         re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE) for path in (ROOT / "tests").rglob("*.py")
     )
-    return frozenset(name for names in found for name in names)
+    return frozenset(name for names in in_files for name in names)
 
 
 @pages

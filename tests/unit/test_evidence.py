@@ -46,18 +46,18 @@ STORAGE = {"name": "storage", "select": {"mac": "02:00:00:00:02:00"}}
 
 
 def test_each_function_is_a_nic_in_the_order_of_the_addresses() -> None:
-    found = node(rails(min=3, max=3)).nics()
-    assert [(nic.want.name, nic.pci) for nic in found] == [
+    nics = node(rails(min=3, max=3)).nics()
+    assert [(nic.want.name, nic.pci) for nic in nics] == [
         ("rail0", "0000:21:00.0"),
         ("rail1", "0000:41:00.0"),
         ("rail2", "0000:c1:00.0"),
     ]
-    assert [vf.label for vf in found[0].vfs] == ["ens1v0 (0000:21:00.1, NIC rail0, VF 0)"]
+    assert [vf.label for vf in nics[0].vfs] == ["ens1v0 (0000:21:00.1, NIC rail0, VF 0)"]
 
 
 def test_another_entry_s_function_is_not_counted() -> None:
-    found = node(rails(without=["storage"]), STORAGE).nics()
-    assert [(nic.want.name, nic.netdev) for nic in found] == [("rail0", "ens1"), ("rail1", "ens3"), ("storage", "ens2")]
+    nics = node(rails(without=["storage"]), STORAGE).nics()
+    assert [(nic.want.name, nic.netdev) for nic in nics] == [("rail0", "ens1"), ("rail1", "ens3"), ("storage", "ens2")]
 
 
 @pytest.mark.parametrize("bounds", [{"min": 4}, {"max": 2}], ids=str)

@@ -53,9 +53,9 @@ def test_a_kind_is_one_file(tmp_path: Path) -> None:
 
 def test_a_probe_is_one_file_and_the_spec_can_set_it(tmp_path: Path) -> None:
     write(tmp_path, [name for name in examples() if name.startswith("probes/")])
-    found = converged(tmp_path)
-    assert found["conditions"]["Temperature"] == ["False", "TooHot"]
-    assert found["numa_balancing"] == "1"
+    result = converged(tmp_path)
+    assert result["conditions"]["Temperature"] == ["False", "TooHot"]
+    assert result["numa_balancing"] == "1"
 
 
 def test_a_vendor_is_one_file(tmp_path: Path) -> None:
@@ -71,14 +71,14 @@ def test_a_vendor_is_one_file(tmp_path: Path) -> None:
 
 def test_a_vf_attribute_is_one_file(tmp_path: Path) -> None:
     write(tmp_path, [name for name in examples() if not name.startswith("kinds/")])
-    found = converged(tmp_path, tx_rate=300)
-    assert found["conditions"]["Converged"] == ["True", "AsWanted"]
-    assert [vf["tx_rate"] for vf in found["reported"]] == [300, 300]
-    assert found["message"]["tx_rate"] == 300
-    assert found["inspect"].count("tx rate 300") == 2
-    assert found["as_spec"]["tx_rate"] == 300
-    assert {"minimum": 0, "maximum": 2**32 - 1}.items() <= found["schema"]["tx_rate"]["anyOf"][0].items()
-    assert "| `tx_rate` | what the VF is limited to | Mbit/s; 0 is none | left alone |" in found["reference"]
+    result = converged(tmp_path, tx_rate=300)
+    assert result["conditions"]["Converged"] == ["True", "AsWanted"]
+    assert [vf["tx_rate"] for vf in result["reported"]] == [300, 300]
+    assert result["message"]["tx_rate"] == 300
+    assert result["inspect"].count("tx rate 300") == 2
+    assert result["as_spec"]["tx_rate"] == 300
+    assert {"minimum": 0, "maximum": 2**32 - 1}.items() <= result["schema"]["tx_rate"]["anyOf"][0].items()
+    assert "| `tx_rate` | what the VF is limited to | Mbit/s; 0 is none | left alone |" in result["reference"]
     with pytest.raises(AssertionError, match="tx_rate: -1 is out of range; give 0 to 4294967295 Mbit/s"):
         converged(tmp_path, tx_rate=-1)
 

@@ -51,7 +51,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     loaded = re.compile(r"<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=\"?((?:https?:)?//[^\s\">]+)")
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 50
-    assert {found for page in pages for found in loaded.findall(page.read_text())} == set()
+    assert {address for page in pages for address in loaded.findall(page.read_text())} == set()
 
 
 def test_each_decision_is_in_the_navigation(site: Path) -> None:

@@ -1,7 +1,8 @@
-"""What the engine relies on a kernel for, one module a subject: a case holds on the fake and on a real node, or the fake lies.
+"""Behaviour of the kernel on which the engine relies, one module for each subject. Each case must hold on the fake and on a
+real node; if it does not, the fake is wrong.
 
-A case is a function of a :class:`Machine` and the PCI address of a PF that has 7 VFs at most, with plain assertions, so that it
-runs on a node that has nothing but its own Python.
+A case is a function of a :class:`Machine` and the PCI address of a PF with at most 7 VFs. It has plain assertions, so that it
+runs on a node that has only its own Python.
 """
 
 import importlib

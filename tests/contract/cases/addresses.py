@@ -1,4 +1,4 @@
-"""IP addresses, routing tables and rules: what comes and goes with an address, and with its link."""
+"""IP addresses, routing tables and rules: which objects come and go with an address, and with its link."""
 
 import errno
 from functools import partial
@@ -15,7 +15,7 @@ CONF = "/proc/sys/net/ipv4/conf"
 
 
 def _fresh(machine: Machine, pf: str) -> int:
-    """The index of the PF's netdev, which is up and has nothing of these cases."""
+    """The index of the PF's netdev, which is up and has no address, route or rule of these cases."""
     index = ifindex_of(machine.files, pf)
     machine.netlink.set_link(index, up=True)
     _clean(machine, index)

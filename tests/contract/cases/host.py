@@ -1,4 +1,4 @@
-"""What belongs to no device, and PCI configuration space."""
+"""State that belongs to no device, and PCI configuration space."""
 
 import errno
 

@@ -11,7 +11,7 @@ from tests.contract.asking import errno_of, soon
 
 
 def _link(machine: Machine, function: str) -> Link:
-    """The function's netdev as udev left it: read once udev is done, which renames it and gives it an address."""
+    """The function's netdev after udev has renamed it and given it an address."""
 
     def initialised() -> Link | None:
         name = netdev(machine.files, function)
@@ -26,7 +26,7 @@ def _numvfs(machine: Machine, pf: str, count: int) -> None:
 
 
 def _fresh(machine: Machine, pf: str) -> None:
-    """No VF, and the PF up: a VF's driver that finds it down takes no address from it."""
+    """Remove all VFs and bring the PF up: while the PF is down, a VF's driver gets no address from it."""
     machine.netlink.set_link(_link(machine, pf).ifindex, up=True)
     machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
     _numvfs(machine, pf, 0)

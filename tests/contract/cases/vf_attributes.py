@@ -1,4 +1,4 @@
-"""What igb takes of a VF's attributes, and how it refuses the others; vfio-pci; the names of VFs that come back."""
+"""The VF attributes that igb accepts, and how it refuses the others; vfio-pci; the names of VFs that are made again."""
 
 import errno
 from typing import Any

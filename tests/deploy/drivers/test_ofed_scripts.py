@@ -38,9 +38,9 @@ def module(root: Path, name: str, refcnt: int = 0, holders: tuple[str, ...] = ()
 def test_the_modules_that_an_ofed_brought(root: Path) -> None:
     program(root / "bin/modinfo", '[ "$1" = -F ] && echo CD || echo /lib/modules/K/updates/dkms/"$2".ko')
     path = f"{root / 'bin'}:{os.environ['PATH']}"
-    found = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, PATH=path))
+    fact = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, PATH=path))
     rxe = modules.OfedModule("rdma_rxe", "AB", "CD", "/lib/modules/K/updates/dkms/rdma_rxe.ko")
-    assert found == modules.Stack(os.uname().release, True, 2, (rxe,))
+    assert fact == modules.Stack(os.uname().release, True, 2, (rxe,))
     assert rxe.stale and rxe.out_of_tree
     nothing = modules.OfedStack().process(sh(modules._STACK, root / "absent", *modules.NAMES))
     assert nothing == modules.Stack(os.uname().release, False, 0, ())

@@ -61,15 +61,15 @@ def documents(name: str) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all((EXAMPLES / name).read_text()) if each]
 
 
-def found(value: Any, key: str) -> Iterator[Any]:
-    """The values of a key, wherever it is in an object."""
+def values_of(value: Any, key: str) -> Iterator[Any]:
+    """All values of a key in an object, at any depth."""
     if isinstance(value, dict):
         yield from (each for name, each in value.items() if name == key)
         for each in value.values():
-            yield from found(each, key)
+            yield from values_of(each, key)
     elif isinstance(value, list):
         for each in value:
-            yield from found(each, key)
+            yield from values_of(each, key)
 
 
 def misspelt(value: Any, parent: str = "") -> Iterator[tuple[str, Any]]:
@@ -103,8 +103,8 @@ def published(node: Node) -> list[dict[str, Any]]:
     """The labels that such an inventory publishes for such a node, with the resources of the plugins that they select."""
     node.data = {"labels": inventory()["labels"]}
     uploads = node.deploy(labels.publish, FLEET).uploads
-    told: list[dict[str, Any]] = json.loads(uploads["/etc/trackbed/.labels.json.new"])["labels"]
-    return told
+    written: list[dict[str, Any]] = json.loads(uploads["/etc/trackbed/.labels.json.new"])["labels"]
+    return written
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_nodes_are_selected_by_labels_that_trackbed_publishes(name: str, publish
     page = (ROOT / "docs" / "labels.md").read_text()
     for document in documents(name):
         for key, value in {
-            key: value for each in found(document, "nodeSelector") for key, value in each.items()
+            key: value for each in values_of(document, "nodeSelector") for key, value in each.items()
         }.items():
             assert known.get(key) == value
             assert f"`{key}={value}`" in page
@@ -162,14 +162,14 @@ def test_resources_are_those_of_the_plugins(
 ) -> None:
     known = {each["resource"] for each in published} | set(networks.values())
     for document in documents(name):
-        asked = {key for kind in ("limits", "requests") for each in found(document, kind) for key in each}
+        asked = {key for kind in ("limits", "requests") for each in values_of(document, kind) for key in each}
         assert {key for key in asked if "/" in key} <= known
 
 
 @examples
 def test_a_container_that_has_rdma_may_lock_memory(name: str) -> None:
     for document in documents(name):
-        for container in (each for group in found(document, "containers") for each in group):
+        for container in (each for group in values_of(document, "containers") for each in group):
             asked = container.get("resources", {}).get("limits", {})
             rdma = any(key.startswith("rdma/") or key.endswith("_rdma") for key in asked)
             allowed = container.get("securityContext", {}).get("capabilities", {}).get("add", [])
@@ -179,23 +179,23 @@ def test_a_container_that_has_rdma_may_lock_memory(name: str) -> None:
 @examples
 def test_the_scheduler_and_the_taint_decide_where_it_runs(name: str) -> None:
     for document in documents(name):
-        assert not list(found(document, "nodeName"))
+        assert not list(values_of(document, "nodeName"))
         assert not [
-            each for group in found(document, "tolerations") for each in group if each.get("key") in (None, TAINT)
+            each for group in values_of(document, "tolerations") for each in group if each.get("key") in (None, TAINT)
         ]
 
 
 @examples
 def test_pods_in_the_node_s_network_still_find_services(name: str) -> None:
     for document in documents(name):
-        for spec in (each for each in found(document, "spec") if each.get("hostNetwork")):
+        for spec in (each for each in values_of(document, "spec") if each.get("hostNetwork")):
             assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
 
 
 @examples
 def test_a_pod_with_a_vf_has_the_network_that_the_deploy_makes_for_it(name: str, networks: dict[str, str]) -> None:
-    for template in (each for document in documents(name) for each in found(document, "template")):
-        asked = {key for limits in found(template["spec"], "limits") for key in limits}
+    for template in (each for document in documents(name) for each in values_of(document, "template")):
+        asked = {key for limits in values_of(template["spec"], "limits") for key in limits}
         annotations = template.get("metadata", {}).get("annotations", {})
         network = annotations.get("k8s.v1.cni.cncf.io/networks", "").removeprefix("default/")
         assert asked & set(filter(None, networks.values())) == ({networks[network]} if network else set())
@@ -266,9 +266,14 @@ def test_horovod_starts_a_rank_for_each_gpu() -> None:
 def test_acs_pods_have_the_labels_the_gpus_and_nccl_s_settings_of_their_series(node: Node) -> None:
     (deployment,) = documents("acs-deployment.yaml")
     template = deployment["spec"]["template"]
-    told = {key.partition("/")[2]: value for key, value in template["metadata"]["labels"].items() if "/" in key}
-    series = told["gpu-model-series"]
-    assert told == {"compute-class": "gpu", "compute-qos": "default", "gpu-model-series": series, "hpn-type": "rdma"}
+    acs_labels = {key.partition("/")[2]: value for key, value in template["metadata"]["labels"].items() if "/" in key}
+    series = acs_labels["gpu-model-series"]
+    assert acs_labels == {
+        "compute-class": "gpu",
+        "compute-qos": "default",
+        "gpu-model-series": series,
+        "hpn-type": "rdma",
+    }
     (container,) = template["spec"]["containers"]
     gpus = int(container["resources"]["limits"]["nvidia.com/gpu"])
     node.data = {"nccl": {"series": series}}

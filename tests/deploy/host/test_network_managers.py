@@ -24,9 +24,9 @@ def deploy(node: Node, answers: Answers, wanted: NodeSpec | None = None) -> Resu
 def test_both_managers_get_files_and_existing_vfs_are_marked(node: Node) -> None:
     result = deploy(node, {MANAGERS: BOTH, UNMARKED: ["ens1f0v0", "ens1f0v1"]})
     assert result.uploads == {RULE: RULE_TEXT.encode(), NETWORK: NETWORK_TEXT.encode()}
-    (told,) = result.commands["Network managers | Existing VFs"]
-    assert told.endswith(" sh ens1f0v0 ens1f0v1")
-    assert "networkctl reload" in told
+    (command,) = result.commands["Network managers | Existing VFs"]
+    assert command.endswith(" sh ens1f0v0 ens1f0v1")
+    assert "networkctl reload" in command
 
 
 def test_only_networkmanager(node: Node) -> None:

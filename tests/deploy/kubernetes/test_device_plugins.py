@@ -57,17 +57,19 @@ def documents(text: str) -> list[dict[str, Any]]:
     return [each for each in yaml.safe_load_all(text) if each]
 
 
-def every(found: dict[str, str]) -> list[dict[str, Any]]:
-    return [each for name, text in found.items() if name != "kustomization.yaml" for each in documents(text)]
+def every(rendered: dict[str, str]) -> list[dict[str, Any]]:
+    return [each for name, text in rendered.items() if name != "kustomization.yaml" for each in documents(text)]
 
 
-def config(found: dict[str, str], plugin: str) -> Any:
-    (told,) = [each for each in documents(found[f"{plugin}-device-plugin.yaml"]) if each["kind"] == "ConfigMap"]
-    return json.loads(told["data"]["config.json"])
+def config(rendered: dict[str, str], plugin: str) -> Any:
+    (config_map,) = [
+        each for each in documents(rendered[f"{plugin}-device-plugin.yaml"]) if each["kind"] == "ConfigMap"
+    ]
+    return json.loads(config_map["data"]["config.json"])
 
 
-def daemon_sets(found: dict[str, str]) -> list[dict[str, Any]]:
-    return [each for each in every(found) if each["kind"] == "DaemonSet"]
+def daemon_sets(rendered: dict[str, str]) -> list[dict[str, Any]]:
+    return [each for each in every(rendered) if each["kind"] == "DaemonSet"]
 
 
 def test_shared_rdma_s_configuration() -> None:
@@ -86,9 +88,9 @@ def test_shared_rdma_s_configuration() -> None:
 
 def test_another_resource_name_and_limits() -> None:
     wanted = evolve(WANTED, shared_rdma=SharedRdma(resource_name="hca", rdma_hca_max=8, periodic_update_interval=0))
-    found = config(manifests(wanted, FLEET), "rdma-shared")
-    assert (found["periodicUpdateInterval"], found["configList"][0]["rdmaHcaMax"]) == (0, 8)
-    assert found["configList"][0]["resourceName"] == "hca"
+    settings = config(manifests(wanted, FLEET), "rdma-shared")
+    assert (settings["periodicUpdateInterval"], settings["configList"][0]["rdmaHcaMax"]) == (0, 8)
+    assert settings["configList"][0]["resourceName"] == "hca"
 
 
 def test_sriov_s_configuration_has_a_resource_for_each_kind_of_vf() -> None:
@@ -140,8 +142,8 @@ ACS = "registry.cn-shanghai.aliyuncs.com/acs"
     ],
 )  # fmt: skip
 def test_erdma_s_plugins(plugin: ErdmaPlugin, image: str, resources: dict[str, Any]) -> None:
-    found = erdma(plugin)
-    config_map, daemon_set = documents(found["erdma-device-plugin.yaml"])
+    rendered = erdma(plugin)
+    config_map, daemon_set = documents(rendered["erdma-device-plugin.yaml"])
     assert config_map["metadata"] == {"name": "rdma-devices", "namespace": "kube-system"}
     assert json.loads(config_map["data"]["config.json"]) == {"mode": "hca"}
     pod = daemon_set["spec"]["template"]["spec"]
@@ -156,13 +158,13 @@ def test_erdma_s_plugins(plugin: ErdmaPlugin, image: str, resources: dict[str, A
     assert mounts == {"device-plugins": "/var/lib/kubelet/device-plugins", "config": "/k8s-rdma-sriov-dev-plugin"}
     (config_volume,) = [volume["configMap"] for volume in pod["volumes"] if volume["name"] == "config"]
     assert config_volume == {"name": "rdma-devices", "items": [{"key": "config.json", "path": "config.json"}]}
-    assert [limits(pod) for pod in documents(found["erdma-test-pods.yaml"])] == [{"rdma/hca": "1"}] * 2
+    assert [limits(pod) for pod in documents(rendered["erdma-test-pods.yaml"])] == [{"rdma/hca": "1"}] * 2
 
 
 def test_the_erdma_controller_brings_its_own_manifests() -> None:
-    found = erdma("controller")
-    assert "erdma-device-plugin.yaml" not in found
-    assert [limits(pod) for pod in documents(found["erdma-test-pods.yaml"])] == [{"aliyun/erdma": "1"}] * 2
+    rendered = erdma("controller")
+    assert "erdma-device-plugin.yaml" not in rendered
+    assert [limits(pod) for pod in documents(rendered["erdma-test-pods.yaml"])] == [{"aliyun/erdma": "1"}] * 2
 
 
 def test_another_region_s_image() -> None:
@@ -220,20 +222,20 @@ def test_another_configuration_makes_new_pods() -> None:
     assert digest(WANTED) != digest(evolve(WANTED, shared_rdma=SharedRdma(rdma_hca_max=8)))
 
 
-def pods(found: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+def pods(rendered: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
     """The pods of each file with pods."""
-    return {name: documents(text) for name, text in found.items() if name.endswith("-pods.yaml")}
+    return {name: documents(text) for name, text in rendered.items() if name.endswith("-pods.yaml")}
 
 
 def test_test_pods_lock_memory_ask_for_one_and_leave_the_node_to_the_scheduler() -> None:
-    found = pods(manifests(WANTED, FLEET))
-    assert {name: {str(limits(pod)) for pod in each} for name, each in found.items()} == {
+    by_name = pods(manifests(WANTED, FLEET))
+    assert {name: {str(limits(pod)) for pod in each} for name, each in by_name.items()} == {
         "rdma-test-pods.yaml": {"{'rdma/hca_shared_devices_b': '1'}"},
         "macvlan-test-pods.yaml": {"{'rdma/hca_shared_devices_b': '1'}"},
         "sriov-test-pods.yaml": {"{'sriov/vf_rdma': '1'}"},
         "erdma-test-pods.yaml": {"{'rdma/hca': '1'}"},
     }
-    for pod in (pod for each in found.values() for pod in each):
+    for pod in (pod for each in by_name.values() for pod in each):
         (container,) = pod["spec"]["containers"]
         assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
         assert pod["spec"]["nodeSelector"]
@@ -263,9 +265,9 @@ def test_a_test_pod_has_a_netdev_with_an_address_for_its_gid() -> None:
 
 def test_the_macvlans_of_test_pods_are_on_a_rail_that_most_nodes_have() -> None:
     renamed = nic("rail0", function("0000:21:00.0", "15b3:101b", "ens0", rdma("mlx5_0")))
-    found = pods(manifests(WANTED, {"a": node_with(renamed), "b": node_with(RAIL1), "c": node_with(RAIL1)}))
+    by_name = pods(manifests(WANTED, {"a": node_with(renamed), "b": node_with(RAIL1), "c": node_with(RAIL1)}))
     networks = [
-        pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] for pod in found["macvlan-test-pods.yaml"]
+        pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] for pod in by_name["macvlan-test-pods.yaml"]
     ]
     assert networks == ["default/macvlan-ens2f0"] * 2
 
@@ -280,9 +282,9 @@ def test_the_macvlans_of_test_pods_are_on_a_rail_that_most_nodes_have() -> None:
     ids=["no networks", "InfiniBand", "only VFs have RDMA devices"],
 )
 def test_no_test_pods_with_a_macvlan_that_has_no_gid(wanted: DevicePlugins, rail: Any) -> None:
-    found = manifests(wanted, {"a": node_with(rail)})
-    assert "rdma-test-pods.yaml" in found
-    assert "macvlan-test-pods.yaml" not in found
+    rendered = manifests(wanted, {"a": node_with(rail)})
+    assert "rdma-test-pods.yaml" in rendered
+    assert "macvlan-test-pods.yaml" not in rendered
 
 
 def test_nccl_s_settings_are_one_config_map_for_each_content() -> None:
@@ -308,9 +310,9 @@ def test_only_what_some_node_needs_is_written() -> None:
 
 
 def test_the_kustomization_leaves_the_test_pods_out() -> None:
-    found = manifests(WANTED, FLEET)
-    (kustomization,) = documents(found["kustomization.yaml"])
-    assert set(found) - set(kustomization["resources"]) == {"kustomization.yaml", *pods(found)}
+    rendered = manifests(WANTED, FLEET)
+    (kustomization,) = documents(rendered["kustomization.yaml"])
+    assert set(rendered) - set(kustomization["resources"]) == {"kustomization.yaml", *pods(rendered)}
 
 
 def test_settings_reach_the_manifests() -> None:

@@ -87,14 +87,14 @@ def test_without_a_nic_of_the_spec_there_is_nothing_to_share() -> None:
 
 
 def test_a_spec_without_nics_means_all_of_them() -> None:
-    found = discover(hardware(CONNECTX, {**SECOND, "netdevs": []}, VIRTIO), from_mapping({"node_name": "a"}), {})
-    assert {each.address: each.nic for each in found.functions} == {
+    discovered = discover(hardware(CONNECTX, {**SECOND, "netdevs": []}, VIRTIO), from_mapping({"node_name": "a"}), {})
+    assert {each.address: each.nic for each in discovered.functions} == {
         "0000:00:05.0": "ens5",
         "0000:21:00.0": "ens1f0",
         "0000:21:00.1": "ens1f0",
         "0000:41:00.0": "0000:41:00.0",
     }
-    assert selected(a=found) == IDS
+    assert selected(a=discovered) == IDS
 
 
 def rails(**nodes: Discovered) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def test_a_sole_rail_is_selected_without_its_netdev_s_name() -> None:
 def test_the_rails_of_vfs_are_all_vfs_of_a_nic() -> None:
     vfs = [{**VF, "address": f"0000:21:00.{i}", "index": i, "netdevs": [{"name": f"v{i}", "mtu": 1}]} for i in (1, 2)]
     other = {**VF, "address": "0000:41:00.1", "netdevs": [{"name": "w0", "mtu": 1}]}
-    found = rails(a=node(nic("rail0", CONNECTX, rdma=[], vfs=vfs), nic("rail1", SECOND, rdma=[], vfs=[other])))
-    assert {name: each.get("ifNames") for name, each in found.items()} == {
+    discovered = rails(a=node(nic("rail0", CONNECTX, rdma=[], vfs=vfs), nic("rail1", SECOND, rdma=[], vfs=[other])))
+    assert {name: each.get("ifNames") for name, each in discovered.items()} == {
         "hca": None,
         "rail0": ["v1", "v2"],
         "rail1": ["w0"],
@@ -176,10 +176,10 @@ def test_a_vf_without_an_rdma_device_is_not_like_its_pf() -> None:
 
 
 def test_a_node_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    found = evolve(node(*RAILS, STORAGE, ERDMA), nccl="NCCL_DEBUG=INFO\n")
+    discovered = evolve(node(*RAILS, STORAGE, ERDMA), nccl="NCCL_DEBUG=INFO\n")
     path = tmp_path / "a.json"
-    path.write_text(to_text(found))
-    assert read_nodes({"a": path}) == {"a": found}
+    path.write_text(to_text(discovered))
+    assert read_nodes({"a": path}) == {"a": discovered}
 
 
 @pytest.mark.parametrize(

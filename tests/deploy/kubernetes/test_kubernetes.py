@@ -166,13 +166,13 @@ def test_without_the_key_nothing_stays(node: Node, key: dict[str, Any], tmp_path
 
 
 def test_refused_credentials_are_recognised_by_the_reporters_error(tmp_path: Path) -> None:
-    for error, told in ((str(Refused(401, "Unauthorized")), True), (str(Refused(403, "forbidden")), False)):
+    for error, refused in ((str(Refused(401, "Unauthorized")), True), (str(Refused(403, "forbidden")), False)):
         published.write(tmp_path / "published.json", Published(error=error))
         done = subprocess.run(
             ["sh", "-ec", kubernetes._CREDENTIALS, "sh", "/nowhere", "/nowhere", tmp_path / "published.json"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert (REFUSED in done.stdout.splitlines()) is told
+        assert (REFUSED in done.stdout.splitlines()) is refused
 
 
 def test_a_renewal_is_approved_too_and_where_it_cannot_be_the_deploy_goes_on(node: Node, key: dict[str, Any]) -> None:

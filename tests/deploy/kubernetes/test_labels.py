@@ -58,9 +58,9 @@ def test_while_the_node_lacks_all_nics_of_its_spec_no_card_is_a_shared_hca(node:
 
 
 def test_an_erdma_node_has_its_own_label_and_no_shared_hca(node: Node) -> None:
-    found = published(deploy(node, {}, has(ERDMA, VIRTIO)))
-    assert [each["key"] for each in found] == ["aliyun.accelerator/erdma", CAPABLE]
-    assert found[0]["role"] == "plugin"
+    written = published(deploy(node, {}, has(ERDMA, VIRTIO)))
+    assert [each["key"] for each in written] == ["aliyun.accelerator/erdma", CAPABLE]
+    assert written[0]["role"] == "plugin"
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_a_node_without_capabilities_gets_an_empty_list(node: Node) -> None:
 
 
 def test_every_rule(node: Node) -> None:
-    found = published(deploy(node, {"capabilities": list(labels.CAPABILITIES)}, has(CONNECTX, ERDMA, others=GPUS)))
-    assert [each["key"] for each in found] == sorted(labels.CAPABILITIES)
-    assert {each["key"]: each["value"] for each in found}["network.nvidia.com/operator.mofed.wait"] == "false"
+    written = published(deploy(node, {"capabilities": list(labels.CAPABILITIES)}, has(CONNECTX, ERDMA, others=GPUS)))
+    assert [each["key"] for each in written] == sorted(labels.CAPABILITIES)
+    assert {each["key"]: each["value"] for each in written}["network.nvidia.com/operator.mofed.wait"] == "false"
     nothing = published(
         deploy(node, {"capabilities": list(labels.CAPABILITIES)}, has(VIRTIO, others=("gpu 0000:50:00.0",)))
     )
@@ -93,8 +93,8 @@ def test_every_rule(node: Node) -> None:
 
 
 def test_another_resource_of_the_plugin(node: Node) -> None:
-    found = published(deploy(node, {"capabilities": ["rdma"], "resources": {"rdma": "rdma/hca"}}, has(CONNECTX)))
-    assert found == [{**HCA, "resource": "rdma/hca"}]
+    written = published(deploy(node, {"capabilities": ["rdma"], "resources": {"rdma": "rdma/hca"}}, has(CONNECTX)))
+    assert written == [{**HCA, "resource": "rdma/hca"}]
 
 
 def test_each_label_has_one_writer(node: Node) -> None:
@@ -233,7 +233,7 @@ def test_where_a_reporter_publishes_a_node_is_tainted_from_its_first_second(
         {"kubernetes": PUBLISHES, "kubelet": {"policy": "hold", "distribution": "k3s"}},
         {"kubernetes": PUBLISHES, "kubelet": {"policy": "hold", "unit": "own-kubelet.service"}},
     ],
-    ids=["told not to", "nobody to lift it", "it cannot be told", "another unit"],
+    ids=["told not to", "nobody to lift it", "it is unknown", "another unit"],
 )
 def test_otherwise_it_is_not(node: Node, data: dict[str, Any]) -> None:
     node.data = data
@@ -244,8 +244,8 @@ def test_otherwise_it_is_not(node: Node, data: dict[str, Any]) -> None:
 
 def test_a_kubelet_that_has_the_taint_from_its_operator_is_left_alone(node: Node) -> None:
     node.data = {"kubernetes": PUBLISHES}
-    told = f"arguments --register-with-taints=example.net/new=x:NoSchedule,{labels.TAINT}"
-    result = node.deploy(labels.publish, {KUBELET: [told, "passes"]})
+    arguments = f"arguments --register-with-taints=example.net/new=x:NoSchedule,{labels.TAINT}"
+    result = node.deploy(labels.publish, {KUBELET: [arguments, "passes"]})
     assert not result.failed
     assert result.flat == []
 

@@ -71,11 +71,11 @@ def test_host_local_addresses_are_assigned_on_each_node() -> None:
 
 
 def test_in_the_exclusive_mode_rdma_cni_moves_the_device_after_the_netdev() -> None:
-    found = networks(EXCLUSIVE, a=node(RAIL0, INTEL, mode="exclusive"))
+    rendered = networks(EXCLUSIVE, a=node(RAIL0, INTEL, mode="exclusive"))
     sriov, host_device = {"type": "sriov", "ipam": ADDRESSES}, {"type": "host-device", "ipam": ADDRESSES}
-    assert found["sriov-vf-rdma"] == ({"plugins": [sriov, {"type": "rdma"}]}, "sriov/vf_rdma")
-    assert found["host-device-vf-rdma"] == ({"plugins": [host_device, {"type": "rdma"}]}, "sriov/vf_rdma")
-    assert found["sriov-vf-vfio"] == ({"type": "sriov"}, "sriov/vf_vfio")
+    assert rendered["sriov-vf-rdma"] == ({"plugins": [sriov, {"type": "rdma"}]}, "sriov/vf_rdma")
+    assert rendered["host-device-vf-rdma"] == ({"plugins": [host_device, {"type": "rdma"}]}, "sriov/vf_rdma")
+    assert rendered["sriov-vf-vfio"] == ({"type": "sriov"}, "sriov/vf_vfio")
 
 
 def test_one_network_for_vfs_of_both_modes_is_refused() -> None:
@@ -84,8 +84,8 @@ def test_one_network_for_vfs_of_both_modes_is_refused() -> None:
 
 
 def test_nodes_without_vfs_may_be_in_another_mode() -> None:
-    found = networks(EXCLUSIVE, a=node(RAIL0, mode="exclusive"), b=node({**RAIL0, "vfs": []}))
-    assert "plugins" in found["sriov-vf-rdma"][0]
+    rendered = networks(EXCLUSIVE, a=node(RAIL0, mode="exclusive"), b=node({**RAIL0, "vfs": []}))
+    assert "plugins" in rendered["sriov-vf-rdma"][0]
 
 
 def test_the_shared_plugin_does_not_start_in_the_exclusive_mode() -> None:

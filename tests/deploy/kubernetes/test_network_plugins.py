@@ -33,10 +33,10 @@ LEAST = {"folder": "made", "shared_rdma": None, "sriov": None}
 
 def made(wanted: DevicePlugins = ALL) -> dict[str, list[dict[str, Any]]]:
     """The objects by their file's name in the folder."""
-    found = manifests(wanted, FLEET)
+    rendered = manifests(wanted, FLEET)
     return {
         name.removeprefix("network-plugins/"): documents(text)
-        for name, text in found.items()
+        for name, text in rendered.items()
         if name.startswith("network-plugins/")
     }
 

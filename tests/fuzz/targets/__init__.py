@@ -1,4 +1,4 @@
-"""One file a group of parsers of what others write.
+"""One file for each group of parsers of foreign input.
 
 Each has ``seeds()``: inputs that the parsers accept, and ``check(data)``: gives an input to them. What a parser documents that
 it raises is not a fault; anything else is.

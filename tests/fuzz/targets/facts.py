@@ -1,4 +1,4 @@
-"""What a node answers over SSH: the facts of the deploy."""
+"""A node's answers over SSH: the facts of the deploy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(data: bytes) -> None:
 
 
 def seeds() -> Sequence[bytes]:
-    """Lines such as many facts have, for each."""
+    """Lines of the form that many facts have, for each fact."""
     report = report_to_json(Report("n1", "h", "boot", "0.1", True, True, uptime=1.0))
     lines = (
         "current 0.1.0-a\nstaged 0.1.0-a",

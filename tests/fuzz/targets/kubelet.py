@@ -1,4 +1,4 @@
-"""What the kubelet answers: gRPC over HTTP/2, and the message in it."""
+"""The kubelet's answers: gRPC over HTTP/2, and the message in it."""
 
 from __future__ import annotations
 

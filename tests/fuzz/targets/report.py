@@ -1,4 +1,4 @@
-"""The report and what lies beside it: judged, published, printed and kept."""
+"""The report and the files beside it, which are judged, published, printed and stored."""
 
 from __future__ import annotations
 

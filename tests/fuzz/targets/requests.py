@@ -1,4 +1,4 @@
-"""Requests to the sockets that other users reach: HTTP, and `trackbed apply`'s."""
+"""Requests to the sockets that other users can reach: HTTP, and `trackbed apply`'s."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT = 5.0
 
 
 class _Server:
-    """What the handler reads of the server."""
+    """The attributes of the server that the handler reads."""
 
     guard = Guard(token=TOKEN)
     report = FOLDER / "report.json"

@@ -30,7 +30,7 @@ DOCUMENT = {
 
 
 def example() -> NodeSpec:
-    """A spec that uses much of what there is."""
+    """A spec that has most of the keys."""
     return from_mapping(DOCUMENT)
 
 
@@ -51,7 +51,7 @@ def _ranges(data: bytes) -> None:
 
 
 def check(data: bytes) -> None:
-    """Parse a spec or a list of ranges; what is accepted is written and read back as the same."""
+    """Parse a spec or a list of ranges. If it is accepted, it is written and read again, and must be the same."""
     choose(data, (_spec, _ranges))
 
 

@@ -1,4 +1,4 @@
-"""What the agent keeps: originals, the verified spec, specs that failed, and the memory that it shares with its worker."""
+"""Files of the agent's state: originals, verified and failed specs, and the memory that it shares with its worker."""
 
 from __future__ import annotations
 

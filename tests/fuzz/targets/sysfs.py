@@ -43,7 +43,7 @@ PASSES = 2
 
 @define(eq=False)
 class Garbled:
-    """Files of which some say ``text``: one in ``among``, by their paths, so that the order of reading does not matter."""
+    """Files; one in ``among`` has the content ``text``. Paths decide which, so the order of reading does not matter."""
 
     inner: Files
     among: int
@@ -79,7 +79,7 @@ def check(data: bytes) -> None:
 
 
 def seeds() -> Sequence[bytes]:
-    """What such files say."""
+    """Contents of such files."""
     texts: tuple[bytes, ...] = (
         b"4",
         b"0-3,8",

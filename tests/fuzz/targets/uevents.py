@@ -9,7 +9,7 @@ from agent.service.wake import KnownDevices, scope_of
 
 
 def check(data: bytes) -> None:
-    """Read one message, and find what it concerns."""
+    """Read one message, and find the device that it concerns."""
     for event in uevent_events(data, False):
         scope_of(event, KnownDevices({7: "0000:21:00.0"}, {"0000:21:00.0": "0000:21:00.0"}))
 

@@ -124,18 +124,18 @@ class Faults(RuleBasedStateMachine):
             self.ready_is_true(self.last)
 
     def listen(self) -> Scope:
-        found, self.heard = frozenset(self.heard), set()
-        return found
+        events, self.heard = frozenset(self.heard), set()
+        return events
 
-    def ready_is_true(self, found: Pass) -> None:
+    def ready_is_true(self, result: Pass) -> None:
         """Ready was said, and no event is waiting: only what emits none may differ, or what a newer spec waits for."""
-        waiting = {(outcome.change.kind, outcome.change.target) for outcome in found.waiting}
+        waiting = {(outcome.change.kind, outcome.change.target) for outcome in result.waiting}
         differing = [
             change
             for change in preview(self.kernel.machine(), self.spec).changes
             if change.kind not in SILENT and (change.kind, change.target) not in waiting and change.field != "*"
         ]
-        assert not differing or found.waiting, differing
+        assert not differing or result.waiting, differing
 
     def fault(self, operation: str, where: str, value: str) -> OSError | None:
         """What was plotted for this write. Writes take time."""
@@ -240,8 +240,8 @@ class Faults(RuleBasedStateMachine):
             self.kernel.fault = fault
 
     def remember(self) -> None:
-        """What those who have just taken a VF found; it may have gone with the very change."""
-        for function in [function for function, found in self.held.items() if not found]:
+        """Record a VF that an owner has just taken as the owner got it. The same change may have removed the VF."""
+        for function in [function for function, identity in self.held.items() if not identity]:
             if self.kernel.has_netdev(function):
                 self.held[function] = self.identity(function)
             else:
@@ -253,7 +253,7 @@ class Faults(RuleBasedStateMachine):
     # --- what always holds --------------------------------------------------------------------------------
 
     def identity(self, function: str) -> tuple[object, ...]:
-        """What whoever holds a VF would notice."""
+        """The properties of a VF that its owner would notice if they changed."""
         link = self.kernel.netdev(function)
         rings = tuple(self.kernel.ethtool.rings(link.ifindex).items())
         return link.ifindex, link.mac, link.mtu, link.up, self.kernel.granted(function), rings

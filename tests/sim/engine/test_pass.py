@@ -193,7 +193,7 @@ def test_after_the_last_round_what_was_written_counts_as_failed_and_is_tried_aga
     names = [kernel.netdev(function).name for function in functions]
 
     def undo(operation: str, where: str, value: str) -> None:
-        """Whenever the agent has set the MTU of one VF, another program changes that of the next one."""
+        """Each time the agent sets the MTU of one VF, another program changes the MTU of the next VF."""
         if operation == "set_link" and "mtu=1400" in value:
             written.append(where)
             kernel.fault = no_fault

@@ -19,8 +19,8 @@ from tests.sim.engine.test_faults import node, specs
 def test_from_any_spec_to_any_other_and_then_nothing_is_left_to_change(first: NodeSpec, second: NodeSpec) -> None:
     kernel = node()
     for wanted in (first, second):
-        found = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
-        assert is_ready(found.conditions), found.conditions
+        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
+        assert is_ready(result.conditions), result.conditions
         assert preview(kernel.machine(), wanted).changes == ()
     kernel.writes.clear()
     again = converge(kernel.machine(), Goal(second), Memory(lambda: 0.0))

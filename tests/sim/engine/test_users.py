@@ -31,7 +31,7 @@ def wanted(kernel: Kernel) -> Wanted:
     return resolve(spec(), discover(kernel.machine()))
 
 
-def found(kernel: Kernel) -> dict[str, tuple[User, ...]]:
+def users_of(kernel: Kernel) -> dict[str, tuple[User, ...]]:
     return users(kernel.machine(), wanted(kernel), PF)
 
 
@@ -40,17 +40,17 @@ def owning(kernel: Kernel) -> dict[str, tuple[User, ...]]:
 
 
 def test_nobody_uses_vfs_that_were_just_made(kernel: Kernel) -> None:
-    assert found(kernel) == {}
+    assert users_of(kernel) == {}
 
 
 def test_a_vf_whose_netdev_is_in_another_network_namespace_has_an_owner(kernel: Kernel) -> None:
     kernel.move_away(vf_addresses(kernel, PF)[1])
-    assert found(kernel) == owning(kernel) == {f"{PF}#1": (User("another network namespace", owns=True),)}
+    assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (User("another network namespace", owns=True),)}
 
 
 def test_a_vf_without_a_driver_is_in_no_namespace(kernel: Kernel) -> None:
     kernel.unbind(vf_addresses(kernel, PF)[1])
-    assert found(kernel) == {}
+    assert users_of(kernel) == {}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio:
     kernel.tree.folder(f"{folder}/vfio-dev/vfio3")
     assert owning(kernel) == {}
     kernel.host.open[f"/dev/vfio/{node.format(group=kernel.target(f'{folder}/iommu_group'))}"] = (VIRTUAL_MACHINE.name,)
-    assert found(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
+    assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
 
 
 def test_a_group_that_is_open_is_no_user_of_a_vf_with_a_network_driver(kernel: Kernel, of_vfio: str) -> None:
@@ -76,13 +76,13 @@ def test_a_group_that_is_open_is_no_user_of_a_vf_with_a_network_driver(kernel: K
     kernel.host.open[f"/dev/vfio/{kernel.target(f'/sys/bus/pci/devices/{other}/iommu_group')}"] = (
         VIRTUAL_MACHINE.name,
     )
-    assert found(kernel) == {}
+    assert users_of(kernel) == {}
 
 
 def test_a_process_with_an_open_rdma_device_is_a_user_and_no_owner(kernel: Kernel) -> None:
     kernel.rdma.add(vf_addresses(kernel, PF)[1], "rocep33s0v1", None)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
-    assert found(kernel) == {f"{PF}#1": (User("ib_write_bw (pid 4711)", owns=False),)}
+    assert users_of(kernel) == {f"{PF}#1": (User("ib_write_bw (pid 4711)", owns=False),)}
     assert owning(kernel) == {}
 
 
@@ -90,14 +90,14 @@ def test_a_lost_connection_of_nvme_has_no_address(kernel: Kernel) -> None:
     put_nvme(kernel, "rdma", "traddr=10.0.0.9")
     kernel.servers["10.0.0.9"] = "enp33s0"
     kernel.set_link(kernel.netdev(PF).ifindex, up=True)
-    assert found(kernel) == {PF: (User("nvme1 of 10.0.0.9"),)}
+    assert users_of(kernel) == {PF: (User("nvme1 of 10.0.0.9"),)}
     kernel.tree.remove("/sys/class/nvme/nvme1/address")
-    assert found(kernel) == {}
+    assert users_of(kernel) == {}
 
 
 def test_a_server_without_a_route_is_reached_through_no_nic(kernel: Kernel) -> None:
     kernel.tree.put("/proc/1/mounts", "10.0.0.9:/export /data nfs4 rw 0 0")
-    assert found(kernel) == {}
+    assert users_of(kernel) == {}
 
 
 def test_a_route_in_the_agent_s_own_tables_is_no_user(kernel: Kernel) -> None:
@@ -106,18 +106,18 @@ def test_a_route_in_the_agent_s_own_tables_is_no_user(kernel: Kernel) -> None:
     kernel.routing.add_address(index, "10.1.0.5/24")
     own = Route("0.0.0.0/0", FIRST_TABLE, index, "10.1.0.1")
     kernel.routing.add_route(own)
-    assert found(kernel) == {}
+    assert users_of(kernel) == {}
     kernel.routing.add_route(evolve(own, table=MAIN))
-    assert found(kernel) == {PF: (User("a route through enp33s0"),)}
+    assert users_of(kernel) == {PF: (User("a route through enp33s0"),)}
 
 
 def test_a_kubelet_that_does_not_answer_is_named_with_its_error(kernel: Kernel) -> None:
     kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
-    assert {user for users in found(kernel).values() for user in users} == {
+    assert {user for users in users_of(kernel).values() for user in users} == {
         User("unknown pods, since the kubelet does not say: no answer within 2 s")
     }
     kernel.host.kubelet_error = ConnectionRefusedError(111, "Connection refused")
-    assert {user for users in found(kernel).values() for user in users} == {
+    assert {user for users in users_of(kernel).values() for user in users} == {
         User("unknown pods, since the kubelet does not say: Connection refused")
     }
 

@@ -95,8 +95,8 @@ def test_ipv6_alone_leaves_arp_alone(kernel: Kernel) -> None:
 
 
 def test_a_dry_run_names_all_and_writes_nothing(kernel: Kernel) -> None:
-    found = preview(kernel.machine(), spec(["192.0.2.11/24"]))
-    assert [str(change) for change in found.changes if change.kind == "addresses"] == [
+    dry_run = preview(kernel.machine(), spec(["192.0.2.11/24"]))
+    assert [str(change) for change in dry_run.changes if change.kind == "addresses"] == [
         f"addresses {PF0} arp_ignore: 0 -> 1",
         f"addresses {PF0} arp_announce: 0 -> 2",
         f"addresses {PF0} rp_filter: 0 -> 2",
@@ -126,8 +126,8 @@ def test_an_event_restores_what_another_program_removed(kernel: Kernel, what: st
     assert {outcome.change.kind for outcome in result.outcomes} == {"addresses"}
     assert {outcome.change.target for outcome in result.outcomes} == {PF1}
     after = (kernel.addresses(), set(kernel.routes({479100, 479101})), set(kernel.rules()))
-    assert {ifindex: set(found) for ifindex, found in after[0].items()} == {
-        ifindex: set(found) for ifindex, found in before[0].items()
+    assert {ifindex: set(assigned) for ifindex, assigned in after[0].items()} == {
+        ifindex: set(assigned) for ifindex, assigned in before[0].items()
     }
     assert after[1:] == before[1:]
     assert kernel.read(f"{CONF}/enp65s0/arp_ignore") == "1"
@@ -254,8 +254,8 @@ def test_addresses_move_between_rails(kernel: Kernel, originals: Originals) -> N
 
 def test_a_sysctl_and_addresses_that_set_the_same_are_both_named(kernel: Kernel) -> None:
     given = {"net.ipv4.conf.enp33s0.rp_filter": "2"}
-    found = preview(kernel.machine(), spec(DERIVED, sysctls=given))
-    assert found.errors == (
+    dry_run = preview(kernel.machine(), spec(DERIVED, sysctls=given))
+    assert dry_run.errors == (
         f"addresses {PF0} rp_filter: 0 -> 2: sysctls['net.ipv4.conf.enp33s0.rp_filter'] and the addresses of NIC rail0 set the "
         "same; keep one of them in the spec",
     )

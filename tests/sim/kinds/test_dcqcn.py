@@ -71,8 +71,8 @@ def settle(kernel: Kernel, wanted: NodeSpec, memory: Memory | None = None) -> Pa
     return converge(kernel.machine(), Goal(wanted), memory or Memory(lambda: 0.0))
 
 
-def refused(found: Pass) -> tuple[str, str, str]:
-    (outcome,) = [o for o in found.outcomes if o.change.kind == "dcqcn"]
+def refused(result: Pass) -> tuple[str, str, str]:
+    (outcome,) = [o for o in result.outcomes if o.change.kind == "dcqcn"]
     return outcome.result, outcome.error, outcome.remedy
 
 
@@ -107,8 +107,8 @@ def test_the_in_tree_driver_s_debugfs_is_used_where_there_is_no_ofed(kernel: Ker
 @pytest.mark.parametrize("driver", [with_ofed, with_debugfs])
 def test_each_parameter_has_its_file_in_both_drivers(kernel: Kernel, driver: Callable[[Kernel], None]) -> None:
     driver(kernel)
-    found = settle(kernel, spec({"cnp_dscp": 48, "dcqcn": EVERY}))
-    assert is_ready(found.conditions), found.conditions
+    result = settle(kernel, spec({"cnp_dscp": 48, "dcqcn": EVERY}))
+    assert is_ready(result.conditions), result.conditions
     written = [path for path, _ in kernel.writes if path.startswith((OFED, DEBUGFS))]
     assert len(written) == len(set(written)) == len(DCQCN_PARAMETERS) + 1
 
@@ -117,20 +117,20 @@ def test_a_value_that_another_changed_is_set_again(kernel: Kernel) -> None:
     with_ofed(kernel)
     settle(kernel, spec({"cnp_dscp": 48}))
     kernel.write(f"{OFED}/roce_np/cnp_dscp", "0")
-    found = settle(kernel, spec({"cnp_dscp": 48}))
-    assert [str(o.change) for o in found.outcomes] == [f"dcqcn {PF} cnp_dscp: 0 -> 48"]
+    result = settle(kernel, spec({"cnp_dscp": 48}))
+    assert [str(o.change) for o in result.outcomes] == [f"dcqcn {PF} cnp_dscp: 0 -> 48"]
 
 
 def test_a_driver_without_either_is_unsupported_with_the_remedy(kernel: Kernel) -> None:
-    found = settle(kernel, spec({"cnp_dscp": 48}))
-    result, error, remedy = refused(found)
+    last_pass = settle(kernel, spec({"cnp_dscp": 48}))
+    result, error, remedy = refused(last_pass)
     assert result == "unsupported"
     assert error == (
         f"{PF} has neither MLNX_OFED's ecn/roce_* below its netdev nor {DEBUGFS}: "
         "load mlx5_ib, mount debugfs, or install OFED (the key `ofed`)"
     )
     assert remedy == "take cnp_dscp out of the spec, or mark the NIC required: false"
-    converged = next(c for c in found.conditions if c.type == "Converged")
+    converged = next(c for c in last_pass.conditions if c.type == "Converged")
     assert (converged.status, converged.reason) == ("False", "Unsupported")
     assert "has neither MLNX_OFED's" in converged.message
     assert is_ready(settle(kernel, spec({"cnp_dscp": 48}, required=False)).conditions)
@@ -138,8 +138,8 @@ def test_a_driver_without_either_is_unsupported_with_the_remedy(kernel: Kernel) 
 
 def test_a_firmware_that_has_only_some_parameters(kernel: Kernel) -> None:
     kernel.tree.put(f"{DEBUGFS}/np_cnp_dscp", "0")
-    found = settle(kernel, spec({"cnp_dscp": 48, "dcqcn": {"rpg_max_rate": 100}}))
-    assert [(o.change.field, o.result) for o in found.outcomes if o.change.kind == "dcqcn"] == [
+    result = settle(kernel, spec({"cnp_dscp": 48, "dcqcn": {"rpg_max_rate": 100}}))
+    assert [(o.change.field, o.result) for o in result.outcomes if o.change.kind == "dcqcn"] == [
         ("cnp_dscp", "applied"),
         ("rpg_max_rate", "unsupported"),
     ]
@@ -148,11 +148,11 @@ def test_a_firmware_that_has_only_some_parameters(kernel: Kernel) -> None:
 def test_a_locked_down_kernel_is_named_and_the_nic_stays_in_the_pass(kernel: Kernel) -> None:
     with_debugfs(kernel)
     kernel.locked_down.add(f"{DEBUGFS}/np_cnp_dscp")
-    found = settle(kernel, spec({"cnp_dscp": 48}))
-    result, error, _ = refused(found)
+    last_pass = settle(kernel, spec({"cnp_dscp": 48}))
+    result, error, _ = refused(last_pass)
     assert result == "unsupported"
     assert error.startswith(f"the kernel refuses {DEBUGFS}/np_cnp_dscp (lockdown")
-    assert next(c for c in found.conditions if c.type == "NicsPresent").status == "True"
+    assert next(c for c in last_pass.conditions if c.type == "NicsPresent").status == "True"
 
 
 def test_values_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:

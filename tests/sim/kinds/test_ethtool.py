@@ -46,8 +46,8 @@ def writes(kernel: Kernel, word: str) -> list[str]:
     return [value for _, value in kernel.writes if value.startswith(word)]
 
 
-def of_kind(found: Pass, kind: str) -> list[Outcome]:
-    return [outcome for outcome in found.outcomes if outcome.change.kind == kind]
+def of_kind(result: Pass, kind: str) -> list[Outcome]:
+    return [outcome for outcome in result.outcomes if outcome.change.kind == kind]
 
 
 EVERYTHING: dict[str, Mapping[str, object]] = {
@@ -93,8 +93,8 @@ class Deaf:
 
 def test_a_nic_without_settings_is_not_read(kernel: Kernel) -> None:
     machine = evolve(kernel.machine(), ethtool=Deaf())  # type: ignore[arg-type]
-    found = converge(machine, Goal(spec({"count": 3})), Memory(lambda: 0.0))
-    assert is_ready(found.conditions)
+    result = converge(machine, Goal(spec({"count": 3})), Memory(lambda: 0.0))
+    assert is_ready(result.conditions)
 
 
 def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
@@ -118,8 +118,8 @@ def test_a_dry_run_is_silent_about_unset_values(kernel: Kernel) -> None:
 
 
 def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kernel) -> None:
-    found = settle(kernel, spec(channels={"combined": 6}))
-    assert is_ready(found.conditions)
+    result = settle(kernel, spec(channels={"combined": 6}))
+    assert is_ready(result.conditions)
     actions = {
         kernel.read(f"/sys/kernel/irq/{number}/actions"): kernel.read(f"/proc/irq/{number}/smp_affinity_list")
         for number in kernel.names(f"/sys/bus/pci/devices/{PF}/msi_irqs")
@@ -164,9 +164,9 @@ def test_impossible_values_are_refused_with_the_remedy_before_any_write(
     (error,) = preview(kernel.machine(), spec(**wanted)).errors
     assert blocker in error
     assert remedy in error
-    found = settle(kernel, spec(**wanted))
-    assert [outcome.result for outcome in found.outcomes if outcome.change.blocker] == ["blocked"]
-    assert not is_ready(found.conditions)
+    result = settle(kernel, spec(**wanted))
+    assert [outcome.result for outcome in result.outcomes if outcome.change.blocker] == ["blocked"]
+    assert not is_ready(result.conditions)
     assert not writes(kernel, next(iter(wanted)))
 
 
@@ -184,11 +184,11 @@ def test_what_the_driver_does_not_have_is_unsupported(
     kernel: Kernel, wanted: dict[str, object], field: str, required: bool
 ) -> None:
     assert not preview(kernel.machine(), spec(required=required, **wanted)).errors
-    found = settle(kernel, spec(required=required, **wanted))
-    assert [(outcome.result, outcome.change.field) for outcome in found.outcomes if outcome.result != "applied"] == [
+    result = settle(kernel, spec(required=required, **wanted))
+    assert [(outcome.result, outcome.change.field) for outcome in result.outcomes if outcome.result != "applied"] == [
         ("unsupported", field)
     ]
-    assert is_ready(found.conditions) is not required
+    assert is_ready(result.conditions) is not required
 
 
 def test_a_pf_has_fewer_channels_while_it_has_vfs(kernel: Kernel) -> None:
@@ -249,8 +249,8 @@ def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: 
 
 def test_a_netdev_that_is_down_has_no_link_to_lose(kernel: Kernel) -> None:
     kernel.routed.add(NETDEV)
-    found = settle(kernel, spec(state="down", channels={"combined": 1}, rings={"rx": 512}))
-    assert {outcome.result for outcome in found.outcomes} == {"applied"}
+    result = settle(kernel, spec(state="down", channels={"combined": 1}, rings={"rx": 512}))
+    assert {outcome.result for outcome in result.outcomes} == {"applied"}
 
 
 def test_vfs_have_features_of_their_own(kernel: Kernel) -> None:
@@ -263,8 +263,8 @@ def test_vfs_have_features_of_their_own(kernel: Kernel) -> None:
     features = [
         kernel.ethtool.features(kernel.netdev(vf).ifindex) for _, vf in sorted(vf_addresses(kernel, PF).items())
     ]
-    assert [found["rx-gro"].on for found in features] == [False, True, False]
-    assert [found["tx-scatter-gather"].on for found in features] == [True, False, True]
+    assert [netdev["rx-gro"].on for netdev in features] == [False, True, False]
+    assert [netdev["tx-scatter-gather"].on for netdev in features] == [True, False, True]
     assert settle(kernel, spec(vfs)).outcomes == ()
 
 
@@ -290,10 +290,10 @@ def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None
 def test_a_value_that_the_driver_rounds_is_not_written_for_ever(kernel: Kernel) -> None:
     failures = Failures()
     for _ in range(3):
-        found = converge(kernel.machine(), Goal(spec(rings={"rx": 16})), Memory(lambda: 0.0, failures))
-    (failed,) = of_kind(found, "rings")
+        result = converge(kernel.machine(), Goal(spec(rings={"rx": 16})), Memory(lambda: 0.0, failures))
+    (failed,) = of_kind(result, "rings")
     assert (failed.result, failed.error) == ("failed", "written 2 times, and it still reads rx=64")
-    assert not is_ready(found.conditions)
+    assert not is_ready(result.conditions)
     assert len(writes(kernel, "rings")) == 2
 
 

@@ -42,9 +42,9 @@ def settle(
     return converge(kernel.machine(), Goal(spec), Memory(lambda: now, failures or Failures()))
 
 
-def only(found: Pass, kind: str) -> Outcome:
+def only(result: Pass, kind: str) -> Outcome:
     """The one change of a kind that was not made."""
-    (outcome,) = [o for o in found.outcomes if o.change.kind == kind and o.result != "applied"]
+    (outcome,) = [o for o in result.outcomes if o.change.kind == kind and o.result != "applied"]
     return outcome
 
 
@@ -62,8 +62,8 @@ def test_a_sysctl_s_name_is_parsed_as_by_sysctl(name: str, path: str) -> None:
 
 def test_sysctls_are_set_and_their_white_space_does_not_count(kernel: Kernel) -> None:
     wanted = {"net.ipv4.tcp_rmem": "4096 131072  6291456", "net.ipv4.ip_local_port_range": "1024 65535"}
-    found = settle(kernel, sysctls=wanted)
-    assert is_ready(found.conditions)
+    result = settle(kernel, sysctls=wanted)
+    assert is_ready(result.conditions)
     assert kernel.read("/proc/sys/net/ipv4/ip_local_port_range") == "1024\t65535"
     assert [path for path, _ in kernel.writes if path.startswith("/proc/sys")] == [
         "/proc/sys/net/ipv4/ip_local_port_range"
@@ -74,11 +74,11 @@ def test_a_sysctl_that_this_kernel_lacks_is_unsupported_after_its_grace_period(k
     failures, wanted = Failures(), {"net.ipv4.conf.rail0v1.rp_filter": "2"}
     assert only(settle(kernel, sysctls=wanted, failures=failures), "sysctls").result == "blocked"
     assert failures.next_try() == 5.0
-    found = settle(kernel, sysctls=wanted, failures=failures, now=5.0)
-    outcome = only(found, "sysctls")
+    result = settle(kernel, sysctls=wanted, failures=failures, now=5.0)
+    outcome = only(result, "sysctls")
     assert (outcome.result, outcome.error) == ("unsupported", "this kernel has no such parameter")
     assert "load the module that provides" in outcome.remedy
-    assert not is_ready(found.conditions)
+    assert not is_ready(result.conditions)
 
 
 def test_a_sysctl_that_comes_with_its_netdev_is_set_then(kernel: Kernel) -> None:
@@ -98,8 +98,8 @@ def test_a_sysctl_that_cannot_be_read_is_a_blocker(kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("value", ["Y", "y", "1"])
 def test_a_module_s_boolean_has_several_spellings(kernel: Kernel, value: str) -> None:
-    found = settle(kernel, module_parameters={"ib-core": {"netns-mode": value}})
-    assert is_ready(found.conditions)
+    result = settle(kernel, module_parameters={"ib-core": {"netns-mode": value}})
+    assert is_ready(result.conditions)
 
 
 def test_a_writable_parameter_of_a_loaded_module_is_written(kernel: Kernel) -> None:
@@ -117,37 +117,37 @@ def test_a_parameter_that_is_taken_only_at_loading_waits_for_a_reload_even_if_a_
 ) -> None:
     wanted = {"ib_core": {"netns_mode": "N"}}
     for allow, result in (("vf-reset", "deferred"), ("reboot", "unsupported")):
-        found = settle(kernel, module_parameters=wanted, disruption={"allow": allow})
-        outcome = only(found, "module_parameters")
+        last_pass = settle(kernel, module_parameters=wanted, disruption={"allow": allow})
+        outcome = only(last_pass, "module_parameters")
         assert (outcome.result, outcome.change.disruption) == (result, Disruption.REBOOT)
         assert "options ib_core netns_mode=N" in outcome.remedy
         assert "reload ib_core or reboot" in outcome.remedy
-        assert not is_ready(found.conditions)
+        assert not is_ready(last_pass.conditions)
 
 
 def test_a_module_that_is_not_loaded_and_a_parameter_that_it_lacks_are_blockers(kernel: Kernel) -> None:
     wanted = {"mlx5_core": {"probe_vf": "N"}, "nvme_core": {"timeout": "9"}}
-    found = settle(kernel, module_parameters=wanted)
-    assert [(o.result, o.error) for o in found.outcomes if o.change.kind == "module_parameters"] == [
+    result = settle(kernel, module_parameters=wanted)
+    assert [(o.result, o.error) for o in result.outcomes if o.change.kind == "module_parameters"] == [
         ("blocked", "the module mlx5_core is not loaded"),
         ("blocked", "nvme_core shows no parameter timeout (it has io_timeout)"),
     ]
 
 
 def test_huge_pages_are_allocated_on_the_wanted_numa_node(kernel: Kernel) -> None:
-    found = settle(kernel, hugepages=[{"size": "2M", "count": 16, "numa_node": 1}, {"size": "1G", "count": 2}])
-    assert is_ready(found.conditions)
+    result = settle(kernel, hugepages=[{"size": "2M", "count": 16, "numa_node": 1}, {"size": "1G", "count": 2}])
+    assert is_ready(result.conditions)
     assert kernel.read(NODE1) == "16"
     assert kernel.read("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages") == "16"
     assert kernel.read("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages") == "2"
 
 
 def test_fewer_huge_pages_than_were_asked_for_is_a_failure_that_says_how_many_there_are(kernel: Kernel) -> None:
-    found = settle(kernel, hugepages=[{"size": "2M", "count": 100, "numa_node": 1}])
-    outcome = only(found, "hugepages")
+    result = settle(kernel, hugepages=[{"size": "2M", "count": 100, "numa_node": 1}])
+    outcome = only(result, "hugepages")
     assert (outcome.result, outcome.error) == ("failed", "the kernel found memory for 64 of 100 pages of 2M")
     assert "reserve them at boot: hugepagesz=2M hugepages=N" in outcome.remedy
-    assert not is_ready(found.conditions)
+    assert not is_ready(result.conditions)
 
 
 def test_a_pool_is_made_smaller_than_its_use_without_freeing_pages_in_use(kernel: Kernel) -> None:
@@ -173,8 +173,8 @@ def test_an_impossible_pool_is_a_blocker(kernel: Kernel, pool: dict[str, object]
 
 
 def test_the_largest_read_request_is_set_and_the_rest_of_the_register_kept(kernel: Kernel) -> None:
-    found = settle(kernel, {"max_read_request": 4096})
-    assert is_ready(found.conditions)
+    result = settle(kernel, {"max_read_request": 4096})
+    assert is_ready(result.conditions)
     at = config_space.DEVICE_CONTROL
     assert int.from_bytes(kernel.config[CONFIG][at : at + 2], "little") == 0x5810
     assert kernel.writes.count((CONFIG, "1058")) == 1
@@ -213,10 +213,10 @@ def test_a_locked_down_kernel_makes_the_read_request_unsupported(kernel: Kernel)
 def test_a_driver_that_resets_the_function_has_its_read_request_set_again(kernel: Kernel) -> None:
     nic = {"name": "rail0", "select": {"pci": PF}, "max_read_request": 4096}
     spec = from_mapping({"node_name": "n1", "nics": [nic]})
-    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
     kernel.config[CONFIG] = config_space.made()
-    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), found.have, frozenset({PF}))
-    assert found.applied == 1
+    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), result.have, frozenset({PF}))
+    assert result.applied == 1
 
 
 def test_a_dry_run_names_what_the_host_lacks_and_writes_nothing(kernel: Kernel) -> None:

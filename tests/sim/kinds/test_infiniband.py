@@ -35,8 +35,8 @@ def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
     return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
 
 
-def told(found: Pass, type: str) -> Condition:
-    (condition,) = [condition for condition in found.conditions if condition.type == type]
+def condition_of(result: Pass, type: str) -> Condition:
+    (condition,) = [condition for condition in result.conditions if condition.type == type]
     return condition
 
 
@@ -45,11 +45,11 @@ def told(found: Pass, type: str) -> Condition:
 
 def test_each_vf_gets_guids_of_its_own_before_it_is_bound_and_they_stay(kernel: Kernel) -> None:
     wanted = spec(vfs={"count": 3})
-    found = settle(kernel, wanted)
-    assert is_ready(found.conditions), found.conditions
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions), result.conditions
     guids = [(vf.node_guid, vf.port_guid) for vf in kernel.vfs(PF)]
     assert guids == [(derived_guid(GUID, index),) * 2 for index in range(3)]
-    kinds = [o.change.kind for o in found.outcomes if o.change.target == f"{PF}#1"]
+    kinds = [o.change.kind for o in result.outcomes if o.change.target == f"{PF}#1"]
     assert kinds.index("vf_attributes") < kinds.index("bindings")
     assert not preview(kernel.machine(), wanted).changes
 
@@ -84,16 +84,16 @@ def test_an_ethernet_pf_s_vfs_get_none(kernel: Kernel) -> None:
 
 def test_a_driver_that_cannot_set_them_says_how_to_do_without(kernel: Kernel) -> None:
     kernel.sriov.able.clear()
-    found = settle(kernel, spec(vfs={"count": 1}))
-    (first, _) = [o for o in found.outcomes if o.change.field.endswith("_guid")]
+    result = settle(kernel, spec(vfs={"count": 1}))
+    (first, _) = [o for o in result.outcomes if o.change.field.endswith("_guid")]
     assert (first.result, first.error) == ("unsupported", "the driver of ibp33s0 cannot set node_guid of a VF")
     assert first.remedy == "give vfs.derive_guids: false, or mark the NIC required: false"
 
 
 def test_two_functions_with_the_same_guid_are_left_alone(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "ibp65s0", ADDRESS[:-23] + derived_guid(GUID, 1))
-    found = settle(kernel, spec(vfs={"count": 2}))
-    missing = told(found, "NicsPresent")
+    result = settle(kernel, spec(vfs={"count": 2}))
+    missing = condition_of(result, "NicsPresent")
     assert (missing.status, missing.reason) == ("False", "AddressGivenTwice")
     assert f"{OTHER} and {PF}#1 would both have {derived_guid(GUID, 1)}" in missing.message
 
@@ -141,10 +141,10 @@ def with_port(kernel: Kernel, **texts: str) -> None:
 
 def test_a_port_that_a_subnet_manager_has_configured(kernel: Kernel) -> None:
     with_port(kernel)
-    found = settle(kernel, spec(rdma={"link_layer": "InfiniBand", "gid_type": "IB"}))
-    condition = told(found, "SubnetManager")
+    result = settle(kernel, spec(rdma={"link_layer": "InfiniBand", "gid_type": "IB"}))
+    condition = condition_of(result, "SubnetManager")
     assert (condition.status, condition.reason, condition.stage) == ("True", "AllConfigured", "network")
-    assert is_ready(found.conditions)
+    assert is_ready(result.conditions)
 
 
 @pytest.mark.parametrize(
@@ -159,18 +159,18 @@ def test_a_port_that_waits_for_a_subnet_manager_is_named_with_the_remedy(
     kernel: Kernel, texts: dict[str, str], said: str
 ) -> None:
     with_port(kernel, **texts)
-    found = settle(kernel, spec(rdma={}))
-    condition = told(found, "SubnetManager")
+    result = settle(kernel, spec(rdma={}))
+    condition = condition_of(result, "SubnetManager")
     assert (condition.status, condition.reason) == ("False", "NotConfigured")
     assert condition.message.startswith(f"NIC rail0: ibp33s0 port 1 ({PF}): {said}")
-    assert not is_ready(found.conditions)
+    assert not is_ready(result.conditions)
 
 
 def test_a_port_without_a_link_does_not_count_for_the_subnet_manager(kernel: Kernel) -> None:
     with_port(kernel, state="1: DOWN", phys_state="2: Polling", sm_lid="0x0")
-    found = settle(kernel, spec(rdma={}))
-    assert told(found, "SubnetManager").status == "True"
-    assert told(found, "RdmaPorts").status == "False"
+    result = settle(kernel, spec(rdma={}))
+    assert condition_of(result, "SubnetManager").status == "True"
+    assert condition_of(result, "RdmaPorts").status == "False"
 
 
 def test_ethernet_and_nodes_without_expected_rdma_have_no_condition(kernel: Kernel) -> None:
@@ -192,9 +192,9 @@ def keys(kernel: Kernel, *table: str) -> None:
 def test_required_keys_are_found_wherever_in_the_table_they_are(kernel: Kernel) -> None:
     with_port(kernel)
     keys(kernel, "0xffff", "0x0000", "0x0000", "0x8001")
-    found = settle(kernel, spec(rdma={"pkeys": ["0x8001", "0xffff"]}))
-    assert told(found, "PartitionKeys").status == "True"
-    assert is_ready(found.conditions)
+    result = settle(kernel, spec(rdma={"pkeys": ["0x8001", "0xffff"]}))
+    assert condition_of(result, "PartitionKeys").status == "True"
+    assert is_ready(result.conditions)
     assert not [path for path, _ in kernel.writes if "pkeys" in path]
 
 
@@ -211,24 +211,24 @@ def test_a_missing_key_is_named_with_the_program_that_assigns_it(
 ) -> None:
     with_port(kernel)
     keys(kernel, *table)
-    found = settle(kernel, spec(rdma={"pkeys": [wanted]}))
-    condition = told(found, "PartitionKeys")
+    result = settle(kernel, spec(rdma={"pkeys": [wanted]}))
+    condition = condition_of(result, "PartitionKeys")
     assert (condition.status, condition.reason, condition.stage) == ("False", "KeyMissing", "network")
     assert condition.message.startswith(f"NIC rail0: ibp33s0 port 1 ({PF}): {said}")
-    assert not is_ready(found.conditions)
+    assert not is_ready(result.conditions)
 
 
 def test_a_full_member_is_more_than_a_limited_one(kernel: Kernel) -> None:
     with_port(kernel)
     keys(kernel, "0x8001")
-    assert told(settle(kernel, spec(rdma={"pkeys": ["0x0001"]})), "PartitionKeys").status == "True"
+    assert condition_of(settle(kernel, spec(rdma={"pkeys": ["0x0001"]})), "PartitionKeys").status == "True"
 
 
 def test_keys_that_nobody_requires_are_not_read(kernel: Kernel) -> None:
     with_port(kernel)
-    found = settle(kernel, spec(rdma={}))
-    assert found.have["rdma"][PF][PF][0].ports[0].pkeys == ()
-    assert not [c for c in found.conditions if c.type == "PartitionKeys"]
+    result = settle(kernel, spec(rdma={}))
+    assert result.have["rdma"][PF][PF][0].ports[0].pkeys == ()
+    assert not [c for c in result.conditions if c.type == "PartitionKeys"]
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,9 @@ def test_an_irqbalance_without_our_script_makes_the_node_not_ready(
     kernel: Kernel, command: tuple[str, ...], ready: bool
 ) -> None:
     kernel.host.command_lines["irqbalance"] = command
-    found = settle(kernel, spec())
-    assert is_ready(found.conditions) == ready
-    assert {c.reason for c in found.conditions if c.status == "False" and c.severity == "required"} == (
+    result = settle(kernel, spec())
+    assert is_ready(result.conditions) == ready
+    assert {c.reason for c in result.conditions if c.status == "False" and c.severity == "required"} == (
         set() if ready else {"IrqbalanceUnbanned"}
     )
 

@@ -46,13 +46,13 @@ def settle(kernel: Kernel) -> Pass:
 
 def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
     """By function and by what the driver calls the interrupt."""
-    found = {}
+    affinities = {}
     for pf in (PF0, PF1):
         for pci in targets(kernel, pf).values():
             for number in kernel.names(f"/sys/bus/pci/devices/{pci}/msi_irqs"):
                 name = kernel.read(f"/sys/kernel/irq/{number}/actions")
-                found[pci, name] = kernel.read(f"/proc/irq/{number}/smp_affinity_list")
-    return found
+                affinities[pci, name] = kernel.read(f"/proc/irq/{number}/smp_affinity_list")
+    return affinities
 
 
 def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
@@ -140,12 +140,12 @@ def test_an_interrupt_that_the_kernel_manages_is_unsupported_and_left_alone(kern
 
     kernel.fault = fault
     failures = Failures()
-    found = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0, failures))
-    refused = [outcome for outcome in found.outcomes if outcome.change.kind == "irqs"]
+    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0, failures))
+    refused = [outcome for outcome in result.outcomes if outcome.change.kind == "irqs"]
     assert {outcome.result for outcome in refused} == {"unsupported"}
     assert {outcome.error for outcome in refused} == {"the kernel manages this interrupt's affinity"}
     kernel.writes.clear()
-    converge(kernel.machine(), Goal(spec()), Memory(lambda: 100.0, failures), found.have)
+    converge(kernel.machine(), Goal(spec()), Memory(lambda: 100.0, failures), result.have)
     assert kernel.writes == []
 
 

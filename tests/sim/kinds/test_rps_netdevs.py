@@ -51,8 +51,8 @@ def mask(kernel: Kernel, name: str, queue: int = 0) -> int:
     return int(kernel.read(f"{NET}/{name}/queues/rx-{queue}/rps_cpus"), 16)
 
 
-def left(found: Pass) -> list[Outcome]:
-    return [o for o in found.outcomes if o.change.kind == rps_netdevs.NAME and o.result != "applied"]
+def left(result: Pass) -> list[Outcome]:
+    return [o for o in result.outcomes if o.change.kind == rps_netdevs.NAME and o.result != "applied"]
 
 
 def test_a_matching_netdev_spreads_over_all_cpus_and_others_are_left_alone(kernel: Kernel) -> None:
@@ -85,21 +85,21 @@ def test_a_netdev_with_a_queue_for_each_cpu_is_not_steered(kernel: Kernel) -> No
 def test_cpus_that_cannot_be_used_are_a_blocker_and_the_node_is_ready(kernel: Kernel) -> None:
     kernel.interrupts.isolate("6-7")
     kernel.add_virtual("cali2")
-    found = settle(kernel, spec({"match": "cali*", "cpus": "6-7"}))
-    assert [(o.result, o.error) for o in left(found)] == [
+    result = settle(kernel, spec({"match": "cali*", "cpus": "6-7"}))
+    assert [(o.result, o.error) for o in left(result)] == [
         ("blocked", "none of the CPUs 6-7 is online and not isolated")
     ]
-    assert is_ready(found.conditions)
+    assert is_ready(result.conditions)
 
 
 def test_a_netdev_that_appears_later_is_steered_by_a_pass_over_the_host_alone(kernel: Kernel) -> None:
     first = settle(kernel, spec())
     kernel.add_virtual("cali77")
     kernel.writes.clear()
-    found = settle(kernel, spec(), first.have, frozenset({HOST}))
+    result = settle(kernel, spec(), first.have, frozenset({HOST}))
     assert mask(kernel, "cali77") == 0xFF
     assert [path for path, _ in kernel.writes] == [f"{NET}/cali77/queues/rx-0/rps_cpus"]
-    assert is_ready(found.conditions)
+    assert is_ready(result.conditions)
 
 
 def test_the_node_stays_ready_while_a_netdev_is_steered(kernel: Kernel) -> None:
@@ -127,17 +127,17 @@ def test_a_netdev_that_vanishes_before_the_write_is_no_fault(kernel: Kernel, num
         return OSError(number, os.strerror(number), where)
 
     kernel.fault = vanish
-    found = settle(kernel, spec())
-    assert not [o for o in found.outcomes if o.change.kind == rps_netdevs.NAME]
-    assert is_ready(found.conditions)
+    result = settle(kernel, spec())
+    assert not [o for o in result.outcomes if o.change.kind == rps_netdevs.NAME]
+    assert is_ready(result.conditions)
 
 
 def test_a_write_that_is_refused_is_reported_and_the_node_is_ready(kernel: Kernel) -> None:
     refusal = OSError(errno.EPERM, os.strerror(errno.EPERM))
     kernel.fault = lambda operation, where, value: refusal if "/cali1f/" in where else None
-    found = settle(kernel, spec())
-    assert [o.result for o in left(found)] == ["failed"]
-    assert is_ready(found.conditions)
+    result = settle(kernel, spec())
+    assert [o.result for o in left(result)] == ["failed"]
+    assert is_ready(result.conditions)
 
 
 def test_netdevs_of_the_spec_s_nics_follow_rps_enable_and_never_a_pattern(kernel: Kernel) -> None:
@@ -157,11 +157,11 @@ def test_a_function_that_is_not_in_the_spec_may_match(kernel: Kernel) -> None:
 def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
     for number in range(rps_netdevs.MOST):
         kernel.add_virtual(f"cali-{number:04}")
-    found = settle(kernel, spec())
+    result = settle(kernel, spec())
     assert sum(mask(kernel, name) != 0 for name in kernel.names(NET) if name.startswith("cali")) == rps_netdevs.MOST
-    (outcome,) = left(found)
+    (outcome,) = left(result)
     assert outcome.error == "the patterns of rps.netdevs match 1025 netdevs; 1024 are steered"
-    assert is_ready(found.conditions)
+    assert is_ready(result.conditions)
 
 
 def test_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:
@@ -195,10 +195,10 @@ def test_a_name_that_returns_with_each_pod_is_no_contention(kernel: Kernel) -> N
 def test_someone_who_writes_the_mask_of_one_netdev_again_and_again_is_left_to_it(kernel: Kernel) -> None:
     memory = Memory(lambda: 0.0, Failures())
     for _ in range(10):
-        found = settle(kernel, spec(), memory=memory)
+        result = settle(kernel, spec(), memory=memory)
         kernel.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
     assert "put back" in left(settle(kernel, spec(), memory=memory))[0].error
-    assert is_ready(found.conditions)
+    assert is_ready(result.conditions)
 
 
 @pytest.mark.parametrize(

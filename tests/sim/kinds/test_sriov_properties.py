@@ -18,7 +18,7 @@ def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 @st.composite
 def attributes(draw: st.DrawFn, index: int | None, largest: int) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    drawn: dict[str, Any] = {
         "vlan": draw(optional(st.integers(0, 4094))),
         "trust": draw(optional(st.booleans())),
         "spoofchk": draw(optional(st.booleans())),
@@ -29,14 +29,14 @@ def attributes(draw: st.DrawFn, index: int | None, largest: int) -> dict[str, An
         "mtu": draw(optional(st.sampled_from([mtu for mtu in (1500, 4200, 9000) if mtu <= largest]))),
         "driver": draw(optional(st.sampled_from(["netdevice", "vfio-pci"]))),
     }
-    if found["vlan"] is not None:
-        found["qos"] = draw(optional(st.integers(0, 7)))
-        found["vlan_protocol"] = draw(optional(st.sampled_from(["802.1Q", "802.1ad"])))
-    if found["max_tx_rate"] is not None:
-        found["min_tx_rate"] = draw(optional(st.integers(0, 500)))
+    if drawn["vlan"] is not None:
+        drawn["qos"] = draw(optional(st.integers(0, 7)))
+        drawn["vlan_protocol"] = draw(optional(st.sampled_from(["802.1Q", "802.1ad"])))
+    if drawn["max_tx_rate"] is not None:
+        drawn["min_tx_rate"] = draw(optional(st.integers(0, 500)))
     if index is not None:
-        found["node_guid"] = draw(optional(st.just(f"00:11:22:33:44:55:66:7{index}")))
-    return {name: value for name, value in found.items() if value is not None}
+        drawn["node_guid"] = draw(optional(st.just(f"00:11:22:33:44:55:66:7{index}")))
+    return {name: value for name, value in drawn.items() if value is not None}
 
 
 @st.composite
@@ -58,11 +58,11 @@ def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second:
     kernel, originals = made(), Originals()
     kernel.sriov.able.add(PF)
     for wanted in (first, second):
-        found = settle(kernel, wanted, originals=originals)
+        result = settle(kernel, wanted, originals=originals)
         # A rate that only the other spec gave may stand in the way of one that is left alone now: said, not hidden.
-        stuck = [o for o in found.outcomes if o.result != "applied"]
+        stuck = [o for o in result.outcomes if o.result != "applied"]
         assert all(o.change.field == "max_tx_rate" and "set that as well" in o.error for o in stuck), stuck
-        assert is_ready(found.conditions) is not bool(stuck)
+        assert is_ready(result.conditions) is not bool(stuck)
         left = preview(kernel.machine(), wanted, originals).changes
         assert [(c.target, c.field) for c in left] == [(o.change.target, o.change.field) for o in stuck]
         kernel.writes.clear()

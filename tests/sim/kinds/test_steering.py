@@ -38,8 +38,8 @@ def settle(kernel: Kernel, wanted: NodeSpec) -> Pass:
     return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
 
 
-def blocked(found: Pass) -> list[Outcome]:
-    return [outcome for outcome in found.outcomes if outcome.result == "blocked"]
+def blocked(result: Pass) -> list[Outcome]:
+    return [outcome for outcome in result.outcomes if outcome.result == "blocked"]
 
 
 def test_each_cpu_sends_through_one_queue(kernel: Kernel) -> None:
@@ -50,8 +50,8 @@ def test_each_cpu_sends_through_one_queue(kernel: Kernel) -> None:
 
 
 def test_a_single_transmit_queue_is_left_alone(kernel: Kernel) -> None:
-    found = settle(kernel, spec())
-    assert not [o for o in found.outcomes if o.change.kind == "xps" and "#" in o.change.target]
+    result = settle(kernel, spec())
+    assert not [o for o in result.outcomes if o.change.kind == "xps" and "#" in o.change.target]
     assert not preview(kernel.machine(), spec()).changes
 
 
@@ -86,9 +86,9 @@ def test_flows_that_could_be_steered_to_isolated_cpus_are_a_blocker(kernel: Kern
     (error,) = preview(kernel.machine(), spec(rfs={"enable": True})).errors
     assert "CPUs 6-7 are isolated" in error
     assert "rfs.isolated: true" in error
-    found = settle(kernel, spec(rfs={"enable": True}))
-    assert [o.change.target for o in blocked(found)] == [HOST]
-    assert not is_ready(found.conditions)
+    result = settle(kernel, spec(rfs={"enable": True}))
+    assert [o.change.target for o in blocked(result)] == [HOST]
+    assert not is_ready(result.conditions)
     assert kernel.read(ENTRIES) == "0"
     assert is_ready(settle(kernel, spec(rfs={"enable": True, "isolated": True})).conditions)
     assert kernel.read(ENTRIES) == "32768"
@@ -128,8 +128,8 @@ def test_a_namespace_that_ends_between_reading_and_writing_does_no_harm(kernel: 
         return OSError(errno.ENODEV, os.strerror(errno.ENODEV), where)
 
     kernel.fault = vanish
-    found = settle(kernel, spec())
-    assert [o.result for o in found.outcomes if o.change.kind == "rps"] == ["failed"]
+    result = settle(kernel, spec())
+    assert [o.result for o in result.outcomes if o.change.kind == "rps"] == ["failed"]
     assert settle(kernel, spec()).outcomes == ()
 
 
@@ -145,8 +145,8 @@ def test_a_namespace_that_cannot_be_entered_leaves_its_vf_as_it_is(kernel: Kerne
 def test_facts_that_only_an_earlier_spec_needed_may_be_unreadable(kernel: Kernel) -> None:
     earlier = spec(rfs={"enable": True}, irqs={"irqbalance": "banned"})
     settle(kernel, earlier)
-    found = converge(kernel.machine(), Goal(spec(), verified=earlier), Memory(lambda: 0.0))
-    assert is_ready(found.conditions)
+    result = converge(kernel.machine(), Goal(spec(), verified=earlier), Memory(lambda: 0.0))
+    assert is_ready(result.conditions)
 
 
 def test_tables_and_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:

@@ -51,12 +51,12 @@ def rails(**more: Any) -> dict[str, Any]:
     return {**RAILS, "select": {**EACH, **more}}
 
 
-def told(found: Pass) -> list[Condition]:
-    return [c for c in found.conditions if c.type == "NicsPresent"]
+def nic_conditions(result: Pass) -> list[Condition]:
+    return [c for c in result.conditions if c.type == "NicsPresent"]
 
 
-def names(found: Pass) -> dict[str, tuple[str, int | None]]:
-    return {address: (nic.nic.name, nic.index) for address, nic in found.want.nics.items()}
+def names(result: Pass) -> dict[str, tuple[str, int | None]]:
+    return {address: (nic.nic.name, nic.index) for address, nic in result.want.nics.items()}
 
 
 ALL = {FIRST: ("rail0", 0), SECOND: ("rail1", 1), THIRD: ("rail2", 2)}
@@ -67,23 +67,23 @@ def altnames(kernel: Kernel) -> dict[str, tuple[str, ...]]:
 
 
 def test_each_function_is_a_nic_in_the_order_of_the_addresses(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
-    assert is_ready(found.conditions)
-    assert names(found) == ALL
+    result = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
+    assert is_ready(result.conditions)
+    assert names(result) == ALL
     assert altnames(kernel) == {FIRST: ("rail0",), SECOND: ("rail1",), THIRD: ("rail2",)}
     assert {kernel.netdev(address).mtu for address in PFS} == {9000}
 
 
 def test_numbers_do_not_depend_on_the_order_of_reading(kernel: Kernel) -> None:
     functions = discover(kernel.machine())
-    found = [resolve(spec(RAILS), each).nics for each in (functions, functions[::-1])]
-    assert found[0] == found[1]
-    assert {address: nic.index for address, nic in found[1].items()} == {FIRST: 0, SECOND: 1, THIRD: 2}
+    each_order = [resolve(spec(RAILS), each).nics for each in (functions, functions[::-1])]
+    assert each_order[0] == each_order[1]
+    assert {address: nic.index for address, nic in each_order[1].items()} == {FIRST: 0, SECOND: 1, THIRD: 2}
 
 
 def test_a_vf_s_address_is_made_of_its_own_pf_s(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
-    assert is_ready(found.conditions)
+    result = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
+    assert is_ready(result.conditions)
     for address in PFS:
         assert kernel.netdev(vf_addresses(kernel, address)[1]).mac == derived_mac(MACS[address], 1)
 
@@ -108,13 +108,14 @@ def test_too_few_or_too_many_are_named_and_left_alone(
 ) -> None:
     wanted = spec(rails(**bounds))
     assert preview(kernel.machine(), wanted).errors
-    (said,) = told(found := settle(kernel.machine(), wanted))
-    assert (said.status, said.reason) == ("False", reason)
+    (condition,) = nic_conditions(result := settle(kernel.machine(), wanted))
+    assert (condition.status, condition.reason) == ("False", reason)
     assert (
-        f"matches 3 functions ({FIRST} (ens2), {SECOND} (ens3), {THIRD} (ens1)), and {bound} must match" in said.message
+        f"matches 3 functions ({FIRST} (ens2), {SECOND} (ens3), {THIRD} (ens1)), and {bound} must match"
+        in condition.message
     )
-    assert not is_ready(found.conditions)
-    assert (names(found), kernel.writes) == ({}, [])
+    assert not is_ready(result.conditions)
+    assert (names(result), kernel.writes) == ({}, [])
 
 
 def test_a_number_within_the_bounds_is_accepted(kernel: Kernel) -> None:
@@ -123,9 +124,9 @@ def test_a_number_within_the_bounds_is_accepted(kernel: Kernel) -> None:
 
 def test_none_at_all_is_too_few_unless_they_are_optional(kernel: Kernel) -> None:
     none = {**RAILS, "select": {"vendor": "15b3", "each": True}}
-    (said,) = told(settle(kernel.machine(), spec(none)))
-    assert (said.reason, said.severity) == ("TooFewNics", "required")
-    assert f"matches 0 functions, and at least 1 must match; this node has {FIRST}" in said.message
+    (condition,) = nic_conditions(settle(kernel.machine(), spec(none)))
+    assert (condition.reason, condition.severity) == ("TooFewNics", "required")
+    assert f"matches 0 functions, and at least 1 must match; this node has {FIRST}" in condition.message
     assert is_ready(settle(kernel.machine(), spec({**none, "required": False})).conditions)
 
 
@@ -134,32 +135,34 @@ STORAGE = {"name": "storage", "select": {"mac": MACS[SECOND]}}
 
 @pytest.mark.parametrize("nics", [(RAILS, STORAGE), (STORAGE, RAILS)], ids=["each-first", "each-last"])
 def test_a_function_that_another_entry_means_is_claimed_twice(kernel: Kernel, nics: Iterable[dict[str, Any]]) -> None:
-    (said,) = told(found := settle(kernel.machine(), spec(*nics)))
-    assert (said.status, said.reason) == ("False", "NicClaimedTwice")
-    assert f"NICs rail{{index}} and storage all select {SECOND}" in said.message
-    assert "if it is storage, give that name in select.without of rail{index}" in said.remedy
-    assert (names(found), kernel.writes) == ({}, [])
+    (condition,) = nic_conditions(result := settle(kernel.machine(), spec(*nics)))
+    assert (condition.status, condition.reason) == ("False", "NicClaimedTwice")
+    assert f"NICs rail{{index}} and storage all select {SECOND}" in condition.message
+    assert "if it is storage, give that name in select.without of rail{index}" in condition.remedy
+    assert (names(result), kernel.writes) == ({}, [])
 
 
 def test_a_function_named_in_without_belongs_to_the_other_entry(kernel: Kernel) -> None:
-    found = settle(kernel.machine(), spec(rails(without=["storage"], min=2, max=2), STORAGE))
-    assert is_ready(found.conditions)
-    assert names(found) == {FIRST: ("rail0", 0), SECOND: ("storage", None), THIRD: ("rail1", 1)}
+    result = settle(kernel.machine(), spec(rails(without=["storage"], min=2, max=2), STORAGE))
+    assert is_ready(result.conditions)
+    assert names(result) == {FIRST: ("rail0", 0), SECOND: ("storage", None), THIRD: ("rail1", 1)}
 
 
 def test_two_entries_with_each_that_overlap_are_left_alone(kernel: Kernel) -> None:
     other = {"name": "port{index}", "select": {"driver": "igb", "each": True}}
-    said = told(found := settle(kernel.machine(), spec(RAILS, other)))
-    assert [(c.reason, pf in c.message) for c, pf in zip(said, PFS, strict=True)] == [("NicClaimedTwice", True)] * 3
-    assert (names(found), kernel.writes) == ({}, [])
+    conditions = nic_conditions(result := settle(kernel.machine(), spec(RAILS, other)))
+    assert [(c.reason, pf in c.message) for c, pf in zip(conditions, PFS, strict=True)] == [
+        ("NicClaimedTwice", True)
+    ] * 3
+    assert (names(result), kernel.writes) == ({}, [])
 
 
 def test_a_function_that_hangs_keeps_its_number_and_the_others_are_configured(kernel: Kernel) -> None:
     machine = evolve(kernel.machine(), hung=frozenset({SECOND}))
-    (said,) = told(found := settle(machine, spec(RAILS)))
-    assert (said.status, said.reason) == ("Unknown", "DeviceHung")
-    assert f"{SECOND} (NIC rail1)" in said.message
-    assert names(found) == {FIRST: ALL[FIRST], THIRD: ALL[THIRD]}
+    (condition,) = nic_conditions(result := settle(machine, spec(RAILS)))
+    assert (condition.status, condition.reason) == ("Unknown", "DeviceHung")
+    assert f"{SECOND} (NIC rail1)" in condition.message
+    assert names(result) == {FIRST: ALL[FIRST], THIRD: ALL[THIRD]}
     assert altnames(kernel) == {FIRST: ("rail0",), SECOND: (), THIRD: ("rail2",)}
 
 
@@ -168,10 +171,10 @@ def test_a_function_that_cannot_be_read_keeps_its_number(kernel: Kernel) -> None
         if where == f"/sys/bus/pci/devices/{SECOND}/msi_irqs":
             raise OSError(errno.EIO, "Input/output error", where)
 
-    (said,) = told(found := settle(seen(kernel.machine(), broken), spec(RAILS)))
-    assert (said.status, said.reason) == ("Unknown", "DeviceUnreadable")
-    assert f"{SECOND} (NIC rail1) cannot be read" in said.message
-    assert names(found) == {FIRST: ALL[FIRST], THIRD: ALL[THIRD]}
+    (condition,) = nic_conditions(result := settle(seen(kernel.machine(), broken), spec(RAILS)))
+    assert (condition.status, condition.reason) == ("Unknown", "DeviceUnreadable")
+    assert f"{SECOND} (NIC rail1) cannot be read" in condition.message
+    assert names(result) == {FIRST: ALL[FIRST], THIRD: ALL[THIRD]}
 
 
 def test_while_a_match_is_uncertain_no_function_is_numbered(kernel: Kernel) -> None:
@@ -179,10 +182,10 @@ def test_while_a_match_is_uncertain_no_function_is_numbered(kernel: Kernel) -> N
         if where == f"/sys/bus/pci/devices/{SECOND}/vendor":
             raise OSError(errno.EIO, "Input/output error", where)
 
-    (said,) = told(found := settle(seen(kernel.machine(), broken), spec(RAILS)))
-    assert (said.status, said.reason) == ("Unknown", "DeviceUnreadable")
-    assert f"not known now which functions are meant ({SECOND}: " in said.message
-    assert (names(found), kernel.writes) == ({}, [])
+    (condition,) = nic_conditions(result := settle(seen(kernel.machine(), broken), spec(RAILS)))
+    assert (condition.status, condition.reason) == ("Unknown", "DeviceUnreadable")
+    assert f"not known now which functions are meant ({SECOND}: " in condition.message
+    assert (names(result), kernel.writes) == ({}, [])
 
 
 def test_numbers_do_not_change_while_a_driver_is_away(kernel: Kernel) -> None:
@@ -190,10 +193,10 @@ def test_numbers_do_not_change_while_a_driver_is_away(kernel: Kernel) -> None:
     assert names(settle(kernel.machine(), wanted)) == ALL
     kernel.unbind(SECOND)
     kernel.writes.clear()
-    (said,) = told(found := settle(kernel.machine(), wanted))
-    assert (said.status, said.reason) == ("Unknown", "NicsUnknown")
-    assert f"({SECOND}: no driver)" in said.message
-    assert (names(found), kernel.writes) == ({}, [])
+    (condition,) = nic_conditions(result := settle(kernel.machine(), wanted))
+    assert (condition.status, condition.reason) == ("Unknown", "NicsUnknown")
+    assert f"({SECOND}: no driver)" in condition.message
+    assert (names(result), kernel.writes) == ({}, [])
     kernel.bind(SECOND, "ens3", MACS[SECOND])
     assert names(settle(kernel.machine(), wanted)) == ALL
 
@@ -213,8 +216,8 @@ def test_with_looser_bounds_names_move_on_when_a_card_goes(kernel: Kernel) -> No
 def test_probes_name_each_nic_and_count_all_of_them(kernel: Kernel) -> None:
     kernel.rdma.add(FIRST, "rocep33s0", "ens2")
     wanted = spec({**RAILS, "rdma": {"link_layer": "Ethernet"}}, rdma={"at_least": 2})
-    found = settle(kernel.machine(), wanted)
-    (lacking,) = [c for c in found.conditions if c.type == "RdmaDevices"]
+    result = settle(kernel.machine(), wanted)
+    (lacking,) = [c for c in result.conditions if c.type == "RdmaDevices"]
     assert lacking.message.startswith("1 of 3 NICs are as expected, at least 2 must be; NIC rail1: ")
     assert "NIC rail2: " in lacking.message
     kernel.rdma.add(THIRD, "rocep193s0", "ens1")
@@ -223,8 +226,8 @@ def test_probes_name_each_nic_and_count_all_of_them(kernel: Kernel) -> None:
 
 def test_a_required_nic_of_each_must_have_its_rdma_device(kernel: Kernel) -> None:
     kernel.rdma.add(FIRST, "rocep33s0", "ens2")
-    found = settle(kernel.machine(), spec({**RAILS, "rdma": {}}))
-    assert [c.status for c in found.conditions if c.type == "RdmaDevices"] == ["False"]
+    result = settle(kernel.machine(), spec({**RAILS, "rdma": {}}))
+    assert [c.status for c in result.conditions if c.type == "RdmaDevices"] == ["False"]
 
 
 def test_a_required_nic_of_each_must_have_its_character_devices(kernel: Kernel) -> None:
@@ -241,15 +244,15 @@ def test_a_required_nic_of_each_must_have_its_character_devices(kernel: Kernel) 
 def test_each_rail_has_the_addresses_of_its_number(kernel: Kernel) -> None:
     addresses = [{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}]
     wanted = {**rails(without=["storage"], min=2, max=2), "rail": 4, "addresses": addresses}
-    found = settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
-    assert is_ready(found.conditions)
+    result = settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
+    assert is_ready(result.conditions)
     have = kernel.addresses()
     assert {address: have.get(kernel.netdev(address).ifindex, ()) for address in PFS} == {
         FIRST: ("10.4.0.7/16",),
         SECOND: (),
         THIRD: ("10.5.0.7/16",),
     }
-    assert {address: nic.nic.rail for address, nic in found.want.nics.items()} == {FIRST: 4, SECOND: None, THIRD: 5}
+    assert {address: nic.nic.rail for address, nic in result.want.nics.items()} == {FIRST: 4, SECOND: None, THIRD: 5}
     assert len(kernel.machine().netlink.routes(frozenset({FIRST_TABLE + 4, FIRST_TABLE + 5}))) == 4
     settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
     assert preview(kernel.machine(), spec(wanted, STORAGE, node_number=7)).changes == ()
@@ -261,24 +264,24 @@ def test_each_rail_has_the_addresses_of_its_number(kernel: Kernel) -> None:
 def test_inspection_says_which_nic_a_function_is(kernel: Kernel) -> None:
     wanted = spec({**RAILS, "select": {**EACH, "without": ["storage"]}, "vfs": {"count": 1}}, STORAGE)
     settle(kernel.machine(), wanted)
-    found = inspect(kernel.machine(), wanted)
-    assert {f.address: f.nic for f in found.functions} == {FIRST: "rail0", SECOND: "storage", THIRD: "rail1"}
-    assert [vf.nic for f in found.functions for vf in f.vfs] == ["rail0", "rail1"]
-    assert "NIC rail1  driver igb" in render(found)
+    shown = inspect(kernel.machine(), wanted)
+    assert {f.address: f.nic for f in shown.functions} == {FIRST: "rail0", SECOND: "storage", THIRD: "rail1"}
+    assert [vf.nic for f in shown.functions for vf in f.vfs] == ["rail0", "rail1"]
+    assert "NIC rail1  driver igb" in render(shown)
     assert {f.nic for f in inspect(kernel.machine()).functions} == {None}
 
 
 def test_a_running_node_is_written_down_with_its_nics_names(kernel: Kernel) -> None:
     wanted = spec(RAILS)
     settle(kernel.machine(), wanted)
-    found = derive_spec(kernel.machine(), "n1", (), wanted)
-    assert {nic.select.pci: nic.name for nic in found.spec.nics} == {FIRST: "rail0", SECOND: "rail1", THIRD: "rail2"}
-    assert found.remaining == ()
+    derived = derive_spec(kernel.machine(), "n1", (), wanted)
+    assert {nic.select.pci: nic.name for nic in derived.spec.nics} == {FIRST: "rail0", SECOND: "rail1", THIRD: "rail2"}
+    assert derived.remaining == ()
 
 
 def test_a_netdev_with_another_nic_s_name_is_named_by_its_address(kernel: Kernel) -> None:
-    found = derive_spec(kernel.machine(), "n1", (), spec({"name": "ens1", "select": {"pci": FIRST}}))
-    assert {nic.select.pci: nic.name for nic in found.spec.nics} == {
+    derived = derive_spec(kernel.machine(), "n1", (), spec({"name": "ens1", "select": {"pci": FIRST}}))
+    assert {nic.select.pci: nic.name for nic in derived.spec.nics} == {
         FIRST: "ens1",
         SECOND: "ens3",
         THIRD: "0000-c1-00.0",
@@ -294,5 +297,5 @@ def test_the_example_of_the_docs(kernel: Kernel) -> None:
     assert rail["name"] == "rail{index}"
     here = {"vendor": "8086", "device": "10c9", "min": 2, "max": 2}
     storage["select"] = {"mac": MACS[FIRST]}
-    found = settle(kernel.machine(), spec({**rail, "select": {**rail["select"], **here}}, storage))
-    assert {name for name, _ in names(found).values()} == {"rail0", "rail1", storage["name"]}
+    result = settle(kernel.machine(), spec({**rail, "select": {**rail["select"], **here}}, storage))
+    assert {name for name, _ in names(result).values()} == {"rail0", "rail1", storage["name"]}

@@ -35,10 +35,10 @@ def conditions(kernel: Kernel) -> dict[str, Condition]:
 @pytest.mark.parametrize("states", [["4: ACTIVE"], ["4: ACTIVE", "4: ACTIVE"], ["4: ACTIVE", "1: DOWN"]])
 def test_an_instance_with_one_or_two_ports_is_ready(kernel: Kernel, states: list[str]) -> None:
     add(kernel, *states)
-    found = conditions(kernel)
-    assert is_ready(list(found.values())), found
+    conditions_now = conditions(kernel)
+    assert is_ready(list(conditions_now.values())), conditions_now
     if "1: DOWN" in states:
-        assert "NIC erdma1: erdma_1 port 1" in found["RdmaPorts"].message
+        assert "NIC erdma1: erdma_1 port 1" in conditions_now["RdmaPorts"].message
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_without_a_port_that_works_or_with_more_than_there_may_be_it_is_not(
     kernel: Kernel, states: list[str], type: str, reason: str
 ) -> None:
     add(kernel, *states)
-    found = conditions(kernel)
-    assert not is_ready(list(found.values()))
-    assert (found[type].status, found[type].reason) == ("False", reason)
+    conditions_now = conditions(kernel)
+    assert not is_ready(list(conditions_now.values()))
+    assert (conditions_now[type].status, conditions_now[type].reason) == ("False", reason)

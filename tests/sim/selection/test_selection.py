@@ -34,55 +34,55 @@ def group(mac: str) -> list[dict[str, str]]:
     return [{"index": "1", "mac": mac}]
 
 
-def found(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
-    """What is said of the NICs; the same in each order, and before anything is written."""
-    said = []
+def nic_conditions(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
+    """The conditions of the NICs. They are the same in each order of the NICs, and the dry run refuses the spec."""
+    each_order = []
     for ordered in (nics, nics[::-1]):
         spec = from_mapping({"node_name": "n1", "nics": list(ordered), "irqs": {"irqbalance": "untouched"}})
         assert preview(kernel.machine(), spec).errors
         conditions = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0)).conditions
-        said.append([c for c in conditions if c.type == "NicsPresent"])
-    assert said[0] == said[1]
-    return said[0]
+        each_order.append([c for c in conditions if c.type == "NicsPresent"])
+    assert each_order[0] == each_order[1]
+    return each_order[0]
 
 
 @pytest.mark.parametrize("second", [{"mac": MAC}, {"netdev": "enp33s0"}], ids=str)
 def test_two_entries_that_select_one_function(kernel: Kernel, second: dict[str, str]) -> None:
-    (said,) = found(kernel, nic("a", {"pci": PF}), nic("b", second))
-    assert (said.status, said.reason, said.severity) == ("False", "NicClaimedTwice", "required")
-    assert f"NICs a and b all select {PF}" in said.message
+    (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}), nic("b", second))
+    assert (condition.status, condition.reason, condition.severity) == ("False", "NicClaimedTwice", "required")
+    assert f"NICs a and b all select {PF}" in condition.message
     assert kernel.writes == []
 
 
 def test_of_two_entries_one_may_be_optional(kernel: Kernel) -> None:
-    (said,) = found(kernel, nic("a", {"pci": PF}), {**nic("b", {"mac": MAC}), "required": False})
-    assert said.severity == "required"
+    (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}), {**nic("b", {"mac": MAC}), "required": False})
+    assert condition.severity == "required"
 
 
 @pytest.mark.parametrize("mac", [derived_mac(MAC, 0), derived_mac(MAC, 1)])
 def test_a_given_address_that_another_vf_derives(kernel: Kernel, mac: str) -> None:
-    (said,) = found(kernel, nic("a", {"pci": PF}), nic("b", {"pci": OTHER}, groups=group(mac)))
-    assert (said.status, said.reason) == ("False", "AddressGivenTwice")
-    assert all(text in said.message for text in ("NIC a and b", f"{PF}#", f"{OTHER}#1", mac))
+    (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}), nic("b", {"pci": OTHER}, groups=group(mac)))
+    assert (condition.status, condition.reason) == ("False", "AddressGivenTwice")
+    assert all(text in condition.message for text in ("NIC a and b", f"{PF}#", f"{OTHER}#1", mac))
     assert kernel.writes == []
 
 
 @pytest.mark.parametrize("mac", [MAC, OTHER_MAC, THIRD_MAC])
 def test_a_given_address_that_is_a_physical_function_s(kernel: Kernel, mac: str) -> None:
-    (said,) = found(kernel, nic("a", {"pci": PF}, groups=group(mac)))
-    assert said.reason == "AddressGivenTwice"
-    assert mac in said.message
+    (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}, groups=group(mac)))
+    assert condition.reason == "AddressGivenTwice"
+    assert mac in condition.message
     assert kernel.writes == []
 
 
 def test_a_derived_address_that_another_vf_of_the_nic_is_given(kernel: Kernel) -> None:
-    (said,) = found(kernel, nic("a", {"pci": PF}, groups=group(derived_mac(MAC, 0))))
-    assert f"{PF}#0 and {PF}#1 would both have" in said.message
+    (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}, groups=group(derived_mac(MAC, 0))))
+    assert f"{PF}#0 and {PF}#1 would both have" in condition.message
     assert kernel.writes == []
 
 
 def test_a_nic_without_a_conflict_is_configured(kernel: Kernel) -> None:
-    found(kernel, nic("a", {"pci": PF}), nic("b", {"mac": MAC}), nic("c", {"pci": THIRD}))
+    nic_conditions(kernel, nic("a", {"pci": PF}), nic("b", {"mac": MAC}), nic("c", {"pci": THIRD}))
     link = kernel.machine().netlink.link("enp35s0")
     assert link is not None
     assert link.mtu == 9000

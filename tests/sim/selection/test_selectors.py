@@ -39,9 +39,9 @@ def two() -> Kernel:
 
 def reasons(kernel: Kernel, *selectors: object) -> list[str]:
     nics = [{"name": f"rail{place}", "select": select} for place, select in enumerate(selectors)]
-    found = settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
-    assert is_ready(found.conditions) is all(c.status == "True" for c in found.conditions)
-    return [c.reason for c in found.conditions if c.type == "NicsPresent"]
+    result = settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
+    assert is_ready(result.conditions) is all(c.status == "True" for c in result.conditions)
+    return [c.reason for c in result.conditions if c.type == "NicsPresent"]
 
 
 @pytest.mark.parametrize("select", SELECTORS, ids=str)
@@ -90,11 +90,11 @@ def test_serial_numbers_are_read_only_if_a_selector_asks_for_one(two: Kernel) ->
 
 def test_a_nic_selected_by_its_serial_number_that_comes_back_is_known_again(two: Kernel) -> None:
     wanted = spec(group(), select={"serial": "MT2231X001"})
-    found = settle(two, wanted)
+    result = settle(two, wanted)
     two.remove_nic(PF)
-    found = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), found.have, frozenset({PF}))
-    assert not is_ready(found.conditions)
+    result = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), result.have, frozenset({PF}))
+    assert not is_ready(result.conditions)
     two.add_nic(PF, NAME, MAC)
     two.give_serials(PF, DSN, VPD)
-    found = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), found.have, frozenset({PF}))
-    assert is_ready(found.conditions)
+    result = converge(two.machine(), Goal(wanted), Memory(lambda: 0.0), result.have, frozenset({PF}))
+    assert is_ready(result.conditions)

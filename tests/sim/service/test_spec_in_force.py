@@ -63,13 +63,13 @@ class Agent:
 
     def look(self) -> Pass:
         assert self.in_force.spec is not None
-        found = converge(self.kernel.machine(), Goal(self.in_force.spec), Memory(lambda: self.now, self.failures))
-        if is_ready(found.conditions):
-            self.in_force.ready(found)
-        if self.in_force.gives_up(found, self.now):
+        result = converge(self.kernel.machine(), Goal(self.in_force.spec), Memory(lambda: self.now, self.failures))
+        if is_ready(result.conditions):
+            self.in_force.ready(result)
+        if self.in_force.gives_up(result, self.now):
             self.failures.forget()
             return self.look()
-        return found
+        return result
 
     def try_out(self) -> Pass:
         self.look()

@@ -59,15 +59,15 @@ def executed(text: str) -> tuple[str, NodeSpec]:
 def written(kernel: Kernel, *chosen: str) -> tuple[str, NodeSpec]:
     """The text and its spec, which changes nothing on this server, and by which it is ready."""
     kernel.writes.clear()
-    found = write_down(kernel.machine(), "gpu-01.example.net", "gpu-01", chosen)
-    assert found.remaining == ()
-    name, spec = executed(found.text)
+    derived = write_down(kernel.machine(), "gpu-01.example.net", "gpu-01", chosen)
+    assert derived.remaining == ()
+    name, spec = executed(derived.text)
     assert (name, spec.node_name) == ("gpu-01.example.net", "gpu-01")
     plan = preview(kernel.machine(), spec)
     assert (plan.changes, plan.errors) == ((), ())
     settle(kernel, spec)
     assert kernel.writes == []
-    return found.text, spec
+    return derived.text, spec
 
 
 def test_equal_nics_are_one_entry(kernel: Kernel) -> None:
@@ -175,9 +175,9 @@ def test_a_gpu_without_a_driver_is_only_named(kernel: Kernel) -> None:
 
 
 def test_a_server_without_a_nic_of_the_fabric() -> None:
-    found = write_down(Kernel().machine(), "n1", "n1", ())
-    assert executed(found.text)[1].nics == ()
-    assert "no NIC with SR-IOV or RDMA" in found.text
+    derived = write_down(Kernel().machine(), "n1", "n1", ())
+    assert executed(derived.text)[1].nics == ()
+    assert "no NIC with SR-IOV or RDMA" in derived.text
 
 
 def test_a_nic_that_is_not_there(kernel: Kernel) -> None:

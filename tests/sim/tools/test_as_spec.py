@@ -40,11 +40,11 @@ def wanted(**more: object) -> NodeSpec:
 
 def derived(kernel: Kernel, *chosen: str) -> NodeSpec:
     kernel.writes.clear()
-    found = derive_spec(kernel.machine(), "n1", chosen)
+    derived = derive_spec(kernel.machine(), "n1", chosen)
     assert kernel.writes == []
-    assert found.remaining == ()
-    written = parse(to_json(found.spec))
-    assert written == found.spec
+    assert derived.remaining == ()
+    written = parse(to_json(derived.spec))
+    assert written == derived.spec
     assert preview(kernel.machine(), written).changes == ()
     assert preview(kernel.machine(), written).errors == ()
     return written
@@ -54,20 +54,20 @@ def derived(kernel: Kernel, *chosen: str) -> NodeSpec:
 
 
 def test_observe_reports_the_plan_and_writes_nothing(kernel: Kernel) -> None:
-    found = settle(kernel, wanted(mode="observe"))
+    result = settle(kernel, wanted(mode="observe"))
     assert kernel.writes == []
-    assert {outcome.result for outcome in found.outcomes} == {"deferred", "blocked"}
-    count = next(outcome for outcome in found.outcomes if outcome.change.kind == "vfs")
+    assert {outcome.result for outcome in result.outcomes} == {"deferred", "blocked"}
+    count = next(outcome for outcome in result.outcomes if outcome.change.kind == "vfs")
     assert "mode: observe" in count.error
-    converged = found.conditions[0]
+    converged = result.conditions[0]
     assert (converged.type, converged.status, converged.reason) == ("Converged", "False", "Observing")
 
 
 def test_observe_mode_requires_no_condition(kernel: Kernel) -> None:
     kernel.host.processes.add("irqbalance")
-    found = settle(kernel, wanted(mode="observe"))
-    assert is_ready(found.conditions)
-    assert "IrqbalanceRunning" in {c.reason for c in found.conditions if c.status == "False"}
+    result = settle(kernel, wanted(mode="observe"))
+    assert is_ready(result.conditions)
+    assert "IrqbalanceRunning" in {c.reason for c in result.conditions if c.status == "False"}
     assert not is_ready(settle(kernel, wanted()).conditions)
 
 

@@ -143,9 +143,9 @@ def test_hwloc_finds_devices_and_queues_at_their_place(kernel: Kernel, tmp_path:
 def test_the_picture_shows_load_and_misplaced_queues_by_colour(kernel: Kernel, tmp_path: Path) -> None:
     root = ElementTree.fromstring(describe(kernel, tmp_path).read_text())  # noqa: S314  the command has written it
     painted = {
-        (each.get("name") or f"core {each.get('os_index')}", found.attrib["value"].partition(";")[0])
+        (each.get("name") or f"core {each.get('os_index')}", style.attrib["value"].partition(";")[0])
         for each in root.iter("object")
-        if (found := each.find("info[@name='lstopoStyle']")) is not None
+        if (style := each.find("info[@name='lstopoStyle']")) is not None
     }
     loads: dict[str, Load] = {"core 0": "even", "core 1": "even", "core 2": "none", "core 3": "none"}
     assert {(name, f"Background={LOADS[load]}") for name, load in loads.items()} < painted
@@ -174,6 +174,6 @@ def test_what_does_not_fit_is_counted(kernel: Kernel) -> None:
 def test_a_gpu_and_a_device_without_a_node_are_shown(kernel: Kernel) -> None:
     for file, text in (("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200"), ("numa_node", "-1")):
         kernel.tree.put(f"{GPU}/{file}", text)
-    found = lines(kernel)
-    assert found[-2:] == ["no NUMA node", "    GPU 0000:65:00.0"]
+    shown = lines(kernel)
+    assert shown[-2:] == ["no NUMA node", "    GPU 0000:65:00.0"]
     assert arrange(kernel.machine())[-1].number == EVERYWHERE

@@ -217,8 +217,8 @@ def test_text_from_outside_is_escaped_on_the_terminal(tmp_path: Path) -> None:
     said = trackbed(tmp_path, "status")
     change = Change("sysctls", "host", "kernel.x", ESCAPES, "1")
     History(tmp_path, "boot-1").record([Outcome(change, "failed", ESCAPES, "see dmesg")], "h1", ESCAPES)
-    told = trackbed(tmp_path, "history")
-    for text in (said.stdout, said.stderr, told.stdout):
+    history = trackbed(tmp_path, "history")
+    for text in (said.stdout, said.stderr, history.stdout):
         assert "\x1b" not in text
         assert SHOWN in text
 
@@ -342,12 +342,12 @@ def test_a_node_that_has_not_joined_a_cluster_is_not_waited_for(tmp_path: Path) 
 
 def test_the_kubelet_starts_unverified_once_not_ready_is_published_in_this_boot(tmp_path: Path) -> None:
     gate = ("wait", "--first-pass", "--let-go", "0", "--timeout", "0.1")
-    told = tmp_path / "published.json"
+    path = tmp_path / "published.json"
     assert trackbed(tmp_path, *gate).returncode == 1
     for untrue in (Published("another-boot", 3), Published(runtime.boot_id(), 3, ready=True)):
-        published.write(told, untrue)
+        published.write(path, untrue)
         assert trackbed(tmp_path, *gate).returncode == 1
-    published.write(told, Published(runtime.boot_id(), 3))
+    published.write(path, Published(runtime.boot_id(), 3))
     gone = trackbed(tmp_path, *gate)
     assert (gone.returncode, "let go unverified" in gone.stderr) == (0, True)
     assert trackbed(tmp_path, "wait", "--first-pass", "--let-go", "60", "--timeout", "0.1").returncode == 1

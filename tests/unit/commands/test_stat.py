@@ -59,9 +59,9 @@ def test_stat_ends_with_ctrl_c_and_its_sums(tmp_path: Path) -> None:
 
 
 def test_stat_without_live_has_every_counter(tmp_path: Path) -> None:
-    (found,) = json.loads(trackbed(tmp_path, "stat", "-d", "lo", "--json").stdout)
-    assert (found["name"], found["port"]) == ("lo", None)
-    assert {"rx_bytes", "tx_dropped"} <= found["counters"].keys()
+    (document,) = json.loads(trackbed(tmp_path, "stat", "-d", "lo", "--json").stdout)
+    assert (document["name"], document["port"]) == ("lo", None)
+    assert {"rx_bytes", "tx_dropped"} <= document["counters"].keys()
     wrong = trackbed(tmp_path, "stat", "-d", "nonesuch0")
     assert wrong.returncode == 1
     assert "nonesuch0 is not an RDMA device" in wrong.stderr

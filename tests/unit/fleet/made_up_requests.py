@@ -85,13 +85,13 @@ class Maker:
         return self.chance.choice(likes) if self.seldom(0.05) else user
 
     def subject(self, user: str) -> bytes:
-        found = [self.attribute(CN, self.named(user))]
+        names = [self.attribute(CN, self.named(user))]
         if self.seldom():
-            found.append(self.attribute(ORGANIZATION, "system:masters"))
+            names.append(self.attribute(ORGANIZATION, "system:masters"))
         if self.seldom():
-            found.append(self.attribute(CN, "system:kube-controller-manager"))
-        self.chance.shuffle(found)
-        sets = [der(0x31, *found)] if self.seldom() else [der(0x31, each) for each in found]
+            names.append(self.attribute(CN, "system:kube-controller-manager"))
+        self.chance.shuffle(names)
+        sets = [der(0x31, *names)] if self.seldom() else [der(0x31, each) for each in names]
         return der(0x30, *sets, *([der(0x31)] if self.seldom(0.02) else []))
 
     def key(self, key: ec.EllipticCurvePrivateKey) -> bytes:
@@ -116,14 +116,16 @@ class Maker:
         return der(0x30, *numbers, b"\5\0" * self.seldom(0.02), long=self.seldom(0.02))
 
     def attributes(self) -> bytes:
-        found = []
+        attributes = []
         for oid, share in ((EXTENSION_REQUEST, 0.15), (EXTENSION_REQUEST, 0.05), (CHALLENGE, 0.05)):
             if self.seldom(share):
                 name = der(0x30, der(0x82, b"kubernetes.default"))
                 extension = der(0x30, bytes.fromhex("0603551d11"), der(0x04, name))
                 extensions = der(0x30, *([extension] * self.chance.choice((0, 1, 2))))
-                found.append(der(0x30, bytes.fromhex(oid), der(0x31, *([extensions] * self.chance.choice((0, 1, 2))))))
-        return der(0xA0, *found) if found or not self.seldom(0.05) else b""
+                attributes.append(
+                    der(0x30, bytes.fromhex(oid), der(0x31, *([extensions] * self.chance.choice((0, 1, 2)))))
+                )
+        return der(0xA0, *attributes) if attributes or not self.seldom(0.05) else b""
 
     def flipped(self, text: bytes, share: float) -> bytes:
         """With a byte changed, added or taken out, as often as the share says."""
@@ -241,11 +243,11 @@ def main() -> None:
     given = options.parse_args()
     source, done, approved, mine = made_up(given.seed), 0, 0, 0
     while done < given.cases:
-        found = compare(list(islice(source, min(BATCH, given.cases - done))))
-        done, approved, mine = done + found.cases, approved + found.approved, mine + found.mine
+        compared = compare(list(islice(source, min(BATCH, given.cases - done))))
+        done, approved, mine = done + compared.cases, approved + compared.approved, mine + compared.mine
         sys.stdout.write(f"{done} cases: {approved} approved, {mine} read by Go as the node's own\n")
-        if found.wrong:
-            sys.exit(f"approved, and read otherwise by Go: {found.wrong[0]}")
+        if compared.wrong:
+            sys.exit(f"approved, and read otherwise by Go: {compared.wrong[0]}")
 
 
 if __name__ == "__main__":

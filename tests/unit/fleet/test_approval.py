@@ -225,10 +225,10 @@ def test_a_node_that_is_gone_does_not_renew() -> None:
 def test_two_keys_for_one_new_node_are_left_to_the_operator() -> None:
     new = f"{names.NODE_USER}new"
     requests = [asked(common_name(new, key=key), ENROLMENT, name=str(key)) for key in (KEY, OTHER_KEY)]
-    found = verdicts(requests, KNOWN)
-    assert [verdict.action for verdict in found] == ["leave", "leave"]
+    judged = verdicts(requests, KNOWN)
+    assert [verdict.action for verdict in judged] == ["leave", "leave"]
     delete = "delete the wrong ones: kubectl delete csr NAME"
-    assert {verdict.reason for verdict in found} == {f"several requests with different keys claim to be new; {delete}"}
+    assert {verdict.reason for verdict in judged} == {f"several requests with different keys claim to be new; {delete}"}
     same = [asked(common_name(new), ENROLMENT, name=name) for name in ("1", "2")]
     assert [verdict.action for verdict in verdicts(same, KNOWN)] == ["approve", "approve"]
 
@@ -290,18 +290,18 @@ def test_a_node_that_floods_the_cluster_with_requests_gets_no_certificate_and_ot
     flood = [asked(common_name(A, key=made[number % keys]), name=f"flood-{number}") for number in range(9)]
     other = asked(common_name(f"{names.NODE_USER}b"), f"{names.NODE_USER}b", "other")
     known = evolve(KNOWN, joined={"a", "b"})
-    found = {one.request: one for one in verdicts([*flood, other], known)}
-    assert {one.action for name, one in found.items() if name != "other"} == {"leave"}
-    assert "a has 9 pending requests, and at most 8 are approved" in found["flood-0"].reason
-    assert found["other"].action == "approve"
+    by_request = {one.request: one for one in verdicts([*flood, other], known)}
+    assert {one.action for name, one in by_request.items() if name != "other"} == {"leave"}
+    assert "a has 9 pending requests, and at most 8 are approved" in by_request["flood-0"].reason
+    assert by_request["other"].action == "approve"
     assert {one.action for one in verdicts(flood[:8], known)} == {"approve"}
 
 
 def test_who_has_an_enrolment_token_gets_no_flood_of_certificates_either() -> None:
     new = common_name(f"{names.NODE_USER}new")
     flood = [asked(new, ENROLMENT, name=f"flood-{number}") for number in range(9)]
-    found = verdicts(flood, KNOWN)
-    assert {(one.action, one.reason.partition(",")[0]) for one in found} == {("leave", "new has 9 pending requests")}
+    judged = verdicts(flood, KNOWN)
+    assert {(one.action, one.reason.partition(",")[0]) for one in judged} == {("leave", "new has 9 pending requests")}
     assert {one.action for one in verdicts(flood[:8], KNOWN)} == {"approve"}
 
 

@@ -62,19 +62,21 @@ def lease(name: str = "a", age: float = 60, written: datetime | None = None) -> 
 
 
 def fleet(*ages: float) -> list[Standing]:
-    found = {f"n{index}": age for index, age in enumerate(ages)}
-    return standings({name: node(name) for name in found}, {name: lease(name, age) for name, age in found.items()}, NOW)
+    by_name = {f"n{index}": age for index, age in enumerate(ages)}
+    return standings(
+        {name: node(name) for name in by_name}, {name: lease(name, age) for name, age in by_name.items()}, NOW
+    )
 
 
 def test_a_node_with_a_fresh_lease_has_its_condition_s_status() -> None:
-    found = standing("a", node(), lease(age=899), NOW)
-    assert (found.ready, found.reason, found.spec_hash, found.agent_version) == ("True", "Ready", "0123", "0.1.0")
+    status = standing("a", node(), lease(age=899), NOW)
+    assert (status.ready, status.reason, status.spec_hash, status.agent_version) == ("True", "Ready", "0123", "0.1.0")
 
 
 def test_an_expired_lease_makes_a_node_unknown_whatever_its_condition_says() -> None:
-    found = standing("a", node(), lease(age=901), NOW)
-    assert (found.ready, found.condition, found.reason) == ("Unknown", "True", names.EXPIRED)
-    assert found.message == "no heartbeat for 15m1s"
+    status = standing("a", node(), lease(age=901), NOW)
+    assert (status.ready, status.condition, status.reason) == ("Unknown", "True", names.EXPIRED)
+    assert status.message == "no heartbeat for 15m1s"
 
 
 @pytest.mark.parametrize("offset", [timedelta(days=-9000), timedelta(days=1)])
@@ -84,8 +86,8 @@ def test_a_nodes_wrong_clock_does_not_count(offset: timedelta) -> None:
 
 
 def test_a_node_that_has_just_registered_cannot_have_lost_its_heartbeat() -> None:
-    found = standing("a", node(ready=None, taints=(names.TAINT,)), None, NOW)
-    assert (found.expired, found.ready, found.reason) == (False, "Unknown", "NotPublished")
+    status = standing("a", node(ready=None, taints=(names.TAINT,)), None, NOW)
+    assert (status.expired, status.ready, status.reason) == (False, "Unknown", "NotPublished")
 
 
 def test_a_condition_without_a_lease_has_no_heartbeat() -> None:
@@ -93,8 +95,8 @@ def test_a_condition_without_a_lease_has_no_heartbeat() -> None:
 
 
 def test_a_lease_without_a_node_has_not_joined() -> None:
-    found = standing("a", None, lease(), NOW)
-    assert (found.joined, found.reason) == (False, "NotJoined")
+    status = standing("a", None, lease(), NOW)
+    assert (status.joined, status.reason) == (False, "NotJoined")
 
 
 @pytest.mark.parametrize(
@@ -104,18 +106,18 @@ def test_a_node_whose_kubelet_is_not_ready_is_not_ready(kubelet: str, ready: str
     there = node()
     assert there.status and there.status.conditions
     there.status.conditions[0] = NodeCondition(kubelet, "Ready", message="Kubelet stopped posting node status.")
-    found = standing("a", there, lease(), NOW)
-    assert found.ready == ready
+    status = standing("a", there, lease(), NOW)
+    assert status.ready == ready
     if ready != "True":
-        assert found.reason == "KubeletNotReady" and "Kubelet stopped posting" in found.message
+        assert status.reason == "KubeletNotReady" and "Kubelet stopped posting" in status.message
 
 
 def test_a_node_whose_kubelet_has_not_started_is_not_ready() -> None:
     there = node()
     assert there.status and there.status.conditions
     del there.status.conditions[0]
-    found = standing("a", there, lease(), NOW)
-    assert (found.ready, found.reason) == ("Unknown", "KubeletNotReady")
+    status = standing("a", there, lease(), NOW)
+    assert (status.ready, status.reason) == ("Unknown", "KubeletNotReady")
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -156,8 +158,8 @@ def test_a_taint_of_our_key_that_lets_pods_come_is_not_ours(effect: str) -> None
 
 def test_a_lease_that_was_never_renewed_is_not_gone() -> None:
     for spec in (None, LeaseSpec(), LeaseSpec(leaseDurationSeconds=900, holderIdentity="other")):
-        found = standing("a", node(), Lease(metadata=ObjectMeta(name="a"), spec=spec), NOW)
-        assert (found.ready, found.message, found.missing) == ("Unknown", "its Lease was never renewed", False)
+        status = standing("a", node(), Lease(metadata=ObjectMeta(name="a"), spec=spec), NOW)
+        assert (status.ready, status.message, status.missing) == ("Unknown", "its Lease was never renewed", False)
 
 
 @pytest.mark.parametrize("seconds", [2**31 - 1, 0, -5])
@@ -185,9 +187,9 @@ def test_a_nodes_own_reason_comes_before_the_kubelets() -> None:
 
 
 def test_an_expected_node_without_a_node_object_is_listed() -> None:
-    (found,) = standings({}, {}, NOW, expected=["a"])
-    assert (found.name, found.ready, found.reason, found.joined) == ("a", "Unknown", "NotJoined", False)
-    assert "deleted" in found.message
+    (status,) = standings({}, {}, NOW, expected=["a"])
+    assert (status.name, status.ready, status.reason, status.joined) == ("a", "Unknown", "NotJoined", False)
+    assert "deleted" in status.message
 
 
 def noticed(age: float = 60) -> Lease:
@@ -199,8 +201,8 @@ def noticed(age: float = 60) -> Lease:
 
 
 def test_a_node_whose_lease_says_not_ready_is_not_ready() -> None:
-    found = standing("a", node(), noticed(), NOW)
-    assert (found.ready, found.condition, found.message) == ("False", "True", "NoCarrier: no carrier on ens1f0")
+    status = standing("a", node(), noticed(), NOW)
+    assert (status.ready, status.condition, status.message) == ("False", "True", "NoCarrier: no carrier on ens1f0")
 
 
 @pytest.mark.parametrize(
@@ -366,8 +368,8 @@ def test_the_table_uses_the_words_of_trackbed_status(capsys: pytest.CaptureFixtu
     ):
         assert each.status and each.status.conditions
         each.status.conditions[-1].message = message
-    found = [standing("a", warned, lease(), NOW), standing("b", dark, lease("b"), NOW), standing("c", None, None, NOW)]
-    print_nodes(found, NOW, others=0)
+    nodes = [standing("a", warned, lease(), NOW), standing("b", dark, lease("b"), NOW), standing("c", None, None, NOW)]
+    print_nodes(nodes, NOW, others=0)
     heading, *rows, last = capsys.readouterr().out.splitlines()
     assert heading.split()[:3] == ["NODE", "READY", "SINCE"]
     assert [re.split("  +", row)[1] for row in rows] == ["ready", "not ready", "unknown"]

@@ -103,13 +103,13 @@ def test_a_record_that_cannot_be_read_is_reported(text: str) -> None:
 
 
 def test_a_node_is_ready_again_when_all_conditions_are_true() -> None:
-    found = node()
-    assert found.status and found.status.conditions
-    found.status.conditions.append(NodeCondition("True", names.UP_TO_DATE))
-    assert unready(found) == []
+    there = node()
+    assert there.status and there.status.conditions
+    there.status.conditions.append(NodeCondition("True", names.UP_TO_DATE))
+    assert unready(there) == []
     assert unready(node(taints=(names.TAINT,)))[-1] == f"it has the taint {names.TAINT}"
-    found.status = NodeStatus(conditions=[NodeCondition("False", names.READY, reason="NoCarrier", message="rail0")])
-    assert unready(found) == [
+    there.status = NodeStatus(conditions=[NodeCondition("False", names.READY, reason="NoCarrier", message="rail0")])
+    assert unready(there) == [
         "TrackbedReady is False (NoCarrier): rail0",
         "TrackbedUpToDate is not there",
         "Ready is not there",

@@ -69,50 +69,52 @@ def history(server: Prometheus, end: int = END) -> History:
 
 
 def test_each_node_has_the_share_of_the_day_for_which_it_was_ready(eight: Prometheus) -> None:
-    found = history(eight)
-    assert {node for node, ready in found.is_ready.items() if not ready} == {name(BROKEN), name(SILENT_NODE)}
-    assert found.shares[name(0)] == 1
-    assert found.shares[name(BROKEN)] == pytest.approx(1 / 2, abs=0.02)
+    fleet_history = history(eight)
+    assert {node for node, ready in fleet_history.is_ready.items() if not ready} == {name(BROKEN), name(SILENT_NODE)}
+    assert fleet_history.shares[name(0)] == 1
+    assert fleet_history.shares[name(BROKEN)] == pytest.approx(1 / 2, abs=0.02)
     # No answer is not ready.
-    assert found.shares[name(SILENT_NODE)] == pytest.approx(1 / 3, abs=0.02)
-    assert found.shares[name(FLAPPING)] == pytest.approx(23 / 24, abs=0.02)
+    assert fleet_history.shares[name(SILENT_NODE)] == pytest.approx(1 / 3, abs=0.02)
+    assert fleet_history.shares[name(FLAPPING)] == pytest.approx(23 / 24, abs=0.02)
 
 
 def test_the_course_of_the_fleet_adds_up_to_its_nodes(eight: Prometheus) -> None:
-    found = history(eight)
-    courses = {course.name: course for course in found.courses}
-    assert courses.keys() == found.shares.keys()
-    for point, (ready, silent) in enumerate(zip(found.ready, found.silent, strict=True)):
-        assert ready == pytest.approx(sum(course.ready[point] or 0 for course in found.courses))
-        assert silent == pytest.approx(sum(course.silent[point] or 0 for course in found.courses))
+    fleet_history = history(eight)
+    courses = {course.name: course for course in fleet_history.courses}
+    assert courses.keys() == fleet_history.shares.keys()
+    for point, (ready, silent) in enumerate(zip(fleet_history.ready, fleet_history.silent, strict=True)):
+        assert ready == pytest.approx(sum(course.ready[point] or 0 for course in fleet_history.courses))
+        assert silent == pytest.approx(sum(course.silent[point] or 0 for course in fleet_history.courses))
     # In the afternoon. In the step before this one, the node that flaps was not ready for a third or a quarter of it:
     # whether the sample at a step's begin belongs to it differs between Prometheus 2 and 3.
-    point = len(found.times) * 3 // 4 + 1
-    assert [found.ready[point], found.silent[point], found.nodes[point]] == pytest.approx([6, 1, 8])
+    point = len(fleet_history.times) * 3 // 4 + 1
+    assert [fleet_history.ready[point], fleet_history.silent[point], fleet_history.nodes[point]] == pytest.approx(
+        [6, 1, 8]
+    )
     assert courses[name(BROKEN)].ready[point] == 0
     assert courses[name(SILENT_NODE)].silent[point] == 1
     assert courses[name(FLAPPING)].ready[point - 1] in (pytest.approx(2 / 3), pytest.approx(3 / 4))
 
 
 def test_repairs_are_counted_by_what_was_repaired_and_where(eight: Prometheus) -> None:
-    found = history(eight)
-    assert found.repaired == {"links": (23, 1), "vfs": (5, 1)}
+    fleet_history = history(eight)
+    assert fleet_history.repaired == {"links": (23, 1), "vfs": (5, 1)}
     # Wherever the scrapes are in a step.
-    for each in (found, history(eight, END + EVERY // 3)):
+    for each in (fleet_history, history(eight, END + EVERY // 3)):
         assert sum(value or 0 for value in each.repairs["links"]) == 23
         assert sum(value or 0 for value in each.repairs["vfs"]) == 5
-    assert [(each.node, each.kind, each.times) for each in found.most_repaired] == [
+    assert [(each.node, each.kind, each.times) for each in fleet_history.most_repaired] == [
         (name(DRIFTING), "links", 23),
         (name(DRIFTING), "vfs", 5),
     ]
-    assert found.contended == (name(DRIFTING),)
-    assert found.versions == {"0.2.0": 6, "0.1.0": 2}
+    assert fleet_history.contended == (name(DRIFTING),)
+    assert fleet_history.versions == {"0.2.0": 6, "0.1.0": 2}
 
 
 def test_of_a_large_fleet_only_nodes_that_were_not_ready_have_a_course(many: Prometheus) -> None:
-    found = history(many)
-    assert len(found.shares) == 512
-    assert {course.name for course in found.courses} == {
+    fleet_history = history(many)
+    assert len(fleet_history.shares) == 512
+    assert {course.name for course in fleet_history.courses} == {
         name(64 * group + one) for group in range(8) for one in (BROKEN, SILENT_NODE, FLAPPING)
     }
 

@@ -6,11 +6,11 @@ from tests.unit.fleet.made_up_requests import compare, made_up
 
 
 def test_go_reads_an_approved_request_as_the_same_request() -> None:
-    found = compare(list(islice(made_up(seed=7), 4000)))
-    assert found.wrong == ()
+    compared = compare(list(islice(made_up(seed=7), 4000)))
+    assert compared.wrong == ()
     # Neither of them refuses everything.
-    assert found.approved > 100
-    assert found.mine > found.approved
+    assert compared.approved > 100
+    assert compared.mine > compared.approved
 
 
 def test_a_weaker_approver_would_be_caught() -> None:

@@ -26,10 +26,10 @@ class Tree:
         raise AssertionError("nothing is written")
 
     def names(self, path: str) -> list[str]:
-        found = {name[len(path) + 1 :].split("/")[0] for name in self.files if name.startswith(f"{path}/")}
-        if not found:
+        entries = {name[len(path) + 1 :].split("/")[0] for name in self.files if name.startswith(f"{path}/")}
+        if not entries:
             raise FileNotFoundError(path)
-        return sorted(found)
+        return sorted(entries)
 
     def target(self, path: str) -> str:
         raise FileNotFoundError(path)

@@ -46,9 +46,9 @@ def plan_text(case: Path) -> str:
     """The text that `plan.json` of a case should have."""
     kernel = machine(json.loads((case / "observed.json").read_text()))
     kernel.writes.clear()
-    found = preview(kernel.machine(), parse((case / "spec.json").read_text(), f"{case.name}/spec.json"))
+    dry_run = preview(kernel.machine(), parse((case / "spec.json").read_text(), f"{case.name}/spec.json"))
     assert kernel.writes == []
-    document = {"changes": to_plain(found.changes), "errors": list(found.errors)}
+    document = {"changes": to_plain(dry_run.changes), "errors": list(dry_run.errors)}
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 

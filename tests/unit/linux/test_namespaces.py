@@ -57,11 +57,11 @@ def mountinfo(namespace: Namespace) -> str:
 
 def held() -> int:
     """How many descriptors lead to a namespace, or to a mount that is nowhere ("/")."""
-    found = []
+    targets = []
     for number in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with suppress(FileNotFoundError):
-            found.append(str(Path(f"/proc/self/fd/{number}").readlink()))
-    return len([to for to in found if to.startswith("net:") or to == "/"])
+            targets.append(str(Path(f"/proc/self/fd/{number}").readlink()))
+    return len([to for to in targets if to.startswith("net:") or to == "/"])
 
 
 def test_mounted_namespaces_are_read_from_mountinfo() -> None:

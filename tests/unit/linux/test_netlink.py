@@ -63,12 +63,12 @@ def _inside(look: Callable[[LinuxNetlink], Any], more: str) -> Any:
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
-    how, found = ours.recv() if ours.poll(60) else ("failed", "it did not come back")
+    how, answer = ours.recv() if ours.poll(60) else ("failed", "it did not come back")
     process.join()
     if how == "skipped":
-        pytest.skip(found)
-    assert how == "found", found
-    return found
+        pytest.skip(answer)
+    assert how == "found", answer
+    return answer
 
 
 @pytest.fixture
@@ -77,15 +77,15 @@ def inside() -> Iterator[Callable[..., Any]]:
 
 
 def test_links_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> None:
-    links, told, none = inside(lambda netlink: (netlink.links(), _ip("link"), netlink.link("gone")))
+    links, printed, none = inside(lambda netlink: (netlink.links(), _ip("link"), netlink.link("gone")))
     assert none is None
     assert [(link.name, link.ifindex, link.mtu, link.txqueuelen) for link in links] == [
-        (each["ifname"], each["ifindex"], each["mtu"], each["txqlen"]) for each in told
+        (each["ifname"], each["ifindex"], each["mtu"], each["txqlen"]) for each in printed
     ]
     assert [(link.mac, link.up, link.carrier) for link in links] == [
-        (each["address"], "UP" in each["flags"], "LOWER_UP" in each["flags"]) for each in told
+        (each["address"], "UP" in each["flags"], "LOWER_UP" in each["flags"]) for each in printed
     ]
-    assert [list(link.altnames) for link in links] == [each.get("altnames", []) for each in told]
+    assert [list(link.altnames) for link in links] == [each.get("altnames", []) for each in printed]
 
 
 def test_a_link_is_found_by_any_of_its_names_and_set_in_one_request(inside: Callable[..., Any]) -> None:
@@ -148,13 +148,13 @@ def test_the_netdev_of_a_route_is_the_one_that_the_kernel_would_use(
 
 
 def test_addresses_are_read_as_ip_prints_them(inside: Callable[..., Any]) -> None:
-    found, told = inside(lambda netlink: (netlink.addresses(), _ip("address")))
+    addresses_read, printed = inside(lambda netlink: (netlink.addresses(), _ip("address")))
     expected = {
         each["ifindex"]: sorted(f"{address['local']}/{address['prefixlen']}" for address in each["addr_info"])
-        for each in told
+        for each in printed
         if each["addr_info"]
     }
-    assert {ifindex: sorted(addresses) for ifindex, addresses in found.items()} == expected
+    assert {ifindex: sorted(addresses) for ifindex, addresses in addresses_read.items()} == expected
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,10 @@ if sys.argv[1] == "overrun":
     print(json.dumps([lost, sorted(watch.wait(known, 1.0).scope)]))
 else:
     before = resource.getrusage(resource.RUSAGE_SELF)
-    told = listen(flap(sys.argv[1], {EVENTS}))
+    counts = listen(flap(sys.argv[1], {EVENTS}))
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    print(json.dumps([*told, cpu]))
+    print(json.dumps([*counts, cpu]))
 """
 
 

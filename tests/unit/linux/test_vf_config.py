@@ -1,4 +1,4 @@
-"""What a PF is told of a VF, read back by pyroute2 as the kernel's own message would be."""
+"""The VF attributes that the agent sends for a VF, decoded by pyroute2 like a message of the kernel."""
 
 import struct
 import subprocess
@@ -38,16 +38,16 @@ def encoded(index: int, given: dict[str, Any]) -> bytes:
 def inner(data: bytes) -> bytes:
     """The content of the one IFLA_VF_INFO in a message."""
     ((_, listed),) = attributes(data, HEADER.size + IFINFOMSG.size)
-    ((_, found),) = attributes(listed)
-    return found
+    ((_, value),) = attributes(listed)
+    return value
 
 
 def entry(data: bytes) -> Any:
     """The same, as pyroute2 reads it."""
     message: Any = ifinfmsg(data)
     message.decode()
-    (found,) = message.get_attr("IFLA_VFINFO_LIST").get_attrs("IFLA_VF_INFO")
-    return found
+    (info,) = message.get_attr("IFLA_VFINFO_LIST").get_attrs("IFLA_VF_INFO")
+    return info
 
 
 def test_all_that_is_written_is_read_back() -> None:
@@ -55,14 +55,14 @@ def test_all_that_is_written_is_read_back() -> None:
 
 
 def test_pyroute2_reads_the_same() -> None:
-    told = entry(encoded(3, GIVEN))
-    vlan, rate = told.get_attr("IFLA_VF_VLAN"), told.get_attr("IFLA_VF_RATE")
-    assert (told.get_attr("IFLA_VF_MAC")["vf"], told.get_attr("IFLA_VF_MAC")["mac"]) == (3, GIVEN["mac"])
+    info = entry(encoded(3, GIVEN))
+    vlan, rate = info.get_attr("IFLA_VF_VLAN"), info.get_attr("IFLA_VF_RATE")
+    assert (info.get_attr("IFLA_VF_MAC")["vf"], info.get_attr("IFLA_VF_MAC")["mac"]) == (3, GIVEN["mac"])
     assert (vlan["vlan"], vlan["qos"], rate["min_tx_rate"], rate["max_tx_rate"]) == (100, 3, 10, 200)
-    assert (told.get_attr("IFLA_VF_TRUST")["trust"], told.get_attr("IFLA_VF_SPOOFCHK")["spoofchk"]) == (1, 0)
-    assert told.get_attr("IFLA_VF_LINK_STATE")["link_state"] == 2
-    assert told.get_attr("IFLA_VF_IB_NODE_GUID")["ib_node_guid"] == GIVEN["node_guid"]
-    assert told.get_attr("IFLA_VF_IB_PORT_GUID")["ib_port_guid"] == GIVEN["port_guid"]
+    assert (info.get_attr("IFLA_VF_TRUST")["trust"], info.get_attr("IFLA_VF_SPOOFCHK")["spoofchk"]) == (1, 0)
+    assert info.get_attr("IFLA_VF_LINK_STATE")["link_state"] == 2
+    assert info.get_attr("IFLA_VF_IB_NODE_GUID")["ib_node_guid"] == GIVEN["node_guid"]
+    assert info.get_attr("IFLA_VF_IB_PORT_GUID")["ib_port_guid"] == GIVEN["port_guid"]
 
 
 def test_another_vlan_protocol_needs_the_whole_longer_attribute() -> None:

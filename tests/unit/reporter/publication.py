@@ -102,10 +102,12 @@ def publishing(folder: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
     with api_server(folder, cluster.answer) as (url, authority):
         settings = evolve(SETTINGS, server=url, ca_file=str(authority))
         who = Fixed(Session(trust(authority)))
-        found = Publication(settings, who, Files(report, labels, out, memory), lambda: clocks.day, lambda: clocks.boot)
-        found.watch.known, found.watch.node = True, node()
-        yield found, cluster, clocks
+        publication = Publication(
+            settings, who, Files(report, labels, out, memory), lambda: clocks.day, lambda: clocks.boot
+        )
+        publication.watch.known, publication.watch.node = True, node()
+        yield publication, cluster, clocks
 
 
-def say(publication: Publication, found: Report) -> None:
-    publication.files.report.write_text(report_to_json(evolve(found, boot_id=boot_id(), uptime=uptime())))
+def say(publication: Publication, report: Report) -> None:
+    publication.files.report.write_text(report_to_json(evolve(report, boot_id=boot_id(), uptime=uptime())))

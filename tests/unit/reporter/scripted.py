@@ -53,12 +53,12 @@ def api_server(folder: Path, answer: Answer, headers: Mapping[str, str] | None =
     class Handler(BaseHTTPRequestHandler):
         def handle_request(self) -> None:
             text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            found = answer(self.command, self.path.partition("?")[0], json.loads(text) if text else None)
-            if found is None:
+            answered = answer(self.command, self.path.partition("?")[0], json.loads(text) if text else None)
+            if answered is None:
                 self.close_connection = True
                 return
-            document = json.dumps(found[1]).encode()
-            self.send_response(found[0])
+            document = json.dumps(answered[1]).encode()
+            self.send_response(answered[0])
             for name, value in {"Content-Length": str(len(document)), **(headers or {})}.items():
                 self.send_header(name, value)
             self.end_headers()

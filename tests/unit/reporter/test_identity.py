@@ -34,8 +34,8 @@ class Cluster:
 
     def answer(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]] | None:
         if method == "GET":
-            found = self.requests.get(path.removeprefix(f"{REQUESTS}/"))
-            return (404, {}) if found is None else (200, found)
+            request = self.requests.get(path.removeprefix(f"{REQUESTS}/"))
+            return (404, {}) if request is None else (200, request)
         code = self._take(body)
         if self.losing:
             self.losing -= 1

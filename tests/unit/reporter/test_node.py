@@ -120,8 +120,8 @@ def test_resources_reported_before_a_boot_do_not_lift_the_taint(taints: list[Any
         wanted = desired(READY_NOW, SETTINGS, (), read_node(was), away=False)
         after = apply(node_patch(wanted, read_node(was)), was)
         assert after is not None
-        found: list[Any] = after["spec"].get("taints", [])
-        return found
+        afterwards: list[Any] = after["spec"].get("taints", [])
+        return afterwards
 
     assert patched("the boot before") == [OURS]
     assert patched(REPORT.boot_id) == patched("") == []

@@ -38,8 +38,8 @@ HOURS = 8 * 3600.0
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
-    with publishing(tmp_path) as found:
-        yield found
+    with publishing(tmp_path) as parts:
+        yield parts
 
 
 def test_setting_the_clock_back_delays_neither_a_retry_nor_the_lease(
@@ -137,12 +137,12 @@ def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(
     checking = evolve(REPORT, ready=False, conditions=(Condition("Converged", "Unknown", "Checking", "it waits"),))
     published: list[bool] = []
     for generation in range(100):
-        for found in (REPORT, checking):
-            say(reporter, evolve(found, generation=generation))
+        for report in (REPORT, checking):
+            say(reporter, evolve(report, generation=generation))
             reporter.turn()
             published.append(reporter.acknowledged.now.ready)
-            assert not (reporter.acknowledged.now.ready and not found.ready)
-            # As the API server would tell it.
+            assert not (reporter.acknowledged.now.ready and not report.ready)
+            # As the API server would send it.
             labels = {READY_LABEL: "true"} if reporter.acknowledged.now.ready else {}
             ready = ("True", "AsSpecified", "the node is as its spec says")
             waits = ("False", "Checking", "Converged is Unknown (Checking): it waits")
@@ -150,8 +150,8 @@ def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(
                 (READY, *(ready if reporter.acknowledged.now.ready else waits)),
                 (UP_TO_DATE, "True", "SpecDone", ""),
             ]
-            told = [dict(zip(("type", "status", "reason", "message"), each, strict=True)) for each in said]
-            reporter.watch.node = read_node(labelled(labels, [OURS], conditions=told))
+            conditions = [dict(zip(("type", "status", "reason", "message"), each, strict=True)) for each in said]
+            reporter.watch.node = read_node(labelled(labels, [OURS], conditions=conditions))
             clocks.goes_on(2.0)
     assert published == [True, False] * LOSSES + [False] * (200 - 2 * LOSSES)
     assert len([where for where in cluster.writes if where != "lease"]) < 20
@@ -217,11 +217,11 @@ def begin(tmp_path: Path) -> Callable[[], Publication]:
 def away(publication: Publication, devices: str, there: dict[str, Any], now: float) -> bool:
     """Whether the plugin's label is absent after a report of these devices."""
     report = Report("n1", "h1", boot_id(), "v", True, True, devices=devices)
-    found, _ = publication._plugins_absent(Verdict(report, (), 1.0, True), LABELS, read_node(there), now)
+    absent, _ = publication._plugins_absent(Verdict(report, (), 1.0, True), LABELS, read_node(there), now)
     # The state once everything else is written.
     publication.acknowledged.now = evolve(publication.acknowledged.now, boot_id=report.boot_id)
     publication._acknowledge()
-    return found
+    return absent
 
 
 WITH, WITHOUT = {PLUGIN.key: "hca", READY_LABEL: "true"}, {READY_LABEL: "true"}

@@ -69,8 +69,8 @@ class Served:
     unix: Path
     context: ssl.SSLContext | None
 
-    def give(self, found: Report) -> None:
-        self.file.write_text(report_to_json(found))
+    def give(self, report: Report) -> None:
+        self.file.write_text(report_to_json(report))
 
     def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
         if self.context is None:
@@ -163,11 +163,11 @@ def test_not_ready_is_503_with_the_reasons(served: Served) -> None:
 
 
 def test_a_stale_report_is_503(served: Served) -> None:
-    for found, reason in (
+    for stale, reason in (
         (report(uptime=uptime() - STALE - 5), "the agent's last heartbeat is 65 s old"),
         (report(boot_id="another"), "the report is of an earlier boot"),
     ):
-        served.give(found)
+        served.give(stale)
         status, text = served.get("/readyz")
         assert (status, text[: len(reason)]) == (503, reason)
         assert served.metrics()["trackbed_ready", NONE] == 0
@@ -196,29 +196,29 @@ def test_other_paths_and_methods_are_refused(served: Served) -> None:
 def test_the_metrics_are_what_prometheus_reads(served: Served) -> None:
     served.give(report(ready=False, up_to_date=False, heartbeat=1.8e9, conditions=NO_CARRIER))
     served.give_drift('{"vfs": 2, "links": 0}')
-    found = served.metrics()
-    assert found["trackbed_ready", NONE] == 0
-    assert found["trackbed_up_to_date", NONE] == 0
-    assert found["trackbed_generation", NONE] == 3
-    assert found["trackbed_report_fresh", NONE] == 1
-    assert found["trackbed_heartbeat_timestamp_seconds", NONE] == 1.8e9
-    assert found["trackbed_drift_repairs_total", frozenset({"vfs"})] == 2
-    assert found["trackbed_drift_repairs_total", frozenset({"links"})] == 0
-    assert found["trackbed_condition", frozenset({"Carrier", "False", "required"})] == 1
-    assert found["trackbed_condition", frozenset({"Carrier", "True", "required"})] == 0
-    assert found["trackbed_condition", frozenset({"Clock", "False", "warn"})] == 1
-    assert found["trackbed_outcomes", frozenset({"applied"})] == 1
-    assert found["trackbed_outcomes", frozenset({"failed"})] == 0
-    assert found["trackbed_build_info", frozenset({"v1"})] == 1
-    assert found["trackbed_spec_info", frozenset({"h1", "n1"})] == 1
+    metrics = served.metrics()
+    assert metrics["trackbed_ready", NONE] == 0
+    assert metrics["trackbed_up_to_date", NONE] == 0
+    assert metrics["trackbed_generation", NONE] == 3
+    assert metrics["trackbed_report_fresh", NONE] == 1
+    assert metrics["trackbed_heartbeat_timestamp_seconds", NONE] == 1.8e9
+    assert metrics["trackbed_drift_repairs_total", frozenset({"vfs"})] == 2
+    assert metrics["trackbed_drift_repairs_total", frozenset({"links"})] == 0
+    assert metrics["trackbed_condition", frozenset({"Carrier", "False", "required"})] == 1
+    assert metrics["trackbed_condition", frozenset({"Carrier", "True", "required"})] == 0
+    assert metrics["trackbed_condition", frozenset({"Clock", "False", "warn"})] == 1
+    assert metrics["trackbed_outcomes", frozenset({"applied"})] == 1
+    assert metrics["trackbed_outcomes", frozenset({"failed"})] == 0
+    assert metrics["trackbed_build_info", frozenset({"v1"})] == 1
+    assert metrics["trackbed_spec_info", frozenset({"h1", "n1"})] == 1
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"vfs": -1}', '{"vfs": "1"}', '{"vfs": true}', "x" * (drift.LARGEST + 1)])
 def test_counts_that_are_not_understood_are_left_out(served: Served, text: str) -> None:
     served.give_drift(text)
-    found = served.metrics()
-    assert found["trackbed_ready", NONE] == 1
-    assert not any(name == "trackbed_drift_repairs_total" for name, _ in found)
+    metrics = served.metrics()
+    assert metrics["trackbed_ready", NONE] == 1
+    assert not any(name == "trackbed_drift_repairs_total" for name, _ in metrics)
 
 
 def test_the_report_is_read_at_each_request(served: Served) -> None:

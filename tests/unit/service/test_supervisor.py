@@ -33,7 +33,7 @@ supervisor.supervise([sys.argv[10], "-c", sys.argv[2]], supervisor.Publisher(fol
 WORKER = """
 import json, sys
 def say(message): print(json.dumps(message), flush=True)
-def found(ready, spec_hash="h1", cluster=True):
+def report(ready, spec_hash="h1", cluster=True):
     conditions = [{"type": "Converged", "status": "True" if ready else "False", "reason": "R"},
                   {"type": "DevicePlugins", "status": str(cluster), "reason": "R", "stage": "cluster"}]
     say({"node_name": "n1", "spec_hash": spec_hash, "ready": ready and cluster, "up_to_date": True,
@@ -159,7 +159,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_systemd_is_notified_and_the_report_and_the_marker_are_written(start: Start) -> None:
-    supervised = start("found(True); sys.stdin.read()")
+    supervised = start("report(True); sys.stdin.read()")
     assert supervised.notified.recv(100) == b"READY=1"
     report = supervised.wait_for(lambda report: report.ready)
     assert (report.node_name, report.spec_hash, report.boot_id) == ("n1", "h1", "boot-1")
@@ -177,19 +177,19 @@ def test_before_the_first_result_the_node_is_not_ready(start: Start) -> None:
 
 
 def test_the_first_pass_does_not_wait_for_conditions_of_the_stage_cluster(start: Start) -> None:
-    supervised = start("found(False); found(True, 'h2', cluster=False); found(False, 'h3'); sys.stdin.read()")
+    supervised = start("report(False); report(True, 'h2', cluster=False); report(False, 'h3'); sys.stdin.read()")
     assert not supervised.wait_for(lambda report: report.spec_hash == "h3").ready
     assert (supervised.folder / "first-pass").exists()
 
 
 def test_there_is_no_first_pass_while_a_device_condition_is_false(start: Start) -> None:
-    supervised = start("found(False); found(False, 'h2'); sys.stdin.read()")
+    supervised = start("report(False); report(False, 'h2'); sys.stdin.read()")
     supervised.wait_for(lambda report: report.spec_hash == "h2")
     assert not (supervised.folder / "first-pass").exists()
 
 
 def test_a_worker_that_dies_makes_the_node_not_ready_until_the_next_one_has_looked(start: Start) -> None:
-    supervised = start("found(True)\nif sys.stdin.readline(): sys.exit(3)")
+    supervised = start("report(True)\nif sys.stdin.readline(): sys.exit(3)")
     first = supervised.wait_for(lambda report: report.ready)
     supervised.process.send_signal(signal.SIGHUP)
     lost = supervised.wait_for(lambda report: not report.ready)
@@ -201,7 +201,7 @@ def test_a_worker_that_dies_makes_the_node_not_ready_until_the_next_one_has_look
 def test_a_worker_that_was_only_slow_is_replaced_at_once(start: Start) -> None:
     # The second one begins before the ten minutes of a retry are over, or not at all within this test.
     supervised = start(
-        NOTED + 'if starts == 1: activity.call("", "running"); time.sleep(600)\nfound(True); sys.stdin.read()'
+        NOTED + 'if starts == 1: activity.call("", "running"); time.sleep(600)\nreport(True); sys.stdin.read()'
     )
     supervised.wait_for(lambda report: report.ready)
     assert supervised.noted() == ["start", "start"]
@@ -218,7 +218,7 @@ if not done:
     note("begins"); sys.stdin.read(); time.sleep(4); note("ends")
     # Between two writes, as when it looks for events.
     activity.idle(); time.sleep(1); note("rests")
-found(done); sys.stdin.read()
+report(done); sys.stdin.read()
 """
     supervised = start(NOTED + busy, retry=0.1, leave=3.0)
     supervised.wait_for(lambda report: report.ready)
@@ -231,7 +231,7 @@ def test_a_ready_from_a_worker_that_is_leaving_is_ignored(start: Start) -> None:
     leaving = """
 if starts == 1: activity.call(PF, "read"); time.sleep(600)
 if starts == 2:
-    sys.stdin.read(); found(True, "h2"); found(False, "h3"); note("said")
+    sys.stdin.read(); report(True, "h2"); report(False, "h3"); note("said")
 if starts == 3: note(open(folder / "report.json").read())
 sys.stdin.read()
 """
@@ -251,7 +251,7 @@ if starts == 2:
     activity.call("0000:41:00.0", "write")
     note("writes"); sys.stdin.read(); time.sleep(2.5); note("has written")
     activity.idle(); sys.exit()
-found(True); sys.stdin.read()
+report(True); sys.stdin.read()
 """
     supervised = start(NOTED + writing, retry=0.1, leave=0.5, read=20.0)
     supervised.wait_for(lambda report: report.ready)
@@ -259,7 +259,7 @@ found(True); sys.stdin.read()
 
 
 def test_an_idle_worker_that_does_not_end_is_killed_and_the_device_is_tried_again(start: Start) -> None:
-    deaf = 'if starts == 1: activity.call(PF, "read")\nif starts < 3: time.sleep(600)\nfound(True); sys.stdin.read()'
+    deaf = 'if starts == 1: activity.call(PF, "read")\nif starts < 3: time.sleep(600)\nreport(True); sys.stdin.read()'
     supervised = start(NOTED + deaf, retry=0.1, leave=0.5)
     supervised.wait_until_noted("start", "start --avoid 0000:21:00.0", "start")
     supervised.wait_for(lambda report: report.ready)
@@ -294,7 +294,7 @@ def test_no_worker_starts_while_a_process_hangs_in_a_write_to_no_device(
 ) -> None:
     held = """
 if starts == 1: activity.doing("sysctls", "write"); activity.call("", "write"); open(folder / "mounted/value").read()
-found(True); sys.stdin.read()
+report(True); sys.stdin.read()
 """
     supervised = start(NOTED + held, write=0.5, retry=0.1)
     stuck = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
@@ -349,10 +349,10 @@ def test_a_worker_that_sends_a_malformed_message_is_replaced(start: Start, said:
         NOTED
         + f"""
 if starts == 1:
-    found(True)
+    report(True)
     os.write(1, {said})
     sys.stdin.read(); sys.exit()
-note(open(folder / "report.json").read()); found(True, "h2"); sys.stdin.read()
+note(open(folder / "report.json").read()); report(True, "h2"); sys.stdin.read()
 """
     )
     supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
@@ -369,13 +369,13 @@ def test_half_a_line_of_a_worker_that_ends_is_not_published(start: Start) -> Non
 
 
 def test_a_worker_that_closes_its_output_and_stays_is_replaced(start: Start) -> None:
-    supervised = start(NOTED + "if starts == 1: os.close(1); time.sleep(600)\nfound(True); sys.stdin.read()")
+    supervised = start(NOTED + "if starts == 1: os.close(1); time.sleep(600)\nreport(True); sys.stdin.read()")
     supervised.wait_for(lambda report: report.ready)
 
 
 def test_a_worker_that_cannot_be_started_is_reported_and_retried(start: Start, tmp_path: Path) -> None:
     program = tmp_path / "python"
-    supervised = start("found(True); sys.stdin.read()", program=str(program))
+    supervised = start("report(True); sys.stdin.read()", program=str(program))
     lost = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
     assert "could not be started" in lost.conditions[-1].message
     program.symlink_to(sys.executable)
@@ -384,7 +384,7 @@ def test_a_worker_that_cannot_be_started_is_reported_and_retried(start: Start, t
 
 @pytest.mark.parametrize("address", ["/nonexistent/notify", "/" + "x" * 200, "nonsense"])
 def test_the_supervisor_runs_on_without_a_usable_notify_socket(start: Start, address: str) -> None:
-    supervised = start("found(True); sys.stdin.read()", notify=address)
+    supervised = start("report(True); sys.stdin.read()", notify=address)
     before = supervised.wait_for(lambda report: report.ready)
     supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
     supervised.process.send_signal(signal.SIGTERM)
@@ -401,7 +401,7 @@ def test_the_supervisor_runs_on_if_the_notify_socket_is_full(start: Start, tmp_p
         with suppress(BlockingIOError):
             while True:
                 ours.sendto(b"x", str(tmp_path / "full"))
-        supervised = start("found(True); sys.stdin.read()", notify=str(tmp_path / "full"))
+        supervised = start("report(True); sys.stdin.read()", notify=str(tmp_path / "full"))
         before = supervised.wait_for(lambda report: report.ready)
         supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
         # Without READY=1 systemd would end the unit, so it is said again.
@@ -411,7 +411,7 @@ def test_the_supervisor_runs_on_if_the_notify_socket_is_full(start: Start, tmp_p
 
 
 def test_the_heartbeat_is_renewed_while_nothing_changes(start: Start) -> None:
-    supervised = start("found(True); sys.stdin.read()")
+    supervised = start("report(True); sys.stdin.read()")
     before = supervised.wait_for(lambda report: report.ready)
     after = supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
     assert after.uptime > before.uptime
@@ -420,7 +420,7 @@ def test_the_heartbeat_is_renewed_while_nothing_changes(start: Start) -> None:
 
 
 def test_a_worker_that_is_stopped_while_it_waits_is_replaced(start: Start) -> None:
-    body = """found(True)
+    body = """report(True)
 activity.idle()
 if starts == 1: os.kill(os.getpid(), 19)
 sys.stdin.read()
@@ -433,7 +433,7 @@ sys.stdin.read()
 def test_a_worker_that_is_stopped_before_its_first_call_is_replaced(start: Start) -> None:
     body = """if starts == 1: os.kill(os.getpid(), 19)
 activity.idle()
-found(True)
+report(True)
 sys.stdin.read()
 """
     supervised = start(NOTED + body, first=5.0)
@@ -446,7 +446,7 @@ def test_workers_that_fall_silent_one_after_the_other_have_crashed(start: Start)
 note(crashed.split(" for ")[0])
 activity.idle()
 if not crashed: os.kill(os.getpid(), 19)
-found(True)
+report(True)
 sys.stdin.read()
 """
     supervised = start(NOTED + body, silence=0.5)
@@ -457,7 +457,7 @@ sys.stdin.read()
 def test_a_worker_that_waits_and_makes_calls_now_and_then_is_left(start: Start) -> None:
     # As the worker's own loop: each wait for events has a time-out, and is recorded.
     body = """import select
-found(True)
+report(True)
 ends = time.monotonic() + 8.0
 while time.monotonic() < ends:
     activity.idle()
@@ -470,14 +470,14 @@ sys.stdin.read()
 
 
 def test_a_reload_reaches_the_worker(start: Start) -> None:
-    supervised = start("found(True)\nfor line in sys.stdin: found(True, 'h2')")
+    supervised = start("report(True)\nfor line in sys.stdin: report(True, 'h2')")
     supervised.wait_for(lambda report: report.ready)
     supervised.process.send_signal(signal.SIGHUP)
     supervised.wait_for(lambda report: report.spec_hash == "h2")
 
 
 def test_an_unchanged_result_does_not_change_the_generation(start: Start) -> None:
-    supervised = start(NOTED + "found(True); found(True); found(True); found(False); sys.stdin.read()")
+    supervised = start(NOTED + "report(True); report(True); report(True); report(False); sys.stdin.read()")
     report = supervised.wait_for(lambda report: not report.ready and report.spec_hash == "h1")
     assert supervised.changes(report) == 2
 
@@ -486,7 +486,7 @@ def test_an_unchanged_result_does_not_change_the_generation(start: Start) -> Non
 def test_a_restart_in_the_same_boot_starts_from_not_ready_and_a_higher_generation(start: Start, removed: bool) -> None:
     # The worker changes its report as fast as it can: no number of changes may be ahead of the next start.
     first = start(
-        "for number in range(2000): found(number % 2 == 1, 'last' if number == 1999 else 'h1')\nsys.stdin.read()"
+        "for number in range(2000): report(number % 2 == 1, 'last' if number == 1999 else 'h1')\nsys.stdin.read()"
     )
     before = first.wait_for(lambda report: report.spec_hash == "last")
     first.process.kill()
@@ -504,14 +504,14 @@ def test_a_restart_in_the_same_boot_starts_from_not_ready_and_a_higher_generatio
 def test_generations_of_an_earlier_boot_do_not_count(start: Start, tmp_path: Path) -> None:
     earlier = Report("n1", "h1", "boot-0", "v1", ready=True, up_to_date=True, generation=10**18)
     (tmp_path / "report.json").write_text(report_to_json(earlier))
-    supervised = start("found(True); sys.stdin.read()")
+    supervised = start("report(True); sys.stdin.read()")
     assert (
         supervised.wait_for(lambda report: report.ready and report.boot_id == "boot-1").generation < earlier.generation
     )
 
 
 def test_on_sigterm_the_worker_ends_first_and_finishes_what_it_writes(start: Start) -> None:
-    supervised = start(NOTED + 'found(True); sys.stdin.read(); time.sleep(1); note("ends")')
+    supervised = start(NOTED + 'report(True); sys.stdin.read(); time.sleep(1); note("ends")')
     supervised.wait_for(lambda report: report.ready)
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.process.wait(timeout=60) == 0
@@ -523,8 +523,8 @@ def test_a_reload_between_two_workers_reaches_the_next_one(start: Start) -> None
         NOTED
         + """
 if starts == 1: sys.exit(3)
-found(False)
-for line in sys.stdin: found(True, "h2")
+report(False)
+for line in sys.stdin: report(True, "h2")
 """
     )
     supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
@@ -533,7 +533,7 @@ for line in sys.stdin: found(True, "h2")
 
 
 def test_sigterm_ends_it_and_the_node_is_not_ready_from_then_on(start: Start) -> None:
-    supervised = start("found(True); sys.stdin.read()")
+    supervised = start("report(True); sys.stdin.read()")
     supervised.wait_for(lambda report: report.ready)
     supervised.process.send_signal(signal.SIGTERM)
     assert supervised.process.wait(timeout=20) == 0
@@ -549,7 +549,7 @@ def test_systemd_is_told_of_a_reload_and_of_the_end(start: Start, number: int) -
             pass
         return text
 
-    supervised = start("found(True)\nfor line in sys.stdin: found(True, 'h2')")
+    supervised = start("report(True)\nfor line in sys.stdin: report(True, 'h2')")
     assert told() == "READY=1"
     began = time.monotonic_ns() // 1000
     supervised.process.send_signal(signal.SIGHUP)
@@ -565,7 +565,7 @@ def test_systemd_is_told_of_a_reload_and_of_the_end(start: Start, number: int) -
 def test_a_worker_is_told_how_those_before_it_crashed_until_a_reload(start: Start) -> None:
     body = """note(os.environ.get("TRACKBED_CRASHED", ""))
 if starts <= 3: sys.exit(3)
-found(True)
+report(True)
 if sys.stdin.readline() and starts == 4: sys.exit(3)
 sys.stdin.read()
 """
@@ -580,7 +580,7 @@ sys.stdin.read()
 
 def test_workers_that_die_before_the_node_is_ready_have_crashed_in_a_row_however_long_they_lived(start: Start) -> None:
     body = """note(os.environ.get("TRACKBED_CRASHED", ""))
-found(False)
+report(False)
 sys.exit(3)
 """
     supervised = start(NOTED + body, well=0.0)
@@ -590,7 +590,7 @@ sys.exit(3)
 
 def test_a_worker_that_was_well_ends_the_row_of_crashes(start: Start) -> None:
     body = """note(os.environ.get("TRACKBED_CRASHED", ""))
-found(True)
+report(True)
 sys.exit(3)
 """
     supervised = start(NOTED + body, well=0.0)
@@ -598,5 +598,5 @@ sys.exit(3)
 
 
 def test_a_message_that_comes_in_pieces_is_read_as_one(start: Start) -> None:
-    supervised = start("found(True, 'h' * 500000); sys.stdin.read()")
+    supervised = start("report(True, 'h' * 500000); sys.stdin.read()")
     assert supervised.wait_for(lambda report: report.ready).spec_hash == "h" * 500000

@@ -54,8 +54,8 @@ def test_an_address_is_given_or_derived(given: Any, number: int | None, expected
 
 def test_one_group_s_data_gives_each_rail_of_each_node_its_own_address() -> None:
     specs = [from_mapping(node(*[[DERIVED]] * 8, node_number=number)) for number in range(1, 65)]
-    found = [address for spec in specs for nic in assigned(spec) for address, _ in nic]
-    assert len(set(found)) == 8 * 64
+    addresses = [address for spec in specs for nic in assigned(spec) for address, _ in nic]
+    assert len(set(addresses)) == 8 * 64
     assert assigned(specs[16])[3] == [("10.3.0.17/16", "None")]
 
 

@@ -46,7 +46,7 @@ def test_what_systemctl_shows_of_the_service(output: str, service: Service | Non
 
 
 @pytest.mark.parametrize(
-    ("found", "what", "remedy"),
+    ("changed", "what", "remedy"),
     [
         ({"service": Service("failed", "failed", "enabled", "exit-code")}, "trackbed is failed (exit-code)", "systemctl start"),
         ({"service": Service("not installed", "dead", "")}, "trackbed is not installed", "systemctl start"),
@@ -62,22 +62,22 @@ def test_what_systemctl_shows_of_the_service(output: str, service: Service | Non
         ({"processes": frozenset({"irqbalance"})}, "irqbalance runs while", "irqs.pin"),
     ],
 )  # fmt: skip
-def test_each_fault_has_a_remedy(found: dict[str, Any], what: str, remedy: str) -> None:
-    (finding,) = diagnose(evolve(WELL, **found))
+def test_each_fault_has_a_remedy(changed: dict[str, Any], what: str, remedy: str) -> None:
+    (finding,) = diagnose(evolve(WELL, **changed))
     assert what in finding.what
     assert remedy in finding.remedy
 
 
 def test_if_the_agent_is_dead_nothing_else_is_reported() -> None:
     dark = Condition("Carrier", "False", "NoCarrier", "no carrier on x; check the cable", stage="network")
-    found = evolve(
+    evidence = evolve(
         WELL,
         service=Service("inactive", "dead", "enabled"),
         report=evolve(REPORT, conditions=(dark,)),
     )
-    assert [finding.stage for finding in diagnose(found)] == ["agent"]
-    assert [finding.stage for finding in diagnose(evolve(found, service=RUNS, not_fresh=["old"]))] == ["agent"]
-    assert [finding.stage for finding in diagnose(evolve(found, service=None))] == ["network"]
+    assert [finding.stage for finding in diagnose(evidence)] == ["agent"]
+    assert [finding.stage for finding in diagnose(evolve(evidence, service=RUNS, not_fresh=["old"]))] == ["agent"]
+    assert [finding.stage for finding in diagnose(evolve(evidence, service=None))] == ["network"]
 
 
 def test_a_waiting_spec_is_reported_once_and_is_no_refusal() -> None:
@@ -103,10 +103,10 @@ def test_causes_come_before_consequences() -> None:
         Outcome(Change("vfs", "0000:3b:00.0", "count", 0, 8), "failed", "ENOSPC", "lower vfs.count"),
         Outcome(Change("links", "0000:3b:00.0", "mtu", 1500, 9000), "applied"),
     )
-    found = evolve(WELL, report=evolve(REPORT, ready=False, conditions=conditions, outcomes=outcomes))
-    said = [finding.what.split()[0] for finding in diagnose(found)]
+    evidence = evolve(WELL, report=evolve(REPORT, ready=False, conditions=conditions, outcomes=outcomes))
+    said = [finding.what.split()[0] for finding in diagnose(evidence)]
     assert said == ["NicsPresent", "vfs", "irqs", "Clock", "Carrier", "Kubelet"]
-    assert "lower vfs.count" in diagnose(found)[1].remedy
+    assert "lower vfs.count" in diagnose(evidence)[1].remedy
 
 
 def test_many_equal_findings_are_shortened() -> None:

@@ -54,7 +54,7 @@ def test_pci_name(vendor: str, device: str, name: str) -> None:
 
 
 class Refusing:
-    """Files of a machine whose devices go while they are read: names are told, nothing else."""
+    """Files of a machine whose devices disappear while they are read: only the names of entries can be read."""
 
     def __init__(self, names: dict[str, list[str]], error: int) -> None:
         self._names = names
@@ -110,13 +110,13 @@ def test_devices_that_go_while_they_are_read_leave_gaps_not_errors(error: int) -
         },
         error,
     )
-    found = inspect(absent.machine(files, Silent(), Silent(), Silent()))  # type: ignore[arg-type]
-    assert [function.address for function in found.functions] == ["0000:01:00.0"]
-    assert [device.name for device in found.functions[0].rdma] == ["rocep1s0"]
-    assert [device.name for device in found.other_rdma] == ["siw0"]
-    assert found.functions[0].model == ""
-    assert "0000:01:00.0" in render(found)
-    assert to_plain(found)["rdma_cm"] is False
+    inspection = inspect(absent.machine(files, Silent(), Silent(), Silent()))  # type: ignore[arg-type]
+    assert [function.address for function in inspection.functions] == ["0000:01:00.0"]
+    assert [device.name for device in inspection.functions[0].rdma] == ["rocep1s0"]
+    assert [device.name for device in inspection.other_rdma] == ["siw0"]
+    assert inspection.functions[0].model == ""
+    assert "0000:01:00.0" in render(inspection)
+    assert to_plain(inspection)["rdma_cm"] is False
 
 
 GIDS = (
@@ -162,10 +162,10 @@ class LagTree:
         raise AssertionError(path)
 
     def names(self, path: str) -> list[str]:
-        found = {name[len(path) + 1 :].partition("/")[0] for name in self.files if name.startswith(f"{path}/")}
-        if not found:
+        entries = {name[len(path) + 1 :].partition("/")[0] for name in self.files if name.startswith(f"{path}/")}
+        if not entries:
             raise FileNotFoundError(path)
-        return sorted(found)
+        return sorted(entries)
 
     def target(self, path: str) -> str:
         if path not in self.links:
@@ -194,22 +194,22 @@ class Ports(Silent):
 
 
 def test_with_roce_lag_both_ports_show_the_one_rdma_device_and_it_shows_both_netdevs() -> None:
-    found = inspect(absent.machine(LagTree(), Ports(), Silent(), Silent()))  # type: ignore[arg-type]
-    first, second, other = found.functions
+    inspection = inspect(absent.machine(LagTree(), Ports(), Silent(), Silent()))  # type: ignore[arg-type]
+    first, second, other = inspection.functions
     assert first.rdma == second.rdma
     (device,) = first.rdma
     assert (device.name, device.ports[0].netdev) == ("mlx5_bond_0", "bond0")
     assert device.ports[0].bonded == ("ens1f0np0", "ens1f1np1", "ens2f0np0")
-    assert other.rdma == found.other_rdma == ()
-    assert render(found).count("bond0 (ens1f0np0, ens1f1np1, ens2f0np0)") == 2
+    assert other.rdma == inspection.other_rdma == ()
+    assert render(inspection).count("bond0 (ens1f0np0, ens1f1np1, ens2f0np0)") == 2
 
 
 def test_a_bond_of_ports_that_have_rdma_devices_of_their_own_shares_none() -> None:
     tree = LagTree()
     tree.files["/sys/bus/pci/devices/0000:3b:00.1/infiniband/mlx5_1/x"] = ""
     tree.files["/sys/class/infiniband/mlx5_1/ports/1/gid_attrs/ndevs/0"] = "ens1f1np1"
-    found = inspect(absent.machine(tree, Ports(), Silent(), Silent()))  # type: ignore[arg-type]
-    assert [[device.name for device in function.rdma] for function in found.functions] == [
+    inspection = inspect(absent.machine(tree, Ports(), Silent(), Silent()))  # type: ignore[arg-type]
+    assert [[device.name for device in function.rdma] for function in inspection.functions] == [
         ["mlx5_bond_0"],
         ["mlx5_1"],
         [],

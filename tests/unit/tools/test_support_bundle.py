@@ -60,12 +60,12 @@ def test_text_that_is_not_secret_stays(text: str) -> None:
 
 def content(path: Path) -> dict[str, str]:
     with tarfile.open(path) as tar:
-        found = {}
+        parts = {}
         for entry in tar:
             file = tar.extractfile(entry)
             assert file is not None
-            found[entry.name.removeprefix("trackbed-bundle/")] = file.read().decode()
-        return found
+            parts[entry.name.removeprefix("trackbed-bundle/")] = file.read().decode()
+        return parts
 
 
 def test_the_archive_has_all_output_and_names_what_failed(tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_the_archive_has_all_output_and_names_what_failed(tmp_path: Path) -> Non
         deadline=0.5,
     )
     assert time.monotonic() - began < 30
-    found = content(made)
-    assert found["good.txt"] == f"fine password={REMOVED}\n"
-    assert (found["bad.txt"], found["slow.txt"], found["code.txt"]) == ("half\n", "so far\n", "")
+    parts = content(made)
+    assert parts["good.txt"] == f"fine password={REMOVED}\n"
+    assert (parts["bad.txt"], parts["slow.txt"], parts["code.txt"]) == ("half\n", "so far\n", "")
     assert "exit code 3" in failed["bad.txt"]
     assert "no end after" in failed["slow.txt"]
     assert "No such file" in failed["absent.txt"]
     assert failed.keys() == {"bad.txt", "slow.txt", "absent.txt"}
-    assert json.loads(found["not-collected.json"]) == failed
+    assert json.loads(parts["not-collected.json"]) == failed
     assert stat.S_IMODE(made.stat().st_mode) == 0o600
 
 
