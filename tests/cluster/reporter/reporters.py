@@ -191,3 +191,14 @@ class Reporter:
             and event["user"]["username"] == f"trackbed:node:{self.name}"
             and event.get("objectRef", {}).get("resource") == "nodes"
         ]
+
+
+def notice(plane: ControlPlane, name: str) -> str:
+    """What a Lease says of a node that cannot say it by its Node."""
+    found = plane.get("lease", name, "--namespace=trackbed-system")
+    return str(found["metadata"].get("annotations", {}).get("trackbed.internal/not-ready", ""))
+
+
+def renewed(plane: ControlPlane, name: str) -> str:
+    """When a Lease was last renewed."""
+    return str(plane.get("lease", name, "--namespace=trackbed-system")["spec"]["renewTime"])

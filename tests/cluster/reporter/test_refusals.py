@@ -1,0 +1,205 @@
+"""A reporter that may not write everything loses readiness all the same, against a real API server."""
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from agent.report.names import READY_LABEL
+from agent.reporter.kubernetes.api import MERGE_PATCH, STRATEGIC_PATCH, Api, Refused
+from lab.cluster.control_plane import ControlPlane
+from tests.cluster.reporter.conftest import Start
+from tests.cluster.reporter.reporters import CLUSTER, by_certificate, notice, until
+from tests.cluster.reporter.test_publishing import FACT
+
+
+def forbid(plane: ControlPlane, name: str, resource: str, expression: str = "false") -> None:
+    """Somebody else's admission policy: a node's reporter may not write this any more."""
+    group = "admissionregistration.k8s.io/v1"
+    called = f"theirs-{name}"
+    policy = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": called},
+        "spec": {
+            "matchConstraints": {
+                "resourceRules": [
+                    {"apiGroups": [""], "apiVersions": ["*"], "resources": [resource], "operations": ["UPDATE"]}
+                ]
+            },
+            "matchConditions": [{"name": "it", "expression": f"request.userInfo.username == 'trackbed:node:{name}'"}],
+            "validations": [{"expression": expression, "reason": "Forbidden"}],
+        },
+    }
+    binding = {
+        "apiVersion": group,
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": called},
+        "spec": {"policyName": called, "validationActions": ["Deny"]},
+    }
+    plane.apply(policy, binding)
+    status = resource.partition("/")[2]
+    api = Api(plane.url, by_certificate(plane, name).session)
+    conditions = [{"type": "TrackbedUpToDate", "status": "Unknown", "reason": "Probe", "message": ""}]
+
+    def refused() -> bool:
+        path, body = f"/api/v1/nodes/{name}", {"metadata": {"labels": {READY_LABEL: str(time.monotonic_ns())}}}
+        conditions[0]["message"] = str(time.monotonic_ns())
+        try:
+            if status:
+                api.ask("PATCH", f"{path}/status", {}, {"status": {"conditions": conditions}}, STRATEGIC_PATCH)
+            else:
+                api.ask("PATCH", path, {}, body, MERGE_PATCH)
+        except Refused as error:
+            return called in str(error)
+        return False
+
+    until(refused, "their policy is in force")
+
+
+def allow(plane: ControlPlane, name: str) -> None:
+    plane.kubectl("delete", "validatingadmissionpolicybinding", f"theirs-{name}")
+    plane.kubectl("delete", "validatingadmissionpolicy", f"theirs-{name}")
+
+
+def fleet(plane: ControlPlane, *words: str) -> Any:
+    """The answer of `trackbed fleet`; whatever its exit code."""
+    command = [sys.executable, "-m", "agent", "fleet", *words, "--json", f"--kubeconfig={plane.admin}"]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout)
+
+
+def standing(plane: ControlPlane, name: str) -> Any:
+    return next(one for one in fleet(plane, "status")["nodes"] if one["name"] == name)
+
+
+def test_where_the_node_may_not_be_written_its_condition_and_lease_say_that_it_is_not_ready(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("forbidden-node")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    until(lambda: not reporter.published().error, "the Lease is there")
+    forbid(plane, reporter.name, "nodes")
+    reporter.say(False)
+    until(lambda: reporter.condition()["status"] == "False", "the condition turns")
+    until(lambda: notice(plane, reporter.name), "the Lease says so")
+    assert "NoCarrier" in notice(plane, reporter.name)
+    assert "theirs-forbidden-node" in reporter.published().error
+    assert standing(plane, reporter.name)["ready"] == "False"
+    assert reporter.name in fleet(plane, "sweep")["tainted"]
+    assert reporter.is_tainted()
+    allow(plane, reporter.name)
+    reporter.publication.retry_now()
+    until(lambda: not notice(plane, reporter.name), "the Lease has nothing more to say")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted again")
+
+
+def test_where_the_condition_may_not_be_written_the_taint_comes_and_the_sweep_turns_the_condition(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("forbidden-status")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    forbid(plane, reporter.name, "nodes/status")
+    reporter.say(False)
+    until(reporter.is_tainted, "the taint comes")
+    until(lambda: notice(plane, reporter.name), "the Lease says so")
+    assert reporter.condition()["status"] == "True"
+    assert (standing(plane, reporter.name)["ready"], standing(plane, reporter.name)["condition"]) == ("False", "True")
+    assert reporter.name in fleet(plane, "sweep")["tainted"]
+    assert reporter.condition()["status"] == "False" and "NoCarrier" in reporter.condition()["message"]
+    assert reporter.name not in fleet(plane, "sweep")["tainted"]
+
+
+def test_where_a_label_may_not_be_taken_away_the_taint_comes_nevertheless(plane: ControlPlane, start: Start) -> None:
+    reporter = start("forbidden-label")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    forbid(plane, reporter.name, "nodes", "object.metadata.labels == oldObject.metadata.labels")
+    reporter.say(False)
+    until(reporter.is_tainted, "the taint comes")
+    until(lambda: reporter.condition()["status"] == "False", "the condition turns")
+    assert READY_LABEL in reporter.node()["metadata"]["labels"]
+
+
+def test_what_is_refused_to_a_ready_node_does_not_delay_its_loss_of_readiness(
+    plane: ControlPlane, start: Start
+) -> None:
+    reporter = start("unlisted", [{"key": "example.net/unlisted", "value": "x", "role": "fact", "resource": None}])
+    reporter.say(True)
+    until(lambda: reporter.condition()["status"] == "True", "the condition turns")
+    until(lambda: "a reporter changes the labels" in reporter.published().error, "the label is refused")
+    reporter.publication.steps.not_before["ready"] += 3600.0
+    reporter.acknowledged(reporter.say(False))
+    assert (reporter.condition()["status"], reporter.published().error) == ("False", "")
+
+
+def test_unreadable_labels_are_reported_and_do_not_delay_a_loss_of_readiness(plane: ControlPlane, start: Start) -> None:
+    reporter = start("unreadable")
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    reporter.publication.files.labels.write_text("{")
+    reporter.acknowledged(reporter.say(False))
+    assert reporter.is_tainted() and reporter.condition()["status"] == "False"
+    assert "labels.json" in reporter.published().error
+
+
+def test_a_label_that_is_no_longer_listed_can_be_taken_away(plane: ControlPlane, start: Start) -> None:
+    listed = plane.get("configmap", "reporter", "--namespace=trackbed-system")["data"]["labels"]
+
+    def list_labels(text: str) -> None:
+        body = json.dumps({"data": {"labels": text}})
+        plane.kubectl("patch", "configmap", "reporter", "--namespace=trackbed-system", "--type=merge", "-p", body)
+
+    reporter = start("delisted", [FACT])
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    try:
+        list_labels("example.net/other")
+        api = Api(plane.url, by_certificate(plane, reporter.name).session)
+
+        def in_force() -> bool:
+            try:
+                change = {"metadata": {"labels": {FACT["key"]: str(time.monotonic_ns())}}}
+                api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, change, MERGE_PATCH)
+            except Refused:
+                return True
+            return False
+
+        until(in_force, "the list is in force")
+        reporter.acknowledged(reporter.say(False))
+        assert reporter.is_tainted() and READY_LABEL not in reporter.node()["metadata"]["labels"]
+        assert api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, {"metadata": {"labels": {FACT["key"]: None}}},
+                       MERGE_PATCH)  # fmt: skip
+    finally:
+        list_labels(listed)
+
+
+def test_without_the_list_of_labels_only_labels_stay_unwritten_and_readiness_is_lost(
+    plane: ControlPlane, start: Start
+) -> None:
+    def changed(labels: dict[str, str | None]) -> bool:
+        try:
+            api.ask("PATCH", f"/api/v1/nodes/{reporter.name}", {}, {"metadata": {"labels": labels}}, MERGE_PATCH)
+        except Refused:
+            return False
+        return True
+
+    reporter = start("no-list", [FACT])
+    reporter.acknowledged(reporter.say(True))
+    until(lambda: not reporter.is_tainted(), "the taint is lifted")
+    api = Api(plane.url, by_certificate(plane, reporter.name).session)
+    plane.kubectl("delete", "configmap", "reporter", "--namespace=trackbed-system")
+    try:
+        until(lambda: changed({"example.net/unlisted": str(time.monotonic_ns())}), "the list is gone")
+        assert plane.try_kubectl("annotate", "node", reporter.name, "example.net/kubelet=x").returncode == 0
+        assert plane.try_kubectl("label", "node", reporter.name, "example.net/theirs=x").returncode == 0
+        assert not changed({"node-role.kubernetes.io/control-plane": ""})
+        assert not changed({"kubernetes.io/hostname": "another"})
+        reporter.acknowledged(reporter.say(False))
+        assert reporter.is_tainted() and READY_LABEL not in reporter.node()["metadata"]["labels"]
+    finally:
+        plane.kubectl("apply", "-k", str(CLUSTER))
+        until(lambda: not changed({"example.net/unlisted": str(time.monotonic_ns())}), "the list is there again")
