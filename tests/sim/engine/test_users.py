@@ -95,6 +95,12 @@ def test_a_lost_connection_of_nvme_has_no_address(kernel: Kernel) -> None:
     assert users_of(kernel) == {}
 
 
+def test_each_mount_is_looked_at(kernel: Kernel) -> None:
+    kernel.tree.put("/proc/1/mounts", "proc /proc proc rw 0 0\n10.0.0.9:/export /data nfs4 rw 0 0\n")
+    kernel.servers["10.0.0.9"] = "enp33s0"
+    assert users_of(kernel) == {PF: (User("nfs4 on /data of 10.0.0.9"),)}
+
+
 def test_a_server_without_a_route_is_reached_through_no_nic(kernel: Kernel) -> None:
     kernel.tree.put("/proc/1/mounts", "10.0.0.9:/export /data nfs4 rw 0 0")
     assert users_of(kernel) == {}
