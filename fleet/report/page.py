@@ -14,9 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
+from agent.report.last_deploy import LastDeploy, Operation
 from fleet.page import INK, document, legend, picture, table
 from fleet.report.history import ALWAYS, History, NodeCourse
-from fleet.report.last_deploy import LastDeploy, Operation
 from fleet.report.prometheus import Course
 
 READY, NOT_READY, SILENT = "#2f9e5f", "#e0464c", "#8a929c"

@@ -22,8 +22,8 @@ from pyinfra.api.host import Host
 from pyinfra.api.state import BaseStateCallback, State
 from pyinfra.connectors.local import LocalConnector
 
+from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from agent.report.printable import printable
-from fleet.report.last_deploy import LastDeploy, Operation, default_path, write
 
 REDRAWN = 0.5
 """Seconds after which the line on a terminal is drawn again."""

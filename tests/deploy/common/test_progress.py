@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.report.last_deploy import last_deploy
+from agent.report.last_deploy import last_deploy
 from tasks.common.archive import ROOT
 from tasks.common.progress import running, say, slowest
 

@@ -15,9 +15,9 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 
 from agent.__main__ import cli
+from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from fleet.page import POLICY
 from fleet.report.history import History, read_history
-from fleet.report.last_deploy import LastDeploy, Operation, default_path, write
 from fleet.report.page import KINDS, NOT_READY, READY, SILENT
 from fleet.report.prometheus import asking
 from tests.chromium import Scheme, shown
