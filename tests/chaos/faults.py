@@ -84,6 +84,12 @@ def _drift(name: str, command: str, again: int = 1) -> Fault:
     return Fault(name, group, f"for i in $(seq {again}); do {command}; sleep 0.5; done")
 
 
+def _rename(name: str, other: str) -> str:
+    """Rename a netdev. The agent sets it up again as soon as it is down, and a netdev that is up keeps its name."""
+    lines = f"link set {name} down\\nlink set {name} name {other}\\nlink set {other} up\\n"
+    return f"for i in $(seq 20); do printf '{lines}' | ip -batch - && break; sleep 0.1; done"
+
+
 def _file(name: str, path: str, command: str, restart: bool = True) -> Fault:
     """A damaged file. The agent then restarts, as after a crash, and reads it. The deploy's files are restored at the end."""
     begin = f"cp -p {path} /root/kept 2>/dev/null || true; {command}" + (
@@ -172,16 +178,15 @@ FAULTS = (
     Fault(
         "a PF renamed for 5 s",
         "a device",
-        f"ip link set {PF} down; ip link set {PF} name other0; ip link set other0 up",
+        _rename(PF, "other0"),
         # udev gives a renamed netdev its usual name as an alternative one, and the kernel then refuses it as the name.
-        f"ip link set other0 down; ip link property del dev other0 altname {PF} || true;"
-        f" ip link set other0 name {PF}; ip link set {PF} up",
+        f"ip link property del dev other0 altname {PF} || true; {_rename('other0', PF)}",
         5.0,
     ),
     Fault(
         "a VF renamed",
         "a device",
-        f"ip link set {VF} down; ip link set {VF} name other1",
+        _rename(VF, "other1"),
     ),
     Fault(
         "a CPU offline for 5 s",
