@@ -76,10 +76,11 @@ def kernel_release(apt: Apt) -> str:
 
 def needed(release: str) -> tuple[str, ...]:
     """The packages with which modules for a kernel are built."""
-    return (f"linux-headers-{release}", _tree(release), "make", "xz-utils")
+    return (f"linux-headers-{release}", source_package(release), "make", "xz-utils")
 
 
-def _tree(release: str) -> str:
+def source_package(release: str) -> str:
+    """Debian's package of a kernel's source. The folder in its archive has the same name."""
     return f"linux-source-{'.'.join(release.split('.')[:2])}"
 
 
@@ -87,7 +88,7 @@ def build(workshop: Path, release: str, log: Path) -> list[Path]:
     """Build all modules in a root file system that has what they need. Returns their .ko files."""
     work = workshop / "build"
     work.mkdir()
-    tree = _tree(release)
+    tree = source_package(release)
     folders = [f"{tree}/{module.source}" for module in MODULES]
     run(["tar", "-C", work, "-xJf", workshop / "usr/src" / f"{tree}.tar.xz", *folders], log=log)
     for patch in (rxe_parent(work / tree), IGB_TIMEOUT):

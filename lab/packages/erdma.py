@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 from lab import apt, image, repository
 from lab.command import run
 from lab.errors import LabError
+from lab.modules import source_package
 from lab.packages import toolchain
 from lab.progress import step
 
@@ -81,7 +82,7 @@ def _build(disk: image.Image, pool: Path) -> None:
 def kernel_source(disk: image.Image, folders: tuple[str, ...], work: Path) -> Path:
     """Unpack some folders of the source of an image's kernel, from linux-source. Returns the tree's root."""
     kernel = toolchain.kernel_of(disk)
-    name = f"linux-source-{'.'.join(kernel.release.split('.')[:2])}"
+    name = source_package(kernel.release)
     with step(f"{name} {kernel.version}", usual_s=30), apt.throwaway(apt.sources_of(disk.debian)) as ours:
         run(["env", "-C", work, "apt-get", *ours.options(), "-q", "download", f"{name}={kernel.version}"])
     run(["dpkg-deb", "-x", next(work.glob("*.deb")), work])
