@@ -28,14 +28,19 @@ SPEC = {"node_name": "bench", "nics": [{"name": "rail0", "select": {"pci": ADDRE
 
 def keep(netdev: str, out: TextIO, wanted: Mapping[str, object] = SPEC) -> None:
     """Keep a netdev as the spec says, until killed. The worker's messages go to ``out``."""
-    with devices({ADDRESS: netdev}) as root, TemporaryDirectory() as name:
-        folder = Path(name)
+    # On a node /run is in memory, too.
+    with (
+        devices({ADDRESS: netdev}) as root,
+        TemporaryDirectory() as name,
+        TemporaryDirectory(dir="/dev/shm") as volatile,
+    ):
+        folder, run = Path(name), Path(volatile)
         spec = folder / "node.json"
         spec.write_text(to_json(from_mapping(wanted)))
         control, _ = os.pipe()
-        in_force, requests = SpecInForce(folder, folder), Requests(folder / "apply.sock")
+        in_force, requests = SpecInForce(folder, run), Requests(run / "apply.sock")
         # The benchmark puts the MTU back again and again; the agent must not take that for contention.
         failures = Failures(Contention(limit=0))
-        memory = Memory(Originals.load(folder / ORIGINALS), failures, History(folder), Drift.load(folder, by_name()))
+        memory = Memory(Originals.load(run / ORIGINALS), failures, History(folder), Drift.load(run, by_name()))
         activity = Activity.at(None)
         work(machine(root), spec, in_force, memory, activity, control, out, requests)

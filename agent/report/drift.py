@@ -30,7 +30,6 @@ class Drift:
     path: Path
     counts: dict[str, int]
     _was_true: bool = field(default=False, init=False)
-    _saved: bool = field(default=False, init=False)
 
     @classmethod
     def load(cls, folder: Path, kinds: Iterable[str]) -> Drift:
@@ -38,7 +37,7 @@ class Drift:
         path = folder / NAME
         before = read_drift(path)
         drift = cls(path, {kind: before.get(kind, 0) for kind in sorted(kinds)})
-        drift.save()
+        drift._write()
         return drift
 
     def start_over(self) -> None:
@@ -46,7 +45,7 @@ class Drift:
         self._was_true = False
 
     def count(self, outcomes: Iterable[Outcome], as_wanted: bool) -> None:
-        """Count what a pass has repaired. :meth:`save` writes the counts.
+        """Count what a pass has repaired.
 
         :param as_wanted: its last reading was as the spec wants, so later changes are drift.
         """
@@ -55,15 +54,11 @@ class Drift:
         )
         for kind in repaired:
             self.counts[kind] = self.counts.get(kind, 0) + 1
-            self._saved = False
+        if repaired:
+            self._write()
         self._was_true = self._was_true or as_wanted
 
-    def save(self) -> None:
-        """Write the counts, if there are new ones. A file system that is full must not end the agent."""
-        if self._saved:
-            return
-        # Once also when it fails: the next repair tries again.
-        self._saved = True
+    def _write(self) -> None:
         try:
             write_atomically(self.path, json.dumps(self.counts, sort_keys=True) + "\n", READABLE)
         except OSError as error:

@@ -170,8 +170,6 @@ class _Loop:
                     passes.output.publish(body)
             if not published:
                 published = self._publish(body, scope)
-            # Only now: nothing may wait for a disk before it reads that the node is ready again.
-            passes.memory.drift.save()
             passes.memory.failures.hasten(scope)
             if wake_ups.stop:
                 break
