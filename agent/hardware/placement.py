@@ -234,7 +234,9 @@ class _Load:
 
 
 class _Order:
-    """The CPUs of a pool by their load (core, CPU, cache, then the pool's order), while loads only grow.
+    """The CPUs of a pool, the least loaded first: by the load of the core, of the CPU, of the cache, then in the pool's order.
+
+    Loads must only grow meanwhile.
 
     One heap a cache: what it says of a CPU is a lower bound, and is looked at again before it is believed.
     """

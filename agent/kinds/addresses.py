@@ -231,7 +231,7 @@ def _routes(netlink: Netlink, route: Route) -> list[Route]:
 def _item(name: str, ifindex: int = 0) -> str | Route | Rule:
     """The address, route or rule that a field names.
 
-    :raises OSError: none. Another version of the agent may have noted an original under such a field.
+    :raises OSError: it names none of them. Another version of the agent may have noted an original under such a field.
     """
     words = name.split(" ")
     values = dict(zip(words[::2], words[1::2], strict=False))

@@ -1,4 +1,4 @@
-"""Empty parts of a machine: no kubelet, no details, no other network namespaces."""
+"""The parts that a simulated machine may lack: a kubelet, details of its devices, other network namespaces."""
 
 from __future__ import annotations
 

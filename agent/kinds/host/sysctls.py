@@ -87,7 +87,10 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def _read_each(machine: Machine, names: str) -> str | None:
-    """The values of one parameter or of :data:`BOTH`, with spaces between; None if one cannot be read."""
+    """The value of the parameter, or the values of two that :data:`BOTH` joins, with a space in between.
+
+    :returns: None if a value cannot be read.
+    """
     values = [_read(machine, name).value for name in names.split(BOTH)]
     return None if None in values else " ".join(value or "" for value in values)
 

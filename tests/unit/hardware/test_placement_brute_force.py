@@ -54,7 +54,7 @@ class Case:
             yield dict(zip(keys, cpus, strict=True))
 
     def unevenness(self, placed: dict[Key, int]) -> tuple[int, int]:
-        """The sum of the squares of the cores' loads, and of the CPUs'."""
+        """Two sums of squares: one of the cores' loads, one of the CPUs' loads."""
         return _squares(self.topology.cpus[id].core for id in placed.values()), _squares(placed.values())
 
     def served(self, placed: dict[Key, int]) -> Counter[tuple[tuple[int, ...], int]]:
