@@ -39,7 +39,8 @@ def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
             if n.startswith("roce") or read_or(machine.files, f"{DATABASE}/+infiniband:{n}", "")
         ]
         made = [reader.device(each, reader.char_devices(device_path(vf)).get(each, ())) for each in names]
-        return next((each for each in made if each.ports[0].state == "ACTIVE"), None)
+        # udev may rename the device between two readings: a name that has gone has no port.
+        return next((each for each in made if any(port.state == "ACTIVE" for port in each.ports)), None)
 
     return vf, soon(active, f"an ACTIVE RDMA device of {vf}", within=30.0)
 
