@@ -44,7 +44,7 @@ SCRIPT = """
 before=$(state)
 began=$(date +%s%N)
 {broken}
-{mended}
+{restore}
 until test "$(state 2>/dev/null)" = "$before"; do sleep 0.05; done
 echo $((($(date +%s%N) - began) / 1000000))
 until {ready}; do sleep 0.05; done
@@ -56,11 +56,11 @@ READY = f"grep -q '\"ready\": true' {names.RUN_FOLDER}/{names.REPORT}"
 
 @frozen
 class Drift:
-    """One kind of drift: the command that breaks the value, and the commands that mend it by hand."""
+    """One kind of drift: the command that breaks the value, and the commands that restore it by hand."""
 
     name: str
     broken: str
-    mended: str
+    restore: str
 
 
 def _drifts(node: lab.Node) -> tuple[Drift, ...]:
@@ -91,9 +91,9 @@ def _by_hand(node: lab.Node) -> str:
     return "\n".join(lines)
 
 
-def _measure(node: lab.Node, broken: str, mended: str, ready: str) -> tuple[int, int]:
+def _measure(node: lab.Node, broken: str, restore: str, ready: str) -> tuple[int, int]:
     """Milliseconds until all reads as before, and until ``ready`` holds, too."""
-    text = SCRIPT.format(state=STATE, broken=broken, mended=mended, ready=ready)
+    text = SCRIPT.format(state=STATE, broken=broken, restore=restore, ready=ready)
     first, second = node.sh(text, timeout=400).split()
     return int(first), int(second)
 
@@ -122,7 +122,7 @@ def main(rounds: int) -> None:
     try:
         for drift in drifts:
             rows = track(range(rounds), f"by hand: {drift.name}")
-            bare = [_measure(node, drift.broken, drift.mended, "true")[0] for _ in rows]
+            bare = [_measure(node, drift.broken, drift.restore, "true")[0] for _ in rows]
             done, ready = ([took[which] for took in ours[drift.name]] for which in (0, 1))
             middle = statistics.median(done), statistics.median(bare)
             figures = (middle[0], max(done), statistics.median(ready), middle[1], max(bare))

@@ -89,18 +89,18 @@ class Api:
         """
         return _understood(name, *read(self.client.get(PlainNode, name), Node))
 
-    def mend_node(self, name: str) -> None:
+    def remove_bad_times(self, name: str) -> None:
         """Remove times that cannot be read from a Node.
 
         The API server itself cannot read a time after the year 9999, and then refuses every patch of the Node.
         """
         document = self.client.get(PlainNode, name)
-        mended = without_bad_times(document)
-        if any(mended.get(part) != document.get(part) for part in ("metadata", "spec")):
+        readable = without_bad_times(document)
+        if any(readable.get(part) != document.get(part) for part in ("metadata", "spec")):
             # This leaves the status as it is.
-            written = self.client.replace(PlainNode.from_dict(mended), name)
-            mended["metadata"] = without_bad_times(written)["metadata"]
-        self.client.replace(PlainNodeStatus.from_dict(mended), name)
+            written = self.client.replace(PlainNode.from_dict(readable), name)
+            readable["metadata"] = without_bad_times(written)["metadata"]
+        self.client.replace(PlainNodeStatus.from_dict(readable), name)
 
     def patch_node(self, name: str, body: dict[str, Any] | list[dict[str, Any]], kind: PatchType) -> Node:
         """Patch a Node; the Node after it.

@@ -40,8 +40,8 @@ def labels_of(thing: Object) -> dict[str, str]:
 
 def condition_of(node: Node, type: str) -> NodeCondition | None:
     """A Node's condition of a type. If there are several, as a client may write them, one that is not True counts."""
-    found = conditions_of(node, type)
-    return next((one for one in found if one.status != "True"), found[0] if found else None)
+    conditions = conditions_of(node, type)
+    return next((one for one in conditions if one.status != "True"), conditions[0] if conditions else None)
 
 
 def conditions_of(node: Node, type: str) -> list[NodeCondition]:

@@ -117,7 +117,7 @@ def _sweep_node(api: Api, name: str) -> bool:
             node, node_fault = api.node(name)
             lease, lease_fault = _lease(api, name)
             faults = unreadable({name: node_fault} if node_fault else {}, {name: lease_fault} if lease_fault else {})
-            # A fault counts even after mend_node() has removed the unreadable part.
+            # A fault counts even after remove_bad_times() has removed the unreadable part.
             fault = fault or faults.get(name, "")
             one = standing(name, node, lease, api.now, fault)
             if one.missing or not (one.expired or one.withdrawn):
@@ -125,7 +125,7 @@ def _sweep_node(api: Api, name: str) -> bool:
             if one.swept and not one.withdrawn:
                 return True
             if node_fault:
-                api.mend_node(name)
+                api.remove_bad_times(name)
                 node, _ = api.node(name)
             if patch := taint_patch(node):
                 node = api.patch_node(name, patch, PatchType.JSON)

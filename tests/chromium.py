@@ -31,10 +31,10 @@ class Shown:
     def colours(self) -> set[str]:
         """The colours that cover at least a few letters' area, as #rrggbb."""
         pixels = np.rint(imread(self.picture)[:, :, :3] * 255).astype(np.uint8).reshape(-1, 3)
-        found, counts = np.unique(pixels, axis=0, return_counts=True)
+        colours, counts = np.unique(pixels, axis=0, return_counts=True)
         return {
             f"#{red:02x}{green:02x}{blue:02x}"
-            for (red, green, blue), count in zip(found, counts, strict=True)
+            for (red, green, blue), count in zip(colours, counts, strict=True)
             if count > 50
         }
 

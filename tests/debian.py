@@ -20,9 +20,9 @@ def program(package: str, path: str) -> tuple[Path, dict[str, str]]:
     :param path: the program's path in the package.
     """
     name = Path(path).name
-    found = shutil.which(name)
-    if found:
-        return Path(found), dict(os.environ)
+    installed = shutil.which(name)
+    if installed:
+        return Path(installed), dict(os.environ)
     try:
         folder = runnable(package)
     except LabError as error:

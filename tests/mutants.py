@@ -79,5 +79,5 @@ def functions(name: str) -> set[str]:
     """A module's functions, as mutmut calls them."""
     module = import_module(name)
     scopes = [module, *(value for value in vars(module).values() if isinstance(value, type))]
-    names = {found for scope in scopes for found in vars(scope) if found.endswith(ORIGINAL)}
-    return {f"{name}.{found.removesuffix(ORIGINAL)}" for found in names}
+    names = {attribute for scope in scopes for attribute in vars(scope) if attribute.endswith(ORIGINAL)}
+    return {f"{name}.{attribute.removesuffix(ORIGINAL)}" for attribute in names}

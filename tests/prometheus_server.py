@@ -30,9 +30,9 @@ DEADLINE = 180.0
 
 def program(name: str) -> Path:
     """`prometheus` or `promtool`. If PATH does not have it, the first call fetches Debian's package, or the test is skipped."""
-    found = shutil.which(name)
-    if found:
-        return Path(found)
+    path = shutil.which(name)
+    if path:
+        return Path(path)
     try:
         return unpacked("prometheus") / "usr" / "bin" / name
     except LabError as error:

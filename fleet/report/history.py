@@ -126,8 +126,8 @@ def read_history(prometheus: Prometheus) -> History:
 
 
 def _sum(prometheus: Prometheus, query: str) -> Course:
-    found = prometheus.over_time(query)
-    return found[0][1] if found else [None] * prometheus.points
+    series = prometheus.over_time(query)
+    return series[0][1] if series else [None] * prometheus.points
 
 
 def _courses(prometheus: Prometheus, names: Sequence[str]) -> Iterator[NodeCourse]:
@@ -144,14 +144,14 @@ def _courses(prometheus: Prometheus, names: Sequence[str]) -> Iterator[NodeCours
 
 
 def _faulty(prometheus: Prometheus) -> tuple[Faulty, ...]:
-    found = prometheus.at_end('count by (type, status, severity) (trackbed_condition{status!="True"} == 1)')
-    rows = [Faulty(of["type"], of["status"], of["severity"], round(nodes)) for of, nodes in found]
+    counts = prometheus.at_end('count by (type, status, severity) (trackbed_condition{status!="True"} == 1)')
+    rows = [Faulty(of["type"], of["status"], of["severity"], round(nodes)) for of, nodes in counts]
     return tuple(sorted(rows, key=lambda row: (row.severity, -row.nodes, row.type, row.status)))
 
 
 def _repairs(prometheus: Prometheus) -> dict[str, Course]:
-    found = prometheus.over_time(f"sum by (kind) ({REPAIRED}) > 0")
-    return {labels["kind"]: course for labels, course in sorted(found, key=lambda each: each[0]["kind"])}
+    series = prometheus.over_time(f"sum by (kind) ({REPAIRED}) > 0")
+    return {labels["kind"]: course for labels, course in sorted(series, key=lambda each: each[0]["kind"])}
 
 
 def _repaired(prometheus: Prometheus) -> dict[str, tuple[int, int]]:
@@ -170,10 +170,10 @@ def _most_repaired(prometheus: Prometheus) -> tuple[Repairs, ...]:
 
 def _contended(prometheus: Prometheus) -> tuple[str, ...]:
     which = 'trackbed_condition{type="Uncontended",status="False"}'
-    found = prometheus.at_end(f"max by (instance) (max_over_time({which}[$range])) == 1")
-    return tuple(sorted(labels["instance"] for labels, _ in found))
+    instances = prometheus.at_end(f"max by (instance) (max_over_time({which}[$range])) == 1")
+    return tuple(sorted(labels["instance"] for labels, _ in instances))
 
 
 def _counted(prometheus: Prometheus, label: str, metric: str) -> dict[str, int]:
-    found = {of[label]: round(nodes) for of, nodes in prometheus.at_end(f"count by ({label}) ({metric})")}
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    counts = {of[label]: round(nodes) for of, nodes in prometheus.at_end(f"count by ({label}) ({metric})")}
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

@@ -76,8 +76,8 @@ def prepare(node: Node) -> dict[str, Any]:
     node.sh(f"mkdir -p {FOLDER}")
     text = Path(__file__).with_name("oracle.py").read_text()
     node.run(["sh", "-c", f"cat > {ORACLE}"], check=True, stdin=text)
-    found: dict[str, Any] = json.loads(node.sh(f"python3 {ORACLE} baseline"))
-    return found
+    baseline: dict[str, Any] = json.loads(node.sh(f"python3 {ORACLE} baseline"))
+    return baseline
 
 
 def before_all(node: Node) -> Before:
@@ -215,5 +215,5 @@ def _difference(wanted: dict[str, Any], have: dict[str, Any]) -> str:
 def _lies(node: Node) -> dict[str, dict[str, Any]]:
     node.sh("systemctl stop chaos-oracle || true", timeout=120)
     text = node.run(["cat", f"{FOLDER}/lies.json"]).stdout
-    found: dict[str, dict[str, Any]] = json.loads(text) if text.strip() else {}
-    return found
+    lies: dict[str, dict[str, Any]] = json.loads(text) if text.strip() else {}
+    return lies

@@ -123,8 +123,8 @@ def busy(name: str, command: Sequence[str]) -> list[dict[str, object]]:
 
 
 def is_busy(plane: ControlPlane) -> bool:
-    found = plane.get("replicaset", "busy")["status"]
-    return bool(found.get("readyReplicas"))
+    status = plane.get("replicaset", "busy")["status"]
+    return bool(status.get("readyReplicas"))
 
 
 def vfs(node: Node, pci: str) -> int:
@@ -144,9 +144,9 @@ def test_a_change_waits_for_the_pod_in_its_way_and_maintenance_makes_it(member: 
     forbidden = fleet_command(plane, *asked, "--drain-timeout", "15")
     assert forbidden.returncode == 1, forbidden.stdout + forbidden.stderr
     assert "disruption budget" in forbidden.stderr
-    found = plane.get("node", name)
-    assert "unschedulable" not in found["spec"]
-    assert "trackbed.internal/maintenance" not in found["metadata"].get("annotations", {})
+    document = plane.get("node", name)
+    assert "unschedulable" not in document["spec"]
+    assert "trackbed.internal/maintenance" not in document["metadata"].get("annotations", {})
     assert is_busy(plane)
     assert vfs(node, nic.pci) == 4
     plane.kubectl("delete", "poddisruptionbudget", "busy")

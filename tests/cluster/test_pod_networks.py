@@ -187,12 +187,12 @@ def credentials(plane: ControlPlane, account: str) -> str:
 @pytest.fixture
 def engines(control_plane: ControlPlane, rendered: Path, tmp_path: Path) -> Iterator[list[Engine]]:
     """Two nodes whose rails are joined, each with the plugins and their credentials."""
-    found = tmp_path / "programs"
-    found.mkdir()
+    links = tmp_path / "programs"
+    links.mkdir()
     for program in go_programs.ensure(programs.CNI).iterdir():
-        (found / program.name).symlink_to(program)
-    (found / "multus").symlink_to(programs.MULTUS.program("multus"))
-    (found / "whereabouts").symlink_to(programs.WHEREABOUTS.program("cmd"))
+        (links / program.name).symlink_to(program)
+    (links / "multus").symlink_to(programs.MULTUS.program("multus"))
+    (links / "whereabouts").symlink_to(programs.WHEREABOUTS.program("cmd"))
     port = control_plane.ports.api
     with ExitStack() as stack:
         nodes = [stack.enter_context(place(tmp_path / f"node{number}")) for number in (1, 2)]
@@ -209,14 +209,14 @@ def engines(control_plane: ControlPlane, rendered: Path, tmp_path: Path) -> Iter
             config = {"datastore": "kubernetes", "configuration_path": CONFIGURATION, "kubernetes": own}
             node.sh(f"cat > {CONFIGURATION}/whereabouts.conf", stdin=json.dumps(config))
             node.sh(f"printf node{number} > {CONFIGURATION}/nodename")
-        yield [Engine(control_plane, node, number, str(found)) for number, node in enumerate(nodes, 1)]
+        yield [Engine(control_plane, node, number, str(links)) for number, node in enumerate(nodes, 1)]
 
 
 def address(plane: ControlPlane, pod: str) -> str:
     """The address of a pod's second netdev, as Multus has told the API server."""
     status = plane.get("pod", pod)["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"]
-    (told,) = [each for each in json.loads(status) if each.get("interface") == "net1"]
-    return str(told["ips"][0])
+    (network,) = [each for each in json.loads(status) if each.get("interface") == "net1"]
+    return str(network["ips"][0])
 
 
 def assigned(plane: ControlPlane) -> list[str]:

@@ -35,8 +35,8 @@ def configuration(node: Node) -> str:
     hardware = NodeHardware().process(["inspection", *node.sh("trackbed inspect --json").splitlines()])
     assert hardware is not None
     wanted, plugin = parse(node.sh("cat /etc/trackbed/node.json")), Sriov(vfs="0")
-    found = discover(hardware, wanted, plugin.node_selector)
-    made = manifests(DevicePlugins("unused", shared_rdma=None, sriov=plugin), {node.name: found})
+    hardware_of_nodes = discover(hardware, wanted, plugin.node_selector)
+    made = manifests(DevicePlugins("unused", shared_rdma=None, sriov=plugin), {node.name: hardware_of_nodes})
     return config(made["sriov-device-plugin.yaml"])
 
 
@@ -65,8 +65,8 @@ def plugin(member: Member) -> Iterator[Member]:
 
 
 def spec(node: Node) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(node.sh("cat /etc/trackbed/node.json"))
-    return found
+    document: dict[str, Any] = json.loads(node.sh("cat /etc/trackbed/node.json"))
+    return document
 
 
 def give(node: Node, wanted: dict[str, Any]) -> None:

@@ -108,8 +108,8 @@ def test_after_a_power_cut_no_container_starts_before_the_node_is_verified(membe
     assert moment(node, "containerd", "StartContainer|RunPodSandbox") > verified
     # What was allocatable before the boot lifts no taint: the kubelet has told the Node of this boot first.
     boot = node.sh("cat /proc/sys/kernel/random/boot_id").strip()
-    told = first_write(plane, name, cut, lambda e: boot in body(e))
-    assert told < first_write(plane, name, cut, lifts)
+    published = first_write(plane, name, cut, lambda e: boot in body(e))
+    assert published < first_write(plane, name, cut, lifts)
     plane.apply(manifests.pod("after", ["ibv_devices"], rdma=1, selector={"kubernetes.io/hostname": name}))
     run_to_end(plane, "after")
     plane.kubectl("delete", "pod", "after", "bound-before", "--wait=false")
@@ -130,8 +130,8 @@ def roce_gid(node: Node, device: str, address: str) -> int:
     """The index of the GID that an IPv4 address has given a device."""
     last = "".join(f"{int(part):02x}" for part in address.split("."))
     gids = node.sh(f"cd /sys/class/infiniband/{device}/ports/1/gids; grep -H . *").splitlines()
-    found = [line.split(":", 1) for line in gids]
-    return next(int(index) for index, gid in found if gid.replace(":", "").endswith(f"ffff{last}"))
+    entries = [line.split(":", 1) for line in gids]
+    return next(int(index) for index, gid in entries if gid.replace(":", "").endswith(f"ffff{last}"))
 
 
 def listens(node: Node) -> bool:

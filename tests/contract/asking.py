@@ -10,10 +10,10 @@ T = TypeVar("T")
 def soon(probe: Callable[[], T | None], what: str, within: float = 20.0) -> T:
     """The first value of ``probe`` that is not empty."""
     deadline = time.monotonic() + within
-    while (found := probe()) is None:
+    while (value := probe()) is None:
         assert time.monotonic() < deadline, f"no {what} within {within:.0f} s"
         time.sleep(0.05)
-    return found
+    return value
 
 
 def errno_of(action: Callable[[], object]) -> int | None:

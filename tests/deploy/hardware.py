@@ -26,13 +26,13 @@ def function(address: str, ids: str, netdev: str | None = None, *devices: Any, *
     """A PCI function; ``ids`` as lspci prints them."""
     vendor, device = ids.split(":")
     netdevs = [{"name": netdev, "mtu": 9000, "ifindex": 2}] if netdev else []
-    found = {"address": address, "model": "", "vendor": vendor, "device": device, "driver": "mlx5_core"}
-    return {**found, "netdevs": netdevs, "rdma": list(devices), "index": None, "total_vfs": 0, "vfs": [], **more}
+    facts = {"address": address, "model": "", "vendor": vendor, "device": device, "driver": "mlx5_core"}
+    return {**facts, "netdevs": netdevs, "rdma": list(devices), "index": None, "total_vfs": 0, "vfs": [], **more}
 
 
-def nic(name: str, found: dict[str, Any], **more: Any) -> dict[str, Any]:
+def nic(name: str, function: dict[str, Any], **more: Any) -> dict[str, Any]:
     """The function as a NIC of the spec, with its VFs."""
-    return {**found, "nic": name, **more}
+    return {**function, "nic": name, **more}
 
 
 def nics(*functions: Any) -> list[dict[str, Any]]:

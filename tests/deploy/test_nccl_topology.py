@@ -32,9 +32,9 @@ def pci(
     return PciFunction(path, kind, "0x15b3", "0x1976", "0x15b3", "0x0058", numa, speed, width)
 
 
-def topology(*found: PciFunction, **more: Any) -> PciTopology:
+def topology(*functions: PciFunction, **more: Any) -> PciTopology:
     intel = {"architecture": "x86_64", "vendor": "GenuineIntel", "family": "6", "model": "143"}
-    return PciTopology({each.address: each for each in found}, MASKS, **{**intel, **more})
+    return PciTopology({each.address: each for each in functions}, MASKS, **{**intel, **more})
 
 
 # A GPU and a ConnectX behind one PCIe switch, and a second ConnectX alone at the other socket.
@@ -149,10 +149,10 @@ class Reader:
 def read_as_nccl_does(text: str) -> int:
     """The number of elements, of which the first is a system of version 1."""
     reader = Reader(text)
-    found = reader.element("")
-    assert found is not None
-    assert found[0] == "system"
-    assert int(found[1]["version"]) == 1
+    element = reader.element("")
+    assert element is not None
+    assert element[0] == "system"
+    assert int(element[1]["version"]) == 1
     assert reader.element("") is None
     assert reader.count <= MOST_ELEMENTS
     return reader.count
@@ -176,13 +176,13 @@ def test_nccl_s_parser_is_stricter_than_xml(text: str) -> None:
 # --- the file ----------------------------------------------------------------------------------------------
 
 
-def text(*found: Any, of: PciTopology = NODE, others: tuple[str, ...] = (GPU,)) -> str:
-    return nccl_topology.text(of, meant(*found, others=others))
+def text(*functions: Any, of: PciTopology = NODE, others: tuple[str, ...] = (GPU,)) -> str:
+    return nccl_topology.text(of, meant(*functions, others=others))
 
 
-def meant(*found: Any, others: tuple[str, ...]) -> Hardware:
-    spec = from_mapping({"node_name": "n1", "nics": nics(*found)})
-    return hardware(*found, others=others).meant_by(spec)
+def meant(*functions: Any, others: tuple[str, ...]) -> Hardware:
+    spec = from_mapping({"node_name": "n1", "nics": nics(*functions)})
+    return hardware(*functions, others=others).meant_by(spec)
 
 
 def test_the_file_has_switches_without_their_other_ports_and_no_root_ports() -> None:
@@ -248,9 +248,9 @@ def test_more_than_nccl_reads_is_refused() -> None:
 # --- the operation -------------------------------------------------------------------------------------------
 
 
-def lines(found: PciTopology) -> list[str]:
+def lines(tree: PciTopology) -> list[str]:
     """What the script prints."""
-    given = [f"{name}|{getattr(found, name)}" for name in ("architecture", "vendor", "family", "model")]
+    given = [f"{name}|{getattr(tree, name)}" for name in ("architecture", "vendor", "family", "model")]
     functions = [
         "|".join(
             (
@@ -258,18 +258,18 @@ def lines(found: PciTopology) -> list[str]:
                 each.numa_node, each.link_speed, each.link_width,
             )
         )
-        for each in found.functions.values()
+        for each in tree.functions.values()
     ]  # fmt: skip
-    return [*functions, *(f"node|{node}|{mask}" for node, mask in found.cpus.items()), *given]
+    return [*functions, *(f"node|{node}|{mask}" for node, mask in tree.cpus.items()), *given]
 
 
-def answers(*found: Any, there: dict[str, str] | None = None) -> Answers:
-    return {TOPOLOGY_SCRIPT: lines(NODE), **has(*found, others=(GPU,)), **files(**(there or {}))}
+def answers(*functions: Any, there: dict[str, str] | None = None) -> Answers:
+    return {TOPOLOGY_SCRIPT: lines(NODE), **has(*functions, others=(GPU,)), **files(**(there or {}))}
 
 
-def deploy(node: Node, given: dict[str, Any] | None, found: Answers) -> Result:
+def deploy(node: Node, given: dict[str, Any] | None, answers: Answers) -> Result:
     node.data = {} if given is None else {"nccl": given}
-    return node.deploy(nccl_topology.configure, found)
+    return node.deploy(nccl_topology.configure, answers)
 
 
 def test_the_file_is_written_if_the_key_asks_for_it(node: Node) -> None:
@@ -290,8 +290,8 @@ def test_without_the_key_only_trackbed_s_file_is_removed(node: Node, given: dict
 
 
 def test_a_node_without_gpu_and_rdma_device_is_refused(node: Node) -> None:
-    found = {**answers(VIRTIO), **has(VIRTIO)}
-    result = deploy(node, {"network_type": 2, "topology": True}, found)
+    neither = {**answers(VIRTIO), **has(VIRTIO)}
+    result = deploy(node, {"network_type": 2, "topology": True}, neither)
     assert result.failed
     assert "nccl.topology: the node has neither a GPU nor an RDMA device for NCCL" in "\n".join(result.log)
 

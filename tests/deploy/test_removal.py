@@ -160,16 +160,16 @@ def test_a_node_without_files_of_trackbed(node: Node) -> None:
 
 def test_the_keys_of_all_tasks_are_removed(node: Node) -> None:
     node.data = {"reboot": {"policy": "allow"}, "kernel_modules": ["igbvf"], "ready_timeout": 7, "site_rack": "a"}
-    found: dict[str, object] = {}
+    data: dict[str, object] = {}
 
     def code() -> None:
         removal.clear_keys()
-        found.update(host_data())
-        found["policy"] = reboot.POLICY.here().policy
+        data.update(host_data())
+        data["policy"] = reboot.POLICY.here().policy
 
     node.deploy(code, {})
-    assert (found["reboot"], found["kernel_modules"], found["policy"]) == (None, None, "never")
-    assert (found["ready_timeout"], found["site_rack"]) == (7, "a")
+    assert (data["reboot"], data["kernel_modules"], data["policy"]) == (None, None, "never")
+    assert (data["ready_timeout"], data["site_rack"]) == (7, "a")
 
 
 @pytest.mark.parametrize(

@@ -172,20 +172,20 @@ def program(path: Path, text: str = "") -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "found"),
+    ("version", "managers"),
     [
         ("systemd 252 (252.39-1~deb12u2)", ["NetworkManager", "systemd-networkd"]),
         ("systemd 244.3", ["NetworkManager", "systemd-networkd"]),
         ("systemd 239 (239-82.el8)", ["NetworkManager"]),
     ],
 )
-def test_network_managers_that_can_ignore_vfs(tmp_path: Path, version: str, found: list[str]) -> None:
+def test_network_managers_that_can_ignore_vfs(tmp_path: Path, version: str, managers: list[str]) -> None:
     assert sh(network_managers._MANAGERS, tmp_path) == []
     program(tmp_path / "usr/sbin/NetworkManager")
     program(tmp_path / "usr/lib/systemd/systemd-networkd")
     program(tmp_path / "bin/systemctl", f"echo '{version}'; echo +PAM")
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    assert sh(network_managers._MANAGERS, tmp_path, PATH=path) == found
+    assert sh(network_managers._MANAGERS, tmp_path, PATH=path) == managers
 
 
 def test_vfs_that_udev_has_not_marked(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def rails(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
 
 def addresses(node: Node, netdev: str) -> set[str]:
     """The netdev's addresses of these tests."""
-    told = json.loads(node.sh(f"ip -json address show dev {netdev}"))[0]["addr_info"]
-    return {each["local"] for each in told if each["local"].startswith(("10.77.", "fd77:"))}
+    entries = json.loads(node.sh(f"ip -json address show dev {netdev}"))[0]["addr_info"]
+    return {each["local"] for each in entries if each["local"].startswith(("10.77.", "fd77:"))}
 
 
 def test_rping_runs_between_the_rails_of_two_fresh_nodes(rails: tuple[Node, ...]) -> None:

@@ -44,8 +44,10 @@ def test_apply_may_allow_more_disruption_once(node: Node) -> None:
     applied = node.run(["trackbed", "apply", "--allow", "vf-reset", "--timeout", "90"], timeout=150)
     assert applied.returncode == 0, applied.stdout + applied.stderr
     assert node.sh(f"cat {numvfs}").strip() == "5"
-    told = [json.loads(line) for line in node.sh("trackbed history --json").splitlines()]
-    (reset,) = [entry for entry in told if entry["outcome"]["change"]["kind"] == "vfs" and entry["trigger"] == "apply"]
+    history = [json.loads(line) for line in node.sh("trackbed history --json").splitlines()]
+    (reset,) = [
+        entry for entry in history if entry["outcome"]["change"]["kind"] == "vfs" and entry["trigger"] == "apply"
+    ]
     assert reset["outcome"]["result"] == "applied"
 
 

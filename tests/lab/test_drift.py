@@ -104,8 +104,8 @@ def test_an_impossible_spec_is_refused_and_the_old_one_kept(node: Node) -> None:
         node.sh(f"cp /etc/trackbed/node.json /tmp/good; sed -i '{wrong}' /etc/trackbed/node.json")
         node.sh("systemctl reload trackbed")
         eventually("the refusal", lambda fault=fault: fault in report(node)["refusal"])  # type: ignore[misc]
-        found = report(node)
-        assert (found["spec_hash"], found["ready"], found["up_to_date"]) == (spec_hash, True, False)
+        last = report(node)
+        assert (last["spec_hash"], last["ready"], last["up_to_date"]) == (spec_hash, True, False)
         node.sh("cp /tmp/good /etc/trackbed/node.json; systemctl reload trackbed")
         eventually("the good spec", lambda: report(node)["up_to_date"])
 

@@ -57,8 +57,8 @@ def not_good(lines: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def proven(node: Node) -> str:
-    found = [each for each in report(node)["conditions"] if each["type"] == "FabricProven"]
-    return str(found[0]["status"]) if found else "none"
+    conditions = [each for each in report(node)["conditions"] if each["type"] == "FabricProven"]
+    return str(conditions[0]["status"]) if conditions else "none"
 
 
 def test_a_good_fabric_is_proven_and_the_nodes_say_so(addressed: tuple[Node, ...]) -> None:

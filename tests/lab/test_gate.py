@@ -19,8 +19,8 @@ def unit(node: Node, name: str, *properties: str) -> list[str]:
     """Properties of a unit, by systemd."""
     asked = [f"--property={each}" for each in properties]
     said = node.run(["systemctl", "show", name, *asked], check=True).stdout.splitlines()
-    told = dict(line.split("=", 1) for line in said)
-    return [told[each] for each in properties]
+    values = dict(line.split("=", 1) for line in said)
+    return [values[each] for each in properties]
 
 
 def moment(node: Node, name: str, message: str) -> float:

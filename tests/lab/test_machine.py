@@ -18,8 +18,8 @@ sys.exit(main(sys.argv[2]))
 
 def test_each_nic_is_on_its_own_numa_node(nodes: tuple[Node, ...]) -> None:
     for node, machine in zip(nodes, MACHINES, strict=True):
-        found = [int(node.sh(f"cat /sys/bus/pci/devices/{nic.pci}/numa_node")) for nic in machine.nics]
-        assert found == [nic.numa_node for nic in machine.nics] == [0, 1]
+        numa_nodes = [int(node.sh(f"cat /sys/bus/pci/devices/{nic.pci}/numa_node")) for nic in machine.nics]
+        assert numa_nodes == [nic.numa_node for nic in machine.nics] == [0, 1]
 
 
 def test_the_real_kernel_keeps_the_contract(node: Node) -> None:

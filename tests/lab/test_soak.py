@@ -1,7 +1,7 @@
-"""A node to which something happens all the time, for as long as TRACKBED_TEST_SOAK says (minutes): it stays as it was.
+"""Faults on a node for TRACKBED_TEST_SOAK minutes: the agent repairs each, and uses no more memory at the end.
 
-All the time a VF carries iperf3 and ib_write_bw to the other node. A soak of an hour or more breaks one thing a minute. A
-shorter one breaks the next as soon as the last is mended.
+Meanwhile a VF carries iperf3 and ib_write_bw to the other node. A soak of an hour or more breaks one value a minute. A
+shorter one breaks the next value as soon as the last is repaired.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 import time
+from functools import partial
 
 import pytest
 
@@ -26,7 +27,7 @@ PACE = 60.0 if MINUTES >= 60 else 0.0
 LOADED = f"{NICS[0].netdev}v1"
 ADDRESSES = ("10.79.0.1", "10.79.0.2")
 DONE = "/run/soak-load"
-# The VF is made anew now and then: then it needs its address again, and has another RDMA device.
+# The soak also deletes the VFs. A new VF needs its address again, and has another RDMA device.
 _LOAD = """
 while sleep 1; do
   ip address replace {address}/24 dev {netdev} || continue
@@ -52,25 +53,30 @@ def load(nodes: tuple[Node, ...]) -> None:
 
 
 def drifts() -> list[tuple[str, str]]:
-    """What breaks something, and what tells that it is mended; no value is in it twice, or that would be a fight."""
-    found = []
+    """Commands that each break one value, and the check that it is repaired. A value that broke twice would be contended."""
+    pairs = []
     for nic, count in zip(NICS, COUNTS, strict=True):
         for index in range(count):
             vf = f"{nic.netdev}v{index}"
-            found += [
+            pairs += [
                 (f"ip link set {vf} mtu 1500", f"test $(cat /sys/class/net/{vf}/mtu) = 9000"),
                 (f"ip link set {vf} down", f"ip link show {vf} | grep -q '[<,]UP[,>]'"),
             ]
-        # No event tells of this: the next full reading finds it.
+        # The kernel sends no event for this: the next full reading finds it.
         rps = f"/sys/class/net/{nic.netdev}v0/queues/rx-0/rps_cpus"
-        found.append((f"echo 0 > {rps}", f"test $((0x$(cat {rps}))) != 0"))
+        pairs.append((f"echo 0 > {rps}", f"test $((0x$(cat {rps}))) != 0"))
         numvfs = f"/sys/bus/pci/devices/{nic.pci}/sriov_numvfs"
-        found += [
+        pairs += [
             (f"ip link set {nic.netdev} vf 0 trust off", f"ip link show {nic.netdev} | grep -q 'vf 0 .*trust on'"),
             (f"ip link set {nic.netdev} down", f"ip link show {nic.netdev} | grep -q '[<,]UP[,>]'"),
             (f"echo 0 > {numvfs}", f"test $(cat {numvfs}) = {count}"),
         ]
-    return found
+    return pairs
+
+
+def succeeds(node: Node, command: str) -> bool:
+    """Whether a shell command on the node ends with 0."""
+    return node.run(["sh", "-c", command]).returncode == 0
 
 
 @pytest.mark.campaign
@@ -84,10 +90,10 @@ def test_the_agent_survives_hours_of_faults_without_growing(nodes: tuple[Node, .
     for number in itertools.count():
         order = drifts()
         chance.shuffle(order)
-        for break_it, mended in order:
+        for break_it, repaired in order:
             began = time.monotonic()
             node.sh(break_it)
-            took.append(eventually(break_it, lambda mended=mended: node.run(["sh", "-c", mended]).returncode == 0))  # type: ignore[misc]
+            took.append(eventually(break_it, partial(succeeds, node, repaired)))
             # VFs that were made anew have netdevs only at the end of the pass.
             wait_ready(node)
             time.sleep(max(0.0, began + PACE - time.monotonic()))  # the soak's pace; nothing is waited for
@@ -102,7 +108,7 @@ def test_the_agent_survives_hours_of_faults_without_growing(nodes: tuple[Node, .
     print(  # noqa: T201  the figures of docs/campaign/lab.md
         f"{len(took)} drifts, {number // 2} driver reloads; PSS {memory} kB; descriptors {descriptors}; "
         f"{carried.count('iperf3')} runs of iperf3 and {carried.count('ib_write_bw')} of ib_write_bw; "
-        f"seconds until one was seen mended: median {sorted(took)[len(took) // 2]:.1f}, most {max(took):.1f}"
+        f"seconds until one was seen repaired: median {sorted(took)[len(took) // 2]:.1f}, most {max(took):.1f}"
     )
     assert node.sh("systemctl show --property=NRestarts --value trackbed").strip() == "0"
     assert report(node)["ready"]

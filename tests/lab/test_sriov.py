@@ -29,9 +29,9 @@ def netdev(node: Node, index: int) -> str:
 
 def test_the_attributes_that_igb_supports_are_set(node: Node) -> None:
     change_vfs(node, vlan=100, qos=3, max_tx_rate=100)
-    told = node.sh(f"ip link show {PF.netdev} | grep 'vf 6 '")
-    assert "vlan 100, qos 3" in told
-    assert "max_tx_rate 100Mbps" in told
+    line = node.sh(f"ip link show {PF.netdev} | grep 'vf 6 '")
+    assert "vlan 100, qos 3" in line
+    assert "max_tx_rate 100Mbps" in line
 
 
 def test_a_vf_goes_to_vfio_and_back(node: Node) -> None:

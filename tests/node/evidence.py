@@ -75,13 +75,13 @@ class Finding:
     device: str
     what: str
     expected: object
-    found: object
+    actual: object
     ok: bool
 
 
-def equal(device: str, what: str, expected: object, found: object) -> Finding:
+def equal(device: str, what: str, expected: object, actual: object) -> Finding:
     """The two are the same."""
-    return Finding(device, what, expected, found, expected == found)
+    return Finding(device, what, expected, actual, expected == actual)
 
 
 def judge(node: Node, findings: Iterable[Finding], nothing: str) -> None:
@@ -90,7 +90,7 @@ def judge(node: Node, findings: Iterable[Finding], nothing: str) -> None:
     checked = list(findings)
     if not checked:
         pytest.skip(f"{node.name}: {nothing}")
-    wrong = [f"{node.name}: {f.device}: {f.what}: expected {f.expected}, found {f.found}" for f in checked if not f.ok]
+    wrong = [f"{node.name}: {f.device}: {f.what}: expected {f.expected}, found {f.actual}" for f in checked if not f.ok]
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
 
@@ -153,8 +153,8 @@ class Cpus:
     def local(self, numa_node: int) -> frozenset[int]:
         """The usable CPUs of a NUMA node, or of the nearest one that has some; all of them for node -1."""
         for near in self.nearest.get(numa_node, ()):
-            if found := frozenset(cpu for cpu in self.usable if self.node[cpu] == near):
-                return found
+            if cpus := frozenset(cpu for cpu in self.usable if self.node[cpu] == near):
+                return cpus
         return self.usable or frozenset(self.core)
 
     def sharing_cache(self, cpu: int) -> frozenset[int]:
@@ -267,19 +267,19 @@ class Node:
         """The NICs of the spec, by their selectors. Fail if a required NIC is missing, or its selector is not unique."""
         __tracebackhide__ = True
         functions = self._functions()
-        found = []
+        nics = []
         for want in self.spec.nics:
             chosen = [pf for pf in functions if self._selected(want.select, pf)]
             if want.select.each:
-                found += self._members(want, chosen)
+                nics += self._members(want, chosen)
             elif len(chosen) == 1 and chosen[0]["netdev"] is not None:
-                found.append(self._nic(want, chosen[0]))
+                nics.append(self._nic(want, chosen[0]))
             elif want.required or len(chosen) == 1:
                 have = ", ".join(f"{pf['pci']} ({pf['netdev'] or 'no netdev'})" for pf in chosen or functions)
                 self.fail(
                     f"NIC {want.name} ({want.select}): expected one function with a netdev, found {have or 'none'}"
                 )
-        return tuple(found)
+        return tuple(nics)
 
     def _members(self, entry: WantedNic, chosen: list[dict[str, Any]]) -> list[Nic]:
         """The NICs of an entry with ``each``: as many as it allows, numbered by their PCI addresses."""

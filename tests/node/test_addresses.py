@@ -27,9 +27,11 @@ def test_each_netdev_has_its_addresses(node: Node, nics: tuple[Nic, ...]) -> Non
         if link
     }
     findings = [
-        Finding(nic.label, "address", str(want.interface), ", ".join(found) or "none", str(want.interface) in found)
+        Finding(
+            nic.label, "address", str(want.interface), ", ".join(addresses) or "none", str(want.interface) in addresses
+        )
         for nic, _, want in given(node, nics)
-        for found in [have[nic.netdev]]
+        for addresses in [have[nic.netdev]]
     ]
     judge(node, findings, "its spec gives no NIC addresses")
 
@@ -45,8 +47,8 @@ def test_packets_from_each_address_leave_by_its_netdev(node: Node, nics: tuple[N
             peer = next(other for other in (first + 1, first + 2, first) if other != own)
             for target in filter(None, (peer, want.gateway)):
                 way = json.loads(node.run('ip -j route get "$1" from "$2"', str(target), str(own)))[0]
-                found = (way["dev"], int(way.get("table", 254)))
-                yield equal(nic.label, f"netdev and table from {own} to {target}", (nic.netdev, table), found)
+                route = (way["dev"], int(way.get("table", 254)))
+                yield equal(nic.label, f"netdev and table from {own} to {target}", (nic.netdev, table), route)
 
     judge(node, findings(), "no address of its spec asks for a rule")
 

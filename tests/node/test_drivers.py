@@ -65,9 +65,13 @@ def built(node: Node) -> Iterator[Finding]:
         place, _, state = line.partition(": ")
         name, *rest = place.replace("/", ", ").split(", ")
         states.setdefault(name, set()).update([state.split()[0]] if kernel in rest else [])
-    for name, found in states.items():
+    for name, in_states in states.items():
         yield Finding(
-            name, f"by DKMS for {kernel}", "installed", ", ".join(sorted(found)) or "not built", "installed" in found
+            name,
+            f"by DKMS for {kernel}",
+            "installed",
+            ", ".join(sorted(in_states)) or "not built",
+            "installed" in in_states,
         )
     for line in node.run(_BUILT).splitlines():
         name, _, path = line.partition(" ")

@@ -41,13 +41,13 @@ def test_each_netdev_that_is_up_has_a_queue_interrupt(node: Node, nics: tuple[Ni
             label,
             "queue interrupts",
             "some",
-            ", ".join(i.name for i in found) or "none",
-            any(i.queue is not None for i in found),
+            ", ".join(i.name for i in interrupts) or "none",
+            any(i.queue is not None for i in interrupts),
         )
         for nic in nics
         for pci, netdev, label in nic.functions()
         if "UP" in node.links[netdev]["flags"]
-        for found in [node.interrupts.get(pci, [])]
+        for interrupts in [node.interrupts.get(pci, [])]
     ]
     judge(node, findings, NO_QUEUES)
 
@@ -79,7 +79,7 @@ def test_interrupts_arrive_where_they_are_pinned(node: Node, interrupts: list[Se
     now: dict[int, Interrupt] = {}
     if any(lags(i) for _, i in before):
         time.sleep(5)
-        now = {i.number: i for found in node.read_interrupts().values() for i in found}
+        now = {i.number: i for of_function in node.read_interrupts().values() for i in of_function}
 
     def findings() -> Iterator[Finding]:
         for label, earlier in before:
@@ -130,7 +130,7 @@ def test_a_queue_keeps_to_one_cpu(node: Node, interrupts: list[Served]) -> None:
         if interrupt.queue is not None:
             cpus.setdefault((label, interrupt.queue), set()).add(interrupt.affinity)
     findings = [
-        Finding(label, f"CPUs of queue {queue}", "one", " and ".join(sorted(found)), len(found) == 1)
-        for (label, queue), found in cpus.items()
+        Finding(label, f"CPUs of queue {queue}", "one", " and ".join(sorted(used)), len(used) == 1)
+        for (label, queue), used in cpus.items()
     ]
     judge(node, findings, NO_QUEUES)

@@ -61,8 +61,8 @@ def test_carrier(node: Node, nics: tuple[Nic, ...]) -> None:
 
     def finding(label: str, link: dict[str, Any]) -> Finding:
         flags = link["flags"]
-        found = f"{','.join(flags)}, operstate {link['operstate']}"
-        return Finding(label, "carrier", "LOWER_UP", found, "LOWER_UP" in flags)
+        state = f"{','.join(flags)}, operstate {link['operstate']}"
+        return Finding(label, "carrier", "LOWER_UP", state, "LOWER_UP" in flags)
 
     findings = [finding(label, link) for label, link, _, state in netdevs(node, nics) if state == "up"]
     judge(node, findings, "its spec wants no netdev up")

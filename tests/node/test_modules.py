@@ -37,11 +37,11 @@ def in_force(node: Node) -> Iterator[Finding]:
         for name, _, value in (option.partition("=") for option in given):
             # A parameter without a file cannot be read back.
             script = 'f=/sys/module/"$1"/parameters/"$2"; if [ -r "$f" ]; then cat "$f"; else echo "$3"; fi'
-            found = node.run(script, module.replace("-", "_"), name, value).strip()
-            if found in ("Y", "N"):
+            actual = node.run(script, module.replace("-", "_"), name, value).strip()
+            if actual in ("Y", "N"):
                 # The kernel prints these for a parameter that is true or false, and takes 1, y and others, too.
                 value = {"1": "Y", "y": "Y", "0": "N", "n": "N"}.get(value, value)
-            yield equal(module, f"parameter {name}", value, found)
+            yield equal(module, f"parameter {name}", value, actual)
 
 
 def test_modules_are_loaded_with_their_options(node: Node) -> None:

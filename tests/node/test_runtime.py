@@ -35,8 +35,8 @@ def containerd(node: Node) -> tuple[str, str]:
 
 def value(text: str, key: str) -> str | None:
     """The value of a key that occurs in one section only; containerd 2 quotes otherwise than its predecessor."""
-    found = re.search(rf"^\s*{key} = (.*)$", text, re.MULTILINE)
-    return found[1].replace("'", '"') if found else None
+    match = re.search(rf"^\s*{key} = (.*)$", text, re.MULTILINE)
+    return match[1].replace("'", '"') if match else None
 
 
 def test_docker_has_the_runtime(node: Node, docker: dict[str, Any]) -> None:

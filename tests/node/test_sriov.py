@@ -99,10 +99,10 @@ def test_each_vf_is_bound(node: Node, nics: tuple[Nic, ...]) -> None:
     """To vfio-pci if that is wanted, and otherwise to any driver."""
 
     def finding(vf: Vf) -> Finding:
-        found = node.drivers.get(vf.pci, "none")
+        driver = node.drivers.get(vf.pci, "none")
         if vf.want.driver == "vfio-pci":
-            return equal(vf.label, "driver (lspci)", "vfio-pci", found)
-        return Finding(vf.label, "driver (lspci)", "one", found, vf.pci in node.drivers)
+            return equal(vf.label, "driver (lspci)", "vfio-pci", driver)
+        return Finding(vf.label, "driver (lspci)", "one", driver, vf.pci in node.drivers)
 
     judge(node, [finding(vf) for _, vf in wanted_vfs(nics)], NO_VFS)
 

@@ -36,15 +36,15 @@ def _say(kernel: Kernel, folder: str, total: int, free: int, surplus: int) -> No
         kernel.tree.put(f"{folder}/{name}", str(pages))
 
 
-def _told(kernel: Kernel, folder: str) -> tuple[int, int, int]:
+def _pages(kernel: Kernel, folder: str) -> tuple[int, int, int]:
     total, free, surplus = (int(kernel.read(f"{folder}/{n}_hugepages")) for n in ("nr", "free", "surplus"))
     return total, free, surplus
 
 
 def use(kernel: Kernel, node: int, size: int, pages: int) -> None:
-    """Somebody takes pages of a node's pool."""
+    """Use pages of a node's pool."""
     folder = f"{NODE}/node{node}/hugepages/hugepages-{size}kB"
-    total, free, surplus = _told(kernel, folder)
+    total, free, surplus = _pages(kernel, folder)
     _say(kernel, folder, total, free - pages, surplus)
     _sum(kernel, size)
 
@@ -63,14 +63,14 @@ def resize(kernel: Kernel, path: str, count: int) -> None:
 
 
 def _resize_node(kernel: Kernel, folder: str, size: int, count: int) -> None:
-    total, free, _ = _told(kernel, folder)
+    total, free, _ = _pages(kernel, folder)
     used = total - free
     made = min(count, max(total, kernel.memory.pages[size]))
     _say(kernel, folder, max(made, used), max(made, used) - used, max(0, used - made))
 
 
 def _sum(kernel: Kernel, size: int) -> None:
-    nodes = [_told(kernel, f"{NODE}/node{node}/hugepages/hugepages-{size}kB") for node in range(kernel.nodes)]
+    nodes = [_pages(kernel, f"{NODE}/node{node}/hugepages/hugepages-{size}kB") for node in range(kernel.nodes)]
     total, free, surplus = (sum(counts) for counts in zip(*nodes, strict=True))
     _say(kernel, f"{ALL}/hugepages-{size}kB", total, free, surplus)
     if size == DEFAULT:

@@ -138,8 +138,8 @@ def condition(plane: ControlPlane, name: str) -> Any:
 
 def taints(plane: ControlPlane, name: str) -> list[dict[str, str]]:
     # The controller of node lifecycles has its own, since no kubelet is heard of.
-    found = node(plane, name)["spec"].get("taints", [])
-    return [taint for taint in found if not taint["key"].startswith("node.kubernetes.io/")]
+    every = node(plane, name)["spec"].get("taints", [])
+    return [taint for taint in every if not taint["key"].startswith("node.kubernetes.io/")]
 
 
 @pytest.fixture
@@ -181,5 +181,5 @@ def enrolment(plane: ControlPlane) -> Path:
 
 
 def decision(plane: ControlPlane, name: str) -> list[str]:
-    found = plane.get("csr", name)["status"].get("conditions", [])
-    return [one["type"] for one in found]
+    conditions = plane.get("csr", name)["status"].get("conditions", [])
+    return [one["type"] for one in conditions]

@@ -66,9 +66,9 @@ def test_a_request_no_reporter_makes_is_denied_and_others_are_left(plane: Contro
     ask(plane, plane.admin, request("somebody", "others"))
     done = fleet(plane, "approve", "victim", "--json")
     assert done.code == 2
-    (found,) = done.document["requests"]
-    assert (found["request"], found["action"]) == ("trackbed-stolen", "deny")
-    assert "admin may not ask for trackbed:node:victim" in found["reason"]
+    (row,) = done.document["requests"]
+    assert (row["request"], row["action"]) == ("trackbed-stolen", "deny")
+    assert "admin may not ask for trackbed:node:victim" in row["reason"]
     assert decision(plane, "trackbed-stolen") == ["Denied"]
     assert decision(plane, "others") == []
 

@@ -95,10 +95,10 @@ def workload(plane: ControlPlane, name: str, node_name: str) -> None:
 
 def pods(plane: ControlPlane, name: str, node_name: str) -> list[str]:
     """The UIDs of its pods that run on the node."""
-    found = plane.get("pods", f"--selector=app={name}")["items"]
+    items = plane.get("pods", f"--selector=app={name}")["items"]
     return [
         pod["metadata"]["uid"]
-        for pod in found
+        for pod in items
         if pod["spec"].get("nodeName") == node_name and pod["status"]["phase"] == "Running"
     ]
 
@@ -143,9 +143,9 @@ def nodes(plane: ControlPlane, no_nodes: None) -> Iterator[None]:
 
 def cordoned(plane: ControlPlane, name: str) -> tuple[bool, bool]:
     """Whether the Node is cordoned, and whether it has the record of a maintenance."""
-    found = node(plane, name)
-    notes = found["metadata"].get("annotations", {})
-    return bool(found["spec"].get("unschedulable")), names.MAINTENANCE in notes
+    document = node(plane, name)
+    notes = document["metadata"].get("annotations", {})
+    return bool(document["spec"].get("unschedulable")), names.MAINTENANCE in notes
 
 
 @pytest.mark.usefixtures("nodes")

@@ -30,9 +30,9 @@ def test_status_shows_every_node_and_its_exit_code_says_whether_all_are_ready(pl
     plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "others"}})
     done = fleet(plane, "status", "--json")
     assert done.code == 0
-    (found,) = done.document["nodes"]
-    assert (found["name"], found["ready"], found["spec_hash"]) == ("a", "True", "0123456789abcdef")
-    assert (found["agent_version"], found["up_to_date"], found["reason"]) == ("0.1.0-abc", "True", "AsSpecified")
+    (row,) = done.document["nodes"]
+    assert (row["name"], row["ready"], row["spec_hash"]) == ("a", "True", "0123456789abcdef")
+    assert (row["agent_version"], row["up_to_date"], row["reason"]) == ("0.1.0-abc", "True", "AsSpecified")
     assert done.document["other_nodes"] == 1
     make_node(plane, "b", ready="False")
     done = fleet(plane, "status")

@@ -136,11 +136,11 @@ def test_a_time_that_cannot_be_read_stops_nobody(plane: ControlPlane, when: str,
     elif where == "timeAdded":
         words, change = ("node", "a"), {"spec": {"taints": [{**OTHERS, where: when}]}}
     elif where == "managedFields":
-        found = plane.get("node", "a", "--show-managed-fields")["metadata"]["managedFields"]
+        managers = plane.get("node", "a", "--show-managed-fields")["metadata"]["managedFields"]
         # A change goes with it: the API server stores no write that changes times alone.
         words, change = (
             ("node", "a"),
-            {"metadata": {"labels": {"a": "b"}, where: [{**one, "time": when} for one in found]}},
+            {"metadata": {"labels": {"a": "b"}, where: [{**one, "time": when} for one in managers]}},
         )
     else:
         words = ("node", "a", "--subresource=status")
@@ -169,8 +169,8 @@ def test_a_heartbeat_from_the_future_does_not_count(plane: ControlPlane) -> None
     managers = [{**entry, "time": "2099-01-01T00:00:00Z"} for entry in lease["metadata"]["managedFields"]]
     body = json.dumps({"metadata": {"managedFields": managers, "labels": {"example.net/a": "b"}}})
     plane.kubectl("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", body)
-    (found,) = fleet(plane, "status", "--json").document["nodes"]
-    assert (found["ready"], found["reason"]) == ("Unknown", "Unreadable")
+    (row,) = fleet(plane, "status", "--json").document["nodes"]
+    assert (row["ready"], row["reason"]) == ("Unknown", "Unreadable")
     assert fleet(plane, "sweep", "--json").document["tainted"] == ["a"]
 
 
@@ -180,8 +180,8 @@ def test_of_two_conditions_of_a_silent_node_one_is_left(plane: ControlPlane) -> 
     more = [{"op": "add", "path": f"/status/conditions/{at}", "value": conditions("True")[0]} for at in ("0", "-")]
     plane.kubectl("patch", "node", "a", "--subresource=status", "--type=json", "-p", json.dumps(more))
     until(lambda: fleet(plane, "sweep", "--json").document["tainted"] == ["a"], "it is swept")
-    found = [one["status"] for one in node(plane, "a")["status"]["conditions"] if one["type"] == names.READY]
-    assert found == ["Unknown"]
+    statuses = [one["status"] for one in node(plane, "a")["status"]["conditions"] if one["type"] == names.READY]
+    assert statuses == ["Unknown"]
     assert fleet(plane, "sweep", "--json").document["tainted"] == []
 
 

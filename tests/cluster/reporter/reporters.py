@@ -40,10 +40,10 @@ T = TypeVar("T")
 def until(look: Callable[[], T], what: str, deadline: float = DEADLINE) -> T:
     """Wait until ``look`` returns something true, and return it."""
     end = time.monotonic() + deadline
-    while not (found := look()):
+    while not (value := look()):
         assert time.monotonic() < end, f"not within {deadline:.0f} s: {what}"
         time.sleep(0.05)
-    return found
+    return value
 
 
 def node(name: str) -> dict[str, Any]:
@@ -133,11 +133,11 @@ class Reporter:
     def start(cls, plane: ControlPlane | None, folder: Path, settings: Settings, identity: Identity) -> "Reporter":
         folder.mkdir(parents=True, exist_ok=True)
         report, labels, out, memory = (folder / f"{name}.json" for name in ("report", "labels", "published", "memory"))
-        found = cls(plane, Publication(settings, identity, Files(report, labels, out, memory)))
-        found.report = Report(settings.node_name, "h1", boot_id(), "v1", False, True)
-        found.say(False)
-        threading.Thread(target=found.publication.run, daemon=True).start()
-        return found
+        reporter = cls(plane, Publication(settings, identity, Files(report, labels, out, memory)))
+        reporter.report = Report(settings.node_name, "h1", boot_id(), "v1", False, True)
+        reporter.say(False)
+        threading.Thread(target=reporter.publication.run, daemon=True).start()
+        return reporter
 
     @property
     def name(self) -> str:
@@ -147,8 +147,8 @@ class Reporter:
         """Write a report; its generation."""
         generation = self.report.generation + 1
         conditions = () if ready else (NO_CARRIER,)
-        told = {"ready": ready, "generation": generation, "uptime": uptime(), "conditions": conditions, **more}
-        self.report = evolve(self.report, **told)
+        fields = {"ready": ready, "generation": generation, "uptime": uptime(), "conditions": conditions, **more}
+        self.report = evolve(self.report, **fields)
         self._write()
         self.publication.wake()
         return generation
@@ -175,8 +175,8 @@ class Reporter:
         return self.plane.get("node", self.name)
 
     def condition(self, type: str = "TrackbedReady") -> dict[str, Any]:
-        found: list[dict[str, Any]] = self.node().get("status", {}).get("conditions", [])
-        return next((c for c in found if c["type"] == type), {})
+        conditions: list[dict[str, Any]] = self.node().get("status", {}).get("conditions", [])
+        return next((c for c in conditions if c["type"] == type), {})
 
     def is_tainted(self) -> bool:
         return any(is_ours(taint) for taint in self.node()["spec"].get("taints", []))
@@ -195,8 +195,8 @@ class Reporter:
 
 def notice(plane: ControlPlane, name: str) -> str:
     """What a Lease says of a node that cannot say it by its Node."""
-    found = plane.get("lease", name, "--namespace=trackbed-system")
-    return str(found["metadata"].get("annotations", {}).get("trackbed.internal/not-ready", ""))
+    lease = plane.get("lease", name, "--namespace=trackbed-system")
+    return str(lease["metadata"].get("annotations", {}).get("trackbed.internal/not-ready", ""))
 
 
 def renewed(plane: ControlPlane, name: str) -> str:

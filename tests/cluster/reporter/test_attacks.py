@@ -156,8 +156,8 @@ def test_a_kubelet_asks_in_vain_for_a_reporters_certificate(plane: ControlPlane,
         for name in (OWN, OTHER):
             body = request(f"kubelet-{name}", name, tmp_path)
             assert thief.tries("POST", REQUESTS, body) == 200
-        found = {one["request"]: one["action"] for one in fleet(plane, "approve", OWN, OTHER, "--dry")["requests"]}
-        assert (found[f"kubelet-{OWN}"], found[f"kubelet-{OTHER}"]) == ("deny", "deny")
+        actions = {one["request"]: one["action"] for one in fleet(plane, "approve", OWN, OTHER, "--dry")["requests"]}
+        assert (actions[f"kubelet-{OWN}"], actions[f"kubelet-{OTHER}"]) == ("deny", "deny")
     finally:
         plane.kubectl("delete", "clusterrolebinding", "kubelets-ask")
         plane.kubectl("delete", "csr", f"kubelet-{OWN}", f"kubelet-{OTHER}", "--ignore-not-found")

@@ -123,9 +123,9 @@ def test_what_others_have_put_into_a_lease_keeps_no_reporter_from_writing_it(thi
     said = {"metadata": {"annotations": {names.NOT_READY: "NoCarrier: no carrier"}}}
     assert thief.tries("PATCH", place, said, MERGE_PATCH) == 200
     assert thief.tries("PATCH", place, lease(plane, {}, {}), MERGE_PATCH) == 200
-    found = plane.get("lease", OWN, f"--namespace={names.NAMESPACE}")
-    assert found["spec"]["leaseDurationSeconds"] == 900
-    assert found["metadata"]["annotations"]["example.net/a"] == "b"
+    written = plane.get("lease", OWN, f"--namespace={names.NAMESPACE}")
+    assert written["spec"]["leaseDurationSeconds"] == 900
+    assert written["metadata"]["annotations"]["example.net/a"] == "b"
 
 
 LOADED: dict[str, dict[str, Any]] = {

@@ -36,11 +36,11 @@ def test_what_others_write_at_the_same_time_survives(plane: ControlPlane, start:
     thread.join()
     # After so many changes Ready is held back for a minute.
     reporter.acknowledged(reporter.say(False))
-    found = reporter.node()
+    node = reporter.node()
     theirs = {BUSY["key"], "other-0", "other-1", "other-2"}
-    assert {taint["key"] for taint in found["spec"]["taints"]} == {*theirs, OURS["key"]}
-    assert {f"example.net/turn-{turn}" for turn in range(10)} <= found["metadata"]["labels"].keys()
-    assert {f"Other{turn}" for turn in range(10)} <= {c["type"] for c in found["status"]["conditions"]}
+    assert {taint["key"] for taint in node["spec"]["taints"]} == {*theirs, OURS["key"]}
+    assert {f"example.net/turn-{turn}" for turn in range(10)} <= node["metadata"]["labels"].keys()
+    assert {f"Other{turn}" for turn in range(10)} <= {c["type"] for c in node["status"]["conditions"]}
     assert reporter.condition()["status"] == "False"
 
 
@@ -138,8 +138,8 @@ def test_whatever_others_have_written_in_its_lease_it_is_renewed(
         plane.kubectl("patch", "lease", reporter.name, *place, "--type=merge", "-p", json.dumps(body))
 
     def restored() -> bool:
-        found = plane.get("lease", reporter.name, "--namespace=trackbed-system")
-        return found["spec"]["leaseDurationSeconds"] == 900 and bool(found["metadata"].get("ownerReferences"))
+        lease = plane.get("lease", reporter.name, "--namespace=trackbed-system")
+        return lease["spec"]["leaseDurationSeconds"] == 900 and bool(lease["metadata"].get("ownerReferences"))
 
     until(restored, "it is as the reporter writes it")
     until(lambda: not notice(plane, reporter.name), "it says nothing else")
@@ -152,8 +152,8 @@ def test_of_two_conditions_of_its_type_one_is_left(plane: ControlPlane, start: S
     """Whoever may write a Node may write two with a JSON patch, and who reads the other one is told something else."""
 
     def said() -> list[str]:
-        found = reporter.node()["status"]["conditions"]
-        return [one["status"] for one in found if one["type"] == "TrackbedReady"]
+        conditions = reporter.node()["status"]["conditions"]
+        return [one["status"] for one in conditions if one["type"] == "TrackbedReady"]
 
     reporter = start("doubled")
     reporter.acknowledged(reporter.say(True))

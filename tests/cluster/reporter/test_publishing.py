@@ -35,9 +35,9 @@ def test_a_nodes_first_day(plane: ControlPlane, start: Start) -> None:
     assert reporter.is_tainted()
     assert "rdma" not in reporter.node()["metadata"]["labels"]
     reporter.acknowledged(reporter.say(True))
-    found = reporter.node()
+    node = reporter.node()
     assert (reporter.condition()["status"], reporter.condition("TrackbedUpToDate")["status"]) == ("True", "True")
-    assert {FACT["key"]: "true", "rdma": "hca", READY_LABEL: "true"}.items() <= found["metadata"]["labels"].items()
+    assert {FACT["key"]: "true", "rdma": "hca", READY_LABEL: "true"}.items() <= node["metadata"]["labels"].items()
     assert reporter.is_tainted()
     give(plane, reporter.name, **{RESOURCE: "4"})
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
@@ -142,10 +142,10 @@ def test_a_label_whose_plugin_stays_comes_back(
 
 def test_the_lease_is_the_heartbeat_and_is_deleted_with_its_node(plane: ControlPlane, start: Start) -> None:
     reporter = start("lives")
-    found = until(
+    text = until(
         lambda: plane.try_kubectl("get", "lease", "-n", "trackbed-system", "lives", "-o", "json").stdout, "a Lease"
     )
-    lease = json.loads(found)
+    lease = json.loads(text)
     assert lease["spec"]["leaseDurationSeconds"] == 900
     assert lease["spec"]["holderIdentity"] == reporter.name
     assert lease["metadata"]["annotations"]["trackbed.internal/spec-hash"] == "h1"
@@ -210,6 +210,6 @@ def approve(plane: ControlPlane, name: str) -> dict[str, Any]:
         items: list[dict[str, Any]] = plane.get("csr")["items"]
         return [i for i in items if i["metadata"]["name"].startswith(f"trackbed-{name}-") and not i["status"]]
 
-    (found,) = until(pending, "a request for a certificate")
-    plane.kubectl("certificate", "approve", found["metadata"]["name"])
-    return found
+    (request,) = until(pending, "a request for a certificate")
+    plane.kubectl("certificate", "approve", request["metadata"]["name"])
+    return request

@@ -109,8 +109,8 @@ class Fleet:
 
     def all_published(self, ready: bool, deadline: float) -> None:
         def done() -> bool:
-            found = (published.read(self.folder / name / "published.json") for name in self.pairs)
-            return all(told is not None and told.ready is ready and told.generation > 1 for told in found)
+            reports = (published.read(self.folder / name / "published.json") for name in self.pairs)
+            return all(report is not None and report.ready is ready and report.generation > 1 for report in reports)
 
         until(done, f"every node is published with ready={ready}", deadline)
 

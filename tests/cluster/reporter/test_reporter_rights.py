@@ -87,11 +87,11 @@ BOTH = ("", "/status")
 
 
 def entry(managed: Managed, manager: str = ARGO) -> dict[str, Any]:
-    return next(found for found in managed if found["manager"] == manager)
+    return next(one for one in managed if one["manager"] == manager)
 
 
 def dropped(managed: Managed) -> Managed:
-    return [found for found in managed if found["manager"] != ARGO]
+    return [one for one in managed if one["manager"] != ARGO]
 
 
 def renamed(managed: Managed) -> Managed:
@@ -198,8 +198,8 @@ def owned(cluster: ControlPlane) -> ControlPlane:
 
 
 def managers(plane: ControlPlane) -> Managed:
-    found = plane.get("node", OWN, "--show-managed-fields")["metadata"]["managedFields"]
-    return [each for each in found if each["manager"] not in ("trackbed-reporter", "kube-controller-manager")]
+    fields = plane.get("node", OWN, "--show-managed-fields")["metadata"]["managedFields"]
+    return [each for each in fields if each["manager"] not in ("trackbed-reporter", "kube-controller-manager")]
 
 
 @pytest.mark.parametrize("subresource", BOTH, ids=["node", "status"])
@@ -244,7 +244,7 @@ def test_managers_that_the_api_server_folds_are_no_reason_to_refuse(owned: Contr
         api.ask("PATCH", f"{own}/status", {"fieldManager": "trackbed-reporter"}, body, STRATEGIC_PATCH)
     api.ask("PATCH", own, {"fieldManager": "trackbed-reporter"}, add("/spec/taints/-", OURS), JSON_PATCH)
     api.ask("PATCH", own, {"fieldManager": "trackbed-reporter"}, remove("/spec/taints/1"), JSON_PATCH)
-    assert any(found["manager"] == "ancient-changes" for found in managers(owned))
+    assert any(one["manager"] == "ancient-changes" for one in managers(owned))
     owned.kubectl("label", "node", OWN, *[f"example.net/many-{number}-" for number in range(12)])
 
 
@@ -333,8 +333,8 @@ def test_an_old_value_out_of_bounds_does_not_stop_a_not_ready(cluster: ControlPl
         {**SAID, "status": "Maybe"},
         {**SAID, "type": "TrackbedUpToDate", "reason": "a b"},
     ]
-    found = cluster.get("node", OWN)["status"]["conditions"]
-    others = [c for c in found if not c["type"].startswith("Trackbed")]
+    conditions = cluster.get("node", OWN)["status"]["conditions"]
+    others = [c for c in conditions if not c["type"].startswith("Trackbed")]
     body = json.dumps(add("/status/conditions", [*bad, *others]))
     cluster.kubectl("patch", "node", OWN, "--subresource=status", "--type=json", "-p", body)
     taint = json.dumps(add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"}))
@@ -458,9 +458,9 @@ def test_a_reporter_gets_no_certificate_for_another_name_and_cannot_approve_one(
     body = {"status": {"conditions": [condition]}}
     assert renewing.tries("PATCH", f"{REQUESTS}/{name}/approval", body, MERGE_PATCH) == 403
     assert renewing.tries("PATCH", f"{REQUESTS}/{name}/status", {"status": {"certificate": "eA=="}}, MERGE_PATCH) == 403
-    found = renewing.plane.get("csr", name)
+    request = renewing.plane.get("csr", name)
     renewing.plane.kubectl("delete", "csr", name)
-    assert found["status"] == {}
+    assert request["status"] == {}
 
 
 def test_a_token_that_is_bound_to_no_node_may_do_nothing(cluster: ControlPlane) -> None:

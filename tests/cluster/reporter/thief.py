@@ -31,8 +31,8 @@ def remove(path: str) -> list[dict[str, Any]]:
     return [{"op": "remove", "path": path}]
 
 
-def taints(*found: dict[str, Any]) -> dict[str, Any]:
-    return {"spec": {"taints": list(found)}}
+def taints(*entries: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": {"taints": list(entries)}}
 
 
 def status(**more: Any) -> dict[str, Any]:
@@ -60,12 +60,12 @@ class Thief:
         return 200
 
     def seen(self, name: str) -> dict[str, Any]:
-        found = self.plane.get("node", name, "--show-managed-fields")
-        managers = found["metadata"].pop("managedFields")
-        del found["metadata"]["resourceVersion"]
+        node = self.plane.get("node", name, "--show-managed-fields")
+        managers = node["metadata"].pop("managedFields")
+        del node["metadata"]["resourceVersion"]
         # The owner of each field counts, not the time of the last write; the attacker's own fields are left out.
-        found["managers"] = sorted(f"{m['manager']} {m['operation']}" for m in managers if m["manager"] != "thief")
-        return found
+        node["managers"] = sorted(f"{m['manager']} {m['operation']}" for m in managers if m["manager"] != "thief")
+        return node
 
 
 ACCOUNTS = "/api/v1/namespaces/trackbed-system/serviceaccounts"

@@ -15,7 +15,7 @@ Case = Callable[[Machine, str], None]
 
 
 def _cases() -> tuple[Case, ...]:
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    modules = [importlib.import_module(f"{__name__}.{info.name}") for info in pkgutil.iter_modules(__path__)]
     return tuple(
         case
         for module in modules

@@ -36,8 +36,8 @@ def _clean(machine: Machine, index: int) -> None:
 
 def _own(machine: Machine, index: int) -> set[str]:
     """The netdev's addresses, without the link-local ones that the kernel makes."""
-    found = machine.netlink.addresses().get(index, ())
-    return {address for address in found if not address.startswith("fe80")}
+    addresses = machine.netlink.addresses().get(index, ())
+    return {address for address in addresses if not address.startswith("fe80")}
 
 
 def _connected(machine: Machine, index: int) -> set[str]:
@@ -126,7 +126,7 @@ def an_address_that_goes_leaves_the_routes_of_other_tables(machine: Machine, pf:
     _clean(machine, index)
 
 
-def the_last_ipv4_address_takes_all_ipv4_routes_of_the_netdev(machine: Machine, pf: str) -> None:
+def all_ipv4_routes_of_a_netdev_go_with_its_last_ipv4_address(machine: Machine, pf: str) -> None:
     index = _fresh(machine, pf)
     assert not [address for address in _own(machine, index) if ":" not in address]
     machine.netlink.add_address(index, ADDRESS)
@@ -138,7 +138,7 @@ def the_last_ipv4_address_takes_all_ipv4_routes_of_the_netdev(machine: Machine, 
     _clean(machine, index)
 
 
-def a_link_that_goes_down_takes_routes_and_ipv6_addresses(machine: Machine, pf: str) -> None:
+def a_link_that_goes_down_loses_routes_and_ipv6_addresses(machine: Machine, pf: str) -> None:
     index = _fresh(machine, pf)
     for address, network, ip in ((ADDRESS, NETWORK, IP), (ADDRESS6, NETWORK6, IP6)):
         machine.netlink.add_address(index, address)
@@ -159,7 +159,7 @@ def a_link_that_goes_down_takes_routes_and_ipv6_addresses(machine: Machine, pf: 
     _clean(machine, index)
 
 
-def an_address_takes_the_later_ones_of_its_network_with_it_unless_they_are_promoted(machine: Machine, pf: str) -> None:
+def later_addresses_of_a_network_go_with_the_first_unless_they_are_promoted(machine: Machine, pf: str) -> None:
     index = _fresh(machine, pf)
     paths = [f"{CONF}/{name}/promote_secondaries" for name in ("all", netdev_of(machine.files, pf))]
     before = [machine.files.read(path) for path in paths]
@@ -184,5 +184,5 @@ def the_arp_settings_of_a_netdev_are_files(machine: Machine, pf: str) -> None:
         machine.files.write(path, before)
 
 
-def no_netdev_has_no_address(machine: Machine, pf: str) -> None:
+def an_address_for_a_netdev_that_does_not_exist_is_enodev(machine: Machine, pf: str) -> None:
     assert errno_of(lambda: machine.netlink.add_address(99999, ADDRESS)) == errno.ENODEV

@@ -27,8 +27,8 @@ def _interrupts(machine: Machine, pf: str) -> list[str]:
 
 
 def _receive_queues(machine: Machine, pf: str) -> list[str]:
-    found = machine.files.names(f"/sys/class/net/{_link(machine, pf).name}/queues")
-    return [name for name in found if name.startswith("rx-")]
+    queues = machine.files.names(f"/sys/class/net/{_link(machine, pf).name}/queues")
+    return [name for name in queues if name.startswith("rx-")]
 
 
 def a_pf_has_fewer_channels_while_it_has_vfs_and_they_are_chosen_anew(machine: Machine, pf: str) -> None:
@@ -57,7 +57,7 @@ def channels_bring_queues_and_interrupts(machine: Machine, pf: str) -> None:
     assert _receive_queues(machine, pf) == ["rx-0"]
 
 
-def channels_that_cannot_be_are_refused(machine: Machine, pf: str) -> None:
+def impossible_channels_are_refused(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     index = _ifindex(machine, pf)
     before = machine.ethtool.channels(index)
@@ -97,9 +97,9 @@ def coalescing_has_no_frames_and_does_not_adapt(machine: Machine, pf: str) -> No
     _fresh(machine, pf)
     for index in (_ifindex(machine, pf), _vf(machine, pf)):
         machine.ethtool.set_coalescing(index, {"rx_usecs": 100})
-        found = machine.ethtool.coalescing(index)
-        assert found["rx_usecs"] == 100
-        assert found.keys() <= {"rx_usecs", "tx_usecs"}
+        coalescing = machine.ethtool.coalescing(index)
+        assert coalescing["rx_usecs"] == 100
+        assert coalescing.keys() <= {"rx_usecs", "tx_usecs"}
         for name, value in (("rx_frames", 8), ("tx_frames", 8), ("adaptive_rx", True)):
             refused = errno_of(lambda i=index, g={name: value}: machine.ethtool.set_coalescing(i, g))  # type: ignore[misc]
             assert refused == errno.EOPNOTSUPP, name
@@ -139,7 +139,7 @@ def a_feature_goes_off_with_the_one_it_needs_and_comes_back_with_it(machine: Mac
     assert machine.ethtool.features(index)["tx-tcp-segmentation"].on
 
 
-def a_driver_may_keep_a_feature_as_it_was(machine: Machine, pf: str) -> None:
+def a_driver_may_leave_a_feature_unchanged(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     index = _ifindex(machine, pf)
     machine.ethtool.set_feature(index, "tx-vlan-hw-insert", False)
@@ -152,7 +152,7 @@ def a_driver_may_keep_a_feature_as_it_was(machine: Machine, pf: str) -> None:
     assert machine.ethtool.features(index)["tx-vlan-hw-insert"].on
 
 
-def of_a_netdev_that_is_gone_nothing_is_told(machine: Machine, pf: str) -> None:
+def every_call_for_a_netdev_that_is_gone_is_enodev(machine: Machine, pf: str) -> None:
     for action in (
         lambda: machine.ethtool.channels(99999),
         lambda: machine.ethtool.rings(99999),

@@ -36,7 +36,7 @@ def a_parameter_without_a_write_bit_is_refused_even_to_root(machine: Machine, pf
     assert _errno(machine, NETNS_MODE, machine.files.read(NETNS_MODE)) == errno.EACCES
 
 
-def huge_pages_of_a_node_are_no_other_node_s(machine: Machine, pf: str) -> None:
+def huge_pages_belong_to_one_numa_node(machine: Machine, pf: str) -> None:
     def pool(node: int | None) -> hugepages.Pool:
         return hugepages.read(machine.files, HugepagePool("2M", 0, node))
 
@@ -114,7 +114,7 @@ def a_ratio_that_stays_0_leaves_its_amount(machine: Machine, pf: str) -> None:
     assert machine.files.read(amount) == "0"
 
 
-def the_kernel_gives_fewer_huge_pages_than_it_has_no_memory_for_and_says_nothing(machine: Machine, pf: str) -> None:
+def without_enough_memory_the_kernel_makes_fewer_huge_pages_and_no_error(machine: Machine, pf: str) -> None:
     wanted = HugepagePool("2M", 1 << 20, 1)
     before = hugepages.read(machine.files, wanted)
     machine.files.write(f"{hugepages.path(wanted)}/nr_hugepages", str(wanted.count))
@@ -126,9 +126,9 @@ def the_kernel_gives_fewer_huge_pages_than_it_has_no_memory_for_and_says_nothing
 def a_function_s_device_control_is_found_and_written(machine: Machine, pf: str) -> None:
     config = f"{PCI}/{pf}/config"
     assert len(machine.files.read_at(config, 0, 256)) == 256
-    found = device_control(machine.files, pf)
-    assert found is not None
-    at, control = found
+    offset = device_control(machine.files, pf)
+    assert offset is not None
+    at, control = offset
     assert max_read_request(control) in (128, 256, 512, 1024, 2048, 4096)
     machine.files.write_at(config, at, with_max_read_request(control, max_read_request(control)).to_bytes(2, "little"))
-    assert device_control(machine.files, pf) == found
+    assert device_control(machine.files, pf) == offset

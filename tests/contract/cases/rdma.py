@@ -70,7 +70,7 @@ def a_roce_port_has_the_default_partition_key_and_no_subnet_manager(machine: Mac
     assert device.ports[0].sm_lid is None
 
 
-def a_gid_tells_its_type_and_netdev_and_an_empty_entry_is_none(machine: Machine, pf: str) -> None:
+def a_gid_has_a_type_and_a_netdev_and_an_empty_entry_is_no_gid(machine: Machine, pf: str) -> None:
     vf, device = _vf(machine, pf)
     gids = tuple(Reader(machine.files).gids(device, 1))
     assert {(gid.type, gid.netdev, gid.family) for gid in gids} == {("RoCE v2", netdev(machine.files, vf), "IPv6")}
@@ -81,18 +81,18 @@ def a_gid_tells_its_type_and_netdev_and_an_empty_entry_is_none(machine: Machine,
 
 def the_rdma_cm_s_defaults_are_written_and_read(machine: Machine, pf: str) -> None:
     _, device = _vf(machine, pf)
-    told = machine.rdma.cm_defaults(device.name, 1)
-    assert told is not None
-    assert (told.tos, told.mode) == (0, "RoCE v2")
+    defaults = machine.rdma.cm_defaults(device.name, 1)
+    assert defaults is not None
+    assert (defaults.tos, defaults.mode) == (0, "RoCE v2")
     machine.rdma.set_cm_defaults(device.name, 1, tos=106, mode="RoCE v2")
-    told = machine.rdma.cm_defaults(device.name, 1)
-    assert told is not None
-    assert (told.tos, told.mode) == (106, "RoCE v2")
+    defaults = machine.rdma.cm_defaults(device.name, 1)
+    assert defaults is not None
+    assert (defaults.tos, defaults.mode) == (106, "RoCE v2")
     assert errno_of(lambda: machine.rdma.set_cm_defaults(device.name, 1, tos=256)) == errno.ERANGE
     assert errno_of(lambda: machine.rdma.set_cm_defaults(device.name, 1, mode="RoCE v1")) == errno.EINVAL
 
 
-def the_rdma_cm_knows_no_device_that_is_not_there(machine: Machine, pf: str) -> None:
+def the_rdma_cm_has_no_defaults_of_a_device_that_is_gone(machine: Machine, pf: str) -> None:
     assert machine.rdma.cm_defaults("nosuch0", 1) is None
     assert errno_of(lambda: machine.rdma.set_cm_defaults("nosuch0", 1, tos=0)) == errno.ENODEV
 
@@ -107,7 +107,7 @@ def the_netns_mode_is_changed_and_changed_back(machine: Machine, pf: str) -> Non
     assert machine.rdma.netns_mode() == "shared"
 
 
-def a_driver_without_dcb_tells_nothing_and_takes_nothing(machine: Machine, pf: str) -> None:
+def a_driver_without_dcb_reports_no_state_and_refuses_writes(machine: Machine, pf: str) -> None:
     name = netdev(machine.files, pf)
     assert name is not None
     assert machine.dcb.state(name) is None

@@ -44,7 +44,7 @@ def vfs_appear_with_addresses_and_go_again(machine: Machine, pf: str) -> None:
     assert vf_addresses(machine.files, pf) == {}
 
 
-def a_count_goes_to_another_only_through_0(machine: Machine, pf: str) -> None:
+def a_number_of_vfs_is_replaced_only_by_way_of_0(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     _numvfs(machine, pf, 2)
     assert errno_of(lambda: _numvfs(machine, pf, 3)) == errno.EBUSY
@@ -71,7 +71,7 @@ def without_autoprobe_a_vf_stays_unbound_even_if_asked(machine: Machine, pf: str
     assert driver(machine.files, vf) == "igbvf"
 
 
-def a_vf_takes_the_address_it_was_given_before_its_driver_came(machine: Machine, pf: str) -> None:
+def a_vf_has_the_address_that_was_set_before_its_driver_was_bound(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
     _numvfs(machine, pf, 1)
@@ -83,7 +83,7 @@ def a_vf_takes_the_address_it_was_given_before_its_driver_came(machine: Machine,
     assert _link(machine, vf).mac == mac
 
 
-def an_address_given_to_a_bound_vf_waits_for_its_driver(machine: Machine, pf: str) -> None:
+def an_address_that_is_set_for_a_bound_vf_counts_once_it_is_bound_again(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     _numvfs(machine, pf, 1)
     vf = vf_addresses(machine.files, pf)[0]
@@ -98,7 +98,7 @@ def an_address_given_to_a_bound_vf_waits_for_its_driver(machine: Machine, pf: st
     assert _link(machine, vf).mac == mac
 
 
-def a_trusted_vf_gives_its_pf_the_old_address_as_its_driver_goes(machine: Machine, pf: str) -> None:
+def a_trusted_vf_whose_driver_is_unbound_sets_its_old_address_again(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     _numvfs(machine, pf, 1)
     vf = vf_addresses(machine.files, pf)[0]
@@ -106,16 +106,16 @@ def a_trusted_vf_gives_its_pf_the_old_address_as_its_driver_goes(machine: Machin
     machine.netlink.set_vf(own.ifindex, 0, trust=True)
     machine.netlink.set_link(before.ifindex, up=True)
     machine.netlink.set_vf(own.ifindex, 0, mac=derived_mac(own.permanent_mac, 0))
-    assert _told_mac(machine, pf) == derived_mac(own.permanent_mac, 0)
+    assert _reported_mac(machine, pf) == derived_mac(own.permanent_mac, 0)
     machine.files.write(f"{PCI}/{vf}/driver/unbind", vf)
-    assert _told_mac(machine, pf) == before.mac
+    assert _reported_mac(machine, pf) == before.mac
 
 
-def _told_mac(machine: Machine, pf: str) -> str:
+def _reported_mac(machine: Machine, pf: str) -> str:
     return str(_link(machine, pf).vfs[0].mac)
 
 
-def the_pf_tells_what_it_granted(machine: Machine, pf: str) -> None:
+def the_pf_reports_what_it_granted(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     _numvfs(machine, pf, 2)
     index = _link(machine, pf).ifindex
@@ -148,7 +148,7 @@ def interrupts_come_when_the_link_goes_up_and_go_with_it(machine: Machine, pf: s
     assert function_irqs(machine.files, vf) == ()
 
 
-def a_vf_that_finds_its_pf_down_makes_an_address_up(machine: Machine, pf: str) -> None:
+def a_vf_whose_pf_is_down_gets_another_address(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "0")
     _numvfs(machine, pf, 1)
@@ -199,7 +199,7 @@ def an_mtu_beyond_the_device_is_refused(machine: Machine, pf: str) -> None:
     machine.netlink.set_link(index, mtu=1500)
 
 
-def what_is_not_there_says_so(machine: Machine, pf: str) -> None:
+def a_link_or_function_that_does_not_exist_is_an_error(machine: Machine, pf: str) -> None:
     assert machine.netlink.link("nosuch0") is None
     assert errno_of(lambda: machine.netlink.set_link(99999, up=True)) == errno.ENODEV
     assert errno_of(lambda: machine.files.write(f"{PCI}/0000:ff:1f.7/sriov_numvfs", "1")) == errno.ENOENT

@@ -57,7 +57,7 @@ def a_cpu_beyond_the_machine_s_is_refused_in_a_mask(machine: Machine, pf: str) -
     assert errno_of(lambda: machine.files.write(f"{_queues(machine, pf)}/rx-0/rps_cpus", beyond)) == errno.EOVERFLOW
 
 
-def a_namespace_holds_no_function_that_is_here(machine: Machine, pf: str) -> None:
+def no_other_namespace_has_a_function_of_this_one(machine: Machine, pf: str) -> None:
     _fresh(machine, pf)
     assert netdev(machine.files, pf) is not None
     assert machine.namespaces.holding([pf]) == {}

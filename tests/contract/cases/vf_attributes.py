@@ -21,38 +21,38 @@ def _set(machine: Machine, pf: str, **given: Any) -> int | None:
     return errno_of(lambda: machine.netlink.set_vf(_link(machine, pf).ifindex, 0, **given))
 
 
-def _told(machine: Machine, pf: str) -> VfInfo:
+def _reported(machine: Machine, pf: str) -> VfInfo:
     return _link(machine, pf).vfs[0]
 
 
 def vlan_and_priority_are_one_attribute(machine: Machine, pf: str) -> None:
     _one_vf(machine, pf)
     assert _set(machine, pf, vlan=100, qos=3) is None
-    assert (_told(machine, pf).vlan, _told(machine, pf).qos) == (100, 3)
+    assert (_reported(machine, pf).vlan, _reported(machine, pf).qos) == (100, 3)
     assert _set(machine, pf, vlan=200) is None
-    assert (_told(machine, pf).vlan, _told(machine, pf).qos) == (200, 0)
+    assert (_reported(machine, pf).vlan, _reported(machine, pf).qos) == (200, 0)
     assert _set(machine, pf, vlan=0) is None
-    assert (_told(machine, pf).vlan, _told(machine, pf).qos) == (0, 0)
+    assert (_reported(machine, pf).vlan, _reported(machine, pf).qos) == (0, 0)
 
 
-def only_802_1q_is_known(machine: Machine, pf: str) -> None:
+def only_802_1q_is_accepted(machine: Machine, pf: str) -> None:
     _one_vf(machine, pf)
     assert _set(machine, pf, vlan=100, vlan_protocol="802.1ad") == errno.EPROTONOSUPPORT
-    assert _told(machine, pf).vlan == 0
-    assert _told(machine, pf).vlan_protocol == "802.1Q"
+    assert _reported(machine, pf).vlan == 0
+    assert _reported(machine, pf).vlan_protocol == "802.1Q"
     assert _set(machine, pf, vlan=100, vlan_protocol="802.1Q") is None
 
 
-def a_largest_rate_is_taken_up_to_the_link_s_speed_and_no_smallest_one(machine: Machine, pf: str) -> None:
+def max_tx_rate_is_limited_by_the_link_s_speed_and_min_tx_rate_is_refused(machine: Machine, pf: str) -> None:
     _one_vf(machine, pf)
     soon(lambda: _link(machine, pf).carrier or None, "carrier of the PF")
     assert _set(machine, pf, max_tx_rate=100) is None
-    assert (_told(machine, pf).min_tx_rate, _told(machine, pf).max_tx_rate) == (0, 100)
+    assert (_reported(machine, pf).min_tx_rate, _reported(machine, pf).max_tx_rate) == (0, 100)
     assert _set(machine, pf, max_tx_rate=100, min_tx_rate=10) == errno.EINVAL
     assert _set(machine, pf, max_tx_rate=10000) == errno.EINVAL
-    assert _told(machine, pf).max_tx_rate == 100
+    assert _reported(machine, pf).max_tx_rate == 100
     assert _set(machine, pf, max_tx_rate=0) is None
-    assert _told(machine, pf).max_tx_rate == 0
+    assert _reported(machine, pf).max_tx_rate == 0
 
 
 def a_rate_needs_the_pf_up(machine: Machine, pf: str) -> None:
@@ -70,11 +70,16 @@ def what_igb_has_no_operation_for_is_eopnotsupp(machine: Machine, pf: str) -> No
         {"port_guid": "00:11:22:33:44:55:66:77"},
     ):
         assert _set(machine, pf, **given) == errno.EOPNOTSUPP, given
-    told = _told(machine, pf)
-    assert (told.link_state, told.rss_query, told.node_guid, told.port_guid) == ("auto", None, None, None)
+    reported = _reported(machine, pf)
+    assert (reported.link_state, reported.rss_query, reported.node_guid, reported.port_guid) == (
+        "auto",
+        None,
+        None,
+        None,
+    )
 
 
-def a_txqueuelen_and_an_altname_are_told(machine: Machine, pf: str) -> None:
+def a_txqueuelen_and_an_altname_are_reported(machine: Machine, pf: str) -> None:
     _one_vf(machine, pf)
     index = _link(machine, pf).ifindex
     machine.netlink.set_link(index, txqueuelen=5000)
@@ -83,9 +88,9 @@ def a_txqueuelen_and_an_altname_are_told(machine: Machine, pf: str) -> None:
     if "contract0" not in _link(machine, pf).altnames:
         machine.netlink.add_altname(index, "contract0")
     assert "contract0" in _link(machine, pf).altnames
-    found = machine.netlink.link("contract0")
-    assert found is not None
-    assert found.ifindex == index
+    link = machine.netlink.link("contract0")
+    assert link is not None
+    assert link.ifindex == index
     other = _link(machine, vf_addresses(machine.files, pf)[0]).ifindex
     assert errno_of(lambda: machine.netlink.add_altname(other, "contract0")) == errno.EEXIST
     assert errno_of(lambda: machine.netlink.remove_altname(other, "contract0")) == errno.EINVAL

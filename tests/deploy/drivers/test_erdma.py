@@ -251,14 +251,14 @@ def test_the_installer_is_run_only_with_its_checksum(tmp_path: Path) -> None:
     made = archive(tmp_path, f'#!/bin/sh\necho "$ERDMA_CM_NO_BOUND_IF $*" > {tmp_path}/ran\n')
     note = tmp_path / "lib" / "note"
     refused = run_installer(made, SHA256, note)
-    found = hashlib.sha256(made.read_bytes()).hexdigest()
+    checksum = hashlib.sha256(made.read_bytes()).hexdigest()
     assert refused.returncode == 1
-    assert f"has the SHA-256 {found}, expected is {SHA256}; it was not run" in refused.stderr
+    assert f"has the SHA-256 {checksum}, expected is {SHA256}; it was not run" in refused.stderr
     assert not (tmp_path / "ran").exists()
-    done = run_installer(made, found, note)
+    done = run_installer(made, checksum, note)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "ran").read_text() == "1 --batch\n"
-    assert note.read_text() == f"{found}\n"
+    assert note.read_text() == f"{checksum}\n"
 
 
 def test_an_installer_that_fails_shows_the_build_log_and_is_run_again(tmp_path: Path) -> None:

@@ -279,12 +279,12 @@ def test_a_package_is_added_while_jobs_run(node: Node) -> None:
 def test_nouveau_requests_a_reboot_once(node: Node) -> None:
     wants(node)
     nouveau = ["path /lib/modules/K/kernel/nouveau.ko", "installed ", "users 1", "loaded "]
-    found = {**there(nvidia=ABSENT), " sh nouveau": nouveau}
-    initramfs, request = node.deploy(gpu_driver.install, found).commands[f"{PREFIX}Loaded modules"]
+    answers = {**there(nvidia=ABSENT), " sh nouveau": nouveau}
+    initramfs, request = node.deploy(gpu_driver.install, answers).commands[f"{PREFIX}Loaded modules"]
     assert "update-initramfs -u" in initramfs
     assert request.endswith(f"gpu_driver 'nouveau is loaded, which the driver {VERSION} replaces'")
     requested = [f"{BOOT}1", f"gpu_driver {BOOT}1 nouveau is loaded, which the driver {VERSION} replaces "]
-    waiting = {**found, REQUESTS: requested, STATE: ["LoadState=loaded UnitFileState=disabled "], SMI: ["failed x"]}
+    waiting = {**answers, REQUESTS: requested, STATE: ["LoadState=loaded UnitFileState=disabled "], SMI: ["failed x"]}
     result = node.deploy(gpu_driver.install, waiting)
     # Until the reboot nothing else is done, and nothing fails.
     assert result.flat == []
@@ -302,7 +302,7 @@ def test_what_needs_a_pending_kernel_waits_for_it(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "refused"),
+    ("answers", "refused"),
     [
         ({BUILDS: "nvidia-fs/2.20: added"}, f"DKMS has no module nvidia {VERSION}"),
         ({" sh nvidia": ["path "]}, "the running kernel has no module nvidia; `dkms status` shows what was built"),
@@ -323,9 +323,9 @@ def test_what_needs_a_pending_kernel_waits_for_it(node: Node) -> None:
         ({SMI: []}, "but says: nothing"),
     ],
 )
-def test_refused_with_the_remedy(node: Node, found: Answers, refused: str) -> None:
+def test_refused_with_the_remedy(node: Node, answers: Answers, refused: str) -> None:
     wants(node)
-    result = node.deploy(gpu_driver.install, there(), {**there(), **found})
+    result = node.deploy(gpu_driver.install, there(), {**there(), **answers})
     assert result.failed
     assert result.flat[-1].startswith("refuse: gpu_driver")
     assert refused in result.flat[-1]

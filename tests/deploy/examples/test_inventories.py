@@ -20,11 +20,11 @@ def specs(name: str) -> dict[str, NodeSpec]:
 
 
 def test_prod() -> None:
-    found = specs("prod.py")
-    assert len(found) == 20
-    assert {len(spec.nics) for name, spec in found.items() if name.startswith("gpu-")} == {8}
-    assert found["10.0.1.11"].node_name == "cn-hangzhou.10.0.1.11"
-    assert found["gpu-08.example.net"].disruption.allow == "none"
+    by_host = specs("prod.py")
+    assert len(by_host) == 20
+    assert {len(spec.nics) for name, spec in by_host.items() if name.startswith("gpu-")} == {8}
+    assert by_host["10.0.1.11"].node_name == "cn-hangzhou.10.0.1.11"
+    assert by_host["gpu-08.example.net"].disruption.allow == "none"
 
 
 def test_lab_that_is_not_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,8 +42,8 @@ def test_an_inventory_that_a_server_wrote(tmp_path: Path) -> None:
     kernel = Kernel()
     for number in range(2):
         kernel.add_nic(f"0000:{number}1:00.0", f"ens{number}", f"02:00:00:00:0{number}:00")
-    found = write_down(kernel.machine(), "gpu-01.example.net", "gpu-01", ())
-    (tmp_path / "new.py").write_text(found.text)
+    inventory = write_down(kernel.machine(), "gpu-01.example.net", "gpu-01", ())
+    (tmp_path / "new.py").write_text(inventory.text)
     (host,) = inventory_of(tmp_path / "new.py")
     assert {"servers", "new"} <= set(host.groups)
     spec = node_spec(host.data.dict(), host.name)

@@ -109,8 +109,8 @@ def test_a_command_that_hangs_and_ignores_sigterm_is_killed(slurmd: Slurmd, tmp_
     # It ends at last, so that without a limit this test fails, and does not hang.
     slurmd.provide("trackbed", "trap '' TERM; for second in 1 2 3 4 5 6 7 8 9 10; do sleep 1; done; echo > lived")
     shorter = tmp_path / "prolog.sh"
-    text, found = re.subn(r"^limit=\d+$", "limit=1", PROLOG.read_text(), flags=re.MULTILINE)
-    assert found == 1
+    text, replaced = re.subn(r"^limit=\d+$", "limit=1", PROLOG.read_text(), flags=re.MULTILINE)
+    assert replaced == 1
     shorter.write_text(text)
     assert reason(slurmd.run(shorter)) == "trackbed did not answer within 1 s; see systemctl status trackbed"
     assert not (tmp_path / "lived").exists()

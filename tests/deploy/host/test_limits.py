@@ -35,8 +35,8 @@ def test_unchanged(node: Node) -> None:
 @pytest.mark.parametrize("more", ["running docker", "limited docker", "old slurmd"])
 def test_a_drop_in_is_not_enough(node: Node, more: str) -> None:
     node.data = {"limits": {}}
-    found = [*in_place(*UNITS)[FIND], more]
-    assert len(node.deploy(limits.lift, {FIND: found}).flat) == 1
+    report = [*in_place(*UNITS)[FIND], more]
+    assert len(node.deploy(limits.lift, {FIND: report}).flat) == 1
 
 
 def test_without_the_key_nothing_is_done(node: Node) -> None:

@@ -17,14 +17,14 @@ VERSION = "v1.36.3"
 def definitions() -> dict[str, Any]:
     """The schemas of all kinds, made strict: a field that a kind does not have is an error, as it is for the server."""
     path = go_modules.file("k8s.io/kubernetes", VERSION, "api/openapi-spec/swagger.json")
-    found: dict[str, Any] = json.loads(path.read_text())["definitions"]
-    for schema in found.values():
+    schemas: dict[str, Any] = json.loads(path.read_text())["definitions"]
+    for schema in schemas.values():
         if "properties" in schema:
             schema["additionalProperties"] = False
     # What a quantity, and an int or a string, is in JSON.
-    found["io.k8s.apimachinery.pkg.api.resource.Quantity"] = {"type": ["string", "number"]}
-    found["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = {"type": ["string", "integer"]}
-    return found
+    schemas["io.k8s.apimachinery.pkg.api.resource.Quantity"] = {"type": ["string", "number"]}
+    schemas["io.k8s.apimachinery.pkg.util.intstr.IntOrString"] = {"type": ["string", "integer"]}
+    return schemas
 
 
 def faults(document: dict[str, Any]) -> list[str]:

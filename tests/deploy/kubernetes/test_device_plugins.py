@@ -117,8 +117,8 @@ def test_sriov_s_configuration_has_a_resource_for_each_kind_of_vf() -> None:
 
 
 def test_only_the_given_vfs_are_allocated() -> None:
-    found = config(manifests(evolve(WANTED, sriov=Sriov(vfs="1-7")), FLEET), "sriov")["resourceList"]
-    assert [pool["selectors"]["pfNames"] for pool in found] == [["ens1f0#5"], ["ens3f0#1"]]
+    pools = config(manifests(evolve(WANTED, sriov=Sriov(vfs="1-7")), FLEET), "sriov")["resourceList"]
+    assert [pool["selectors"]["pfNames"] for pool in pools] == [["ens1f0#5"], ["ens3f0#1"]]
 
 
 def erdma(plugin: ErdmaPlugin, **more: Any) -> dict[str, str]:
@@ -186,17 +186,17 @@ def test_no_two_config_maps_share_a_name() -> None:
 
 
 def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> None:
-    found = {
+    pods = {
         each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in daemon_sets(manifests(WANTED, FLEET))
     }
-    assert {name: spec["nodeSelector"] for name, spec in found.items()} == {
+    assert {name: spec["nodeSelector"] for name, spec in pods.items()} == {
         "rdma-shared-device-plugin": {"rdma": "hca"},
         "sriov-device-plugin": {"feature.node.kubernetes.io/network-sriov.configured": "true"},
         "erdma-device-plugin": {"aliyun.accelerator/erdma": "true"},
         "nvidia-device-plugin": {"nvidia.com/gpu.present": "true"},
     }
-    assert all(TAINT in spec["tolerations"] for spec in found.values())
-    assert set(found) == set(DAEMON_SETS.values())
+    assert all(TAINT in spec["tolerations"] for spec in pods.values())
+    assert set(pods) == set(DAEMON_SETS.values())
 
 
 def test_a_plugin_is_made_of_the_nodes_that_its_daemon_set_selects() -> None:
@@ -213,10 +213,10 @@ def test_a_plugin_is_made_of_the_nodes_that_its_daemon_set_selects() -> None:
 
 def test_another_configuration_makes_new_pods() -> None:
     def digest(wanted: DevicePlugins) -> str:
-        (found,) = [
+        (daemon_set,) = [
             e for e in daemon_sets(manifests(wanted, FLEET)) if e["metadata"]["name"] == "rdma-shared-device-plugin"
         ]
-        return str(found["spec"]["template"]["metadata"]["annotations"]["trackbed.internal/config"])
+        return str(daemon_set["spec"]["template"]["metadata"]["annotations"]["trackbed.internal/config"])
 
     assert digest(WANTED) == digest(evolve(WANTED, namespace="rdma"))
     assert digest(WANTED) != digest(evolve(WANTED, shared_rdma=SharedRdma(rdma_hca_max=8)))
@@ -288,8 +288,8 @@ def test_no_test_pods_with_a_macvlan_that_has_no_gid(wanted: DevicePlugins, rail
 
 
 def test_nccl_s_settings_are_one_config_map_for_each_content() -> None:
-    found = {each["metadata"]["name"]: each["data"] for each in documents(manifests(WANTED, FLEET)["nccl.yaml"])}
-    assert found == {
+    config_maps = {each["metadata"]["name"]: each["data"] for each in documents(manifests(WANTED, FLEET)["nccl.yaml"])}
+    assert config_maps == {
         "nccl-type-1": {"nccl.conf": "NCCL_IB_HCA=mlx5\n"},
         "nccl-type-2": {"nccl.conf": "NCCL_IB_DISABLE=1\nNCCL_IB_HCA=\n"},
     }
@@ -317,12 +317,12 @@ def test_the_kustomization_leaves_the_test_pods_out() -> None:
 
 def test_settings_reach_the_manifests() -> None:
     wanted = evolve(WANTED, nvidia=Nvidia(image="a.b/c:1", runtime_class="nvidia"), namespace="gpu")
-    (found,) = [
+    (daemon_set,) = [
         each for each in daemon_sets(manifests(wanted, FLEET)) if each["metadata"]["name"] == "nvidia-device-plugin"
     ]
-    assert found["metadata"]["namespace"] == "gpu"
-    assert found["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
-    assert found["spec"]["template"]["spec"]["containers"][0]["image"] == "a.b/c:1"
+    assert daemon_set["metadata"]["namespace"] == "gpu"
+    assert daemon_set["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
+    assert daemon_set["spec"]["template"]["spec"]["containers"][0]["image"] == "a.b/c:1"
 
 
 def test_every_file_that_may_be_rendered_is_known() -> None:
@@ -331,9 +331,9 @@ def test_every_file_that_may_be_rendered_is_known() -> None:
 
 
 def test_every_object_of_a_core_kind_is_valid_in_the_api_s_schema() -> None:
-    found = [each for each in every(manifests(WANTED, FLEET)) if each["kind"] != "NetworkAttachmentDefinition"]
-    assert len(found) == 4 + 4 + 1 + 8 + 1
-    assert {each["metadata"]["name"]: faults(each) for each in found if faults(each)} == {}
+    objects = [each for each in every(manifests(WANTED, FLEET)) if each["kind"] != "NetworkAttachmentDefinition"]
+    assert len(objects) == 4 + 4 + 1 + 8 + 1
+    assert {each["metadata"]["name"]: faults(each) for each in objects if faults(each)} == {}
 
 
 def test_the_api_s_schema_would_say_what_is_wrong() -> None:

@@ -239,8 +239,8 @@ def test_the_agent_s_output_is_parsed() -> None:
     printed = json.dumps(to_plain(inspect(kernel.machine(), spec)))
     read = NodeHardware().process(["inspection", printed])
     assert read is not None
-    found = discover(read, spec, {}).functions
-    assert [(each.address, each.nic, each.index, each.pf) for each in found] == [
+    functions = discover(read, spec, {}).functions
+    assert [(each.address, each.nic, each.index, each.pf) for each in functions] == [
         ("0000:21:00.0", None, None, None),
         ("0000:41:00.0", "rail1", None, None),
         *((address, "rail1", index, "ens2f0") for index, address in vf_addresses(kernel, "0000:41:00.0").items()),

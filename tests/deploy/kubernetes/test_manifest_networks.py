@@ -32,14 +32,14 @@ def node(*functions: Any, mode: str | None = None) -> Discovered:
 def networks(wanted: DevicePlugins = WANTED, **nodes: Discovered) -> dict[str, Any]:
     """The configurations by the networks' names, and with the resource that the pod needs."""
     made = manifests(wanted, nodes)["networks.yaml"]
-    found = {}
+    by_name = {}
     for each in yaml.safe_load_all(made):
         config = json.loads(each["spec"]["config"])
         assert config["cniVersion"] == "0.3.1"
         assert config["name"] == each["metadata"]["name"]
-        found[config.pop("name")] = (config, each["metadata"].get("annotations", {}).get(RESOURCE))
+        by_name[config.pop("name")] = (config, each["metadata"].get("annotations", {}).get(RESOURCE))
         del config["cniVersion"]
-    return found
+    return by_name
 
 
 def test_a_macvlan_on_each_rail_and_a_vf_of_each_pool() -> None:

@@ -24,16 +24,16 @@ def rows(page: str, heading: str) -> list[list[str]]:
 
 
 def test_each_erdma_form_stands_with_its_image_and_resource() -> None:
-    found = {row[0].strip(' `"'): row for row in rows("inventory.md", "eRDMA as a resource")}
-    assert set(found) == set(ERDMA_FORMS)
+    documented = {row[0].strip(' `"'): row for row in rows("inventory.md", "eRDMA as a resource")}
+    assert set(documented) == set(ERDMA_FORMS)
     for name, form in ERDMA_FORMS.items():
-        assert f"`{form.resource}`" in found[name][3]
-        assert (form.image or "nothing").rpartition("acs/")[2] in found[name][2]
+        assert f"`{form.resource}`" in documented[name][3]
+        assert (form.image or "nothing").rpartition("acs/")[2] in documented[name][2]
 
 
 def test_each_file_of_test_pods_is_listed() -> None:
-    found = {row[0].strip(" `") for row in rows("kubernetes.md", "Pods that move data")}
-    assert found == {f"{name}-pods.yaml" for name in test_pods.NAMES}
+    documented = {row[0].strip(" `") for row in rows("kubernetes.md", "Pods that move data")}
+    assert documented == {f"{name}-pods.yaml" for name in test_pods.NAMES}
 
 
 def test_each_kind_of_network_is_listed() -> None:

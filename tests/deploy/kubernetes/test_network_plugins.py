@@ -54,15 +54,15 @@ def test_each_is_off_until_it_is_chosen() -> None:
 
 
 def test_the_api_takes_them() -> None:
-    found = [faults(each) for name, file in made().items() if name != "kustomization.yaml" for each in file]
-    assert len(found) > 10
-    assert not any(found)
+    results = [faults(each) for name, file in made().items() if name != "kustomization.yaml" for each in file]
+    assert len(results) > 10
+    assert not any(results)
 
 
 def test_they_run_on_every_node_before_it_is_ready() -> None:
-    found = kinds("DaemonSet")
-    assert set(found) == set(NAMES)
-    for daemon_set in found.values():
+    daemon_sets = kinds("DaemonSet")
+    assert set(daemon_sets) == set(NAMES)
+    for daemon_set in daemon_sets.values():
         pod = daemon_set["spec"]["template"]["spec"]
         assert pod["tolerations"] == [{"operator": "Exists"}]
         assert "nodeSelector" not in pod
@@ -72,8 +72,10 @@ def test_they_run_on_every_node_before_it_is_ready() -> None:
 
 def test_each_image_has_a_version_and_may_be_another_registry_s(node: Node, tmp_path: Path) -> None:
     def images(file: list[dict[str, Any]]) -> set[str]:
-        found = [each for each in file if each["kind"] in ("DaemonSet", "Deployment")]
-        return {container["image"] for each in found for container in each["spec"]["template"]["spec"]["containers"]}
+        workloads = [each for each in file if each["kind"] in ("DaemonSet", "Deployment")]
+        return {
+            container["image"] for each in workloads for container in each["spec"]["template"]["spec"]["containers"]
+        }
 
     defaults = {name: images(file) for name, file in made().items() if name != "kustomization.yaml"}
     assert all(len(each) == 1 and ":v" in min(each) for each in defaults.values())

@@ -195,9 +195,9 @@ def test_bad_data(change: dict[str, Any], message: str) -> None:
 
 def test_a_fingerprint_may_be_given_as_gpg_prints_it() -> None:
     spaced = "83DB 6997 E784 4970 861F  CB6B EA39 500F 9B4D fb6f"
-    found = KEY.read({"ofed": {**GIVEN, "fingerprint": spaced}}, "node-a")
-    assert found is not None
-    assert found.fingerprint == FINGERPRINT
+    key = KEY.read({"ofed": {**GIVEN, "fingerprint": spaced}}, "node-a")
+    assert key is not None
+    assert key.fingerprint == FINGERPRINT
 
 
 # The script that installs a key, run here for real, with gpg's own keys.

@@ -105,8 +105,8 @@ def _standing(data: bytes) -> None:
 
 
 def _request(data: bytes) -> None:
-    if (document := _plain(data)) is not None and (found := read(document, CertificateSigningRequest)[0]) is not None:
-        for verdict in verdicts([found], KnownNodes(expected={"n1"}, joined={"n1"})):
+    if (document := _plain(data)) is not None and (request := read(document, CertificateSigningRequest)[0]) is not None:
+        for verdict in verdicts([request], KnownNodes(expected={"n1"}, joined={"n1"})):
             assert verdict.action != "approve", "no seed is a good request"
 
 

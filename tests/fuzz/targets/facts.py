@@ -22,14 +22,14 @@ for _module in pkgutil.walk_packages(tasks.__path__, "tasks."):
 
 def facts() -> list[type[Any]]:
     """The facts of the tasks, by name."""
-    found = set[type[Any]]()
+    classes = set[type[Any]]()
     left: list[type[Any]] = [AnyFact]
     while left:
         for kind in left.pop().__subclasses__():
             left.append(kind)
             if kind.__module__.startswith("tasks.") and kind is not FactBase:
-                found.add(kind)
-    return sorted(found, key=lambda kind: (kind.__module__, kind.__name__))
+                classes.add(kind)
+    return sorted(classes, key=lambda kind: (kind.__module__, kind.__name__))
 
 
 FACTS = facts()

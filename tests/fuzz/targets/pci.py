@@ -22,8 +22,8 @@ def _config(data: bytes) -> None:
         serial.encode()
     KERNEL.config[FILE] = bytearray(data)
     with suppress(OSError):
-        found = device_control(KERNEL.machine().files, ADDRESS)
-        assert found is None or max_read_request(found[1]) >= 128
+        offset = device_control(KERNEL.machine().files, ADDRESS)
+        assert offset is None or max_read_request(offset[1]) >= 128
 
 
 def _vpd(data: bytes) -> None:

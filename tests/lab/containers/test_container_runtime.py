@@ -194,13 +194,13 @@ def running(node: Node) -> list[str]:
 
 def dump(node: Node) -> set[str]:
     """What containerd makes of its files; each line with the section that it is in."""
-    found, section = set(), ""
+    settings, section = set(), ""
     for line in node.sh("containerd config dump").splitlines():
         if line.strip().startswith("["):
             section = line.strip()
         elif " = " in line and not line.startswith("imports = "):
-            found.add(f"{section} {line.strip()}")
-    return found
+            settings.add(f"{section} {line.strip()}")
+    return settings
 
 
 def test_docker_and_containerd_get_the_runtime_and_keep_all_else(

@@ -62,9 +62,9 @@ def test_boot_settings_take_effect_at_one_reboot_and_end_at_another(loaded: Node
         "kernel_modules": ["igbvf", "dummy"],
         "kernel_module_options": {"dummy": {"numdummies": 3}},
     }
-    told = deploy(**wanted)
+    printed = deploy(**wanted)
     missing = "kernel arguments trackbed.test=1 hugepagesz=2M hugepages=0:4,1:6 are not in effect"
-    assert f"reboot wanted: boot: {missing}; the host is not rebooted" in told
+    assert f"reboot wanted: boot: {missing}; the host is not rebooted" in printed
     assert "trackbed.test=1" not in arguments(node)
 
     deploy(**wanted, **REBOOT)

@@ -25,8 +25,8 @@ PARSER = Build("plugin-config", (".",), ROOT / "lab" / "go" / "plugin-config", u
 
 def config(text: str) -> str:
     """The configuration in a plugin's manifest."""
-    (found,) = [each for each in yaml.safe_load_all(text) if each and each["kind"] == "ConfigMap"]
-    return str(found["data"]["config.json"])
+    (config_map,) = [each for each in yaml.safe_load_all(text) if each and each["kind"] == "ConfigMap"]
+    return str(config_map["data"]["config.json"])
 
 
 def parse(text: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -93,12 +93,12 @@ def between(nodes: tuple[Node, ...], server: str, client: str) -> str:
 def test_the_distribution_s_rdma_carries_data_between_nodes_over_roce_and_iwarp(linked: tuple[Node, ...]) -> None:
     links = [{link["netdev"]: link for link in json.loads(node.sh("rdma -j link"))} for node in linked]
     first, second = linked[0].machine.nics
-    for found in links:
-        assert {found[f"{first.netdev}v0"]["state"], found[second.netdev]["state"]} == {"ACTIVE"}
+    for by_netdev in links:
+        assert {by_netdev[f"{first.netdev}v0"]["state"], by_netdev[second.netdev]["state"]} == {"ACTIVE"}
     for address in (ROCE[0], IWARP[0]):
         said = between(linked, f"rping -s -a {address} -C 3", f"rping -c -v -C 3 -a {address}")
         assert said.count("ping data: rdma-ping-") == 3
-    mine, theirs = (found[f"{first.netdev}v0"]["ifname"] for found in links)
+    mine, theirs = (by_netdev[f"{first.netdev}v0"]["ifname"] for by_netdev in links)
     options = "--size=4096 --iters=50"
     said = between(
         linked, f"ib_write_bw --ib-dev={mine} -R {options}", f"ib_write_bw --ib-dev={theirs} -R {options} {ROCE[0]}"

@@ -121,11 +121,11 @@ def test_after_an_event_of_a_vf_only_that_vf_is_read(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scope", "found"),
+    ("scope", "looked_up"),
     [({PF0}, True), ({own(PF0)}, True), ({own(PF0), f"{PF0}#1", HOST}, True), ({f"{PF0}#1", HOST, own(PF1)}, False)],
 )
 def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
-    kernel: Kernel, scope: set[str], found: bool
+    kernel: Kernel, scope: set[str], looked_up: bool
 ) -> None:
     off = {"enable": False}
     wanted = spec(nic(PF0), nic(PF1), irqs={"pin": False}, rps=off, xps=off)
@@ -139,7 +139,7 @@ def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
     assert links.keys() == {PF0, PF1}
     pf = links[PF0]
     assert pf is not None
-    assert (pf.permanent_mac == "02:00:00:00:09:09") is found
+    assert (pf.permanent_mac == "02:00:00:00:09:09") is looked_up
 
 
 def test_a_pf_that_is_gone_by_then_is_missing(kernel: Kernel) -> None:

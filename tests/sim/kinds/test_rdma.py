@@ -31,12 +31,12 @@ def settle(
     return converge(kernel.machine(), Goal(spec), Memory(lambda: clock, failures or Failures()))
 
 
-def told(found: Pass, type: str) -> Condition:
-    return next(condition for condition in found.conditions if condition.type == type)
+def condition_of(result: Pass, type: str) -> Condition:
+    return next(condition for condition in result.conditions if condition.type == type)
 
 
-def refused(found: Pass) -> dict[str, tuple[str, str]]:
-    return {o.change.field: (o.result, o.error) for o in found.outcomes if o.result != "applied"}
+def refused(result: Pass) -> dict[str, tuple[str, str]]:
+    return {o.change.field: (o.result, o.error) for o in result.outcomes if o.result != "applied"}
 
 
 # --- probes ------------------------------------------------------------------------------------------------
@@ -44,9 +44,9 @@ def refused(found: Pass) -> dict[str, tuple[str, str]]:
 
 def test_without_rdma_in_the_spec_there_is_no_condition(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    found = settle(kernel, {})
-    assert not [c for c in found.conditions if c.type.startswith("Rdma")]
-    assert found.have["rdma"] == {}
+    result = settle(kernel, {})
+    assert not [c for c in result.conditions if c.type.startswith("Rdma")]
+    assert result.have["rdma"] == {}
 
 
 def test_each_vf_s_device_is_expected_named_when_it_goes_and_fine_when_it_is_back(kernel: Kernel) -> None:
@@ -55,16 +55,16 @@ def test_each_vf_s_device_is_expected_named_when_it_goes_and_fine_when_it_is_bac
         "vfs": {"count": 3},
         "rdma": {"pf": False, "vfs": True, "link_layer": "Ethernet", "rate": 2, "gid_type": "RoCE v2"},
     }
-    found = settle(kernel, wanted)
-    assert (told(found, "RdmaDevices").status, told(found, "RdmaPorts").status) == ("True", "True")
+    result = settle(kernel, wanted)
+    assert (condition_of(result, "RdmaDevices").status, condition_of(result, "RdmaPorts").status) == ("True", "True")
     vf = vf_addresses(kernel, PF0)[1]
     name = Reader(kernel).of(vf)[0]
     kernel.rdma.delete(name)
-    lacking = told(settle(kernel, wanted), "RdmaDevices")
+    lacking = condition_of(settle(kernel, wanted), "RdmaDevices")
     assert (lacking.status, lacking.reason, lacking.stage) == ("False", "DeviceMissing", "device")
     assert lacking.message.startswith(f"NIC rail0: {PF0}#1: no RDMA device (load the RDMA driver of igb;")
     kernel.rdma.add(vf, name, kernel.netdev(vf).name, umad=False)
-    assert told(settle(kernel, wanted), "RdmaDevices").status == "True"
+    assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kernel) -> None:
@@ -72,17 +72,17 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
     wanted: dict[str, object] = {"vfs": {"count": 3}, "rdma": {"pf": False, "vfs": True}, "roce": {"cm_tos": 106}}
     nics = [{"name": "rail0", "select": {"pci": PF0}, **wanted}]
     spec = from_mapping({"node_name": "n1", "nics": nics})
-    found = settle(kernel, wanted)
+    result = settle(kernel, wanted)
     first, second = (Reader(kernel).of(vf_addresses(kernel, PF0)[index])[0] for index in (1, 2))
     kernel.rdma.set_port(first, state="1: DOWN")
     kernel.rdma.set_port(second, state="1: DOWN")
     kernel.rdma.set_cm_defaults(first, 1, tos=0)
     kernel.rdma.set_cm_defaults(second, 1, tos=0)
     scope = frozenset({f"{PF0}#1"})
-    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), found.have, scope)
-    assert first in told(found, "RdmaPorts").message
-    assert second not in told(found, "RdmaPorts").message
-    assert [o.change.target for o in found.outcomes] == [f"{PF0}#1"]
+    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0), result.have, scope)
+    assert first in condition_of(result, "RdmaPorts").message
+    assert second not in condition_of(result, "RdmaPorts").message
+    assert [o.change.target for o in result.outcomes] == [f"{PF0}#1"]
 
 
 @pytest.mark.parametrize(
@@ -101,21 +101,21 @@ def test_a_port_that_is_not_as_wanted_is_named_with_the_remedy(
 ) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_port("rocep33s0", **state)
-    found = settle(kernel, {"rdma": wanted})
-    ports = told(found, "RdmaPorts")
+    result = settle(kernel, {"rdma": wanted})
+    ports = condition_of(result, "RdmaPorts")
     assert (ports.status, ports.reason, ports.stage) == ("False", "PortNotReady", "network")
     assert ports.message.startswith(f"NIC rail0: rocep33s0 port 1 ({PF0}): ")
     assert said in ports.message
-    assert told(found, "RdmaDevices").status == "True"
+    assert condition_of(result, "RdmaDevices").status == "True"
 
 
 def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_gid("rocep33s0", 2, "fe80::1", "IB/RoCE v1", NAME0)
     kernel.rdma.set_gid("rocep33s0", 7, "0000:0000:0000:0000:0000:ffff:0a00:0001", "RoCE v2", NAME0)
-    found = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True, "rate": 100}})
-    assert told(found, "RdmaPorts").status == "True"
-    gids = found.have["rdma"][PF0][PF0][0].ports[0].gids
+    result = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True, "rate": 100}})
+    assert condition_of(result, "RdmaPorts").status == "True"
+    gids = result.have["rdma"][PF0][PF0][0].ports[0].gids
     assert [(gid.index, gid.type, gid.address) for gid in gids][1:] == [
         (2, "RoCE v1", "fe80::1"),
         (7, "RoCE v2", "10.0.0.1"),
@@ -125,8 +125,8 @@ def test_a_gid_is_found_wherever_in_the_table_it_is(kernel: Kernel) -> None:
 def test_an_empty_gid_does_not_count_as_one_of_the_wanted_type(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.rdma.set_gid("rocep33s0", 2, "N/A", "RoCE v2", NAME0)
-    found = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}})
-    assert told(found, "RdmaPorts").status == "False"
+    result = settle(kernel, {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}})
+    assert condition_of(result, "RdmaPorts").status == "False"
 
 
 def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None:
@@ -136,16 +136,16 @@ def test_a_gid_behind_64_empty_entries_is_not_looked_for(kernel: Kernel) -> None
     wanted: dict[str, object] = {"rdma": {"gid_type": "RoCE v2", "gid_ipv4": True}}
     mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001"
     kernel.rdma.set_gid("rocep33s0", 65, mapped, "RoCE v2", NAME0)
-    assert told(settle(kernel, wanted), "RdmaPorts").status == "False"
+    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "False"
     kernel.rdma.set_gid("rocep33s0", 64, mapped, "RoCE v2", NAME0)
-    assert told(settle(kernel, wanted), "RdmaPorts").status == "True"
+    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
 
 
 def test_a_port_that_waits_for_a_subnet_manager_is_reported_as_such(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
     kernel.rdma.set_gid("ibp33s0", 0, "fe80::0002:c903:0000:0001", "IB/RoCE v1", "")
     kernel.rdma.set_port("ibp33s0", state="2: INIT")
-    ports = told(settle(kernel, {"rdma": {"link_layer": "InfiniBand", "gid_type": "IB"}}), "RdmaPorts")
+    ports = condition_of(settle(kernel, {"rdma": {"link_layer": "InfiniBand", "gid_type": "IB"}}), "RdmaPorts")
     assert ports.message == f"NIC rail0: ibp33s0 port 1 ({PF0}): state INIT/LinkUp (it waits for a subnet manager)"
 
 
@@ -153,19 +153,22 @@ def test_at_least_as_many_good_nics_as_rdma_at_least_make_a_node_ready(kernel: K
     kernel.rdma.add(PF0, "erdma_0", NAME0)
     kernel.rdma.add(PF1, "erdma_1", NAME1)
     kernel.rdma.set_port("erdma_1", state="1: DOWN")
-    assert told(settle(kernel, {"rdma": {}}, {"rdma": {}}), "RdmaPorts").status == "False"
-    enough = told(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 1}), "RdmaPorts")
+    assert condition_of(settle(kernel, {"rdma": {}}, {"rdma": {}}), "RdmaPorts").status == "False"
+    enough = condition_of(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 1}), "RdmaPorts")
     assert (enough.status, enough.reason) == ("True", "EnoughOfThem")
     assert "NIC rail1: erdma_1 port 1" in enough.message
-    few = told(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 2}), "RdmaPorts")
+    few = condition_of(settle(kernel, {"rdma": {}}, {"rdma": {}}, rdma={"at_least": 2}), "RdmaPorts")
     assert (few.status, few.message.partition(";")[0]) == ("False", "1 of 2 NICs are as expected, at least 2 must be")
 
 
 def test_an_optional_nic_is_reported_and_does_not_count(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    found = settle(kernel, {"rdma": {}}, {"rdma": {}, "required": False})
-    assert (told(found, "RdmaDevices").status, told(found, "RdmaDevices").reason) == ("True", "OptionalDiffers")
-    assert f"NIC rail1: {PF1}: no RDMA device" in told(found, "RdmaDevices").message
+    result = settle(kernel, {"rdma": {}}, {"rdma": {}, "required": False})
+    assert (condition_of(result, "RdmaDevices").status, condition_of(result, "RdmaDevices").reason) == (
+        "True",
+        "OptionalDiffers",
+    )
+    assert f"NIC rail1: {PF1}: no RDMA device" in condition_of(result, "RdmaDevices").message
 
 
 def test_a_vf_that_a_container_has_is_not_missed(kernel: Kernel) -> None:
@@ -176,9 +179,9 @@ def test_a_vf_that_a_container_has_is_not_missed(kernel: Kernel) -> None:
     name = Reader(kernel).of(vf)[0]
     kernel.move_away(vf)
     kernel.rdma.set_port(name, state="1: DOWN")
-    assert told(settle(kernel, wanted), "RdmaPorts").status == "True"
+    assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
     kernel.rdma.delete(name)
-    assert told(settle(kernel, wanted), "RdmaDevices").status == "True"
+    assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_a_vf_that_is_kept_for_a_virtual_machine_is_not_missed(kernel: Kernel) -> None:
@@ -189,7 +192,7 @@ def test_a_vf_that_is_kept_for_a_virtual_machine_is_not_missed(kernel: Kernel) -
     kernel.unbind(vf)
     kernel.tree.link(f"/sys/bus/pci/devices/{vf}/driver", "../../../../bus/pci/drivers/vfio-pci")
     kernel.tree.link(f"/sys/bus/pci/devices/{vf}/iommu_group", "../../../../kernel/iommu_groups/7")
-    assert told(settle(kernel, wanted), "RdmaDevices").status == "True"
+    assert condition_of(settle(kernel, wanted), "RdmaDevices").status == "True"
 
 
 def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
@@ -197,8 +200,8 @@ def test_a_rate_that_a_driver_invents_is_not_judged(kernel: Kernel) -> None:
     kernel.rdma.add("0000:05:00.0", "erdma_0", None, node_type="4: RNIC", rate="2.5 Gb/sec (1X SDR)")
     wanted = {"name": "erdma", "select": {"driver": "erdma"}, "rdma": {"rate": 100}}
     spec = from_mapping({"node_name": "n1", "nics": [wanted]})
-    found = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
-    assert is_ready(found.conditions), found.conditions
+    result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
+    assert is_ready(result.conditions), result.conditions
 
 
 def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
@@ -214,14 +217,14 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
     def settled() -> Pass:
         return converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
 
-    found = settled()
-    assert [d.name for d in found.have["rdma"][second][second]] == ["mlx5_bond_0"]
-    assert is_ready(found.conditions), found.conditions
+    result = settled()
+    assert [d.name for d in result.have["rdma"][second][second]] == ["mlx5_bond_0"]
+    assert is_ready(result.conditions), result.conditions
     for device in ("enp33s0f1", second):
         counting = [source.name for source in counters.sources(kernel, device)]
         assert counting == ["mlx5_bond_0", "enp33s0f1"]
     kernel.rdma.delete("mlx5_bond_0")
-    lacking = told(settled(), "RdmaDevices")
+    lacking = condition_of(settled(), "RdmaDevices")
     assert f"{PF0}: no RDMA device" in lacking.message
     assert f"{second}: no RDMA device" in lacking.message
 
@@ -229,9 +232,9 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
 def test_iwarp_has_no_umad_and_none_is_missed(kernel: Kernel) -> None:
     """siw: no parent, no word of its netdev but the address in its GID."""
     kernel.rdma.add(None, "siw0", NAME0, node_type="4: RNIC")
-    found = settle(kernel, {"rdma": {"link_layer": "Ethernet"}})
-    assert [(d.name, d.transport) for d in found.have["rdma"][PF0][PF0]] == [("siw0", "iWARP")]
-    assert is_ready(found.conditions), found.conditions
+    result = settle(kernel, {"rdma": {"link_layer": "Ethernet"}})
+    assert [(d.name, d.transport) for d in result.have["rdma"][PF0][PF0]] == [("siw0", "iWARP")]
+    assert is_ready(result.conditions), result.conditions
 
 
 @pytest.mark.parametrize(
@@ -247,19 +250,19 @@ def test_iwarp_has_no_umad_and_none_is_missed(kernel: Kernel) -> None:
 )
 def test_a_character_device_that_is_missing_is_named(kernel: Kernel, gone: str, said: str) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    assert told(settle(kernel, {"rdma": {}}), "RdmaCharDevices").status == "True"
+    assert condition_of(settle(kernel, {"rdma": {}}), "RdmaCharDevices").status == "True"
     kernel.tree.remove(gone)
     kernel.tree.remove("/sys/class/infiniband_mad") if "mad" in gone else None
-    found = told(settle(kernel, {"rdma": {}}), "RdmaCharDevices")
-    assert (found.status, found.message) == ("False", f"not in /dev/infiniband: {said}")
+    result = condition_of(settle(kernel, {"rdma": {}}), "RdmaCharDevices")
+    assert (result.status, result.message) == ("False", f"not in /dev/infiniband: {said}")
 
 
 # --- rdma_netns --------------------------------------------------------------------------------------------
 
 
 def test_the_netns_mode_is_set_and_left_alone(kernel: Kernel) -> None:
-    found = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
-    assert is_ready(found.conditions)
+    result = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
+    assert is_ready(result.conditions)
     assert kernel.rdma.mode == "exclusive"
     kernel.writes.clear()
     settle(kernel, {}, rdma={"netns_mode": "exclusive"})
@@ -269,17 +272,17 @@ def test_the_netns_mode_is_set_and_left_alone(kernel: Kernel) -> None:
 
 def test_a_netns_mode_that_the_kernel_refuses_now_names_the_module_parameter(kernel: Kernel) -> None:
     kernel.rdma.other_netns = True
-    found = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
-    result, error = refused(found)["netns_mode"]
+    last_pass = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
+    result, error = refused(last_pass)["netns_mode"]
     assert result == "failed"
     assert 'kernel_module_options {"ib_core": {"netns_mode": False}}, then reboot' in error
-    assert not is_ready(found.conditions)
+    assert not is_ready(last_pass.conditions)
 
 
 def test_a_node_without_rdma_says_so(kernel: Kernel) -> None:
     kernel.rdma.mode = None
-    found = settle(kernel, {}, rdma={"netns_mode": "shared"})
-    assert "load ib_core" in refused(found)["netns_mode"][1]
+    result = settle(kernel, {}, rdma={"netns_mode": "shared"})
+    assert "load ib_core" in refused(result)["netns_mode"][1]
 
 
 # --- roce --------------------------------------------------------------------------------------------------
@@ -302,11 +305,11 @@ def test_facts_that_a_driver_lacks_are_left_out(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
     kernel.tree.remove("/sys/class/infiniband/rocep33s0/sys_image_guid")
     kernel.rdma.set_port("rocep33s0", lid="unknown")
-    found = inspect(kernel.machine())
-    (device,) = next(f for f in found.functions if f.address == PF0).rdma
+    result = inspect(kernel.machine())
+    (device,) = next(f for f in result.functions if f.address == PF0).rdma
     assert (device.sys_image_guid, device.hw_rev, device.board_id) == (None, None, None)
     assert [(port.lid, port.lmc, port.sm_lid) for port in device.ports] == [(None, 0, 0)]
-    shown = render(found)
+    shown = render(result)
     assert all(word not in shown for word in ("LID", "system image", "revision", "board"))
 
 

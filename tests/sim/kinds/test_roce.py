@@ -20,8 +20,8 @@ def test_roce_is_set_on_the_port_and_on_every_device_and_stays(kernel: Kernel) -
     kernel.rdma.dcb[NAME0] = DcbState(frozenset({0, 5}), {})
     wanted = {"vfs": {"count": 2}, "roce": ROCE}
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    found = settle(kernel, wanted)
-    assert is_ready(found.conditions), found.conditions
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions), result.conditions
     state = kernel.rdma.dcb[NAME0]
     assert state.pfc == {3}
     assert (len(state.dscp), state.dscp[26], state.dscp[46]) == (64, 3, 5)
@@ -39,12 +39,12 @@ def test_roce_that_another_changed_is_set_again(kernel: Kernel) -> None:
     settle(kernel, {"roce": ROCE})
     kernel.rdma.set_cm_defaults("rocep33s0", 1, tos=0)
     kernel.rdma.set_pfc(NAME0, frozenset())
-    found = settle(kernel, {"roce": ROCE})
-    assert [str(o.change) for o in found.outcomes] == [
+    result = settle(kernel, {"roce": ROCE})
+    assert [str(o.change) for o in result.outcomes] == [
         f"roce {PF0} pfc: none -> 3",
         f"roce {PF0} cm_tos: 0 -> 106",
     ]
-    assert is_ready(found.conditions)
+    assert is_ready(result.conditions)
 
 
 def test_trust_goes_back_to_pcp_when_the_last_dscp_is_gone(kernel: Kernel) -> None:
@@ -54,13 +54,13 @@ def test_trust_goes_back_to_pcp_when_the_last_dscp_is_gone(kernel: Kernel) -> No
 
 
 def test_a_driver_without_dcb_is_unsupported_and_an_optional_nic_does_not_make_unready(kernel: Kernel) -> None:
-    found = settle(kernel, {"roce": {"trust": "dscp", "pfc": "3", "ecn": "3"}})
-    assert {field: result for field, (result, _) in refused(found).items()} == dict.fromkeys(
+    last_pass = settle(kernel, {"roce": {"trust": "dscp", "pfc": "3", "ecn": "3"}})
+    assert {field: result for field, (result, _) in refused(last_pass).items()} == dict.fromkeys(
         ["trust", "pfc", "ecn_np", "ecn_rp"], "unsupported"
     )
-    assert refused(found)["pfc"][1] == f"the driver of {NAME0} does not support pfc 3 (DCBNL)"
-    assert "comes with MLNX_OFED" in refused(found)["ecn_np"][1]
-    assert not is_ready(found.conditions)
+    assert refused(last_pass)["pfc"][1] == f"the driver of {NAME0} does not support pfc 3 (DCBNL)"
+    assert "comes with MLNX_OFED" in refused(last_pass)["ecn_np"][1]
+    assert not is_ready(last_pass.conditions)
     assert is_ready(settle(kernel, {"required": False, "roce": {"trust": "dscp"}}).conditions)
 
 
@@ -78,24 +78,24 @@ def test_pfc_waits_for_whoever_uses_a_vf_since_it_takes_the_link_down(kernel: Ke
     kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
     settle(kernel, {"vfs": {"count": 1}})
     kernel.move_away(vf_addresses(kernel, PF0)[0])
-    found = settle(kernel, {"vfs": {"count": 1}, "roce": {"pfc": "3"}})
-    result, error = refused(found)["pfc"]
+    last_pass = settle(kernel, {"vfs": {"count": 1}, "roce": {"pfc": "3"}})
+    result, error = refused(last_pass)["pfc"]
     assert (result, error) == ("deferred", f"it would disturb another network namespace ({PF0}#0)")
     assert kernel.rdma.dcb[NAME0].pfc == set()
 
 
 def test_a_nic_without_a_roce_device_has_nothing_to_set_the_defaults_on(kernel: Kernel) -> None:
     kernel.rdma.add(None, "siw0", NAME0, node_type="4: RNIC")
-    found = settle(kernel, {"roce": {"cm_tos": 106}})
-    assert refused(found)["cm_tos"] == ("failed", f"{PF0} and its VFs have no RoCE device; load its RDMA driver")
+    result = settle(kernel, {"roce": {"cm_tos": 106}})
+    assert refused(result)["cm_tos"] == ("failed", f"{PF0} and its VFs have no RoCE device; load its RDMA driver")
     spec = from_mapping({"node_name": "n1", "nics": [{"name": "r", "select": {"pci": PF0}, "roce": {"cm_tos": 106}}]})
     assert not preview(kernel.machine(), spec).errors
 
 
 def test_a_mode_that_a_port_does_not_have_is_unsupported(kernel: Kernel) -> None:
     kernel.rdma.add(PF0, "rocep33s0", NAME0)
-    found = settle(kernel, {"roce": {"cm_mode": "RoCE v1"}})
-    assert refused(found)["cm_mode"] == ("unsupported", "port 1 of rocep33s0 has no RoCE v1")
+    result = settle(kernel, {"roce": {"cm_mode": "RoCE v1"}})
+    assert refused(result)["cm_mode"] == ("unsupported", "port 1 of rocep33s0 has no RoCE v1")
 
 
 def test_the_files_of_mlnx_ofed_are_used_where_they_are(kernel: Kernel) -> None:
@@ -105,12 +105,12 @@ def test_the_files_of_mlnx_ofed_are_used_where_they_are(kernel: Kernel) -> None:
     for role in ("roce_np", "roce_rp"):
         for priority in range(8):
             kernel.tree.put(f"{NET}/ecn/{role}/enable/{priority}", "1" if priority == 5 else "0")
-    found = settle(kernel, {"roce": {"trust": "dscp", "ecn": "3", "traffic_class": 106}})
+    result = settle(kernel, {"roce": {"trust": "dscp", "ecn": "3", "traffic_class": 106}})
     assert kernel.read(f"{NET}/qos/trust") == "dscp"
     for role in ("roce_np", "roce_rp"):
         assert [p for p in range(8) if kernel.read(f"{NET}/ecn/{role}/enable/{p}") == "1"] == [3]
     assert kernel.read("/sys/class/infiniband/mlx5_0/tc/1/traffic_class") == "Global tclass=106"
-    assert is_ready(found.conditions)
+    assert is_ready(result.conditions)
 
 
 def test_a_traffic_class_without_its_file_is_unsupported(kernel: Kernel) -> None:

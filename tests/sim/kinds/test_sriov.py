@@ -55,7 +55,7 @@ def settle(
     )
 
 
-def told(kernel: Kernel, index: int) -> dict[str, Any]:
+def vf_attributes(kernel: Kernel, index: int) -> dict[str, Any]:
     link = kernel.link(NAME)
     assert link is not None
     return asdict(link.vfs[index])
@@ -71,15 +71,15 @@ def address(kernel: Kernel, index: int) -> str:
 def test_a_priority_given_later_leaves_the_vlan_and_the_other_way_round(kernel: Kernel) -> None:
     settle(kernel, spec(group(vlan=100)))
     assert is_ready(settle(kernel, spec(group(vlan=100, qos=5))).conditions)
-    assert (told(kernel, 1)["vlan"], told(kernel, 1)["qos"]) == (100, 5)
+    assert (vf_attributes(kernel, 1)["vlan"], vf_attributes(kernel, 1)["qos"]) == (100, 5)
     assert is_ready(settle(kernel, spec(group(vlan=200))).conditions)
-    assert (told(kernel, 1)["vlan"], told(kernel, 1)["qos"]) == (200, 5)
+    assert (vf_attributes(kernel, 1)["vlan"], vf_attributes(kernel, 1)["qos"]) == (200, 5)
 
 
 def test_an_untagged_vf_has_no_priority_either(kernel: Kernel) -> None:
     settle(kernel, spec(group(vlan=100, qos=5)))
     assert is_ready(settle(kernel, spec(group(vlan=0))).conditions)
-    assert (told(kernel, 1)["vlan"], told(kernel, 1)["qos"]) == (0, 0)
+    assert (vf_attributes(kernel, 1)["vlan"], vf_attributes(kernel, 1)["qos"]) == (0, 0)
 
 
 @pytest.mark.parametrize(("before", "after"), [((10, 100), (200, 300)), ((200, 300), (10, 100)), ((200, 300), (10, 0))])
@@ -88,9 +88,9 @@ def test_rates_can_rise_and_fall_past_each_other(
 ) -> None:
     kernel.sriov.able.add(PF)
     for low, high in (before, after):
-        found = settle(kernel, spec(group(min_tx_rate=low, max_tx_rate=high)))
-        assert {outcome.result for outcome in found.outcomes} == {"applied"}
-        assert (told(kernel, 1)["min_tx_rate"], told(kernel, 1)["max_tx_rate"]) == (low, high)
+        result = settle(kernel, spec(group(min_tx_rate=low, max_tx_rate=high)))
+        assert {outcome.result for outcome in result.outcomes} == {"applied"}
+        assert (vf_attributes(kernel, 1)["min_tx_rate"], vf_attributes(kernel, 1)["max_tx_rate"]) == (low, high)
 
 
 def test_a_largest_rate_below_the_smallest_one_that_was_left_alone_says_so(kernel: Kernel) -> None:
@@ -142,12 +142,12 @@ def test_what_igb_refuses_is_unsupported_and_ready_follows_required(
 ) -> None:
     needed = {"vlan_protocol": {"vlan": 100}, "min_tx_rate": {"max_tx_rate": 0}}
     more: dict[str, object] = {**needed.get(name, {})}
-    found = settle(kernel, spec(group(**{name: value}, **more), required=required))
-    (outcome,) = [outcome for outcome in found.outcomes if outcome.result != "applied"]
+    result = settle(kernel, spec(group(**{name: value}, **more), required=required))
+    (outcome,) = [outcome for outcome in result.outcomes if outcome.result != "applied"]
     assert (outcome.result, outcome.change.target, outcome.change.field) == ("unsupported", f"{PF}#1", name)
     assert reason in outcome.error
-    assert is_ready(found.conditions) is not required
-    assert told(kernel, 1)["vlan"] == more.get("vlan", 0)
+    assert is_ready(result.conditions) is not required
+    assert vf_attributes(kernel, 1)["vlan"] == more.get("vlan", 0)
 
 
 def test_a_rate_waits_for_the_link_and_is_not_unsupported(kernel: Kernel) -> None:
@@ -182,10 +182,10 @@ def test_a_vf_of_an_infiniband_pf_is_given_no_ethernet_address(kernel: Kernel) -
     kernel.add_nic(OTHER, "ibs1", "00:00:10:86:fe:80:00:00:00:00:00:00:b8:3f:d2:03:00:12:34:56")
     kernel.sriov.able.add(OTHER)
     wanted = spec(group(node_guid="00:11:22:33:44:55:66:77", link_state="enable"), select={"pci": OTHER})
-    found = settle(kernel, wanted)
-    assert is_ready(found.conditions)
-    assert "mac" not in {o.change.field for o in found.outcomes}
-    given = [o.change for o in found.outcomes if o.change.kind == "vf_attributes" and o.change.target == f"{OTHER}#1"]
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions)
+    assert "mac" not in {o.change.field for o in result.outcomes}
+    given = [o.change for o in result.outcomes if o.change.kind == "vf_attributes" and o.change.target == f"{OTHER}#1"]
     assert [change.field for change in given] == ["link_state", "node_guid", "port_guid"]
     assert given[1].after == "00:11:22:33:44:55:66:77"
 
@@ -198,11 +198,11 @@ def test_trusted_vfs_that_somebody_made_get_their_addresses_at_once(kernel: Kern
         kernel.set_vf(pf.ifindex, index, trust=True)
         kernel.set_link(kernel.netdev(vf).ifindex, up=True)
     wanted = spec({"count": 3, "defaults": {"trust": True}})
-    found = settle(kernel, wanted)
-    assert [outcome for outcome in found.outcomes if outcome.result != "applied"] == []
+    result = settle(kernel, wanted)
+    assert [outcome for outcome in result.outcomes if outcome.result != "applied"] == []
     assert not preview(kernel.machine(), wanted).changes
     macs = [kernel.netdev(vf).mac for vf in vf_addresses(kernel, PF).values()]
-    assert [told(kernel, index)["mac"] for index in range(3)] == macs
+    assert [vf_attributes(kernel, index)["mac"] for index in range(3)] == macs
 
 
 # --- drivers -------------------------------------------------------------------------------------------------------------
@@ -220,9 +220,9 @@ def test_a_vf_that_comes_back_from_a_container_gets_its_name_back(kernel: Kernel
     assert settle(kernel, wanted).outcomes == ()
     kernel.come_back(vf, called)
     assert netdev(kernel, vf) != f"{NAME}v1"
-    found = settle(kernel, wanted)
-    assert is_ready(found.conditions)
-    (renamed,) = [o.change for o in found.outcomes if o.change.kind == "vf_names"]
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions)
+    (renamed,) = [o.change for o in result.outcomes if o.change.kind == "vf_names"]
     assert renamed.disruption is Disruption.NONE
     assert netdev(kernel, vf) == f"{NAME}v1"
     assert kernel.netdev(vf).up
@@ -252,8 +252,8 @@ def test_a_host_whose_names_are_its_own_keeps_them(kernel: Kernel) -> None:
     for index in range(4):
         kernel.move_away(address(kernel, index))
         kernel.come_back(address(kernel, index), f"rail0v{index}")
-    found = settle(kernel, wanted)
-    assert is_ready(found.conditions)
+    result = settle(kernel, wanted)
+    assert is_ready(result.conditions)
     assert [netdev(kernel, address(kernel, index)) for index in range(4)] == [f"rail0v{index}" for index in range(4)]
 
 
@@ -271,8 +271,8 @@ def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
 
 def test_altnames_are_added_to_those_of_others(kernel: Kernel) -> None:
     kernel.add_altname(kernel.netdev(PF).ifindex, "somebody-s")
-    found = settle(kernel, spec(altnames=["rail0", "storage"], txqueuelen=5000))
-    assert is_ready(found.conditions)
+    result = settle(kernel, spec(altnames=["rail0", "storage"], txqueuelen=5000))
+    assert is_ready(result.conditions)
     assert kernel.netdev(PF).altnames == ("somebody-s", "rail0", "storage")
     assert kernel.netdev(PF).txqueuelen == 5000
     assert settle(kernel, spec(altnames=["storage"])).outcomes == ()
@@ -294,9 +294,9 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
     wanted = spec(group(link_state="disable"))
     failures, time = Failures(), iter(range(1000))
     for _ in range(3):
-        found = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
-    assert found.outcomes == ()
-    assert is_ready(found.conditions)
+        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
+    assert result.outcomes == ()
+    assert is_ready(result.conditions)
     link = kernel.link(kernel.netdev(address(kernel, 1)).name)
     assert link is not None
     assert (link.up, link.carrier) == (True, False)
@@ -304,8 +304,8 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
     kernel.set_vf(kernel.netdev(PF).ifindex, 2, link_state="disable")
     kernel.writes.clear()
     for _ in range(3):
-        found = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
-    assert not is_ready(found.conditions)
+        result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
+    assert not is_ready(result.conditions)
     assert kernel.writes == []
 
 
@@ -329,10 +329,10 @@ def test_a_vf_of_a_pf_that_is_down_is_not_bound_again_and_again(kernel: Kernel) 
     down, failures = spec({"count": 2}, state="down"), Failures()
     settle(kernel, down, failures)
     kernel.writes.clear()
-    found = settle(kernel, down, failures)
+    result = settle(kernel, down, failures)
     assert kernel.writes == []
-    assert is_ready(found.conditions), found.conditions
-    assert found.outcomes == ()
+    assert is_ready(result.conditions), result.conditions
+    assert result.outcomes == ()
     assert is_ready(settle(kernel, spec({"count": 2}, state="up"), failures).conditions)
     link = kernel.netdev(address(kernel, 0))
-    assert link.mac == told(kernel, 0)["mac"]
+    assert link.mac == vf_attributes(kernel, 0)["mac"]

@@ -18,8 +18,8 @@ def kernel() -> Kernel:
 
 
 def test_a_vf_for_vfio_is_never_bound_to_the_network_driver(kernel: Kernel) -> None:
-    found = settle(kernel, spec(group(driver="vfio-pci")))
-    assert is_ready(found.conditions), found.conditions
+    result = settle(kernel, spec(group(driver="vfio-pci")))
+    assert is_ready(result.conditions), result.conditions
     assert [driver(kernel, address(kernel, index)) for index in range(4)] == ["igbvf", "vfio-pci", "igbvf", "igbvf"]
     assert not any(path.endswith("unbind") for path, _ in kernel.writes)
     assert not preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes
@@ -68,8 +68,8 @@ def test_without_vfio_pci_the_plan_has_the_remedy_and_the_rest_is_applied() -> N
     (error,) = preview(kernel.machine(), spec(group(driver="vfio-pci"))).errors
     assert "vfio-pci is not loaded" in error
     assert 'kernel_modules = ["vfio-pci"]' in error
-    found = settle(kernel, spec(group(driver="vfio-pci")))
-    assert [o.change.target for o in found.outcomes if o.result != "applied"] == [f"{PF}#1"]
+    result = settle(kernel, spec(group(driver="vfio-pci")))
+    assert [o.change.target for o in result.outcomes if o.result != "applied"] == [f"{PF}#1"]
     assert driver(kernel, address(kernel, 1)) is None
     assert driver(kernel, address(kernel, 2)) == "igbvf"
 

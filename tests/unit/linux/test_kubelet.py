@@ -355,7 +355,7 @@ def test_strings_are_read_as_protobuf_wrote_them(pods: list[tuple[str, list[str]
         {"name": name, "containers": [{"devices": [{"device_ids": ids}]}, extra]}
         for (name, ids, _), extra in zip(pods, memory, strict=True)
     ]
-    wanted = [found for name, ids, _ in pods for found in [("name", name)] * bool(name) + [("id", i) for i in ids]]
+    wanted = [field for name, ids, _ in pods for field in [("name", name)] * bool(name) + [("id", i) for i in ids]]
     schema: our_grpc.Schema = {1: {1: "name", 3: {2: {2: "id"}}}}
     assert list(our_grpc.strings(encoded(*described), schema)) == wanted
 
@@ -369,10 +369,10 @@ def test_numbers_of_a_fixed_length_are_skipped(number: Any) -> None:
 @given(st.binary())
 def test_arbitrary_bytes_are_a_message_or_an_error(message: bytes) -> None:
     try:
-        found = list(our_grpc.strings(message, {1: {1: "name"}, 2: "text"}))
+        fields = list(our_grpc.strings(message, {1: {1: "name"}, 2: "text"}))
     except ValueError:
         return
-    assert sum(len(text.encode()) for _, text in found) < len(message) or not message
+    assert sum(len(text.encode()) for _, text in fields) < len(message) or not message
 
 
 def test_a_kubelet_was_started_when_its_socket_was_made(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from tests.unit.reporter.test_node import NO_CARRIER, REPORT, document, node
 
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
-    with publishing(tmp_path) as found:
-        yield found
+    with publishing(tmp_path) as parts:
+        yield parts
 
 
 UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
@@ -180,13 +180,13 @@ def test_a_lease_is_not_renewed_without_a_fresh_report(running: tuple[Publicatio
     assert "lease" not in cluster.writes
 
 
-@pytest.mark.parametrize("found", [REPORT, UNREADY])
+@pytest.mark.parametrize("report", [REPORT, UNREADY])
 def test_it_looks_again_just_after_the_heartbeat_would_be_stale(
-    running: tuple[Publication, Cluster, Clocks], found: Report
+    running: tuple[Publication, Cluster, Clocks], report: Report
 ) -> None:
     reporter, _, _ = running
     began = uptime()
-    say(reporter, found)
+    say(reporter, report)
     reporter.turn()  # the conditions are written
     due = reporter.turn()
     assert STALE + 1.0 - (uptime() - began) <= due <= STALE + 1.0
