@@ -28,7 +28,7 @@ ATTRIBUTES = tuple(
         type=str,
         meaning=f'InfiniBand: the GUID of the VF\'s {owner}, as `"00:11:22:33:44:55:66:77"`; only in a group with a single '
         "index. From vendor documents: not run on InfiniBand",
-        default="made from the PF's port GUID and the index",
+        default="derived from the PF's port GUID and the index",
         order=90,
         validator=_GUID,
         of_one_vf=True,

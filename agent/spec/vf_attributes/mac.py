@@ -7,8 +7,8 @@ ATTRIBUTES = (
     VfAttribute(
         name="mac",
         type=str,
-        meaning="address; only in a group with a single index",
-        default="made from the PF's permanent address and the index",
+        meaning="MAC address; only in a group with a single index",
+        default="derived from the PF's permanent address and the index",
         order=10,
         validator=unicast_mac,
         of_one_vf=True,

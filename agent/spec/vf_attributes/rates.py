@@ -58,7 +58,7 @@ ATTRIBUTES = (
     VfAttribute(
         name="max_tx_rate",
         type=int,
-        meaning="what the VF is limited to",
+        meaning="the highest transmit rate of the VF",
         unit=_UNIT,
         order=70,
         validator=_RATE,
@@ -73,7 +73,7 @@ ATTRIBUTES = (
     VfAttribute(
         name="min_tx_rate",
         type=int,
-        meaning="what the VF is granted; needs `max_tx_rate`",
+        meaning="the transmit rate that the VF is guaranteed; needs `max_tx_rate`",
         unit=_UNIT,
         order=80,
         validator=_RATE,

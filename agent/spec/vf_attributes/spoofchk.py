@@ -6,7 +6,7 @@ ATTRIBUTES = (
     VfAttribute(
         name="spoofchk",
         type=bool,
-        meaning="the PF drops frames with another source address",
+        meaning="the PF drops frames of the VF whose source is not its address",
         order=40,
         netlink="IFLA_VF_SPOOFCHK",
         read=switch,

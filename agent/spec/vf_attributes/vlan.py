@@ -53,7 +53,7 @@ ATTRIBUTES = (
     VfAttribute(
         name="vlan",
         type=int,
-        meaning="VLAN that the PF puts the VF in",
+        meaning="the VLAN of the VF; the PF adds and removes the tag",
         unit="0 to 4094; 0 is untagged",
         order=20,
         validator=Within(0, 4094, "(0 is untagged)"),
@@ -67,7 +67,7 @@ ATTRIBUTES = (
     VfAttribute(
         name="qos",
         type=int,
-        meaning="priority in that VLAN; needs `vlan`",
+        meaning="priority in the tag of that VLAN; needs `vlan`",
         unit="0 to 7",
         default="left alone; 0 with `vlan` 0",
         order=21,
