@@ -1,8 +1,9 @@
 """Tries mutmut's mutants: `python -m bench.try_mutants`. With modules, only theirs, and those that have survived again.
 
 `mutmut run` starts pytest for each mutant. Here pytest collects a module's tests once, and each mutant is tried in a fork of
-that process, first by the tests that have noticed others of the same function. The results stand where mutmut has its own:
-`mutmut results` and `mutmut show` print them. A mutant is tried again if its function has changed.
+that process, first by the tests that have noticed others of the same function. Several forks run at the same time, since many
+tests wait for other processes. The results stand where mutmut has its own: `mutmut results` and `mutmut show` print them. A
+mutant is tried again if its function has changed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ MUTANTS = ROOT / "mutants"
 SURVIVED, KILLED, TIMEOUT, NO_TESTS = 0, 1, -24, 33
 
 SLACK = 15.0
-"""Seconds that a mutant's tests may take beside three times what they took without it. Waits for a CPU do not count."""
+"""Seconds that a test may take with a mutant, beside three times what it took without one. Waits for a CPU do not count."""
+
+TOGETHER = 2 * (os.cpu_count() or 1)
+"""How many mutants are tried at the same time."""
 
 ARGUMENTS = ("--rootdir=.", "-q", "-p", "tests.mutants", "-p", "no:cacheprovider", "-p", "no:xdist")
 
@@ -65,18 +69,50 @@ class Trial:
         self._try_none(session.items)
         codes = self.results.exit_code_by_key
         chosen = [mutant for mutant, code in codes.items() if code in self.again]
-        for mutant in sorted(chosen, key=lambda each: self._seconds(self.reached[function_of(each)])):
-            codes[mutant] = self._try(mutant, items)
-            self.results.save()
+        self._try_all(sorted(chosen, key=lambda each: self._seconds(self.reached[function_of(each)])), items)
         # If the tests fail without a mutant now, they may have failed with the mutants for the same reason: no result counts.
         self._try_none(session.items)
         print(f"{self.module}: {Counter(codes.values())[SURVIVED]} of {len(codes)} survived")  # noqa: T201
         return True
 
     def _try_none(self, items: Sequence[pytest.Item]) -> None:
-        code, last = _in_a_fork("", items, SLACK + 3 * sum(self.took.values()))
+        attempt = Attempt.of("", items, self.took)
+        while (code := attempt.code()) is None:
+            time.sleep(0.1)
         if code != SURVIVED:
-            sys.exit(f"{last} fails in a fork without a mutant")
+            sys.exit(f"{attempt.test} fails in a fork without a mutant")
+
+    def _try_all(self, mutants: list[str], items: dict[str, pytest.Item]) -> None:
+        running: list[Attempt] = []
+        try:
+            while mutants or running:
+                while mutants and len(running) < TOGETHER:
+                    mutant = mutants.pop(0)
+                    if tests := self._tests(mutant):
+                        running.append(Attempt.of(mutant, [items[test] for test in tests], self.took))
+                    else:
+                        self.results.exit_code_by_key[mutant] = NO_TESTS
+                for attempt in list(running):
+                    if (code := attempt.code()) is not None:
+                        running.remove(attempt)
+                        self._keep(attempt, code)
+                time.sleep(0.02)
+        finally:
+            for attempt in running:
+                attempt.end()
+            self.results.save()
+
+    def _tests(self, mutant: str) -> list[str]:
+        function = function_of(mutant)
+        return sorted(self.reached[function], key=lambda test: (-self.noticed[function, test], self.took[test]))
+
+    def _keep(self, attempt: Attempt, code: int) -> None:
+        if code == SURVIVED:
+            print(f"survived: {attempt.mutant}", flush=True)  # noqa: T201
+        else:
+            self.noticed[function_of(attempt.mutant), attempt.test] += 1
+        self.results.exit_code_by_key[attempt.mutant] = code
+        self.results.save()
 
     def _seconds(self, tests: set[str]) -> float:
         return sum(self.took[test] for test in tests)
@@ -91,45 +127,53 @@ class Trial:
         for name in functions(self.module) if outside else state()._stats:
             self.reached[name].add(item.nodeid)
 
-    def _try(self, mutant: str, items: dict[str, pytest.Item]) -> int:
-        function = function_of(mutant)
-        tests = sorted(self.reached[function], key=lambda test: (-self.noticed[function, test], self.took[test]))
-        if not tests:
-            return NO_TESTS
-        code, last = _in_a_fork(mutant, [items[test] for test in tests], SLACK + 3 * self._seconds(set(tests)))
-        if code == SURVIVED:
-            print(f"survived: {mutant}", flush=True)  # noqa: T201
-        else:
-            self.noticed[function, last] += 1
-        return code
+
+@define
+class Attempt:
+    """A fork that runs tests with a mutant until one fails. ``test``: the one that runs, which ``began`` at that time."""
+
+    mutant: str
+    took: dict[str, float]
+    child: int
+    begun: int
+    test: str = ""
+    began: float = 0.0
+
+    @classmethod
+    def of(cls, mutant: str, items: Sequence[pytest.Item], took: dict[str, float]) -> Attempt:
+        """Begin. ``took``: the seconds of each test without a mutant."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            _run(mutant, items, writer)
+        os.close(writer)
+        os.set_blocking(reader, False)
+        return cls(mutant, took, child, reader, began=time.monotonic())
+
+    def code(self) -> int | None:
+        """The result; None while it runs."""
+        ended, status = os.waitpid(self.child, os.WNOHANG)
+        ran = time.monotonic() - _waited_for_a_cpu(self.child)
+        with suppress(BlockingIOError):
+            if names := os.read(self.begun, 1 << 16).decode().splitlines():
+                self.test, self.began = names[-1], ran
+        late = not ended and ran - self.began > SLACK + 3 * self.took.get(self.test, 0.0)
+        if not ended and not late:
+            return None
+        self.end()
+        return TIMEOUT if late else KILLED if status else SURVIVED
+
+    def end(self) -> None:
+        """Kill what is left of it and of the processes that it started."""
+        os.close(self.begun)
+        with suppress(ProcessLookupError):
+            os.killpg(self.child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(self.child, 0)
 
 
 def _fails(item: pytest.Item) -> bool:
     return any(report.failed for report in runtestprotocol(item, nextitem=None, log=False))
-
-
-def _in_a_fork(mutant: str, items: Sequence[pytest.Item], limit: float) -> tuple[int, str]:
-    """Run tests with a mutant, until one fails. :returns: the result, and the name of the last test."""
-    reader, writer = os.pipe()
-    began, child = time.monotonic(), os.fork()
-    if child == 0:
-        _run(mutant, items, writer)
-    os.close(writer)
-    code = None
-    try:
-        while code is None:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            spent = time.monotonic() - began
-            if ended:
-                code = KILLED if status else SURVIVED
-            elif spent - _waited_for_a_cpu(child) > limit:
-                code = TIMEOUT
-            else:
-                time.sleep(min(0.01 + spent / 10, 0.2))
-    finally:
-        _end(child)
-    with os.fdopen(reader) as begun:
-        return code, begun.read().rstrip("\n").rpartition("\n")[2]
 
 
 def _run(mutant: str, items: Sequence[pytest.Item], writer: int) -> None:
@@ -149,14 +193,6 @@ def _run(mutant: str, items: Sequence[pytest.Item], writer: int) -> None:
             status = 0
     finally:
         os._exit(status)
-
-
-def _end(child: int) -> None:
-    """Kill what is left of a child and of the processes that it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    with suppress(ChildProcessError):
-        os.waitpid(child, 0)
 
 
 def _waited_for_a_cpu(process: int) -> float:
