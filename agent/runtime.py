@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -61,23 +62,29 @@ NOTIFY_TIMEOUT = 1.0
 """Seconds to wait while systemd's socket is full."""
 
 
-def notify(message: str) -> bool:
-    """Send a message to systemd (sd_notify(3)) if this is a unit's process.
+def notify(message: str, timeout: float | None = NOTIFY_TIMEOUT) -> None:
+    """Send a message to systemd (sd_notify(3)) if this is a unit's process. A failure is logged.
 
-    :returns: False if that failed, which is logged.
+    :param timeout: seconds to wait while systemd's socket is full; None: without end.
     """
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
-        return True
+        return
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as made:
-            made.settimeout(NOTIFY_TIMEOUT)
+            made.settimeout(timeout)
             made.connect("\0" + address[1:] if address.startswith("@") else address)
             made.send(message.encode())
     except OSError as error:
         journal(f"{message.splitlines()[0]} did not reach systemd at NOTIFY_SOCKET={address}: {error}")
-        return False
-    return True
+
+
+def notify_ready() -> None:
+    """Tell systemd that this process is ready, or has read its files again.
+
+    systemd ends a unit that does not say so in time. So a thread waits for as long as systemd's socket is full.
+    """
+    threading.Thread(target=notify, args=("READY=1", None), daemon=True).start()
 
 
 UNRELEASED = "unreleased"

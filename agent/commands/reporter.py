@@ -13,7 +13,7 @@ import click
 
 from agent.commands import _common
 from agent.report import names, published
-from agent.runtime import notify
+from agent.runtime import notify_ready
 
 FILE = click.Path(path_type=Path)
 
@@ -54,7 +54,7 @@ def reporter(
     def started(port: int) -> None:
         if port:
             click.echo(f"serving {_common.RUN / names.REPORT} on port {port}", err=True)
-        notify("READY=1")
+        notify_ready()
 
     # Its threads hold nothing that must be cleaned up.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))

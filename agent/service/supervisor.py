@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 
 from agent.report.activity import ANSWERED_WITHIN, Step, View
 from agent.report.publisher import Publisher, Unattended
-from agent.runtime import journal, notify
+from agent.runtime import journal, notify, notify_ready
 from agent.service.hung_device import HungDevice
 
 HEARTBEAT = 30.0
@@ -118,7 +118,6 @@ class _Supervisor:
     respawn_at: float = 0.0
     hung: dict[str, HungDevice] = field(factory=dict)
     look_at: float = math.inf
-    unsaid: bool = False
 
     def run(self) -> None:
         wake = self._hear_signals()
@@ -130,27 +129,29 @@ class _Supervisor:
             if now >= next_beat:
                 self.publisher.vouch()
                 notify("WATCHDOG=1")
-                if self.unsaid:
-                    self._say_ready()
                 next_beat = now + beat
             self._judge_step(now)
             self._judge_wait(now)
             self._try_again(now)
             if self.worker is None and now >= self.respawn_at and not self._is_barred():
                 self._spawn()
-            for key, _ in self.selector.select(max(0.0, min(next_beat, self._next_deadline()) - time.monotonic())):
+            for key, _ in self.selector.select(min(next_beat, self._next_deadline()) - time.monotonic()):
                 if key.fileobj is not wake:
                     self._listen()
-                    continue
-                signals = wake.recv(64)
-                if signal.SIGTERM in signals or signal.SIGINT in signals:
-                    notify("STOPPING=1")
-                    self.publisher.unattended("Stopped", "the agent was stopped; start it: systemctl start trackbed")
-                    if self.worker is not None:
-                        _stop(self.worker)
+                elif self._obey(wake.recv(64)):
                     return
-                if signal.SIGHUP in signals:
-                    self._reload()
+
+    def _obey(self, signals: bytes) -> bool:
+        """Act on signals that have come. :returns: whether to end."""
+        if signal.SIGTERM in signals or signal.SIGINT in signals:
+            notify("STOPPING=1")
+            self.publisher.unattended("Stopped", "the agent was stopped; start it: systemctl start trackbed")
+            if self.worker is not None:
+                _stop(self.worker)
+            return True
+        if signal.SIGHUP in signals:
+            self._reload()
+        return False
 
     def _hear_signals(self) -> socket.socket:
         wake, woken = socket.socketpair()
@@ -209,11 +210,7 @@ class _Supervisor:
         self.deaths, self.asked = 0, True
         if self.worker is not None and not self.worker.is_leaving():
             self._pass_on(self.worker)
-        self._say_ready()
-
-    def _say_ready(self) -> None:
-        """Tell systemd that the agent is ready, or has read the spec. Each heartbeat repeats what was lost: systemd waits."""
-        self.unsaid = not notify("READY=1")
+        notify_ready()
 
     def _pass_on(self, worker: _Worker) -> None:
         if self.asked:
@@ -252,7 +249,7 @@ class _Supervisor:
             if not isinstance(message, dict):
                 raise ValueError("it is not a JSON object")
             if message.pop("serving", False):
-                self._say_ready()
+                notify_ready()
             elif message.pop("checking", False):
                 self.look_at = time.monotonic() + ANSWERED_WITHIN
             elif not (worker.is_leaving() and message.get("ready")):

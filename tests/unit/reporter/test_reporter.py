@@ -30,7 +30,8 @@ from agent.report.verdict import STALE
 from agent.reporter.http import server
 from agent.reporter.http.server import Address, Guard, serve
 from agent.reporter.settings import Settings, to_json
-from agent.runtime import boot_id, uptime
+from agent.runtime import NOTIFY_TIMEOUT, boot_id, uptime
+from tests.notify_socket import full_socket, wait_for
 
 TOKEN = "0123456789abcdef0123456789abcdef"  # noqa: S105
 OPEN = Guard()
@@ -335,6 +336,22 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path,
             # It goes on asking the API server.
             for _ in range(2):
                 api_server.accept()[0].close()
+            process.terminate()
+            assert process.wait(timeout=60) == 0
+
+
+def test_systemd_learns_that_the_reporter_is_ready_although_its_socket_was_full(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agent", "reporter", "--listen", "127.0.0.1:0"]
+    with full_socket(tmp_path / "notify") as full:
+        here = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=here) as process:
+            assert process.stderr is not None
+            port = int(next(line for line in process.stderr if "on port" in line).rpartition(" ")[2])
+            # It answers meanwhile.
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            assert ask(connection, "/livez", "GET", {})[0] == 200
+            time.sleep(2 * NOTIFY_TIMEOUT)  # the socket is full for longer than other messages wait
+            wait_for(b"READY=1", full)
             process.terminate()
             assert process.wait(timeout=60) == 0
 
