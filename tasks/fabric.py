@@ -299,7 +299,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
     if host is not active[0]:
         return True
     connected = Connected(state, {each.name: each for each in active})
-    ends, absent = _found(connected)
+    ends, absent = _connected_ends(connected)
     meant = [each.name for each in state.inventory if state.is_host_in_limit(each)]
     absent |= {name: "it cannot be reached" for name in meant if name not in connected.hosts}
     for name, why in sorted(absent.items()):
@@ -318,7 +318,7 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
     return True
 
 
-def _found(connected: Connected) -> tuple[list[End], dict[str, str]]:
+def _connected_ends(connected: Connected) -> tuple[list[End], dict[str, str]]:
     """The ends of all nodes, and for each node without ends the reason."""
     pool = Pool(connected.state.config.PARALLEL)
     command = script(_FACTS, COMMAND, LAUNCHER, *PROGRAMS)
@@ -348,37 +348,37 @@ _RECORD = 'chmod 644 "$1.new"; mv -T "$1.new" "$1"'
 @operation()
 def conclude() -> Commands:
     """Write the test's result for each NIC of the node to the node; fail if one is not good."""
-    said = _verdicts.get(host.state)
-    if said is None:
+    verdict = _verdicts.get(host.state)
+    if verdict is None:
         yield refuse("fabric: nothing was tested")
         return
-    proof = Proof(time.time(), tuple(_seen(said, host.name)))
+    proof = Proof(time.time(), tuple(_seen(verdict, host.name)))
     new = f"{PROOF}.new"
     yield FileUploadCommand(StringIO(proof_to_json(proof)), new, remote_temp_filename=host.get_temp_filename(new))
     yield script(_RECORD, PROOF)
-    if faults := list(_faults(said, host.name)):
+    if faults := list(_faults(verdict, host.name)):
         yield refuse("\n".join(f"fabric: {line}" for line in faults))
 
 
-def _seen(said: Verdict, node: str) -> Iterator[Seen]:
-    for each in said.ends:
+def _seen(verdict: Verdict, node: str) -> Iterator[Seen]:
+    for each in verdict.ends:
         end = _ends.get(each.end)
         if end is not None and end.node == node:
             good = each.status == "good"
             yield Seen(end.nic, end.pci, end.device, good, "" if good else each.message, dict(end.identity))
 
 
-def _faults(said: Verdict, node: str) -> Iterator[str]:
-    mine = [each for each in said.ends if each.end.startswith(f"{node}/")]
+def _faults(verdict: Verdict, node: str) -> Iterator[str]:
+    mine = [each for each in verdict.ends if each.end.startswith(f"{node}/")]
     if not mine:
         yield "it was not tested"
     for each in mine:
         if each.status != "good":
             yield f"{each.end} is {each.kind or each.status}: {each.message}"
-    for path in said.paths:
+    for path in verdict.paths:
         if path.client.startswith(f"{node}/"):
             yield f"from {path.client} to {path.server}: {path.message}"
-    for collective in said.collectives:
+    for collective in verdict.collectives:
         members = collective.group.ends
         if collective.message and any(name.startswith(f"{node}/") for name in members):
             yield f"{ALL_REDUCE} of {', '.join(members)}: {collective.message}"

@@ -35,7 +35,7 @@ def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
 
     Run this command from a timer, as often as you like; two runs at once do no harm.
 
-    Exit code: 0 done, 2 too many nodes are silent and none was tainted, 1 an error.
+    Exit code: 0 done, 2 too many nodes are without a heartbeat and none of these was tainted, 1 an error.
 
     Example: trackbed fleet sweep --dry
     """
@@ -74,8 +74,8 @@ def sweep(api: Api, max_share: float, dry: bool, as_json: bool) -> None:
     if decided.refused:
         click.echo(
             f"trackbed: {len(decided.expired)} of {decided.fleet} nodes are without a heartbeat, and at most "
-            f"{decided.allowed} may be: none was tainted. The fault is likely elsewhere (the API server, the network, the "
-            "reporters' credentials); if it is not, give a larger --max-share",
+            f"{decided.allowed} may be: none of them was tainted. The fault is likely elsewhere (the API server, the "
+            "network, the reporters' credentials); if it is not, give a larger --max-share",
             err=True,
         )
         sys.exit(REFUSED)

@@ -72,7 +72,7 @@ def test_half_the_fleet_silent_taints_none(plane: ControlPlane) -> None:
     done = fleet(plane, "sweep", "--json")
     assert done.code == 2
     assert done.document["refused"]
-    assert "2 of 4 nodes are without a heartbeat, and at most 1 may be: none was tainted" in done.err
+    assert "2 of 4 nodes are without a heartbeat, and at most 1 may be: none of them was tainted" in done.err
     assert [taints(plane, name) for name in ("a", "b", "c", "d")] == [[OTHERS]] * 4
     assert fleet(plane, "sweep", "--max-share", "0.5").code == 0
     assert [taints(plane, name) for name in ("a", "b")] == [[OTHERS, OURS]] * 2
