@@ -29,6 +29,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_pass.py": (CONVERGE,),
     "test_publisher.py": ("agent.report.publisher",),
     "test_publishing.py": (PUBLISH,),
+    "test_publishing_labels.py": (PUBLISH,),
     "test_publishing_turns.py": (PUBLISH,),
     "test_supervisor.py": (SUPERVISOR,),
     "test_unreadable.py": (CONVERGE,),

@@ -1,7 +1,7 @@
 """What one turn of the reporter writes and says, and when the next one is due; its run until it ends."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def test_a_cluster_without_the_node_is_said_until_it_is_there(running: tuple[Pub
     reporter.watch.node = node()
     reporter.turn()
     assert (reporter.acknowledged.now.error, cluster.writes) == ("", ["lease", "status", "n1"])
+    assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.boot_id) == (True, boot_id())
 
 
 def test_nothing_is_written_to_a_node_that_is_not_known(running: tuple[Publication, Cluster, Clocks]) -> None:
@@ -92,6 +93,25 @@ def test_credentials_are_kept_when_they_are_due(running: tuple[Publication, Clus
     clocks.goes_on(1.0)
     assert reporter.turn() == 20.0
     assert who.kept[2:] == [clocks.day]
+
+
+@define
+class Expired:
+    """Credentials that cannot be renewed."""
+
+    session: Callable[[], Session]
+
+    def keep(self, now: float) -> float:
+        raise OSError("no route to the authority")
+
+
+def test_credentials_that_cannot_be_renewed_are_said_and_used(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    reporter.identity = Expired(reporter.identity.session)
+    say(reporter, REPORT)
+    reporter.turn()
+    assert reporter.acknowledged.now.error.endswith("no route to the authority")
+    assert cluster.writes == ["lease", "status", "n1"]
 
 
 def test_what_failed_is_tried_again_at_once_if_asked_for(running: tuple[Publication, Cluster, Clocks]) -> None:
@@ -243,7 +263,8 @@ def test_it_publishes_what_the_watch_and_the_report_say_until_it_ends(
     thread = threading.Thread(target=publish, daemon=True)
     thread.start()
     soon(lambda: reporter.acknowledged.now.ready or None, "Ready", within=60.0)
-    assert cluster.writes == ["lease", "status", "n1"]
+    # If the watch lists the Nodes again meanwhile, it gets the Node as it was, and the Node is written again.
+    assert cluster.writes[:3] == ["lease", "status", "n1"]
     say(reporter, evolve(UNREADY, generation=1))
     reporter.report_written()
     soon(lambda: reporter.acknowledged.now.generation == 1 or None, "NotReady", within=60.0)

@@ -345,15 +345,17 @@ def test_systemd_learns_that_the_reporter_is_ready_although_its_socket_was_full(
     with full_socket(tmp_path / "notify") as full:
         here = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=here) as process:
-            assert process.stderr is not None
-            port = int(next(line for line in process.stderr if "on port" in line).rpartition(" ")[2])
-            # It answers meanwhile.
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            assert ask(connection, "/livez", "GET", {})[0] == 200
-            time.sleep(2 * NOTIFY_TIMEOUT)  # the socket is full for longer than other messages wait
-            wait_for(b"READY=1", full)
-            process.terminate()
-            assert process.wait(timeout=60) == 0
+            try:
+                assert process.stderr is not None
+                port = int(next(line for line in process.stderr if "on port" in line).rpartition(" ")[2])
+                # It answers meanwhile.
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                assert ask(connection, "/livez", "GET", {})[0] == 200
+                time.sleep(2 * NOTIFY_TIMEOUT)  # the socket is full for longer than other messages wait
+                wait_for(b"READY=1", full)
+            finally:
+                process.terminate()
+        assert process.returncode == 0
 
 
 def test_a_taken_port_is_logged(served: Served) -> None:

@@ -1,0 +1,164 @@
+"""What turns of the reporter do to a Node's labels and taint, and when a message may be written again."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from agent.report.names import READY, READY_LABEL, UP_TO_DATE
+from agent.report.records import Condition, Report, report_to_json
+from agent.report.verdict import STALE, judge
+from agent.reporter.kubernetes.api import LAST_WAIT
+from agent.reporter.kubernetes.node import read_node, ready_condition
+from agent.reporter.kubernetes.node_writer import MESSAGE_EVERY
+from agent.reporter.kubernetes.plugins import PLUGIN_PAUSE
+from agent.reporter.kubernetes.publish import Publication
+from agent.runtime import boot_id, uptime
+from tests.unit.reporter.publication import Clocks, Cluster, publishing, say
+from tests.unit.reporter.test_node import NO_CARRIER, OURS, PLUGIN, REPORT, RESOURCE, labelled
+
+UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
+WITH, WITHOUT = {PLUGIN.key: PLUGIN.value, READY_LABEL: "true"}, {READY_LABEL: "true"}
+TAINT_GONE, PLUGIN_GONE = ("remove", "/spec/taints/0"), ("remove", f"/metadata/labels/{PLUGIN.key}")
+PLUGIN_BACK = ("add", f"/metadata/labels/{PLUGIN.key}")
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
+    with publishing(tmp_path) as parts:
+        label = {"key": PLUGIN.key, "value": PLUGIN.value, "role": "plugin", "resource": RESOURCE}
+        parts[0].files.labels.write_text(json.dumps({"labels": [label]}))
+        yield parts
+
+
+def said(reporter: Publication) -> list[dict[str, str]]:
+    """The conditions of a Node that says what the report says."""
+    ready = ready_condition(judge(reporter.files.report))
+    contents = [(READY, ready.status, ready.reason, ready.message), (UP_TO_DATE, "True", "SpecDone", "")]
+    return [dict(zip(("type", "status", "reason", "message"), each, strict=True)) for each in contents]
+
+
+def changed(cluster: Cluster) -> list[tuple[str, str]]:
+    """What the patches of the Node have changed since the last look."""
+    patches, cluster.patches = cluster.patches, []
+    return [
+        (operation["op"], operation["path"])
+        for patch in patches
+        if isinstance(patch, list)
+        for operation in patch
+        if operation["op"] != "test"
+    ]
+
+
+def shows(
+    reporter: Publication, cluster: Cluster, labels: dict[str, str], taints: list[Any] | None = None, **status: Any
+) -> None:
+    """The Node has these labels and this status from now on; unless there are others, its conditions are the report's."""
+    cluster.node = labelled(labels, taints, **{"conditions": said(reporter), **status})
+    reporter.watch.node = read_node(cluster.node)
+
+
+@pytest.mark.parametrize("found", [REPORT, UNREADY], ids=["ready", "not ready"])
+def test_a_plugins_label_is_away_for_a_while_after_its_devices_have_changed(
+    running: tuple[Publication, Cluster, Clocks], found: Report
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, evolve(found, devices="four"))
+    shows(reporter, cluster, WITH, [OURS], allocatable={RESOURCE: "4"})
+    reporter.turn()
+    assert PLUGIN_GONE not in changed(cluster)
+    say(reporter, evolve(found, devices="eight"))
+    assert reporter.turn() == PLUGIN_PAUSE
+    gone = changed(cluster)
+    assert PLUGIN_GONE in gone and TAINT_GONE not in gone
+    clocks.goes_on(PLUGIN_PAUSE - 5.0)
+    assert reporter.turn() == 5.0
+    # Its pod is gone, and with it the resource.
+    shows(reporter, cluster, {} if found is UNREADY else WITHOUT, [OURS], allocatable={RESOURCE: "0"})
+    clocks.goes_on(5.0)
+    reporter.turn()
+    assert (PLUGIN_BACK in changed(cluster)) is found.ready  # a node that is not ready gets no labels
+    say(reporter, evolve(REPORT, devices="eight"))
+    shows(reporter, cluster, WITHOUT, [OURS], allocatable={RESOURCE: "0"})
+    reporter.turn()
+    assert PLUGIN_BACK in changed(cluster)
+
+
+def test_a_report_that_is_out_of_date_removes_no_plugins_label(running: tuple[Publication, Cluster, Clocks]) -> None:
+    reporter, cluster, _ = running
+    say(reporter, evolve(REPORT, devices="four"))
+    shows(reporter, cluster, WITH, [OURS], allocatable={RESOURCE: "4"})
+    reporter.turn()
+    changed(cluster)
+    old = evolve(REPORT, devices="eight", boot_id=boot_id(), uptime=uptime() - STALE - 1)
+    reporter.files.report.write_text(report_to_json(old))
+    reporter.turn()
+    assert changed(cluster) == [("remove", f"/metadata/labels/{READY_LABEL.replace('/', '~1')}")]
+
+
+@pytest.mark.parametrize("ahead", [-10.0, 10.0], ids=["restarted", "the clock was set back since"])
+def test_the_taint_stays_until_a_restarted_kubelet_has_reported(
+    running: tuple[Publication, Cluster, Clocks], ahead: float
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, evolve(REPORT, kubelet=clocks.day + ahead))
+    before = {"type": "Ready", "status": "True", "lastHeartbeatTime": "2001-09-09T01:46:10Z"}
+    after = {**before, "lastHeartbeatTime": "2001-09-09T01:46:39Z"}
+    for heartbeat in (before, after):
+        shows(reporter, cluster, WITH, [OURS], conditions=[*said(reporter), heartbeat], allocatable={RESOURCE: "4"})
+        reporter.turn()
+        assert (TAINT_GONE in changed(cluster)) is (heartbeat is after or ahead > 0)
+
+
+WARNED = evolve(REPORT, conditions=(Condition("ClockSynchronised", "False", "NotSynchronised", severity="warn"),))
+OTHER = evolve(UNREADY, conditions=(evolve(NO_CARRIER, message="no carrier on ens2f0; check the cable"),))
+
+
+@pytest.mark.parametrize(("first", "second"), [(REPORT, WARNED), (UNREADY, OTHER)], ids=["ready", "not ready"])
+def test_another_message_waits_until_a_minute_after_the_last_write(
+    running: tuple[Publication, Cluster, Clocks], first: Report, second: Report
+) -> None:
+    reporter, cluster, clocks = running
+    say(reporter, first)
+    reporter.turn()
+    labels, taints = (WITH, []) if first.ready else ({}, [OURS])
+    shows(reporter, cluster, labels, taints, allocatable={RESOURCE: "4"})
+    cluster.writes.clear()
+    say(reporter, second)
+    clocks.goes_on(MESSAGE_EVERY - 5.0)
+    assert (reporter.turn(), cluster.writes) == (5.0, [])
+    clocks.goes_on(5.0)
+    reporter.turn()
+    assert cluster.writes == ["status"]
+
+
+def test_conditions_that_the_node_has_since_its_taint_was_set_are_not_written(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, cluster, _ = running
+    say(reporter, UNREADY)
+    reporter.watch.node = read_node(labelled({}))
+    # The answer to the taint's patch: another process has said the same in the meantime.
+    cluster.node = labelled({}, [OURS], conditions=said(reporter))
+    cluster.node["metadata"]["resourceVersion"] = "9"
+    reporter.turn()
+    assert cluster.writes == ["n1", "lease"]
+
+
+def test_what_was_wrong_with_the_labels_is_forgotten_once_a_ready_node_has_them(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
+    reporter, _, clocks = running
+    good = reporter.files.labels.read_text()
+    reporter.files.labels.write_text("nonsense")
+    say(reporter, UNREADY)
+    reporter.turn()
+    assert "the deploy writes it" in reporter.acknowledged.now.error
+    reporter.files.labels.write_text(good)
+    say(reporter, REPORT)
+    clocks.goes_on(LAST_WAIT)
+    reporter.turn()
+    assert reporter.acknowledged.now.error == ""
