@@ -10,7 +10,7 @@ import pkgutil
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from typing import Any, Literal
 
@@ -280,6 +280,11 @@ class NodeSpec:
         if faults := list(islice(self._faults(), MOST_FAULTS + 1)):
             raise Faults(faults)
 
+    @cached_property
+    def _hash(self) -> str:
+        """:func:`spec_hash`. Cached: each report and each line of the history has it."""
+        return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
+
     def _faults(self) -> Iterator[str]:
         yield from among_nics(self.nics)
         yield from among_addresses(self.nics, self.node_number, self.sysctls)
@@ -351,4 +356,4 @@ def to_json(spec: NodeSpec) -> str:
 
 def spec_hash(spec: NodeSpec) -> str:
     """The spec's identifier in reports: the first 16 hexadecimal digits of the SHA-256 of its written form."""
-    return hashlib.sha256(to_json(spec).encode()).hexdigest()[:16]
+    return spec._hash
