@@ -7,7 +7,7 @@ import os
 import time
 from _thread import start_new_thread
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import date, datetime, timezone
 from typing import Any
 
@@ -17,6 +17,7 @@ from agent.machine import Machine
 from agent.probes import Probe, probes
 from agent.report.records import Condition, Status
 from agent.spec.node import ProbePolicy, ProbeSeverity, Silence
+from agent.spec.node import Readiness as Policies
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
@@ -41,7 +42,8 @@ def at_once(machine: Machine) -> Judge:
 
     def judge(want: Wanted, have: Snapshot) -> list[Condition]:
         conditions = []
-        for probe, rule in _asked(want):
+        for rule in _rules(want.spec.readiness):
+            probe = rule.probe
             try:
                 facts = probe.read(machine, want) if probe.read else None
             except OSError as error:
@@ -80,12 +82,14 @@ class _Rule:
                 severity, message = "warn", f"{message} (silenced until {until}: {self.silence.reason})"
             else:
                 message = f"{message} (its silence ended on {until}; take that out of the spec)"
+        if (condition.stage, condition.severity, condition.message) == (self.probe.stage, severity, message):
+            return condition  # most are so in every pass, and evolve() is slow
         return evolve(condition, stage=self.probe.stage, severity=severity, message=message)
 
 
-def _asked(want: Wanted) -> Iterable[tuple[Probe, _Rule]]:
-    """The probes that are not off, each with its rule."""
-    readiness = want.spec.readiness
+def _rules(readiness: Policies) -> list[_Rule]:
+    """The rules of the probes that are not off."""
+    rules = []
     for probe in probes():
         policy = readiness.probes.get(probe.name, ProbePolicy())
         fail_after = policy.fail_after or probe.fail_after
@@ -98,7 +102,8 @@ def _asked(want: Wanted) -> Iterable[tuple[Probe, _Rule]]:
             silence=readiness.silenced.get(probe.name),
         )
         if rule.severity != "off":
-            yield probe, rule
+            rules.append(rule)
+    return rules
 
 
 @define(eq=False)
@@ -122,6 +127,7 @@ class _Reading:
 class _Record:
     """The readings, memory and answers of one probe so far."""
 
+    probe: Probe
     under_way: _Reading | None = None
     late: bool = False
     taken: _Reading | None = None
@@ -143,6 +149,7 @@ class Readiness:
     _machine: Machine
     _clock: Callable[[], float] = time.monotonic
     _today: Callable[[], date] = _today
+    _rules: tuple[Policies, list[_Rule]] | None = field(default=None, init=False)
     _records: dict[str, _Record] = field(factory=dict, init=False)
     _queue: deque[_Reading] = field(factory=deque, init=False)
     _judged: Snapshot | None = field(default=None, init=False)
@@ -168,10 +175,10 @@ class Readiness:
         if self._ended:
             return 0.0
         times = [math.inf]
-        for name, record in self._records.items():
+        for record in self._records.values():
             reading = record.under_way
             if reading is None:
-                times.append(_due(record, _probe(name)) + SLACK)
+                times.append(_due(record) + SLACK)
             elif not record.late and not reading.finished:
                 # It may have started since judge() last looked: look again soon.
                 soon = min(reading.started, self._looked) + HANDOVER
@@ -184,13 +191,18 @@ class Readiness:
         is_new = have is not self._judged
         self._judged, self._ended = have, False
         conditions: list[Condition] = []
-        asked = list(_asked(want))
-        self._forget_all_but({probe.name for probe, _ in asked})
-        for probe, rule in asked:
-            record = self._records.setdefault(probe.name, _Record())
-            answer = self._answer(probe, rule, record, want, have, now, is_new)
-            conditions += [rule.applied(condition, self._today()) for condition in answer]
-            if probe.read and record.under_way is None and now >= _due(record, probe) - SLACK:
+        if self._rules is None or self._rules[0] is not want.spec.readiness:
+            self._rules = want.spec.readiness, _rules(want.spec.readiness)
+        rules, today = self._rules[1], self._today()
+        self._forget_all_but({rule.probe.name for rule in rules})
+        for rule in rules:
+            probe = rule.probe
+            record = self._records.get(probe.name)
+            if record is None:
+                record = self._records[probe.name] = _Record(probe)
+            answer = self._answer(rule, record, want, have, now, is_new)
+            conditions += [rule.applied(condition, today) for condition in answer]
+            if probe.read and record.under_way is None and now >= _due(record) - SLACK:
                 record.under_way = _Reading(probe, want, rule.deadline)
                 self._queue.append(record.under_way)
         return conditions
@@ -213,12 +225,12 @@ class Readiness:
                 del self._records[name]
 
     def _answer(
-        self, probe: Probe, rule: _Rule, record: _Record, want: Wanted, have: Snapshot, now: float, is_new: bool
+        self, rule: _Rule, record: _Record, want: Wanted, have: Snapshot, now: float, is_new: bool
     ) -> list[Condition]:
-        facts = None
+        probe, facts = rule.probe, None
         if probe.read is not None:
             is_new = _collect(record, want, now)
-            unknown = _unknown(probe, record)
+            unknown = _unknown(record)
             if unknown is not None:
                 return [unknown]
             assert record.taken is not None  # noqa: S101  _unknown checks it
@@ -246,12 +258,9 @@ class Readiness:
         os.eventfd_write(self._woken, 1)
 
 
-def _probe(name: str) -> Probe:
-    return next(probe for probe in probes() if probe.name == name)
-
-
-def _due(record: _Record, probe: Probe) -> float:
+def _due(record: _Record) -> float:
     """When the next reading should begin; inf if the probe reads nothing."""
+    probe = record.probe
     if probe.read is None:
         return math.inf
     if record.taken is None:
@@ -280,8 +289,9 @@ def _collect(record: _Record, want: Wanted, now: float) -> bool:
     return not reading.error
 
 
-def _unknown(probe: Probe, record: _Record) -> Condition | None:
+def _unknown(record: _Record) -> Condition | None:
     """Why the probe has no answer; None if it has one."""
+    probe = record.probe
     if record.late and record.under_way is not None:
         message = f"its reading has not come back after {record.under_way.deadline:.0f} s"
         remedy = "see what hangs: dmesg, and /proc/*/task/*/stack of the agent's worker"
