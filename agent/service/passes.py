@@ -111,6 +111,16 @@ class _EarlyEnds:
         return _delay(self.gone)
 
 
+@frozen
+class _Record:
+    """What the history, the drift's count and the journal get of a pass. ``result``: None if the pass ended early."""
+
+    body: Body
+    trigger: str
+    seconds: float
+    result: Pass | None
+
+
 def _delay(times: int) -> float:
     return min(FIRST_RETRY * 2.0 ** min(times - 1, 16), RESYNC)
 
@@ -132,6 +142,7 @@ class Passes:
     known: KnownDevices = field(factory=lambda: KnownDevices({}, {}), init=False)
     _early_ends: _EarlyEnds = field(factory=_EarlyEnds, init=False)
     _log: PassLog = field(factory=PassLog, init=False)
+    _unrecorded: _Record | None = field(default=None, init=False)
 
     def start_over(self) -> None:
         """Another spec is in force: the next pass reads everything and tries everything."""
@@ -146,11 +157,34 @@ class Passes:
         :param allowed: the most disruptive level that a client of the apply socket allows now.
         :returns: the body of the report, and the seconds until the next pass.
         """
-        body, due = self._logged(allowed)
+        body, due = self._timed(allowed)
         while self._gives_up():
+            self.record()
             self.start_over()
-            body, due = self._logged(allowed)
+            body, due = self._timed(allowed)
         return body, due
+
+    def is_recorded(self) -> bool:
+        """Whether :meth:`record` has nothing to do."""
+        return self._unrecorded is None
+
+    def record(self) -> None:
+        """Record the last pass: its changes in the history, the drift that it repaired, and its entry in the journal.
+
+        Call it once the report of the pass is published: the report must not wait for a disk, and says nothing of these.
+        Nothing is lost thereby: a worker that is killed between a write to the kernel and its record loses the record anyway.
+        """
+        record, self._unrecorded = self._unrecorded, None
+        if record is None:
+            return
+        # A disk that hangs must not be taken for the device that was read last.
+        self.activity.doing("records", "write")
+        self.activity.call("", "write the history and the drift")
+        if (result := record.result) is not None:
+            if gap := self.memory.history.record(result.outcomes, spec_hash(result.want.spec), record.trigger):
+                journal(gap)
+            self.memory.drift.count(result.outcomes, result.as_wanted)
+        self._log.write(record.body, record.trigger, record.seconds)
 
     def judged_again(self, last: Pass) -> Body:
         """The body with what the probes have read since the pass."""
@@ -163,10 +197,10 @@ class Passes:
             return self.in_force.gives_up_crashing(self._early_ends.last_crash)
         return self.last is not None and self.in_force.gives_up(self.last, time.monotonic())
 
-    def _logged(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
+    def _timed(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
         began = time.monotonic()
         body, due = self._run(allowed)
-        self._log.write(body, self.reason.trigger, time.monotonic() - began)
+        self._unrecorded = _Record(body, self.reason.trigger, time.monotonic() - began, self.last)
         return body, due
 
     def _run(self, allowed: Callable[[], Disruption | None]) -> tuple[Body, float]:
@@ -186,13 +220,9 @@ class Passes:
             message = f"{self._early_ends.last_crash}; it is tried again"
             return messages.of_failed_pass("PassCrashed", message, self.in_force), due
         self._early_ends.gone = 0
-        # A disk that hangs must not be taken for the device that was read last.
         self.activity.doing("records", "write")
-        self.activity.call("", "write the history, the drift and the verified spec")
+        self.activity.call("", "write the verified spec")
         self.known = _known(self.last)
-        if gap := self.memory.history.record(self.last.outcomes, spec_hash(spec), self.reason.trigger):
-            journal(gap)
-        self.memory.drift.count(self.last.outcomes, self.last.as_wanted)
         return self._body(self.last), _due(self.memory.failures)
 
     def _converge(self, spec: NodeSpec, allow: Disruption | None) -> Pass:

@@ -135,7 +135,10 @@ class _Loop:
             passes.output.forget()
         self.requests.send(body)
         due = min(due, passes.in_force.trial_left(time.monotonic()))
-        scope = self._wait(body, time.monotonic() + due)
+        try:
+            scope = self._wait(body, time.monotonic() + due)
+        finally:
+            self._record()  # also if the supervisor is gone, or an event came first
         if wake_ups.stop:
             return False
         if not wake_ups.has_command():
@@ -160,7 +163,9 @@ class _Loop:
         while scope == frozenset() and not wake_ups.has_command():
             left = deadline - time.monotonic()
             left = min(left, passes.readiness.timeout()) if passes.last else left
-            if not published:
+            if published:
+                self._record()
+            else:
                 left = min(left, PROBES_WAIT) if passes.readiness.waiting() else 0.0
             scope = wake_ups.wait(passes.known, left)
             if passes.last and not passes.readiness.timeout():
@@ -188,6 +193,13 @@ class _Loop:
         if published:
             self.passes.output.publish(body)
         return published
+
+    def _record(self) -> None:
+        """Record the last pass, unless that is done. A disk may hang, so the listener's thread takes events meanwhile."""
+        if self.passes.is_recorded():
+            return
+        with self.wake_ups.listener.in_pass(self.passes.known):
+            self.passes.record()
 
     def _take_request(self) -> None:
         self.wake_ups.request = False

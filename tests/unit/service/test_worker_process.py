@@ -112,6 +112,7 @@ def test_it_reports_on_standard_output_alone_and_ends_with_its_control(start: St
     assert worker.until(lambda report: report.ready)
     assert (tmp_path / "announced").read_text() == announced.announcement
     assert worker.view.last() > 0
+    soon(lambda: list(read_history(tmp_path / "state")) or None, "history")
     assert {entry.outcome.change.field for entry in read_history(tmp_path / "state")} >= {"count"}
     soon(lambda: (tmp_path / "run" / drift.NAME).exists() or None, "count of the drift")
     assert worker.end() == 0
