@@ -32,6 +32,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_publishing_labels.py": (PUBLISH,),
     "test_publishing_turns.py": (PUBLISH,),
     "test_supervisor.py": (SUPERVISOR,),
+    "test_supervisor_deadlines.py": (SUPERVISOR,),
     "test_unreadable.py": (CONVERGE,),
     "test_users.py": (USERS,),
     "test_worker.py": (WORKER,),
@@ -39,7 +40,11 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
 }
 """Of which modules the mutants are tried with the tests in a file. The others do not run."""
 
-OF_ITS_OWN = {"test_supervisor.py": (SUPERVISOR,), "test_worker_process.py": (WORKER,)}
+OF_ITS_OWN = {
+    "test_supervisor.py": (SUPERVISOR,),
+    "test_supervisor_deadlines.py": (SUPERVISOR,),
+    "test_worker_process.py": (WORKER,),
+}
 """Tests that run a module in a process of its own, in which mutmut sees nothing: all its functions count as called."""
 
 LONG = (

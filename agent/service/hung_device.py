@@ -26,7 +26,7 @@ class HungDevice:
         """It hung: each time doubles the wait, which is ``retry`` seconds at first."""
         # A device that did not hang for a long time counts as one that never did.
         self.times = 1 if now > self.retry_at + LAST_RETRY else self.times + 1
-        self.retry_at = now + min(retry * 2 ** min(self.times - 1, 16), LAST_RETRY)
+        self.retry_at = now + doubling(retry, self.times, LAST_RETRY)
 
     def is_held(self) -> bool:
         """Whether a process still hangs in a call to it. SIGCHLD wakes the supervisor when that process ends."""
@@ -35,3 +35,9 @@ class HungDevice:
     def is_over(self, now: float) -> bool:
         """Whether the device may be tried again."""
         return self.avoided and now >= self.retry_at and not self.is_held()
+
+
+def doubling(first: float, times: int, last: float) -> float:
+    """Seconds to wait after something has failed so many times in a row: each time doubles them, up to ``last``."""
+    # The smaller exponent keeps the number small enough for a float.
+    return min(first * 2.0 ** min(times - 1, 16), last)

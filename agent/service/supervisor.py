@@ -21,7 +21,7 @@ from attrs import define, field, frozen
 from agent.report.activity import ANSWERED_WITHIN, Step, View
 from agent.report.publisher import Publisher, Unattended
 from agent.runtime import journal, notify, notify_ready
-from agent.service.hung_device import HungDevice
+from agent.service.hung_device import HungDevice, doubling
 
 HEARTBEAT = 30.0
 """Seconds between two heartbeats: half of the unit's WatchdogSec, as sd_watchdog_enabled(3) recommends."""
@@ -88,6 +88,10 @@ class _Worker:
         """Whether it should end."""
         return self.leave_by < math.inf
 
+    def was_well(self, until: float) -> bool:
+        """Whether it made the node ready and went on. One that only lived long may die at the same spec each time."""
+        return self.ready and until > self.started + LAST_RESPAWN
+
     def silent_by(self, limits: Limits) -> float:
         """When it counts as silent if it makes no further call."""
         last = self.view.last()
@@ -136,8 +140,8 @@ class _Supervisor:
             if self.worker is None and now >= self.respawn_at and not self._is_barred():
                 self._spawn()
             for key, _ in self.selector.select(min(next_beat, self._next_deadline()) - time.monotonic()):
-                if key.fileobj is not wake:
-                    self._listen()
+                if key.data is not None:
+                    self._listen(key.data)
                 elif self._obey(wake.recv(64)):
                     return
 
@@ -196,12 +200,11 @@ class _Supervisor:
                 env={**os.environ, **(crashed if self.deaths >= REPEATED else {})},
             )
         except OSError as error:
-            self._lost(f"could not be started: {error}", None, 0.0)
+            self._lost(f"could not be started: {error}", was_well=False)
             return
         self.worker = _Worker(process, time.monotonic(), view)
-        for pipe in (self.worker.input(), self.worker.output()):
-            os.set_blocking(pipe.fileno(), False)
-        self.selector.register(self.worker.output(), selectors.EVENT_READ)
+        os.set_blocking(self.worker.input().fileno(), False)
+        self.selector.register(self.worker.output(), selectors.EVENT_READ, self.worker)
         self._pass_on(self.worker)
 
     def _reload(self) -> None:
@@ -225,17 +228,13 @@ class _Supervisor:
             held.close()
         self.worker = None
 
-    def _listen(self) -> None:
+    def _listen(self, worker: _Worker) -> None:
         """Read the worker's messages, or handle the end of its output."""
-        worker = self.worker
-        if worker is None:
-            return
-        chunk = worker.output().read(1 << 16)
-        if chunk == b"":
+        chunk = os.read(worker.output().fileno(), 1 << 16)
+        worker.unread += chunk
+        if not chunk:
             self._ended(worker)
-            return
-        worker.unread += chunk or b""
-        if b"\n" in (chunk or b""):
+        elif b"\n" in chunk:
             *lines, worker.unread = worker.unread.split(b"\n")
             for line in lines:
                 self._hear(worker, bytes(line))
@@ -287,22 +286,18 @@ class _Supervisor:
         if worker.is_leaving() and not worker.at_fault:
             self.respawn_at = now
         else:
-            self._lost(worker.at_fault or f"ended with status {status}", worker, now)
+            self._lost(worker.at_fault or f"ended with status {status}", worker.was_well(now))
 
-    def _lost(self, why: str, worker: _Worker | None, until: float) -> None:
+    def _lost(self, why: str, was_well: bool) -> None:
         """Handle the end of a worker that crashed or misbehaved."""
-        self._count_death(why, worker, until)
+        self._count_death(why, was_well)
         self.publisher.unattended("WorkerLost", f"the worker {why}; it is started again")
 
-    def _count_death(self, why: str, worker: _Worker | None, until: float) -> None:
-        """Each one in a row doubles the wait before the next start.
-
-        A worker that made the node ready and went on ends the row. One that only lived long may die at the same spec each time.
-        """
-        was_well = worker is not None and worker.ready and until > worker.started + LAST_RESPAWN
+    def _count_death(self, why: str, was_well: bool) -> None:
+        """Each one in a row doubles the wait before the next start. A worker that was well ends the row."""
         self.deaths = 1 if was_well else self.deaths + 1
         self.last_death = why
-        self.respawn_at = time.monotonic() + min(FIRST_RESPAWN * 2 ** min(self.deaths - 1, 16), LAST_RESPAWN)
+        self.respawn_at = time.monotonic() + doubling(FIRST_RESPAWN, self.deaths, LAST_RESPAWN)
 
     def _judge_step(self, now: float) -> None:
         """Replace a worker whose call does not return, or that should end and does not."""
@@ -317,7 +312,7 @@ class _Supervisor:
                 last = worker.view.last() or worker.started
                 silence = f"made no call for {now - last:.0f} s"
                 self._replace(worker, None, f"the worker has {silence}; it is replaced", now)
-                self._count_death(silence, worker, last)
+                self._count_death(silence, worker.was_well(last))
             return
         if worker.is_leaving():
             worker.leave_by = now + LEAVE_WAIT
@@ -327,6 +322,7 @@ class _Supervisor:
 
     def _replace(self, worker: _Worker, step: Step | None, message: str, now: float) -> None:
         """Kill a worker; the next one avoids the device of its call."""
+        journal(message)
         self.publisher.unattended("WorkerStuck", message)
         worker.process.kill()
         held = None
@@ -334,10 +330,9 @@ class _Supervisor:
             worker.process.wait(KILL_WAIT)
         except subprocess.TimeoutExpired:
             held = worker.process
-            message += f"; process {held.pid} waits in the kernel and is left there"
+            journal(f"process {held.pid} waits in the kernel and is left there")
             # The call may have been slow and have returned by now: then it is the one after it that hangs.
             step = worker.view.step() or step
-        journal(message)
         self._release(worker)
         self.respawn_at = now
         if step is not None:

@@ -1,161 +1,29 @@
-"""The supervisor with scripted workers: real processes, a real notify socket, real signals."""
+"""What the supervisor publishes and tells systemd, and when it replaces its worker."""
 
-import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
-from attrs import frozen
 
 from agent.report.records import Report, report_from_json, report_to_json
 from tests.contract.asking import soon
 from tests.notify_socket import full_socket, wait_for
-
-ROOT = Path(__file__).parents[3]
-
-SUPERVISOR = """
-import sys
-from pathlib import Path
-from agent.service import supervisor
-folder = Path(sys.argv[1])
-limits = supervisor.Limits(*map(float, sys.argv[3:8]))
-supervisor.LEAVE_WAIT, supervisor.LAST_RESPAWN = map(float, sys.argv[8:10])
-supervisor.LONGEST_LINE = 1 << 20
-supervisor.supervise([sys.argv[10], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
-"""
-
-WORKER = """
-import json, sys
-def say(message): print(json.dumps(message), flush=True)
-def report(ready, spec_hash="h1", cluster=True):
-    conditions = [{"type": "Converged", "status": "True" if ready else "False", "reason": "R"},
-                  {"type": "DevicePlugins", "status": str(cluster), "reason": "R", "stage": "cluster"}]
-    say({"node_name": "n1", "spec_hash": spec_hash, "ready": ready and cluster, "up_to_date": True,
-         "conditions": conditions, "outcomes": []})
-say({"serving": True})
-"""
-
-# What a worker notes in a file, and what it does before it hangs: PF is a device.
-NOTED = """
-import os, pathlib, time
-from agent.report.activity import Activity
-PF = "0000:21:00.0"
-folder = pathlib.Path(os.environ["NOTIFY_SOCKET"]).parent
-def note(word):
-    with (folder / "noted").open("a") as file: file.write(word + "\\n")
-activity = Activity.at(int(sys.argv[2]))
-if not (folder / "noted").exists(): (folder / "first-report").write_text((folder / "report.json").read_text())
-note("start " + " ".join(sys.argv[3:]))
-starts = (folder / "noted").read_text().count("start")
-"""
-
-needs_fuse = pytest.mark.skipif(os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse")
-
-
-@frozen
-class Supervised:
-    process: subprocess.Popen[bytes]
-    folder: Path
-    notified: socket.socket
-
-    def noted(self) -> list[str]:
-        path = self.folder / "noted"
-        return [line.strip() for line in path.read_text().splitlines()] if path.exists() else []
-
-    def wait_until_noted(self, *lines: str) -> None:
-        soon(lambda: self.noted()[: len(lines)] == list(lines) or None, f"{lines} in {self.noted()}", 60.0)
-
-    def report(self) -> Report:
-        return report_from_json((self.folder / "report.json").read_text())
-
-    def changes(self, report: Report) -> int:
-        """How often the report has changed since the first worker started."""
-        first = report_from_json((self.folder / "first-report").read_text())
-        return report.generation - first.generation
-
-    def wait_for(self, holds: Callable[[Report], bool]) -> Report:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                report = self.report()
-                if holds(report):
-                    return report
-            except FileNotFoundError:
-                pass
-            assert time.monotonic() < deadline, (self.folder / "report.json").read_text()
-            assert self.process.poll() is None, "the supervisor ended"
-            time.sleep(0.02)
-
-
-class Start(Protocol):
-    def __call__(
-        self,
-        worker: str,
-        *,
-        read: float = 2.0,
-        write: float = 300.0,
-        retry: float = 600.0,
-        silence: float = 600.0,
-        first: float = 600.0,
-        leave: float = 10.0,
-        well: float = 30.0,
-        program: str = sys.executable,
-        notify: str = "",
-    ) -> Supervised:
-        """Start a supervisor with these limits: ``first`` is Limits.start, ``well`` is LAST_RESPAWN.
-
-        ``notify``: another NOTIFY_SOCKET than the test's.
-        """
+from tests.unit.service.supervised import NOTED, Start, hanging_file, needs_fuse, starting, waits_in
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    started: list[Supervised] = []
+    with starting(tmp_path) as begin:
+        yield begin
 
-    def begin(
-        worker: str,
-        *,
-        read: float = 2.0,
-        write: float = 300.0,
-        retry: float = 600.0,
-        silence: float = 600.0,
-        first: float = 600.0,
-        leave: float = 10.0,
-        well: float = 30.0,
-        program: str = sys.executable,
-        notify: str = "",
-    ) -> Supervised:
-        notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        address = tmp_path / f"notify{len(started)}"
-        notified.bind(str(address))
-        notified.settimeout(20)
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                SUPERVISOR,
-                str(tmp_path),
-                WORKER + worker,
-                *map(str, (read, write, retry, silence, first, leave, well)),
-                program,
-            ],
-            cwd=ROOT,
-            env={**os.environ, "NOTIFY_SOCKET": notify or str(address)},
-        )
-        started.append(Supervised(process, tmp_path, notified))
-        return started[-1]
 
-    yield begin
-    for supervised in started:
-        supervised.process.kill()
-        supervised.process.wait()
-        supervised.notified.close()
+@pytest.fixture
+def let_go(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    with hanging_file(tmp_path) as end:
+        yield end
 
 
 def test_systemd_is_notified_and_the_report_and_the_marker_are_written(start: Start) -> None:
@@ -243,17 +111,17 @@ sys.stdin.read()
 
 
 def test_a_write_that_takes_longer_than_the_time_to_leave_is_not_cut_short(start: Start) -> None:
-    # With a heartbeat that is longer than that time, nothing but the deadline for leaving wakes the supervisor meanwhile.
+    # Without a heartbeat nothing but the deadline for leaving wakes the supervisor meanwhile.
     writing = """
-if starts == 1: activity.doing("vfs", "write"); activity.call(PF, "write"); time.sleep(600)
+if starts == 1: activity.doing("vfs", "write"); activity.call(PF, "write"); report(False); time.sleep(600)
 if starts == 2:
     activity.doing("vfs", "write")
     activity.call("0000:41:00.0", "write")
-    note("writes"); sys.stdin.read(); time.sleep(2.5); note("has written")
+    note("writes"); sys.stdin.read(); time.sleep(1.5); note("has written")
     activity.idle(); sys.exit()
 report(True); sys.stdin.read()
 """
-    supervised = start(NOTED + writing, retry=0.1, leave=0.5, read=20.0, write=8.0)
+    supervised = start(NOTED + writing, retry=0.1, leave=0.5, read=600.0, write=6.0)
     supervised.wait_for(lambda report: report.ready)
     assert supervised.noted()[1:4] == ["start --avoid 0000:21:00.0", "writes", "has written"]
 
@@ -263,29 +131,6 @@ def test_an_idle_worker_that_does_not_end_is_killed_and_the_device_is_tried_agai
     supervised = start(NOTED + deaf, retry=0.1, leave=0.5)
     supervised.wait_until_noted("start", "start --avoid 0000:21:00.0", "start")
     supervised.wait_for(lambda report: report.ready)
-
-
-@pytest.fixture
-def let_go(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Whoever reads the file ``mounted/value`` hangs in the kernel until this is called."""
-    mounted = tmp_path / "mounted"
-    mounted.mkdir()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.service.hanging", str(mounted)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline() == b"mounted\n"
-
-    def end() -> None:
-        assert server.stdin is not None
-        server.stdin.close()
-        server.wait(timeout=60)
-
-    yield end
-    end()
 
 
 @needs_fuse
@@ -302,11 +147,6 @@ report(True); sys.stdin.read()
     assert supervised.noted() == ["start"]
     let_go()
     supervised.wait_for(lambda report: report.ready)
-
-
-def waits_in(pid: int, function: str) -> bool:
-    """Whether a process waits in this function of the kernel."""
-    return Path(f"/proc/{pid}/wchan").read_text().startswith(function)
 
 
 @needs_fuse
@@ -358,7 +198,9 @@ note(open(folder / "report.json").read()); report(True, "h2"); sys.stdin.read()
     supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
     between = report_from_json(supervised.noted()[2])
     assert not between.ready
-    assert "cannot be understood" in between.conditions[-1].message
+    message = between.conditions[-1].message
+    assert message.startswith("the worker said what cannot be understood: ")
+    assert ("it is not a JSON object" in message) is (said == r"b'[1]\n'")
 
 
 def test_half_a_line_of_a_worker_that_ends_is_not_published(start: Start) -> None:
@@ -561,8 +403,7 @@ def test_a_worker_is_told_how_those_before_it_crashed_until_a_reload(start: Star
     body = """note(os.environ.get("TRACKBED_CRASHED", ""))
 if starts <= 3: sys.exit(3)
 report(True)
-if sys.stdin.readline() and starts == 4: sys.exit(3)
-sys.stdin.read()
+if starts >= 5 or sys.stdin.readline(): sys.exit(3)
 """
     supervised = start(NOTED + body)
     crashed = "the worker ended with status 3, 3 times in a row"
@@ -570,7 +411,7 @@ sys.stdin.read()
     supervised.wait_until_noted(*lines)
     supervised.wait_for(lambda report: report.ready)
     supervised.process.send_signal(signal.SIGHUP)
-    supervised.wait_until_noted(*lines, "start", "")
+    supervised.wait_until_noted(*lines, *["start", ""] * 2, "start", crashed)
 
 
 def test_workers_that_die_before_the_node_is_ready_have_crashed_in_a_row_however_long_they_lived(start: Start) -> None:

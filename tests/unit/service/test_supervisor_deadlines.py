@@ -1,0 +1,345 @@
+"""What the supervisor does at its time: most of these tests have no heartbeat that would wake it anyway."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.report.records import report_from_json
+from agent.service.hung_device import doubling
+from agent.service.supervisor import FIRST_RESPAWN, LAST_RESPAWN
+from tests.contract.asking import soon
+from tests.unit.service.supervised import NOTED, Start, Supervised, hanging_file, needs_fuse, starting
+
+QUIET = 600.0
+"""Seconds that a read may take, and until the first heartbeat: no test takes that long."""
+
+AVOIDING = "start --avoid 0000:21:00.0"
+
+# A write that hangs. A message after it wakes the supervisor.
+HANGS = 'activity.doing("vfs", "write"); activity.call(PF, "sriov_numvfs = 8"); report(False); time.sleep(600)\n'
+
+# The report that was published when a worker started.
+NOTES_REPORT = 'note((folder / "report.json").read_text().strip().replace("\\n", " "))\n'
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    with starting(tmp_path) as begin:
+        yield begin
+
+
+@pytest.fixture
+def let_go(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    with hanging_file(tmp_path) as end:
+        yield end
+
+
+def beats(supervised: Supervised, times: int) -> None:
+    """Wait for so many heartbeats."""
+    for _ in range(times):
+        before = supervised.report().heartbeat
+        supervised.wait_for(lambda report, before=before: report.heartbeat > before)  # type: ignore[misc]
+
+
+def said(supervised: Supervised, start: int) -> tuple[str, str]:
+    """Reason and message of the last condition in the report that the worker with this number noted at its start."""
+    last = report_from_json(supervised.noted()[2 * start - 1]).conditions[-1]
+    return last.reason, last.message
+
+
+def seconds(message: str) -> int:
+    found = re.search(r" (-?\d+) s", message)
+    assert found, message
+    return int(found[1])
+
+
+def test_each_crash_in_a_row_doubles_the_wait() -> None:
+    waits = [doubling(FIRST_RESPAWN, deaths, LAST_RESPAWN) for deaths in range(1, 9)]
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    assert doubling(FIRST_RESPAWN, 100_000, LAST_RESPAWN) == 30.0
+
+
+def test_a_worker_that_crashed_is_restarted_without_waiting_for_a_heartbeat(start: Start) -> None:
+    supervised = start(NOTED + "if starts == 1: sys.exit(3)\nreport(True); sys.stdin.read()", read=QUIET)
+    supervised.wait_for(lambda report: report.ready)
+
+
+def test_a_write_that_hangs_is_noticed_at_its_limit_and_the_device_tried_again_at_its_time(start: Start) -> None:
+    body = NOTES_REPORT + f"if starts == 1: {HANGS}report(True); sys.stdin.read()"
+    supervised = start(NOTED + body, read=QUIET, write=1.0, retry=1.0)
+    supervised.wait_for(lambda report: report.ready)
+    soon(lambda: len(supervised.noted()) == 6 or None, "three starts", 60.0)
+    assert supervised.noted()[::2] == ["start", AVOIDING, "start"]
+    reason, message = said(supervised, 2)
+    assert (reason, message.partition(" has not")[0]) == ("WorkerStuck", "vfs: sriov_numvfs = 8 (device 0000:21:00.0)")
+    assert 1 <= seconds(message) < QUIET
+    assert said(supervised, 3) == ("DeviceTried", "0000:21:00.0 hung before, and is tried again")
+
+
+def test_a_write_has_more_time_than_a_read(start: Start) -> None:
+    body = """
+activity.doing("vfs", "write" if starts == 1 else "read")
+activity.call(PF, "sriov_numvfs"); report(False); time.sleep(4 if starts == 1 else 0); activity.idle()
+report(True); sys.stdin.read()
+"""
+    supervised = start(NOTED + body, read=2.0)
+    supervised.wait_for(lambda report: report.ready)
+    assert supervised.noted() == ["start"]
+
+
+def test_a_device_that_hangs_again_is_avoided_at_once(start: Start) -> None:
+    body = f"if PF not in sys.argv: {HANGS}report(True); sys.stdin.read()"
+    supervised = start(NOTED + body, read=QUIET, write=0.5, retry=3.0)
+    supervised.wait_until_noted("start", AVOIDING, "start", AVOIDING)
+
+
+def test_two_devices_that_hung_are_named_with_a_comma(start: Start) -> None:
+    body = (
+        NOTES_REPORT
+        + """
+if starts == 1: activity.doing("vfs", "write"); activity.call(PF, "write"); report(False); time.sleep(600)
+if starts == 2: activity.doing("vfs", "write"); activity.call("0000:41:00.0", "write"); report(False); time.sleep(600)
+report(True); sys.stdin.read()
+"""
+    )
+    supervised = start(NOTED + body, read=QUIET, write=0.5, retry=8.0)
+    soon(lambda: len(supervised.noted()) >= 6 or None, "three starts", 60.0)
+    assert supervised.noted()[4] == "start --avoid 0000:21:00.0 --avoid 0000:41:00.0"
+
+
+def test_silence_is_noticed_without_waiting_for_a_heartbeat(start: Start) -> None:
+    body = NOTES_REPORT + "activity.idle(); report(True)\nif starts == 1: os.kill(os.getpid(), 19)\nsys.stdin.read()"
+    supervised = start(NOTED + body, read=QUIET, silence=1.0)
+    soon(lambda: len(supervised.noted()) >= 4 or None, "two starts", 60.0)
+    reason, message = said(supervised, 2)
+    assert (reason, message.partition(" for")[0]) == ("WorkerStuck", "the worker has made no call")
+    assert 1 <= seconds(message) < QUIET
+
+
+def test_a_worker_that_makes_no_first_call_is_noticed_without_waiting_for_a_heartbeat(start: Start) -> None:
+    body = NOTES_REPORT + "if starts == 1: os.kill(os.getpid(), 19)\nactivity.idle(); report(True); sys.stdin.read()"
+    supervised = start(NOTED + body, read=QUIET, first=3.0)
+    soon(lambda: len(supervised.noted()) >= 4 or None, "two starts", 60.0)
+    assert 3 <= seconds(said(supervised, 2)[1]) < QUIET
+
+
+def test_workers_that_fall_silent_after_they_were_well_have_not_crashed_in_a_row(start: Start) -> None:
+    body = 'note(os.environ.get("TRACKBED_CRASHED", ""))\nactivity.idle()\nreport(True)\ntime.sleep(600)\n'
+    supervised = start(NOTED + body, read=QUIET, silence=0.5, well=0.0)
+    supervised.wait_until_noted(*["start", ""] * 5)
+
+
+def test_ready_is_withdrawn_while_an_event_waits(start: Start) -> None:
+    body = """report(True)
+if sys.stdin.readline():
+    activity.doing("vfs", "read"); activity.call(PF, "sriov_numvfs")
+    activity.waits(time.monotonic()); say({"checking": True})
+    sys.stdin.readline(); activity.idle(); activity.waits(0.0)
+    report(False); report(True, "h2")
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, read=QUIET)
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGHUP)
+    checking = supervised.wait_for(lambda report: not report.ready)
+    assert (checking.conditions[0].status, checking.conditions[0].reason) == ("Unknown", "Checking")
+    assert checking.conditions[0].message == (
+        "a required device may have changed, and reading it takes more than 0.5 s"
+        " (vfs: sriov_numvfs (device 0000:21:00.0))"
+    )
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
+
+
+def test_while_an_event_waits_outside_of_any_call_no_call_is_named(start: Start) -> None:
+    body = 'report(True)\nactivity.idle(); activity.waits(time.monotonic()); say({"checking": True}); sys.stdin.read()'
+    supervised = start(NOTED + body, read=QUIET)
+    supervised.wait_for(lambda report: report.ready)
+    checking = supervised.wait_for(lambda report: not report.ready)
+    assert checking.conditions[0].message.endswith("reading it takes more than 0.5 s")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds of CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@needs_fuse
+def test_while_a_process_hangs_in_a_write_to_no_device_the_supervisor_waits(
+    start: Start, let_go: Callable[[], None]
+) -> None:
+    held = """
+if starts == 1: activity.doing("sysctls", "write"); activity.call("", "write"); open(folder / "mounted/value").read()
+report(True); sys.stdin.read()
+"""
+    supervised = start(NOTED + held, write=0.5, retry=0.1, read=2.0)
+    supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
+    beats(supervised, 1)
+    before = cpu_seconds(supervised.process.pid)
+    beats(supervised, 1)
+    assert cpu_seconds(supervised.process.pid) - before < 0.5
+    let_go()
+    supervised.wait_for(lambda report: report.ready)
+
+
+@needs_fuse
+def test_a_device_is_not_tried_again_while_a_process_hangs_in_it(start: Start, let_go: Callable[[], None]) -> None:
+    held = """
+if starts == 1: activity.call(PF, "read"); open(folder / "mounted/value").read()
+report(True); sys.stdin.read()
+"""
+    supervised = start(NOTED + held, read=2.0, retry=0.1)
+    supervised.wait_until_noted("start", AVOIDING)
+    beats(supervised, 3)
+    assert supervised.noted() == ["start", AVOIDING]
+    before = cpu_seconds(supervised.process.pid)
+    beats(supervised, 1)
+    assert cpu_seconds(supervised.process.pid) - before < 0.5
+    let_go()
+    supervised.wait_until_noted("start", AVOIDING, "start")
+    supervised.wait_for(lambda report: report.ready)
+    before = cpu_seconds(supervised.process.pid)
+    beats(supervised, 2)
+    assert cpu_seconds(supervised.process.pid) - before < 0.5
+
+
+@needs_fuse
+def test_a_process_that_hangs_in_a_read_of_no_device_does_not_bar_the_next_worker(
+    start: Start, let_go: Callable[[], None]
+) -> None:
+    held = """
+if starts == 1: activity.call("", "read"); open(folder / "mounted/value").read()
+report(True); sys.stdin.read()
+"""
+    supervised = start(NOTED + held, read=1.0, retry=0.5)
+    supervised.wait_for(lambda report: report.ready)
+    assert supervised.noted() == ["start", "start"]
+
+
+@needs_fuse
+def test_after_a_process_hung_in_no_device_the_next_worker_waits(start: Start, let_go: Callable[[], None]) -> None:
+    supervised = start(NOTED + 'activity.call("", "read"); open(folder / "mounted/value").read()', read=1.0)
+    supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
+    beats(supervised, 3)
+    assert supervised.noted() == ["start"]
+
+
+def test_after_a_second_hang_in_no_device_the_next_worker_waits(start: Start) -> None:
+    hangs = 'note(str(os.getpid())); activity.call("", "read"); time.sleep(600)'
+    supervised = start(NOTED + hangs, read=1.0)
+    soon(lambda: len(supervised.noted()) >= 4 or None, "two starts", 60.0)
+    second = Path("/proc", supervised.noted()[3])
+    soon(lambda: not second.exists() or None, "end of the second worker", 60.0)
+    beats(supervised, 2)
+    assert supervised.noted()[::2] == ["start", "start"]
+
+
+def test_a_worker_that_closes_its_output_in_a_call_is_replaced_by_one_that_avoids_the_device(start: Start) -> None:
+    body = NOTES_REPORT + (
+        'if starts == 1: activity.call(PF, "read"); os.close(1); time.sleep(600)\nreport(True); sys.stdin.read()'
+    )
+    supervised = start(NOTED + body, read=QUIET)
+    supervised.wait_for(lambda report: report.ready)
+    assert supervised.noted()[2] == AVOIDING
+    message = "the worker closed its standard output and goes on; it is replaced"
+    assert said(supervised, 2) == ("WorkerStuck", message)
+
+
+def test_a_worker_that_reads_nothing_does_not_stop_the_supervisor(start: Start) -> None:
+    body = "import fcntl; fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, 4096); report(True); time.sleep(600)"
+    supervised = start(NOTED + body, leave=0.2)
+    supervised.wait_for(lambda report: report.ready)
+    for _ in range(4096 // len(b"reload\n") + 10):
+        supervised.process.send_signal(signal.SIGHUP)
+        while not supervised.notified.recv(200).startswith(b"RELOADING=1"):
+            pass
+    beats(supervised, 1)
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.process.wait(60) == 0
+
+
+def test_a_reload_that_a_worker_cannot_receive_reaches_the_next_one(start: Start, tmp_path: Path) -> None:
+    body = """
+if starts == 1:
+    os.close(0); report(True, "h1")
+    while not (folder / "go").exists(): time.sleep(0.05)
+    sys.exit(3)
+for line in sys.stdin: report(True, "h2")
+"""
+    supervised = start(NOTED + body)
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGHUP)
+    while not supervised.notified.recv(200).startswith(b"RELOADING=1"):
+        pass
+    (tmp_path / "go").touch()
+    supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
+
+
+def test_a_reload_that_a_worker_has_received_does_not_reach_the_next_one(start: Start) -> None:
+    body = """
+report(True, f"h{starts}")
+if sys.stdin.readline() and starts == 1: sys.exit(3)
+note("read"); sys.stdin.read()
+"""
+    supervised = start(NOTED + body)
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGHUP)
+    supervised.wait_for(lambda report: report.spec_hash == "h2")
+    beats(supervised, 2)
+    assert supervised.noted() == ["start", "start"]
+
+
+def test_on_sigterm_a_worker_that_does_not_end_is_killed(start: Start) -> None:
+    supervised = start(NOTED + "note(str(os.getpid())); report(True); time.sleep(600)", leave=0.2)
+    supervised.wait_for(lambda report: report.ready)
+    supervised.process.send_signal(signal.SIGTERM)
+    assert supervised.process.wait(60) == 0
+    assert not Path("/proc", supervised.noted()[1]).exists()
+
+
+def test_many_signals_at_once_leave_no_traceback(start: Start) -> None:
+    supervised = start("report(True); sys.stdin.read(); import time; time.sleep(3)", stderr=subprocess.PIPE)
+    supervised.wait_for(lambda report: report.ready)
+    process = supervised.process
+    process.send_signal(signal.SIGTERM)
+    status = Path(f"/proc/{process.pid}/status")
+
+    def is_pending() -> bool:
+        pending = re.search(r"^ShdPnd:\s*(\S+)", status.read_text(), re.MULTILINE)
+        return pending is not None and int(pending[1], 16) > 0
+
+    # It waits for its worker now, and reads no signals.
+    for _ in range(1000):
+        process.send_signal(signal.SIGHUP)
+        while process.poll() is None and is_pending():
+            pass
+    assert process.stderr is not None
+    printed = process.stderr.read().decode()
+    assert process.wait(60) == 0
+    assert "wakeup" not in printed, printed
+
+
+def test_crashes_after_one_that_was_well_are_counted_from_there(start: Start) -> None:
+    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
+report(starts == 1)
+sys.exit(3)
+"""
+    supervised = start(NOTED + body, well=0.0)
+    crashed = "the worker ended with status 3, 3 times in a row"
+    supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)
+
+
+def test_workers_that_die_soon_after_they_were_ready_have_crashed_in_a_row(start: Start) -> None:
+    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
+report(True)
+sys.exit(3)
+"""
+    supervised = start(NOTED + body, well=600.0)
+    crashed = "the worker ended with status 3, 3 times in a row"
+    supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)
