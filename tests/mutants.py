@@ -36,6 +36,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_unreadable.py": (CONVERGE,),
     "test_users.py": (USERS,),
     "test_worker.py": (WORKER,),
+    "test_worker_events.py": (WORKER,),
     "test_worker_process.py": (WORKER,),
 }
 """Of which modules the mutants are tried with the tests in a file. The others do not run."""

@@ -43,10 +43,6 @@ class Output:
             self.write(body)
             self._last = body
 
-    def is_published(self, body: Mapping[str, Any]) -> bool:
-        """Whether the supervisor has this body already."""
-        return body == self._last
-
     def forget(self) -> None:
         """Write the next body even if it equals the last one."""
         self._last = {}

@@ -158,7 +158,7 @@ class _Loop:
         A Ready is not published if an event has come since the devices were read: the next pass decides.
         """
         passes, wake_ups = self.passes, self.wake_ups
-        published = passes.output.is_published(body)
+        published = False
         scope: Scope = frozenset()
         while scope == frozenset() and not wake_ups.has_command():
             left = deadline - time.monotonic()

@@ -2,190 +2,29 @@
 
 import json
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from queue import Queue
-from typing import Any, TextIO, cast
 
 import pytest
-from attrs import define, field
 
-from agent.engine.originals import Originals
-from agent.engine.retry import Failures
 from agent.kinds import by_name
-from agent.machine import Event, EventSource
+from agent.machine import Event
 from agent.report import drift
-from agent.report.activity import Activity, View
+from agent.report.activity import View
 from agent.report.drift import Drift, read_drift
-from agent.report.history import History
 from agent.report.history import read as read_history
-from agent.report.records import Condition, Disruption, Report, report_from_json
+from agent.report.records import Disruption
 from agent.service import pass_log, passes
-from agent.service.apply_socket import Requests, ask
-from agent.service.passes import Memory
-from agent.service.spec_in_force import SpecInForce
-from agent.service.worker import work
+from agent.service.apply_socket import ask
 from tests.contract.asking import soon
 from tests.journald import heard, listening
 from tests.sim.kernel import no_fault
 from tests.sim.readiness import Node, writer
+from tests.sim.service.running import STUCK, Announced, Endless, Out, condition, one
 from tests.sim.two_nics import PF0, PF1
-
-STUCK = "/sys/module/ib_core/srcversion"
-
-
-@define
-class Out:
-    """The worker's messages; an empty one once it has ended. ``said``: all of them, also those that are no report."""
-
-    lines: Queue[dict[str, Any]] = field(factory=Queue)
-    said: list[dict[str, Any]] = field(factory=list)
-
-    def write(self, text: str) -> None:
-        self.said.append(json.loads(text))
-        self.lines.put(self.said[-1])
-
-    def flush(self) -> None:
-        pass
-
-    def until(self, holds: Callable[[Report], bool]) -> Report:
-        """The next report for which ``holds`` is true."""
-        while True:
-            line = self.lines.get(timeout=120)
-            assert line, "the worker has ended"
-            if not line.keys() & {"serving", "checking"}:
-                report = report_from_json(json.dumps({"boot_id": "b", "agent_version": "v", **line}))
-                if holds(report):
-                    return report
-
-
-@define
-class Announced:
-    """What the kernel announces, when a test says so: both the subscription and its one source."""
-
-    descriptor: int = field(factory=lambda: os.eventfd(0, os.EFD_NONBLOCK))
-    waiting: list[Event] = field(factory=list)
-
-    def subscribe(self) -> list[EventSource]:
-        return [self]
-
-    def announce(self, event: Event) -> None:
-        self.waiting.append(event)
-        os.eventfd_write(self.descriptor, 1)
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def receive(self) -> tuple[list[Event], bool]:
-        with suppress(BlockingIOError):
-            os.eventfd_read(self.descriptor)
-        taken, self.waiting = self.waiting, []
-        return taken, False
-
-
-@define
-class Endless:
-    """A source that always has an event."""
-
-    descriptor: int
-    event: Event
-
-    def subscribe(self) -> list[EventSource]:
-        return [self]
-
-    def fileno(self) -> int:
-        return self.descriptor
-
-    def receive(self) -> tuple[list[Event], bool]:
-        return [self.event], False
-
-
-@pytest.fixture
-def node() -> Node:
-    return Node.with_two_nics()
-
-
-@pytest.fixture
-def announced(node: Node) -> Iterator[Announced]:
-    """Set up before the worker, and closed after it."""
-    announced = node.kernel.events = Announced()
-    yield announced
-    os.close(announced.descriptor)
-
-
-@pytest.fixture
-def view() -> Iterator[View]:
-    view = View.new()
-    yield view
-    view.close()
-
-
-@pytest.fixture
-def awaited() -> Queue[str]:
-    """The announcements whose publication the worker has waited for."""
-    return Queue()
-
-
-@pytest.fixture
-def pipe() -> tuple[int, int]:
-    """The worker's control, and the supervisor's end of it."""
-    return os.pipe()
-
-
-@pytest.fixture
-def worker(
-    node: Node, view: View, tmp_path: Path, awaited: Queue[str], pipe: tuple[int, int]
-) -> Iterator[Callable[[str], Out]]:
-    control, end = pipe
-    threads = []
-
-    def wait_until_published(announcement: str) -> str:
-        awaited.put(announcement)
-        return ""
-
-    def start(spec: str) -> Out:
-        path = tmp_path / "node.json"
-        path.write_text(spec)
-        out = Out()
-        in_force = SpecInForce(tmp_path / "state", tmp_path / "run")
-        memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"), Drift.load(tmp_path, by_name()))
-        activity = Activity.at(view.descriptor)
-        requests = Requests(tmp_path / "apply.sock")
-        machine, stream = node.kernel.machine(), cast(TextIO, out)
-
-        def run() -> None:
-            try:
-                work(machine, path, in_force, memory, activity, control, stream, requests, wait_until_published)
-            finally:
-                out.lines.put({})
-
-        threads.append(threading.Thread(target=run))
-        threads[0].start()
-        return out
-
-    yield start
-    os.close(end)
-    threads[0].join(timeout=120)
-    os.close(control)
-    assert not threads[0].is_alive()
-
-
-@pytest.fixture
-def reload(pipe: tuple[int, int], tmp_path: Path) -> Callable[[str], None]:
-    """Have the worker read another spec."""
-
-    def ask(spec: str) -> None:
-        (tmp_path / "node.json").write_text(spec)
-        os.write(pipe[1], b"reload\n")
-
-    return ask
-
-
-def condition(report: Report, type: str) -> Condition:
-    return next(c for c in report.conditions if c.type == type)
 
 
 def test_the_node_is_ready_once_all_probes_have_answered(worker: Callable[[str], Out]) -> None:
@@ -224,10 +63,13 @@ def test_while_a_probe_hangs_the_others_are_reported_and_then_its_timeout(
     with writer(pipe):
         report = out.until(lambda report: condition(report, "PcieLink").status == "True")
         assert condition(report, "ClockSynchronised").status == "True"
-        assert condition(report, "KernelModules").reason == "NotYetRead"
-        report = out.until(lambda report: condition(report, "KernelModules").reason == "ProbeTimedOut")
+        # On a busy machine its two seconds may be over already.
+        assert condition(report, "KernelModules").reason in ("NotYetRead", "ProbeTimedOut")
+        if condition(report, "KernelModules").reason == "NotYetRead":
+            report = out.until(lambda report: condition(report, "KernelModules").reason == "ProbeTimedOut")
         assert not report.ready
-        assert view.step() is None, "the worker itself does not hang, so it must not be replaced"
+        # The worker itself does not hang, so it must not be replaced.
+        soon(lambda: view.step() is None or None, "end of the pass", 60.0)
         del node.kernel.pipes[STUCK]
     assert out.until(lambda report: report.ready)
 
@@ -326,10 +168,6 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
     assert [kernel.netdev(pf).mtu for pf in (PF0, PF1)] == [9000, 9000]
 
 
-def one(mtu: int, **more: object) -> str:
-    return json.dumps({"node_name": "n1", "nics": [{"name": "a", "select": {"pci": PF0}, "mtu": mtu, **more}]})
-
-
 def test_it_says_that_it_serves_before_anything_else(worker: Callable[[str], Out]) -> None:
     out = worker('{"node_name": "n1"}')
     out.until(lambda report: report.ready)
@@ -346,8 +184,8 @@ def test_an_event_about_a_required_device_is_told_at_once(
     index = node.kernel.netdev(PF0).ifindex
     node.kernel.set_link(index, mtu=1500)
     announced.announce(Event(ifindex=index))
-    soon(lambda: {"checking": True} in out.said or None, "checking")
-    soon(lambda: (node.kernel.netdev(PF0).mtu == 9000 and not view.waits()) or None, "a repair")
+    soon(lambda: {"checking": True} in out.said or None, "checking", 60.0)
+    soon(lambda: (node.kernel.netdev(PF0).mtu == 9000 and not view.waits()) or None, "a repair", 60.0)
 
 
 def test_a_reload_brings_another_spec_into_force(
@@ -376,7 +214,7 @@ def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
     assert given_up.spec_hash == before.spec_hash
     node.kernel.fault = no_fault
     node.kernel.set_link(node.kernel.netdev(PF0).ifindex, mtu=2000)
-    soon(lambda: node.kernel.netdev(PF0).mtu == 9000 or None, "a full pass, which does not try it again")
+    soon(lambda: node.kernel.netdev(PF0).mtu == 9000 or None, "a full pass, which does not try it again", 60.0)
     reload(one(4000))
     assert out.until(lambda report: report.up_to_date and report.ready).spec_hash != before.spec_hash
 
@@ -400,11 +238,18 @@ def test_a_file_in_force_is_not_read_again_without_being_asked(
     out = worker(one(9000))
     out.until(lambda report: report.ready)
     (tmp_path / "node.json").write_text(one(4000))
+
+    def triggers() -> list[str]:
+        return [entry.trigger for entry in read_history(tmp_path)]
+
+    soon(lambda: triggers() or None, "record of the first pass", 60.0)
     for _ in range(2):
+        before = len(triggers())
         node.kernel.set_link(node.kernel.netdev(PF0).ifindex, mtu=1500)
-        soon(lambda: node.kernel.netdev(PF0).mtu != 1500 or None, "a full pass")
+        # Once it is recorded, the value was read back: drift before that would be a write that failed.
+        soon(lambda before=before: len(triggers()) > before or None, "a full pass", 60.0)  # type: ignore[misc]
     assert node.kernel.netdev(PF0).mtu == 9000
-    assert {entry.trigger for entry in read_history(tmp_path)} == {"spec", "resync"}
+    assert set(triggers()) == {"spec", "resync"}
 
 
 def test_a_client_of_apply_has_a_pass_with_what_it_allows(

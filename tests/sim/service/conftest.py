@@ -1,0 +1,104 @@
+"""A worker on the simulated kernel, and its ends."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import Queue
+from typing import TextIO, cast
+
+import pytest
+
+from agent.engine.originals import Originals
+from agent.engine.retry import Failures
+from agent.kinds import by_name
+from agent.report.activity import Activity, View
+from agent.report.drift import Drift
+from agent.report.history import History
+from agent.service.apply_socket import Requests
+from agent.service.passes import Memory
+from agent.service.spec_in_force import SpecInForce
+from agent.service.worker import work
+from tests.sim.readiness import Node
+from tests.sim.service.running import Announced, Out
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node.with_two_nics()
+
+
+@pytest.fixture
+def announced(node: Node) -> Iterator[Announced]:
+    """Set up before the worker, and closed after it."""
+    announced = node.kernel.events = Announced()
+    yield announced
+    os.close(announced.descriptor)
+
+
+@pytest.fixture
+def view() -> Iterator[View]:
+    view = View.new()
+    yield view
+    view.close()
+
+
+@pytest.fixture
+def awaited() -> Queue[str]:
+    """The announcements whose publication the worker has waited for."""
+    return Queue()
+
+
+@pytest.fixture
+def pipe() -> tuple[int, int]:
+    """The worker's control, and the supervisor's end of it."""
+    return os.pipe()
+
+
+@pytest.fixture
+def worker(
+    node: Node, view: View, tmp_path: Path, awaited: Queue[str], pipe: tuple[int, int]
+) -> Iterator[Callable[[str], Out]]:
+    control, end = pipe
+    threads = []
+
+    def wait_until_published(announcement: str) -> str:
+        awaited.put(announcement)
+        return ""
+
+    def start(spec: str) -> Out:
+        path = tmp_path / "node.json"
+        path.write_text(spec)
+        out = Out()
+        in_force = SpecInForce(tmp_path / "state", tmp_path / "run")
+        memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"), Drift.load(tmp_path, by_name()))
+        activity = Activity.at(view.descriptor)
+        requests = Requests(tmp_path / "apply.sock")
+        machine, stream = node.kernel.machine(), cast(TextIO, out)
+
+        def run() -> None:
+            try:
+                work(machine, path, in_force, memory, activity, control, stream, requests, wait_until_published)
+            finally:
+                out.lines.put({})
+
+        threads.append(threading.Thread(target=run))
+        threads[0].start()
+        return out
+
+    yield start
+    os.close(end)
+    threads[0].join(timeout=120)
+    os.close(control)
+    assert not threads[0].is_alive()
+
+
+@pytest.fixture
+def reload(pipe: tuple[int, int], tmp_path: Path) -> Callable[[str], None]:
+    """Have the worker read another spec."""
+
+    def ask(spec: str) -> None:
+        (tmp_path / "node.json").write_text(spec)
+        os.write(pipe[1], b"reload\n")
+
+    return ask

@@ -1,0 +1,91 @@
+"""What a worker on the simulated kernel says, and what its kernel announces."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Queue
+from typing import Any
+
+from attrs import define, field
+
+from agent.machine import Event, EventSource
+from agent.report.records import Condition, Report, report_from_json
+from tests.sim.two_nics import PF0
+
+STUCK = "/sys/module/ib_core/srcversion"
+"""A file that one probe reads, and nothing else."""
+
+
+@define
+class Out:
+    """The worker's messages; an empty one once it has ended. ``said``: all of them, also those that are no report."""
+
+    lines: Queue[dict[str, Any]] = field(factory=Queue)
+    said: list[dict[str, Any]] = field(factory=list)
+
+    def write(self, text: str) -> None:
+        self.said.append(json.loads(text))
+        self.lines.put(self.said[-1])
+
+    def flush(self) -> None:
+        pass
+
+    def until(self, holds: Callable[[Report], bool]) -> Report:
+        """The next report for which ``holds`` is true."""
+        while True:
+            line = self.lines.get(timeout=120)
+            assert line, "the worker has ended"
+            if not line.keys() & {"serving", "checking"}:
+                report = report_from_json(json.dumps({"boot_id": "b", "agent_version": "v", **line}))
+                if holds(report):
+                    return report
+
+
+@define
+class Announced:
+    """What the kernel announces, when a test says so: both the subscription and its one source."""
+
+    descriptor: int = field(factory=lambda: os.eventfd(0, os.EFD_NONBLOCK))
+    waiting: list[Event] = field(factory=list)
+
+    def subscribe(self) -> list[EventSource]:
+        return [self]
+
+    def announce(self, event: Event) -> None:
+        self.waiting.append(event)
+        os.eventfd_write(self.descriptor, 1)
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def receive(self) -> tuple[list[Event], bool]:
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+        taken, self.waiting = self.waiting, []
+        return taken, False
+
+
+@define
+class Endless:
+    """A source that always has an event."""
+
+    descriptor: int
+    event: Event
+
+    def subscribe(self) -> list[EventSource]:
+        return [self]
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def receive(self) -> tuple[list[Event], bool]:
+        return [self.event], False
+
+
+def condition(report: Report, type: str) -> Condition:
+    return next(c for c in report.conditions if c.type == type)
+
+
+def one(mtu: int, **more: object) -> str:
+    return json.dumps({"node_name": "n1", "nics": [{"name": "a", "select": {"pci": PF0}, "mtu": mtu, **more}]})

@@ -1,0 +1,144 @@
+"""What the worker's loop does with events, probes and clients that come between its passes and during them."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from agent.machine import Event
+from agent.report.activity import View
+from agent.report.history import read as read_history
+from agent.service import wake
+from agent.service import worker as worker_module
+from agent.service.apply_socket import ask
+from tests.contract.asking import soon
+from tests.sim.kernel import no_fault
+from tests.sim.readiness import Node, writer
+from tests.sim.service.running import STUCK, Announced, Endless, Out, one
+from tests.sim.two_nics import PF0, PF1
+
+TWO = json.dumps(
+    {
+        "node_name": "n1",
+        "nics": [{"name": name, "select": {"pci": pf}, "mtu": 9000} for name, pf in (("a", PF0), ("b", PF1))],
+    }
+)
+
+BEFORE_A_RESYNC = 45.0
+"""Seconds. After a minute everything is read again, whether an event has come or not."""
+
+
+def entries(folder: Path) -> list[str]:
+    """Why the passes that have changed something were run."""
+    triggers = [entry.trigger for entry in read_history(folder)]
+    return [trigger for trigger, before in zip(triggers, ["", *triggers], strict=False) if trigger != before]
+
+
+def test_after_a_burst_of_events_passes_come_at_a_limited_rate(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wake, "BURST", 2)
+    monkeypatch.setattr(wake, "RATE", 10.0)
+    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF0).ifindex))
+    os.eventfd_write(announced.descriptor, 1)
+    worker(one(9000)).until(lambda report: report.ready)
+    # A client receives the result of each pass, and another one if probes have answered meanwhile.
+    results = ask(tmp_path / "apply.sock", None, 60.0)
+    next(results)
+    began = time.monotonic()
+    assert len(list(islice(results, 30))) == 30
+    assert time.monotonic() - began > (30 / 2 - 2) / 10.0
+
+
+def test_an_event_has_its_device_read_and_no_other_one(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+) -> None:
+    kernel = node.kernel
+    worker(TWO).until(lambda report: report.ready)
+    for pf in (PF0, PF1):  # of PF0's no event tells
+        kernel.set_link(kernel.netdev(pf).ifindex, mtu=1500)
+    announced.announce(Event(ifindex=kernel.netdev(PF1).ifindex))
+    soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)
+    assert kernel.netdev(PF0).mtu == 1500
+    triggers = soon(lambda: repairs if len(repairs := entries(tmp_path)) > 1 else None, "record of it", BEFORE_A_RESYNC)
+    assert triggers == ["spec", f"event {PF1}#pf"]
+
+
+def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_lost(
+    node: Node, announced: Announced, worker: Callable[[str], Out]
+) -> None:
+    kernel = node.kernel
+    other = kernel.netdev(PF1).ifindex
+    kernel.set_link(other, mtu=9000)
+
+    def drift(operation: str, where: str, value: str) -> None:
+        if "9000" in value:
+            kernel.fault = no_fault
+            # PF1 was read already, and needed no change.
+            kernel.set_link(other, mtu=1500)
+            announced.announce(Event(ifindex=other))
+
+    kernel.fault = drift
+    worker(TWO)
+    soon(lambda: kernel.fault is no_fault or None, "write", 60.0)
+    soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)
+
+
+def test_after_an_event_about_a_device_of_nobody_the_worker_sleeps(
+    announced: Announced, worker: Callable[[str], Out], view: View
+) -> None:
+    def sleeps() -> bool | None:
+        before = view.last()
+        time.sleep(0.3)
+        return view.last() == before or None
+
+    worker(one(9000)).until(lambda report: report.ready)
+    soon(sleeps, "sleep before it", 60.0)
+    before = view.last()
+    announced.announce(Event(ifindex=99, netdev="other"))
+    soon(lambda: view.last() > before or None, "reading of the event", 60.0)
+    soon(sleeps, "sleep after it", BEFORE_A_RESYNC)
+
+
+def test_the_first_report_has_the_answers_of_probes_that_end_soon(
+    worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "PROBES_WAIT", 600.0)
+    first = worker('{"node_name": "n1"}').until(lambda report: True)
+    assert "NotYetRead" not in {condition.reason for condition in first.conditions}
+
+
+def test_a_result_does_not_wait_for_probes_that_have_answered(
+    node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "PROBES_WAIT", 600.0)
+    out = worker(one(9000))
+    out.until(lambda report: report.ready)
+    index = node.kernel.netdev(PF0).ifindex
+    node.kernel.set_link(index, mtu=1500)
+    announced.announce(Event(ifindex=index))
+    soon(lambda: out.said[-1].get("outcomes") or None, "report of the repair", BEFORE_A_RESYNC)
+
+
+def test_a_client_of_apply_sees_what_a_probe_answers_after_the_pass(
+    node: Node, worker: Callable[[str], Out], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    node.kernel.pipes[STUCK] = str(pipe)
+    out = worker(
+        '{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required", "deadline": 3}}}}'
+    )
+    with writer(pipe):
+        out.until(lambda report: True)
+        reasons: list[str] = []
+        for result in ask(tmp_path / "apply.sock", None, 60.0):
+            reasons += [each.reason for each in result.conditions if each.type == "KernelModules"]
+            if reasons[-1] == "ProbeTimedOut":
+                break
+        assert reasons[-1] == "ProbeTimedOut"
+        del node.kernel.pipes[STUCK]
