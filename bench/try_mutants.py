@@ -42,6 +42,12 @@ SLACK = 15.0
 TOGETHER = 2 * (os.cpu_count() or 1)
 """How many mutants are tried at the same time."""
 
+SHORTEST = 14.0
+"""Seconds. Every deadline of a test is longer, so a test that fails sooner has failed by what it saw."""
+
+BUSY = 0.25
+"""The part of a test's time for which it may wait for a CPU. If it is more, a deadline that is over proves nothing."""
+
 ARGUMENTS = ("--rootdir=.", "-q", "-p", "tests.mutants", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
@@ -107,6 +113,9 @@ class Trial:
         return sorted(self.reached[function], key=lambda test: (-self.noticed[function, test], self.took[test]))
 
     def _keep(self, attempt: Attempt, code: int) -> None:
+        if code != SURVIVED and attempt.was_starved():
+            print(f"not judged, the machine is too busy: {attempt.mutant}", flush=True)  # noqa: T201
+            return
         if code == SURVIVED:
             print(f"survived: {attempt.mutant}", flush=True)  # noqa: T201
         else:
@@ -130,14 +139,20 @@ class Trial:
 
 @define
 class Attempt:
-    """A fork that runs tests with a mutant until one fails. ``test``: the one that runs, which ``began`` at that time."""
+    """A fork that runs tests with a mutant until one fails.
+
+    ``test``: the one that runs, since ``began``. ``waited``: for how many seconds of it its processes have waited for a CPU.
+    ``seen``: for how long those that run have.
+    """
 
     mutant: str
     took: dict[str, float]
     child: int
     begun: int
     test: str = ""
-    began: float = 0.0
+    began: float = field(factory=time.monotonic)
+    waited: float = 0.0
+    seen: float = 0.0
 
     @classmethod
     def of(cls, mutant: str, items: Sequence[pytest.Item], took: dict[str, float]) -> Attempt:
@@ -148,20 +163,27 @@ class Attempt:
             _run(mutant, items, writer)
         os.close(writer)
         os.set_blocking(reader, False)
-        return cls(mutant, took, child, reader, began=time.monotonic())
+        return cls(mutant, took, child, reader)
 
     def code(self) -> int | None:
         """The result; None while it runs."""
         ended, status = os.waitpid(self.child, os.WNOHANG)
-        ran = time.monotonic() - _waited_for_a_cpu(self.child)
+        before, self.seen = self.seen, _waited_for_a_cpu(self.child)
+        self.waited += max(0.0, self.seen - before)  # less if a process has ended
         with suppress(BlockingIOError):
             if names := os.read(self.begun, 1 << 16).decode().splitlines():
-                self.test, self.began = names[-1], ran
-        late = not ended and ran - self.began > SLACK + 3 * self.took.get(self.test, 0.0)
+                self.test, self.began, self.waited = names[-1], time.monotonic(), 0.0
+        ran = time.monotonic() - self.began - self.waited
+        late = not ended and ran > SLACK + 3 * self.took.get(self.test, 0.0)
         if not ended and not late:
             return None
         self.end()
         return TIMEOUT if late else KILLED if status else SURVIVED
+
+    def was_starved(self) -> bool:
+        """Whether the last test may have failed since the machine was too busy."""
+        lasted = time.monotonic() - self.began
+        return lasted > SHORTEST and self.waited > BUSY * lasted
 
     def end(self) -> None:
         """Kill what is left of it and of the processes that it started."""
