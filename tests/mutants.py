@@ -23,6 +23,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_approval.py": ("fleet.approval",),
     "test_host_originals.py": (ORIGINALS,),
     "test_hung_device.py": ("agent.service.hung_device",),
+    "test_incomplete_devices.py": (CONVERGE,),
     "test_kills.py": (ORIGINALS,),
     "test_originals.py": (CONVERGE, ORIGINALS),
     "test_originals_file.py": (ORIGINALS,),

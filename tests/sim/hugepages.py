@@ -37,7 +37,7 @@ def _say(kernel: Kernel, folder: str, total: int, free: int, surplus: int) -> No
 
 
 def _pages(kernel: Kernel, folder: str) -> tuple[int, int, int]:
-    total, free, surplus = (int(kernel.read(f"{folder}/{n}_hugepages")) for n in ("nr", "free", "surplus"))
+    total, free, surplus = (int(kernel.files.read(f"{folder}/{n}_hugepages")) for n in ("nr", "free", "surplus"))
     return total, free, surplus
 
 

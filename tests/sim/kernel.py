@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Collection
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 from attrs import define, evolve, field
 
-from agent.machine import Events, Link, Machine, Route, Rule, VfInfo
+from agent.machine import Events, Link, Machine, VfInfo
 from tests.sim import config_space, hugepages, variables
 from tests.sim.absent import NO_DETAILS, NoEvents
 from tests.sim.ethtool import SimEthtool
+from tests.sim.files import SimFiles
 from tests.sim.host import SimHost
 from tests.sim.interrupts import Interrupts
 from tests.sim.namespaces import SimNamespaces, inside
+from tests.sim.netlink import SimNetlink
 from tests.sim.rdma import Subsystem
 from tests.sim.routing import SETTINGS, Routing
 from tests.sim.sriov import Sriov, index_of
@@ -31,7 +31,7 @@ def no_fault(operation: str, where: str, value: str) -> OSError | None:
 
 
 @define
-class _Netdev:
+class Netdev:
     function: str
     link: Link
 
@@ -69,18 +69,22 @@ class Kernel:
     namespaces: set[str] = field(factory=set)
     opened: list[str] = field(factory=list)
     events: Events = field(factory=NoEvents)
-    _netdevs: dict[str, _Netdev] = field(factory=dict)
-    _stuck: set[str] = field(factory=set)
-    _slow: set[str] = field(factory=set)
+    netdevs: dict[str, Netdev] = field(factory=dict)
+    stuck: set[str] = field(factory=set)
+    slow: set[str] = field(factory=set)
     _pf_names: dict[str, str] = field(factory=dict)
-    _away: dict[str, _Netdev] = field(factory=dict)
+    _away: dict[str, Netdev] = field(factory=dict)
     next_ifindex: int = 2
     interrupts: Interrupts = field(init=False)
     sriov: Sriov = field(init=False)
     rdma: Subsystem = field(init=False)
     routing: Routing = field(init=False)
+    files: SimFiles = field(init=False)
+    netlink: SimNetlink = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.files = SimFiles(self)
+        self.netlink = SimNetlink(self)
         self.ethtool = SimEthtool(self)
         self.rdma = Subsystem(self)
         self.routing = Routing(self)
@@ -100,8 +104,8 @@ class Kernel:
 
     def machine(self) -> Machine:
         return Machine(
-            files=self,
-            netlink=self,
+            files=self.files,
+            netlink=self.netlink,
             processes=self.host,
             details=NO_DETAILS,
             ethtool=self.ethtool,
@@ -154,7 +158,7 @@ class Kernel:
 
     def vfs(self, function: str) -> tuple[VfInfo, ...]:
         """A PF's VFs as the PF tells them."""
-        link = self.link(self.netdev(function).name)
+        link = self.netlink.link(self.netdev(function).name)
         assert link is not None
         return link.vfs
 
@@ -196,13 +200,13 @@ class Kernel:
 
         ``slow``: also then not before :meth:`regain_carrier`, as of an igbvf whose PF is still resetting.
         """
-        self._stuck.add(self.netdev(function).name)
+        self.stuck.add(self.netdev(function).name)
         if slow:
-            self._slow.add(self.netdev(function).name)
+            self.slow.add(self.netdev(function).name)
 
     def regain_carrier(self, function: str) -> None:
-        self._stuck.discard(self.netdev(function).name)
-        self._slow.discard(self.netdev(function).name)
+        self.stuck.discard(self.netdev(function).name)
+        self.slow.discard(self.netdev(function).name)
 
     def udev_lags(self, function: str) -> None:
         """The function's netdev is there, and udev has not looked at it yet."""
@@ -223,16 +227,16 @@ class Kernel:
         self.config[f"{PCI}/{function}/vpd"] = bytearray(vpd)
 
     def has_netdev(self, function: str) -> bool:
-        return any(netdev.function == function for netdev in self._netdevs.values())
+        return any(netdev.function == function for netdev in self.netdevs.values())
 
     def netdev(self, function: str) -> Link:
-        return next(netdev.link for netdev in self._netdevs.values() if netdev.function == function)
+        return next(netdev.link for netdev in self.netdevs.values() if netdev.function == function)
 
     def move_away(self, function: str, namespace: str = "pod") -> None:
         """The netdev goes to another network namespace, and is called eth1 there."""
         self.namespaces.add(namespace)
         link = self.netdev(function)
-        self._away[function] = self._netdevs.pop(link.name)
+        self._away[function] = self.netdevs.pop(link.name)
         self.routing.gone(link.ifindex, link.name)
         for path in [path for path in self.tree.files if path.startswith(f"{NET}/{link.name}/")]:
             self.tree.put(inside(namespace, path.replace(f"/{link.name}/", "/eth1/")), self.tree.files[path])
@@ -250,214 +254,16 @@ class Kernel:
     def come_back(self, function: str, name: str) -> None:
         """That namespace dies: the netdev is down, and called as it was there, or dev<ifindex> if another is called so."""
         netdev = self._away.pop(function)
-        if self._named(name):
+        if self.named(name):
             name = f"dev{netdev.link.ifindex}"
         self.interrupts.free(function)
         netdev.link = evolve(netdev.link, name=name, up=False)
-        self._appear(netdev)
-
-    # --- Files --------------------------------------------------------------------------------------------
-
-    def read(self, path: str) -> str:
-        if path in self.unreadable:
-            raise error(errno.EIO, path)
-        if path in self.locked_down:
-            raise error(errno.EPERM, path)
-        if path in self.pipes:
-            self.piped.append(path)
-            return Path(self.pipes[path]).read_text().rstrip()
-        return self.tree.read(path)
-
-    def write(self, path: str, text: str) -> None:
-        self.writes.append((path, text))
-        if (refused := self.fault("write", path, text)) is not None:
-            raise refused
-        if path == "/sys/bus/pci/drivers_probe":
-            self.sriov.probe(text)
-        elif path.endswith("/driver/unbind"):
-            self.unbind(text)
-        elif path not in self.tree.files:
-            raise error(errno.ENOENT, path)
-        elif path in self.read_only:
-            raise error(errno.EACCES, path)
-        elif path in self.locked_down:
-            raise error(errno.EPERM, path)
-        elif path.endswith("/nr_hugepages"):
-            hugepages.resize(self, path, int(text))
-        elif variables.write(self, path, text):
-            pass
-        elif path.endswith(("/rps_flow_cnt", "/rps_sock_flow_entries")):
-            self.tree.put(path, str(1 << (int(text) - 1).bit_length() if int(text) else 0))
-        elif path.startswith("/proc/sys/"):
-            self.tree.put(path, "\t".join(text.split()))
-        elif path.endswith("/sriov_numvfs"):
-            self.sriov.set_count(path.split("/")[-2], int(text))
-        elif path.endswith("/driver_override"):
-            self.tree.put(path, text.strip() or "(null)")
-        elif path.endswith("/smp_affinity_list"):
-            self.tree.put(path, self.interrupts.affinity(text))
-        elif path.endswith("/traffic_class"):
-            self.tree.put(path, f"Global tclass={text}")
-        elif path.endswith(("/rps_cpus", "/xps_cpus")):
-            self.tree.put(path, self.interrupts.steered(path, text))
-        else:
-            self.tree.put(path, text)
-
-    def replace(self, path: str, text: str) -> None:
-        self.writes.append((path, text))
-        if (refused := self.fault("replace", path, text)) is not None:
-            raise refused
-        self.tree.put(path, text)
-
-    def names(self, path: str) -> list[str]:
-        return self.tree.names(path)
-
-    def target(self, path: str) -> str:
-        return self.tree.target(path)
-
-    def writable(self, path: str) -> bool:
-        return path not in self.read_only
-
-    def read_at(self, path: str, offset: int, size: int) -> bytes:
-        self.read_in_part.append(path)
-        if path not in self.config:
-            raise error(errno.ENOENT, path)
-        return bytes(self.config[path][offset : offset + size])
-
-    def write_at(self, path: str, offset: int, data: bytes) -> None:
-        self.writes.append((path, data.hex()))
-        if (refused := self.fault("write", path, data.hex())) is not None:
-            raise refused
-        config_space.write(self.config[path], offset, data)
-
-    # --- Netlink ------------------------------------------------------------------------------------------
-
-    def links(self) -> list[Link]:
-        return [evolve(netdev.link, vfs=()) for netdev in self._netdevs.values()]
-
-    def link(self, name: str) -> Link | None:
-        called_so = (netdev for netdev in self._netdevs.values() if name in netdev.link.altnames)
-        netdev = self._netdevs.get(name) or next(called_so, None)
-        if netdev is None:
-            return None
-        carrier = self._carrier(netdev)
-        vfs = self.sriov.of(netdev.function)
-        if not vfs and not netdev.link.vfs and netdev.link.carrier == carrier:
-            return netdev.link
-        return evolve(netdev.link, vfs=vfs, carrier=carrier)
-
-    def set_link(
-        self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
-    ) -> None:
-        netdev = self._by_ifindex(ifindex)
-        given = f"mtu={mtu} up={up}" if txqueuelen is None else f"txqueuelen={txqueuelen}"
-        self.writes.append((netdev.link.name, given))
-        if (refused := self.fault("set_link", netdev.link.name, given)) is not None:
-            raise refused
-        netdev = self._by_ifindex(ifindex)  # the fault may have been that it went
-        if mtu is not None:
-            if mtu > 9216:
-                raise error(errno.EINVAL, netdev.link.name)
-            netdev.link = evolve(netdev.link, mtu=mtu)
-        if txqueuelen is not None:
-            netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
-        if up is not None and up != netdev.link.up:
-            netdev.link = evolve(netdev.link, up=up)
-            self._stuck -= {netdev.link.name} - self._slow
-            self._request_irqs(netdev) if up else self.interrupts.free(netdev.function)
-            self.routing.set_up(ifindex, up)
-
-    def add_altname(self, ifindex: int, name: str) -> None:
-        netdev = self._by_ifindex(ifindex)
-        self.writes.append((netdev.link.name, f"altname={name}"))
-        if (refused := self.fault("altname", netdev.link.name, name)) is not None:
-            raise refused
-        netdev = self._by_ifindex(ifindex)  # as above
-        if self._named(name):
-            raise error(errno.EEXIST, name)
-        netdev.link = evolve(netdev.link, altnames=(*netdev.link.altnames, name))
-
-    def remove_altname(self, ifindex: int, name: str) -> None:
-        netdev = self._by_ifindex(ifindex)
-        self.writes.append((netdev.link.name, f"altname={name} away"))
-        if (refused := self.fault("altname", netdev.link.name, name)) is not None:
-            raise refused
-        netdev = self._by_ifindex(ifindex)  # as above
-        if not self._named(name):
-            raise error(errno.ENOENT, name)
-        if name not in netdev.link.altnames:
-            raise error(errno.EINVAL, name)
-        left = tuple(altname for altname in netdev.link.altnames if altname != name)
-        netdev.link = evolve(netdev.link, altnames=left)
-
-    def rename(self, ifindex: int, name: str) -> None:
-        netdev = self._by_ifindex(ifindex)
-        old = netdev.link.name
-        self.writes.append((old, f"name={name}"))
-        if (refused := self.fault("rename", old, name)) is not None:
-            raise refused
-        netdev = self._by_ifindex(ifindex)  # as above
-        altnames = tuple(altname for altname in netdev.link.altnames if altname != name)
-        if netdev.link.up:
-            raise error(errno.EBUSY, name)
-        if self._named(name) and altnames == netdev.link.altnames:
-            raise error(errno.EEXIST, name)
-        del self._netdevs[old]
-        self.tree.remove(f"{NET}/{old}")
-        self.tree.remove(f"{PCI}/{netdev.function}/net/{old}")
-        netdev.link = evolve(netdev.link, name=name, altnames=altnames)
-        self._appear(netdev)
-        self.routing.renamed(old, name)
-
-    def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
-        netdev = self._by_ifindex(ifindex)
-        self.writes.append((netdev.link.name, f"vf {index} {given}"))
-        if (refused := self.fault("set_vf", netdev.link.name, f"{index} {given}")) is not None:
-            raise refused
-        netdev = self._by_ifindex(ifindex)  # as above
-        self.sriov.set(netdev.function, netdev.link, index, **given)
-
-    def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
-        routed = {self._netdevs[name].link.ifindex for name in self.routed if name in self._netdevs}
-        return frozenset(routed | self.routing.gateways(without))
-
-    def route_ifindex(self, address: str) -> int | None:
-        name = self.servers.get(address)
-        return self._netdevs[name].link.ifindex if name in self._netdevs else self.routing.towards(address)
-
-    def addresses(self) -> dict[int, tuple[str, ...]]:
-        given = {netdev.link.ifindex: self.ip[name] for name, netdev in self._netdevs.items() if name in self.ip}
-        assigned = {ifindex: addresses for ifindex, addresses in self.routing.assigned.items() if addresses}
-        return {ifindex: (*given.get(ifindex, ()), *assigned.get(ifindex, ())) for ifindex in given | assigned}
-
-    def add_address(self, ifindex: int, address: str) -> None:
-        self.routing.add_address(ifindex, address)
-
-    def remove_address(self, ifindex: int, address: str) -> None:
-        self.routing.remove_address(ifindex, address)
-
-    def routes(self, tables: Collection[int]) -> tuple[Route, ...]:
-        return self.routing.routes(tables)
-
-    def add_route(self, route: Route) -> None:
-        self.routing.add_route(route)
-
-    def remove_route(self, route: Route) -> None:
-        self.routing.remove_route(route)
-
-    def rules(self) -> tuple[Rule, ...]:
-        return self.routing.rules()
-
-    def add_rule(self, rule: Rule) -> None:
-        self.routing.add_rule(rule)
-
-    def remove_rule(self, rule: Rule) -> None:
-        self.routing.remove_rule(rule)
+        self.appear(netdev)
 
     # --- what ethtool's half of the simulation asks -----------------------------------------------------------
 
     def function_and_link(self, ifindex: int) -> tuple[str, Link]:
-        netdev = self._by_ifindex(ifindex)
+        netdev = self.by_ifindex(ifindex)
         return netdev.function, netdev.link
 
     def is_vf(self, function: str) -> bool:
@@ -472,24 +278,24 @@ class Kernel:
             raise refused
 
     def reset_queues(self, function: str) -> None:
-        netdev = next(netdev for netdev in self._netdevs.values() if netdev.function == function)
+        netdev = next(netdev for netdev in self.netdevs.values() if netdev.function == function)
         self.tree.remove(f"{NET}/{netdev.link.name}/queues")
         self._make_queues(netdev)
         if netdev.link.up:
             self.interrupts.free(function)
-            self._request_irqs(netdev)
+            self.request_irqs(netdev)
 
     # --- how it hangs together ----------------------------------------------------------------------------
 
-    def _by_ifindex(self, ifindex: int) -> _Netdev:
-        for netdev in self._netdevs.values():
+    def by_ifindex(self, ifindex: int) -> Netdev:
+        for netdev in self.netdevs.values():
             if netdev.link.ifindex == ifindex:
                 return netdev
         raise error(errno.ENODEV, str(ifindex))
 
-    def _carrier(self, netdev: _Netdev) -> bool:
+    def carrier(self, netdev: Netdev) -> bool:
         physical = self.sriov.physical(netdev.function)
-        if netdev.link.name in self._stuck:
+        if netdev.link.name in self.stuck:
             return False
         if physical is None:
             return netdev.link.up
@@ -501,12 +307,12 @@ class Kernel:
         self.tree.folder(f"/sys/bus/pci/drivers/{driver}")
         ifindex = self.next_ifindex
         self.next_ifindex += 1
-        self._appear(_Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False)))
+        self.appear(Netdev(function, Link(ifindex, name, mac, mac, 1500, False, False)))
 
-    def _appear(self, netdev: _Netdev) -> None:
+    def appear(self, netdev: Netdev) -> None:
         """A netdev comes into the host's network namespace under its name, and udev looks at it."""
         link = netdev.link
-        self._netdevs[link.name] = netdev
+        self.netdevs[link.name] = netdev
         self.tree.put(f"{NET}/{link.name}/address", link.mac)
         self.tree.put(f"{NET}/{link.name}/ifindex", str(link.ifindex))
         self.tree.link(f"{NET}/{link.name}/device", f"../../../{netdev.function}")
@@ -518,9 +324,9 @@ class Kernel:
 
     def _tell_udev(self, link: Link) -> None:
         """udev derives a name, keeps the present one, and makes the derived one an alternative name."""
-        netdev = self._by_ifindex(link.ifindex)
+        netdev = self.by_ifindex(link.ifindex)
         usual = self._usual_name(netdev.function)
-        if usual and usual != link.name and not self._named(usual):
+        if usual and usual != link.name and not self.named(usual):
             netdev.link = evolve(link, altnames=(*link.altnames, usual))
         properties = f"\nE:ID_NET_NAME_SLOT={usual}" if usual else ""
         text = (
@@ -534,10 +340,10 @@ class Kernel:
             return self._pf_names.get(function)
         return f"{self._pf_names[physical]}v{index_of(function)}"
 
-    def _named(self, name: str) -> bool:
-        return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self._netdevs.values())
+    def named(self, name: str) -> bool:
+        return any(name in (netdev.link.name, *netdev.link.altnames) for netdev in self.netdevs.values())
 
-    def _make_queues(self, netdev: _Netdev) -> None:
+    def _make_queues(self, netdev: Netdev) -> None:
         folder = f"{NET}/{netdev.link.name}/queues"
         queues = self.ethtool.queues(netdev.link.ifindex)
         for queue in range(queues):
@@ -552,14 +358,14 @@ class Kernel:
         self.rdma.unbound(function)
         self.tree.unlink(f"{PCI}/{function}/driver")
         self.interrupts.free(function)
-        for name, netdev in list(self._netdevs.items()):
+        for name, netdev in list(self.netdevs.items()):
             if netdev.function == function:
                 self.sriov.link_goes_down(function, netdev.link)
-                del self._netdevs[name]
+                del self.netdevs[name]
                 self.routing.gone(netdev.link.ifindex, name)
                 self.tree.remove(f"{NET}/{name}")
                 self.tree.remove(f"{PCI}/{function}/net/{name}")
                 self.tree.remove(f"/run/udev/data/n{netdev.link.ifindex}")
 
-    def _request_irqs(self, netdev: _Netdev) -> None:
+    def request_irqs(self, netdev: Netdev) -> None:
         self.interrupts.request_all(netdev.function, self.ethtool.actions(netdev.link.ifindex))

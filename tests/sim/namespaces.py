@@ -60,16 +60,16 @@ class _View:
     namespace: str
 
     def read(self, path: str) -> str:
-        text: str = self.kernel.read(inside(self.namespace, path))
+        text: str = self.kernel.files.read(inside(self.namespace, path))
         return text
 
     def write(self, path: str, text: str) -> None:
-        self.kernel.write(inside(self.namespace, path), text)
+        self.kernel.files.write(inside(self.namespace, path), text)
 
     def names(self, path: str) -> list[str]:
-        names: list[str] = self.kernel.names(inside(self.namespace, path))
+        names: list[str] = self.kernel.files.names(inside(self.namespace, path))
         return names
 
     def target(self, path: str) -> str:
-        target: str = self.kernel.target(inside(self.namespace, path))
+        target: str = self.kernel.files.target(inside(self.namespace, path))
         return target

@@ -87,7 +87,7 @@ class Subsystem:
             put(f"{port}/gids/{index}", ZERO)
         iwarp = node_type.endswith("RNIC")
         if netdev is not None and iwarp:
-            mac = self.kernel.read(f"/sys/class/net/{netdev}/address").replace(":", "")
+            mac = self.kernel.files.read(f"/sys/class/net/{netdev}/address").replace(":", "")
             put(f"{port}/gids/0", ":".join([mac[:4], mac[4:8], mac[8:], *["0000"] * 5]))
             put(f"{port}/gid_attrs/types/0", "IB/RoCE v1")
         elif netdev is not None:
@@ -119,13 +119,15 @@ class Subsystem:
     def address_added(self, netdev: str, address: str) -> None:
         """Each RoCE device of a netdev has a GID for each of its addresses, at the first free index."""
         for name in self._on(netdev):
-            free = (index for index in range(GIDS) if self.kernel.read(f"{RDMA}/{name}/ports/1/gids/{index}") == ZERO)
+            free = (
+                index for index in range(GIDS) if self.kernel.files.read(f"{RDMA}/{name}/ports/1/gids/{index}") == ZERO
+            )
             self.set_gid(name, next(free), _gid(address), "RoCE v2", netdev)
 
     def address_removed(self, netdev: str, address: str) -> None:
         for name in self._on(netdev):
             for index in range(GIDS):
-                if self.kernel.read(f"{RDMA}/{name}/ports/1/gids/{index}") == _gid(address):
+                if self.kernel.files.read(f"{RDMA}/{name}/ports/1/gids/{index}") == _gid(address):
                     self.kernel.tree.put(f"{RDMA}/{name}/ports/1/gids/{index}", ZERO)
 
     def _on(self, netdev: str) -> list[str]:
@@ -210,7 +212,7 @@ class Subsystem:
 
     def _dcb(self, netdev: str, what: str) -> DcbState:
         self._writing(netdev, what)
-        if self.kernel.link(netdev) is None:
+        if self.kernel.netlink.link(netdev) is None:
             raise _error(errno.ENODEV, netdev)
         if netdev not in self.dcb:
             raise _error(errno.EOPNOTSUPP, netdev)

@@ -66,7 +66,7 @@ def write(kernel: Kernel, path: str, text: str) -> bool:
 def _write_pair(kernel: Kernel, pair: _Pair, path: str, text: str) -> None:
     if path == pair.amount and int(text) < pair.least:
         raise error(errno.EINVAL, path)
-    if kernel.read(path) != text or not pair.by_change:
+    if kernel.files.read(path) != text or not pair.by_change:
         kernel.tree.put(pair.ratio if path == pair.amount else pair.amount, "0")
     kernel.tree.put(path, text)
 

@@ -53,8 +53,8 @@ def main(folder: str, given: dict[str, Any]) -> None:
     )
     result = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0))
     conditions = {condition.type: [condition.status, condition.reason] for condition in result.conditions}
-    irqs = {name: kernel.read(f"/proc/irq/{number}/smp_affinity_list") for name, number in IRQS.items()}
-    answer = {"conditions": conditions, "numa_balancing": kernel.read(BALANCING), "irqs": irqs}
+    irqs = {name: kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for name, number in IRQS.items()}
+    answer = {"conditions": conditions, "numa_balancing": kernel.files.read(BALANCING), "irqs": irqs}
     print(json.dumps({**answer, **_vfs(kernel, given)}))  # noqa: T201
 
 

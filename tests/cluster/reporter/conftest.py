@@ -9,7 +9,8 @@ import pytest
 
 from agent.reporter.settings import Settings
 from lab.cluster.control_plane import ControlPlane
-from tests.cluster.reporter.reporters import Reporter, admit, by_certificate, node, prepare
+from tests.cluster.reporter.reporters import STATUS, Fixed, Reporter, admit, by_certificate, by_token, node, prepare
+from tests.cluster.reporter.thief import OTHER, OWN, Thief, status
 
 Start = Callable[..., Reporter]
 
@@ -18,6 +19,26 @@ Start = Callable[..., Reporter]
 def plane(control_plane: ControlPlane) -> ControlPlane:
     prepare(control_plane)
     return control_plane
+
+
+@pytest.fixture(scope="module")
+def cluster(control_plane: ControlPlane) -> ControlPlane:
+    """The control plane with the Nodes of two enrolled reporters."""
+    prepare(control_plane)
+    for name in (OWN, OTHER):
+        control_plane.apply(node(name))
+        control_plane.kubectl(
+            "patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(status(**STATUS))
+        )
+    admit(control_plane, OWN, OTHER)
+    return control_plane
+
+
+@pytest.fixture(scope="module", params=[by_certificate, by_token], ids=["certificate", "token"])
+def thief(cluster: ControlPlane, request: pytest.FixtureRequest) -> Iterator[Thief]:
+    """The credentials of the first node's reporter, in an attacker's hands."""
+    identity: Callable[[ControlPlane, str], Fixed] = request.param
+    yield Thief(cluster, identity(cluster, OWN))
 
 
 @pytest.fixture

@@ -243,5 +243,5 @@ def test_the_agent_s_output_is_parsed() -> None:
     assert [(each.address, each.nic, each.index, each.pf) for each in functions] == [
         ("0000:21:00.0", None, None, None),
         ("0000:41:00.0", "rail1", None, None),
-        *((address, "rail1", index, "ens2f0") for index, address in vf_addresses(kernel, "0000:41:00.0").items()),
+        *((address, "rail1", index, "ens2f0") for index, address in vf_addresses(kernel.files, "0000:41:00.0").items()),
     ]

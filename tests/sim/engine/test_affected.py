@@ -30,10 +30,10 @@ def test_a_pod_with_an_allocated_vf_defers_the_change(kernel: Kernel) -> None:
 @pytest.mark.parametrize("part", ["infiniband/erdma_0", "mlx5_core.sf.4"])
 def test_a_pod_with_a_part_of_a_vf_defers_the_change_and_does_not_own_the_vf(kernel: Kernel, part: str) -> None:
     settle(kernel, spec())
-    kernel.tree.put(f"/sys/bus/pci/devices/{vf_addresses(kernel, PF)[1]}/{part}/uevent", "")
+    kernel.tree.put(f"/sys/bus/pci/devices/{vf_addresses(kernel.files, PF)[1]}/{part}/uevent", "")
     name = part.rpartition("/")[2]
     kernel.host.allocated[name] = ("team/trainer-0",)
-    kernel.set_vf(kernel.netdev(PF).ifindex, 1, trust=True)
+    kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 1, trust=True)
     result = settle(kernel, spec(6, trust=False))
     assert deferred(result) == (f"pod team/trainer-0 by {name} ({PF}#1)",)
     assert not kernel.vfs(PF)[1].trust
@@ -41,7 +41,7 @@ def test_a_pod_with_a_part_of_a_vf_defers_the_change_and_does_not_own_the_vf(ker
 
 def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.rdma.add(vf_addresses(kernel, PF)[1], "rocep33s0v1", None)
+    kernel.rdma.add(vf_addresses(kernel.files, PF)[1], "rocep33s0v1", None)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     kernel.host.open["/dev/infiniband/umad0"] = ("opensm (pid 4712)",)
     assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
@@ -51,7 +51,7 @@ def test_a_process_with_an_open_rdma_device_defers_the_change(kernel: Kernel) ->
 def test_users_of_an_rdma_device_on_top_of_a_netdev_are_users_of_the_netdev(kernel: Kernel, node_type: str) -> None:
     """rxe and siw have no PCI function, and the PCI function of eRDMA is not that of its netdev."""
     settle(kernel, spec())
-    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name, node_type=node_type)
+    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel.files, PF)[1]).name, node_type=node_type)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     assert deferred(settle(kernel, spec(6))) == (f"ib_write_bw (pid 4711) ({PF}#1)",)
 
@@ -90,7 +90,7 @@ def test_a_nic_through_which_storage_is_reached_is_not_disturbed(kernel: Kernel,
     settle(kernel, spec())
     kernel.tree.put("/proc/1/mounts", mounts)
     kernel.servers[server] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     (user,) = deferred(settle(kernel, spec(6)))
     assert f"of {server}" in user
 
@@ -108,7 +108,7 @@ def test_a_nic_through_which_nvme_is_reached_is_not_disturbed(
     settle(kernel, spec())
     put_nvme(kernel, transport, address)
     kernel.servers[server] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     assert deferred(settle(kernel, spec(6))) == (f"nvme1 of {server} ({PF})",)
 
 
@@ -120,7 +120,7 @@ def test_nvme_that_is_not_reached_through_a_nic_is_no_user(kernel: Kernel, trans
     settle(kernel, spec())
     put_nvme(kernel, transport, address)
     kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     settle(kernel, spec(6))
     assert len(kernel.vfs(PF)) == 6
 
@@ -139,7 +139,7 @@ def test_a_mount_of_this_machine_s_own_is_no_user(kernel: Kernel) -> None:
     forged += "\n\x0cx:/e\x1c/data\x1cnfs4\x1caddr=10.0.0.9 /home/me/m fuse.sshfs rw 0 0"
     kernel.tree.put("/proc/1/mounts", f"/dev/sda1 /data ext4 rw,comment=10.0.0.9 0 0\n\nodd\n{forged}")
     kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     settle(kernel, spec(6))
     assert len(kernel.vfs(PF)) == 6
 
@@ -155,7 +155,7 @@ def test_a_nic_with_the_nodes_address_or_in_a_bond_is_not_disturbed(kernel: Kern
 def test_another_number_of_vfs_disturbs_users_of_the_pf_only_if_its_link_goes_down(kernel: Kernel) -> None:
     settle(kernel, spec())
     kernel.routed.add("enp33s0")
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     assert deferred(settle(kernel, spec(6))) == (f"a route through enp33s0 ({PF})",)
     kernel.tree.link(f"/sys/bus/pci/devices/{PF}/driver", "../../../bus/pci/drivers/mlx5_core")
     hand_to_pod(kernel, 2)
@@ -168,7 +168,7 @@ def test_another_number_of_vfs_disturbs_users_of_the_pf_only_if_its_link_goes_do
 @pytest.mark.parametrize("look", [users, owners])
 def test_a_lookup_for_one_vf_reads_nothing_of_the_others(kernel: Kernel, look: Any) -> None:
     settle(kernel, spec())
-    vfs = vf_addresses(kernel, PF)
+    vfs = vf_addresses(kernel.files, PF)
     asked: list[str] = []
     machine = seen(kernel.machine(), lambda what, where: asked.append(where))
     want = resolve(spec(), discover(kernel.machine()))
@@ -180,7 +180,7 @@ def test_a_lookup_for_one_vf_reads_nothing_of_the_others(kernel: Kernel, look: A
 
 def test_a_device_whose_rdma_users_cannot_be_read_is_not_disturbed(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel, PF)[1]).name)
+    kernel.rdma.add(None, "rxe0", kernel.netdev(vf_addresses(kernel.files, PF)[1]).name)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
 
     def broken(what: str, where: str) -> None:

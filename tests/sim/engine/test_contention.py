@@ -39,15 +39,15 @@ class Node:
         return self.kernel.netdev(PF).mtu
 
     def another_program_sets_the_mtu(self) -> None:
-        self.kernel.set_link(self.kernel.netdev(PF).ifindex, mtu=1500)
+        self.kernel.netlink.set_link(self.kernel.netdev(PF).ifindex, mtu=1500)
 
     def move_irq(self) -> None:
         number = next(
             number
-            for number in self.kernel.names(f"/sys/bus/pci/devices/{PF}/msi_irqs")
-            if "TxRx" in self.kernel.read(f"/sys/kernel/irq/{number}/actions")
+            for number in self.kernel.files.names(f"/sys/bus/pci/devices/{PF}/msi_irqs")
+            if "TxRx" in self.kernel.files.read(f"/sys/kernel/irq/{number}/actions")
         )
-        self.kernel.write(f"/proc/irq/{number}/smp_affinity_list", "3")
+        self.kernel.files.write(f"/proc/irq/{number}/smp_affinity_list", "3")
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def test_a_change_that_is_undone_seldom_is_still_written(node: Node) -> None:
 
 def test_other_changes_are_still_written(node: Node) -> None:
     contend(node)
-    node.kernel.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
+    node.kernel.files.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
     result = node.look()
-    assert node.kernel.read(f"/sys/bus/pci/devices/{PF}/sriov_numvfs") == "2"
+    assert node.kernel.files.read(f"/sys/bus/pci/devices/{PF}/sriov_numvfs") == "2"
     assert len(blocked(result)) == 1
 
 
@@ -123,7 +123,7 @@ def test_after_forget_the_count_starts_at_zero(node: Node) -> None:
 
 def test_contention_ends_when_the_value_is_as_wanted(node: Node) -> None:
     contend(node)
-    node.kernel.set_link(node.kernel.netdev(PF).ifindex, mtu=9000)
+    node.kernel.netlink.set_link(node.kernel.netdev(PF).ifindex, mtu=9000)
     assert is_ready(node.look().conditions)
     node.now += 10
     node.another_program_sets_the_mtu()
@@ -155,7 +155,7 @@ def test_changes_that_follow_from_a_driver_reload_do_not_count(node: Node) -> No
 def test_interrupts_that_are_pinned_again_after_a_link_change_do_not_count(node: Node) -> None:
     for _ in range(LIMIT - 1):
         node.now += 10
-        node.kernel.set_link(node.kernel.netdev(PF).ifindex, up=False)
+        node.kernel.netlink.set_link(node.kernel.netdev(PF).ifindex, up=False)
         applied = [outcome.change.kind for outcome in node.look().outcomes]
         assert {"links", "irqs"} <= set(applied)
     node.now += 10
@@ -165,13 +165,13 @@ def test_interrupts_that_are_pinned_again_after_a_link_change_do_not_count(node:
 
 def test_a_vf_that_never_keeps_its_mac_is_bound_again_only_up_to_the_limit(node: Node) -> None:
     """Some drivers give each new netdev a random MAC when their PF does not answer."""
-    vf = node.kernel.target(f"/sys/bus/pci/devices/{PF}/virtfn0").rpartition("/")[2]
+    vf = node.kernel.files.target(f"/sys/bus/pci/devices/{PF}/virtfn0").rpartition("/")[2]
     result, rebound = node.last, 0
     for number in range(LIMIT * 4):
         node.now += 10
         node.kernel.unbind(vf)
-        node.kernel.set_vf(node.kernel.netdev(PF).ifindex, 0, mac=f"02:aa:00:00:00:{number:02x}")
-        node.kernel.write("/sys/bus/pci/drivers_probe", vf)
+        node.kernel.netlink.set_vf(node.kernel.netdev(PF).ifindex, 0, mac=f"02:aa:00:00:00:{number:02x}")
+        node.kernel.files.write("/sys/bus/pci/drivers_probe", vf)
         result = node.look()
         rebound += sum(o.result == "applied" and o.change.kind == "bindings" for o in result.outcomes)
     assert rebound <= LIMIT * 2

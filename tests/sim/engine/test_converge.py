@@ -16,7 +16,7 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.wanted import derived_mac
 from tests.sim.kernel import Kernel, no_fault
-from tests.sim.two_nics import MAC0, MAC1, PF0, PF1
+from tests.sim.two_nics import MAC0, PF0, PF1
 
 
 def spec(count: int = 7, **more: object) -> NodeSpec:
@@ -35,13 +35,13 @@ def settle(machine: Machine, wanted: NodeSpec, last: Pass | None = None, failure
 def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:
     result = settle(kernel.machine(), spec())
     assert is_ready(result.conditions), result.conditions
-    pf = kernel.link("enp33s0")
+    pf = kernel.netlink.link("enp33s0")
     assert pf is not None
     assert (pf.mtu, pf.up, len(pf.vfs)) == (9000, True, 7)
     assert [vf.mac for vf in pf.vfs] == [derived_mac(MAC0, index) for index in range(7)]
     assert all(vf.trust for vf in pf.vfs)
     assert [vf.vlan for vf in pf.vfs] == [0, 0, 100, 0, 0, 0, 0]
-    for index, address in vf_addresses(kernel, PF0).items():
+    for index, address in vf_addresses(kernel.files, PF0).items():
         link = kernel.netdev(address)
         assert (link.mac, link.mtu, link.up) == (derived_mac(MAC0, index), 9000, True)
     assert not preview(kernel.machine(), spec()).changes
@@ -65,12 +65,12 @@ def test_a_change_that_was_not_read_again_is_not_reported_as_converged(kernel: K
     )
     settle(kernel.machine(), wanted)
     pf = kernel.netdev(PF0).ifindex
-    kernel.set_vf(pf, 0, vlan=77)
+    kernel.netlink.set_vf(pf, 0, vlan=77)
 
     def drift(operation: str, where: str, value: str) -> OSError | None:
         if operation == "set_vf":
             kernel.fault = no_fault
-            kernel.set_vf(pf, (int(value.split()[0]) + 1) % 7, vlan=77)
+            kernel.netlink.set_vf(pf, (int(value.split()[0]) + 1) % 7, vlan=77)
             kernel.fault = drift
         return None
 
@@ -92,7 +92,7 @@ def test_the_last_round_leaves_its_events_to_the_next_pass(kernel: Kernel) -> No
 
     def set_other_vlan(index: int) -> None:
         kernel.fault = no_fault
-        kernel.set_vf(pf, index, vlan=77)
+        kernel.netlink.set_vf(pf, index, vlan=77)
         events.add(f"{PF0}#{index}")
         kernel.fault = drift
 
@@ -116,10 +116,10 @@ def test_queues_are_pinned_to_cpus_of_the_nics_numa_node_and_spread(kernel: Kern
     settle(kernel.machine(), spec())
     for pf, cpus in ((PF0, {"0", "1"}), (PF1, {"2", "3"})):
         taken = [
-            kernel.read(f"/proc/irq/{number}/smp_affinity_list")
-            for address in [pf, *vf_addresses(kernel, pf).values()]
-            for number in kernel.names(f"/sys/bus/pci/devices/{address}/msi_irqs")
-            if "-" in kernel.read(f"/sys/kernel/irq/{number}/actions")
+            kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")
+            for address in [pf, *vf_addresses(kernel.files, pf).values()]
+            for number in kernel.files.names(f"/sys/bus/pci/devices/{address}/msi_irqs")
+            if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions")
         ]
         assert set(taken) == cpus
         assert abs(taken.count(min(cpus)) - taken.count(max(cpus))) <= 2
@@ -135,11 +135,11 @@ def test_a_dry_run_writes_nothing_and_names_changes_that_depend_on_others(kernel
 
 def test_deleted_vfs_are_created_again_with_the_same_attributes(kernel: Kernel) -> None:
     result = settle(kernel.machine(), spec())
-    before = kernel.link("enp33s0")
-    kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
+    before = kernel.netlink.link("enp33s0")
+    kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
     result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF0}))
     assert is_ready(result.conditions)
-    assert kernel.link("enp33s0") == before
+    assert kernel.netlink.link("enp33s0") == before
 
 
 @pytest.mark.parametrize("happening", ["reload", "remove"])
@@ -159,138 +159,9 @@ def test_a_nic_that_was_removed_or_reloaded_is_configured_again(kernel: Kernel, 
     assert not preview(kernel.machine(), spec()).changes
 
 
-def test_vfs_are_not_created_before_udev_has_processed_the_pf(kernel: Kernel) -> None:
-    kernel.udev_lags(PF0)
-    result = settle(kernel.machine(), spec())
-    assert not is_ready(result.conditions)
-    assert kernel.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "0"
-    kernel.udev_catches_up(PF0)
-    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF0}))
-    assert is_ready(result.conditions)
-
-
-def test_vfs_get_derived_macs_although_the_pfs_netdev_appears_late(kernel: Kernel) -> None:
-    kernel.unbind(PF1)
-    result = settle(kernel.machine(), spec())
-    assert not is_ready(result.conditions)
-    kernel.bind(PF1, "enp65s0", MAC1)
-    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF1}))
-    assert is_ready(result.conditions)
-    pf = kernel.link("enp65s0")
-    assert pf is not None
-    assert [vf.mac for vf in pf.vfs] == [derived_mac(MAC1, index) for index in range(2)]
-
-
-def only(vfs: object = None) -> NodeSpec:
-    nic = {"name": "rail0", "select": {"pci": PF0}, **({"vfs": vfs} if vfs else {})}
-    return from_mapping({"node_name": "n1", "nics": [nic]})
-
-
-def test_a_pf_whose_driver_created_no_netdev_is_not_ready(kernel: Kernel) -> None:
-    """After a firmware or driver failure the driver stays bound, but no network namespace has the netdev."""
-    settle(kernel.machine(), only())
-    kernel.lose_netdev(PF0)
-    result = settle(kernel.machine(), only())
-    assert not is_ready(result.conditions)
-    (blocked,) = result.outcomes
-    assert (blocked.change.kind, blocked.change.target, blocked.result) == ("links", PF0, "blocked")
-    assert "its netdev is not there (driver: igb)" in blocked.error
-
-
-def test_a_pf_in_a_container_is_ready_unless_vfs_must_be_created(kernel: Kernel) -> None:
-    settle(kernel.machine(), only())
-    kernel.move_away(PF0)
-    assert is_ready(settle(kernel.machine(), only()).conditions)
-    result = settle(kernel.machine(), only({"count": 3}))
-    assert not is_ready(result.conditions)
-    (blocked,) = result.outcomes
-    assert "the PF has no netdev in the host's network namespace" in blocked.error
-
-
-def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> None:
-    kernel.lose_netdev(PF0)
-    kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
-    assert is_ready(settle(kernel.machine(), only()).conditions)
-    result = settle(kernel.machine(), only({"count": 4}))
-    assert not is_ready(result.conditions)
-    assert "load ib_ipoib" in result.conditions[0].remedy
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"/sys/bus/pci/devices/{PF0}/numa_node",
-        f"/sys/bus/pci/devices/{PF0}/sriov_totalvfs",
-        "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
-        "/sys/devices/system/cpu/cpu0/topology/core_cpus_list",
-        "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
-    ],
-)
-def test_an_empty_file_counts_as_missing(kernel: Kernel, path: str) -> None:
-    kernel.tree.put(path, "")
-    assert is_ready(settle(kernel.machine(), only()).conditions)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/sys/devices/system/cpu/online",
-        "/sys/devices/system/cpu/isolated",
-        "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
-        "/sys/devices/system/node/node0/cpulist",
-        "/sys/devices/system/node/node0/distance",
-    ],
-)
-def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel: Kernel, path: str) -> None:
-    kernel.tree.put(path, "N/A")
-    with pytest.raises(OSError, match=r"the file has an unexpected value: 'N/A'") as refused:
-        settle(kernel.machine(), only())
-    assert refused.value.filename == path
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        f"/sys/bus/pci/devices/{PF0}/numa_node",
-        f"/sys/bus/pci/devices/{PF0}/sriov_numvfs",
-        "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
-    ],
-)
-def test_malformed_content_of_a_device_file_is_reported_with_its_path(kernel: Kernel, path: str) -> None:
-    kernel.tree.put(path, "N/A")
-    result = settle(kernel.machine(), only())
-    (missing,) = [condition for condition in result.conditions if condition.type == "NicsPresent"]
-    assert (missing.status, missing.reason) == ("Unknown", "DeviceUnreadable")
-    assert "the file has an unexpected value: 'N/A'" in missing.message and path in missing.message
-
-
-def test_more_vfs_than_the_device_supports_are_refused_with_a_remedy_and_nothing_is_written(kernel: Kernel) -> None:
-    planned = preview(kernel.machine(), spec(8))
-    assert len(planned.errors) == 1
-    assert "has 7 VFs at most, the spec wants 8" in planned.errors[0]
-    assert "lower vfs.count to 7" in planned.errors[0]
-    result = settle(kernel.machine(), spec(8))
-    assert not is_ready(result.conditions)
-    assert not any(path.endswith(f"{PF0}/sriov_numvfs") for path, _ in kernel.writes)
-
-
-def test_a_missing_nic_is_reported_with_the_nics_that_exist(kernel: Kernel) -> None:
-    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "rail9", "select": {"pci": "0000:99:00.0"}}]})
-    (error,) = preview(kernel.machine(), wanted).errors
-    assert "rail9 (pci=0000:99:00.0) is not there" in error
-    assert "enp33s0" in error
-
-
-def test_a_selector_that_matches_two_functions_is_an_error_that_names_them(kernel: Kernel) -> None:
-    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "any", "select": {"vendor": "8086"}}]})
-    (error,) = preview(kernel.machine(), wanted).errors
-    assert PF0 in error
-    assert PF1 in error
-
-
 def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:
     result = settle(kernel.machine(), spec())
-    kernel.move_away(vf_addresses(kernel, PF0)[3])
+    kernel.move_away(vf_addresses(kernel.files, PF0)[3])
     kernel.writes.clear()
     result = settle(kernel.machine(), spec(5), result)
     (deferred,) = [outcome for outcome in result.outcomes if outcome.result == "deferred"]
@@ -300,7 +171,7 @@ def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:
 
 
 def test_the_netdev_with_the_default_route_is_not_disturbed(kernel: Kernel) -> None:
-    kernel.set_link(kernel.netdev(PF0).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, up=True)
     kernel.routed.add("enp33s0")
     result = settle(kernel.machine(), spec())
     assert {o.result for o in result.outcomes if o.change.target == PF0 and o.change.kind == "vfs"} == {"deferred"}
@@ -325,7 +196,7 @@ def test_a_change_that_the_driver_refuses_is_unsupported_and_not_tried_again_at_
 def test_a_vf_without_carrier_is_brought_up_again_after_the_grace_period(kernel: Kernel) -> None:
     failures = Failures()
     result = settle(kernel.machine(), spec(), failures=failures)
-    kernel.lose_carrier(vf_addresses(kernel, PF0)[3])
+    kernel.lose_carrier(vf_addresses(kernel.files, PF0)[3])
     kernel.writes.clear()
     now = 100.0
 
@@ -346,7 +217,7 @@ def test_a_vf_without_carrier_is_brought_up_again_after_the_grace_period(kernel:
 def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(kernel: Kernel, slow: bool) -> None:
     failures = Failures()
     result = settle(kernel.machine(), spec(), failures=failures)
-    vf = vf_addresses(kernel, PF0)[3]
+    vf = vf_addresses(kernel.files, PF0)[3]
     now, flaps = 0.0, []
     memory = Memory(lambda: now, failures)
     for second in range(600):
@@ -366,7 +237,7 @@ def test_a_vf_that_does_not_keep_its_carrier_is_set_down_less_and_less_often(ker
 def test_a_vf_in_use_is_not_set_down_even_without_carrier(kernel: Kernel) -> None:
     failures = Failures()
     result = settle(kernel.machine(), spec(), failures=failures)
-    vf = vf_addresses(kernel, PF0)[3]
+    vf = vf_addresses(kernel.files, PF0)[3]
     kernel.routed.add(kernel.netdev(vf).name)
     kernel.lose_carrier(vf)
     kernel.writes.clear()
@@ -378,7 +249,7 @@ def test_a_vf_in_use_is_not_set_down_even_without_carrier(kernel: Kernel) -> Non
 
 def test_a_difference_is_announced_before_the_first_write(kernel: Kernel) -> None:
     result = settle(kernel.machine(), spec())
-    kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
+    kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
     kernel.writes.clear()
     written_before: list[int] = []
     converge(
@@ -402,7 +273,7 @@ def test_the_old_vfs_are_restored_if_the_new_number_cannot_be_created(kernel: Ke
     result = settle(kernel.machine(), spec(5), result)
     (failed,) = [o for o in result.outcomes if o.result == "failed"]
     assert "out of MSI-X vectors" in failed.error
-    assert kernel.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "7"
+    assert kernel.files.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "7"
 
 
 def test_a_running_irqbalance_makes_the_node_not_ready(kernel: Kernel) -> None:
@@ -418,20 +289,20 @@ def test_the_interrupts_of_a_function_without_a_netdev_are_pinned(kernel: Kernel
         {"node_name": "n1", "nics": [{"name": "erdma0", "select": {"vendor": "1ded", "device": "107f"}}]}
     )
     assert is_ready(settle(kernel.machine(), wanted).conditions)
-    assert kernel.read("/proc/irq/90/smp_affinity_list") == "2-3"
-    assert kernel.read("/proc/irq/91/smp_affinity_list") == "2"
+    assert kernel.files.read("/proc/irq/90/smp_affinity_list") == "2-3"
+    assert kernel.files.read("/proc/irq/91/smp_affinity_list") == "2"
 
 
 def test_devices_named_by_events_between_two_rounds_are_read_in_the_second(kernel: Kernel) -> None:
     """A pass receives each event once, so it must read the device again after the event."""
     settled = settle(kernel.machine(), spec())
-    vf = vf_addresses(kernel, PF0)[3]
-    kernel.set_vf(kernel.netdev(PF0).ifindex, 3, trust=False)
+    vf = vf_addresses(kernel.files, PF0)[3]
+    kernel.netlink.set_vf(kernel.netdev(PF0).ifindex, 3, trust=False)
     events = [frozenset({f"{PF0}#3"}), frozenset[str]()]
 
     def new_events() -> frozenset[str]:
         if len(events) == 2:
-            kernel.set_link(kernel.netdev(vf).ifindex, mtu=1500)
+            kernel.netlink.set_link(kernel.netdev(vf).ifindex, mtu=1500)
         return events.pop(0) if events else frozenset()
 
     result = converge(

@@ -55,7 +55,7 @@ def deferred(result: Pass) -> tuple[str, ...]:
 
 
 def hand_to_pod(kernel: Kernel, index: int) -> None:
-    kernel.host.allocated[vf_addresses(kernel, PF)[index]] = ("team/trainer-0",)
+    kernel.host.allocated[vf_addresses(kernel.files, PF)[index]] = ("team/trainer-0",)
 
 
 def test_only_force_in_the_spec_disturbs_users(kernel: Kernel) -> None:
@@ -127,7 +127,7 @@ def test_while_changes_wait_the_probes_judge_by_the_verified_spec(
 def test_deferred_drift_makes_the_node_not_ready(kernel: Kernel) -> None:
     wanted = spec(disruption={"allow": "none"})
     settle(kernel, wanted, allow=Disruption.VF_RESET)
-    kernel.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
+    kernel.files.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
     result = settle(kernel, wanted, verified=wanted)
     assert not is_ready(result.conditions)
     assert not result.waiting
@@ -139,7 +139,7 @@ def test_a_pods_vf_keeps_the_attributes_that_its_network_plugin_set(kernel: Kern
     hand_to_pod(kernel, 2)
     index = kernel.netdev(PF).ifindex
     for vf in (1, 2):
-        kernel.set_vf(index, vf, vlan=99, mac="02:aa:00:00:00:01")
+        kernel.netlink.set_vf(index, vf, vlan=99, mac="02:aa:00:00:00:01")
     result = settle(kernel, wanted)
     assert is_ready(result.conditions)
     assert [vf.vlan for vf in kernel.vfs(PF)] == [7, 7, 99, 7]
@@ -150,7 +150,7 @@ def test_with_owner_trackbed_a_pods_vf_gets_the_attributes_of_the_spec(kernel: K
     wanted = spec(vlan=7, owner="trackbed")
     settle(kernel, wanted)
     hand_to_pod(kernel, 2)
-    kernel.set_vf(kernel.netdev(PF).ifindex, 2, vlan=99)
+    kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 2, vlan=99)
     assert is_ready(settle(kernel, wanted).conditions)
     assert kernel.vfs(PF)[2].vlan == 7
 
@@ -251,7 +251,7 @@ class Slow:
         self.kernel.add_nic(PF, "enp33s0", MAC)
         self.kernel.load_vfio()
         settle(self.kernel, spec())
-        self.vf = vf_addresses(self.kernel, PF)[2]
+        self.vf = vf_addresses(self.kernel.files, PF)[2]
         self.at, self.take = at, take
         self.now = 0.0
         self.log: list[str] = []
@@ -318,7 +318,7 @@ def test_a_vf_that_gets_an_owner_before_any_read_keeps_its_attributes(step: floa
         kernel = Kernel()
         kernel.add_nic(PF, "enp33s0", MAC)
         settle(kernel, spec())
-        vf = vf_addresses(kernel, PF)[2]
+        vf = vf_addresses(kernel.files, PF)[2]
         log: list[str] = []
 
         def see(what: str, where: str) -> None:

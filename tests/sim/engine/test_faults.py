@@ -191,7 +191,7 @@ class Faults(RuleBasedStateMachine):
     @rule(address=st.sampled_from(sorted(PFS)))
     def vfs_vanish(self, address: str) -> None:
         if not self.in_use(address):
-            self.quietly(lambda: self.kernel.write(f"/sys/bus/pci/devices/{address}/sriov_numvfs", "0"))
+            self.quietly(lambda: self.kernel.files.write(f"/sys/bus/pci/devices/{address}/sriov_numvfs", "0"))
             self.heard.add(address)
 
     @rule(address=st.sampled_from(sorted(PFS)))
@@ -202,12 +202,12 @@ class Faults(RuleBasedStateMachine):
 
     @rule(address=st.sampled_from(sorted(PFS)))
     def mtu_drifts(self, address: str) -> None:
-        self.quietly(lambda: self.kernel.set_link(self.kernel.netdev(address).ifindex, mtu=2000))
+        self.quietly(lambda: self.kernel.netlink.set_link(self.kernel.netdev(address).ifindex, mtu=2000))
         self.heard.add(address)
 
     @rule(address=st.sampled_from(sorted(PFS)))
     def vf_is_taken(self, address: str) -> None:
-        for target, function in sorted(vf_addresses(self.kernel, address).items()):
+        for target, function in sorted(vf_addresses(self.kernel.files, address).items()):
             if function not in self.kernel.host.allocated and self.kernel.has_netdev(function):
                 self.kernel.host.allocated[function] = (f"team/pod-{target}",)
                 # Between the last look at users and a write nobody can be kept out: it counts from the next look.
@@ -217,7 +217,7 @@ class Faults(RuleBasedStateMachine):
 
     @rule(address=st.sampled_from(sorted(PFS)))
     def a_vf_comes_back_under_another_name(self, address: str) -> None:
-        for function in sorted(vf_addresses(self.kernel, address).values()):
+        for function in sorted(vf_addresses(self.kernel.files, address).values()):
             if function not in self.held and self.kernel.has_netdev(function):
                 self.kernel.move_away(function)
                 self.kernel.come_back(function, "net1")
@@ -248,7 +248,7 @@ class Faults(RuleBasedStateMachine):
                 del self.held[function], self.kernel.host.allocated[function]
 
     def in_use(self, address: str) -> bool:
-        return any(function in self.held for function in vf_addresses(self.kernel, address).values())
+        return any(function in self.held for function in vf_addresses(self.kernel.files, address).values())
 
     # --- what always holds --------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def follow(kernel: Kernel, originals: Originals, now: float, **given: object) ->
 
 
 def pools(kernel: Kernel) -> list[str]:
-    return [kernel.read(path) for path in POOLS]
+    return [kernel.files.read(path) for path in POOLS]
 
 
 @pytest.mark.parametrize("before", ["0", "6"])
@@ -73,7 +73,7 @@ def pools(kernel: Kernel) -> list[str]:
 def test_huge_pages_are_restored_on_each_node(
     kernel: Kernel, originals: Originals, before: str, specs: list[list[object]]
 ) -> None:
-    kernel.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", before)
+    kernel.files.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", before)
     was = pools(kernel)
     for number, hugepages in enumerate([*specs, []]):
         follow(kernel, originals, 1000.0 * number, hugepages=hugepages)
@@ -88,7 +88,7 @@ def test_the_pool_of_a_node_that_alone_leaves_the_spec_is_restored(kernel: Kerne
 
 def test_pages_that_another_program_has_reserved_since_stay(kernel: Kernel, originals: Originals) -> None:
     follow(kernel, originals, 0.0, hugepages=[NODE0])
-    kernel.write(POOLS[0], "5")
+    kernel.files.write(POOLS[0], "5")
     follow(kernel, originals, 1000.0)
     assert pools(kernel) == ["5", "0"]
 
@@ -115,14 +115,14 @@ TWO_NAMES = [
 def test_a_state_with_two_names_has_one_original(
     kernel: Kernel, originals: Originals, path: str, one: dict[str, object], other: dict[str, object], swapped: bool
 ) -> None:
-    was = kernel.read(path)
+    was = kernel.files.read(path)
     first, second = (other, one) if swapped else (one, other)
     follow(kernel, originals, 0.0, **first)
-    assert kernel.read(path) != was
+    assert kernel.files.read(path) != was
     follow(kernel, originals, 1000.0, **second)
-    assert kernel.read(path) != was
+    assert kernel.files.read(path) != was
     follow(kernel, originals, 2000.0)
-    assert kernel.read(path) == was
+    assert kernel.files.read(path) == was
 
 
 @pytest.mark.parametrize(
@@ -141,13 +141,13 @@ def test_a_state_with_two_names_has_one_original(
 def test_originals_of_a_former_version_keep_their_names(
     kernel: Kernel, tmp_path: Path, path: str, line: list[object], specs: list[dict[str, object]]
 ) -> None:
-    kernel.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "8")
+    kernel.files.write("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "8")
     text = json.dumps(line).encode()
     (tmp_path / ORIGINALS).write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
     originals = Originals.load(tmp_path / ORIGINALS)
     for number, given in enumerate([*specs, {}]):
         follow(kernel, originals, 1000.0 * number, **given)
-    assert kernel.read(path) == (str(line[3]) if line[2] != "2M" else "2")
+    assert kernel.files.read(path) == (str(line[3]) if line[2] != "2M" else "2")
 
 
 @pytest.mark.parametrize("name", ["", "x", "route", "route 10.0.0.0/8 table", "from 10.0.0.1 lookup main", "address"])
@@ -158,4 +158,4 @@ def test_a_field_that_this_version_does_not_know_ends_no_pass(tmp_path: Path, na
     originals = Originals.load(tmp_path / ORIGINALS)
     follow(kernel, originals, 0.0, nics=[{"name": "rail0", "select": {"pci": PF0}}])
     follow(kernel, originals, 1000.0)
-    assert kernel.addresses() == {}
+    assert kernel.netlink.addresses() == {}

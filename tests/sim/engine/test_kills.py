@@ -126,26 +126,29 @@ class Node:
     def values(self) -> list[object]:
         """The present value of everything that the specs set."""
         ethtool, netdev = self.kernel.machine().ethtool, self.kernel.netdev(PF)
-        links = [self.kernel.netdev(function) for function in (PF, *vf_addresses(self.kernel, PF).values())]
+        links = [self.kernel.netdev(function) for function in (PF, *vf_addresses(self.kernel.files, PF).values())]
         return [
             *((link.name, link.mtu, link.txqueuelen, link.up) for link in links),
             self.kernel.vfs(PF),
             ethtool.coalescing(netdev.ifindex),
             ethtool.rings(netdev.ifindex),
-            [self.kernel.read(f"/proc/irq/{number}/smp_affinity_list") for number in self.kernel.names("/proc/irq")],
-            self.kernel.read(QUEUE),
-            self.kernel.addresses(),
-            self.kernel.routes({254, 479100}),
-            self.kernel.rules(),
-            [self.kernel.read(f"/proc/sys/net/ipv4/conf/enp33s0/{setting}") for setting in ARP],
+            [
+                self.kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")
+                for number in self.kernel.files.names("/proc/irq")
+            ],
+            self.kernel.files.read(QUEUE),
+            self.kernel.netlink.addresses(),
+            self.kernel.netlink.routes({254, 479100}),
+            self.kernel.netlink.rules(),
+            [self.kernel.files.read(f"/proc/sys/net/ipv4/conf/enp33s0/{setting}") for setting in ARP],
         ]
 
     def set_otherwise(self, trust: bool, vlan: int, mtu: int) -> None:
         """Set values before the agent manages them."""
         for index in range(2):
-            self.kernel.set_vf(self.kernel.netdev(PF).ifindex, index, trust=trust, vlan=vlan)
-        self.kernel.set_link(self.kernel.netdev(PF).ifindex, mtu=mtu)
-        self.kernel.add_address(self.kernel.netdev(PF).ifindex, FOREIGN)
+            self.kernel.netlink.set_vf(self.kernel.netdev(PF).ifindex, index, trust=trust, vlan=vlan)
+        self.kernel.netlink.set_link(self.kernel.netdev(PF).ifindex, mtu=mtu)
+        self.kernel.netlink.add_address(self.kernel.netdev(PF).ifindex, FOREIGN)
 
 
 steps = st.lists(st.tuples(specs, st.none() | st.integers(0, 25), st.floats(0, 1)), min_size=1, max_size=6)
@@ -187,7 +190,7 @@ def test_overwritten_bytes_in_the_file_never_make_up_an_original(spots: Any, wri
         node.follow(wanting({**TRUSTED, "nic": {"mtu": 4000}}))
         node.follow(NOTHING)
         assert node.kernel.netdev(PF).mtu in (1500, 4000)
-        assert node.kernel.read(QUEUE) in ("128", "4096")
+        assert node.kernel.files.read(QUEUE) in ("128", "4096")
 
 
 def test_a_lost_original_is_reported_and_not_made_up(tmp_path: Path) -> None:
@@ -236,7 +239,7 @@ def test_values_that_a_write_brought_back_stay_forgotten_after_a_restart(tmp_pat
         for _ in range(2):
             converge(node.kernel.machine(), Goal(spec), Memory(lambda: 0.0, originals=originals))
     assert node.kernel.netdev(PF).mtu == 1500
-    node.kernel.set_link(node.kernel.netdev(PF).ifindex, mtu=9000)
+    node.kernel.netlink.set_link(node.kernel.netdev(PF).ifindex, mtu=9000)
     node.follow(NOTHING)
     assert node.kernel.netdev(PF).mtu == 9000, "an operator has set it since: there is nothing to restore"
 
@@ -249,7 +252,7 @@ def test_the_file_of_originals_stays_small(tmp_path: Path) -> None:
         converge(node.kernel.machine(), Goal(wanting(desired)), Memory(lambda: 0.0, failures, originals))
     assert len(node.file().splitlines()) < 1100
     node.follow(NOTHING)
-    assert node.kernel.read(QUEUE) == "128"
+    assert node.kernel.files.read(QUEUE) == "128"
 
 
 @pytest.fixture
@@ -295,7 +298,7 @@ def test_if_originals_cannot_be_written_repairs_go_on_and_it_is_reported(
 def test_a_link_that_a_kill_left_down_is_not_noted_as_down_before(tmp_path: Path) -> None:
     node = Node(tmp_path / ORIGINALS)
     node.path.unlink()  # as after a reboot: the agent finds the VFs up
-    vf = vf_addresses(node.kernel, PF)[0]
+    vf = vf_addresses(node.kernel.files, PF)[0]
     node.kernel.lose_carrier(vf)
 
     def kill(operation: str, where: str, value: str) -> OSError | None:

@@ -142,13 +142,13 @@ def values(kernel: Kernel) -> dict[str, str]:
         for path, text in kernel.tree.files.items()
         if path.startswith(("/proc/sys/", "/sys/module/")) or "hugepages" in path or "/queues/" in path
     }
-    return {**shown, "rdma": str(kernel.rdma.netns_mode()), "addresses": str(kernel.addresses())}
+    return {**shown, "rdma": str(kernel.rdma.netns_mode()), "addresses": str(kernel.netlink.addresses())}
 
 
 def check(sequence: list[dict[str, int]], before: list[tuple[str, str]], restarts: bool) -> None:
     kernel = two_nics()
     for path, text in before:
-        kernel.write(path, text)
+        kernel.files.write(path, text)
     follow(kernel, Originals(), 0.0, asking({"ARP": 1}))  # sets the link up
     was = values(kernel)
     with TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ def settle(kernel: Kernel, wanted: NodeSpec, originals: Originals) -> Pass:
 
 
 def affinities(kernel: Kernel) -> set[str]:
-    return {kernel.read(f"/proc/irq/{number}/smp_affinity_list") for number in kernel.names("/proc/irq")}
+    return {kernel.files.read(f"/proc/irq/{number}/smp_affinity_list") for number in kernel.files.names("/proc/irq")}
 
 
 def test_values_that_leave_the_spec_are_restored(kernel: Kernel, originals: Originals) -> None:
@@ -48,7 +48,7 @@ def test_values_that_leave_the_spec_are_restored(kernel: Kernel, originals: Orig
     result = settle(kernel, left, originals)
     assert {(outcome.change.original, outcome.change.required) for outcome in result.outcomes} == {(True, False)}
     assert f"links {PF0} mtu: 9000 -> 1500 (as it was before)" in [str(outcome.change) for outcome in result.outcomes]
-    pf = kernel.link("enp33s0")
+    pf = kernel.netlink.link("enp33s0")
     assert pf is not None
     assert pf.mtu == 1500
     assert [(vf.vlan, vf.trust) for vf in pf.vfs] == [(0, False)] * 2
@@ -60,9 +60,9 @@ def test_values_that_leave_the_spec_are_restored(kernel: Kernel, originals: Orig
 
 def test_vfs_and_their_macs_are_not_removed(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(), originals)
-    before = kernel.link("enp33s0")
+    before = kernel.netlink.link("enp33s0")
     settle(kernel, from_mapping({"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": PF0}}]}), originals)
-    after = kernel.link("enp33s0")
+    after = kernel.netlink.link("enp33s0")
     assert before is not None and after is not None
     assert [vf.mac for vf in after.vfs] == [vf.mac for vf in before.vfs]
 
@@ -81,17 +81,17 @@ def test_a_nic_that_cannot_be_found_now_has_not_left_the_spec(kernel: Kernel, or
     settle(kernel, wanted, originals)
     kernel.unbind(PF1)
     kernel.bind(PF1, "eth0", "02:00:00:00:01:01")
-    kernel.set_link(kernel.netdev(PF1).ifindex, mtu=9000)
+    kernel.netlink.set_link(kernel.netdev(PF1).ifindex, mtu=9000)
     converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
     assert kernel.netdev(PF1).mtu == 9000
 
 
 def test_a_value_that_another_program_has_set_since_is_not_restored(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(mtu=9000), originals)
-    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=4000)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=4000)
     settle(kernel, spec(), originals)
     assert (kernel.netdev(PF0).mtu, kernel.netdev(PF1).mtu) == (4000, 1500)
-    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=9000)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=9000)
     settle(kernel, spec(), originals)
     assert kernel.netdev(PF0).mtu == 9000
 
@@ -101,7 +101,7 @@ def test_a_value_that_the_agent_wrote_only_before_its_last_one_is_another_progra
 ) -> None:
     for mtu in (9000, 4000):
         settle(kernel, spec(mtu=mtu), originals)
-    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=9000)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=9000)
     settle(kernel, spec(), originals)
     assert (kernel.netdev(PF0).mtu, kernel.netdev(PF1).mtu) == (9000, 1500)
 
@@ -109,7 +109,7 @@ def test_a_value_that_the_agent_wrote_only_before_its_last_one_is_another_progra
 def test_a_value_that_the_spec_itself_brought_back_has_no_original(kernel: Kernel, originals: Originals) -> None:
     for mtu in (9000, 1500):
         settle(kernel, spec(mtu=mtu), originals)
-    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=2000)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=2000)
     settle(kernel, spec(mtu=1500), originals)
     settle(kernel, spec(), originals)
     assert kernel.netdev(PF0).mtu == 2000
@@ -126,7 +126,7 @@ def test_the_original_is_the_value_before_the_first_change(
 ) -> None:
     settle(kernel, spec(mtu=9000), originals)
     settle(kernel, spec(mtu=4000), originals)
-    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=2000)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=2000)
     settle(kernel, spec(mtu=4000), originals)
     kept = (tmp_path / ORIGINALS).read_text()
     planned = preview(kernel.machine(), spec(), Originals.load(tmp_path / ORIGINALS, keep=False))
@@ -149,9 +149,9 @@ def test_a_link_in_use_is_not_disturbed_to_restore_a_value(kernel: Kernel, origi
 
 def test_the_values_of_a_vf_with_an_owner_are_not_restored(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec({"vlan": 100}), originals)
-    kernel.move_away(vf_addresses(kernel, PF0)[1])
+    kernel.move_away(vf_addresses(kernel.files, PF0)[1])
     settle(kernel, spec(), originals)
-    pf = kernel.link("enp33s0")
+    pf = kernel.netlink.link("enp33s0")
     assert pf is not None
     assert [vf.vlan for vf in pf.vfs] == [0, 100]
 
@@ -191,10 +191,10 @@ def everything(kernel: Kernel) -> list[object]:
     return [
         netdev.txqueuelen,
         *(of(netdev.ifindex) for of in read),
-        max_read_request((device_control(kernel, PF0) or (0, 0))[1]),
+        max_read_request((device_control(kernel.files, PF0) or (0, 0))[1]),
         kernel.rdma.dcb["enp33s0"],
         kernel.rdma.cm_defaults("rocep33s0", 1),
-        *(kernel.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)),
+        *(kernel.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)),
     ]
 
 
@@ -225,18 +225,18 @@ def test_settings_that_are_read_only_while_in_the_spec_are_restored(
 
 def test_settings_of_the_host_stay_when_a_device_leaves_the_spec(rich: Kernel, originals: Originals) -> None:
     settle(rich, one({"mtu": 9000}, **OF_THE_HOST), originals)
-    changed = [rich.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)]
+    changed = [rich.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)]
     settle(rich, from_mapping({"node_name": "n1", "nics": [], **OF_THE_HOST}), originals)
     assert rich.netdev(PF0).mtu == 1500
-    assert [rich.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)] == changed
+    assert [rich.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)] == changed
 
 
 def test_the_table_of_flows_is_restored_although_it_is_read_only_with_rfs(kernel: Kernel, originals: Originals) -> None:
     kernel.tree.put(ENTRIES, "512")
     settle(kernel, one({}, rfs={"enable": True}), originals)
-    assert kernel.read(ENTRIES) != "512"
+    assert kernel.files.read(ENTRIES) != "512"
     settle(kernel, one({}), originals)
-    assert kernel.read(ENTRIES) == "512"
+    assert kernel.files.read(ENTRIES) == "512"
     kernel.writes.clear()
     assert settle(kernel, one({}), originals).outcomes == ()
     assert kernel.writes == []
@@ -257,11 +257,11 @@ def test_a_setting_that_another_program_has_changed_since_is_not_restored(rich: 
     rich.tree.put(IO_TIMEOUT, "60")
     settle(rich, one({}), originals)
     assert rich.machine().ethtool.coalescing(rich.netdev(PF0).ifindex)["rx_usecs"] == 70
-    assert rich.read(IO_TIMEOUT) == "60"
+    assert rich.files.read(IO_TIMEOUT) == "60"
 
 
 def test_only_altnames_that_the_agent_added_are_removed(kernel: Kernel, originals: Originals) -> None:
-    kernel.add_altname(kernel.netdev(PF0).ifindex, "somebody-s")
+    kernel.netlink.add_altname(kernel.netdev(PF0).ifindex, "somebody-s")
     settle(kernel, one({"altnames": ["somebody-s", "rail0", "storage"]}), originals)
     assert kernel.netdev(PF0).altnames == ("somebody-s", "rail0", "storage")
     settle(kernel, one({"altnames": ["storage"]}), originals)
@@ -277,7 +277,7 @@ def test_an_altname_that_another_program_has_added_again_stays(kernel: Kernel, o
     settle(kernel, one({"altnames": ["rail0"]}), originals)
     kernel.reload_driver(PF0)
     settle(kernel, one({}), originals)
-    kernel.add_altname(kernel.netdev(PF0).ifindex, "rail0")
+    kernel.netlink.add_altname(kernel.netdev(PF0).ifindex, "rail0")
     settle(kernel, one({}), originals)
     assert kernel.netdev(PF0).altnames == ("rail0",)
 

@@ -59,7 +59,7 @@ def run(
 
 def drift(kernel: Kernel, *functions: str) -> None:
     for function in functions:
-        kernel.set_link(kernel.netdev(function).ifindex, mtu=1500)
+        kernel.netlink.set_link(kernel.netdev(function).ifindex, mtu=1500)
 
 
 def mtus(kernel: Kernel, *functions: str) -> list[int]:
@@ -114,7 +114,7 @@ def test_after_an_event_only_its_device_is_read_in_all_rounds(kernel: Kernel) ->
 def test_after_an_event_of_a_vf_only_that_vf_is_read(kernel: Kernel) -> None:
     wanted = spec(nic(PF0, vfs=VFS))
     last = run(kernel, wanted)
-    functions = list(vf_addresses(kernel, PF0).values())
+    functions = list(vf_addresses(kernel.files, PF0).values())
     drift(kernel, *functions)
     run(kernel, wanted, last, frozenset({f"{PF0}#1"}))
     assert mtus(kernel, *functions) == [1500, 1400, 1500]
@@ -132,7 +132,7 @@ def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
     last = run(kernel, wanted)
     kernel.unbind(PF0)
     kernel.bind(PF0, "enp33s0", "02:00:00:00:09:09")
-    kernel.set_link(kernel.netdev(PF0).ifindex, mtu=9000, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=9000, up=True)
     result = run(kernel, wanted, last, frozenset(scope))
     assert result.applied == 0, "a second round would look again at what was written"
     links = {function.address: function.link for function in result.have.functions}
@@ -189,7 +189,7 @@ def test_a_device_that_left_the_spec_gets_its_values_back_in_the_next_full_pass(
 def test_after_the_last_round_what_was_written_counts_as_failed_and_is_tried_again_soon(kernel: Kernel) -> None:
     wanted, written = spec(nic(PF0, vfs=VFS)), list[str]()
     last = run(kernel, wanted)
-    functions = list(vf_addresses(kernel, PF0).values())
+    functions = list(vf_addresses(kernel.files, PF0).values())
     names = [kernel.netdev(function).name for function in functions]
 
     def undo(operation: str, where: str, value: str) -> None:

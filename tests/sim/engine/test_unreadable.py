@@ -74,11 +74,14 @@ class Node:
 
     def names(self, address: str) -> set[str]:
         """The names by which paths and requests refer to a function and its VFs."""
-        functions = [address, *vf_addresses(self.kernel, address).values()]
+        functions = [address, *vf_addresses(self.kernel.files, address).values()]
         links = [self.kernel.netdev(function) for function in functions if self.kernel.has_netdev(function)]
         folders = (f"/sys/bus/pci/devices/{function}/msi_irqs" for function in functions)
         irqs = [
-            number for folder in folders if folder in self.kernel.tree.folders for number in self.kernel.names(folder)
+            number
+            for folder in folders
+            if folder in self.kernel.tree.folders
+            for number in self.kernel.files.names(folder)
         ]
         return {
             *functions,
@@ -90,14 +93,14 @@ class Node:
 
     def of(self, address: str, what: str, where: str) -> bool:
         """Whether a read belongs to a device."""
-        functions = [address, *vf_addresses(self.kernel, address).values()]
+        functions = [address, *vf_addresses(self.kernel.files, address).values()]
         links = [self.kernel.netdev(function) for function in functions]
         by_index = what.startswith("ethtool.") and where in {str(link.ifindex) for link in links}
         return by_index or any(f"{name}/" in f"{where}/" for name in self.names(address))
 
     def drift(self) -> None:
         for address in (SOUND, FAULTY):
-            self.kernel.set_link(self.kernel.netdev(address).ifindex, mtu=2000)
+            self.kernel.netlink.set_link(self.kernel.netdev(address).ifindex, mtu=2000)
 
     def mtus(self) -> tuple[int, int]:
         return self.kernel.netdev(SOUND).mtu, self.kernel.netdev(FAULTY).mtu

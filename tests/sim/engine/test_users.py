@@ -44,12 +44,12 @@ def test_nobody_uses_vfs_that_were_just_made(kernel: Kernel) -> None:
 
 
 def test_a_vf_whose_netdev_is_in_another_network_namespace_has_an_owner(kernel: Kernel) -> None:
-    kernel.move_away(vf_addresses(kernel, PF)[1])
+    kernel.move_away(vf_addresses(kernel.files, PF)[1])
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (User("another network namespace", owns=True),)}
 
 
 def test_a_vf_without_a_driver_is_in_no_namespace(kernel: Kernel) -> None:
-    kernel.unbind(vf_addresses(kernel, PF)[1])
+    kernel.unbind(vf_addresses(kernel.files, PF)[1])
     assert users_of(kernel) == {}
 
 
@@ -59,7 +59,7 @@ def of_vfio(kernel: Kernel) -> str:
     vfs = {"count": 4, "groups": [{"index": "1", "driver": "vfio-pci"}]}
     nic = {"name": "rail0", "select": {"pci": PF}, "vfs": vfs}
     settle(kernel, from_mapping({"node_name": "n1", "nics": [nic]}))
-    return vf_addresses(kernel, PF)[1]
+    return vf_addresses(kernel.files, PF)[1]
 
 
 @pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
@@ -67,20 +67,22 @@ def test_a_virtual_machine_owns_the_vf_that_it_has_open(kernel: Kernel, of_vfio:
     folder = f"/sys/bus/pci/devices/{of_vfio}"
     kernel.tree.folder(f"{folder}/vfio-dev/vfio3")
     assert owning(kernel) == {}
-    kernel.host.open[f"/dev/vfio/{node.format(group=kernel.target(f'{folder}/iommu_group'))}"] = (VIRTUAL_MACHINE.name,)
+    kernel.host.open[f"/dev/vfio/{node.format(group=kernel.files.target(f'{folder}/iommu_group'))}"] = (
+        VIRTUAL_MACHINE.name,
+    )
     assert users_of(kernel) == owning(kernel) == {f"{PF}#1": (VIRTUAL_MACHINE,)}
 
 
 def test_a_group_that_is_open_is_no_user_of_a_vf_with_a_network_driver(kernel: Kernel, of_vfio: str) -> None:
-    other = vf_addresses(kernel, PF)[2]
-    kernel.host.open[f"/dev/vfio/{kernel.target(f'/sys/bus/pci/devices/{other}/iommu_group')}"] = (
+    other = vf_addresses(kernel.files, PF)[2]
+    kernel.host.open[f"/dev/vfio/{kernel.files.target(f'/sys/bus/pci/devices/{other}/iommu_group')}"] = (
         VIRTUAL_MACHINE.name,
     )
     assert users_of(kernel) == {}
 
 
 def test_a_process_with_an_open_rdma_device_is_a_user_and_no_owner(kernel: Kernel) -> None:
-    kernel.rdma.add(vf_addresses(kernel, PF)[1], "rocep33s0v1", None)
+    kernel.rdma.add(vf_addresses(kernel.files, PF)[1], "rocep33s0v1", None)
     kernel.host.open["/dev/infiniband/uverbs0"] = ("ib_write_bw (pid 4711)",)
     assert users_of(kernel) == {f"{PF}#1": (User("ib_write_bw (pid 4711)", owns=False),)}
     assert owning(kernel) == {}
@@ -89,7 +91,7 @@ def test_a_process_with_an_open_rdma_device_is_a_user_and_no_owner(kernel: Kerne
 def test_a_lost_connection_of_nvme_has_no_address(kernel: Kernel) -> None:
     put_nvme(kernel, "rdma", "traddr=10.0.0.9")
     kernel.servers["10.0.0.9"] = "enp33s0"
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     assert users_of(kernel) == {PF: (User("nvme1 of 10.0.0.9"),)}
     kernel.tree.remove("/sys/class/nvme/nvme1/address")
     assert users_of(kernel) == {}
@@ -108,7 +110,7 @@ def test_a_server_without_a_route_is_reached_through_no_nic(kernel: Kernel) -> N
 
 def test_a_route_in_the_agent_s_own_tables_is_no_user(kernel: Kernel) -> None:
     index = kernel.netdev(PF).ifindex
-    kernel.set_link(index, up=True)
+    kernel.netlink.set_link(index, up=True)
     kernel.routing.add_address(index, "10.1.0.5/24")
     own = Route("0.0.0.0/0", FIRST_TABLE, index, "10.1.0.1")
     kernel.routing.add_route(own)

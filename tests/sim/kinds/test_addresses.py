@@ -52,7 +52,7 @@ def index(kernel: Kernel, pf: str) -> int:
 
 
 def own_addresses(kernel: Kernel, pf: str) -> tuple[str, ...]:
-    return kernel.addresses().get(index(kernel, pf), ())
+    return kernel.netlink.addresses().get(index(kernel, pf), ())
 
 
 def test_each_rail_gets_its_addresses_its_table_and_its_rules(kernel: Kernel) -> None:
@@ -61,23 +61,25 @@ def test_each_rail_gets_its_addresses_its_table_and_its_rules(kernel: Kernel) ->
     first, second = index(kernel, PF0), index(kernel, PF1)
     assert own_addresses(kernel, PF0) == ("10.0.0.17/16", "fd00::11/64")
     assert own_addresses(kernel, PF1) == ("10.1.0.17/16", "fd00:0:0:1::11/64")
-    assert set(kernel.routes({479100})) == {
+    assert set(kernel.netlink.routes({479100})) == {
         Route("10.0.0.0/16", 479100, first, None, "10.0.0.17"),
         Route("0.0.0.0/0", 479100, first, "10.0.255.254", "10.0.0.17"),
         Route("fd00::/64", 479100, first, None, "fd00::11"),
     }
-    assert set(kernel.routes({479101})) == {
+    assert set(kernel.netlink.routes({479101})) == {
         Route("10.1.0.0/16", 479101, second, None, "10.1.0.17"),
         Route("fd00:0:0:1::/64", 479101, second, None, "fd00:0:0:1::11"),
     }
-    assert set(kernel.rules()) == {
+    assert set(kernel.netlink.rules()) == {
         Rule("10.0.0.17", 479100, PRIORITY),
         Rule("fd00::11", 479100, PRIORITY),
         Rule("10.1.0.17", 479101, PRIORITY),
         Rule("fd00:0:0:1::11", 479101, PRIORITY),
     }
     for name in ("enp33s0", "enp65s0"):
-        settings = [kernel.read(f"{CONF}/{name}/{setting}") for setting in ("arp_ignore", "arp_announce", "rp_filter")]
+        settings = [
+            kernel.files.read(f"{CONF}/{name}/{setting}") for setting in ("arp_ignore", "arp_announce", "rp_filter")
+        ]
         assert settings == ["1", "2", "2"]
 
 
@@ -91,7 +93,7 @@ def test_a_second_pass_finds_nothing_to_do(kernel: Kernel) -> None:
 
 def test_ipv6_alone_leaves_arp_alone(kernel: Kernel) -> None:
     settle(kernel, spec(["fd00::7/64"]))
-    assert kernel.read(f"{CONF}/enp33s0/arp_ignore") == "0"
+    assert kernel.files.read(f"{CONF}/enp33s0/arp_ignore") == "0"
 
 
 def test_a_dry_run_names_all_and_writes_nothing(kernel: Kernel) -> None:
@@ -111,68 +113,68 @@ def test_a_dry_run_names_all_and_writes_nothing(kernel: Kernel) -> None:
 def test_an_event_restores_what_another_program_removed(kernel: Kernel, what: str) -> None:
     wanted = spec(DERIVED, DERIVED)
     last = settle(kernel, wanted).have
-    before = (kernel.addresses(), set(kernel.routes({479100, 479101})), set(kernel.rules()))
+    before = (kernel.netlink.addresses(), set(kernel.netlink.routes({479100, 479101})), set(kernel.netlink.rules()))
     if what == "address":
-        kernel.remove_address(index(kernel, PF1), "10.1.0.17/16")
+        kernel.netlink.remove_address(index(kernel, PF1), "10.1.0.17/16")
     elif what == "address6":
-        kernel.remove_address(index(kernel, PF1), "fd00:0:0:1::11/64")
+        kernel.netlink.remove_address(index(kernel, PF1), "fd00:0:0:1::11/64")
     elif what == "route":
-        kernel.remove_route(kernel.routes({479101})[0])
+        kernel.netlink.remove_route(kernel.netlink.routes({479101})[0])
     elif what == "rule":
-        kernel.remove_rule(Rule("10.1.0.17", 479101, PRIORITY))
+        kernel.netlink.remove_rule(Rule("10.1.0.17", 479101, PRIORITY))
     else:
         kernel.tree.put(f"{CONF}/enp65s0/arp_ignore", "0")
     result = settle(kernel, wanted, last=last, scope=frozenset({own(PF1)}))
     assert {outcome.change.kind for outcome in result.outcomes} == {"addresses"}
     assert {outcome.change.target for outcome in result.outcomes} == {PF1}
-    after = (kernel.addresses(), set(kernel.routes({479100, 479101})), set(kernel.rules()))
+    after = (kernel.netlink.addresses(), set(kernel.netlink.routes({479100, 479101})), set(kernel.netlink.rules()))
     assert {ifindex: set(assigned) for ifindex, assigned in after[0].items()} == {
         ifindex: set(assigned) for ifindex, assigned in before[0].items()
     }
     assert after[1:] == before[1:]
-    assert kernel.read(f"{CONF}/enp65s0/arp_ignore") == "1"
+    assert kernel.files.read(f"{CONF}/enp65s0/arp_ignore") == "1"
 
 
 def test_a_link_that_was_down_and_a_driver_that_was_reloaded_get_all_of_it_again(kernel: Kernel) -> None:
     wanted = spec(DERIVED)
     settle(kernel, wanted)
-    kernel.set_link(index(kernel, PF0), up=False)
+    kernel.netlink.set_link(index(kernel, PF0), up=False)
     settle(kernel, wanted)
     assert set(own_addresses(kernel, PF0)) == {"10.0.0.17/16", "fd00::11/64"}
-    assert len(kernel.routes({479100})) == 2
+    assert len(kernel.netlink.routes({479100})) == 2
     kernel.reload_driver(PF0)
     settle(kernel, wanted)
     assert set(own_addresses(kernel, PF0)) == {"10.0.0.17/16", "fd00::11/64"}
-    assert {route.ifindex for route in kernel.routes({479100})} == {index(kernel, PF0)}
+    assert {route.ifindex for route in kernel.netlink.routes({479100})} == {index(kernel, PF0)}
 
 
 def test_a_route_of_another_netdev_in_the_rail_s_table_is_replaced(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.add_route(Route("10.0.0.0/16", 479100, index(kernel, PF1)))
+    kernel.netlink.add_route(Route("10.0.0.0/16", 479100, index(kernel, PF1)))
     settle(kernel, spec(DERIVED))
-    assert Route("10.0.0.0/16", 479100, index(kernel, PF0), None, "10.0.0.17") in kernel.routes({479100})
-    assert index(kernel, PF1) not in {route.ifindex for route in kernel.routes({479100})}
+    assert Route("10.0.0.0/16", 479100, index(kernel, PF0), None, "10.0.0.17") in kernel.netlink.routes({479100})
+    assert index(kernel, PF1) not in {route.ifindex for route in kernel.netlink.routes({479100})}
 
 
 def test_addresses_of_others_stay(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(), originals)
-    kernel.add_address(index(kernel, PF0), "198.51.100.1/24")
-    kernel.add_address(index(kernel, PF0), "10.0.0.17/16")
+    kernel.netlink.add_address(index(kernel, PF0), "198.51.100.1/24")
+    kernel.netlink.add_address(index(kernel, PF0), "10.0.0.17/16")
     settle(kernel, spec(DERIVED), originals)
     settle(kernel, spec(), originals)
     assert own_addresses(kernel, PF0) == ("198.51.100.1/24", "10.0.0.17/16")
-    assert (kernel.routes({479100}), kernel.rules()) == ((), ())
+    assert (kernel.netlink.routes({479100}), kernel.netlink.rules()) == ((), ())
 
 
 def test_what_leaves_the_spec_is_removed_with_its_table_and_rule(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(DERIVED, DERIVED), originals)
     settle(kernel, spec(["192.0.2.11/24"], DERIVED), originals)
     assert own_addresses(kernel, PF0) == ("192.0.2.11/24",)
-    assert {route.destination for route in kernel.routes({479100})} == {"192.0.2.0/24"}
+    assert {route.destination for route in kernel.netlink.routes({479100})} == {"192.0.2.0/24"}
     settle(kernel, spec(), originals)
-    assert kernel.addresses() == {}
-    assert (kernel.routes({479100, 479101}), kernel.rules()) == ((), ())
-    assert {kernel.read(f"{CONF}/{name}/arp_ignore") for name in ("enp33s0", "enp65s0")} == {"0"}
+    assert kernel.netlink.addresses() == {}
+    assert (kernel.netlink.routes({479100, 479101}), kernel.netlink.rules()) == ((), ())
+    assert {kernel.files.read(f"{CONF}/{name}/arp_ignore") for name in ("enp33s0", "enp65s0")} == {"0"}
 
 
 def test_an_address_changes_within_its_network_although_the_kernel_removes_it_with_the_old_one(
@@ -181,22 +183,22 @@ def test_an_address_changes_within_its_network_although_the_kernel_removes_it_wi
     settle(kernel, spec(["192.0.2.11/24"]), originals)
     settle(kernel, spec(["192.0.2.12/24"]), originals)
     assert own_addresses(kernel, PF0) == ("192.0.2.12/24",)
-    assert {rule.source for rule in kernel.rules()} == {"192.0.2.12"}
-    assert [route.source for route in kernel.routes({479100})] == ["192.0.2.12"]
+    assert {rule.source for rule in kernel.netlink.rules()} == {"192.0.2.12"}
+    assert [route.source for route in kernel.netlink.routes({479100})] == ["192.0.2.12"]
 
 
 def test_addresses_of_one_network_leave_together(kernel: Kernel, originals: Originals) -> None:
     # The kernel removes the second with the first.
     settle(kernel, spec(["192.0.2.11/24", "192.0.2.12/24"]), originals)
     assert remaining(settle(kernel, spec(), originals)) == []
-    assert (kernel.addresses(), kernel.routes({479100}), kernel.rules()) == ({}, (), ())
+    assert (kernel.netlink.addresses(), kernel.netlink.routes({479100}), kernel.netlink.rules()) == ({}, (), ())
 
 
 def test_a_nic_that_leaves_the_spec_loses_its_addresses(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(DERIVED, DERIVED), originals)
     settle(kernel, from_mapping({"node_name": "n1"}), originals)
-    assert kernel.addresses() == {}
-    assert (kernel.routes({479100, 479101}), kernel.rules()) == ((), ())
+    assert kernel.netlink.addresses() == {}
+    assert (kernel.netlink.routes({479100, 479101}), kernel.netlink.rules()) == ((), ())
 
 
 def test_an_address_in_use_is_removed_once_its_user_is_gone(kernel: Kernel, originals: Originals) -> None:
@@ -223,7 +225,7 @@ def test_the_agent_s_own_gateway_is_no_user_of_the_nic(kernel: Kernel) -> None:
     settle(kernel, spec(gateway))
     settle(kernel, spec(gateway, nic={"vfs": {"count": 2}, "disruption": {"allow": "reboot"}}))
     settle(kernel, spec(gateway, nic={"vfs": {"count": 4}, "disruption": {"allow": "reboot"}}))
-    assert len(vf_addresses(kernel, PF0)) == 4
+    assert len(vf_addresses(kernel.files, PF0)) == 4
 
 
 def test_an_address_that_another_netdev_has_is_blocked(kernel: Kernel) -> None:
@@ -234,7 +236,7 @@ def test_an_address_that_another_netdev_has_is_blocked(kernel: Kernel) -> None:
         ("blocked", "enp65s0 has the address 10.0.0.17")
     }
     assert {outcome.remedy for outcome in outcomes} == {"take it from enp65s0 or from the spec"}
-    assert (kernel.routes({479100}), kernel.rules()) == ((), ())
+    assert (kernel.netlink.routes({479100}), kernel.netlink.rules()) == ((), ())
 
 
 def test_addresses_move_between_rails(kernel: Kernel, originals: Originals) -> None:
@@ -244,7 +246,7 @@ def test_addresses_move_between_rails(kernel: Kernel, originals: Originals) -> N
     settle(kernel, swapped, originals)
     assert own_addresses(kernel, PF0) == ("10.1.0.17/16",)
     assert own_addresses(kernel, PF1) == ("10.0.0.17/16", "fd00::7/64")
-    assert set(kernel.rules()) == {
+    assert set(kernel.netlink.rules()) == {
         Rule("10.1.0.17", 479100, PRIORITY),
         Rule("10.0.0.17", 479101, PRIORITY),
         Rule("fd00::7", 479101, PRIORITY),
@@ -263,7 +265,7 @@ def test_a_sysctl_and_addresses_that_set_the_same_are_both_named(kernel: Kernel)
 
 def test_an_ipv6_address_with_another_prefix_length_is_named(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.add_address(index(kernel, PF0), "fd00::7/48")
+    kernel.netlink.add_address(index(kernel, PF0), "fd00::7/48")
     outcome = remaining(run(kernel, spec(["fd00::7/64"])))[0]
     assert outcome.error == "enp33s0 has fd00::7 with another prefix length; remove that"
 

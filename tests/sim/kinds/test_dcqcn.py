@@ -81,10 +81,10 @@ def test_mlnx_ofed_s_files_are_written_and_stay(kernel: Kernel) -> None:
     with_debugfs(kernel)
     wanted = spec({"cnp_dscp": 48, "dcqcn": {"rpg_ai_rate": 5, "min_time_between_cnps": 4, "clamp_tgt_rate": True}})
     assert is_ready(settle(kernel, wanted).conditions)
-    assert kernel.read(f"{OFED}/roce_np/cnp_dscp") == "48"
-    assert kernel.read(f"{OFED}/roce_np/min_time_between_cnps") == "4"
-    assert kernel.read(f"{OFED}/roce_rp/rpg_ai_rate") == "5"
-    assert kernel.read(f"{OFED}/roce_rp/clamp_tgt_rate") == "1"
+    assert kernel.files.read(f"{OFED}/roce_np/cnp_dscp") == "48"
+    assert kernel.files.read(f"{OFED}/roce_np/min_time_between_cnps") == "4"
+    assert kernel.files.read(f"{OFED}/roce_rp/rpg_ai_rate") == "5"
+    assert kernel.files.read(f"{OFED}/roce_rp/clamp_tgt_rate") == "1"
     assert not [path for path, _ in kernel.writes if path.startswith(DEBUGFS)]
     assert not preview(kernel.machine(), wanted).changes
 
@@ -95,12 +95,12 @@ def test_the_in_tree_driver_s_debugfs_is_used_where_there_is_no_ofed(kernel: Ker
         {"cnp_dscp": 48, "dcqcn": {"rpg_ai_rate": 5, "cnp_802p_prio": 6, "clamp_tgt_rate_after_time_inc": True}}
     )
     assert is_ready(settle(kernel, wanted).conditions)
-    assert [kernel.read(f"{DEBUGFS}/{name}") for name in ("np_cnp_dscp", "rp_ai_rate", "np_cnp_prio")] == [
+    assert [kernel.files.read(f"{DEBUGFS}/{name}") for name in ("np_cnp_dscp", "rp_ai_rate", "np_cnp_prio")] == [
         "48",
         "5",
         "6",
     ]
-    assert kernel.read(f"{DEBUGFS}/rp_clamp_tgt_rate_ati") == "1"
+    assert kernel.files.read(f"{DEBUGFS}/rp_clamp_tgt_rate_ati") == "1"
     assert not preview(kernel.machine(), wanted).changes
 
 
@@ -116,7 +116,7 @@ def test_each_parameter_has_its_file_in_both_drivers(kernel: Kernel, driver: Cal
 def test_a_value_that_another_changed_is_set_again(kernel: Kernel) -> None:
     with_ofed(kernel)
     settle(kernel, spec({"cnp_dscp": 48}))
-    kernel.write(f"{OFED}/roce_np/cnp_dscp", "0")
+    kernel.files.write(f"{OFED}/roce_np/cnp_dscp", "0")
     result = settle(kernel, spec({"cnp_dscp": 48}))
     assert [str(o.change) for o in result.outcomes] == [f"dcqcn {PF} cnp_dscp: 0 -> 48"]
 
@@ -157,11 +157,11 @@ def test_a_locked_down_kernel_is_named_and_the_nic_stays_in_the_pass(kernel: Ker
 
 def test_values_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:
     with_ofed(kernel)
-    kernel.write(f"{OFED}/roce_np/cnp_dscp", "46")
+    kernel.files.write(f"{OFED}/roce_np/cnp_dscp", "46")
     memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))
     settle(kernel, spec({"cnp_dscp": 48}), memory)
     settle(kernel, spec({"trust": None}), memory)
-    assert kernel.read(f"{OFED}/roce_np/cnp_dscp") == "46"
+    assert kernel.files.read(f"{OFED}/roce_np/cnp_dscp") == "46"
 
 
 def test_nothing_is_read_that_the_spec_does_not_ask_for(kernel: Kernel) -> None:

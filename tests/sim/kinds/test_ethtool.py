@@ -108,7 +108,7 @@ def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
             return kernel.ethtool.rings(ifindex)
 
     preview(evolve(kernel.machine(), ethtool=Listening(kernel)), wanted)
-    assert asked == [kernel.netdev(vf_addresses(kernel, PF)[1]).ifindex]
+    assert asked == [kernel.netdev(vf_addresses(kernel.files, PF)[1]).ifindex]
 
 
 def test_a_dry_run_is_silent_about_unset_values(kernel: Kernel) -> None:
@@ -121,8 +121,10 @@ def test_new_channels_have_their_interrupts_placed_in_the_same_pass(kernel: Kern
     result = settle(kernel, spec(channels={"combined": 6}))
     assert is_ready(result.conditions)
     actions = {
-        kernel.read(f"/sys/kernel/irq/{number}/actions"): kernel.read(f"/proc/irq/{number}/smp_affinity_list")
-        for number in kernel.names(f"/sys/bus/pci/devices/{PF}/msi_irqs")
+        kernel.files.read(f"/sys/kernel/irq/{number}/actions"): kernel.files.read(
+            f"/proc/irq/{number}/smp_affinity_list"
+        )
+        for number in kernel.files.names(f"/sys/bus/pci/devices/{PF}/msi_irqs")
     }
     assert actions.pop(NETDEV) == "0-1"
     assert sorted(actions) == [f"{NETDEV}-TxRx-{queue}" for queue in range(6)]
@@ -142,7 +144,7 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
     ethtool = kernel.machine().ethtool
     sizes = [
         {name: ring.value for name, ring in ethtool.rings(kernel.netdev(vf).ifindex).items()}
-        for _, vf in sorted(vf_addresses(kernel, PF).items())
+        for _, vf in sorted(vf_addresses(kernel.files, PF).items())
     ]
     assert sizes == [{"rx": 512, "tx": 1024}, {"rx": 1024, "tx": 512}, {"rx": 512, "tx": 1024}]
     assert ethtool.rings(kernel.netdev(PF).ifindex)["rx"].value == 256
@@ -220,7 +222,7 @@ def test_channels_that_new_vfs_reset_are_set_again(kernel: Kernel) -> None:
     ],
 )
 def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object], flaps: bool) -> None:
-    kernel.set_link(kernel.netdev(PF).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=True)
     kernel.routed.add(NETDEV)
     kernel.writes.clear()
     (outcome,) = of_kind(settle(kernel, spec(**wanted)), next(iter(wanted)))
@@ -232,7 +234,7 @@ def test_a_netdev_in_use_keeps_its_link(kernel: Kernel, wanted: dict[str, object
 
 def test_a_pf_keeps_its_link_while_pods_have_its_vfs(kernel: Kernel) -> None:
     settle(kernel, spec({"count": 3}))
-    kernel.move_away(vf_addresses(kernel, PF)[1])
+    kernel.move_away(vf_addresses(kernel.files, PF)[1])
     (outcome,) = of_kind(settle(kernel, spec({"count": 3}, rings={"rx": 512})), "rings")
     assert (outcome.result, outcome.change.affected) == ("deferred", (f"another network namespace ({PF}#1)",))
 
@@ -240,7 +242,7 @@ def test_a_pf_keeps_its_link_while_pods_have_its_vfs(kernel: Kernel) -> None:
 @pytest.mark.parametrize(("owner", "size"), [("taker", 1024), ("trackbed", 512)])
 def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
     settle(kernel, spec({"count": 1, "defaults": {"state": "down"}}))
-    (vf,) = vf_addresses(kernel, PF).values()
+    (vf,) = vf_addresses(kernel.files, PF).values()
     kernel.host.allocated[vf] = ("team/trainer-0",)
     given = {"owner": owner, "state": "down", "rings": {"rx": 512}}
     assert is_ready(settle(kernel, spec({"count": 1, "defaults": given})).conditions)
@@ -261,7 +263,7 @@ def test_vfs_have_features_of_their_own(kernel: Kernel) -> None:
     }
     assert is_ready(settle(kernel, spec(vfs)).conditions)
     features = [
-        kernel.ethtool.features(kernel.netdev(vf).ifindex) for _, vf in sorted(vf_addresses(kernel, PF).items())
+        kernel.ethtool.features(kernel.netdev(vf).ifindex) for _, vf in sorted(vf_addresses(kernel.files, PF).items())
     ]
     assert [netdev["rx-gro"].on for netdev in features] == [False, True, False]
     assert [netdev["tx-scatter-gather"].on for netdev in features] == [True, False, True]

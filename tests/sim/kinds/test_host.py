@@ -64,7 +64,7 @@ def test_sysctls_are_set_and_their_white_space_does_not_count(kernel: Kernel) ->
     wanted = {"net.ipv4.tcp_rmem": "4096 131072  6291456", "net.ipv4.ip_local_port_range": "1024 65535"}
     result = settle(kernel, sysctls=wanted)
     assert is_ready(result.conditions)
-    assert kernel.read("/proc/sys/net/ipv4/ip_local_port_range") == "1024\t65535"
+    assert kernel.files.read("/proc/sys/net/ipv4/ip_local_port_range") == "1024\t65535"
     assert [path for path, _ in kernel.writes if path.startswith("/proc/sys")] == [
         "/proc/sys/net/ipv4/ip_local_port_range"
     ]
@@ -104,7 +104,7 @@ def test_a_module_s_boolean_has_several_spellings(kernel: Kernel, value: str) ->
 
 def test_a_writable_parameter_of_a_loaded_module_is_written(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, module_parameters={"nvme-core": {"io_timeout": "0xff"}}).conditions)
-    assert kernel.read("/sys/module/nvme_core/parameters/io_timeout") == "0xff"
+    assert kernel.files.read("/sys/module/nvme_core/parameters/io_timeout") == "0xff"
 
 
 def test_a_module_s_number_may_have_any_base(kernel: Kernel) -> None:
@@ -137,9 +137,9 @@ def test_a_module_that_is_not_loaded_and_a_parameter_that_it_lacks_are_blockers(
 def test_huge_pages_are_allocated_on_the_wanted_numa_node(kernel: Kernel) -> None:
     result = settle(kernel, hugepages=[{"size": "2M", "count": 16, "numa_node": 1}, {"size": "1G", "count": 2}])
     assert is_ready(result.conditions)
-    assert kernel.read(NODE1) == "16"
-    assert kernel.read("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages") == "16"
-    assert kernel.read("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages") == "2"
+    assert kernel.files.read(NODE1) == "16"
+    assert kernel.files.read("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages") == "16"
+    assert kernel.files.read("/sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages") == "2"
 
 
 def test_fewer_huge_pages_than_were_asked_for_is_a_failure_that_says_how_many_there_are(kernel: Kernel) -> None:
@@ -155,7 +155,7 @@ def test_a_pool_is_made_smaller_than_its_use_without_freeing_pages_in_use(kernel
     hugepages.use(kernel, node=1, size=2048, pages=10)
     smaller = [{"size": "2M", "count": 4, "numa_node": 1}]
     assert is_ready(settle(kernel, hugepages=smaller).conditions)
-    assert kernel.read(NODE1) == "10", "what is in use stays until its users are through"
+    assert kernel.files.read(NODE1) == "10", "what is in use stays until its users are through"
     kernel.writes.clear()
     settle(kernel, hugepages=smaller)
     assert kernel.writes == []

@@ -120,7 +120,7 @@ def test_derived_guids_are_not_in_a_derived_spec_and_others_are(kernel: Kernel) 
     derived = derive_spec(kernel.machine(), "n1", ())
     assert derived.remaining == ()
     assert "guid" not in to_json(derived.spec)
-    kernel.set_vf(kernel.netdev(PF).ifindex, 1, node_guid="00:11:22:33:44:55:66:77")
+    kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 1, node_guid="00:11:22:33:44:55:66:77")
     derived = derive_spec(kernel.machine(), "n1", ())
     assert derived.remaining == ()
     vfs = derived.spec.nics[0].vfs

@@ -36,7 +36,7 @@ def test_the_wanted_functions_are_listed_and_irqbalance_notified_before_interrup
 ) -> None:
     kernel.host.command_lines["irqbalance"] = WITH_OURS
     assert is_ready(settle(kernel, spec()).conditions)
-    assert kernel.read(LIST) == f"{PF}\n"
+    assert kernel.files.read(LIST) == f"{PF}\n"
     assert kernel.host.hung_up == ["irqbalance"]
     written = [path for path, _ in kernel.writes]
     assert written.index(LIST) < min(written.index(path) for path in written if path.startswith("/proc/irq"))

@@ -114,8 +114,8 @@ def test_a_netdev_that_a_manager_configures_gets_nothing_and_the_manager_is_name
     outcomes = [outcome for outcome in result.outcomes if outcome.change.kind == "addresses"]
     assert {(outcome.result, outcome.error) for outcome in outcomes} == {("blocked", who)}
     assert all(remedy in outcome.remedy for outcome in outcomes)
-    assert (kernel.addresses(), kernel.rules(), kernel.routes({479100})) == ({}, (), ())
-    assert kernel.read("/proc/sys/net/ipv4/conf/enp33s0/arp_ignore") == "0"
+    assert (kernel.netlink.addresses(), kernel.netlink.rules(), kernel.netlink.routes({479100})) == ({}, (), ())
+    assert kernel.files.read("/proc/sys/net/ipv4/conf/enp33s0/arp_ignore") == "0"
     # The deploy refuses such a plan before it writes the spec.
     assert any(who in error and remedy in error for error in preview(kernel.machine(), spec("192.0.2.11/24")).errors)
     assert is_ready(run(kernel).conditions)
@@ -141,7 +141,7 @@ def test_a_netdev_that_a_manager_configures_gets_nothing_and_the_manager_is_name
 def test_a_netdev_that_no_manager_configures_gets_its_address(kernel: Kernel, files: dict[str, str]) -> None:
     put(kernel, **files)
     assert is_ready(run(kernel, "192.0.2.11/24").conditions)
-    assert kernel.addresses() == {kernel.netdev(PF).ifindex: ("192.0.2.11/24",)}
+    assert kernel.netlink.addresses() == {kernel.netdev(PF).ifindex: ("192.0.2.11/24",)}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_at_boot_a_manager_that_is_to_start_is_waited_for(
     result = run(kernel, "192.0.2.11/24", failures=failures)
     assert {outcome.result for outcome in result.outcomes if outcome.change.kind == "addresses"} == {"blocked"}
     assert who in next(c.message for c in result.conditions if c.type == "Converged")
-    assert kernel.addresses() == {}
+    assert kernel.netlink.addresses() == {}
     # No event tells when it has decided: the agent looks again.
     again = failures.next_try()
     assert again is not None
@@ -195,4 +195,4 @@ def test_the_agent_s_address_is_removed_even_if_a_manager_configures_the_netdev_
     assert is_ready(run(kernel, "192.0.2.11/24", originals=originals).conditions)
     put(kernel, **{f"{NM}/IFINDEX": "[device]\nmanaged=true\n"})
     assert is_ready(run(kernel, originals=originals).conditions)
-    assert (kernel.addresses(), kernel.rules()) == ({}, ())
+    assert (kernel.netlink.addresses(), kernel.netlink.rules()) == ({}, ())

@@ -27,7 +27,7 @@ class Through:
         self._kernel = kernel
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._kernel, name)
+        return getattr(self._kernel.files, name)
 
 
 @pytest.fixture
@@ -48,10 +48,10 @@ def affinities(kernel: Kernel) -> dict[tuple[str, str], str]:
     """By function and by what the driver calls the interrupt."""
     affinities = {}
     for pf in (PF0, PF1):
-        for pci in targets(kernel, pf).values():
-            for number in kernel.names(f"/sys/bus/pci/devices/{pci}/msi_irqs"):
-                name = kernel.read(f"/sys/kernel/irq/{number}/actions")
-                affinities[pci, name] = kernel.read(f"/proc/irq/{number}/smp_affinity_list")
+        for pci in targets(kernel.files, pf).values():
+            for number in kernel.files.names(f"/sys/bus/pci/devices/{pci}/msi_irqs"):
+                name = kernel.files.read(f"/sys/kernel/irq/{number}/actions")
+                affinities[pci, name] = kernel.files.read(f"/proc/irq/{number}/smp_affinity_list")
     return affinities
 
 
@@ -80,12 +80,12 @@ def test_a_cpu_off_and_on_again_gets_its_interrupts_back(kernel: Kernel) -> None
 def swap_two(kernel: Kernel) -> None:
     """Exchange the CPUs of two queues: the loads stay as they are, as when irqbalance has moved interrupts for a while."""
     served: dict[str, str] = {}
-    for number in kernel.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"):
-        if "-" in kernel.read(f"/sys/kernel/irq/{number}/actions"):
-            served.setdefault(kernel.read(f"/proc/irq/{number}/smp_affinity_list"), number)
+    for number in kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs"):
+        if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions"):
+            served.setdefault(kernel.files.read(f"/proc/irq/{number}/smp_affinity_list"), number)
     (one, first), (other, second), *_ = sorted(served.items())
-    kernel.write(f"/proc/irq/{first}/smp_affinity_list", other)
-    kernel.write(f"/proc/irq/{second}/smp_affinity_list", one)
+    kernel.files.write(f"/proc/irq/{first}/smp_affinity_list", other)
+    kernel.files.write(f"/proc/irq/{second}/smp_affinity_list", one)
 
 
 def test_queues_that_somebody_exchanges_come_back(kernel: Kernel) -> None:
@@ -103,11 +103,11 @@ def test_queues_that_somebody_exchanges_come_back(kernel: Kernel) -> None:
 )
 def test_a_damaged_placement_is_computed_again(kernel: Kernel, content: str) -> None:
     settle(kernel)
-    good = kernel.read(PLACED)
+    good = kernel.files.read(PLACED)
     before = affinities(kernel)
-    kernel.replace(PLACED, content)
+    kernel.files.replace(PLACED, content)
     assert not settle(kernel).applied
-    assert (affinities(kernel), kernel.read(PLACED)) == (before, good)
+    assert (affinities(kernel), kernel.files.read(PLACED)) == (before, good)
 
 
 def test_a_placement_that_cannot_be_written_stops_nothing(kernel: Kernel) -> None:
@@ -126,11 +126,11 @@ def test_a_placement_that_cannot_be_written_stops_nothing(kernel: Kernel) -> Non
 
 def test_a_node_that_is_only_observed_keeps_no_placement(kernel: Kernel) -> None:
     settle(kernel)
-    before = kernel.read(PLACED)
+    before = kernel.files.read(PLACED)
     swap_two(kernel)
     swapped = affinities(kernel)
     converge(kernel.machine(), Goal(evolve(spec(), mode="observe")), Memory(lambda: 0.0))
-    assert (affinities(kernel), kernel.read(PLACED)) == (swapped, before)
+    assert (affinities(kernel), kernel.files.read(PLACED)) == (swapped, before)
 
 
 @pytest.mark.parametrize("refusal", [errno.EPERM, errno.EIO])
@@ -191,10 +191,10 @@ def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:
     settle(kernel)
     before = affinities(kernel)
     machine = kernel.machine()
-    numbers = kernel.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs")
-    irq = next(number for number in numbers if "-" in kernel.read(f"/sys/kernel/irq/{number}/actions"))
-    home = kernel.read(f"/proc/irq/{irq}/smp_affinity_list")
-    kernel.write(f"/proc/irq/{irq}/smp_affinity_list", "3" if home != "3" else "1")
+    numbers = kernel.files.names(f"/sys/bus/pci/devices/{PF0}/msi_irqs")
+    irq = next(number for number in numbers if "-" in kernel.files.read(f"/sys/kernel/irq/{number}/actions"))
+    home = kernel.files.read(f"/proc/irq/{irq}/smp_affinity_list")
+    kernel.files.write(f"/proc/irq/{irq}/smp_affinity_list", "3" if home != "3" else "1")
 
     def full(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.ENOSPC, "no space") if where.endswith("smp_affinity_list") and value == home else None
@@ -206,7 +206,7 @@ def test_a_queue_stays_on_a_cpu_that_becomes_full(kernel: Kernel) -> None:
     assert not last.outcomes
     there = {key for key, cpus in before.items() if cpus == home}
     after = affinities(kernel)
-    assert {key for key in there if after[key] != home} == {(PF0, kernel.read(f"/sys/kernel/irq/{irq}/actions"))}
+    assert {key for key in there if after[key] != home} == {(PF0, kernel.files.read(f"/sys/kernel/irq/{irq}/actions"))}
 
 
 @pytest.mark.parametrize("room", [1, 2, 3])

@@ -57,8 +57,8 @@ def test_each_vf_s_device_is_expected_named_when_it_goes_and_fine_when_it_is_bac
     }
     result = settle(kernel, wanted)
     assert (condition_of(result, "RdmaDevices").status, condition_of(result, "RdmaPorts").status) == ("True", "True")
-    vf = vf_addresses(kernel, PF0)[1]
-    name = Reader(kernel).of(vf)[0]
+    vf = vf_addresses(kernel.files, PF0)[1]
+    name = Reader(kernel.files).of(vf)[0]
     kernel.rdma.delete(name)
     lacking = condition_of(settle(kernel, wanted), "RdmaDevices")
     assert (lacking.status, lacking.reason, lacking.stage) == ("False", "DeviceMissing", "device")
@@ -73,7 +73,7 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
     nics = [{"name": "rail0", "select": {"pci": PF0}, **wanted}]
     spec = from_mapping({"node_name": "n1", "nics": nics})
     result = settle(kernel, wanted)
-    first, second = (Reader(kernel).of(vf_addresses(kernel, PF0)[index])[0] for index in (1, 2))
+    first, second = (Reader(kernel.files).of(vf_addresses(kernel.files, PF0)[index])[0] for index in (1, 2))
     kernel.rdma.set_port(first, state="1: DOWN")
     kernel.rdma.set_port(second, state="1: DOWN")
     kernel.rdma.set_cm_defaults(first, 1, tos=0)
@@ -175,8 +175,8 @@ def test_a_vf_that_a_container_has_is_not_missed(kernel: Kernel) -> None:
     kernel.rdma.rxe = True
     wanted = {"vfs": {"count": 2}, "rdma": {"pf": False, "vfs": True}}
     settle(kernel, wanted)
-    vf = vf_addresses(kernel, PF0)[0]
-    name = Reader(kernel).of(vf)[0]
+    vf = vf_addresses(kernel.files, PF0)[0]
+    name = Reader(kernel.files).of(vf)[0]
     kernel.move_away(vf)
     kernel.rdma.set_port(name, state="1: DOWN")
     assert condition_of(settle(kernel, wanted), "RdmaPorts").status == "True"
@@ -188,7 +188,7 @@ def test_a_vf_that_is_kept_for_a_virtual_machine_is_not_missed(kernel: Kernel) -
     kernel.rdma.rxe = True
     wanted: dict[str, object] = {"vfs": {"count": 2}, "rdma": {"pf": False, "vfs": True}}
     settle(kernel, wanted)
-    vf = vf_addresses(kernel, PF0)[1]
+    vf = vf_addresses(kernel.files, PF0)[1]
     kernel.unbind(vf)
     kernel.tree.link(f"/sys/bus/pci/devices/{vf}/driver", "../../../../bus/pci/drivers/vfio-pci")
     kernel.tree.link(f"/sys/bus/pci/devices/{vf}/iommu_group", "../../../../kernel/iommu_groups/7")
@@ -221,7 +221,7 @@ def test_one_device_serves_both_ports_of_a_lag(kernel: Kernel) -> None:
     assert [d.name for d in result.have["rdma"][second][second]] == ["mlx5_bond_0"]
     assert is_ready(result.conditions), result.conditions
     for device in ("enp33s0f1", second):
-        counting = [source.name for source in counters.sources(kernel, device)]
+        counting = [source.name for source in counters.sources(kernel.files, device)]
         assert counting == ["mlx5_bond_0", "enp33s0f1"]
     kernel.rdma.delete("mlx5_bond_0")
     lacking = condition_of(settled(), "RdmaDevices")

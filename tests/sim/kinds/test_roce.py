@@ -25,7 +25,9 @@ def test_roce_is_set_on_the_port_and_on_every_device_and_stays(kernel: Kernel) -
     state = kernel.rdma.dcb[NAME0]
     assert state.pfc == {3}
     assert (len(state.dscp), state.dscp[26], state.dscp[46]) == (64, 3, 5)
-    devices = [name for pci in [PF0, *vf_addresses(kernel, PF0).values()] for name in Reader(kernel).of(pci)]
+    devices = [
+        name for pci in [PF0, *vf_addresses(kernel.files, PF0).values()] for name in Reader(kernel.files).of(pci)
+    ]
     assert len(devices) == 3
     assert {kernel.rdma.cm_defaults(name, 1) for name in devices} == {CmDefaults(106, "RoCE v2")}
     kernel.writes.clear()
@@ -77,7 +79,7 @@ def test_what_the_driver_refuses_is_unsupported(kernel: Kernel) -> None:
 def test_pfc_waits_for_whoever_uses_a_vf_since_it_takes_the_link_down(kernel: Kernel) -> None:
     kernel.rdma.dcb[NAME0] = DcbState(frozenset(), {})
     settle(kernel, {"vfs": {"count": 1}})
-    kernel.move_away(vf_addresses(kernel, PF0)[0])
+    kernel.move_away(vf_addresses(kernel.files, PF0)[0])
     last_pass = settle(kernel, {"vfs": {"count": 1}, "roce": {"pfc": "3"}})
     result, error = refused(last_pass)["pfc"]
     assert (result, error) == ("deferred", f"it would disturb another network namespace ({PF0}#0)")
@@ -106,10 +108,10 @@ def test_the_files_of_mlnx_ofed_are_used_where_they_are(kernel: Kernel) -> None:
         for priority in range(8):
             kernel.tree.put(f"{NET}/ecn/{role}/enable/{priority}", "1" if priority == 5 else "0")
     result = settle(kernel, {"roce": {"trust": "dscp", "ecn": "3", "traffic_class": 106}})
-    assert kernel.read(f"{NET}/qos/trust") == "dscp"
+    assert kernel.files.read(f"{NET}/qos/trust") == "dscp"
     for role in ("roce_np", "roce_rp"):
-        assert [p for p in range(8) if kernel.read(f"{NET}/ecn/{role}/enable/{p}") == "1"] == [3]
-    assert kernel.read("/sys/class/infiniband/mlx5_0/tc/1/traffic_class") == "Global tclass=106"
+        assert [p for p in range(8) if kernel.files.read(f"{NET}/ecn/{role}/enable/{p}") == "1"] == [3]
+    assert kernel.files.read("/sys/class/infiniband/mlx5_0/tc/1/traffic_class") == "Global tclass=106"
     assert is_ready(result.conditions)
 
 

@@ -48,7 +48,7 @@ def settle(
 
 
 def mask(kernel: Kernel, name: str, queue: int = 0) -> int:
-    return int(kernel.read(f"{NET}/{name}/queues/rx-{queue}/rps_cpus"), 16)
+    return int(kernel.files.read(f"{NET}/{name}/queues/rx-{queue}/rps_cpus"), 16)
 
 
 def left(result: Pass) -> list[Outcome]:
@@ -158,7 +158,9 @@ def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
     for number in range(rps_netdevs.MOST):
         kernel.add_virtual(f"cali-{number:04}")
     result = settle(kernel, spec())
-    assert sum(mask(kernel, name) != 0 for name in kernel.names(NET) if name.startswith("cali")) == rps_netdevs.MOST
+    assert (
+        sum(mask(kernel, name) != 0 for name in kernel.files.names(NET) if name.startswith("cali")) == rps_netdevs.MOST
+    )
     (outcome,) = left(result)
     assert outcome.error == "the patterns of rps.netdevs match 1025 netdevs; 1024 are steered"
     assert is_ready(result.conditions)
@@ -166,7 +168,7 @@ def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
 
 def test_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:
     memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))
-    kernel.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
+    kernel.files.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
     settle(kernel, spec(), memory=memory)
     assert mask(kernel, "cali1f") == 0xFF
     settle(kernel, spec({"match": "veth*"}), memory=memory)
@@ -196,7 +198,7 @@ def test_someone_who_writes_the_mask_of_one_netdev_again_and_again_is_left_to_it
     memory = Memory(lambda: 0.0, Failures())
     for _ in range(10):
         result = settle(kernel, spec(), memory=memory)
-        kernel.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
+        kernel.files.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
     assert "put back" in left(settle(kernel, spec(), memory=memory))[0].error
     assert is_ready(result.conditions)
 

@@ -56,13 +56,13 @@ def settle(
 
 
 def vf_attributes(kernel: Kernel, index: int) -> dict[str, Any]:
-    link = kernel.link(NAME)
+    link = kernel.netlink.link(NAME)
     assert link is not None
     return asdict(link.vfs[index])
 
 
 def address(kernel: Kernel, index: int) -> str:
-    return vf_addresses(kernel, PF)[index]
+    return vf_addresses(kernel.files, PF)[index]
 
 
 # --- attributes ----------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_two_vfs_that_come_back_with_each_other_s_names_get_their_own(kernel: Ke
     kernel.come_back(first, f"{NAME}v2")
     kernel.come_back(second, f"{NAME}v1")
     assert is_ready(settle(kernel, wanted).conditions)
-    assert [netdev(kernel, vf) for vf in (first, second)] == [f"{NAME}v1", f"{NAME}v2"]
+    assert [netdev(kernel.files, vf) for vf in (first, second)] == [f"{NAME}v1", f"{NAME}v2"]
 
 
 def test_a_name_that_another_netdev_has_is_an_error(kernel: Kernel) -> None:
@@ -119,7 +119,7 @@ def test_a_name_that_another_netdev_has_is_an_error(kernel: Kernel) -> None:
     kernel.move_away(vf)
     kernel.add_nic(OTHER, f"{NAME}v1", OTHER_MAC)
     kernel.come_back(vf, "net1")
-    kernel.set_link(kernel.netdev(vf).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
     kernel.writes.clear()
     (failed,) = [o for o in settle(kernel, wanted).outcomes if o.result == "failed"]
     assert failed.error == f"another netdev is called {NAME}v1; rename that first"
@@ -192,16 +192,16 @@ def test_a_vf_of_an_infiniband_pf_is_given_no_ethernet_address(kernel: Kernel) -
 
 def test_trusted_vfs_that_somebody_made_get_their_addresses_at_once(kernel: Kernel) -> None:
     """Whoever made them left their drivers with addresses of their own, and their links up."""
-    kernel.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "3")
+    kernel.files.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "3")
     pf = kernel.netdev(PF)
-    for index, vf in vf_addresses(kernel, PF).items():
-        kernel.set_vf(pf.ifindex, index, trust=True)
-        kernel.set_link(kernel.netdev(vf).ifindex, up=True)
+    for index, vf in vf_addresses(kernel.files, PF).items():
+        kernel.netlink.set_vf(pf.ifindex, index, trust=True)
+        kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
     wanted = spec({"count": 3, "defaults": {"trust": True}})
     result = settle(kernel, wanted)
     assert [outcome for outcome in result.outcomes if outcome.result != "applied"] == []
     assert not preview(kernel.machine(), wanted).changes
-    macs = [kernel.netdev(vf).mac for vf in vf_addresses(kernel, PF).values()]
+    macs = [kernel.netdev(vf).mac for vf in vf_addresses(kernel.files, PF).values()]
     assert [vf_attributes(kernel, index)["mac"] for index in range(3)] == macs
 
 
@@ -219,12 +219,12 @@ def test_a_vf_that_comes_back_from_a_container_gets_its_name_back(kernel: Kernel
     kernel.move_away(vf)
     assert settle(kernel, wanted).outcomes == ()
     kernel.come_back(vf, called)
-    assert netdev(kernel, vf) != f"{NAME}v1"
+    assert netdev(kernel.files, vf) != f"{NAME}v1"
     result = settle(kernel, wanted)
     assert is_ready(result.conditions)
     (renamed,) = [o.change for o in result.outcomes if o.change.kind == "vf_names"]
     assert renamed.disruption is Disruption.NONE
-    assert netdev(kernel, vf) == f"{NAME}v1"
+    assert netdev(kernel.files, vf) == f"{NAME}v1"
     assert kernel.netdev(vf).up
 
 
@@ -234,43 +234,45 @@ def test_a_vf_that_is_up_is_renamed_only_if_its_link_may_flap(kernel: Kernel) ->
     vf = address(kernel, 1)
     kernel.move_away(vf)
     kernel.come_back(vf, "net1")
-    kernel.set_link(kernel.netdev(vf).ifindex, up=True)
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, up=True)
     kernel.routed.add("net1")
     (outcome,) = [o for o in settle(kernel, wanted).outcomes if o.change.kind == "vf_names"]
     assert (outcome.result, outcome.change.disruption) == ("deferred", Disruption.LINK_FLAP)
     kernel.routed.clear()
     assert is_ready(settle(kernel, wanted).conditions)
-    assert netdev(kernel, vf) == f"{NAME}v1"
+    assert netdev(kernel.files, vf) == f"{NAME}v1"
     assert kernel.netdev(vf).up
 
 
 def test_a_host_whose_names_are_its_own_keeps_them(kernel: Kernel) -> None:
     wanted = spec(group())
     settle(kernel, wanted)
-    kernel.set_link(kernel.netdev(PF).ifindex, up=False)
-    kernel.rename(kernel.netdev(PF).ifindex, "rail0")
+    kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)
+    kernel.netlink.rename(kernel.netdev(PF).ifindex, "rail0")
     for index in range(4):
         kernel.move_away(address(kernel, index))
         kernel.come_back(address(kernel, index), f"rail0v{index}")
     result = settle(kernel, wanted)
     assert is_ready(result.conditions)
-    assert [netdev(kernel, address(kernel, index)) for index in range(4)] == [f"rail0v{index}" for index in range(4)]
+    assert [netdev(kernel.files, address(kernel, index)) for index in range(4)] == [
+        f"rail0v{index}" for index in range(4)
+    ]
 
 
 def test_a_name_too_long_for_a_netdev_is_not_given(kernel: Kernel) -> None:
     kernel.add_nic(OTHER, "enp193s0f1np10", OTHER_MAC)
     wanted = spec(group(), select={"pci": OTHER})
     settle(kernel, wanted)
-    vf = vf_addresses(kernel, OTHER)[0]
+    vf = vf_addresses(kernel.files, OTHER)[0]
     assert len(kernel.netdev(vf).name) == 16
     kernel.move_away(vf)
     kernel.come_back(vf, "net1")
     assert is_ready(settle(kernel, wanted).conditions)
-    assert netdev(kernel, vf) == "net1"
+    assert netdev(kernel.files, vf) == "net1"
 
 
 def test_altnames_are_added_to_those_of_others(kernel: Kernel) -> None:
-    kernel.add_altname(kernel.netdev(PF).ifindex, "somebody-s")
+    kernel.netlink.add_altname(kernel.netdev(PF).ifindex, "somebody-s")
     result = settle(kernel, spec(altnames=["rail0", "storage"], txqueuelen=5000))
     assert is_ready(result.conditions)
     assert kernel.netdev(PF).altnames == ("somebody-s", "rail0", "storage")
@@ -297,11 +299,11 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
         result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
     assert result.outcomes == ()
     assert is_ready(result.conditions)
-    link = kernel.link(kernel.netdev(address(kernel, 1)).name)
+    link = kernel.netlink.link(kernel.netdev(address(kernel, 1)).name)
     assert link is not None
     assert (link.up, link.carrier) == (True, False)
     # Somebody holds down another one, of which the spec says nothing: it is dark, and taking it down and up would not help.
-    kernel.set_vf(kernel.netdev(PF).ifindex, 2, link_state="disable")
+    kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 2, link_state="disable")
     kernel.writes.clear()
     for _ in range(3):
         result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 10.0 * next(time), failures))
@@ -322,7 +324,7 @@ def test_a_vf_in_a_bond_keeps_its_own_address_behind_the_bond_s(kernel: Kernel) 
 def test_the_mtu_is_raised_and_lowered_on_all(kernel: Kernel, mtus: tuple[int, int]) -> None:
     for mtu in mtus:
         assert is_ready(settle(kernel, spec(group(), mtu=mtu)).conditions)
-        assert {kernel.netdev(function).mtu for function in (PF, *vf_addresses(kernel, PF).values())} == {mtu}
+        assert {kernel.netdev(function).mtu for function in (PF, *vf_addresses(kernel.files, PF).values())} == {mtu}
 
 
 def test_a_vf_of_a_pf_that_is_down_is_not_bound_again_and_again(kernel: Kernel) -> None:

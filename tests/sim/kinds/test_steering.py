@@ -44,7 +44,7 @@ def blocked(result: Pass) -> list[Outcome]:
 
 def test_each_cpu_sends_through_one_queue(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, spec()).conditions)
-    masks = [int(kernel.read(f"{NET}/enp33s0/queues/tx-{queue}/xps_cpus"), 16) for queue in (0, 1)]
+    masks = [int(kernel.files.read(f"{NET}/enp33s0/queues/tx-{queue}/xps_cpus"), 16) for queue in (0, 1)]
     assert masks[0] & masks[1] == 0
     assert masks[0] | masks[1] == 0xFF
 
@@ -67,15 +67,15 @@ def test_flow_tables_are_left_alone_unless_asked_for(kernel: Kernel) -> None:
 
 def test_each_queue_has_its_share_of_the_node_s_flows(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, spec(rfs={"enable": True, "entries": 4096})).conditions)
-    assert kernel.read(ENTRIES) == "4096"
-    assert kernel.read(f"{NET}/enp33s0/queues/rx-1/rps_flow_cnt") == "2048"
-    assert kernel.read(f"{NET}/enp33s0v1/queues/rx-0/rps_flow_cnt") == "4096"
+    assert kernel.files.read(ENTRIES) == "4096"
+    assert kernel.files.read(f"{NET}/enp33s0/queues/rx-1/rps_flow_cnt") == "2048"
+    assert kernel.files.read(f"{NET}/enp33s0v1/queues/rx-0/rps_flow_cnt") == "4096"
 
 
 def test_a_table_that_is_right_is_not_written_since_that_would_empty_it(kernel: Kernel) -> None:
     wanted = spec(rfs={"enable": True})
     settle(kernel, wanted)
-    kernel.write(f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", "0")
+    kernel.files.write(f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", "0")
     kernel.writes.clear()
     settle(kernel, wanted)
     assert kernel.writes == [(f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", "16384")]
@@ -89,15 +89,15 @@ def test_flows_that_could_be_steered_to_isolated_cpus_are_a_blocker(kernel: Kern
     result = settle(kernel, spec(rfs={"enable": True}))
     assert [o.change.target for o in blocked(result)] == [HOST]
     assert not is_ready(result.conditions)
-    assert kernel.read(ENTRIES) == "0"
+    assert kernel.files.read(ENTRIES) == "0"
     assert is_ready(settle(kernel, spec(rfs={"enable": True, "isolated": True})).conditions)
-    assert kernel.read(ENTRIES) == "32768"
+    assert kernel.files.read(ENTRIES) == "32768"
 
 
 def test_isolated_cpus_take_no_steered_packets_and_the_masks_still_read_back(kernel: Kernel) -> None:
     kernel.interrupts.isolate("2-3")
     assert is_ready(settle(kernel, spec()).conditions)
-    masks = [int(kernel.read(f"{NET}/enp33s0v{index}/queues/rx-0/rps_cpus"), 16) for index in range(3)]
+    masks = [int(kernel.files.read(f"{NET}/enp33s0v{index}/queues/rx-0/rps_cpus"), 16) for index in range(3)]
     assert all(mask & 0b1100 == 0 for mask in masks)
     assert any(masks)
 
@@ -105,23 +105,23 @@ def test_isolated_cpus_take_no_steered_packets_and_the_masks_still_read_back(ker
 def test_a_pod_s_vf_is_steered_in_its_own_namespace(kernel: Kernel) -> None:
     wanted = spec(rfs={"enable": True})
     settle(kernel, wanted)
-    before = kernel.read(f"{NET}/enp33s0v1/queues/rx-0/rps_cpus")
+    before = kernel.files.read(f"{NET}/enp33s0v1/queues/rx-0/rps_cpus")
     assert int(before, 16)
-    kernel.move_away(vf_addresses(kernel, PF)[1])
+    kernel.move_away(vf_addresses(kernel.files, PF)[1])
     for attribute in ("rps_cpus", "rps_flow_cnt"):
-        kernel.write(f"{POD}{NET}/eth1/queues/rx-0/{attribute}", "0")
+        kernel.files.write(f"{POD}{NET}/eth1/queues/rx-0/{attribute}", "0")
     kernel.writes.clear()
     assert is_ready(settle(kernel, wanted).conditions)
-    assert kernel.read(f"{POD}{NET}/eth1/queues/rx-0/rps_cpus") == before
-    assert kernel.read(f"{POD}{NET}/eth1/queues/rx-0/rps_flow_cnt") == "32768"
+    assert kernel.files.read(f"{POD}{NET}/eth1/queues/rx-0/rps_cpus") == before
+    assert kernel.files.read(f"{POD}{NET}/eth1/queues/rx-0/rps_flow_cnt") == "32768"
     assert all(path.startswith(POD) for path, _ in kernel.writes)
     assert kernel.opened == []
 
 
 def test_a_namespace_that_ends_between_reading_and_writing_does_no_harm(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.move_away(vf_addresses(kernel, PF)[1])
-    kernel.write(f"{POD}{NET}/eth1/queues/rx-0/rps_cpus", "0")
+    kernel.move_away(vf_addresses(kernel.files, PF)[1])
+    kernel.files.write(f"{POD}{NET}/eth1/queues/rx-0/rps_cpus", "0")
 
     def vanish(operation: str, where: str, value: str) -> OSError | None:
         kernel.namespaces.clear()
@@ -135,7 +135,7 @@ def test_a_namespace_that_ends_between_reading_and_writing_does_no_harm(kernel: 
 
 def test_a_namespace_that_cannot_be_entered_leaves_its_vf_as_it_is(kernel: Kernel) -> None:
     settle(kernel, spec())
-    kernel.move_away(vf_addresses(kernel, PF)[1])
+    kernel.move_away(vf_addresses(kernel.files, PF)[1])
     kernel.namespaces.clear()
     kernel.writes.clear()
     assert is_ready(settle(kernel, spec()).conditions)
@@ -156,9 +156,9 @@ def test_tables_and_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, t
         return converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0, originals=originals))
 
     settle_by(spec(rfs={"enable": True}))
-    kernel.move_away(vf_addresses(kernel, PF)[1])
+    kernel.move_away(vf_addresses(kernel.files, PF)[1])
     assert is_ready(settle_by(spec(xps={"enable": False}, rps={"enable": False})).conditions)
-    assert kernel.read(ENTRIES) == "0"
+    assert kernel.files.read(ENTRIES) == "0"
     tables = [f"{NET}/enp33s0/queues/rx-0/rps_flow_cnt", f"{POD}{NET}/eth1/queues/rx-0/rps_flow_cnt"]
     masks = [f"{NET}/enp33s0/queues/tx-0/xps_cpus", f"{POD}{NET}/eth1/queues/rx-0/rps_cpus"]
-    assert {int(kernel.read(path), 16) for path in (*tables, *masks)} == {0}
+    assert {int(kernel.files.read(path), 16) for path in (*tables, *masks)} == {0}

@@ -20,7 +20,12 @@ def kernel() -> Kernel:
 def test_a_vf_for_vfio_is_never_bound_to_the_network_driver(kernel: Kernel) -> None:
     result = settle(kernel, spec(group(driver="vfio-pci")))
     assert is_ready(result.conditions), result.conditions
-    assert [driver(kernel, address(kernel, index)) for index in range(4)] == ["igbvf", "vfio-pci", "igbvf", "igbvf"]
+    assert [driver(kernel.files, address(kernel, index)) for index in range(4)] == [
+        "igbvf",
+        "vfio-pci",
+        "igbvf",
+        "igbvf",
+    ]
     assert not any(path.endswith("unbind") for path, _ in kernel.writes)
     assert not preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes
 
@@ -30,24 +35,24 @@ def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
     (change,) = [c for c in preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes if c.kind == "bindings"]
     assert (change.before, change.after, change.disruption) == ("igbvf", "vfio-pci", Disruption.REBIND)
     assert is_ready(settle(kernel, spec(group(driver="vfio-pci"))).conditions)
-    assert driver(kernel, address(kernel, 1)) == "vfio-pci"
+    assert driver(kernel.files, address(kernel, 1)) == "vfio-pci"
     # Whoever says nothing of the driver leaves it.
     assert settle(kernel, spec(group())).outcomes == ()
     assert is_ready(settle(kernel, spec(group(driver="netdevice"))).conditions)
-    assert driver(kernel, address(kernel, 1)) == "igbvf"
-    assert kernel.read(f"{PCI}/{address(kernel, 1)}/driver_override") == "(null)"
+    assert driver(kernel.files, address(kernel, 1)) == "igbvf"
+    assert kernel.files.read(f"{PCI}/{address(kernel, 1)}/driver_override") == "(null)"
     assert not preview(kernel.machine(), spec(group(driver="netdevice"))).changes
 
 
 @pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
 def test_a_vf_that_a_virtual_machine_has_open_keeps_its_driver(kernel: Kernel, node: str) -> None:
     settle(kernel, spec(group(driver="vfio-pci")))
-    number = kernel.target(f"{PCI}/{address(kernel, 1)}/iommu_group")
+    number = kernel.files.target(f"{PCI}/{address(kernel, 1)}/iommu_group")
     kernel.tree.folder(f"{PCI}/{address(kernel, 1)}/vfio-dev/vfio3")
     kernel.host.open[f"/dev/vfio/{node.format(group=number)}"] = ("qemu-system-x86 (pid 77)",)
     (deferred,) = [o for o in settle(kernel, spec(group(driver="netdevice"))).outcomes if o.result == "deferred"]
     assert deferred.change.affected == (f"qemu-system-x86 (pid 77) ({PF}#1)",)
-    assert driver(kernel, address(kernel, 1)) == "vfio-pci"
+    assert driver(kernel.files, address(kernel, 1)) == "vfio-pci"
 
 
 def test_an_open_iommu_group_counts_for_all_of_its_vfs(kernel: Kernel) -> None:
@@ -70,8 +75,8 @@ def test_without_vfio_pci_the_plan_has_the_remedy_and_the_rest_is_applied() -> N
     assert 'kernel_modules = ["vfio-pci"]' in error
     result = settle(kernel, spec(group(driver="vfio-pci")))
     assert [o.change.target for o in result.outcomes if o.result != "applied"] == [f"{PF}#1"]
-    assert driver(kernel, address(kernel, 1)) is None
-    assert driver(kernel, address(kernel, 2)) == "igbvf"
+    assert driver(kernel.files, address(kernel, 1)) is None
+    assert driver(kernel.files, address(kernel, 2)) == "igbvf"
 
 
 def test_without_an_iommu_there_is_no_vfio(kernel: Kernel) -> None:

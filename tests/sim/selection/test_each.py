@@ -85,7 +85,7 @@ def test_a_vf_s_address_is_made_of_its_own_pf_s(kernel: Kernel) -> None:
     result = settle(kernel.machine(), spec({**RAILS, "vfs": {"count": 2}}))
     assert is_ready(result.conditions)
     for address in PFS:
-        assert kernel.netdev(vf_addresses(kernel, address)[1]).mac == derived_mac(MACS[address], 1)
+        assert kernel.netdev(vf_addresses(kernel.files, address)[1]).mac == derived_mac(MACS[address], 1)
 
 
 def test_an_entry_with_each_equals_one_entry_for_each_nic(kernel: Kernel) -> None:
@@ -246,7 +246,7 @@ def test_each_rail_has_the_addresses_of_its_number(kernel: Kernel) -> None:
     wanted = {**rails(without=["storage"], min=2, max=2), "rail": 4, "addresses": addresses}
     result = settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
     assert is_ready(result.conditions)
-    have = kernel.addresses()
+    have = kernel.netlink.addresses()
     assert {address: have.get(kernel.netdev(address).ifindex, ()) for address in PFS} == {
         FIRST: ("10.4.0.7/16",),
         SECOND: (),

@@ -32,7 +32,7 @@ SELECTORS = [
 def two() -> Kernel:
     kernel = made()
     kernel.add_nic(OTHER, "enp65s0", OTHER_MAC)
-    kernel.add_altname(kernel.netdev(PF).ifindex, "an-altname")
+    kernel.netlink.add_altname(kernel.netdev(PF).ifindex, "an-altname")
     kernel.give_serials(PF, DSN, VPD)
     return kernel
 

@@ -77,7 +77,7 @@ class Agent:
         return self.look()
 
     def vfs(self) -> str:
-        return self.kernel.read(f"/sys/bus/pci/devices/{PF}/sriov_numvfs")
+        return self.kernel.files.read(f"/sys/bus/pci/devices/{PF}/sriov_numvfs")
 
 
 @pytest.fixture
@@ -223,12 +223,12 @@ class Broken:
     kernel: Kernel
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.kernel, name)
+        return getattr(self.kernel.files, name)
 
     def read(self, path: str) -> str:
         if path.endswith("sriov_totalvfs"):
             raise KeyError("a fault")
-        return self.kernel.read(path)
+        return self.kernel.files.read(path)
 
 
 def test_a_spec_whose_check_crashes_is_refused(agent: Agent) -> None:

@@ -77,7 +77,7 @@ def test_while_a_probe_hangs_the_others_are_reported_and_then_its_timeout(
 def test_a_disruptive_change_waits_until_its_announcement_is_published(
     node: Node, worker: Callable[[str], Out], awaited: Queue[str]
 ) -> None:
-    node.kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
+    node.kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
     out = worker(
         f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
     )
@@ -114,7 +114,7 @@ def test_a_repair_is_counted_as_drift_and_a_change_of_the_spec_is_not(
     out.until(lambda report: report.ready)
     assert set(read_drift(tmp_path / drift.NAME)) == set(by_name())
     assert set(read_drift(tmp_path / drift.NAME).values()) == {0}
-    node.kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
+    node.kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
     announced.announce(Event(function=PF0, is_pci=True))
     end = time.monotonic() + 120
     while not (counted := read_drift(tmp_path / drift.NAME)["vfs"]):
@@ -153,7 +153,7 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
     out = worker(json.dumps({"node_name": "n1", "nics": nics}))
     assert out.until(lambda report: report.ready)
     for pf in (PF0, PF1):  # of PF0's no event tells
-        kernel.set_link(kernel.netdev(pf).ifindex, mtu=1500)
+        kernel.netlink.set_link(kernel.netdev(pf).ifindex, mtu=1500)
     if reason == "DeviceLost":
         kernel.unreadable.add("/sys/devices/system/cpu/online")
         announced.announce(Event(every_device=True))
@@ -182,7 +182,7 @@ def test_an_event_about_a_required_device_is_told_at_once(
     out.until(lambda report: report.ready)
     assert {"checking": True} not in out.said
     index = node.kernel.netdev(PF0).ifindex
-    node.kernel.set_link(index, mtu=1500)
+    node.kernel.netlink.set_link(index, mtu=1500)
     announced.announce(Event(ifindex=index))
     soon(lambda: {"checking": True} in out.said or None, "checking", 60.0)
     soon(lambda: (node.kernel.netdev(PF0).mtu == 9000 and not view.waits()) or None, "a repair", 60.0)
@@ -213,7 +213,7 @@ def test_a_spec_that_was_given_up_is_tried_again_if_somebody_asks(
     given_up = out.until(lambda report: report.ready and not report.up_to_date)
     assert given_up.spec_hash == before.spec_hash
     node.kernel.fault = no_fault
-    node.kernel.set_link(node.kernel.netdev(PF0).ifindex, mtu=2000)
+    node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, mtu=2000)
     soon(lambda: node.kernel.netdev(PF0).mtu == 9000 or None, "a full pass, which does not try it again", 60.0)
     reload(one(4000))
     assert out.until(lambda report: report.up_to_date and report.ready).spec_hash != before.spec_hash
@@ -245,7 +245,7 @@ def test_a_file_in_force_is_not_read_again_without_being_asked(
     soon(lambda: triggers() or None, "record of the first pass", 60.0)
     for _ in range(2):
         before = len(triggers())
-        node.kernel.set_link(node.kernel.netdev(PF0).ifindex, mtu=1500)
+        node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, mtu=1500)
         # Once it is recorded, the value was read back: drift before that would be a write that failed.
         soon(lambda before=before: len(triggers()) > before or None, "a full pass", 60.0)  # type: ignore[misc]
     assert node.kernel.netdev(PF0).mtu == 9000
@@ -255,7 +255,7 @@ def test_a_file_in_force_is_not_read_again_without_being_asked(
 def test_a_client_of_apply_has_a_pass_with_what_it_allows(
     node: Node, worker: Callable[[str], Out], tmp_path: Path
 ) -> None:
-    node.kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
+    node.kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
     spec = one(9000, vfs={"count": 3}, disruption={"allow": "none"})
     out = worker(spec)
     out.until(lambda report: not report.ready and bool(report.outcomes))

@@ -60,7 +60,7 @@ def test_an_event_has_its_device_read_and_no_other_one(
     kernel = node.kernel
     worker(TWO).until(lambda report: report.ready)
     for pf in (PF0, PF1):  # of PF0's no event tells
-        kernel.set_link(kernel.netdev(pf).ifindex, mtu=1500)
+        kernel.netlink.set_link(kernel.netdev(pf).ifindex, mtu=1500)
     announced.announce(Event(ifindex=kernel.netdev(PF1).ifindex))
     soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)
     assert kernel.netdev(PF0).mtu == 1500
@@ -73,13 +73,13 @@ def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_
 ) -> None:
     kernel = node.kernel
     other = kernel.netdev(PF1).ifindex
-    kernel.set_link(other, mtu=9000)
+    kernel.netlink.set_link(other, mtu=9000)
 
     def drift(operation: str, where: str, value: str) -> None:
         if "9000" in value:
             kernel.fault = no_fault
             # PF1 was read already, and needed no change.
-            kernel.set_link(other, mtu=1500)
+            kernel.netlink.set_link(other, mtu=1500)
             announced.announce(Event(ifindex=other))
 
     kernel.fault = drift
@@ -119,7 +119,7 @@ def test_a_result_does_not_wait_for_probes_that_have_answered(
     out = worker(one(9000))
     out.until(lambda report: report.ready)
     index = node.kernel.netdev(PF0).ifindex
-    node.kernel.set_link(index, mtu=1500)
+    node.kernel.netlink.set_link(index, mtu=1500)
     announced.announce(Event(ifindex=index))
     soon(lambda: out.said[-1].get("outcomes") or None, "report of the repair", BEFORE_A_RESYNC)
 

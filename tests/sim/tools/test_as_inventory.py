@@ -41,7 +41,7 @@ def prepare(kernel: Kernel, *different: tuple[str, dict[str, Any]], rdma: bool =
     ]
     settle(kernel, from_mapping({"node_name": "n1", "nics": nics}))
     for name, pci in zip(NAMES, PFS, strict=True):
-        kernel.add_altname(kernel.netdev(pci).ifindex, f"enp{int(pci[5:7], 16)}s0np0")
+        kernel.netlink.add_altname(kernel.netdev(pci).ifindex, f"enp{int(pci[5:7], 16)}s0np0")
         if rdma:
             kernel.rdma.add(pci, f"roce_{name}", name, rate="200 Gb/sec (4X HDR)")
 
@@ -128,7 +128,7 @@ def test_rdma_that_does_not_work_anywhere_is_not_asked_for(kernel: Kernel) -> No
 def test_rdma_devices_of_vfs_are_asked_for(kernel: Kernel) -> None:
     prepare(kernel, rdma=False)
     for pci in PFS:
-        for vf in vf_addresses(kernel, pci).values():
+        for vf in vf_addresses(kernel.files, pci).values():
             kernel.rdma.add(vf, f"roce_{kernel.netdev(vf).name}", kernel.netdev(vf).name, rate="2.5 Gb/sec (1X SDR)")
     _, spec = written(kernel)
     (rails,) = spec.nics
@@ -138,7 +138,7 @@ def test_rdma_devices_of_vfs_are_asked_for(kernel: Kernel) -> None:
 
 
 def test_a_pattern_gives_no_name_that_another_netdev_has(kernel: Kernel) -> None:
-    kernel.rename(kernel.netdev(THIRD).ifindex, "rail0")
+    kernel.netlink.rename(kernel.netdev(THIRD).ifindex, "rail0")
     prepare(kernel, (THIRD, {"mtu": 1500}), rdma=False)
     for name, pci in (("ens3", FIRST), ("ens1", SECOND), ("rail0", THIRD)):
         kernel.rdma.add(pci, f"roce_{name}", name)

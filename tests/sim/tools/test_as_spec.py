@@ -102,8 +102,8 @@ def test_the_spec_derived_from_a_configured_node_is_its_own(kernel: Kernel) -> N
 
 def test_values_that_nobody_set_are_kept_in_a_derived_spec(kernel: Kernel) -> None:
     """VFs that nobody gave an address, interrupts wherever they were, one NIC down."""
-    kernel.set_link(kernel.netdev(PF0).ifindex, up=True)
-    kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "3")
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, up=True)
+    kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "3")
     written = derived(kernel)
     rail0, rail1 = written.nics
     assert rail0.vfs is not None
@@ -116,7 +116,7 @@ def test_values_that_nobody_set_are_kept_in_a_derived_spec(kernel: Kernel) -> No
 def test_a_vf_whose_driver_has_another_address_is_not_bound_again(kernel: Kernel) -> None:
     settle(kernel, wanted())
     name = kernel.netdev(PF0).name
-    kernel.set_vf(kernel.netdev(PF0).ifindex, 1, mac="02:00:00:00:08:08")
+    kernel.netlink.set_vf(kernel.netdev(PF0).ifindex, 1, mac="02:00:00:00:08:08")
     assert name
     written = derived(kernel)
     vfs = written.nics[0].vfs
@@ -129,7 +129,7 @@ def test_a_vf_whose_driver_has_another_address_is_not_bound_again(kernel: Kernel
 
 def test_a_vf_in_a_pod_is_written_down_by_what_its_pf_grants(kernel: Kernel) -> None:
     settle(kernel, wanted())
-    kernel.move_away(vf_addresses(kernel, PF0)[1])
+    kernel.move_away(vf_addresses(kernel.files, PF0)[1])
     assert derived(kernel).nics[0].vfs is not None
 
 
@@ -154,7 +154,7 @@ def test_a_missing_nic_is_named_with_those_that_exist(kernel: Kernel) -> None:
 
 def test_vfs_whose_queue_is_of_another_length_than_their_pf_s_keep_theirs(kernel: Kernel) -> None:
     settle(kernel, wanted())
-    kernel.set_link(kernel.netdev(PF0).ifindex, txqueuelen=2000)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, txqueuelen=2000)
     vfs = derived(kernel).nics[0].vfs
     assert vfs is not None
     assert vfs.defaults.txqueuelen == 1000
@@ -166,7 +166,7 @@ def test_each_vf_has_its_own_guid_and_unset_ones_are_left_out(kernel: Kernel, co
     kernel.sriov.able.add(PF0)
     for index in range(count):
         given = f"00:11:22:33:44:55:66:0{index}"
-        kernel.set_vf(kernel.netdev(PF0).ifindex, index, node_guid=given, port_guid="00:00:00:00:00:00:00:00")
+        kernel.netlink.set_vf(kernel.netdev(PF0).ifindex, index, node_guid=given, port_guid="00:00:00:00:00:00:00:00")
     vfs = derived(kernel, PF0).nics[0].vfs
     assert vfs is not None
     assert [vfs.attributes(index).node_guid for index in range(count)] == [
@@ -181,14 +181,14 @@ def nic_with(count: int) -> dict[str, object]:
 
 def test_a_netdev_of_an_odd_name_without_a_queue_is_written_down_too(kernel: Kernel) -> None:
     kernel.add_nic("0000:61:00.0", "fab@0", "02:00:00:00:01:02")
-    kernel.set_link(kernel.netdev("0000:61:00.0").ifindex, txqueuelen=0)
+    kernel.netlink.set_link(kernel.netdev("0000:61:00.0").ifindex, txqueuelen=0)
     nic = derived(kernel, "fab@0").nics[0]
     assert (nic.name, nic.txqueuelen) == ("0000-61-00.0", None)
 
 
 def test_a_node_that_no_spec_can_describe_is_an_error(kernel: Kernel) -> None:
     settle(kernel, wanted())
-    vf = vf_addresses(kernel, PF0)[0]
-    kernel.set_link(kernel.netdev(vf).ifindex, mtu=9100)
+    vf = vf_addresses(kernel.files, PF0)[0]
+    kernel.netlink.set_link(kernel.netdev(vf).ifindex, mtu=9100)
     with pytest.raises(SpecError, match=r"vfs\..*mtu 9100 is above nics\[0\]\.mtu 9000"):
         derive_spec(kernel.machine(), "n1", ())

@@ -65,12 +65,12 @@ def machine(observed: dict[str, Any]) -> Kernel:
         converge(kernel.machine(), Goal(from_mapping(observed["follows"])), Memory(lambda: 0.0))
     for target, given in observed.get("vf_attributes", {}).items():
         address, _, index = target.partition("#")
-        kernel.set_vf(kernel.netdev(address).ifindex, int(index), **given)
+        kernel.netlink.set_vf(kernel.netdev(address).ifindex, int(index), **given)
     for target, name in observed.get("vf_netdevs", {}).items():
-        kernel.move_away(pci_of(kernel, target))
-        kernel.come_back(pci_of(kernel, target), name)
+        kernel.move_away(pci_of(kernel.files, target))
+        kernel.come_back(pci_of(kernel.files, target), name)
     for target, pod in observed.get("pods", {}).items():
-        kernel.host.allocated[pci_of(kernel, target)] = (pod,)
+        kernel.host.allocated[pci_of(kernel.files, target)] = (pod,)
     for path, text in observed.get("files", {}).items():
         kernel.tree.put(path, text)
     return kernel

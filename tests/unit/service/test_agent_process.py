@@ -47,11 +47,11 @@ passes.RESYNC = 0.5  # drift in a simulated kernel emits no event
 
 class Files:
     def __init__(self, kernel, real): self.kernel, self.real = kernel, real
-    def __getattr__(self, name): return getattr(self.kernel, name)
+    def __getattr__(self, name): return getattr(self.kernel.files, name)
     def read(self, path):
-        if not path.endswith("0000:21:00.0/sriov_numvfs"): return self.kernel.read(path)
+        if not path.endswith("0000:21:00.0/sriov_numvfs"): return self.kernel.files.read(path)
         print("a library that talks")
-        return LinuxFiles().read(self.real) and self.kernel.read(path)
+        return LinuxFiles().read(self.real) and self.kernel.files.read(path)
 
 def fault(operation, where, value):
     if where.endswith("sriov_numvfs") and value == "5":
@@ -75,7 +75,7 @@ def main(folder, run, real, activity, avoid):
     kernel.add_nic("0000:41:00.0", "enp65s0", "02:00:00:00:01:01", node=1)
     machine = evolve(kernel.machine(), files=Files(kernel, real))
     folder = Path(folder)
-    drift = lambda *_: kernel.set_link(kernel.link("enp65s0").ifindex, mtu=1400)
+    drift = lambda *_: kernel.netlink.set_link(kernel.netlink.link("enp65s0").ifindex, mtu=1400)
     signal.signal(signal.SIGUSR1, drift)
     worker.main(machine, folder / "node.json", Path(run), folder, avoid, activity)
 main()

@@ -53,15 +53,15 @@ from tests.sim.kernel import Kernel
 
 class Files:
     def __init__(self, kernel, folder): self.kernel, self.folder = kernel, folder
-    def __getattr__(self, name): return getattr(self.kernel, name)
+    def __getattr__(self, name): return getattr(self.kernel.files, name)
     def read(self, path):
         if path.endswith("/sriov_numvfs"):
             self.come_to(path.split("/")[-2])
-        return self.kernel.read(path)
+        return self.kernel.files.read(path)
     def come_to(self, function):
         lost = self.folder / "lost"
         if lost.exists():
-            self.kernel.write(f"/sys/bus/pci/devices/{lost.read_text()}/sriov_numvfs", "0")
+            self.kernel.files.write(f"/sys/bus/pci/devices/{lost.read_text()}/sriov_numvfs", "0")
             lost.unlink()
         with (self.folder / "reads").open("a") as reads: reads.write(function + chr(10))
         if (self.folder / function).read_text() == "EIO":

@@ -30,8 +30,8 @@ from agent.service import worker
 from tests.sim.two_nics import PF0, two_nics
 folder, hung, activity, mtu = Path(sys.argv[1]), sys.argv[2].split(), *map(int, sys.argv[3:])
 kernel = two_nics()
-kernel.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
-kernel.set_link(kernel.netdev(PF0).ifindex, mtu=mtu)
+kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "2")
+kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=mtu)
 def published(announcement):
     (folder / "announced").write_text(announcement)
     print("a library that talks", flush=True)

@@ -1,0 +1,156 @@
+"""Passes over devices that are missing or not ready yet, or whose files are malformed."""
+
+import pytest
+
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import Pass, converge
+from agent.engine.dry_run import preview
+from agent.engine.retry import Failures
+from agent.machine import Machine
+from agent.report.verdict import is_ready
+from agent.spec.node import NodeSpec, from_mapping
+from agent.state.wanted import derived_mac
+from tests.sim.kernel import Kernel
+from tests.sim.two_nics import MAC0, MAC1, PF0, PF1
+
+
+def spec(count: int = 7, **more: object) -> NodeSpec:
+    vfs = {"count": count, "defaults": {"trust": True}, "groups": [{"index": "2", "vlan": 100, "spoofchk": False}]}
+    nics = [
+        {"name": "rail0", "select": {"mac": MAC0}, "mtu": 9000, "vfs": vfs},
+        {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}},
+    ]
+    return from_mapping({"node_name": "n1", "nics": nics, **more})
+
+
+def settle(machine: Machine, wanted: NodeSpec, last: Pass | None = None, failures: Failures | None = None) -> Pass:
+    return converge(machine, Goal(wanted), Memory(lambda: 0.0, failures or Failures()), last.have if last else None)
+
+
+def test_vfs_are_not_created_before_udev_has_processed_the_pf(kernel: Kernel) -> None:
+    kernel.udev_lags(PF0)
+    result = settle(kernel.machine(), spec())
+    assert not is_ready(result.conditions)
+    assert kernel.files.read(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs") == "0"
+    kernel.udev_catches_up(PF0)
+    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF0}))
+    assert is_ready(result.conditions)
+
+
+def test_vfs_get_derived_macs_although_the_pfs_netdev_appears_late(kernel: Kernel) -> None:
+    kernel.unbind(PF1)
+    result = settle(kernel.machine(), spec())
+    assert not is_ready(result.conditions)
+    kernel.bind(PF1, "enp65s0", MAC1)
+    result = converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0), result.have, frozenset({PF1}))
+    assert is_ready(result.conditions)
+    pf = kernel.netlink.link("enp65s0")
+    assert pf is not None
+    assert [vf.mac for vf in pf.vfs] == [derived_mac(MAC1, index) for index in range(2)]
+
+
+def only(vfs: object = None) -> NodeSpec:
+    nic = {"name": "rail0", "select": {"pci": PF0}, **({"vfs": vfs} if vfs else {})}
+    return from_mapping({"node_name": "n1", "nics": [nic]})
+
+
+def test_a_pf_whose_driver_created_no_netdev_is_not_ready(kernel: Kernel) -> None:
+    """After a firmware or driver failure the driver stays bound, but no network namespace has the netdev."""
+    settle(kernel.machine(), only())
+    kernel.lose_netdev(PF0)
+    result = settle(kernel.machine(), only())
+    assert not is_ready(result.conditions)
+    (blocked,) = result.outcomes
+    assert (blocked.change.kind, blocked.change.target, blocked.result) == ("links", PF0, "blocked")
+    assert "its netdev is not there (driver: igb)" in blocked.error
+
+
+def test_a_pf_in_a_container_is_ready_unless_vfs_must_be_created(kernel: Kernel) -> None:
+    settle(kernel.machine(), only())
+    kernel.move_away(PF0)
+    assert is_ready(settle(kernel.machine(), only()).conditions)
+    result = settle(kernel.machine(), only({"count": 3}))
+    assert not is_ready(result.conditions)
+    (blocked,) = result.outcomes
+    assert "the PF has no netdev in the host's network namespace" in blocked.error
+
+
+def test_an_infiniband_pf_needs_a_netdev_only_if_it_has_vfs(kernel: Kernel) -> None:
+    kernel.lose_netdev(PF0)
+    kernel.rdma.add(PF0, "ibp33s0", None, link_layer="InfiniBand")
+    assert is_ready(settle(kernel.machine(), only()).conditions)
+    result = settle(kernel.machine(), only({"count": 4}))
+    assert not is_ready(result.conditions)
+    assert "load ib_ipoib" in result.conditions[0].remedy
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/sys/bus/pci/devices/{PF0}/numa_node",
+        f"/sys/bus/pci/devices/{PF0}/sriov_totalvfs",
+        "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
+        "/sys/devices/system/cpu/cpu0/topology/core_cpus_list",
+        "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
+    ],
+)
+def test_an_empty_file_counts_as_missing(kernel: Kernel, path: str) -> None:
+    kernel.tree.put(path, "")
+    assert is_ready(settle(kernel.machine(), only()).conditions)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/sys/devices/system/cpu/online",
+        "/sys/devices/system/cpu/isolated",
+        "/sys/devices/system/cpu/cpu0/cache/index3/shared_cpu_list",
+        "/sys/devices/system/node/node0/cpulist",
+        "/sys/devices/system/node/node0/distance",
+    ],
+)
+def test_malformed_content_of_a_host_file_is_an_error_that_names_the_file(kernel: Kernel, path: str) -> None:
+    kernel.tree.put(path, "N/A")
+    with pytest.raises(OSError, match=r"the file has an unexpected value: 'N/A'") as refused:
+        settle(kernel.machine(), only())
+    assert refused.value.filename == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        f"/sys/bus/pci/devices/{PF0}/numa_node",
+        f"/sys/bus/pci/devices/{PF0}/sriov_numvfs",
+        "/sys/class/net/enp33s0/queues/rx-0/rps_cpus",
+    ],
+)
+def test_malformed_content_of_a_device_file_is_reported_with_its_path(kernel: Kernel, path: str) -> None:
+    kernel.tree.put(path, "N/A")
+    result = settle(kernel.machine(), only())
+    (missing,) = [condition for condition in result.conditions if condition.type == "NicsPresent"]
+    assert (missing.status, missing.reason) == ("Unknown", "DeviceUnreadable")
+    assert "the file has an unexpected value: 'N/A'" in missing.message and path in missing.message
+
+
+def test_more_vfs_than_the_device_supports_are_refused_with_a_remedy_and_nothing_is_written(kernel: Kernel) -> None:
+    planned = preview(kernel.machine(), spec(8))
+    assert len(planned.errors) == 1
+    assert "has 7 VFs at most, the spec wants 8" in planned.errors[0]
+    assert "lower vfs.count to 7" in planned.errors[0]
+    result = settle(kernel.machine(), spec(8))
+    assert not is_ready(result.conditions)
+    assert not any(path.endswith(f"{PF0}/sriov_numvfs") for path, _ in kernel.writes)
+
+
+def test_a_missing_nic_is_reported_with_the_nics_that_exist(kernel: Kernel) -> None:
+    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "rail9", "select": {"pci": "0000:99:00.0"}}]})
+    (error,) = preview(kernel.machine(), wanted).errors
+    assert "rail9 (pci=0000:99:00.0) is not there" in error
+    assert "enp33s0" in error
+
+
+def test_a_selector_that_matches_two_functions_is_an_error_that_names_them(kernel: Kernel) -> None:
+    wanted = from_mapping({"node_name": "n1", "nics": [{"name": "any", "select": {"vendor": "8086"}}]})
+    (error,) = preview(kernel.machine(), wanted).errors
+    assert PF0 in error
+    assert PF1 in error

@@ -1,0 +1,94 @@
+"""The fake's files: reads from the tree, and writes with what the kernel does in consequence."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from tests.sim import config_space, hugepages, variables
+from tests.sim.tree import error
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel
+
+
+@frozen
+class SimFiles:
+    """The protocol ``Files`` of the seam."""
+
+    _kernel: Kernel
+
+    def read(self, path: str) -> str:
+        if path in self._kernel.unreadable:
+            raise error(errno.EIO, path)
+        if path in self._kernel.locked_down:
+            raise error(errno.EPERM, path)
+        if path in self._kernel.pipes:
+            self._kernel.piped.append(path)
+            return Path(self._kernel.pipes[path]).read_text().rstrip()
+        return self._kernel.tree.read(path)
+
+    def write(self, path: str, text: str) -> None:
+        self._kernel.writes.append((path, text))
+        if (refused := self._kernel.fault("write", path, text)) is not None:
+            raise refused
+        if path == "/sys/bus/pci/drivers_probe":
+            self._kernel.sriov.probe(text)
+        elif path.endswith("/driver/unbind"):
+            self._kernel.unbind(text)
+        elif path not in self._kernel.tree.files:
+            raise error(errno.ENOENT, path)
+        elif path in self._kernel.read_only:
+            raise error(errno.EACCES, path)
+        elif path in self._kernel.locked_down:
+            raise error(errno.EPERM, path)
+        elif path.endswith("/nr_hugepages"):
+            hugepages.resize(self._kernel, path, int(text))
+        elif variables.write(self._kernel, path, text):
+            pass
+        elif path.endswith(("/rps_flow_cnt", "/rps_sock_flow_entries")):
+            self._kernel.tree.put(path, str(1 << (int(text) - 1).bit_length() if int(text) else 0))
+        elif path.startswith("/proc/sys/"):
+            self._kernel.tree.put(path, "\t".join(text.split()))
+        elif path.endswith("/sriov_numvfs"):
+            self._kernel.sriov.set_count(path.split("/")[-2], int(text))
+        elif path.endswith("/driver_override"):
+            self._kernel.tree.put(path, text.strip() or "(null)")
+        elif path.endswith("/smp_affinity_list"):
+            self._kernel.tree.put(path, self._kernel.interrupts.affinity(text))
+        elif path.endswith("/traffic_class"):
+            self._kernel.tree.put(path, f"Global tclass={text}")
+        elif path.endswith(("/rps_cpus", "/xps_cpus")):
+            self._kernel.tree.put(path, self._kernel.interrupts.steered(path, text))
+        else:
+            self._kernel.tree.put(path, text)
+
+    def replace(self, path: str, text: str) -> None:
+        self._kernel.writes.append((path, text))
+        if (refused := self._kernel.fault("replace", path, text)) is not None:
+            raise refused
+        self._kernel.tree.put(path, text)
+
+    def names(self, path: str) -> list[str]:
+        return self._kernel.tree.names(path)
+
+    def target(self, path: str) -> str:
+        return self._kernel.tree.target(path)
+
+    def writable(self, path: str) -> bool:
+        return path not in self._kernel.read_only
+
+    def read_at(self, path: str, offset: int, size: int) -> bytes:
+        self._kernel.read_in_part.append(path)
+        if path not in self._kernel.config:
+            raise error(errno.ENOENT, path)
+        return bytes(self._kernel.config[path][offset : offset + size])
+
+    def write_at(self, path: str, offset: int, data: bytes) -> None:
+        self._kernel.writes.append((path, data.hex()))
+        if (refused := self._kernel.fault("write", path, data.hex())) is not None:
+            raise refused
+        config_space.write(self._kernel.config[path], offset, data)

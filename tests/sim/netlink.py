@@ -1,0 +1,149 @@
+"""The fake's netlink: netdevs and their names, what PFs grant VFs, addresses, routes and rules."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from attrs import evolve, frozen
+
+from agent.machine import Link, Route, Rule
+from tests.sim.tree import error
+
+if TYPE_CHECKING:
+    from tests.sim.kernel import Kernel
+
+PCI = "/sys/bus/pci/devices"
+NET = "/sys/class/net"
+
+
+@frozen
+class SimNetlink:
+    """The protocol ``Netlink`` of the seam."""
+
+    _kernel: Kernel
+
+    def links(self) -> list[Link]:
+        return [evolve(netdev.link, vfs=()) for netdev in self._kernel.netdevs.values()]
+
+    def link(self, name: str) -> Link | None:
+        called_so = (netdev for netdev in self._kernel.netdevs.values() if name in netdev.link.altnames)
+        netdev = self._kernel.netdevs.get(name) or next(called_so, None)
+        if netdev is None:
+            return None
+        carrier = self._kernel.carrier(netdev)
+        vfs = self._kernel.sriov.of(netdev.function)
+        if not vfs and not netdev.link.vfs and netdev.link.carrier == carrier:
+            return netdev.link
+        return evolve(netdev.link, vfs=vfs, carrier=carrier)
+
+    def set_link(
+        self, ifindex: int, *, mtu: int | None = None, up: bool | None = None, txqueuelen: int | None = None
+    ) -> None:
+        netdev = self._kernel.by_ifindex(ifindex)
+        given = f"mtu={mtu} up={up}" if txqueuelen is None else f"txqueuelen={txqueuelen}"
+        self._kernel.writes.append((netdev.link.name, given))
+        if (refused := self._kernel.fault("set_link", netdev.link.name, given)) is not None:
+            raise refused
+        netdev = self._kernel.by_ifindex(ifindex)  # the fault may have been that it went
+        if mtu is not None:
+            if mtu > 9216:
+                raise error(errno.EINVAL, netdev.link.name)
+            netdev.link = evolve(netdev.link, mtu=mtu)
+        if txqueuelen is not None:
+            netdev.link = evolve(netdev.link, txqueuelen=txqueuelen)
+        if up is not None and up != netdev.link.up:
+            netdev.link = evolve(netdev.link, up=up)
+            self._kernel.stuck -= {netdev.link.name} - self._kernel.slow
+            self._kernel.request_irqs(netdev) if up else self._kernel.interrupts.free(netdev.function)
+            self._kernel.routing.set_up(ifindex, up)
+
+    def add_altname(self, ifindex: int, name: str) -> None:
+        netdev = self._kernel.by_ifindex(ifindex)
+        self._kernel.writes.append((netdev.link.name, f"altname={name}"))
+        if (refused := self._kernel.fault("altname", netdev.link.name, name)) is not None:
+            raise refused
+        netdev = self._kernel.by_ifindex(ifindex)  # as above
+        if self._kernel.named(name):
+            raise error(errno.EEXIST, name)
+        netdev.link = evolve(netdev.link, altnames=(*netdev.link.altnames, name))
+
+    def remove_altname(self, ifindex: int, name: str) -> None:
+        netdev = self._kernel.by_ifindex(ifindex)
+        self._kernel.writes.append((netdev.link.name, f"altname={name} away"))
+        if (refused := self._kernel.fault("altname", netdev.link.name, name)) is not None:
+            raise refused
+        netdev = self._kernel.by_ifindex(ifindex)  # as above
+        if not self._kernel.named(name):
+            raise error(errno.ENOENT, name)
+        if name not in netdev.link.altnames:
+            raise error(errno.EINVAL, name)
+        left = tuple(altname for altname in netdev.link.altnames if altname != name)
+        netdev.link = evolve(netdev.link, altnames=left)
+
+    def rename(self, ifindex: int, name: str) -> None:
+        netdev = self._kernel.by_ifindex(ifindex)
+        old = netdev.link.name
+        self._kernel.writes.append((old, f"name={name}"))
+        if (refused := self._kernel.fault("rename", old, name)) is not None:
+            raise refused
+        netdev = self._kernel.by_ifindex(ifindex)  # as above
+        altnames = tuple(altname for altname in netdev.link.altnames if altname != name)
+        if netdev.link.up:
+            raise error(errno.EBUSY, name)
+        if self._kernel.named(name) and altnames == netdev.link.altnames:
+            raise error(errno.EEXIST, name)
+        del self._kernel.netdevs[old]
+        self._kernel.tree.remove(f"{NET}/{old}")
+        self._kernel.tree.remove(f"{PCI}/{netdev.function}/net/{old}")
+        netdev.link = evolve(netdev.link, name=name, altnames=altnames)
+        self._kernel.appear(netdev)
+        self._kernel.routing.renamed(old, name)
+
+    def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
+        netdev = self._kernel.by_ifindex(ifindex)
+        self._kernel.writes.append((netdev.link.name, f"vf {index} {given}"))
+        if (refused := self._kernel.fault("set_vf", netdev.link.name, f"{index} {given}")) is not None:
+            raise refused
+        netdev = self._kernel.by_ifindex(ifindex)  # as above
+        self._kernel.sriov.set(netdev.function, netdev.link, index, **given)
+
+    def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
+        netdevs = self._kernel.netdevs
+        routed = {netdevs[name].link.ifindex for name in self._kernel.routed if name in netdevs}
+        return frozenset(routed | self._kernel.routing.gateways(without))
+
+    def route_ifindex(self, address: str) -> int | None:
+        netdev = self._kernel.netdevs.get(self._kernel.servers.get(address, ""))
+        return netdev.link.ifindex if netdev else self._kernel.routing.towards(address)
+
+    def addresses(self) -> dict[int, tuple[str, ...]]:
+        netdevs, ip = self._kernel.netdevs, self._kernel.ip
+        given = {netdev.link.ifindex: ip[name] for name, netdev in netdevs.items() if name in ip}
+        assigned = {ifindex: addresses for ifindex, addresses in self._kernel.routing.assigned.items() if addresses}
+        return {ifindex: (*given.get(ifindex, ()), *assigned.get(ifindex, ())) for ifindex in given | assigned}
+
+    def add_address(self, ifindex: int, address: str) -> None:
+        self._kernel.routing.add_address(ifindex, address)
+
+    def remove_address(self, ifindex: int, address: str) -> None:
+        self._kernel.routing.remove_address(ifindex, address)
+
+    def routes(self, tables: Collection[int]) -> tuple[Route, ...]:
+        return self._kernel.routing.routes(tables)
+
+    def add_route(self, route: Route) -> None:
+        self._kernel.routing.add_route(route)
+
+    def remove_route(self, route: Route) -> None:
+        self._kernel.routing.remove_route(route)
+
+    def rules(self) -> tuple[Rule, ...]:
+        return self._kernel.routing.rules()
+
+    def add_rule(self, rule: Rule) -> None:
+        self._kernel.routing.add_rule(rule)
+
+    def remove_rule(self, rule: Rule) -> None:
+        self._kernel.routing.remove_rule(rule)
