@@ -41,13 +41,22 @@ def host_sources() -> tuple[Source, ...]:
 
 
 def sources_of(debian: Debian) -> tuple[Source, ...]:
-    """The same mirrors' entries of another Debian."""
-    return tuple(attrs.evolve(s, suite=s.suite.replace(HOST.suite, debian.suite)) for s in host_sources())
+    """The same mirrors' entries of another Debian, with its backports if its kernel is from there."""
+    sources = tuple(attrs.evolve(s, suite=s.suite.replace(HOST.suite, debian.suite)) for s in host_sources())
+    return (*sources, backports(sources, debian)) if debian.backports else sources
 
 
-def backports(sources: tuple[Source, ...]) -> Source:
-    """The source of backports, on the mirror that has the suite."""
-    return next(attrs.evolve(s, suite=f"{HOST.suite}-backports") for s in sources if s.suite == HOST.suite)
+def backports(sources: tuple[Source, ...], debian: Debian = HOST) -> Source:
+    """The source of a Debian's backports, on the mirror that has the suite."""
+    return next(attrs.evolve(s, suite=f"{debian.suite}-backports") for s in sources if s.suite == debian.suite)
+
+
+def preferences(debian: Debian) -> str:
+    """The preferences of apt with which a node gets its kernel, the headers, and linux-base from backports."""
+    if not debian.backports:
+        return ""
+    packages = "src:linux src:linux-signed-amd64 src:linux-base"
+    return f"Package: {packages}\nPin: release n={debian.suite}-backports\nPin-Priority: 500\n"
 
 
 def carried_options() -> tuple[str, ...]:
@@ -90,7 +99,7 @@ class Apt:
         return [
             f"-oDir::Etc::SourceList={self.folder}/sources.list",
             "-oDir::Etc::SourceParts=/dev/null",
-            "-oDir::Etc::Preferences=/dev/null",
+            f"-oDir::Etc::Preferences={self.folder}/preferences",
             "-oDir::Etc::PreferencesParts=/dev/null",
             f"-oDir::State::Lists={self.folder}/lists",
             f"-oDir::Cache={self.folder}/cache",
@@ -102,11 +111,12 @@ class Apt:
 
 
 @contextmanager
-def throwaway(sources: tuple[Source, ...]) -> Iterator[Apt]:
-    """An apt with exactly these sources, after an update."""
+def throwaway(sources: tuple[Source, ...], preferences: str = "") -> Iterator[Apt]:
+    """An apt with exactly these sources and preferences, after an update."""
     with TemporaryDirectory(prefix="trackbed-apt-") as name:
         folder = Path(name)
         (folder / "sources.list").write_text("".join(f"{source.line()}\n" for source in sources))
+        (folder / "preferences").write_text(preferences)
         (folder / "lists").mkdir()
         (folder / "cache").mkdir()
         apt = Apt(folder)

@@ -11,14 +11,29 @@ VARIABLE = "TRACKBED_LAB_DEBIAN"
 
 @attrs.frozen
 class Debian:
-    """A release of Debian. ``compiler``: the package of the compiler that its kernel is built with."""
+    """A release of Debian.
+
+    ``version``: as the variable gives it. ``compiler``: the package of the compiler that its kernels are built with.
+    ``backports``: the kernel is that of the release's backports.
+    """
 
     version: str
     suite: str
     compiler: str
+    backports: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name in the names of files."""
+        return f"{self.suite}-backports" if self.backports else self.suite
 
 
-DEBIANS = (Debian("12", "bookworm", "gcc-12"), Debian("13", "trixie", "gcc-14"))
+DEBIANS = (
+    Debian("12", "bookworm", "gcc-12"),
+    Debian("12-backports", "bookworm", "gcc-12", backports=True),
+    Debian("13", "trixie", "gcc-14"),
+    Debian("13-backports", "trixie", "gcc-14", backports=True),
+)
 
 HOST = DEBIANS[0]
 """The one that the build host runs."""

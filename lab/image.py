@@ -82,7 +82,7 @@ class Image:
     @property
     def debian(self) -> Debian:
         """The Debian in it."""
-        return next(debian for debian in DEBIANS if f"-{debian.suite}-" in self.folder.name)
+        return next(debian for debian in DEBIANS if self.folder.name.rpartition("-")[0] == f"image-{debian.name}")
 
     @property
     def disk(self) -> Path:
@@ -114,7 +114,7 @@ def ensure() -> Image:
     debian = of_nodes()
     sources = apt.sources_of(debian)
     options = apt.carried_options()
-    image = Image(cache_home() / f"image-{debian.suite}-{_key(sources, options)}")
+    image = Image(cache_home() / f"image-{debian.name}-{_key(sources, options)}")
     if image.complete():
         return image
     if os.geteuid() != 0:
@@ -154,7 +154,7 @@ def _build(image: Image, sources: tuple[apt.Source, ...], options: tuple[str, ..
     log = image.folder.parent / "build.log"
     log.write_text("")
     host.ensure_packages()
-    with apt.throwaway(sources) as ours:
+    with apt.throwaway(sources, apt.preferences(image.debian)) as ours:
         release = modules.kernel_release(ours)
     workshop = work / "workshop"
     with step(f"image 1/3: kernel modules for {release}", usual_s=100):
@@ -192,6 +192,11 @@ def _bootstrap(
 ) -> None:
     lines = root.with_name("sources.list")
     lines.write_text("".join(f"{source.line()}\n" for source in sources))
+    preferred = []
+    if preferences := apt.preferences(debian):
+        file = root.with_name("preferences")
+        file.write_text(preferences)
+        preferred = [f'--setup-hook=mkdir -p "$1/etc/apt" && cp {file} "$1/etc/apt/preferences"']
     # The initramfs is made while the kernel is installed, so its configuration must be there before.
     early = f'mkdir -p "$1/etc" && cp -rT {ROOTFS}/etc/initramfs-tools "$1/etc/initramfs-tools"'
     run(
@@ -213,6 +218,7 @@ def _bootstrap(
             *(f"--aptopt={option}" for option in options),
             # Keep the lists, so that `apt-get update` in a node fetches only changes.
             "--skip=cleanup/apt/lists",
+            *preferred,
             f"--essential-hook={early}",
             *(debian.suite, str(root), str(lines)),
         ],

@@ -50,7 +50,6 @@ class Patch:
         source.write_text(text.replace(self.line, self.becomes))
 
 
-RXE_VERBS = "drivers/infiniband/sw/rxe/rxe_verbs.c"
 # QEMU's card never reports that its NVM is read (EEMNGCTL.CFG_DONE; hw/net/igb_core.c leaves it 0), so each reset waits for
 # it in vain for 100 ticks: 0.4 s, three times when VFs are made. A real card reports it at once.
 IGB_TIMEOUT = Patch(
@@ -58,12 +57,42 @@ IGB_TIMEOUT = Patch(
 )
 
 
-def rxe_parent(tree: Path) -> Patch:
-    """The kernel's rxe has no parent, so it does not appear under the PCI function, where device plugins look."""
+RXE = "drivers/infiniband/sw/rxe"
+
+
+def rxe_as_a_card(tree: Path) -> list[Patch]:
+    """What makes rxe behave as the RDMA device of a card does.
+
+    It is below the PCI function, where device plugins look. The rxe of backports (rxe_ns.c) works in other network namespaces
+    than the host's, too. As a card's device does, it then takes the packets of a macvlan above its netdev, and it stays
+    when its netdev goes to another namespace (the netdev is not being unregistered then, as its reg_state says). For both,
+    rxe needs a socket in the namespace of the pod, so each namespace gets one.
+    """
+    verbs, net = f"{RXE}/rxe_verbs.c", f"{RXE}/rxe_net.c"
     # Since Linux 6.12 rxe keeps no pointer to its netdev, and this function gets it.
-    netdev = "ndev" if "struct net_device *ndev)" in (tree / RXE_VERBS).read_text() else "rxe->ndev"
-    line = "\terr = ib_register_device(dev, ibdev_name, NULL);\n"
-    return Patch(RXE_VERBS, line, f"\tdev->dev.parent = {netdev}->dev.parent;\n{line}")
+    netdev = "ndev" if "struct net_device *ndev)" in (tree / verbs).read_text() else "rxe->ndev"
+    register = "\terr = ib_register_device(dev, ibdev_name, NULL);\n"
+    parent = Patch(verbs, register, f"\tdev->dev.parent = {netdev}->dev.parent;\n{register}")
+    namespaces = f"{RXE}/rxe_ns.c"
+    if not (tree / namespaces).exists():
+        return [parent]
+    vlan = "\t\trxe = rxe_get_dev_from_net(vlan_dev_real_dev(ndev));\n"
+    macvlan = "\tif (!rxe && netif_is_macvlan(ndev))\n\t\trxe = rxe_get_dev_from_net(macvlan_dev_real_dev(ndev));\n"
+    header = "#include <linux/if_vlan.h>\n"
+    gone = "\tcase NETDEV_UNREGISTER:\n"
+    first = "int rxe_register_notifier(void)\n"
+    sockets = "int rxe_ns_sockets(struct net *net)"
+    init = "static int rxe_ns_init(struct net *net)\n"
+    body = "{\n\treturn rxe_net_ipv4_init(net) ? : rxe_net_ipv6_init(net);\n}\n"
+    return [
+        parent,
+        Patch(net, header, f"{header}#include <linux/if_macvlan.h>\n"),
+        Patch(net, vlan, vlan + macvlan),
+        Patch(net, gone, f"{gone}\t\tif (ndev->reg_state == NETREG_REGISTERED)\n\t\t\tbreak;\n"),
+        Patch(net, first, f"{sockets};\n{sockets}\n{body}\n{first}"),
+        Patch(namespaces, init, f"{sockets};\n{init}"),
+        Patch(namespaces, "\treturn 0;\n", "\treturn rxe_ns_sockets(net);\n"),
+    ]
 
 
 def kernel_release(apt: Apt) -> str:
@@ -91,13 +120,15 @@ def build(workshop: Path, release: str, log: Path) -> list[Path]:
     tree = source_package(release)
     folders = [f"{tree}/{module.source}" for module in MODULES]
     run(["tar", "-C", work, "-xJf", workshop / "usr/src" / f"{tree}.tar.xz", *folders], log=log)
-    for patch in (rxe_parent(work / tree), IGB_TIMEOUT):
+    for patch in (*rxe_as_a_card(work / tree), IGB_TIMEOUT):
         patch.apply(work / tree)
     shutil.copytree(DCBSIM, work / DCBSIM.name)
     options = {folder: [module.config] for folder, module in zip(folders, MODULES, strict=True)} | {DCBSIM.name: []}
+    # objtool reads /proc/self/limits since Linux 7.0. The mount ends with its namespace.
+    enter = ("unshare", "--mount", "--pid", "--fork", "--kill-child", f"--root={workshop}", "--mount-proc")
     for folder, config in options.items():
         headers = f"/usr/src/linux-headers-{release}"
-        run(["chroot", workshop, "make", "-j", "2", "-C", headers, f"M=/build/{folder}", *config, "modules"], log=log)
+        run([*enter, "make", "-j", "2", "-C", headers, f"M=/build/{folder}", *config, "modules"], log=log)
     built = [ko for folder in options for ko in sorted((work / folder).glob("*.ko"))]
     for ko in built:
         run(["strip", "--strip-debug", ko], log=log)

@@ -64,6 +64,7 @@ def ensure() -> Path:
         programs.KUBERNETES,
         *programs.ON_THE_NODES,
         *(network_plugins.BUILDS[name] for name in network_plugins.built()),
+        *([programs.SRIOV_PLUGIN] if network_plugins.has_sriov_device_plugin() else []),
     )
     archive = image.cache_home() / f"cluster-{_key(builds)}.tar.zst"
     if archive.exists():

@@ -20,23 +20,26 @@ SUBNET = "10.56.217.0/24"
 """The addresses of pods' networks."""
 
 
-def wanted(folder: Path, plugins: Sequence[str] = ()) -> dict[str, Any]:
+def wanted(folder: Path, plugins: Sequence[str] = (), vfs: str | None = None) -> dict[str, Any]:
     """The inventory's key `device_plugins` for the lab, with its own images.
 
     ``folder``: where the deploy writes the manifests, which are applied as they are. ``plugins``: what the networks of pods
-    need, of that which is built here; with Multus every pod takes longer to start.
+    need, of that which is built here; with Multus every pod takes longer to start. ``vfs``: the indexes of the VFs that the
+    SR-IOV plugin gives to one pod each; None: all RDMA devices are shared.
     """
+    shared = {
+        "image": f"{REGISTRY}/{bundle.DEVICE_PLUGIN}",
+        "rdma_hca_max": SHARES,
+        # 0 is never: looking for devices once takes an emulated CPU a minute.
+        "periodic_update_interval": 0,
+    }
+    # The policies of the lab's cluster list the default labels only.
+    sriov = {"image": network_plugins.SRIOV_DEVICE_PLUGIN, "vfs": vfs, "node_selector": {"rdma": "hca"}}
     return {
         "folder": str(folder),
         "namespace": NAMESPACE,
-        "shared_rdma": {
-            "image": f"{REGISTRY}/{bundle.DEVICE_PLUGIN}",
-            "rdma_hca_max": SHARES,
-            # 0 is never: looking for devices once takes an emulated CPU a minute.
-            "periodic_update_interval": 0,
-        },
-        # The shared plugin has the VFs.
-        "sriov": None,
+        "shared_rdma": None if vfs else shared,
+        "sriov": sriov if vfs else None,
         "test_pods": {"image": f"{REGISTRY}/{bundle.PERFTEST}"},
         "networks": {"subnet": SUBNET} if {"multus", "whereabouts"} <= set(plugins) else None,
         "network_plugins": {name: {"image": network_plugins.reference(name)} for name in plugins},

@@ -17,6 +17,14 @@ BUILDS: dict[str, Build] = {
 }
 """By the plugin's key in the inventory."""
 
+SRIOV_DEVICE_PLUGIN = f"{REGISTRY}/{programs.SRIOV_PLUGIN.name.replace('-v', ':v')}"
+"""The image of sriov-network-device-plugin, which gives pods the VFs of their networks."""
+
+# Its own image translates the options of its entrypoint for the program.
+_SRIOV_ENTRYPOINT = """for word; do case $word in --resource-prefix=*) prefix=$word; esac; done
+exec /usr/bin/sriovdp --logtostderr -v 10 "$prefix"
+"""
+
 
 def reference(name: str) -> str:
     """The name of a plugin's image in the inventory."""
@@ -25,7 +33,7 @@ def reference(name: str) -> str:
 
 def build() -> None:
     """Build those that are not built yet, and say which are not to be had: a proxy may not serve every module."""
-    for name, each in BUILDS.items():
+    for name, each in {**BUILDS, programs.SRIOV_PLUGIN.name: programs.SRIOV_PLUGIN}.items():
         try:
             go_programs.ensure(each)
         except LabError as error:
@@ -37,9 +45,14 @@ def built() -> tuple[str, ...]:
     return tuple(name for name, each in BUILDS.items() if each.target.exists())
 
 
+def has_sriov_device_plugin() -> bool:
+    """Whether sriov-network-device-plugin is built."""
+    return programs.SRIOV_PLUGIN.target.exists()
+
+
 def images() -> list[Image]:
     """The images of the plugins that are built, as their own images are for the manifests."""
-    return [_IMAGES[name]() for name in built()]
+    return [*(_IMAGES[name]() for name in built()), *([_sriov_device_plugin()] if has_sriov_device_plugin() else [])]
 
 
 def _name(name: str) -> str:
@@ -68,6 +81,17 @@ def _whereabouts() -> Image:
         **programs.shell(),
     }
     return Image(_name("whereabouts"), ["/install-cni.sh"], files=files, links=programs.SHELL_LINKS)
+
+
+def _sriov_device_plugin() -> Image:
+    files = {
+        "usr/bin/sriovdp": programs.SRIOV_PLUGIN.target / "sriovdp",
+        "usr/share/misc/pci.ids": programs.pci_ids(),
+        **programs.shell(),
+    }
+    entrypoint = ["/bin/sh", "-c", _SRIOV_ENTRYPOINT, "sriovdp"]
+    name = SRIOV_DEVICE_PLUGIN.removeprefix(f"{REGISTRY}/")
+    return Image(name, entrypoint, files=files, links=programs.SHELL_LINKS, folders=["tmp"])
 
 
 def _copied(name: str, program: str) -> Callable[[], Image]:

@@ -135,8 +135,9 @@ def roce_gid(node: Node, device: str, address: str) -> int:
 
 
 def listens(node: Node) -> bool:
-    """Whether perftest waits for its client, by TCP or by the RDMA CM. It prints that only on a terminal."""
-    return ":18515 " in node.sh("ss -Hltn; rdma resource show cm_id")
+    """Whether perftest waits for its client, by TCP or by the RDMA CM, in any pod. It prints that only on a terminal."""
+    each = "nsenter --target=$pid --net sh -c 'ss -Hltn; rdma resource show cm_id'"
+    return ":18515 " in node.sh(f"for pid in $(lsns --raw --noheadings --type=net --output=PID); do {each}; done")
 
 
 def test_pods_on_two_nodes_move_data_between_their_devices(fresh_cluster: Cluster) -> None:

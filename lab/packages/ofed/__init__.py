@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 from lab import apt, image, repository
 from lab.command import run
-from lab.modules import rxe_parent
+from lab.modules import rxe_as_a_card
 from lab.packages import toolchain
 from lab.packages.erdma import kernel_source
 
@@ -80,7 +80,8 @@ def _bundles(disk: image.Image, made: Path) -> None:
 def _driver(disk: image.Image, work: Path) -> Path:
     """Write the source of rxe as one file."""
     tree = kernel_source(disk, (DRIVER,), work)
-    rxe_parent(tree).apply(tree)
+    for patch in rxe_as_a_card(tree):
+        patch.apply(tree)
     source = tree / DRIVER
     parts = sorted(path.name for path in source.glob("rxe*.c"))
     lines = [f'{RENAMED if name == "rxe_resp.c" else ""}#include "{name}"\n' for name in parts]

@@ -120,4 +120,4 @@ def test_a_debian_that_the_lab_does_not_know_is_refused_before_anything_is_built
     monkeypatch.setenv("TRACKBED_LAB_DEBIAN", "11")
     failed = lab(state, "up")
     assert failed.returncode == 2
-    assert "TRACKBED_LAB_DEBIAN=11: no such Debian\nGive 12, 13." in failed.stderr
+    assert "TRACKBED_LAB_DEBIAN=11: no such Debian\nGive 12, 12-backports, 13, 13-backports." in failed.stderr
