@@ -217,15 +217,15 @@ def _mounted(machine: Machine) -> Iterator[tuple[str, str]]:
     # A user may name a mount's source as he likes. The kernel escapes blanks, tabs and line ends in it (mangle(),
     # fs/proc_namespace.c), and no other white space, at which str.split() and str.splitlines() would part it.
     for line in read_or(machine.files, "/proc/1/mounts", "").split("\n"):
-        source, point, kind, options, *_ = [*line.split(" "), "", "", "", ""]
-        if kind in NETWORK_FILE_SYSTEMS:
-            for server in _addresses(f"{source} {options}"):
-                yield f"{kind} on {point}", server
+        match line.split(" "):
+            case [source, point, kind, options, *_] if kind in NETWORK_FILE_SYSTEMS:
+                for server in _addresses(f"{source} {options}"):
+                    yield f"{kind} on {point}", server
 
 
 def _nvme(machine: Machine) -> Iterator[tuple[str, str]]:
     for name in names_or_none(machine.files, "/sys/class/nvme"):
-        if read_or(machine.files, f"/sys/class/nvme/{name}/transport", "pcie") in ("rdma", "tcp"):
+        if read_or(machine.files, f"/sys/class/nvme/{name}/transport", "") in ("rdma", "tcp"):
             # nvmf_get_address(), drivers/nvme/host/fabrics.c: an IPv6 address is in no brackets there.
             text = read_or(machine.files, f"/sys/class/nvme/{name}/address", "")
             fields = dict(field.strip().partition("=")[::2] for field in text.split(","))
