@@ -20,6 +20,7 @@ from agent.documents import load
 from agent.hardware.functions import PCI, driver, pci_of
 from agent.hardware.placement import Key, Pool, place, pool
 from agent.hardware.sysfs import names_or_none, numbered, ranges, read_or, whole
+from agent.hardware.topology import Topology
 from agent.kinds import Reading
 from agent.machine import Files, Machine
 from agent.report.records import HOST, Change
@@ -175,21 +176,30 @@ def _natural(target: str) -> tuple[str, int]:
 
 def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
     """The CPUs that may serve each wanted PF and its VFs, by the PF's address."""
-    exclude = frozenset(parse_ranges(want.spec.irqs.exclude_cpus))
-    return {address: pool(have.topology, nic.function.numa_node, exclude) for address, nic in want.nics.items()}
+    nodes = {address: nic.function.numa_node for address, nic in want.nics.items()}
+    excluded = want.spec.irqs.exclude_cpus
+    return have.derived.get(
+        "pools",
+        (nodes, excluded, have.topology),
+        lambda: _pools(nodes, frozenset(parse_ranges(excluded)), have.topology),
+    )
+
+
+def _pools(nodes: Mapping[str, int], excluded: frozenset[int], topology: Topology) -> dict[str, Pool]:
+    return {address: pool(topology, node, excluded) for address, node in nodes.items()}
 
 
 def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
     """The CPU of each queue, by target and queue; a queue's receive and transmit interrupts share it.
 
-    Several kinds need it in each pass, and in most passes spec, interrupts and CPUs are those of the pass before: it is
-    the same object then.
+    Several kinds need it in each pass, and in most passes interrupts and CPUs are those of the pass before: it is the same
+    object then.
     """
-    return have.derived.get("placement", (want, have[NAME], have.topology), lambda: _place(want, have))
-
-
-def _place(want: Wanted, have: Snapshot) -> dict[Key, int]:
     local = pools(want, have)
+    return have.derived.get("placement", (local, have[NAME], have.topology), lambda: _place(local, have))
+
+
+def _place(local: Mapping[str, Pool], have: Snapshot) -> dict[Key, int]:
     kept = _kept(have)
     full = kept.full
     roomy = {address: _without(pool, full) for address, pool in local.items()}
