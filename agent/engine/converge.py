@@ -134,7 +134,8 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
     for number in range(1, ROUNDS + 1):
         if scope is not None:
             # A netdev that was created again may have another name, or a new permanent MAC, from which VFs' MACs derive.
-            have = evolve(have, functions=rediscover(machine, have.functions, _pfs(scope), serials))
+            whole = _whole_pfs(scope)
+            have = evolve(have, functions=rediscover(machine, have.functions, whole, _own_pfs(scope), serials))
         want, have, outcomes = _round(context, resolve(spec, have.functions), have, scope)
         done = [outcome for outcome in outcomes if outcome.result == "applied"]
         state = _State(want, have, applied).adding(outcomes)
@@ -210,10 +211,14 @@ def _remember(memory: Memory, state: _State) -> None:
     contention.wrote((write_of(state.have, outcome.change) for outcome in state.applied), memory.clock())
 
 
-def _pfs(scope: frozenset[str]) -> frozenset[str]:
-    """The PFs whose own function a scope includes."""
-    whole = {name for name in scope if device_of(name) == name != HOST}
-    return frozenset(whole | {device for device in devices(scope) if own(device) in scope})
+def _whole_pfs(scope: frozenset[str]) -> frozenset[str]:
+    """The PFs that a scope names with all their VFs."""
+    return frozenset(name for name in scope if device_of(name) == name != HOST)
+
+
+def _own_pfs(scope: frozenset[str]) -> frozenset[str]:
+    """The PFs whose own function a scope names."""
+    return frozenset(device for device in devices(scope) if own(device) in scope)
 
 
 def _reread(change: Change) -> frozenset[str]:

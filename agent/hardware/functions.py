@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agent.hardware.sysfs import names_or_none, number_or, numbered, parsed, read_or
 from agent.hardware.vpd import device_serial_number, product_name, vpd_serial_number
@@ -113,6 +113,11 @@ def _master(files: Files, name: str) -> str | None:
         return None
 
 
+def vf_count(files: Files, address: str) -> int:
+    """How many VFs a PF has; 0 without SR-IOV."""
+    return number_or(files, f"{PCI}/{address}/sriov_numvfs", 0)
+
+
 def vf_addresses(files: Files, address: str) -> dict[int, str]:
     """The PCI addresses of a PF's VFs by their index."""
     links = numbered(names_or_none(files, f"{PCI}/{address}"), "virtfn")
@@ -180,26 +185,43 @@ def discover(machine: Machine, serials: bool = False) -> tuple[Function, ...]:
 
 
 def rediscover(
-    machine: Machine, functions: tuple[Function, ...], addresses: frozenset[str], serials: bool = False
+    machine: Machine,
+    functions: tuple[Function, ...],
+    whole: frozenset[str],
+    netdevs: frozenset[str] = frozenset(),
+    serials: bool = False,
 ) -> tuple[Function, ...]:
-    """``functions`` with those at ``addresses`` read again; a function that is gone is left out."""
+    """``functions`` with those at the addresses ``whole`` and ``netdevs`` read again; a function that is gone is left out.
+
+    :param netdevs: addresses where only the netdev or the driver may have changed. The kernel announces another device at an
+        address by a uevent of the PCI function, not by one of its netdev.
+    """
     kept = {function.address: function for function in functions}
-    read = {address: _function(machine, address, serials) for address in addresses - machine.hung}
+    addresses = (whole | netdevs) - machine.hung
+    read = {a: _function(machine, a, serials, None if a in whole else kept.get(a)) for a in addresses}
     return tuple(function for _, function in sorted({**kept, **read}.items()) if function is not None)
 
 
-def _function(machine: Machine, address: str, serials: bool) -> Function | None:
-    """The physical function at an address; None if it is no network controller. If it fails to read: the error."""
+def _function(machine: Machine, address: str, serials: bool, known: Function | None = None) -> Function | None:
+    """The physical function at an address; None if it is no network controller. If it fails to read: the error.
+
+    :param known: the same device as it was read before.
+    """
     try:
-        return _read_function(machine, address, serials)
+        return _read_function(machine, address, serials, known)
     except OSError as error:
         return Function(address, "", "", None, -1, 0, None, address in machine.hung, unreadable=str(error))
 
 
-def _read_function(machine: Machine, address: str, serials: bool) -> Function | None:
+def _read_function(machine: Machine, address: str, serials: bool, known: Function | None) -> Function | None:
     files = machine.files
     path = device_path(address)
-    if not read_or(files, f"{path}/class", "").startswith("0x02") or "physfn" in names_or_none(files, path):
+    if not read_or(files, f"{path}/class", "").startswith("0x02"):
+        return None
+    if known is not None and not known.unreadable:
+        name = netdev(files, address)
+        return evolve(known, driver=driver(files, address), link=_link(machine, address, name) if name else None)
+    if "physfn" in names_or_none(files, path):
         return None
     name = netdev(files, address)
     return Function(

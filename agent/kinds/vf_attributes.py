@@ -6,7 +6,7 @@ import errno
 from collections.abc import Mapping
 from typing import Any
 
-from agent.hardware.functions import ifindex_of, link_of, netdev, netdev_of
+from agent.hardware.functions import ifindex_of, link_of, netdev, netdev_of, vf_count
 from agent.kinds import Reading, links, vfs
 from agent.machine import Machine, VfInfo
 from agent.report.records import Change, Value
@@ -31,9 +31,11 @@ _MAY_BE_LAST = tuple((attribute.name, attribute.last) for attribute in attribute
 
 
 def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mapping[int, VfInfo]]:
-    """Each PF's VFs by index, as the PF reports them. A PF without a netdev reports nothing and is left out."""
+    """Each PF's VFs by index, as the PF reports them. A PF without VFs or without a netdev is left out."""
     reported = {}
     for address in pfs_in_scope(want, scope):
+        if not vf_count(machine.files, address):
+            continue  # a request for the link costs twenty times as much as reading the count
         name = netdev(machine.files, address)
         link = machine.netlink.link(name) if name else None
         if link is not None:

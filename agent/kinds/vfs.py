@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import device_path
+from agent.hardware.functions import device_path, vf_count
 from agent.hardware.sysfs import number_or
 from agent.kinds import links
 from agent.machine import Machine
@@ -36,9 +36,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, VfCoun
     """The VF counts; ``total`` is 0 without SR-IOV."""
     counts = {}
     for address in pfs_in_scope(want, scope):
-        path = device_path(address)
-        total = number_or(machine.files, f"{path}/sriov_totalvfs", 0)
-        counts[address] = VfCount(number_or(machine.files, f"{path}/sriov_numvfs", 0), total)
+        total = number_or(machine.files, f"{device_path(address)}/sriov_totalvfs", 0)
+        counts[address] = VfCount(vf_count(machine.files, address), total)
     return counts
 
 

@@ -142,6 +142,17 @@ def test_after_an_event_of_a_pf_itself_its_netdev_is_looked_up_again(
     assert (pf.permanent_mac == "02:00:00:00:09:09") is looked_up
 
 
+@pytest.mark.parametrize(("scope", "seen"), [({own(PF0)}, False), ({own(PF0), PF0}, True), ({PF0}, True)])
+def test_another_device_at_an_address_is_seen_after_an_event_of_the_function(
+    kernel: Kernel, scope: set[str], seen: bool
+) -> None:
+    """A netdev's event says nothing of the device, so what its device keeps for life is not read again."""
+    last = run(kernel, BOTH)
+    kernel.tree.put(f"/sys/bus/pci/devices/{PF0}/vendor", "0x15b3")
+    functions = run(kernel, BOTH, last, frozenset(scope)).have.functions
+    assert ("15b3" in {function.vendor for function in functions}) is seen
+
+
 def test_a_pf_that_is_gone_by_then_is_missing(kernel: Kernel) -> None:
     last = run(kernel, BOTH)
     kernel.remove_nic(PF1)
