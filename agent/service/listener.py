@@ -19,6 +19,10 @@ from attrs import define, field
 from agent.report.activity import ANSWERED_WITHIN, Activity
 from agent.service.wake import KnownDevices, WakeUp, Watch
 
+ASIDE = 0.02
+"""Seconds that the thread waits before it takes an event. Most passes end by then and take the event themselves, often that of
+their own write; while the thread works, the pass stands still, since both need the interpreter's lock."""
+
 
 @define(eq=False)
 class Listener:
@@ -72,7 +76,7 @@ class Listener:
         with self._lock:
             wake = self._watch.wait(known, timeout, first)
             self._kept_since = 0.0
-            self._note(wake)
+            self._note(wake, time.monotonic())
         return wake
 
     def gather(self, known: KnownDevices) -> WakeUp:
@@ -80,7 +84,7 @@ class Listener:
         with self._lock:
             wake = self._watch.gather(known)
             self._kept_since = 0.0
-            self._note(wake)
+            self._note(wake, time.monotonic())
         return wake
 
     def overdue(self) -> bool:
@@ -98,12 +102,12 @@ class Listener:
         # The clock is read after the memory was written; the supervisor does it the other way round.
         return 0.0 < since <= time.monotonic() - ANSWERED_WITHIN
 
-    def _note(self, wake: WakeUp) -> None:
+    def _note(self, wake: WakeUp, came: float) -> None:
         if not wake.doubt or self._since:
             return
-        self._since = now = time.monotonic()
-        self._activity.waits(now)
-        if now >= self._poked + ANSWERED_WITHIN:
+        self._since = came
+        self._activity.waits(came)
+        if (now := time.monotonic()) >= self._poked + ANSWERED_WITHIN:
             # The supervisor looks that long after it was woken, and goes on looking while an event waits.
             self._poked = now
             self._poke()
@@ -119,14 +123,20 @@ class Listener:
             self._fault = error
 
     def _listen_until_end(self) -> None:
+        end = select.poll()
+        end.register(self._end, select.POLLIN)
         while all(descriptor != self._end for descriptor, _ in self._gate.poll()):
+            came = time.monotonic()
+            if end.poll(ASIDE * 1000):
+                return
             with self._lock:
                 if not self._in_pass:
                     continue
-                wake = self._watch.keep(self._known)
+                ready = {descriptor for descriptor, _ in self._sockets.poll(0)}
+                wake = self._watch.keep(self._known, ready)
                 if wake.doubt:
                     # A later event of this pass could add nothing.
-                    self._kept_since = time.monotonic()
+                    self._kept_since = came
                 else:
                     self._open()
-                self._note(wake)
+                self._note(wake, came)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from attrs import define, evolve, field, frozen
 
@@ -182,17 +182,21 @@ class Watch:
                 self._sources[descriptor].receive()
         heard = WakeUp(frozenset())
         for source in self._sources.values():
-            heard = heard.joined(source.taken(known, first))
+            if source.kept or source.lost:
+                heard = heard.joined(source.taken(known, first))
         return evolve(heard, scope=None if reload else heard.scope, reload=reload, stop=stop, asked=asked)
 
     def sources(self) -> Iterable[int]:
         """The descriptors by which events come."""
         return self._sources
 
-    def keep(self, known: KnownDevices) -> WakeUp:
-        """Take the events that wait now, and keep them for :meth:`wait`, by when more devices may be known."""
+    def keep(self, known: KnownDevices, ready: Collection[int]) -> WakeUp:
+        """Take the events that wait now, and keep them for :meth:`wait`, by when more devices may be known.
+
+        :param ready: the descriptors that have events. A pass runs meanwhile, and each system call here may interrupt it.
+        """
         heard = WakeUp(frozenset())
-        for source in self._sources.values():
+        for source in (self._sources[descriptor] for descriptor in ready):
             judged = len(source.kept)
             source.receive()
             heard = heard.joined(source.judged(known, judged))
