@@ -314,17 +314,23 @@ def _damped(record: _Record, rule: _Rule, answer: list[Condition], is_new: bool)
         record.checks.append(fails)
     else:
         record.checks[-1] = fails  # the same check, judged again with a newer snapshot
-    failures = sum(list(record.checks)[-rule.of :])
-    count = f"failed {failures} of the last {rule.of} checks, False from {rule.fail_after} on"
+    # Most probes pass, in every pass.
+    failures = sum(list(record.checks)[-rule.of :]) if True in record.checks else 0
     if fails:
         record.failed = [condition for condition in answer if condition.status == "False"]
         if failures >= rule.fail_after:
             return answer
         status: Status = "True" if record.passed else "Unknown"
+        count = _count(rule, failures)
         return [
             evolve(c, status=status, message=f"{c.message} ({count})") if c.status == "False" else c for c in answer
         ]
     if failures >= rule.fail_after:
+        count = _count(rule, failures)
         return [evolve(c, message=f"{c.message} ({count}; the last one passed)") for c in record.failed]
     record.passed = record.passed or all(condition.status == "True" for condition in answer)
     return answer
+
+
+def _count(rule: _Rule, failures: int) -> str:
+    return f"failed {failures} of the last {rule.of} checks, False from {rule.fail_after} on"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import sha256
 from threading import Lock
 from typing import Any, TextIO
@@ -89,6 +90,13 @@ def _devices(result: Pass) -> str:
     return sha256(json.dumps(present).encode()).hexdigest()[:12]
 
 
+@lru_cache(maxsize=256)
+def _plain(condition: Condition) -> Body:
+    """A condition as plain data, which nobody changes. Cached: most conditions are those of the report before."""
+    plain: Body = to_plain(condition)
+    return plain
+
+
 def _body(
     spec: NodeSpec | None, outcomes: tuple[Outcome, ...], conditions: tuple[Condition, ...], in_force: SpecInForce
 ) -> Body:
@@ -99,5 +107,5 @@ def _body(
         "up_to_date": all(c.status == "True" for c in conditions if c.type == UP_TO_DATE) and not in_force.refusal,
         "refusal": in_force.refusal,
         "outcomes": to_plain(outcomes),
-        "conditions": to_plain(conditions),
+        "conditions": [_plain(condition) for condition in conditions],
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import lru_cache
 
 from agent.hardware.functions import pci_of, targets
 from agent.machine import Files
@@ -21,8 +22,9 @@ def own(address: str) -> str:
     return f"{address}#{OWN}"
 
 
+@lru_cache(maxsize=64)
 def devices(scope: frozenset[str]) -> frozenset[str]:
-    """The PFs that a scope names, themselves or by one of their functions."""
+    """The PFs that a scope names, themselves or by one of their functions. Cached: a pass asks fifty times for the same."""
     return frozenset(device_of(name) for name in scope)
 
 

@@ -54,13 +54,18 @@ class Snapshot:
     def merged(self, kind: str, scope: Scope, state: Mapping[str, Any]) -> Snapshot:
         """With the ``state`` of a kind that was read for ``scope``. A device in ``scope`` that ``state`` lacks is gone."""
         if scope is None:
-            return evolve(self, states={**self.states, kind: state})
+            return self._with(kind, state)
         before = self[kind]
         if not state and before.keys().isdisjoint(scope):
             return self
         kept = {device: value for device, value in before.items() if device not in scope}
         read = {device: _joined(kept.get(device), value) for device, value in state.items()}
-        return evolve(self, states={**self.states, kind: {**kept, **read}})
+        return self._with(kind, {**kept, **read})
+
+    def _with(self, kind: str, state: Mapping[str, Any]) -> Snapshot:
+        # Not evolve(), which is slow: a pass calls this fifty times.
+        states = {**self.states, kind: state}
+        return Snapshot(self.functions, self.topology, self.processes, states, self.derived)
 
     def without(self, address: str, why: str) -> Snapshot:
         """Without the state of a device that cannot be read; ``why`` stands in its function."""
