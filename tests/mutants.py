@@ -34,6 +34,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_publishing_turns.py": (PUBLISH,),
     "test_supervisor.py": (SUPERVISOR,),
     "test_supervisor_deadlines.py": (SUPERVISOR,),
+    "test_supervisor_systemd.py": (SUPERVISOR,),
     "test_unreadable.py": (CONVERGE,),
     "test_users.py": (USERS,),
     "test_worker.py": (WORKER,),
@@ -45,6 +46,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
 OF_ITS_OWN = {
     "test_supervisor.py": (SUPERVISOR,),
     "test_supervisor_deadlines.py": (SUPERVISOR,),
+    "test_supervisor_systemd.py": (SUPERVISOR,),
     "test_worker_process.py": (WORKER,),
 }
 """Tests that run a module in a process of its own, in which mutmut sees nothing: all its functions count as called."""

@@ -12,8 +12,8 @@ os.environ["TRACKBED_LAB"] = os.environ.get("TRACKBED_TEST_LAB", "test")
 from agent.report.names import TAINT
 from lab import LabError, Node, fleet, instance
 from lab.cluster import commands, join, manifests
-from lab.cluster import control_plane as planes
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.planes import running
 from tests.lab.conftest import eventually, pyinfra, pytest_runtest_protocol, settled
 
 __all__ = ["pytest_runtest_protocol"]
@@ -27,12 +27,8 @@ Member = tuple[ControlPlane, Node, str]
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """etcd, API server, controller manager and scheduler, without nodes; shared, so give your objects names of their own."""
-    plane = planes.create(tmp_path_factory.mktemp("control-plane"))
-    try:
-        plane.start()
+    with running(tmp_path_factory.mktemp("control-plane")) as plane:
         yield plane
-    finally:
-        plane.stop()
 
 
 @attrs.frozen

@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from agent.report import names
-from lab.cluster import control_plane as planes
 from lab.cluster.control_plane import ControlPlane
+from tests.cluster.planes import running
 from tests.cluster.reporter import reporters
 
 ROOT = Path(__file__).parents[3]
@@ -33,13 +33,9 @@ OURS = {"key": names.TAINT, "effect": "NoSchedule"}
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane for one module of tests, since a sweep reads all Nodes of a cluster."""
-    made = planes.create(tmp_path_factory.mktemp("fleet"))
-    try:
-        made.start()
-        made.kubectl("apply", "-k", str(ROOT / "fleet" / "cluster"))
-        yield made
-    finally:
-        made.stop()
+    with running(tmp_path_factory.mktemp("fleet")) as plane:
+        plane.kubectl("apply", "-k", str(ROOT / "fleet" / "cluster"))
+        yield plane
 
 
 @frozen

@@ -152,6 +152,12 @@ class Agent:
         with writer(pipe):
             pass
 
+    def go_on_to_the_next_reading(self, pipe: Path) -> None:
+        """Let the reading of REQUIRED that waits return, and wait until the next one has begun."""
+        reads = self.reads()
+        self.release(pipe)
+        self.wait_for_reading(REQUIRED, reads)
+
     def unblock(self, pipe: Path) -> None:
         """Let the reading that waits, and all that come, return."""
         with writer(pipe):
@@ -191,9 +197,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         )
         if not blocked:
             agent.wait_for(lambda r: r.ready)
-            # What was done at first is told until the next pass.
+            # The report has the changes of the first pass until the next one.
             agent.event(REQUIRED)
-            agent.wait_for(lambda r: r.ready and is_told_later(r))
+            agent.wait_for(lambda r: r.ready and has_nothing_to_do(r))
         return agent
 
     if os.geteuid() != 0:
@@ -209,8 +215,8 @@ def condition(report: Report) -> Condition:
     return next(c for c in report.conditions if c.type == "Converged")
 
 
-def is_told_later(report: Report) -> bool:
-    """Whether it is of a pass that had nothing to do."""
+def has_nothing_to_do(report: Report) -> bool:
+    """Whether the report's pass changed nothing."""
     return not any(outcome.result == "applied" for outcome in report.outcomes)
 
 
@@ -318,10 +324,8 @@ def test_ready_is_not_reported_while_an_event_waits(start: Start) -> None:
     agent.wait_for_reading(REQUIRED, reads)
     # Before they are made anew, then when they are read again, and so on.
     for _ in range(4):
-        reads = agent.reads()
         agent.event(REQUIRED)
-        agent.release(pipe)
-        agent.wait_for_reading(REQUIRED, reads)
+        agent.go_on_to_the_next_reading(pipe)
         assert not agent.heartbeats(1).ready
     agent.unblock(pipe)
     agent.wait_for(lambda r: r.ready)
@@ -332,7 +336,7 @@ def test_an_event_during_the_first_pass_is_answered_after_it(start: Start) -> No
     agent.wait_for_reading(REQUIRED, 0)
     agent.event(REQUIRED)
     agent.unblock(agent.folder / REQUIRED)
-    agent.wait_for(lambda r: r.ready and is_told_later(r))
+    agent.wait_for(lambda r: r.ready and has_nothing_to_do(r))
 
 
 def test_events_that_never_end_do_not_make_ready_what_could_not_be_read_in_time(start: Start) -> None:
@@ -342,11 +346,9 @@ def test_events_that_never_end_do_not_make_ready_what_could_not_be_read_in_time(
     checking = agent.wait_for(is_checking)
     agent.wait_for_reading(REQUIRED, reads)
     for _ in range(8):
-        reads = agent.reads()
         agent.event(REQUIRED)
         agent.heartbeats(1)
-        agent.release(pipe)
-        agent.wait_for_reading(REQUIRED, reads)
+        agent.go_on_to_the_next_reading(pipe)
     assert agent.heartbeats(1).generation == checking.generation
     agent.unblock(pipe)
     agent.wait_for(lambda r: r.ready)

@@ -3,27 +3,14 @@
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from agent.report.records import Report, report_from_json, report_to_json
 from tests.contract.asking import soon
-from tests.notify_socket import full_socket, wait_for
-from tests.unit.service.supervised import NOTED, Start, hanging_file, needs_fuse, starting, waits_in
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with starting(tmp_path) as begin:
-        yield begin
-
-
-@pytest.fixture
-def let_go(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    with hanging_file(tmp_path) as end:
-        yield end
+from tests.unit.service.supervised import NOTED, Start, needs_fuse, waits_in
 
 
 def test_systemd_is_notified_and_the_report_and_the_marker_are_written(start: Start) -> None:
@@ -224,24 +211,6 @@ def test_a_worker_that_cannot_be_started_is_reported_and_retried(start: Start, t
     supervised.wait_for(lambda report: report.ready)
 
 
-@pytest.mark.parametrize("address", ["/nonexistent/notify", "/" + "x" * 200, "nonsense"])
-def test_the_supervisor_runs_on_without_a_usable_notify_socket(start: Start, address: str) -> None:
-    supervised = start("report(True); sys.stdin.read()", notify=address)
-    before = supervised.wait_for(lambda report: report.ready)
-    supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
-    supervised.process.send_signal(signal.SIGTERM)
-    assert supervised.process.wait(timeout=20) == 0
-
-
-def test_the_supervisor_runs_on_if_the_notify_socket_is_full(start: Start, tmp_path: Path) -> None:
-    with full_socket(tmp_path / "full") as full:
-        supervised = start("report(True); sys.stdin.read()", notify=str(tmp_path / "full"))
-        before = supervised.wait_for(lambda report: report.ready)
-        supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
-        # Without READY=1 systemd would end the unit.
-        wait_for(b"READY=1", full)
-
-
 def test_the_heartbeat_is_renewed_while_nothing_changes(start: Start) -> None:
     supervised = start("report(True); sys.stdin.read()")
     before = supervised.wait_for(lambda report: report.ready)
@@ -377,26 +346,6 @@ def test_sigterm_ends_it_and_the_node_is_not_ready_from_then_on(start: Start) ->
     assert not report.ready
     assert report.conditions[-1].reason == "Stopped"
     assert report.conditions[-1].message == "the agent was stopped; start it: systemctl start trackbed"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_systemd_is_told_of_a_reload_and_of_the_end(start: Start, number: int) -> None:
-    def told() -> str:
-        while (text := supervised.notified.recv(200).decode()) == "WATCHDOG=1":
-            pass
-        return text
-
-    supervised = start("report(True)\nfor line in sys.stdin: report(True, 'h2')")
-    assert told() == "READY=1"
-    began = time.monotonic_ns() // 1000
-    supervised.process.send_signal(signal.SIGHUP)
-    reloading, _, at = told().partition("\nMONOTONIC_USEC=")
-    assert (reloading, told()) == ("RELOADING=1", "READY=1")
-    assert began <= int(at) <= time.monotonic_ns() // 1000
-    supervised.process.send_signal(number)
-    assert told() == "STOPPING=1"
-    assert supervised.process.wait(60) == 0
-    assert "Stopped" in {condition.reason for condition in supervised.report().conditions}
 
 
 def test_a_worker_is_told_how_those_before_it_crashed_until_a_reload(start: Start) -> None:

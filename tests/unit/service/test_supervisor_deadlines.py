@@ -4,16 +4,14 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from agent.report.records import report_from_json
 from agent.service.hung_device import doubling
 from agent.service.supervisor import FIRST_RESPAWN, LAST_RESPAWN
 from tests.contract.asking import soon
-from tests.unit.service.supervised import NOTED, Start, Supervised, hanging_file, needs_fuse, starting
+from tests.unit.service.supervised import NOTED, Start, Supervised, needs_fuse
 
 QUIET = 600.0
 """Seconds that a read may take, and until the first heartbeat: no test takes that long."""
@@ -25,18 +23,6 @@ HANGS = 'activity.doing("vfs", "write"); activity.call(PF, "sriov_numvfs = 8"); 
 
 # The report that was published when a worker started.
 NOTES_REPORT = 'note((folder / "report.json").read_text().strip().replace("\\n", " "))\n'
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    with starting(tmp_path) as begin:
-        yield begin
-
-
-@pytest.fixture
-def let_go(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    with hanging_file(tmp_path) as end:
-        yield end
 
 
 def beats(supervised: Supervised, times: int) -> None:
