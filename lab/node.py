@@ -98,7 +98,7 @@ class Node:
         """The process id of QEMU; None while the node is off."""
         try:
             pid = int(self._files.pid.read_text())
-            # The kernel may have given the id to another process; the command line tells.
+            # The kernel may have given the id to another process: compare the command line.
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except (OSError, ValueError):
             return None
@@ -248,7 +248,7 @@ class Node:
             vf_state.load(self._files.test_port, json.loads(self._vfs_of(name).read_text()))
             monitor.execute("cont")
         self.wait_ssh(RESTORE_S)
-        # The guest's clock has the time of the snapshot; only this host knows the present time.
+        # The guest's clock shows the time of the snapshot, so set it from this host's clock.
         self.sh(f"date -s @{time.time():.3f} >/dev/null")
 
     def unplug(self, pci: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def full_socket(path: Path) -> Iterator[socket.socket]:
-    """A socket at ``path`` that takes no message until somebody reads from it. Reading waits for at most a minute."""
+    """A socket at ``path`` that is full until the test reads from it. Reading waits for at most a minute."""
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as full,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other,

@@ -214,7 +214,7 @@ class ControlPlane:
     def stop(self) -> None:
         """Stop all processes; etcd's data and the logs stay."""
         for daemon in reversed(self.daemons):
-            # SIGKILL: nothing that it loses matters, and the API server takes long to end by itself.
+            # SIGKILL: the API server is slow to end by itself, and what it loses does not matter.
             daemon.stop(signal.SIGKILL)
 
     def discard(self) -> None:

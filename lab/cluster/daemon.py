@@ -1,4 +1,4 @@
-"""A process of this host that goes on after the command that started it."""
+"""A process of this host that keeps running after the command that started it."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ class Daemon:
             pid = int(self._pid_file.read_text())
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-            # The kernel may have given the id to another process; the command line tells.
+            # The kernel may have given the id to another process: compare the command line.
             words = Path(f"/proc/{pid}/cmdline").read_bytes()
         except (OSError, ValueError):
             return None

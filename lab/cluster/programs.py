@@ -51,7 +51,7 @@ KUBERNETES = Build(
     disk_mib=6144,
 )
 CONTROL_PLANE = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
-"""The programs of which TRACKBED_TEST_KUBERNETES (as v1.34.2) selects another version than go.mod's."""
+"""The programs whose version TRACKBED_TEST_KUBERNETES (as v1.34.2) selects instead of go.mod."""
 CONTAINERD = Build(
     name="containerd-v2.2.9",
     packages=tuple(

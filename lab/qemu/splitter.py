@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MOST_WAITING = 256
-"""Frames for a node that takes none now (it is being saved, or its host is busy). More are dropped, as a switch does."""
+"""Frames that may wait for a node that reads none now (while it is saved, or its host is busy). More are dropped."""
 
 LONGEST = 1 << 17
 """Bytes; a frame has less."""
@@ -44,7 +44,7 @@ class Receiver:
         self.send()
 
     def send(self) -> None:
-        """Send what waits, as far as the node takes it now. What is for a node that is off is dropped."""
+        """Send the waiting frames that the node can receive now. Frames for a node that is off are dropped."""
         try:
             while self.waiting:
                 try:

@@ -35,7 +35,7 @@ Trial = tuple[int, tuple[Fault, ...]]
 """The number of a trial in its seed, and its faults."""
 
 TRIES = 12
-"""How often a failure is tried with fewer faults. Each takes a restored snapshot and its trials, a minute or two each."""
+"""How often a failure is tried with fewer faults. Each attempt restores a snapshot, and each trial takes a minute or two."""
 
 
 @click.command()

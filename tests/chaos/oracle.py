@@ -19,13 +19,13 @@ PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
 REPORT = "/run/trackbed/report.json"
 STALE = 60.0
-"""Seconds after which every reader takes a report for one that says not ready (docs/processes.md)."""
+"""Seconds after which every reader of a report counts the node as not ready (docs/processes.md)."""
 
 UP = 1
 VOLATILE = ("ifindex", "link_index", "link_netnsid", "operstate", "num_tx_queues_used", "linkmode", "stats", "stats64")
 """What `ip -d -j link` says that changes with each new netdev, or by the peer at the cable's other end."""
 
-# What every kernel event tells of, and what only a full reading finds.
+# Values whose changes the kernel announces by events, and values that only a full reading compares.
 EVENTS, SILENT = "told by events", "told by no event"
 
 

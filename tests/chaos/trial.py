@@ -32,7 +32,7 @@ HEARTBEAT = 65.0
 HELD = f"{PF}v5"
 HOLD = f"ip netns add pod; ip link set {HELD} netns pod; ip netns exec pod ip link set {HELD} up"
 RELEASE = f"ip netns exec pod ip link set {HELD} netns 1 2>/dev/null; ip netns del pod 2>/dev/null || true"
-# A netdev that was removed and made anew has another ifindex.
+# A netdev that was removed and created again has another ifindex.
 WHO = f"ip netns exec pod sh -c 'cat /sys/class/net/{HELD}/ifindex /sys/class/net/{HELD}/mtu'"
 FILES = "find /run/trackbed /var/lib/trackbed -type f | wc -l"
 
@@ -125,7 +125,7 @@ def run(node: Node, faults: tuple[Fault, ...], before: Before, chance: random.Ra
     ]
     still = node.run(["sh", "-c", WHO]).stdout == held if hold else None
     if still is False:
-        wrong.append(f"{HELD}, in use by a pod, was taken away, bound anew or changed")
+        wrong.append(f"{HELD}, in use by a pod, was removed, bound again or changed")
     journal = node.run(
         ["journalctl", "--no-pager", "-o", "cat", "-u", "trackbed", "-u", "trackbed-reporter", "--since", f"@{since}"]
     )

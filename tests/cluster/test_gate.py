@@ -68,7 +68,7 @@ def test_a_fresh_node_registers_tainted_and_gets_nothing_to_run(fresh_cluster: C
 def test_a_pod_that_bypasses_the_scheduler_runs_without_a_device(fresh_cluster: Cluster) -> None:
     plane, name = fresh_cluster.plane, fresh_cluster.names[0]
     plane.apply(manifests.pod("goes-round", ["ls", "/dev/infiniband"], rdma=1, node=name))
-    # The kubelet takes a resource that no plugin of its node has registered for one that is none of its business.
+    # The kubelet does not check a resource that no plugin of its node has registered.
     eventually("the pod's end", lambda: phase(plane, "goes-round") == "Failed", LONG)
     (container,) = plane.get("pod", "goes-round")["status"]["containerStatuses"]
     assert container["state"]["terminated"]["exitCode"] == 2

@@ -155,7 +155,7 @@ def test_a_change_waits_for_the_pod_in_its_way_and_maintenance_makes_it(member: 
     assert vfs(node, nic.pci) == 5
     assert "unschedulable" not in plane.get("node", name)["spec"]
     assert condition(plane, name, "TrackbedUpToDate") == "True"
-    # The plugin starts anew, for it looks at its devices once.
+    # The plugin must restart, since it looks for devices only when it starts.
     eventually("the pod is back", lambda: is_busy(plane), LONG)
     # None came by what the plugin before had offered.
     reasons = [pod["status"].get("reason") for pod in plane.get("pods", "--selector=app=busy")["items"]]

@@ -1,4 +1,4 @@
-"""The taint in the hands of node-readiness-controller: its own program against a real API server, by our rule."""
+"""node-readiness-controller sets and lifts the taint: the real program with Trackbed's rule and a real API server."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -60,7 +60,7 @@ def prepare(plane: ControlPlane, node: Node) -> None:
 
 @pytest.fixture(scope="module")
 def deployed(fresh_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Path]]:
-    """The cluster, each of whose nodes has one VF for pods, and the folder of the rendered manifests."""
+    """The cluster, with one VF for pods on each node, and the folder of the rendered manifests."""
     rendered.needs_roce_in_pods(fresh_cluster)
     if missing := set(network_plugins.BUILDS) - set(network_plugins.built()):
         pytest.skip(f"the Go module proxy does not serve {' and '.join(sorted(missing))}")

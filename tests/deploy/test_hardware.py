@@ -1,4 +1,4 @@
-"""The scripts that ask a node for what it has and how its kubelet starts, run here for real, in a folder of their own."""
+"""The scripts that read a node's hardware and how its kubelet starts, run for real in a folder of the test."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Reader:
 
 
 def read_as_nccl_does(text: str) -> int:
-    """The number of elements, of which the first is a system of version 1."""
+    """The number of elements; the first must be a system of version 1."""
     reader = Reader(text)
     element = reader.element("")
     assert element is not None

@@ -47,7 +47,7 @@ def booted(count: int | None = None) -> Iterator[tuple[Node, ...]]:
 
 
 def kept() -> bool:
-    """Whether this run takes the lab of an earlier one, with its snapshots."""
+    """Whether this run uses the lab of an earlier run, with its snapshots."""
     if not os.environ.get("TRACKBED_KEEP_LAB"):
         return False
     try:
@@ -85,7 +85,7 @@ def first_deploy(fresh_nodes: tuple[Node, ...]) -> subprocess.CompletedProcess[s
 
 @pytest.fixture(scope="session")
 def deployed(first_deploy: subprocess.CompletedProcess[str], fresh_nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes, of which a snapshot of the first deploy exists."""
+    """The nodes; a snapshot of each after the first deploy exists."""
     assert first_deploy.returncode == 0, first_deploy.stdout + first_deploy.stderr
     return fresh_nodes
 
@@ -127,7 +127,7 @@ def ready(node: Node) -> bool:
 
 
 def wait_ready(node: Node, within: float = DEADLINE) -> None:
-    """Wait for the node's own word, and show its reasons if it does not come; the first after a boot takes long."""
+    """Wait until the node reports that it is ready, and otherwise show its reasons. The first report after a boot is slow."""
     waited = node.run(["trackbed", "wait", "--timeout", str(int(within))], timeout=within + 30)
     assert waited.returncode == 0, waited.stderr
 

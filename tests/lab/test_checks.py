@@ -19,7 +19,7 @@ def test_the_operators_checks_see_what_is_broken(node: Node) -> None:
     node.sh(f"ip link set {first.netdev}v1 mtu 1500")
     node.sh(f"echo 0-3 > /proc/irq/$(ls /sys/bus/pci/devices/{second.pci}/msi_irqs | tail -1)/smp_affinity_list")
     node.sh(f"echo 0 > /sys/class/net/{first.netdev}v0/queues/rx-0/rps_cpus")
-    # modprobe then takes Debian's own, which is not what runs.
+    # modprobe would then load Debian's module, which is not the loaded one.
     node.sh("rm /lib/modules/$(uname -r)/updates/rdma_rxe.ko; depmod")
     node.sh("echo pcspkr >> /etc/modules-load.d/trackbed.conf")
     # A label of what the node has not, by two writers, and a directive of NFD's; an interface and a device that are not.

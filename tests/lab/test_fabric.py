@@ -16,7 +16,7 @@ pytestmark = pytest.mark.campaign
 
 VFS = tuple(f"{nic.netdev}v0" for nic in ALL_MACHINES[0].nics)
 
-# Small messages: each must be sent before the connection takes it for lost, also at the slow rate.
+# Small messages: at the slow rate, too, each must arrive before the connection counts it as lost.
 ONE_TEST = {"tests": ["ib_write_bw"], "seconds": 5, "size": 512, "grace": 20, "across_rails": False, "at_once": 1}
 
 
@@ -71,7 +71,7 @@ def test_a_good_fabric_is_proven_and_the_nodes_say_so(addressed: tuple[Node, ...
 
 
 def test_a_slow_end_and_a_blocked_one_are_named_and_no_other(addressed: tuple[Node, ...]) -> None:
-    # A tenth of what the emulated link carries. A longer delay would be one that RDMA takes for loss.
+    # A tenth of the emulated link's rate. With a longer delay RDMA would count packets as lost.
     addressed[0].sh(f"tc qdisc add dev {VFS[0]} root netem rate 200kbit")
     addressed[2].sh(f"tc qdisc add dev {VFS[1]} root netem loss 100%")
     done, lines = run_fabric("--data", f"fabric={json.dumps(ONE_TEST)}")

@@ -41,7 +41,7 @@ def test_both_units_are_sandboxed(node: Node) -> None:
         exposure = re.search(r"([0-9.]+) [A-Z]+", said)
         assert exposure is not None, said
         assert float(exposure[1]) <= most
-    # The agent asks systemd-timedated, through the sandbox. The snapshot's clock was set anew: chronyd must measure it first.
+    # The agent asks systemd-timedated, through the sandbox. The clock was set after the restore: chronyd must measure it first.
     eventually("word of the clock", lambda: reasons(node)["ClockSynchronised"] == "Synchronised")
 
 
@@ -108,7 +108,7 @@ def test_a_device_that_hangs_leaves_the_others_in_order_and_comes_back(node: Nod
     heartbeat = report(node)["heartbeat"]
     eventually("the next heartbeat", lambda: report(node)["heartbeat"] > heartbeat)
     assert node.sh("systemctl show --property=NRestarts --value trackbed").strip() == "0"
-    # What was mounted when the unit started stays in its mounts; the reader of a FIFO goes on once somebody writes.
+    # The unit keeps the mounts from its start. The reader of a FIFO continues once another program writes.
     pid = "$(systemctl show --property=MainPID --value trackbed)"
     node.sh(f"umount {file}; nsenter --mount --target {pid} umount {file} || true")
     # Each time that it hangs doubles the time for which it is left alone.

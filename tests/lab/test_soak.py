@@ -94,7 +94,7 @@ def test_the_agent_survives_hours_of_faults_without_growing(nodes: tuple[Node, .
             began = time.monotonic()
             node.sh(break_it)
             took.append(eventually(break_it, partial(succeeds, node, repaired)))
-            # VFs that were made anew have netdevs only at the end of the pass.
+            # New VFs have netdevs only at the end of the pass.
             wait_ready(node)
             time.sleep(max(0.0, began + PACE - time.monotonic()))  # the soak's pace; nothing is waited for
         if number % 2:

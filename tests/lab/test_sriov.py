@@ -44,7 +44,7 @@ def test_a_vf_goes_to_vfio_and_back(node: Node) -> None:
 
 
 def test_vfs_that_come_back_from_a_dead_namespace_get_their_names_back(node: Node) -> None:
-    """One comes back as it was called there; the other's name is taken meanwhile, so that it is dev<ifindex>."""
+    """One VF comes back with its name from the container. The other's name is in use by then, so it is dev<ifindex>."""
     name = PF.netdev
     node.sh(
         "ip netns add pod;"

@@ -55,7 +55,7 @@ def compared(node: Node) -> Iterator[Finding]:
 
 
 def test_loaded_modules_are_the_installed_ones(node: Node) -> None:
-    judge(node, compared(node), "no driver tells which it is")
+    judge(node, compared(node), "no driver reports its version")
 
 
 def built(node: Node) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def built(node: Node) -> Iterator[Finding]:
     for line in node.run(_BUILT).splitlines():
         name, _, path = line.partition(" ")
         beside = any(f"/{folder}/" in path for folder in ("updates", "extra", "weak-updates"))
-        yield Finding(name, "file that modprobe takes", "DKMS's, in updates or extra", path or "none", beside)
+        yield Finding(name, "file that modprobe loads", "DKMS's, in updates or extra", path or "none", beside)
 
 
 def test_what_dkms_builds_is_installed_for_the_running_kernel(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""The kubelet's gate: systemd knows it, and the kubelet that runs has passed it."""
+"""The kubelet's gate: systemd has loaded it, and the running kubelet has passed it."""
 
 import pytest
 

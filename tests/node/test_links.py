@@ -13,7 +13,7 @@ Expected = tuple[str, dict[str, Any], int | None, str | None]
 
 
 def netdevs(node: Node, nics: tuple[Nic, ...]) -> Iterator[Expected]:
-    """Label, link, wanted MTU and wanted state of each netdev in the host's namespace that the spec speaks of."""
+    """Label, link, wanted MTU and wanted state of each netdev of the spec in the host's namespace."""
     for nic in nics:
         yield nic.label, node.links[nic.netdev], nic.want.mtu, nic.want.state
         for vf in nic.vfs:

@@ -39,7 +39,7 @@ def in_force(node: Node) -> Iterator[Finding]:
             script = 'f=/sys/module/"$1"/parameters/"$2"; if [ -r "$f" ]; then cat "$f"; else echo "$3"; fi'
             actual = node.run(script, module.replace("-", "_"), name, value).strip()
             if actual in ("Y", "N"):
-                # The kernel prints these for a parameter that is true or false, and takes 1, y and others, too.
+                # The kernel prints these for a boolean parameter, and also accepts 1, y and others.
                 value = {"1": "Y", "y": "Y", "0": "N", "n": "N"}.get(value, value)
             yield equal(module, f"parameter {name}", value, actual)
 

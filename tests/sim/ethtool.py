@@ -1,4 +1,4 @@
-"""What ethtool knows of the simulated igb and igbvf (Linux 6.1, an 82576): channels, rings, coalescing, features."""
+"""ethtool for the simulated igb and igbvf (Linux 6.1, an 82576): channels, rings, coalescing, features."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _error(number: int, what: str = "") -> OSError:
 
 
 class Nics(Protocol):
-    """What the simulated kernel knows of the netdevs."""
+    """The simulated kernel's netdevs."""
 
     cpus: int
     vf_queues: int
@@ -69,7 +69,7 @@ class _Netdev:
 
 @define
 class SimEthtool:
-    """State lasts as long as the netdev; the PF's channels are chosen anew when its VFs come or go."""
+    """State lasts as long as the netdev. When a PF's VFs are created or removed, the driver chooses its channels again."""
 
     nics: Nics
     _netdevs: dict[int, _Netdev] = field(factory=dict)

@@ -1,4 +1,4 @@
-"""Pools of huge pages as mm/hugetlb.c keeps them: it gives what it finds, and takes nothing from who uses a page."""
+"""Pools of huge pages as in mm/hugetlb.c: the kernel reserves as many pages as it can, and removes none that is in use."""
 
 from __future__ import annotations
 

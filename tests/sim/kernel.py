@@ -38,13 +38,12 @@ class Netdev:
 
 @define(eq=False)
 class Kernel:
-    """The tree of files, and what hangs together in it. ``fault`` may refuse any write; ``writes`` records them.
+    """The tree of files, and the netdevs, VFs and interrupts behind it.
 
-    ``read_only``: files without a write bit. ``config``: the configuration spaces, by their files.
-    ``pipes``: files that are really read, from the named pipes at these paths: without a writer that takes for ever;
-    ``piped`` records these readings.
-    ``unreadable``: files that give EIO; ``locked_down``: files that the kernel refuses also to root (EPERM).
-    ``read_in_part`` records what was read by offset.
+    ``fault`` may refuse any write; ``writes`` records them. ``read_only``: files without a write bit. ``config``: the
+    configuration spaces, by their files. ``pipes``: files that are read from real named pipes at these paths, so that a read
+    without a writer hangs; ``piped`` records these reads. ``unreadable``: files that give EIO. ``locked_down``: files that the
+    kernel refuses also to root (EPERM). ``read_in_part`` records which files were read by offset.
     """
 
     cpus: int = 4
@@ -117,7 +116,7 @@ class Kernel:
             events=self.events,
         )
 
-    # --- what a test does to the world --------------------------------------------------------------------
+    # --- changes that a test makes --------------------------------------------------------------------
 
     def add_nic(self, address: str, name: str, mac: str, node: int = 0, total_vfs: int = 7) -> None:
         path = f"{PCI}/{address}"
@@ -157,7 +156,7 @@ class Kernel:
             self.tree.put(f"/sys/class/infiniband/{name}/node_guid", node_guid)
 
     def vfs(self, function: str) -> tuple[VfInfo, ...]:
-        """A PF's VFs as the PF tells them."""
+        """A PF's VFs as the PF reports them."""
         link = self.netlink.link(self.netdev(function).name)
         assert link is not None
         return link.vfs
@@ -252,7 +251,7 @@ class Kernel:
         self.tree.link(f"{PCI}/{function}/driver", bound)
 
     def come_back(self, function: str, name: str) -> None:
-        """That namespace dies: the netdev is down, and called as it was there, or dev<ifindex> if another is called so."""
+        """The pod's namespace ends: the netdev is back, down, with its name from there, or dev<ifindex> if that is in use."""
         netdev = self._away.pop(function)
         if self.named(name):
             name = f"dev{netdev.link.ifindex}"
@@ -260,7 +259,7 @@ class Kernel:
         netdev.link = evolve(netdev.link, name=name, up=False)
         self.appear(netdev)
 
-    # --- what ethtool's half of the simulation asks -----------------------------------------------------------
+    # --- for the simulated ethtool -----------------------------------------------------------
 
     def function_and_link(self, ifindex: int) -> tuple[str, Link]:
         netdev = self.by_ifindex(ifindex)
@@ -285,7 +284,7 @@ class Kernel:
             self.interrupts.free(function)
             self.request_irqs(netdev)
 
-    # --- how it hangs together ----------------------------------------------------------------------------
+    # --- netdevs ----------------------------------------------------------------------------
 
     def by_ifindex(self, ifindex: int) -> Netdev:
         for netdev in self.netdevs.values():

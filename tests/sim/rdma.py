@@ -61,7 +61,7 @@ class Subsystem:
         umad: bool = True,
         parent: str | None = None,
     ) -> None:
-        """An RDMA device; ``parent``: the netdev that rxe tells of itself."""
+        """An RDMA device; ``parent``: the netdev in rxe's file ``parent``."""
         put = self.kernel.tree.put
         put(f"{RDMA}/{name}/node_type", node_type)
         put(f"{RDMA}/{name}/node_guid", "0200:00ff:fe00:0001")

@@ -87,7 +87,7 @@ class Routing:
         self.lose_address(ifindex, address)
 
     def lose_address(self, ifindex: int, address: str) -> None:
-        """An IPv4 address takes those of its network with it that were added after it, unless they are promoted."""
+        """Removing an IPv4 address also removes later addresses of its network, unless they are promoted."""
         present = self.assigned[ifindex]
         network = ip_interface(address).network
         name = self.kernel.function_and_link(ifindex)[1].name

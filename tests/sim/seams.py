@@ -1,4 +1,4 @@
-"""A machine whose reads are seen one by one: time may pass in each, the world may change under it, and it may fail."""
+"""Wraps a machine and calls a function before each read. The function may let time pass, change the machine, or fail."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def index_of(vf: str) -> int:
 class Sriov:
     """The VFs of each PF, as the PF reports them.
 
-    ``able``: PFs whose driver takes every attribute of a VF, as mlx5's and ice's do nearly; the others are igb's.
+    ``able``: PFs whose driver accepts every attribute of a VF, as mlx5 and ice nearly do; the others behave as igb.
     """
 
     kernel: Kernel
@@ -119,7 +119,7 @@ class Sriov:
             return
         index = index_of(vf)
         given = self._vfs[physical][index].mac
-        # igbvf that finds its PF down hears nothing from it, and makes an address up.
+        # While the PF is down, igbvf gets no answer from it, and makes up an address.
         heard = given != _NEW_VF["mac"] and self.kernel.netdev(physical).up
         number = self.kernel.next_ifindex
         mac = given if heard else f"06:00:00:00:{number >> 8:02x}:{number & 255:02x}"
@@ -147,7 +147,7 @@ class Sriov:
         vfs[index] = _having(vfs[index], **given)
 
     def link_goes_down(self, vf: str, link: Link) -> None:
-        """igbvf sets its own address anew when its link goes down, and igb takes it from a VF that it trusts."""
+        """When its link goes down, igbvf sets its old address again, and igb accepts this from a trusted VF."""
         physical = self.physical(vf)
         if physical in self._vfs and link.up:
             vfs, index = self._vfs[physical], index_of(vf)

@@ -18,7 +18,7 @@ NEIGHBOUR = "/proc/sys/net/ipv4/neigh/default"
 
 @frozen
 class _Pair:
-    """Two files of which one reads 0: mm/page-writeback.c and mm/util.c (6.18).
+    """Two files; one of them always reads 0: mm/page-writeback.c and mm/util.c (6.18).
 
     ``least``: the smallest amount that is accepted; ``by_change``: only a new value sets the other one to 0.
     """

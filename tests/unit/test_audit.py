@@ -1,4 +1,4 @@
-"""What the registry knows of pinned versions, by a registry of the test's own."""
+"""The audit of pinned versions, with a registry of the test's own."""
 
 from __future__ import annotations
 

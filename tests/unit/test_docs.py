@@ -1,4 +1,4 @@
-"""What the README and docs/ quote is in the code: conditions and their reasons, commands and their options, paths, links."""
+"""Whatever the README and docs/ quote exists: conditions and their reasons, commands and their options, paths, links."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def unknown_reasons(text: str) -> list[str]:
 
 
 def _gives(strings: frozenset[str], type: str, reason: str, message: str) -> bool:
-    # A message is put together of constants and of what was found.
+    # A message consists of constants and of values.
     worded = not message or any(message.startswith(part.rstrip()) for part in strings if len(part) > 5)
     return type in strings and reason in strings and worded
 
@@ -120,7 +120,7 @@ def test_each_operation_of_the_transcript_of_a_deploy_is_there() -> None:
 
 @cache
 def options_of_pyinfra() -> frozenset[str]:
-    """By a program of its own: pyinfra makes greenlets of the threads of whoever imports it."""
+    """In a process of its own, since importing pyinfra replaces threads by greenlets."""
     program = [str(Path(sys.executable).with_name("pyinfra")), "--help"]
     help_text = subprocess.run(program, capture_output=True, text=True, check=True).stdout
     return frozenset(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", help_text))

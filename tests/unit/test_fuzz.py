@@ -1,4 +1,4 @@
-"""Every parser of what others write takes anything: some made-up inputs for each, always the same. `make fuzz` tries more."""
+"""No input crashes a parser of foreign data: some made-up inputs for each, always the same. `make fuzz` tries more."""
 
 from __future__ import annotations
 

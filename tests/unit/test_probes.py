@@ -1,4 +1,4 @@
-"""The probes there are, and what the spec knows of them."""
+"""The probes that exist, and their names in the spec."""
 
 import pytest
 

@@ -133,7 +133,7 @@ def condition(plane: ControlPlane, name: str) -> Any:
 
 
 def taints(plane: ControlPlane, name: str) -> list[dict[str, str]]:
-    # The controller of node lifecycles has its own, since no kubelet is heard of.
+    # The node lifecycle controller adds taints of its own, since these Nodes have no kubelet.
     every = node(plane, name)["spec"].get("taints", [])
     return [taint for taint in every if not taint["key"].startswith("node.kubernetes.io/")]
 

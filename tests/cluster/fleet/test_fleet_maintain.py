@@ -159,7 +159,7 @@ def test_a_node_is_drained_changed_and_brought_back(plane: ControlPlane, invento
         "cordoned", "evicting", "making the changes of its spec, up to vf-reset", "ready", "uncordoned",
     ]  # fmt: skip
     assert cordoned(plane, "m1") == (False, False)
-    until(lambda: pods(plane, "job", "m1") not in ([], [before]), "another pod takes its place")
+    until(lambda: pods(plane, "job", "m1") not in ([], [before]), "another pod replaces it")
 
 
 @pytest.mark.usefixtures("nodes")

@@ -71,7 +71,7 @@ def user(plane: ControlPlane, name: str, *groups: str) -> Thief:
     return Thief(plane, Fixed(session(plane.authority.pair.certificate, pair)))
 
 
-# Method, path and body of what gives trust, or takes it away from another node.
+# Method, path and body of writes that would give this node rights, or remove those of another node.
 TRUSTED: dict[str, tuple[str, str, Any, str]] = {
     "another node's condition": ("PATCH", f"/api/v1/nodes/{OTHER}/status", status(conditions=[READY]), STRATEGIC_PATCH),
     "another node's label": ("PATCH", f"/api/v1/nodes/{OTHER}", labels(rdma="hca"), MERGE_PATCH),

@@ -45,7 +45,7 @@ def test_what_others_write_at_the_same_time_survives(plane: ControlPlane, start:
 
 
 def applied(plane: ControlPlane, name: str, *options: str, **fields: Any) -> None:
-    """Play a GitOps tool, which takes whatever it applies from its other owners."""
+    """Write as a GitOps tool does, which by force becomes the owner of each field that it applies."""
     document = {"apiVersion": "v1", "kind": "Node", **fields}
     document["metadata"] = {"name": name, **fields.get("metadata", {})}
     words = ("--server-side", "--force-conflicts", "--field-manager=argocd-controller", *options)
@@ -94,7 +94,7 @@ def test_whatever_others_own_by_server_side_apply_a_node_that_is_not_ready_says_
         applied(plane, reporter.name, *options, **fields)
     reporter.acknowledged(reporter.say(False))
     assert says_so()
-    # It applies the same again and again, and takes all back.
+    # The tool applies the same again and again, and owns all of it again.
     for options, fields in manifests:
         applied(plane, reporter.name, *options, **fields)
     until(says_so, "it says so again")

@@ -109,7 +109,7 @@ def test_the_plugin_is_restarted_when_its_devices_change(
     reporter.acknowledged(reporter.say(True, devices="four"))
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
     assert reporter.node()["metadata"]["labels"]["rdma"] == "hca"
-    # To change them takes the node out of service.
+    # A change of these takes the node out of service.
     reporter.acknowledged(reporter.say(False, devices="four"))
     mark = len(plane.audit())
     reporter.acknowledged(reporter.say(True, devices="eight"))
@@ -137,7 +137,7 @@ def test_a_label_whose_plugin_stays_comes_back(
     until(lambda: reporter.node()["metadata"]["labels"].get("rdma") == "hca", "it comes back")
 
 
-# --- not ready, whoever else writes the Node ----------------------------------------------------------------------
+# --- not ready, while others write the Node, too ----------------------------------------------------------------------
 
 
 def test_the_lease_is_the_heartbeat_and_is_deleted_with_its_node(plane: ControlPlane, start: Start) -> None:

@@ -186,7 +186,7 @@ def test_a_reporter_cannot_change_the_ownership_of_fields(
     change = add("/status/conditions", [*others, said]) if subresource else add(RDMA, str(time.monotonic_ns()))
     operations = [*change, *add("/metadata/managedFields", tamper(live["metadata"]["managedFields"]))]
     answer = thief.tries("PATCH", f"/api/v1/nodes/{OWN}{subresource}", operations, JSON_PATCH)
-    # By a subresource the API server takes no field managers at all.
+    # In a write to a subresource the API server ignores managedFields.
     assert answer == (200 if subresource else 403)
     assert managers(owned) == before
 

@@ -117,7 +117,7 @@ def an_address_that_goes_leaves_the_routes_of_other_tables(machine: Machine, pf:
         machine.netlink.add_route(Route(network, TABLE, index, None, ip))
         machine.netlink.add_rule(Rule(ip, TABLE, PRIORITY))
         machine.netlink.remove_address(index, address)
-    # IPv6 takes the source from the route.
+    # For IPv6 the route determines the source address.
     assert set(machine.netlink.routes({TABLE})) == {
         Route(NETWORK, TABLE, index, None, IP),
         Route(NETWORK6, TABLE, index),

@@ -21,7 +21,7 @@ def test_every_fact_survives_any_output() -> None:
 
 
 def test_a_node_that_answers_nonsense_fails_by_itself(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    # There is one node here; with others the deploy goes on with those.
+    # There is one node here; a deploy to several continues on the others.
     with pytest.raises(PyinfraError, match="No hosts remaining"):
         node.deploy(lambda: host.get_fact(NodeHardware), {"inspect": GARBAGE})
     assert "the node's answer to NodeHardware cannot be read: JSONDecodeError" in caplog.text

@@ -12,7 +12,7 @@ from tasks.common.archive import ROOT
 from tasks.containers import container_engine, engine_files
 from tests.deploy.test_scripts import program, sh
 
-# A containerd that reads its file as TOML, and knows the plugin's section by the name that its version has.
+# A containerd that reads its file as TOML, with the plugin's section named as in its version.
 CONTAINERD = """\
 #!{python} -IS
 import json, sys, tomllib
@@ -55,7 +55,7 @@ show) case "$*" in *KillMode*) echo {kill_mode} ;; *) date -u -r {started} '+%a 
 esac
 """
 
-# The real script mounts an overlay, which takes root. Here both copies of /etc are folders.
+# The real script mounts an overlay, which only root may do. Here both copies of /etc are folders.
 OVERLAY = """
 overlay() {{ cp -a {real}/etc {work}/etc; cd {work}; }}
 real() {{ echo "{real}${{1#{work}}}"; }}

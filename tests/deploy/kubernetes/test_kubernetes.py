@@ -77,7 +77,7 @@ def texts(key: dict[str, Any], node: Node, tmp_path: Path) -> Answers:
 
 
 def token(start: float, end: float, bound: bool = False) -> str:
-    """The part of a token that a node tells; one that is ``bound`` publishes, another one asks for a certificate."""
+    """The part of a token that a node shows. With a ``bound`` token the reporter publishes, else it requests a certificate."""
     account: dict[str, Any] = {"serviceaccount": {"name": "reporter" if bound else "enrolment"}}
     node = {"node": {"name": "node-a", "uid": "u1"}} if bound else {}
     claims = {"iat": start, "exp": end, "kubernetes.io": {**account, **node}}
@@ -122,7 +122,7 @@ def test_a_node_with_valid_credentials_gets_nothing(
         ("certificate", ["certificate yes"]),
         ("token", [f"secret {token(time.time() - 900, time.time() + 300, bound=True)}"]),
         ("token", ["secret not-a-token"]),
-        # The Node, or the account, was created anew.
+        # The Node or the account was deleted and created again.
         ("token", [BOUND, REFUSED]),
         ("certificate", [FRESH, REFUSED]),
         # The inventory says otherwise now: the one is not good for the other.
@@ -182,7 +182,7 @@ def test_a_renewal_is_approved_too_and_where_it_cannot_be_the_deploy_goes_on(nod
     )
     assert not result.failed
     assert "trackbed-node-a-2 cannot be approved" in "".join(result.log)
-    # Nobody waits for what was not approved.
+    # The deploy does not wait for a request that it did not approve.
     assert str(script(kubernetes._GIVEN, kubernetes.STATE_FOLDER, UNIT)) not in result.flat
 
 
@@ -243,7 +243,7 @@ def test_no_repository_is_asked_for_an_openssl_that_is_there(node: Node, key: di
 
 
 def test_a_name_that_fits_into_no_certificate_is_refused(node: Node, key: dict[str, Any]) -> None:
-    """OpenSSL takes common names of at most 64 characters, and 14 of them are trackbed:node:."""
+    """OpenSSL accepts common names of at most 64 characters, and 14 of these are trackbed:node:."""
 
     def deploy(length: int, **change: str) -> None:
         spec = evolve(SPEC, node_name="a" * length)

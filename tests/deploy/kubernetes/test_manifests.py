@@ -156,7 +156,7 @@ def test_a_daemon_set_whose_label_no_host_publishes_is_refused(
 
 
 def test_a_host_that_was_not_deployed_to_yet_may_publish_the_label(tmp_path: Path) -> None:
-    """The label of a is not that of the shared plugin. b's is, and b takes no part."""
+    """Node a has another label than the shared plugin. Node b may publish it, and is not in the limit."""
     data = {"fake_responses": has(RAIL0), "fake_delay": 0, "fake_delay_jitter": 0, "node_name": "a"}
     plugins = {"folder": str(tmp_path / "made"), "sriov": None}
 

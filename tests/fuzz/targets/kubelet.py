@@ -20,7 +20,7 @@ def _call(data: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.settimeout(TIMEOUT)
-        with suppress(OSError):  # more than the socket takes at once
+        with suppress(OSError):  # more than the socket's buffer holds
             theirs.sendall(data)
         theirs.shutdown(socket.SHUT_WR)
         with suppress(OSError):

@@ -118,7 +118,7 @@ def vendor(deployed: tuple[Node, ...]) -> Iterator[tuple[repository.Repository, 
 
 @pytest.fixture(scope="module")
 def with_engines(deployed: tuple[Node, ...], vendor: tuple[repository.Repository, str]) -> Node:
-    """A node of which a snapshot with both engines exists, each with a container that runs."""
+    """A node with both engines and a running container of each, and with a snapshot of this state."""
     node = deployed[0]
     if not (kept() and node.has(ENGINES)):
         node.restore(DEPLOYED)
@@ -243,7 +243,7 @@ def test_docker_and_containerd_get_the_runtime_and_keep_all_else(
     assert "failed to initialize NVML" in refused.stderr
     with cri.connect(node) as containerd:
         pod = containerd.pod("one")
-        # What is run in a container later has the environment that containerd knows, without what its runtime added.
+        # A process that is started later in the container has containerd's environment, without the runtime's additions.
         container = containerd.container(pod, SANDBOX, *TELLS, NVIDIA_VISIBLE_DEVICES=DEVICE)
         eventually("the device, and its variable", lambda: containerd.run(container, *TOLD) == "yes\n")
         with pytest.raises(grpc.RpcError, match=r"(?i)nvml"):

@@ -87,7 +87,7 @@ def test_a_gpu_node_with_roce_rails(node: Node, tmp_path: Path) -> None:
     ):
         node.sh("rm -f /lib/modules/$(uname -r)/updates/rdma_rxe.ko; depmod")
         install_modules(node)
-        # Debian's engine, which the vendor's repository has here, too; the deploy then takes that repository by its key alone.
+        # Debian's engine, which the vendor's repository has here, too; the deploy trusts that repository only with its key.
         node.sh(
             f"echo 'deb [trusted=yes] {runtime} ./' >> /etc/apt/sources.list; apt-get -qq update;"
             " DEBIAN_FRONTEND=noninteractive apt-get -qqy --no-install-recommends install containerd runc;"

@@ -1,4 +1,4 @@
-"""Reboots by policy: a request leads to one reboot, and the deploy goes on; if it is still made then, to no other."""
+"""Reboots by policy: a request leads to one reboot, and the deploy continues. A request that stays leads to no other one."""
 
 import json
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.campaign
 
 PFS = [nic.netdev for nic in MACHINES[0].nics]
 
-# Packages stay; so do the PF's channels, which its driver chooses anew once it has no VFs, and with them interrupts' CPUs.
+# Packages stay. So do the PF's channels and their interrupts' CPUs: its driver chooses channels when its VFs are removed.
 # While it has VFs, igb sets tx-usecs along with rx-usecs, and does not show it (igb_set_coalesce, IGB_FLAG_QUEUE_PAIRS).
 FOOTPRINT = r"""
 find /etc /opt /usr/local /root /boot -xdev ! -path /etc/ld.so.cache ! -path '/root/.*' -printf '%p %y %m %U:%G %l\n' | sort

@@ -51,7 +51,7 @@ def as_debian_makes_it(node: Node, mirror: repository.Repository) -> Iterator[No
 
 @pytest.fixture
 def bare(node: Node) -> Iterator[Node]:
-    """A node whose mirror has what it takes to build a driver."""
+    """A node whose mirror has the packages for building a driver."""
     with as_debian_makes_it(node, toolchain.mirror(node.image)) as made:
         yield made
 

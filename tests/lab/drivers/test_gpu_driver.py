@@ -38,7 +38,7 @@ def vendor(fresh_nodes: tuple[Node, ...]) -> repository.Repository:
 
 @pytest.fixture
 def bare(node: Node) -> Iterator[Node]:
-    """A node whose mirror has what it takes to build a driver."""
+    """A node whose mirror has the packages for building a driver."""
     with as_debian_makes_it(node, toolchain.mirror(node.image)) as made:
         yield made
 

@@ -36,7 +36,7 @@ def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def loaded(node: Node) -> tuple[str, str, str]:
-    """Of rxe: the srcversion that runs, the installed one, and the file that modprobe takes."""
+    """For rxe: the loaded srcversion, the installed srcversion, and the file that modprobe would load."""
     said = node.sh(
         "cat /sys/module/rdma_rxe/srcversion || echo none;"
         ' echo "$(modinfo -F srcversion rdma_rxe)"; modinfo -n rdma_rxe'

@@ -10,26 +10,13 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
-from agent.machine import Machine
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
-from agent.spec.node import NodeSpec, from_mapping
+from agent.spec.node import from_mapping
 from agent.state.wanted import derived_mac
+from tests.sim.engine.passes import settle, spec
 from tests.sim.kernel import Kernel, no_fault
 from tests.sim.two_nics import MAC0, PF0, PF1
-
-
-def spec(count: int = 7, **more: object) -> NodeSpec:
-    vfs = {"count": count, "defaults": {"trust": True}, "groups": [{"index": "2", "vlan": 100, "spoofchk": False}]}
-    nics = [
-        {"name": "rail0", "select": {"mac": MAC0}, "mtu": 9000, "vfs": vfs},
-        {"name": "rail1", "select": {"pci": PF1}, "vfs": {"count": 2}},
-    ]
-    return from_mapping({"node_name": "n1", "nics": nics, **more})
-
-
-def settle(machine: Machine, wanted: NodeSpec, last: Pass | None = None, failures: Failures | None = None) -> Pass:
-    return converge(machine, Goal(wanted), Memory(lambda: 0.0, failures or Failures()), last.have if last else None)
 
 
 def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:

@@ -241,7 +241,7 @@ def test_not_ready_is_published_once_before_the_first_disruptive_write_only(kern
 
 
 class Slow:
-    """A machine on which each read takes half a second. At read number ``at``, ``take`` hands a VF to a user.
+    """A machine on which each read takes half a second. At read number ``at``, ``take`` gives a VF to a user.
 
     ``log``: the reads, and the VFs that were unbound.
     """

@@ -188,7 +188,7 @@ def test_a_device_that_keeps_its_read_request_is_named_after_two_tries(kernel: K
 
 
 class Deaf(bytearray):
-    """A configuration space that takes nothing."""
+    """A configuration space that ignores writes."""
 
     def __setitem__(self, *_: object) -> None:
         pass

@@ -160,7 +160,7 @@ def test_at_boot_a_manager_that_is_to_start_is_waited_for(
     assert {outcome.result for outcome in result.outcomes if outcome.change.kind == "addresses"} == {"blocked"}
     assert who in next(c.message for c in result.conditions if c.type == "Converged")
     assert kernel.netlink.addresses() == {}
-    # No event tells when it has decided: the agent looks again.
+    # There is no event when the network manager has decided, so the agent reads again.
     again = failures.next_try()
     assert again is not None
     put(kernel, **decided)

@@ -21,7 +21,7 @@ from tests.sim.two_nics import PF0, PF1, two_nics
 
 
 class Through:
-    """The same files, in other hands."""
+    """The same files in another object, as in another process."""
 
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel

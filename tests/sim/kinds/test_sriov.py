@@ -43,7 +43,7 @@ def spec(vfs: object = None, select: object = None, **more: object) -> NodeSpec:
 
 
 def group(**attributes: object) -> dict[str, object]:
-    """Four VFs, the second of which has these attributes."""
+    """Four VFs; the second has these attributes."""
     return {"count": 4, "groups": [{"index": "1", **attributes}]}
 
 
@@ -302,7 +302,7 @@ def test_a_vf_whose_link_its_pf_holds_down_needs_no_carrier(kernel: Kernel) -> N
     link = kernel.netlink.link(kernel.netdev(address(kernel, 1)).name)
     assert link is not None
     assert (link.up, link.carrier) == (True, False)
-    # Somebody holds down another one, of which the spec says nothing: it is dark, and taking it down and up would not help.
+    # Another program has disabled the link of a VF without link_state: to set it down and up would not help.
     kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 2, link_state="disable")
     kernel.writes.clear()
     for _ in range(3):

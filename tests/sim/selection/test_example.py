@@ -1,4 +1,4 @@
-"""The worked example's eRDMA instances on the simulated kernel: one port or two, of which the second may stay DOWN."""
+"""The worked example's eRDMA instances on the simulated kernel: with one port, or with a second that may stay DOWN."""
 
 import pytest
 

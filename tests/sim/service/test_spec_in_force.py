@@ -218,7 +218,7 @@ def test_a_device_that_cannot_be_read_is_no_fault_of_a_new_spec(agent: Agent) ->
 
 @define
 class Broken:
-    """Files of which one cannot be read because of a fault in our own code."""
+    """Files; reading one of them fails because of a bug in the agent."""
 
     kernel: Kernel
 

@@ -121,7 +121,7 @@ def test_a_repair_is_counted_as_drift_and_a_change_of_the_spec_is_not(
         assert time.monotonic() < end
         time.sleep(0.05)
     assert counted == 1
-    # Another agent of the same boot goes on counting.
+    # Another agent of the same boot continues the count.
     assert Drift.load(tmp_path, by_name()).counts["vfs"] == 1
 
 
@@ -152,7 +152,7 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
     nics = [{"name": name, "select": {"pci": pf}, "mtu": 9000} for name, pf in (("a", PF0), ("b", PF1))]
     out = worker(json.dumps({"node_name": "n1", "nics": nics}))
     assert out.until(lambda report: report.ready)
-    for pf in (PF0, PF1):  # of PF0's no event tells
+    for pf in (PF0, PF1):  # PF0's drift sends no event
         kernel.netlink.set_link(kernel.netdev(pf).ifindex, mtu=1500)
     if reason == "DeviceLost":
         kernel.unreadable.add("/sys/devices/system/cpu/online")

@@ -59,7 +59,7 @@ def test_an_event_has_its_device_read_and_no_other_one(
 ) -> None:
     kernel = node.kernel
     worker(TWO).until(lambda report: report.ready)
-    for pf in (PF0, PF1):  # of PF0's no event tells
+    for pf in (PF0, PF1):  # PF0's drift sends no event
         kernel.netlink.set_link(kernel.netdev(pf).ifindex, mtu=1500)
     announced.announce(Event(ifindex=kernel.netdev(PF1).ifindex))
     soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)

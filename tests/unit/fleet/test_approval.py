@@ -141,7 +141,7 @@ def test_a_request_with_wrong_content_is_denied(what: str) -> None:
 ANYBODY = common_name("system:kube-controller-manager", key=OTHER_KEY)
 OURS = common_name(A)
 NOT_OURS_ALONE: dict[str, bytes] = {
-    # Go's PEM decoder skips a block that does not begin a line; Python's takes it.
+    # Go's PEM decoder skips a block that does not begin a line; Python's accepts it.
     "a block that only Python reads": b"x " + OURS + ANYBODY,
     "a block that only Go reads": b"-----BEGIN X-----\n" + ANYBODY + OURS,
     "two blocks": OURS + ANYBODY,

@@ -28,7 +28,7 @@ from tests.prometheus_server import Prometheus, remembering
 END = int(time.time())
 
 LINKS = to_hex(colormaps[KINDS](0))
-"""The colour of repairs of links, of which there are most."""
+"""The colour of repairs of links, the most frequent kind."""
 
 DEPLOY = LastDeploy(
     ("inventories/prod.py", "deploy.py"),

@@ -1,4 +1,4 @@
-"""Golden files of plans; tests/unit/kinds/golden.py says what is in them and how to write them anew."""
+"""Golden files of plans; tests/unit/kinds/golden.py describes them and writes them again."""
 
 from pathlib import Path
 

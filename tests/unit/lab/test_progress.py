@@ -1,4 +1,4 @@
-"""What the lab says of a step that takes longer than usual, and of its Nodes."""
+"""The lab's messages about a step that takes longer than usual, and about its Nodes."""
 
 import pytest
 

@@ -62,7 +62,7 @@ def test_each_frame_reaches_all_others_in_order(folder: Path, outlet: socket.soc
     with nic(folder / "b") as one, nic(folder / "c") as other:
         for frame in frames:
             outlet.send(frame)
-            # What one takes late the other one has nevertheless.
+            # A node that reads late does not delay the other node.
             assert one.recv(10000) == frame
         # More wait than the kernel keeps for a socket.
         assert [other.recv(10000) for _ in frames] == frames

@@ -14,7 +14,7 @@ from lab import time_source
 from lab.time_source import EPOCH, HEADER
 
 QUESTION = 0x1234_5678_9ABC_DEF0
-"""What a client sends as its time of sending: chronyd sends random bits, and takes only an answer that has them."""
+"""The transmit timestamp of a client's request: chronyd sends random bits, and accepts only an answer with the same bits."""
 
 
 def question(first: int = 4 << 3 | 3) -> bytes:

@@ -1,4 +1,4 @@
-"""The agent's worker keeps addresses on this machine's own kernel, in a network namespace: it hears of what somebody removes.
+"""The agent's worker keeps addresses in a network namespace of this machine: if one is removed, an event wakes the worker.
 
 Its full reading comes once a minute, and no wait here is as long.
 """
@@ -36,7 +36,7 @@ SPEC = {
         }
     ],
 }
-# A /run of its own: udev of this machine knows nothing of the namespace. No network manager configures the netdev.
+# A /run of its own: this machine's udev does not see the namespace. No network manager configures the netdev.
 MADE = """
 mount -t tmpfs none /run
 ip link set lo up

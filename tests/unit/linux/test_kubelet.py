@@ -71,7 +71,7 @@ def encoded(*pods: dict[str, Any]) -> bytes:
 
 
 def pod(name: str, *ids: str, namespace: str = "team") -> dict[str, Any]:
-    """A pod with devices from a device plugin, and with what else the kubelet tells of a container."""
+    """A pod with devices from a device plugin, and with all other fields that the kubelet gives for a container."""
     container = {
         "name": "main",
         "devices": [{"resource_name": "example.com/vf", "device_ids": list(ids)}],
@@ -127,7 +127,7 @@ server.wait_for_termination()
 
 @frozen
 class Served:
-    """A gRPC server that takes and gives bytes."""
+    """A gRPC server whose requests and answers are plain bytes."""
 
     folder: Path
 

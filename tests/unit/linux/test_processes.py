@@ -14,7 +14,7 @@ from tests.contract.asking import soon
 
 EXECUTABLE = "trackbed-shim-under-test"
 COMMAND = EXECUTABLE[:15]
-"""What the kernel keeps of it: whoever wants it whole asks for the command line, and may wait for ever for that."""
+"""The part of a name that the kernel keeps. The whole name is in the command line, and reading that may hang."""
 
 
 @pytest.fixture

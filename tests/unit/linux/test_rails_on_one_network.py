@@ -1,4 +1,4 @@
-"""Two rails on one IP network, on this machine's own kernel: a neighbour of one rail hears nothing of the other's address."""
+"""Two rails on one IP network, on this machine's kernel: a rail does not answer ARP for the other rail's address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an API server gets to do once it is there again: each reporter tries by itself, and none knows of the others."""
+"""The requests that an API server gets after an outage: each reporter retries independently of the others."""
 
 import random
 from collections import Counter

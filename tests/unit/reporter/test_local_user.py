@@ -83,7 +83,7 @@ def test_what_root_writes_goes_through_no_link(theirs: Path, precious: Path, nam
 
 
 def test_a_file_is_nobodys_before_it_has_its_mode(theirs: Path) -> None:
-    # Whoever has it open as it was made reads what is written later.
+    # A process that opens the file when it is created can read what is written later.
     made: list[int] = []
     before = os.umask(0)
     try:
@@ -160,7 +160,7 @@ def _flood_and_ask(port: int, path: Path) -> tuple[bytes, int]:
     flood = [socket.socket() for _ in range(2 * server.AT_ONCE)]
     for connection in flood:
         connection.connect(("127.0.0.1", port))
-    # As many as the flood has: each turn of the server takes one of every socket that has some.
+    # As many as the flood: in each turn the server accepts one connection from each socket.
     for _ in flood:
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(str(path))

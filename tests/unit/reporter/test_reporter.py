@@ -333,7 +333,7 @@ def test_it_publishes_although_its_port_is_taken(served: Served, tmp_path: Path,
             assert process.stderr is not None
             said = next((line for line in process.stderr if "cannot listen" in line), "")
             assert "Address already in use; it is tried again every 5 s" in said
-            # It goes on asking the API server.
+            # It still sends requests to the API server.
             for _ in range(2):
                 api_server.accept()[0].close()
             process.terminate()

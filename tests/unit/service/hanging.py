@@ -26,7 +26,7 @@ def _attr(node: int) -> bytes:
 
 
 def _answer(opcode: int, node: int) -> bytes | None:
-    """The answer to a request; None for what is refused."""
+    """The answer to a request; None if the request is refused."""
     return {
         INIT: INIT_OUT.pack(7, 31, 0, 0, 1, 1, 4096, 1, 0, 0, 0),
         LOOKUP: struct.pack("=QQQQII", FILE, 0, 0, 0, 0, 0) + _attr(FILE),

@@ -257,7 +257,7 @@ def test_only_required_devices_count_also_while_another_reading_waits(start: Sta
     agent.event("")
     after = agent.heartbeats(2)
     assert (after.ready, after.generation) == (True, before.generation)
-    # Whoever reads the devices waits still; the event is heard all the same.
+    # The reading of the devices still waits; the event is noticed nevertheless.
     agent.event(REQUIRED)
     agent.wait_for(is_checking)
     agent.unblock(pipe)
@@ -301,7 +301,7 @@ def test_after_lost_events_everything_is_read_and_put_right(start: Start) -> Non
     agent.lose_vfs()
     agent.lose_events()
     # A resync comes only after a minute.
-    soon(lambda: made() > before or None, "VF made anew")
+    soon(lambda: made() > before or None, "VF made again")
     agent.wait_for(lambda r: r.ready)
 
 
@@ -322,7 +322,7 @@ def test_ready_is_not_reported_while_an_event_waits(start: Start) -> None:
     agent.lose_vfs()
     agent.event(REQUIRED)
     agent.wait_for_reading(REQUIRED, reads)
-    # Before they are made anew, then when they are read again, and so on.
+    # The readings wait before the VFs are created again, then when they are read again, and so on.
     for _ in range(4):
         agent.event(REQUIRED)
         agent.go_on_to_the_next_reading(pipe)

@@ -16,7 +16,7 @@ SYS = "/sys/bus/pci/devices"
 
 
 class Anything:
-    """A part of a machine that takes any call."""
+    """A part of a machine that accepts any call."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments, **named: (name, arguments, named)
