@@ -168,7 +168,8 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
         if not isinstance(kind, Kind):
             continue
         changes = kind.plan(want, have) + originals.restoring(machine, kind, want, have, whole=scope is None)
-        outcomes += attempts(context, want, have, kind, changes)
+        if changes:
+            outcomes += attempts(context, want, have, kind, changes)
     return want, have, outcomes
 
 

@@ -162,7 +162,8 @@ class Originals:
         :param device_left: ``want`` comes from :meth:`removed_devices`.
         :param whole: look at all originals; False looks only at those whose restoring has begun, which costs nothing.
         """
-        keys = self._originals if whole else self._restoring
+        if not (keys := self._originals if whole else self._restoring):
+            return []
         # Values of the host leave with the spec, never with a device.
         mine = sorted(key for key in keys if key[0] == kind.NAME and not (device_left and key[1] == HOST))
         if not mine:
