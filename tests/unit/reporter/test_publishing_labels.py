@@ -61,26 +61,26 @@ def shows(
     reporter.watch.node = read_node(cluster.node)
 
 
-@pytest.mark.parametrize("found", [REPORT, UNREADY], ids=["ready", "not ready"])
+@pytest.mark.parametrize("report", [REPORT, UNREADY], ids=["ready", "not ready"])
 def test_a_plugins_label_is_away_for_a_while_after_its_devices_have_changed(
-    running: tuple[Publication, Cluster, Clocks], found: Report
+    running: tuple[Publication, Cluster, Clocks], report: Report
 ) -> None:
     reporter, cluster, clocks = running
-    say(reporter, evolve(found, devices="four"))
+    say(reporter, evolve(report, devices="four"))
     shows(reporter, cluster, WITH, [OURS], allocatable={RESOURCE: "4"})
     reporter.turn()
     assert PLUGIN_GONE not in changed(cluster)
-    say(reporter, evolve(found, devices="eight"))
+    say(reporter, evolve(report, devices="eight"))
     assert reporter.turn() == PLUGIN_PAUSE
     gone = changed(cluster)
     assert PLUGIN_GONE in gone and TAINT_GONE not in gone
     clocks.goes_on(PLUGIN_PAUSE - 5.0)
     assert reporter.turn() == 5.0
     # Its pod is gone, and with it the resource.
-    shows(reporter, cluster, {} if found is UNREADY else WITHOUT, [OURS], allocatable={RESOURCE: "0"})
+    shows(reporter, cluster, {} if report is UNREADY else WITHOUT, [OURS], allocatable={RESOURCE: "0"})
     clocks.goes_on(5.0)
     reporter.turn()
-    assert (PLUGIN_BACK in changed(cluster)) is found.ready  # a node that is not ready gets no labels
+    assert (PLUGIN_BACK in changed(cluster)) is report.ready  # a node that is not ready gets no labels
     say(reporter, evolve(REPORT, devices="eight"))
     shows(reporter, cluster, WITHOUT, [OURS], allocatable={RESOURCE: "0"})
     reporter.turn()

@@ -39,9 +39,9 @@ def said(supervised: Supervised, start: int) -> tuple[str, str]:
 
 
 def seconds(message: str) -> int:
-    found = re.search(r" (-?\d+) s", message)
-    assert found, message
-    return int(found[1])
+    match = re.search(r" (-?\d+) s", message)
+    assert match, message
+    return int(match[1])
 
 
 def test_each_crash_in_a_row_doubles_the_wait() -> None:
