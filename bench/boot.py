@@ -46,10 +46,10 @@ def boot(started: str, report: str) -> Boot:
 
     :raises ValueError: the report does not say ready.
     """
-    said = json.loads(report)
-    if not said["ready"]:
+    parsed = json.loads(report)
+    if not parsed["ready"]:
         raise ValueError("the node is not ready")
-    return Boot(int(started) / 1e6, float(said["since"]))
+    return Boot(int(started) / 1e6, float(parsed["since"]))
 
 
 def measured(node: Node) -> tuple[Boot, str]:

@@ -59,9 +59,9 @@ def simulate(nodes: int, rails: int, runs: int, settings: FabricSettings) -> Out
         paths = some_paths(planned, BAD_PATHS, run)
         paths = frozenset(pair for pair in paths if not set(pair) & bad.keys())
         rounds, results = Fabric(all_ends, bad, paths, run).run(settings)
-        said = verdict(all_ends, results, True)
-        blamed = {each.end for each in said.ends if each.status != "good"}
-        path_blamed = {(each.client, each.server) for each in said.paths}
+        judged = verdict(all_ends, results, True)
+        blamed = {each.end for each in judged.ends if each.status != "good"}
+        path_blamed = {(each.client, each.server) for each in judged.paths}
         of_run = (
             len(all_ends) - len(bad),
             len(blamed - bad.keys()),

@@ -126,8 +126,8 @@ def _refused(error: ApiError) -> NotGiven:
 
 def _unusable(error: Exception) -> NotGiven:
     # A YAML error quotes the file, which holds credentials.
-    said = type(error).__name__ if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
-    return NotGiven(said)
+    message = type(error).__name__ if isinstance(error, yaml.YAMLError) else f"{type(error).__name__}: {error}"
+    return NotGiven(message)
 
 
 def _decide(client: Client, request: CertificateSigningRequest) -> None:

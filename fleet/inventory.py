@@ -78,8 +78,8 @@ class Inventory:
             return Ran(True, f"no answer from {host} within {timeout:.0f} s")
         # pyinfra indents what it says itself.
         lines = (line for line in done.stderr.splitlines() if line.startswith(f"[{host}]"))
-        said = [line.removeprefix(f"[{host}]").strip() for line in lines]
-        return Ran(done.returncode != 0, "; ".join(filter(None, said[-LINES:])) or _last(done.stderr))
+        printed = [line.removeprefix(f"[{host}]").strip() for line in lines]
+        return Ran(done.returncode != 0, "; ".join(filter(None, printed[-LINES:])) or _last(done.stderr))
 
 
 def _pyinfra(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:

@@ -266,8 +266,8 @@ def unready(node: Node) -> list[str]:
     for type in (names.READY, names.UP_TO_DATE, "Ready"):
         condition = condition_of(node, type)
         if condition is None or condition.status != "True":
-            said = f"{condition.status} ({condition.reason}): {condition.message}" if condition else "not there"
-            reasons.append(f"{type} is {said}")
+            state = f"{condition.status} ({condition.reason}): {condition.message}" if condition else "not there"
+            reasons.append(f"{type} is {state}")
     return [*reasons, f"it has the taint {names.TAINT}"] if is_tainted(node) else reasons
 
 

@@ -61,12 +61,12 @@ def _kubernetes(report: Report) -> str:
     if publication is None:
         return "nothing is published yet; see: systemctl status trackbed-reporter"
     mark = "ready" if publication.ready else "not ready"
-    said = (
+    text = (
         f"{mark}, generation {publication.generation}"
         if publication.boot_id == report.boot_id
         else "nothing of this boot"
     )
-    return f"{said}{f'; {publication.error}' if publication.error else ''}"
+    return f"{text}{f'; {publication.error}' if publication.error else ''}"
 
 
 def _lines(verdict: Verdict, report: Report) -> Iterator[str]:

@@ -126,16 +126,16 @@ def _by_device(response: bytes) -> Allocations:
     by_device: dict[str, set[str]] = {}
     for number, pod in fields(response):
         if number == PODS:
-            said = list(strings(pod, POD))
-            names = dict(said)
-            for device in _devices(said):
+            pod_fields = list(strings(pod, POD))
+            names = dict(pod_fields)
+            for device in _devices(pod_fields):
                 by_device.setdefault(device, set()).add(f"{names.get('namespace', '')}/{names.get('name', '')}")
     return {device: tuple(sorted(pods)) for device, pods in by_device.items()}
 
 
-def _devices(said: list[tuple[str, str]]) -> Iterator[str]:
+def _devices(fields: list[tuple[str, str]]) -> Iterator[str]:
     """A pod's devices: PCI addresses, or the device plugin's names without the number of the share."""
-    for what, text in said:
+    for what, text in fields:
         if what in ("device", "claimed"):
             addresses = PCI_ADDRESS.findall(text.lower())
             for domain, bus, device, function in addresses:

@@ -166,8 +166,8 @@ def _among_offloads(key: str, offloads: Offloads | None) -> Iterator[str]:
     given = offloads or {}
     for one, state, other in _EXCLUDING:
         if given.get(one) is state and given.get(other):
-            said = "on" if state else "off"
-            yield f"{key}.offloads: {one} {said} and {other} on: the kernel turns {other} off then; keep one"
+            word = "on" if state else "off"
+            yield f"{key}.offloads: {one} {word} and {other} on: the kernel turns {other} off then; keep one"
 
 
 def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Mapping[str, str]) -> Iterator[str]:

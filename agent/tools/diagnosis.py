@@ -52,12 +52,12 @@ class Service:
     @classmethod
     def shown(cls, output: str) -> Service | None:
         """The state in what `systemctl show` printed, one ``NAME=VALUE`` a line; None if it says nothing of a unit."""
-        said = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
-        if "ActiveState" not in said:
+        properties = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
+        if "ActiveState" not in properties:
             return None
-        active = "not installed" if said.get("LoadState") == "not-found" else said["ActiveState"]
-        sub, enabled, result = (said.get(name, "") for name in ("SubState", "UnitFileState", "Result"))
-        return cls(active, sub, enabled, result, whole(said.get("NRestarts", "")) or 0)
+        active = "not installed" if properties.get("LoadState") == "not-found" else properties["ActiveState"]
+        sub, enabled, result = (properties.get(name, "") for name in ("SubState", "UnitFileState", "Result"))
+        return cls(active, sub, enabled, result, whole(properties.get("NRestarts", "")) or 0)
 
 
 @frozen
@@ -173,8 +173,8 @@ def _report(report: Report, kinds: Sequence[str]) -> Iterator[Finding]:
     yield from _outcomes(differing, kinds)
     for condition in report.conditions:
         # These conditions repeat the first of the outcomes, which are all listed above.
-        said = condition.type in SAID_BY_OUTCOMES and (differing or report.refusal)
-        if condition.status != "True" and not said:
+        explained = condition.type in SAID_BY_OUTCOMES and (differing or report.refusal)
+        if condition.status != "True" and not explained:
             yield _finding(condition)
 
 

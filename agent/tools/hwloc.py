@@ -84,8 +84,8 @@ def draw(nodes: Sequence[NumaNode], path: Path, format: str) -> None:
                 "lstopo is not installed; install hwloc, or draw where it is: topology --json here, --input - there"
             ) from None
         if ran.code != 0 or not drawn.exists():
-            said = ran.output.strip() or "it does not end"
-            raise NotDrawn(f"lstopo draws nothing: {said}; what it was given: --picture FILE.xml")
+            output = ran.output.strip() or "it does not end"
+            raise NotDrawn(f"lstopo draws nothing: {output}; what it was given: --picture FILE.xml")
         path.write_bytes(drawn.read_bytes())
 
 

@@ -154,8 +154,8 @@ def write(path: Path, wanted: Iterable[Collector], deadline: float = DEADLINE) -
             except OSError as error:
                 failed[collector.name] = f"{collector.command[0]}: {error.strerror}"
                 continue
-            if said := _trouble(ran, collector, deadline):
-                failed[collector.name] = f"{' '.join(collector.command[:6])}: {said}"
+            if trouble := _trouble(ran, collector, deadline):
+                failed[collector.name] = f"{' '.join(collector.command[:6])}: {trouble}"
             _add(tar, collector.name, redact(ran.output))
         _add(tar, "not-collected.json", json.dumps(failed, indent=2, sort_keys=True) + "\n")
     return failed

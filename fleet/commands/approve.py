@@ -56,8 +56,8 @@ def approve(
     else:
         for one in judged:
             done = "would " if dry and one.action != "leave" else ""
-            said = f"{one.request}: {done}{one.action}: {one.node or 'no node'}, asked by {one.requester}: {one.reason}"
-            click.echo(printable(said))
+            line = f"{one.request}: {done}{one.action}: {one.node or 'no node'}, asked by {one.requester}: {one.reason}"
+            click.echo(printable(line))
         click.echo(f"{len(judged)} pending requests" if judged else "no pending requests of reporters")
     for name, reason in failed.items():
         click.echo(printable(f"trackbed: {name}: {reason}"), err=True)

@@ -56,21 +56,26 @@ def report(path: Path | None, page_file: Path | None, as_json: bool) -> None:
     """
     journal = _read(path or default_path())
     ends = journal.run.by_name()
-    said = verdict(ends, journal.results, journal.ended is not None, journal.collectives)
+    judged = verdict(ends, journal.results, journal.ended is not None, journal.collectives)
     if page_file is not None:
-        _write_page(page_file, journal, ends, said)
-    proven = said.proven and not journal.run.absent
+        _write_page(page_file, journal, ends, judged)
+    proven = judged.proven and not journal.run.absent
     if as_json:
-        for end in said.ends:
+        for end in judged.ends:
             click.echo(json.dumps(asdict(end)))
-        for each in said.paths:
+        for each in judged.paths:
             click.echo(json.dumps({"path": asdict(each)}))
-        for collective in said.collectives:
+        for collective in judged.collectives:
             click.echo(json.dumps({"collective": asdict(collective)}))
-        whole = {"proven": proven, "finished": said.finished, "usual": dict(said.usual), "absent": journal.run.absent}
+        whole = {
+            "proven": proven,
+            "finished": judged.finished,
+            "usual": dict(judged.usual),
+            "absent": journal.run.absent,
+        }
         click.echo(json.dumps(whole))
     else:
-        _print(journal, ends, said)
+        _print(journal, ends, judged)
     sys.exit(0 if proven else NOT_PROVEN)
 
 
@@ -83,24 +88,24 @@ def _read(path: Path) -> Journal:
         raise Failed(str(error)) from None
 
 
-def _write_page(path: Path, journal: Journal, ends: Ends, said: Verdict) -> None:
+def _write_page(path: Path, journal: Journal, ends: Ends, verdict: Verdict) -> None:
     # Imported here, since importing matplotlib takes a second.
     from fleet.fabric.page import page
 
     try:
-        write_atomically(path, page(ends, said, journal.run.began, journal.run.absent), 0o644)
+        write_atomically(path, page(ends, verdict, journal.run.began, journal.run.absent), 0o644)
     except OSError as error:
         raise Failed(f"{path} cannot be written: {error.strerror}; give another path") from None
 
 
-def _print(journal: Journal, ends: Ends, said: Verdict) -> None:
+def _print(journal: Journal, ends: Ends, judged: Verdict) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=1000)
-    left = [each for each in said.ends if each.status != "good"]
+    left = [each for each in judged.ends if each.status != "good"]
     rows = [(each.end, each.kind or each.status, each.message) for each in left]
-    rows += [(f"{each.client} -> {each.server}", "bad path", f"{each.test}: {each.message}") for each in said.paths]
+    rows += [(f"{each.client} -> {each.server}", "bad path", f"{each.test}: {each.message}") for each in judged.paths]
     rows += [
         (", ".join(collective.group.ends), "bad collective", f"{ALL_REDUCE}: {collective.message}")
-        for collective in said.collectives
+        for collective in judged.collectives
         if collective.message
     ]
     rows += [(node, "not tested", why) for node, why in sorted(journal.run.absent.items())]
@@ -112,12 +117,14 @@ def _print(journal: Journal, ends: Ends, said: Verdict) -> None:
         for nic, kind, why in rows:
             table.add_row(Text(printable(nic)), Text(kind, "red"), Text(printable(why)))
         console.print(table)
-    for test, value in said.usual.items():
+    for test, value in judged.usual.items():
         click.echo(f"{test}: usually {rounded(value)} {TESTS[test].unit}")
-    for collective in said.collectives:
+    for collective in judged.collectives:
         if collective.value is not None:
             made = collective.group
             measured = f"{rounded(collective.value)} Gbit/s by {made.program}"
             click.echo(printable(f"{ALL_REDUCE} of {', '.join(made.ends)}: {measured}"))
-    stopped = "" if said.finished else "; the test is not finished: run deploys/fabric.py again to go on"
-    click.echo(f"{len(said.ends) - len(left)} of {len(said.ends)} NICs are good, {len(said.paths)} bad paths{stopped}")
+    stopped = "" if judged.finished else "; the test is not finished: run deploys/fabric.py again to go on"
+    click.echo(
+        f"{len(judged.ends) - len(left)} of {len(judged.ends)} NICs are good, {len(judged.paths)} bad paths{stopped}"
+    )

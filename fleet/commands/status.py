@@ -102,6 +102,6 @@ def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
     click.echo(f"{ready} of {len(listed)} nodes are ready{foreign}")
 
 
-def _text(said: str, style: str = "") -> Text:
+def _text(text: str, style: str = "") -> Text:
     """What a node has written: neither rich's markup nor the terminal's escape sequences have a meaning in it."""
-    return Text(printable(said), style)
+    return Text(printable(text), style)

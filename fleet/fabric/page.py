@@ -27,35 +27,35 @@ COLOURS = "cividis"
 LEGEND = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def page(ends: Ends, said: Verdict, began: float, absent: Mapping[str, str]) -> str:
+def page(ends: Ends, judged: Verdict, began: float, absent: Mapping[str, str]) -> str:
     """The HTML text."""
-    good = sum(each.status == "good" for each in said.ends)
-    left = [each for each in said.ends if each.status != "good"]
+    good = sum(each.status == "good" for each in judged.ends)
+    left = [each for each in judged.ends if each.status != "good"]
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
-    verdict = "proven" if said.proven and not absent else "not proven"
-    tested = f"Tested {when}" if said.finished else f"Begun {when}, and not finished"
+    verdict = "proven" if judged.proven and not absent else "not proven"
+    tested = f"Tested {when}" if judged.finished else f"Begun {when}, and not finished"
     parts = [
         f"<h1>Fabric: <span class={'good' if verdict == 'proven' else 'bad'}>{verdict}</span></h1>",
-        f"<p>{good} of {len(said.ends)} NICs are good. {tested}.</p>",
+        f"<p>{good} of {len(judged.ends)} NICs are good. {tested}.</p>",
         table(
             ("Test", "Usual result"),
-            [(test, f"{rounded(value)} {TESTS[test].unit}") for test, value in said.usual.items()],
+            [(test, f"{rounded(value)} {TESTS[test].unit}") for test, value in judged.usual.items()],
         ),
         "<h2>NICs</h2>",
         "<p>The colour is the NIC's worst test, as a share of the usual result. A cross marks a NIC that is not good.</p>",
         # If no node could be tested, there is nothing to draw.
-        heat_map(ends, said.ends) if ends else "",
+        heat_map(ends, judged.ends) if ends else "",
     ]
     if left:
         rows = [(each.end, each.kind or each.status, each.message) for each in left]
         parts += ["<h2>Not good</h2>", table(("NIC", "Verdict", "Why"), rows)]
-    if said.paths:
-        paths = [(each.client, each.server, each.test, each.message) for each in said.paths]
+    if judged.paths:
+        paths = [(each.client, each.server, each.test, each.message) for each in judged.paths]
         parts += ["<h2>Bad paths</h2>", table(("From", "To", "Test", "Why"), paths)]
-    if said.collectives:
+    if judged.collectives:
         collectives = [
             (", ".join(each.group.ends), each.group.program, _rate(each.value), each.message)
-            for each in said.collectives
+            for each in judged.collectives
         ]
         parts += ["<h2>Collectives</h2>", table(("NICs", "Program", "Bus bandwidth", "Why it is bad"), collectives)]
     if absent:

@@ -119,21 +119,21 @@ class Runner:
     def _reduce(self, portion: Sequence[Group]) -> list[Collective]:
         """The results of some groups at the same time, in their order."""
         keys = {group.number: Keys.make() for group in portion}
-        said = self._send("serve", [job for group in portion for job in self._daemons(group, keys[group.number])])
+        answers = self._send("serve", [job for group in portion for job in self._daemons(group, keys[group.number])])
         results: dict[int, Collective] = {}
         for group in portion:
-            why = [f"{name}: {text}" for name in group.ends[1:] if (text := said.get(name))]
+            why = [f"{name}: {text}" for name in group.ends[1:] if (text := answers.get(name))]
             if why and not self._gone(group.ends):
                 results[group.number] = Collective(group, None, "no-server", "; ".join(why))
         up = [group for group in portion if group.number not in results and not self._gone(group.ends)]
-        said = self._send("measure", [self._first(group, keys[group.number]) for group in up])
+        answers = self._send("measure", [self._first(group, keys[group.number]) for group in up])
         there = [name for group in portion for name in group.ends if self._node(name) not in self._lost]
         self._send("collect", [self._job(name, ()) for name in there])
         for group in portion:
             if gone := [self._node(name) for name in group.ends if self._node(name) in self._lost]:
                 results[group.number] = Collective(group, None, "lost", gone[0])
             elif group.number not in results:
-                code, output = said[group.ends[0]]
+                code, output = answers[group.ends[0]]
                 results[group.number] = outcome(group, self.settings.collective_size, int(code), str(output))
         return [results[group.number] for group in portion]
 
@@ -172,11 +172,11 @@ class Runner:
         """The results of some tests of a round, in the order of the pairs."""
         results: dict[Pair, FabricResult] = {}
         jobs = [Job(one, other, self._ports[one]) for one, other in pairs]
-        said = self._ask("serve", made, [job for job in jobs if not self._gone(job.ends)])
+        answers = self._ask("serve", made, [job for job in jobs if not self._gone(job.ends)])
         for job in jobs:
-            if not self._gone(job.ends) and (text := said.get(job.id)):
+            if not self._gone(job.ends) and (text := answers.get(job.id)):
                 results[job.server, job.client] = failed(made, job.server, job.client, "no-server", messages(text))
-        up = [job for job in jobs if said.get(job.id) == "" and not self._gone(job.ends)]
+        up = [job for job in jobs if answers.get(job.id) == "" and not self._gone(job.ends)]
         clients = self._ask("measure", made, up)
         measured_well = {name for name, (code, _) in clients.items() if code == 0}
         there = [job for job in up if self._node(job.server) not in self._lost]
@@ -213,15 +213,15 @@ class Runner:
             return {}
         requests = {node: {"do": do, "jobs": each} for node, each in sorted(by_node.items())}
         answers = self.nodes.ask(requests, timeout)
-        said: dict[str, Any] = {}
+        collected: dict[str, Any] = {}
         for node, asked_jobs in by_node.items():
             answer = answers.get(node)
             if answer is None or any(each["id"] not in answer for each in asked_jobs):
                 self._lost.add(node)
                 self.tell(f"{node} does not answer; it is left out from now on")
             else:
-                said |= answer
-        return said
+                collected |= answer
+        return collected
 
     def _gone(self, ends: Sequence[str]) -> bool:
         """Whether one of the ends' nodes is lost."""

@@ -210,9 +210,9 @@ def _operations(operations: Sequence[Operation]) -> str:
         axes.barh(rows, [each.longest for each in operations], 0.75, color="#7fa8d9")
         axes.barh(rows, [each.median for each in operations], 0.75, color="#2f6fb5")
         for row, each in enumerate(operations):
-            said = f"{_seconds(each.longest)}, {each.slowest}"
+            text = f"{_seconds(each.longest)}, {each.slowest}"
             place = (each.longest, row)
-            axes.annotate(said, place, (6, 0), textcoords="offset points", va="center", color=INK, fontsize=9)
+            axes.annotate(text, place, (6, 0), textcoords="offset points", va="center", color=INK, fontsize=9)
         axes.set_yticks(rows, names, fontsize=9, color=INK)
         axes.invert_yaxis()
         axes.set_xlabel("seconds", color=INK)

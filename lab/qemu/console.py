@@ -45,7 +45,7 @@ def _join(console: socket.socket) -> None:
                 return
             console.sendall(typed)
         if console in ready:
-            said = console.recv(65536)
-            if not said:
+            received = console.recv(65536)
+            if not received:
                 return
-            os.write(screen, said)
+            os.write(screen, received)

@@ -53,24 +53,26 @@ def libraries(file: Path) -> Iterator[Component]:
         for entry in tar:
             path = PurePosixPath(entry.name)
             if path.name == "METADATA" and path.parent.suffix == ".dist-info" and (text := tar.extractfile(entry)):
-                said = BytesParser().parse(text, headersonly=True)
-                name, version = said["Name"], said["Version"]
+                metadata = BytesParser().parse(text, headersonly=True)
+                name, version = metadata["Name"], metadata["Version"]
                 yield Component(
                     name=name,
                     version=version,
                     type=ComponentType.LIBRARY,
                     bom_ref=f"{name}@{version}",
                     purl=PackageURL("pypi", name=name.lower().replace("_", "-"), version=version),
-                    licenses=_licenses(said),
+                    licenses=_licenses(metadata),
                 )
 
 
-def _licenses(said: Message) -> list[License]:
-    expression = said["License-Expression"]
+def _licenses(metadata: Message) -> list[License]:
+    expression = metadata["License-Expression"]
     classifiers = [
-        line.rpartition(" :: ")[2] for line in said.get_all("Classifier", []) if line.startswith("License ::")
+        line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier", []) if line.startswith("License ::")
     ]
-    text = expression or (said["License"] or "").strip().partition("\n")[0][:LONGEST_LICENSE] or ", ".join(classifiers)
+    text = (
+        expression or (metadata["License"] or "").strip().partition("\n")[0][:LONGEST_LICENSE] or ", ".join(classifiers)
+    )
     return [LicenseFactory().make_from_string(text)] if text else []
 
 

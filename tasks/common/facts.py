@@ -43,10 +43,10 @@ def _guarded(name: str, process: Callable[[Any, list[str]], T]) -> Callable[[Any
         try:
             return process(self, output)
         except _UNREADABLE as error:
-            said = printable(repr(error))[:SHOWN]
+            message = printable(repr(error))[:SHOWN]
             # pyinfra prints the cause, where there is one.
             raise FactProcessError(
-                f"the node's answer to {name} cannot be read: {said}; log in, and see what it is"
+                f"the node's answer to {name} cannot be read: {message}; log in, and see what it is"
             ) from None
 
     return guarded

@@ -359,11 +359,11 @@ def _approve(state: State, host: Host, want: ReporterSetup, shown: Credentials, 
         if shown.request:  # else its request was approved meanwhile
             credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
     except credentials.NotGiven as error:
-        said = f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {error}"
+        message = f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {error}"
         if not shown.certificate:
-            return _fail(host, said)
+            return _fail(host, message)
         # The present certificate is still valid. The deploy may run on a host without a kubeconfig, so this is no failure.
-        host.log_styled(printable(said), fg="yellow", log_func=logger.warning)
+        host.log_styled(printable(message), fg="yellow", log_func=logger.warning)
         return True
     approval.given = True
     return True

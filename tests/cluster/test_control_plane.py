@@ -29,9 +29,9 @@ def test_only_its_owner_reads_its_secrets(control_plane: ControlPlane) -> None:
 
 def test_a_users_certificate_is_its_name_and_its_groups(control_plane: ControlPlane) -> None:
     someone = control_plane.identity("trackbed:node:someone", ["some-group"])
-    said = control_plane.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo}", kubeconfig=someone)
-    assert '"trackbed:node:someone"' in said
-    assert '"some-group"' in said
+    user = control_plane.kubectl("auth", "whoami", "-o", "jsonpath={.status.userInfo}", kubeconfig=someone)
+    assert '"trackbed:node:someone"' in user
+    assert '"some-group"' in user
     assert control_plane.try_kubectl("get", "nodes", kubeconfig=someone).returncode != 0
 
 

@@ -76,9 +76,9 @@ def test_the_api_server_takes_all_that_is_rendered(clean: ControlPlane, folders:
         # As docs/inventory.md says.
         apply(plane, "-k", str(folder / "network-plugins"))
         plane.wait_established(KINDS)
-    said = apply(plane, "-k", str(folder))
-    assert said
-    assert all(line.endswith(" created") for line in said), said
+    applied = apply(plane, "-k", str(folder))
+    assert applied
+    assert all(line.endswith(" created") for line in applied), applied
     sets = {each["metadata"]["name"] for each in plane.get("daemonsets", "-A")["items"]}
     assert sets == PLUGINS[name] | (NETWORK_PLUGINS if with_networks else set())
     again = apply(plane, "-k", str(folder))
@@ -160,14 +160,14 @@ def test_every_example_is_tried() -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_api_server_takes_each_example(kinds: ControlPlane, name: str) -> None:
-    said = apply(kinds, "--dry-run=server", "-f", str(ROOT / "examples" / name))
+    applied = apply(kinds, "--dry-run=server", "-f", str(ROOT / "examples" / name))
     documents = [each for each in yaml.safe_load_all((ROOT / "examples" / name).read_text()) if each]
-    assert len(said) == len(documents)
-    assert all("(server dry run)" in line for line in said)
+    assert len(applied) == len(documents)
+    assert all("(server dry run)" in line for line in applied)
 
 
 def test_the_api_server_takes_the_overlay_of_the_examples(control_plane: ControlPlane) -> None:
     # The namespace comes first, since objects in it cannot be tried without it.
     control_plane.try_kubectl("create", "namespace", "trackbed-system")
-    said = apply(control_plane, "--dry-run=server", "-k", str(ROOT / "examples" / "own-cluster"))
-    assert any("configmap/reporter" in line for line in said)
+    applied = apply(control_plane, "--dry-run=server", "-k", str(ROOT / "examples" / "own-cluster"))
+    assert any("configmap/reporter" in line for line in applied)

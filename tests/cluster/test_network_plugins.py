@@ -18,10 +18,10 @@ def test_plugins_that_cannot_be_built_are_named_and_left_out(
     network_plugins.build()
     assert network_plugins.built() == ()
     assert network_plugins.images() == []
-    said = capfd.readouterr()
+    printed = capfd.readouterr()
     for name in network_plugins.BUILDS:
-        assert f"without {name}: " in said.out + said.err
-    assert "GOPROXY=off" in said.out + said.err
+        assert f"without {name}: " in printed.out + printed.err
+    assert "GOPROXY=off" in printed.out + printed.err
 
 
 def test_each_image_of_the_manifests_is_one_that_the_lab_writes() -> None:

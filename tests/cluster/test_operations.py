@@ -204,9 +204,9 @@ def test_an_agent_that_fails_its_first_pass_is_taken_back_and_the_node_not_ready
         timeout=900,
         check=False,
     )
-    said = done.stdout + done.stderr
-    assert done.returncode != 0, said
-    assert f"rolled back to {current.strip().rpartition('/')[2]}" in said
+    output = done.stdout + done.stderr
+    assert done.returncode != 0, output
+    assert f"rolled back to {current.strip().rpartition('/')[2]}" in output
     assert node.sh("readlink /opt/trackbed/current") == current
     eventually("ready again", lambda: is_open(plane, name), LONG)
     assert report(node)["agent_version"] == current.strip().rpartition("/")[2]

@@ -145,7 +145,7 @@ class Engine:
         uid = self.plane.get("pod", pod)["metadata"]["uid"]
         container = f"{pod}-container"
         arguments = {"K8S_POD_NAMESPACE": "default", "K8S_POD_NAME": pod, "K8S_POD_UID": uid}
-        said = self.node.sh(
+        output = self.node.sh(
             "multus",
             stdin=json.dumps(self._configuration()),
             PATH=f"{self.programs}:{os.environ['PATH']}",
@@ -156,7 +156,7 @@ class Engine:
             CNI_PATH=self.programs,
             CNI_ARGS=";".join(f"{key}={value}" for key, value in {"IgnoreUnknown": "1", **arguments}.items()),
         )
-        return json.loads(said) if said else {}
+        return json.loads(output) if output else {}
 
     def _configuration(self) -> dict[str, Any]:
         """As Multus writes it for itself, with the cluster's own network in it."""

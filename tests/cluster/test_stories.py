@@ -46,9 +46,9 @@ def lifts(event: dict[str, Any]) -> bool:
 
 def run_to_end(plane: ControlPlane, pod: str) -> str:
     eventually(f"the end of {pod}", lambda: phase(plane, pod) in ("Succeeded", "Failed"), LONG)
-    said = plane.kubectl("logs", pod)
-    assert phase(plane, pod) == "Succeeded", said
-    return said
+    output = plane.kubectl("logs", pod)
+    assert phase(plane, pod) == "Succeeded", output
+    return output
 
 
 def test_a_nodes_first_day_ends_with_a_pod_that_has_its_device(fresh_cluster: Cluster) -> None:
@@ -61,8 +61,8 @@ def test_a_nodes_first_day_ends_with_a_pod_that_has_its_device(fresh_cluster: Cl
     eventually("TrackbedReady", lambda: condition(plane, name) == "True", LONG)
     eventually("the plugin's resource", lambda: allocatable(plane, name) == str(manifests.SHARES), LONG)
     eventually("the taint's end", lambda: not tainted(plane, name), LONG)
-    said = run_to_end(plane, "first")
-    assert "PORT_ACTIVE" in said
+    output = run_to_end(plane, "first")
+    assert "PORT_ACTIVE" in output
     ready = first_write(plane, name, began, lambda e: "TrackbedReady" in body(e) and '"True"' in body(e))
     labelled = first_write(plane, name, began, lambda e: "/metadata/labels/rdma" in body(e))
     lifted = first_write(plane, name, began, lifts)
@@ -161,8 +161,8 @@ def test_pods_on_two_nodes_move_data_between_their_devices(fresh_cluster: Cluste
             plane.apply(manifests.pod(pod, command, rdma=1, host_network=True, selector=selector))
             if pod == pods[0]:
                 eventually(f"{pod} listens", lambda: listens(fresh_cluster.nodes[0]), LONG)
-        said = run_to_end(plane, pods[1])
-        figures = [line.split() for line in said.splitlines() if line.split()[:2] == [str(SIZE), "200"]]
-        assert figures, said
-        assert float(figures[0][3]) > 0, said
+        output = run_to_end(plane, pods[1])
+        figures = [line.split() for line in output.splitlines() if line.split()[:2] == [str(SIZE), "200"]]
+        assert figures, output
+        assert float(figures[0][3]) > 0, output
         plane.kubectl("delete", "pod", *pods, "--wait=false")

@@ -152,9 +152,9 @@ def eventually(what: str, probe: Callable[[], bool], within: float = DEADLINE) -
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     """Run a test once more if the emulator stopped during it: such a failure says nothing about the tested code."""
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    said = consoles()
+    lengths = consoles()
     reports = runtestprotocol(item, log=False, nextitem=nextitem)
-    if any(report.failed for report in reports) and (stalled := stalled_nodes(said)):
+    if any(report.failed for report in reports) and (stalled := stalled_nodes(lengths)):
         print(f"\nthe emulated CPUs of {', '.join(stalled)} stood still; once more: {item.nodeid}")  # noqa: T201
         item._initrequest()  # type: ignore[attr-defined]  # pytest has no public way to set a test up again
         reports = runtestprotocol(item, log=False, nextitem=nextitem)
@@ -172,12 +172,12 @@ def consoles() -> dict[Path, int]:
         return {}
 
 
-def stalled_nodes(said: dict[Path, int]) -> list[str]:
+def stalled_nodes(lengths: dict[Path, int]) -> list[str]:
     """The nodes whose kernel has complained since ``said`` that a CPU did not run, or got no timer interrupts."""
     return [
         log.parent.name
         for log in consoles()
-        if STALL.search(log.read_bytes()[said.get(log, 0) :].decode(errors="replace"))
+        if STALL.search(log.read_bytes()[lengths.get(log, 0) :].decode(errors="replace"))
     ]
 
 

@@ -47,9 +47,9 @@ def run_fabric(*more: str) -> tuple[subprocess.CompletedProcess[str], list[dict[
     """Run the test, then the report."""
     done = pyinfra("-y", "--fail-percent", "100", "inventories/lab.py", "deploys/fabric.py", *more)
     words = [sys.executable, "-m", "agent", "fleet", "fabric", "report", "--json"]
-    said = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert said.returncode in (0, 2), done.stdout + done.stderr + said.stderr
-    return done, [json.loads(line) for line in said.stdout.splitlines()]
+    ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode in (0, 2), done.stdout + done.stderr + ended.stderr
+    return done, [json.loads(line) for line in ended.stdout.splitlines()]
 
 
 def not_good(lines: list[dict[str, Any]]) -> dict[str, str]:

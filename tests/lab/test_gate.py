@@ -17,9 +17,9 @@ STAND_IN = "[Service]\nExecStart=sleep infinity\nRestart=always\nRestartSec=1\n[
 
 def unit(node: Node, name: str, *properties: str) -> list[str]:
     """Properties of a unit, by systemd."""
-    asked = [f"--property={each}" for each in properties]
-    said = node.run(["systemctl", "show", name, *asked], check=True).stdout.splitlines()
-    values = dict(line.split("=", 1) for line in said)
+    options = [f"--property={each}" for each in properties]
+    lines = node.run(["systemctl", "show", name, *options], check=True).stdout.splitlines()
+    values = dict(line.split("=", 1) for line in lines)
     return [values[each] for each in properties]
 
 

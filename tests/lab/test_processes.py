@@ -37,9 +37,9 @@ def reasons(node: Node) -> dict[str, str]:
 
 def test_both_units_are_sandboxed(node: Node) -> None:
     for unit, most in (("trackbed.service", 3.0), ("trackbed-reporter.service", 1.5)):
-        said = node.sh(f"systemd-analyze security --no-pager {unit} | tail -n 1")
-        exposure = re.search(r"([0-9.]+) [A-Z]+", said)
-        assert exposure is not None, said
+        line = node.sh(f"systemd-analyze security --no-pager {unit} | tail -n 1")
+        exposure = re.search(r"([0-9.]+) [A-Z]+", line)
+        assert exposure is not None, line
         assert float(exposure[1]) <= most
     # The agent asks systemd-timedated, through the sandbox. The clock was set after the restore: chronyd must measure it first.
     eventually("word of the clock", lambda: reasons(node)["ClockSynchronised"] == "Synchronised")

@@ -35,12 +35,12 @@ def counted(node: Node, pci: str, moves: Callable[[], Any]) -> tuple[dict[str, A
         return len(rates(node)) >= lines + 2
 
     eventually("the first rates", looked)
-    said = moves()
+    result = moves()
     lines = len(rates(node))
     eventually("a look after the last packet", looked)
     node.sh("systemctl stop stat")
     rdma, netdev = json.loads(rates(node)[-1])["devices"]
-    return rdma, netdev, said
+    return rdma, netdev, result
 
 
 def rates(node: Node) -> list[str]:
@@ -64,7 +64,7 @@ def test_the_counted_bytes_and_packets_match_perftest_s(rails: tuple[Node, ...])
     options = "-R --size=65536 --iters=100 --report_gbits"
     for _ in range(RUNS):
         before = again(rails, names)
-        rdma, netdev, said = counted(
+        rdma, netdev, result = counted(
             client,
             nic.pci,
             lambda: between(
@@ -76,8 +76,8 @@ def test_the_counted_bytes_and_packets_match_perftest_s(rails: tuple[Node, ...])
             break
     else:
         pytest.skip(f"packets were lost in each of {RUNS} runs")
-    (mtu,) = map(int, re.findall(r"Mtu\s*:\s*(\d+)\[B\]", said))
-    (size, writes) = map(int, re.findall(r"^ *(65536) +(\d+) ", said, re.MULTILINE)[0])
+    (mtu,) = map(int, re.findall(r"Mtu\s*:\s*(\d+)\[B\]", result))
+    (size, writes) = map(int, re.findall(r"^ *(65536) +(\d+) ", result, re.MULTILINE)[0])
     packets = writes * size // mtu
     headers = packets * (ETHERNET + IPV4 + UDP + BTH + ICRC) + writes * RETH
     assert rdma["tx_packets"]["total"] == pytest.approx(packets, rel=WITHIN)
@@ -90,8 +90,8 @@ def test_the_counted_bytes_match_iperf3_s(rails: tuple[Node, ...]) -> None:
     server.sh(f"systemd-run --quiet --collect --unit=peer iperf3 --server --one-off --bind {SERVER}")
     eventually("the server listens", lambda: server.sh("ss -Hltn sport = :5201").strip() != "")
     iperf = ["iperf3", "--client", SERVER, "--bytes", "32M", "--json"]
-    _, netdev, said = counted(client, nic.pci, lambda: json.loads(client.run(iperf, timeout=300, check=True).stdout))
-    sent = said["end"]["sum_sent"]
+    _, netdev, result = counted(client, nic.pci, lambda: json.loads(client.run(iperf, timeout=300, check=True).stdout))
+    sent = result["end"]["sum_sent"]
     assert sent["retransmits"] == 0
     expected = sent["bytes"] + netdev["tx_packets"]["total"] * (ETHERNET + IPV4 + TCP)
     assert netdev["tx_bytes"]["total"] == pytest.approx(expected, rel=WITHIN)

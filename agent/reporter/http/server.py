@@ -119,9 +119,9 @@ class Guard:
         """Whether a request with this ``Authorization`` header is answered."""
         if self.token is None:
             return True
-        scheme, _, said = authorization.partition(" ")
+        scheme, _, token = authorization.partition(" ")
         # In constant time, so that the duration reveals nothing about the token.
-        return hmac.compare_digest(said.strip().encode(), self.token) and scheme.lower() == "bearer"
+        return hmac.compare_digest(token.strip().encode(), self.token) and scheme.lower() == "bearer"
 
 
 def _read(path: Path) -> bytes:

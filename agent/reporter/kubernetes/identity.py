@@ -294,8 +294,8 @@ def _differences(certificate: Path, key: Path, name: str) -> list[str]:
     faults = []
     if _openssl("x509", "-noout", "-pubkey", "-in", str(certificate)) != _openssl("pkey", "-pubout", "-in", str(key)):
         faults.append("it has another key")
-    said = _openssl("x509", "-noout", "-subject", "-nameopt", "RFC2253", "-in", str(certificate))
-    subject = said.strip().removeprefix("subject=").strip()
+    printed = _openssl("x509", "-noout", "-subject", "-nameopt", "RFC2253", "-in", str(certificate))
+    subject = printed.strip().removeprefix("subject=").strip()
     if subject != f"CN={name}":
         faults.append(f"the subject is {subject or 'empty'}, not CN={name}")
     wanted = "subjectAltName,extendedKeyUsage,basicConstraints"
@@ -311,12 +311,12 @@ def _differences(certificate: Path, key: Path, name: str) -> list[str]:
 
 
 def _dates(certificate: Path) -> Life:
-    said = _openssl("x509", "-noout", "-startdate", "-enddate", "-in", str(certificate))
-    dates = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    printed = _openssl("x509", "-noout", "-startdate", "-enddate", "-in", str(certificate))
+    dates = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
     try:
         return Life(*(float(ssl.cert_time_to_seconds(dates[name])) for name in ("notBefore", "notAfter")))
     except (KeyError, ValueError):
-        raise NoCredentials(f"{certificate.name}: its dates cannot be read: {said.strip()!r}") from None
+        raise NoCredentials(f"{certificate.name}: its dates cannot be read: {printed.strip()!r}") from None
 
 
 def _openssl(*arguments: str) -> str:
@@ -327,8 +327,8 @@ def _openssl(*arguments: str) -> str:
     except FileNotFoundError:
         raise NoCredentials("there is no openssl command; install the package openssl") from None
     except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", "") or str(error)
-        raise NoCredentials(f"openssl {arguments[0]}: {said.strip().splitlines()[-1]}") from None
+        message = getattr(error, "stderr", "") or str(error)
+        raise NoCredentials(f"openssl {arguments[0]}: {message.strip().splitlines()[-1]}") from None
     return done.stdout
 
 

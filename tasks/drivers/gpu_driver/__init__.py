@@ -270,11 +270,11 @@ def check(version: str) -> Commands:
     if not host.state.is_executing or modules.reboot_due():
         host.noop("the driver is checked once it is loaded")
         return
-    said = host.get_fact(SmiReport)
-    if said == [f"version {version}"]:
+    report = host.get_fact(SmiReport)
+    if report == [f"version {version}"]:
         host.noop(f"nvidia-smi: driver {version}")
-    elif said == ["missing"]:
+    elif report == ["missing"]:
         yield refuse("gpu_driver: the node has no nvidia-smi, which the driver's packages bring; install them again")
     else:
-        text = "; ".join(line.partition(" ")[2] for line in said) or "nothing"
+        text = "; ".join(line.partition(" ")[2] for line in report) or "nothing"
         yield refuse(f"gpu_driver: nvidia-smi should print the driver's version {version}, but says: {text}")

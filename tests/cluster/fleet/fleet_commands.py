@@ -78,10 +78,10 @@ def stamp() -> str:
 
 
 def conditions(ready: str) -> list[dict[str, str]]:
-    said = {names.READY: ready, names.UP_TO_DATE: "True", "Ready": "True"}
+    statuses = {names.READY: ready, names.UP_TO_DATE: "True", "Ready": "True"}
     return [
         {"type": type, "status": status, "reason": "AsSpecified", "message": "as it is", "lastTransitionTime": stamp()}
-        for type, status in said.items()
+        for type, status in statuses.items()
     ]
 
 

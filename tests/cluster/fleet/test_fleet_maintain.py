@@ -154,8 +154,8 @@ def test_a_node_is_drained_changed_and_brought_back(plane: ControlPlane, invento
     (before,) = pods(plane, "job", "m1")
     done = fleet(plane, "maintain", "m1", "--inventory", str(inventory))
     assert done.code == 0, done
-    said = [line.partition(": ")[2].partition(" default/")[0] for line in done.out.splitlines()]
-    assert said == [
+    steps = [line.partition(": ")[2].partition(" default/")[0] for line in done.out.splitlines()]
+    assert steps == [
         "cordoned", "evicting", "making the changes of its spec, up to vf-reset", "ready", "uncordoned",
     ]  # fmt: skip
     assert cordoned(plane, "m1") == (False, False)

@@ -88,8 +88,8 @@ MORE_ESCAPES = "\x9b2J\x9d0;mine\x9c\x85\u202e\u2066\u200f\u2028"
 @pytest.mark.usefixtures("no_nodes")
 def test_text_that_a_node_writes_is_escaped_on_the_terminal(plane: ControlPlane) -> None:
     make_node(plane, "a", ready="False")
-    said = [{**one, "reason": "Broken", "message": ESCAPES} for one in conditions("False")]
-    body = json.dumps({"status": {"conditions": said}})
+    broken = [{**one, "reason": "Broken", "message": ESCAPES} for one in conditions("False")]
+    body = json.dumps({"status": {"conditions": broken}})
     plane.kubectl("patch", "node", "a", "--subresource=status", "--type=merge", "-p", body)
     out = fleet(plane, "status").out
     assert "Broken: \\x1b[2J\\x1b]0;mine\\x07[bold red]" in out

@@ -35,7 +35,7 @@ class Relay:
 
     def _carry(self, near: socket.socket, far: socket.socket, silent: threading.Event) -> None:
         with suppress(OSError):  # the other direction has ended first
-            while said := near.recv(65536):
+            while received := near.recv(65536):
                 if not silent.is_set():
-                    far.sendall(said)
+                    far.sendall(received)
         far.close()

@@ -120,8 +120,8 @@ def test_what_others_have_put_into_a_lease_keeps_no_reporter_from_writing_it(thi
         "spec": {"leaseDurationSeconds": 86400, "renewTime": "0000-01-01T00:00:00.000000Z", "leaseTransitions": 5},
     }
     plane.kubectl("patch", "lease", OWN, f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(body))
-    said = {"metadata": {"annotations": {names.NOT_READY: "NoCarrier: no carrier"}}}
-    assert thief.tries("PATCH", place, said, MERGE_PATCH) == 200
+    notice = {"metadata": {"annotations": {names.NOT_READY: "NoCarrier: no carrier"}}}
+    assert thief.tries("PATCH", place, notice, MERGE_PATCH) == 200
     assert thief.tries("PATCH", place, lease(plane, {}, {}), MERGE_PATCH) == 200
     written = plane.get("lease", OWN, f"--namespace={names.NAMESPACE}")
     assert written["spec"]["leaseDurationSeconds"] == 900

@@ -40,8 +40,8 @@ def one_each(writes: list[dict[str, Any]]) -> None:
     # An API server that starts refuses every write until it has read its policies. Refused writes were tried again.
     done = [event for event in writes if event["responseStatus"]["code"] < 300]
     assert sorted(event["objectRef"].get("subresource", "") for event in done) == ["", "status"]
-    said = json.dumps([event.get("requestObject") for event in writes])
-    assert '"False"' in said and "NoCarrier" in said and "AsSpecified" not in said
+    bodies = json.dumps([event.get("requestObject") for event in writes])
+    assert '"False"' in bodies and "NoCarrier" in bodies and "AsSpecified" not in bodies
 
 
 def test_after_an_outage_only_the_newest_state_is_written(plane: ControlPlane, start: Start) -> None:

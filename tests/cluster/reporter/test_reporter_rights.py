@@ -182,8 +182,8 @@ def test_a_reporter_cannot_change_the_ownership_of_fields(
     live = owned.get("node", OWN, "--show-managed-fields")
     others = [c for c in live["status"]["conditions"] if not c["type"].startswith("Trackbed")]
     # Something that may be written goes with it, and is another each time: what changes nothing is not even judged.
-    said = {**READY, "reason": f"Tampered{time.monotonic_ns()}"}
-    change = add("/status/conditions", [*others, said]) if subresource else add(RDMA, str(time.monotonic_ns()))
+    condition = {**READY, "reason": f"Tampered{time.monotonic_ns()}"}
+    change = add("/status/conditions", [*others, condition]) if subresource else add(RDMA, str(time.monotonic_ns()))
     operations = [*change, *add("/metadata/managedFields", tamper(live["metadata"]["managedFields"]))]
     answer = thief.tries("PATCH", f"/api/v1/nodes/{OWN}{subresource}", operations, JSON_PATCH)
     # In a write to a subresource the API server ignores managedFields.
@@ -231,8 +231,8 @@ def test_a_node_with_many_fields_of_many_managers_is_no_reason_to_refuse(owned: 
         applied(number, 100)
     api = Api(owned.url, by_certificate(owned, OWN).session)
     own, query = f"/api/v1/nodes/{OWN}", {"fieldManager": "trackbed-reporter"}
-    for said in ("True", "False"):
-        body = {"status": {"conditions": [{**READY, "status": said}]}}
+    for value in ("True", "False"):
+        body = {"status": {"conditions": [{**READY, "status": value}]}}
         api.ask("PATCH", f"{own}/status", query, body, STRATEGIC_PATCH)
     api.ask("PATCH", own, query, [*add("/spec/taints/-", OURS), *add(RDMA, "hca")], JSON_PATCH)
     api.ask("PATCH", own, query, remove("/spec/taints/1"), JSON_PATCH)
@@ -312,8 +312,8 @@ def test_an_old_value_out_of_bounds_does_not_stop_a_not_ready(cluster: ControlPl
     cluster.kubectl("label", "node", OWN, "trackbed.internal/ready=true")
     thief = Thief(cluster, by_certificate(cluster, OWN))
     own = f"/api/v1/nodes/{OWN}"
-    said = {**SAID, "status": "False", "reason": "NoCarrier"}
-    assert thief.tries("PATCH", f"{own}/status", status(conditions=[said]), STRATEGIC_PATCH) == 200
+    not_ready = {**SAID, "status": "False", "reason": "NoCarrier"}
+    assert thief.tries("PATCH", f"{own}/status", status(conditions=[not_ready]), STRATEGIC_PATCH) == 200
     assert thief.tries("PATCH", own, remove("/metadata/labels/trackbed.internal~1ready"), JSON_PATCH) == 200
     cluster.kubectl(
         "patch", "node", OWN, "--subresource=status", "--type=json", "-p", json.dumps(add("/status/conditions", others))

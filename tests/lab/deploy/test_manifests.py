@@ -57,18 +57,18 @@ def test_the_plugin_s_own_parser_takes_the_configuration(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "error"),
     [
         ({"resourceName": "hca-b"}, "contains invalid characters"),
         ({"selectors": {}}, 'neither "selectors" nor "devices"'),
         ({"selectors": {"deviceIds": ["101b"], "devices": ["a"]}}, 'unknown field "devices"'),
     ],
 )
-def test_the_plugin_s_own_parser_refuses_another(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_the_plugin_s_own_parser_refuses_another(tmp_path: Path, change: dict[str, Any], error: str) -> None:
     document = {"configList": [{"resourceName": "hca", "selectors": {"vendors": ["15b3"]}, **change}]}
     parsed = parse(json.dumps(document), tmp_path)
     assert parsed.returncode == 1
-    assert said in parsed.stderr
+    assert error in parsed.stderr
 
 
 @pytest.mark.campaign
@@ -114,6 +114,6 @@ def test_a_kubelet_that_has_not_joined_gets_its_first_labels_and_the_taint(node:
     assert done.returncode == 0, done.stdout + done.stderr
     # By systemd's own reading of the files: the operator's argument stays, ours come after it.
     node.sh("systemctl start kubelet")
-    said = node.sh("journalctl -u kubelet -o cat --no-pager")
+    journal = node.sh("journalctl -u kubelet -o cat --no-pager")
     wanted = "--node-labels=gpu-use-type=exclusive --register-with-taints=readiness.k8s.io/trackbed:NoSchedule"
-    assert f"kubelet --v=4 {wanted}" in said
+    assert f"kubelet --v=4 {wanted}" in journal

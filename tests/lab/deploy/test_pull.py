@@ -64,8 +64,8 @@ def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
     assert '"mtu": 9000' in node.sh("cat /etc/trackbed/node.json")
 
     started = node.run(["systemctl", "start", "trackbed-pull.service"], timeout=1200)
-    said = node.sh("journalctl -u trackbed-pull.service -o cat --no-pager")
-    assert started.returncode == 0, said
+    journal = node.sh("journalctl -u trackbed-pull.service -o cat --no-pager")
+    assert started.returncode == 0, journal
     assert '"mtu": 8000' in node.sh("cat /etc/trackbed/node.json")
     assert node.sh("cat /sys/class/net/ens1f0/mtu").strip() == "8000"
     assert '"node_name": "node1"' in node.sh("cat /etc/trackbed/node.json")
@@ -74,6 +74,6 @@ def test_a_node_deploys_itself(node: Node, tmp_path: Path, server: str) -> None:
 
     archive.write_bytes(archive.read_bytes() + b"x")
     assert node.run(["systemctl", "start", "trackbed-pull.service"], timeout=300).returncode != 0
-    said = node.sh("journalctl -u trackbed-pull.service -o cat --no-pager")
-    assert "is not deployed, since no key in /etc/trackbed/pull.gpg has signed it" in said
+    journal = node.sh("journalctl -u trackbed-pull.service -o cat --no-pager")
+    assert "is not deployed, since no key in /etc/trackbed/pull.gpg has signed it" in journal
     assert ready(node)

@@ -37,11 +37,11 @@ def changed(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 def loaded(node: Node) -> tuple[str, str, str]:
     """For rxe: the loaded srcversion, the installed srcversion, and the file that modprobe would load."""
-    said = node.sh(
+    output = node.sh(
         "cat /sys/module/rdma_rxe/srcversion || echo none;"
         ' echo "$(modinfo -F srcversion rdma_rxe)"; modinfo -n rdma_rxe'
     )
-    first, second, path = said.splitlines()
+    first, second, path = output.splitlines()
     return first, second, path
 
 
@@ -84,9 +84,9 @@ def between(nodes: tuple[Node, ...], server: str, client: str) -> str:
     nodes[0].sh(f"systemd-run --quiet --collect --unit=peer {server}")
     # One that was refused once, and comes again, may leave perftest's server waiting for the first for ever.
     eventually("the server listens", lambda: "LISTEN" in nodes[0].sh("rdma resource show cm_id"))
-    said = nodes[1].run(["sh", "-c", client], timeout=300, check=True).stdout
+    output = nodes[1].run(["sh", "-c", client], timeout=300, check=True).stdout
     nodes[0].run(["systemctl", "stop", "peer"])
-    return said
+    return output
 
 
 @pytest.mark.campaign
@@ -96,14 +96,14 @@ def test_the_distribution_s_rdma_carries_data_between_nodes_over_roce_and_iwarp(
     for by_netdev in links:
         assert {by_netdev[f"{first.netdev}v0"]["state"], by_netdev[second.netdev]["state"]} == {"ACTIVE"}
     for address in (ROCE[0], IWARP[0]):
-        said = between(linked, f"rping -s -a {address} -C 3", f"rping -c -v -C 3 -a {address}")
-        assert said.count("ping data: rdma-ping-") == 3
+        output = between(linked, f"rping -s -a {address} -C 3", f"rping -c -v -C 3 -a {address}")
+        assert output.count("ping data: rdma-ping-") == 3
     mine, theirs = (by_netdev[f"{first.netdev}v0"]["ifname"] for by_netdev in links)
     options = "--size=4096 --iters=50"
-    said = between(
+    output = between(
         linked, f"ib_write_bw --ib-dev={mine} -R {options}", f"ib_write_bw --ib-dev={theirs} -R {options} {ROCE[0]}"
     )
-    assert re.search(r"^ *4096 +50 +[\d.]+ +[\d.]*[1-9]", said, re.MULTILINE), said
+    assert re.search(r"^ *4096 +50 +[\d.]+ +[\d.]*[1-9]", output, re.MULTILINE), output
 
 
 @pytest.fixture(scope="module")
@@ -290,13 +290,13 @@ def test_mlnx_ofed_is_installed_held_loaded_and_upgraded(node_that_builds: Node)
 def test_a_wrong_bundle_or_option_is_refused(node_that_builds: Node, tmp_path: Path) -> None:
     given = bundle(node_that_builds, ofed.MLNX_OFED[0])
     packages = node_that_builds.sh("dpkg -l")
-    for change, said in (
+    for change, error in (
         ({"sha256": "0" * 64}, "mlnx_ofed.sha256: "),
         ({"bundle": str(tmp_path / "absent.tgz")}, "No such file or directory; give the path of the .tgz"),
         ({"options": ["--no-such-option"]}, "mlnxofedinstall does not know one of the options"),
     ):
         done = deploy({"mlnx_ofed": {**given["mlnx_ofed"], **change}})
         assert done.returncode != 0
-        assert said in done.stdout + done.stderr
+        assert error in done.stdout + done.stderr
         assert "Traceback" not in done.stdout + done.stderr
     assert node_that_builds.sh("dpkg -l") == packages

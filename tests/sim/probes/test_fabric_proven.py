@@ -48,15 +48,15 @@ def test_without_a_test_there_is_no_condition(node: Node) -> None:
 
 def test_a_tested_nic_is_proven_and_the_age_is_said(node: Node) -> None:
     tested(node, days=3.5)
-    said = condition(node)
-    assert (said.status, said.reason, said.message) == ("True", "TestPassed", "tested 3 days ago: rail0")
+    proven = condition(node)
+    assert (proven.status, proven.reason, proven.message) == ("True", "TestPassed", "tested 3 days ago: rail0")
 
 
 def test_a_nic_that_failed_is_named(node: Node) -> None:
     tested(node, good=False)
-    said = condition(node)
-    assert (said.status, said.reason) == ("False", "TestFailed")
-    assert f"rail0 ({PF0}): it sends nothing" in said.message
+    proven = condition(node)
+    assert (proven.status, proven.reason) == ("False", "TestFailed")
+    assert f"rail0 ({PF0}): it sends nothing" in proven.message
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_a_test_of_another_firmware_driver_or_port_is_not_valid(node: Node, path
     tested(node)
     assert condition(node).status == "True"
     node.kernel.tree.put(path, text)
-    said = condition(node)
-    assert (said.status, said.reason) == ("Unknown", "ChangedSinceTest")
-    assert named in said.message
+    proven = condition(node)
+    assert (proven.status, proven.reason) == ("Unknown", "ChangedSinceTest")
+    assert named in proven.message
 
 
 def test_a_result_that_cannot_be_read_proves_nothing(node: Node) -> None:

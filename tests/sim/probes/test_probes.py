@@ -20,10 +20,10 @@ def state(condition: Condition) -> tuple[str, str, str]:
 
 
 def test_a_node_without_gpus_runtime_or_kubelet_is_ready(node: Node) -> None:
-    said = node.look()
-    assert is_ready(said.values())
-    assert "GpusPresent" not in said
-    assert {type: c.reason for type, c in said.items() if c.stage == "cluster"} == {
+    conditions = node.look()
+    assert is_ready(conditions.values())
+    assert "GpusPresent" not in conditions
+    assert {type: c.reason for type, c in conditions.items() if c.stage == "cluster"} == {
         "ContainerMemlock": "NoRuntime",
         "DevicePlugins": "NoKubelet",
     }
@@ -38,9 +38,9 @@ def test_a_driver_that_is_not_the_installed_one_is_named(node: Node) -> None:
     assert node.look()["KernelModules"].reason == "AsInstalled"
     node.kernel.host.installed["igb"] = "BBBB"
     node.now += 300
-    said = node.look()["KernelModules"]
-    assert state(said) == ("False", "ModulesStale", "warn")
-    assert "igb (loaded AAAA, installed BBBB)" in said.message
+    condition = node.look()["KernelModules"]
+    assert state(condition) == ("False", "ModulesStale", "warn")
+    assert "igb (loaded AAAA, installed BBBB)" in condition.message
 
 
 def flap(node: Node, seconds: float, address: str = PF0) -> Condition:
@@ -49,17 +49,17 @@ def flap(node: Node, seconds: float, address: str = PF0) -> Condition:
     node.begin()
     node.now += seconds
     node.kernel.regain_carrier(address)
-    said = node.look()["LinkFlaps"]
+    condition = node.look()["LinkFlaps"]
     node.now += 60
-    return said
+    return condition
 
 
 def test_three_losses_of_carrier_are_flapping_and_short_ones_do_not_count(node: Node) -> None:
     node.look()
     assert [flap(node, seconds).status for seconds in (30, 10, 24, 25, 24, 26)] == ["True"] * 5 + ["False"]
-    said = node.look()["LinkFlaps"]
-    assert state(said) == ("False", "LinkFlapped", "warn")
-    assert f"enp33s0 ({PF0}) lost its carrier 3 times, for 30 s at most" in said.message
+    condition = node.look()["LinkFlaps"]
+    assert state(condition) == ("False", "LinkFlapped", "warn")
+    assert f"enp33s0 ({PF0}) lost its carrier 3 times, for 30 s at most" in condition.message
     node.now += 12 * 3600
     assert node.look()["LinkFlaps"].status == "True"
 
@@ -93,13 +93,13 @@ def test_rising_errors_are_a_warning_until_ten_minutes_after_the_last(node: Node
     assert node.look()["ErrorCounters"].status == "True", "what was before is nobody's fault now"
     node.kernel.tree.put(f"{STATISTICS}/rx_crc_errors", "9")
     node.now += 60
-    said = node.look()["ErrorCounters"]
-    assert state(said) == ("False", "ErrorsRising", "warn")
-    assert "enp33s0 rx_crc_errors +2" in said.message
+    condition = node.look()["ErrorCounters"]
+    assert state(condition) == ("False", "ErrorsRising", "warn")
+    assert "enp33s0 rx_crc_errors +2" in condition.message
     for _ in range(11):
         node.now += 60
-        said = node.look()["ErrorCounters"]
-    assert said.status == "True"
+        condition = node.look()["ErrorCounters"]
+    assert condition.status == "True"
 
 
 def test_a_driver_s_reload_sets_counters_back_and_is_no_error(node: Node) -> None:
@@ -123,9 +123,9 @@ def test_errors_of_an_rdma_port_count_and_missing_counters_do_not(node: Node) ->
 
 def test_a_runtime_that_limits_locked_memory_is_named_with_the_remedy(node: Node) -> None:
     node.kernel.host.locked_memory = {"containerd": 8 << 20, "crio": -1}
-    said = node.look()["ContainerMemlock"]
-    assert state(said) == ("False", "MemlockLimited", "warn")
-    assert "containerd 8388608 bytes; give containerd.service LimitMEMLOCK=infinity" in said.text
+    condition = node.look()["ContainerMemlock"]
+    assert state(condition) == ("False", "MemlockLimited", "warn")
+    assert "containerd 8388608 bytes; give containerd.service LimitMEMLOCK=infinity" in condition.text
     node.kernel.host.locked_memory["containerd"] = -1
     node.now += 60
     assert node.look()["ContainerMemlock"].reason == "Unlimited"
@@ -147,8 +147,8 @@ def test_an_unsynchronised_clock_is_a_warning(node: Node) -> None:
 
 def test_a_clock_whose_state_is_unknown_yet_is_read_again_soon(node: Node) -> None:
     node.kernel.host.disciplined = None
-    said = node.look()["ClockSynchronised"]
-    assert (said.status, said.reason, said.severity) == ("Unknown", "ProbeFailed", "warn")
+    condition = node.look()["ClockSynchronised"]
+    assert (condition.status, condition.reason, condition.severity) == ("Unknown", "ProbeFailed", "warn")
     node.kernel.host.disciplined = True
     node.now += 60
     assert node.look()["ClockSynchronised"].status == "True"
@@ -159,10 +159,10 @@ GPU = "/proc/driver/nvidia/gpus/0000:{}:00.0/information"
 
 def test_missing_gpus_or_peer_memory_do_not_hold_the_kubelet_back(node: Node) -> None:
     node.more = {"gpus": {"count": 2, "peer_memory": True}}
-    said = node.look()
-    assert state(said["GpusPresent"]) == ("False", "DriverMissing", "required")
-    assert not is_ready(said.values())
-    assert passes_first(said.values()), "the kubelet may start: a GPU's driver may come in a container"
+    conditions = node.look()
+    assert state(conditions["GpusPresent"]) == ("False", "DriverMissing", "required")
+    assert not is_ready(conditions.values())
+    assert passes_first(conditions.values()), "the kubelet may start: a GPU's driver may come in a container"
     node.kernel.tree.put("/sys/module/nvidia/version", "570.1")
     node.kernel.tree.put(GPU.format("1b"), "Model: H200")
     node.now += 60
@@ -180,9 +180,9 @@ def test_a_kubelet_without_its_socket_for_two_checks_is_not_ready(node: Node) ->
     node.kernel.host.processes.add("kubelet")
     assert node.look()["DevicePlugins"].status == "True", "it may be starting"
     node.now += 60
-    said = node.look()
-    assert state(said["DevicePlugins"]) == ("False", "NoSocket", "required")
-    assert passes_first(said.values())
+    conditions = node.look()
+    assert state(conditions["DevicePlugins"]) == ("False", "NoSocket", "required")
+    assert passes_first(conditions.values())
     node.kernel.tree.put("/var/lib/kubelet/device-plugins/kubelet.sock", "")
     node.now += 60
     assert is_ready(node.look().values())

@@ -32,9 +32,9 @@ REQUIRED = {"pcie_link": {"severity": "required"}}
 
 
 def test_the_node_is_not_ready_before_a_required_probe_has_answered(node: Node) -> None:
-    said = node.begin(probes=REQUIRED)
-    assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "NotYetRead")
-    assert not is_ready(said.values())
+    conditions = node.begin(probes=REQUIRED)
+    assert (conditions["PcieLink"].status, conditions["PcieLink"].reason) == ("Unknown", "NotYetRead")
+    assert not is_ready(conditions.values())
     assert is_ready(node.until("PcieLink", "FullWidthAndSpeed").values())
 
 
@@ -47,10 +47,10 @@ def test_a_reading_that_hangs_is_unknown_after_its_deadline_and_is_not_started_a
         node.now += 9
         assert is_ready(node.again().values())
         node.now += 1
-        said = node.again()
-        assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "ProbeTimedOut")
-        assert not is_ready(said.values())
-        assert said["Converged"].status == said["Carrier"].status == "True"
+        conditions = node.again()
+        assert (conditions["PcieLink"].status, conditions["PcieLink"].reason) == ("Unknown", "ProbeTimedOut")
+        assert not is_ready(conditions.values())
+        assert conditions["Converged"].status == conditions["Carrier"].status == "True"
         for _ in range(3):
             node.now += 60
             node.begin(probes={"pcie_link": {"severity": "off"}})
@@ -70,10 +70,10 @@ def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(
         assert 0 < node.probes.timeout() <= HANDOVER
         node.now += HANDOVER
         assert node.probes.timeout() == 0
-        said = node.again()
-        assert (said["ClockSynchronised"].status, said["PcieLink"].reason) == ("True", "NotYetRead")
-        said = node.until("PcieLink", "FullWidthAndSpeed")
-        assert said["KernelModules"].reason == "NotYetRead"
+        conditions = node.again()
+        assert (conditions["ClockSynchronised"].status, conditions["PcieLink"].reason) == ("True", "NotYetRead")
+        conditions = node.until("PcieLink", "FullWidthAndSpeed")
+        assert conditions["KernelModules"].reason == "NotYetRead"
         assert node.probes.timeout() == DEADLINE - HANDOVER
         node.now += node.probes.timeout()
         assert node.probes.timeout() == 0
@@ -92,9 +92,9 @@ def test_the_spec_can_set_a_probes_deadline(node: Node, pipe: Path) -> None:
 def test_a_failed_reading_is_unknown_and_tried_again_soon(node: Node) -> None:
     node.kernel.tree.put(WIDTH, "")
     node.kernel.unreadable.add(WIDTH)
-    said = node.look(probes=REQUIRED)
-    assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "ProbeFailed")
-    assert WIDTH in said["PcieLink"].message
+    conditions = node.look(probes=REQUIRED)
+    assert (conditions["PcieLink"].status, conditions["PcieLink"].reason) == ("Unknown", "ProbeFailed")
+    assert WIDTH in conditions["PcieLink"].message
     node.kernel.unreadable.clear()
     node.now += 10
     assert node.look(probes=REQUIRED)["PcieLink"].status == "True"
@@ -110,25 +110,25 @@ def test_a_reading_of_other_devices_is_not_used(node: Node) -> None:
 def test_a_new_spec_of_the_same_devices_uses_the_last_reading(node: Node) -> None:
     node.look(probes=REQUIRED)
     node.more = {"gpus": {"count": 1}}
-    said = node.begin(probes=REQUIRED)
-    assert said["PcieLink"].status == "True"
-    assert said["GpusPresent"].reason == "DriverMissing"
+    conditions = node.begin(probes=REQUIRED)
+    assert conditions["PcieLink"].status == "True"
+    assert conditions["GpusPresent"].reason == "DriverMissing"
 
 
 def test_a_narrow_link_only_warns_unless_the_spec_requires_it(node: Node) -> None:
     node.kernel.tree.put(WIDTH, "8")
-    said = node.look()
-    assert (said["PcieLink"].status, said["PcieLink"].severity) == ("False", "warn")
-    assert "rail0 (0000:21:00.0) has x8 at 32 GT/s of x16 at 32 GT/s" in said["PcieLink"].message
-    assert is_ready(said.values())
+    conditions = node.look()
+    assert (conditions["PcieLink"].status, conditions["PcieLink"].severity) == ("False", "warn")
+    assert "rail0 (0000:21:00.0) has x8 at 32 GT/s of x16 at 32 GT/s" in conditions["PcieLink"].message
+    assert is_ready(conditions.values())
     assert not is_ready(node.look(probes=REQUIRED).values())
 
 
 def test_a_warning_of_a_probe_is_never_made_required(node: Node) -> None:
     node.more = {"nics": [{"name": "spare", "select": {"pci": "0000:99:00.0"}, "required": False}]}
-    said = node.look(probes={"nics": {"severity": "required"}})
-    assert (said["NicsPresent"].status, said["NicsPresent"].severity) == ("False", "warn")
-    assert is_ready(said.values())
+    conditions = node.look(probes={"nics": {"severity": "required"}})
+    assert (conditions["NicsPresent"].status, conditions["NicsPresent"].severity) == ("False", "warn")
+    assert is_ready(conditions.values())
 
 
 def test_a_slow_link_is_degraded_and_a_link_without_a_speed_is_ignored(node: Node) -> None:
@@ -159,22 +159,22 @@ def test_a_condition_is_false_only_after_fail_after_failures_of_the_last_checks(
 
 def test_a_first_failure_that_does_not_count_yet_is_unknown(node: Node) -> None:
     node.kernel.tree.put(WIDTH, "8")
-    said = node.look(probes={"pcie_link": {"fail_after": 2, "of": 2}})
-    assert (said["PcieLink"].status, said["PcieLink"].reason) == ("Unknown", "PcieDegraded")
-    assert "failed 1 of the last 2 checks" in said["PcieLink"].message
+    conditions = node.look(probes={"pcie_link": {"fail_after": 2, "of": 2}})
+    assert (conditions["PcieLink"].status, conditions["PcieLink"].reason) == ("Unknown", "PcieDegraded")
+    assert "failed 1 of the last 2 checks" in conditions["PcieLink"].message
 
 
 def test_a_silenced_condition_only_warns_and_gives_the_reason_until_its_last_day(node: Node) -> None:
     node.kernel.host.processes.add("irqbalance")
     silenced = {"irqbalance": {"until": "2026-06-01", "reason": "it is being measured"}}
-    said = node.look(silenced=silenced)
-    assert (said["IrqbalancePolicy"].status, said["IrqbalancePolicy"].severity) == ("False", "warn")
-    assert "silenced until 2026-06-01: it is being measured" in said["IrqbalancePolicy"].message
-    assert is_ready(said.values())
+    conditions = node.look(silenced=silenced)
+    assert (conditions["IrqbalancePolicy"].status, conditions["IrqbalancePolicy"].severity) == ("False", "warn")
+    assert "silenced until 2026-06-01: it is being measured" in conditions["IrqbalancePolicy"].message
+    assert is_ready(conditions.values())
     node.today = date(2026, 6, 2)
-    said = node.look(silenced=silenced)
-    assert "its silence ended on 2026-06-01" in said["IrqbalancePolicy"].message
-    assert not is_ready(said.values())
+    conditions = node.look(silenced=silenced)
+    assert "its silence ended on 2026-06-01" in conditions["IrqbalancePolicy"].message
+    assert not is_ready(conditions.values())
 
 
 def test_an_event_between_two_readings_does_not_count_as_a_check(node: Node) -> None:
