@@ -12,10 +12,11 @@ from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import preview
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
-from agent.kinds.irqs import PLACED
+from agent.kinds.irqs import PLACED, placement
 from agent.machine import Files
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
+from agent.state.scope import own
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import PF0, PF1, two_nics
 
@@ -122,6 +123,17 @@ def test_a_placement_that_cannot_be_written_stops_nothing(kernel: Kernel) -> Non
     swap_two(kernel)
     settle(kernel)
     assert affinities(kernel) == before
+
+
+def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: Kernel) -> None:
+    goal = Goal(from_mapping({"node_name": "n1", "nics": [{"name": "a", "select": {"pci": PF0}, "mtu": 9000}]}))
+    converge(kernel.machine(), goal, Memory(lambda: 0.0))  # it records the placement, which the next pass reads
+    settled = converge(kernel.machine(), goal, Memory(lambda: 0.0))
+    placed = placement(settled.want, settled.have)
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
+    repaired = converge(kernel.machine(), goal, Memory(lambda: 0.0), settled.have, frozenset({own(PF0)}))
+    assert repaired.applied == 1
+    assert placement(repaired.want, repaired.have) is placed
 
 
 def test_a_node_that_is_only_observed_keeps_no_placement(kernel: Kernel) -> None:
