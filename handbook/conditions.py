@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -95,7 +96,13 @@ def reasons() -> set[Row]:
 
     :raises ValueError: a type, a status or a reason is only known at run time.
     """
-    return {row for call in calls("agent", "Condition") for row in _rows(call)}
+    return {row for call in calls("agent", "Condition") if not _is_copy(call) for row in _rows(call)}
+
+
+def _is_copy(call: Call) -> bool:
+    """Whether the call copies another condition: the type is that condition's."""
+    first = call.node.args[:1]
+    return [ast.unparse(each) for each in first] == ["condition.type"]
 
 
 def published() -> list[tuple[str, set[Row]]]:

@@ -214,7 +214,7 @@ def _texts(node: ast.expr, call: Call, computed: Mapping[str, tuple[str, ...]], 
         return _named(node.id, call, computed, depth - 1)
     elif isinstance(node, ast.JoinedStr):
         values = [value.value if isinstance(value, ast.FormattedValue) else value for value in node.values]
-        pieces = [_texts(value, call, computed, 1) for value in values]
+        pieces = [_texts(value, call, computed, min(depth, 1)) for value in values]
         return ["".join(choice) for choice in product(*(piece if len(piece) == 1 else [UNKNOWN] for piece in pieces))]
     return [text for part in parts for text in _texts(part, call, computed, depth)] or [UNKNOWN]
 
