@@ -66,7 +66,8 @@ def rxe_as_a_card(tree: Path) -> list[Patch]:
     It is below the PCI function, where device plugins look. The rxe of backports (rxe_ns.c) works in other network namespaces
     than the host's, too. As a card's device does, it then takes the packets of a macvlan above its netdev, and it stays
     when its netdev goes to another namespace (the netdev is not being unregistered then, as its reg_state says). For both,
-    rxe needs a socket in the namespace of the pod, so each namespace gets one.
+    rxe needs a socket in the namespace of the pod, so each namespace gets one. When the device goes there, too, its general
+    services queue pair (QP1, which the connection manager uses) is made anew, so rxe forgets the former one.
     """
     verbs, net = f"{RXE}/rxe_verbs.c", f"{RXE}/rxe_net.c"
     # Since Linux 6.12 rxe keeps no pointer to its netdev, and this function gets it.
@@ -83,6 +84,8 @@ def rxe_as_a_card(tree: Path) -> list[Patch]:
     first = "int rxe_register_notifier(void)\n"
     sockets = "int rxe_ns_sockets(struct net *net)"
     init = "static int rxe_ns_init(struct net *net)\n"
+    cleanup = "\t/* In the function timer_setup, .function is initialized. If .function\n"
+    forget = "\tif (qp_type(qp) == IB_QPT_GSI)\n\t\tto_rdev(qp->ibqp.device)->port.qp_gsi_index = 0;\n"
     body = "{\n\treturn rxe_net_ipv4_init(net) ? : rxe_net_ipv6_init(net);\n}\n"
     return [
         parent,
@@ -90,6 +93,7 @@ def rxe_as_a_card(tree: Path) -> list[Patch]:
         Patch(net, vlan, vlan + macvlan),
         Patch(net, gone, f"{gone}\t\tif (ndev->reg_state == NETREG_REGISTERED)\n\t\t\tbreak;\n"),
         Patch(net, first, f"{sockets};\n{sockets}\n{body}\n{first}"),
+        Patch(f"{RXE}/rxe_qp.c", cleanup, forget + cleanup),
         Patch(namespaces, init, f"{sockets};\n{init}"),
         Patch(namespaces, "\treturn 0;\n", "\treturn rxe_ns_sockets(net);\n"),
     ]

@@ -54,6 +54,8 @@ def deployed(
         list(pool.map(lambda node: prepare(plane, node), cluster.nodes))
     done = pyinfra("-y", str(file), "deploy.py", timeout=3600)
     assert done.returncode == 0, done.stdout + done.stderr
+    before = lab_commands.rendered(instance.named())
+    plane.kubectl("delete", "-k", str(before), "--ignore-not-found", timeout=LONG)
     manifests.apply(plane, folder)
     for node in cluster.nodes:
         join.join(plane, node)
@@ -67,7 +69,7 @@ def deployed(
     if (folder / "network-plugins").exists():
         plane.kubectl("delete", "-k", str(folder / "network-plugins"), timeout=LONG)
     plane.kubectl("delete", "-k", str(folder), "--ignore-not-found", timeout=LONG)
-    manifests.apply(plane, lab_commands.rendered(instance.named()))
+    manifests.apply(plane, before)
     for node in cluster.nodes:
         restore(plane, node)
 
