@@ -11,11 +11,11 @@ from agent.machine import Events, Link, Machine, VfInfo
 from tests.sim import config_space, hugepages, variables
 from tests.sim.absent import NO_DETAILS, NoEvents
 from tests.sim.ethtool import SimEthtool
-from tests.sim.files import SimFiles
 from tests.sim.host import SimHost
 from tests.sim.interrupts import Interrupts
+from tests.sim.kernel.files import SimFiles
+from tests.sim.kernel.netlink import SimNetlink
 from tests.sim.namespaces import SimNamespaces, inside
-from tests.sim.netlink import SimNetlink
 from tests.sim.rdma import Subsystem
 from tests.sim.routing import SETTINGS, Routing
 from tests.sim.sriov import Sriov, index_of
