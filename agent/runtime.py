@@ -87,6 +87,12 @@ def notify_ready() -> None:
     threading.Thread(target=notify, args=("READY=1", None), daemon=True).start()
 
 
+def doubling(first: float, times: int, last: float) -> float:
+    """Seconds to wait after something has failed so many times in a row: each time doubles them, up to ``last``."""
+    # The smaller exponent keeps the number small enough for a float.
+    return min(first * 2.0 ** min(times - 1, 16), last)
+
+
 UNRELEASED = "unreleased"
 
 

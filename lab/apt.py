@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -108,6 +108,11 @@ class Apt:
             # Wait while another apt runs on this host (unattended upgrades).
             "-oDPkg::Lock::Timeout=300",
         ]
+
+
+def of_nodes(debian: Debian) -> AbstractContextManager[Apt]:
+    """An apt as on nodes with this Debian: their mirrors, and their kernel."""
+    return throwaway(sources_of(debian), preferences(debian))
 
 
 @contextmanager

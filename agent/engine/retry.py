@@ -8,6 +8,7 @@ from attrs import define, evolve, field, frozen
 
 from agent.engine.contention import Contention, Write
 from agent.report.records import SETTLING, Change, Disruption, Outcome, Value
+from agent.runtime import doubling
 from agent.state.scope import Scope, devices
 
 FIRST_RETRY = 0.25
@@ -70,9 +71,9 @@ class Failures:
         """Remember a failure. Each failure of a change doubles the wait."""
         key = identity(outcome.change)
         count = self._failures[key].count + 1 if key in self._failures else 0
-        wait = LAST_RETRY if outcome.result == "unsupported" else min(FIRST_RETRY * 2 ** min(count, 16), LAST_RETRY)
+        wait = LAST_RETRY if outcome.result == "unsupported" else doubling(FIRST_RETRY, count + 1, LAST_RETRY)
         if _is_costly(outcome.change):
-            wait = min(FIRST_COSTLY_RETRY * 2 ** min(count, 16), LAST_COSTLY_RETRY)
+            wait = doubling(FIRST_COSTLY_RETRY, count + 1, LAST_COSTLY_RETRY)
         self._failures[key] = _Failure(outcome, count, now, now + wait)
 
     def hasten(self, scope: Scope) -> None:

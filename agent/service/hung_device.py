@@ -6,6 +6,8 @@ import subprocess
 
 from attrs import define, field
 
+from agent.runtime import doubling
+
 LAST_RETRY = 3600.0
 """Seconds after which a device that hung is tried again at the latest, once no process hangs in it."""
 
@@ -35,9 +37,3 @@ class HungDevice:
     def is_over(self, now: float) -> bool:
         """Whether the device may be tried again."""
         return self.avoided and now >= self.retry_at and not self.is_held()
-
-
-def doubling(first: float, times: int, last: float) -> float:
-    """Seconds to wait after something has failed so many times in a row: each time doubles them, up to ``last``."""
-    # The smaller exponent keeps the number small enough for a float.
-    return min(first * 2.0 ** min(times - 1, 16), last)

@@ -92,7 +92,7 @@ def _devices(result: Pass) -> str:
 
 @lru_cache(maxsize=256)
 def _plain(condition: Condition) -> Body:
-    """A condition as plain data, which nobody changes. Cached: most conditions are those of the report before."""
+    """A condition as JSON data. Do not change it: it is cached, since most conditions are as in the report before."""
     plain: Body = to_plain(condition)
     return plain
 

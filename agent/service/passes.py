@@ -22,7 +22,7 @@ from agent.report.drift import Drift
 from agent.report.history import History
 from agent.report.records import Change, Disruption
 from agent.report.verdict import is_ready
-from agent.runtime import fault, journal
+from agent.runtime import doubling, fault, journal
 from agent.service import messages
 from agent.service.messages import Body, Output
 from agent.service.pass_log import PassLog
@@ -103,12 +103,12 @@ class _EarlyEnds:
         journal("".join(traceback.format_exception(error)))
         self.crashes += 1
         self.last_crash = fault(error)
-        return _delay(self.crashes)
+        return doubling(FIRST_RETRY, self.crashes, RESYNC)
 
     def went(self) -> float:
         """Count a device that went away. :returns: the seconds until the next pass."""
         self.gone += 1
-        return _delay(self.gone)
+        return doubling(FIRST_RETRY, self.gone, RESYNC)
 
 
 @frozen
@@ -119,10 +119,6 @@ class _Record:
     trigger: str
     seconds: float
     result: Pass | None
-
-
-def _delay(times: int) -> float:
-    return min(FIRST_RETRY * 2.0 ** min(times - 1, 16), RESYNC)
 
 
 @define
@@ -177,7 +173,7 @@ class Passes:
         record, self._unrecorded = self._unrecorded, None
         if record is None:
             return
-        # A disk that hangs must not be taken for the device that was read last.
+        # Without this, a disk that hangs would be reported as a hang of the device that was read last.
         self.activity.doing("records", "write")
         self.activity.call("", "write the history and the drift")
         if (result := record.result) is not None:

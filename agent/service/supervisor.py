@@ -20,8 +20,8 @@ from attrs import define, field, frozen
 
 from agent.report.activity import ANSWERED_WITHIN, Step, View
 from agent.report.publisher import Publisher, Unattended
-from agent.runtime import journal, notify, notify_ready
-from agent.service.hung_device import HungDevice, doubling
+from agent.runtime import doubling, journal, notify, notify_ready
+from agent.service.hung_device import HungDevice
 
 HEARTBEAT = 30.0
 """Seconds between two heartbeats: half of the unit's WatchdogSec, as sd_watchdog_enabled(3) recommends."""

@@ -63,8 +63,7 @@ def ensure() -> Path:
     builds = (
         programs.KUBERNETES,
         *programs.ON_THE_NODES,
-        *(network_plugins.BUILDS[name] for name in network_plugins.built()),
-        *([programs.SRIOV_PLUGIN] if network_plugins.has_sriov_device_plugin() else []),
+        *network_plugins.builds(),
     )
     archive = image.cache_home() / f"cluster-{_key(builds)}.tar.zst"
     if archive.exists():

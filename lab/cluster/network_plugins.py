@@ -50,6 +50,11 @@ def has_sriov_device_plugin() -> bool:
     return programs.SRIOV_PLUGIN.target.exists()
 
 
+def builds() -> list[Build]:
+    """The programs that are built: those of the plugins, and sriov-network-device-plugin."""
+    return [each for each in (*BUILDS.values(), programs.SRIOV_PLUGIN) if each.target.exists()]
+
+
 def images() -> list[Image]:
     """The images of the plugins that are built, as their own images are for the manifests."""
     return [*(_IMAGES[name]() for name in built()), *([_sriov_device_plugin()] if has_sriov_device_plugin() else [])]

@@ -83,10 +83,7 @@ def kernel_source(disk: image.Image, folders: tuple[str, ...], work: Path) -> Pa
     """Unpack some folders of the source of an image's kernel, from linux-source. Returns the tree's root."""
     kernel = toolchain.kernel_of(disk)
     name = source_package(kernel.release)
-    with (
-        step(f"{name} {kernel.version}", usual_s=30),
-        apt.throwaway(apt.sources_of(disk.debian), apt.preferences(disk.debian)) as ours,
-    ):
+    with step(f"{name} {kernel.version}", usual_s=30), apt.of_nodes(disk.debian) as ours:
         run(["env", "-C", work, "apt-get", *ours.options(), "-q", "download", f"{name}={kernel.version}"])
     run(["dpkg-deb", "-x", next(work.glob("*.deb")), work])
     run(["tar", "-C", work, "-xJf", work / f"usr/src/{name}.tar.xz", *(f"{name}/{folder}" for folder in folders)])

@@ -76,7 +76,7 @@ def fetch(disk: image.Image, made: Path, *packages: str) -> None:
     """Put Debian packages into a folder, repacked, with their dependencies that a node of this image lacks."""
     status = made / "status"
     status.write_text(_status(disk))
-    with apt.throwaway(apt.sources_of(disk.debian), apt.preferences(disk.debian)) as ours:
+    with apt.of_nodes(disk.debian) as ours:
         # Use the image's package status, so that packages of the image are not fetched again.
         as_node = (f"-oDir::State::status={status}", "-oDebug::NoLocking=1", "--no-install-recommends")
         ours.get(*as_node, "--download-only", "-y", "-q", "install", *packages)

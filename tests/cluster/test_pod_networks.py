@@ -30,6 +30,7 @@ from tasks.kubernetes.manifests import DEVICE_PLUGINS
 from tasks.kubernetes.manifests.discovered import discover
 from tasks.kubernetes.manifests.rendered import manifests as made
 from tests.cluster.conftest import LONG
+from tests.cluster.rendered import address
 from tests.cluster.reporter.relay import Relay
 from tests.deploy.hardware import RAIL0, hardware
 
@@ -210,13 +211,6 @@ def engines(control_plane: ControlPlane, rendered: Path, tmp_path: Path) -> Iter
             node.sh(f"cat > {CONFIGURATION}/whereabouts.conf", stdin=json.dumps(config))
             node.sh(f"printf node{number} > {CONFIGURATION}/nodename")
         yield [Engine(control_plane, node, number, str(links)) for number, node in enumerate(nodes, 1)]
-
-
-def address(plane: ControlPlane, pod: str) -> str:
-    """The address of a pod's second netdev, as Multus has told the API server."""
-    status = plane.get("pod", pod)["metadata"]["annotations"]["k8s.v1.cni.cncf.io/network-status"]
-    (network,) = [each for each in json.loads(status) if each.get("interface") == "net1"]
-    return str(network["ips"][0])
 
 
 def assigned(plane: ControlPlane) -> list[str]:

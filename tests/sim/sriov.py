@@ -119,7 +119,7 @@ class Sriov:
             return
         index = index_of(vf)
         given = self._vfs[physical][index].mac
-        # While the PF is down, igbvf gets no answer from it, and makes up an address.
+        # While the PF is down, the driver of the VF (igbvf) gets no answer from it, and chooses a random address.
         heard = given != _NEW_VF["mac"] and self.kernel.netdev(physical).up
         number = self.kernel.next_ifindex
         mac = given if heard else f"06:00:00:00:{number >> 8:02x}:{number & 255:02x}"

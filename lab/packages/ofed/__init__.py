@@ -117,7 +117,7 @@ def _tools(pool: Path, version: str, name: str) -> None:
 
 def _rdma_core(disk: image.Image, pool: Path, work: Path) -> None:
     """Debian's rdma-core, with a version like the vendor's."""
-    with apt.throwaway(apt.sources_of(disk.debian)) as ours:
+    with apt.of_nodes(disk.debian) as ours:
         run(["env", "-C", work, "apt-get", *ours.options(), "-q", "download", "rdma-core"])
     tree = work / "rdma-core"
     run(["dpkg-deb", "-R", next(work.glob("rdma-core_*.deb")), tree])

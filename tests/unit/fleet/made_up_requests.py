@@ -46,7 +46,7 @@ STRINGS = (0x0C, 0x13, 0x14, 0x16, 0x1A, 0x1C, 0x1E, 0x04)
 
 
 def der(tag: int, *parts: bytes, long: bool = False) -> bytes:
-    """A value in DER; ``long``: its length is encoded with more bytes than necessary, which is BER."""
+    """A value in DER. With ``long`` its length takes more bytes than necessary, which only BER allows."""
     content = b"".join(parts)
     if len(content) < 0x80 and not long:
         return bytes([tag, len(content)]) + content

@@ -163,8 +163,10 @@ def hanging_file(folder: Path) -> Iterator[Callable[[], None]]:
         server.stdin.close()
         server.wait(timeout=60)
 
-    yield end
-    end()
+    try:
+        yield end
+    finally:
+        end()
 
 
 def waits_in(pid: int, function: str) -> bool:

@@ -18,6 +18,7 @@ from attrs import frozen
 from agent.report import history
 from agent.report.records import Report, report_from_json
 from agent.spec.node import parse, spec_hash
+from tests.unit.service.supervised import hanging_file
 
 ROOT = Path(__file__).parents[3]
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
@@ -234,16 +235,7 @@ def test_a_process_that_cannot_be_killed_is_abandoned_and_its_device_is_avoided_
     start: Start, tmp_path: Path
 ) -> None:
     mounted = tmp_path / "mounted"
-    mounted.mkdir()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.service.hanging", str(mounted)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdin is not None and server.stdout is not None
-    try:
-        assert server.stdout.readline() == b"mounted\n"
+    with hanging_file(tmp_path):
         agent = start(mounted / "value")
         wait_for = agent.wait_for
         around = wait_for_rail1(agent)
@@ -253,9 +245,6 @@ def test_a_process_that_cannot_be_killed_is_abandoned_and_its_device_is_avoided_
         assert reasons(later)["NicsPresent"][:2] == ("Unknown", "DeviceHung")
         assert agent.stderr().count(f"(device {PF0}) has not returned for") == 1
         assert abandoned(agent) == ["D"]
-    finally:
-        server.stdin.close()
-        server.wait(timeout=60)
     (mounted / "value").write_text("0")
     assert wait_for(lambda r: r.ready)
     assert abandoned(agent) == []

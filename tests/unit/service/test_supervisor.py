@@ -363,12 +363,17 @@ if starts >= 5 or sys.stdin.readline(): sys.exit(3)
     supervised.wait_until_noted(*lines, *["start", ""] * 2, "start", crashed)
 
 
-def test_workers_that_die_before_the_node_is_ready_have_crashed_in_a_row_however_long_they_lived(start: Start) -> None:
-    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
-report(False)
+@pytest.mark.parametrize(
+    ("ready", "well"),
+    [(False, 0.0), (True, 600.0)],
+    ids=["never ready, however long they lived", "ready, and died soon"],
+)
+def test_workers_that_were_not_well_have_crashed_in_a_row(start: Start, ready: bool, well: float) -> None:
+    body = f"""note(os.environ.get("TRACKBED_CRASHED", ""))
+report({ready})
 sys.exit(3)
 """
-    supervised = start(NOTED + body, well=0.0)
+    supervised = start(NOTED + body, well=well)
     crashed = "the worker ended with status 3, 3 times in a row"
     supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)
 

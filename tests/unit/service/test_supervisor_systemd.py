@@ -24,7 +24,7 @@ def test_the_supervisor_runs_on_if_the_notify_socket_is_full(start: Start, tmp_p
         supervised = start("report(True); sys.stdin.read()", notify=str(tmp_path / "full"))
         before = supervised.wait_for(lambda report: report.ready)
         supervised.wait_for(lambda report: report.heartbeat > before.heartbeat)
-        # Without READY=1 systemd would end the unit.
+        # systemd ends a unit that does not send READY=1 in time.
         wait_for(b"READY=1", full)
 
 
