@@ -13,6 +13,12 @@ from agent.machine import Machine
 from tests.contract.asking import errno_of, soon
 
 
+def _udev_records(machine: Machine) -> dict[str, str]:
+    """What udev's database has of each RDMA device, by its name."""
+    names = [each for each in machine.files.names(DATABASE) if each.startswith("+infiniband:")]
+    return {each.removeprefix("+infiniband:"): read_or(machine.files, f"{DATABASE}/{each}", "") for each in names}
+
+
 def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
     """A new VF that is up, and its RDMA device once udev has named it and its port is ACTIVE."""
     name = netdev(machine.files, pf)
@@ -21,6 +27,7 @@ def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
     machine.netlink.set_link(link.ifindex, up=True)
     machine.files.write(f"{PCI}/{pf}/sriov_drivers_autoprobe", "1")
     machine.files.write(f"{PCI}/{pf}/sriov_numvfs", "0")
+    before = _udev_records(machine)
     machine.files.write(f"{PCI}/{pf}/sriov_numvfs", "1")
     vf = vf_addresses(machine.files, pf)[0]
 
@@ -32,13 +39,11 @@ def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
         if not link.up:
             machine.netlink.set_link(link.ifindex, up=True)
         reader = Reader(machine.files)
-        # Since rdma-core 49 and Linux 6.5 udev leaves a name that a user gave, as `rdma link add` does.
-        names = [
-            n
-            for n in reader.below(vf)
-            if n.startswith("roce") or read_or(machine.files, f"{DATABASE}/+infiniband:{n}", "")
-        ]
-        made = [reader.device(each, reader.char_devices(device_path(vf)).get(each, ())) for each in names]
+        # Before rdma-core 49 or Linux 6.5 udev gives each new device a name such as rocep33s0f0v0, and keeps its record of the
+        # former name for ever. Since then it leaves a name that a user gave, as `rdma link add` does; its record is then new.
+        records = _udev_records(machine)
+        final = [n for n in reader.below(vf) if n.startswith("roce") or records.get(n) != before.get(n)]
+        made = [reader.device(each, reader.char_devices(device_path(vf)).get(each, ())) for each in final]
         # udev may rename the device between two readings: a name that has gone has no port.
         return next((each for each in made if any(port.state == "ACTIVE" for port in each.ports)), None)
 
