@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Mapping
 
 from agent.hardware.functions import ifindex_of
@@ -98,9 +99,16 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
         want,
         kept,
         lambda given: kept.field in given,
-        lambda ifindex: machine.ethtool.features(ifindex)[kept.field].on,
+        lambda ifindex: _is_on(machine, ifindex, kept.field),
         lambda family: family.offloads_flap is None or kept.field in family.offloads_flap,
     )
+
+
+def _is_on(machine: Machine, ifindex: int, name: str) -> bool:
+    feature = machine.ethtool.features(ifindex).get(name)
+    if feature is None:
+        raise OSError(errno.EOPNOTSUPP, f"the driver reports no feature {name} now")
+    return feature.on
 
 
 def apply(machine: Machine, change: Change) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, ifindex, netdev, pci_of, physical_function
+from agent.hardware.functions import NET, REMEDY, ifindex, netdev, pci_of, physical_function
 from agent.hardware.placement import mask, pool
 from agent.hardware.sysfs import names_or_none, whole
 from agent.kinds import Reading, queues
@@ -36,10 +36,14 @@ MOST = 1024
 
 @frozen
 class Steered:
-    """A netdev that a pattern matches. ``rps``: the CPUs that process each receive queue's packets."""
+    """A netdev that a pattern matches. ``rps``: the CPUs that process each receive queue's packets.
+
+    ``unreadable``: the error of one of its files. The other netdevs are steered all the same.
+    """
 
     ifindex: int
     rps: Mapping[int, frozenset[int]]
+    unreadable: str = ""
 
 
 @frozen
@@ -58,7 +62,8 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Matchi
         name for name in names_or_none(machine.files, NET) if _rule(want, name) and not _is_ours(machine, want, name)
     ]
     read = {name: _read(machine.files, name) for name in names[:MOST]}
-    return {HOST: Matching({name: steered for name, steered in read.items() if steered.ifindex}, len(names))}
+    there = {name: steered for name, steered in read.items() if steered.ifindex or steered.unreadable}
+    return {HOST: Matching(there, len(names))}
 
 
 def _rule(want: Wanted, name: str) -> SteeredNetdevs | None:
@@ -77,7 +82,10 @@ def _is_ours(machine: Machine, want: Wanted, name: str) -> bool:
 
 
 def _read(files: Files, name: str) -> Steered:
-    return Steered(ifindex(files, name), queues.receive_masks(files, name))
+    try:
+        return Steered(ifindex(files, name), queues.receive_masks(files, name))
+    except OSError as error:
+        return Steered(0, {}, str(error))
 
 
 def plan(want: Wanted, have: Snapshot) -> list[Change]:
@@ -91,6 +99,8 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         rule = _rule(want, name)
         if rule is None or rule in unusable:
             continue  # it was read for another spec, or the kernel would refuse the mask
+        if steered.unreadable:
+            changes.append(_unreadable(name, steered.unreadable))
         after = _cpus(want, have, rule, len(steered.rps))
         for queue, before in sorted(steered.rps.items()):
             if before != after:
@@ -111,6 +121,11 @@ def _unusable(rule: SteeredNetdevs) -> Change:
     blocker = f"none of the CPUs {rule.cpus} is online and not isolated"
     remedy = f"correct cpus of {rule.match} in rps.netdevs"
     return Change(NAME, HOST, rule.match, None, rule.cpus, blocker=blocker, remedy=remedy, required=False)
+
+
+def _unreadable(name: str, why: str) -> Change:
+    blocker = f"it cannot be read: {why}"
+    return Change(NAME, HOST, name, "unreadable", "readable", blocker=blocker, remedy=REMEDY, required=False)
 
 
 def _cpus(want: Wanted, have: Snapshot, rule: SteeredNetdevs, receive_queues: int) -> frozenset[int]:

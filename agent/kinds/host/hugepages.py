@@ -50,7 +50,15 @@ def observe(machine: Machine, want: Wanted, scope: Scope) -> Mapping[str, Mappin
     """The wanted pools, by their :attr:`HugepagePool.name`."""
     if not host_in_scope(scope):
         return {}
-    return {HOST: {pool.name: read(machine.files, pool) for pool in want.spec.hugepages}}
+    return {HOST: {pool.name: _read_or_why(machine.files, pool) for pool in want.spec.hugepages}}
+
+
+def _read_or_why(files: Files, pool: HugepagePool) -> Pool:
+    """A pool as it is now. One whose files fail to read is missing: the others are set all the same."""
+    try:
+        return read(files, pool)
+    except OSError as error:
+        return Pool(missing=f"it cannot be read: {error}")
 
 
 def _folder(pool: HugepagePool) -> str:

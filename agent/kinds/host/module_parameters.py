@@ -76,6 +76,8 @@ def _read(machine: Machine, module: str, name: str) -> Parameter:
         return Parameter(missing=f"{module} shows no parameter {name} (it has {shown or 'none'})")
     except PermissionError:
         return Parameter(missing=f"parameter {name} of {module} cannot be read (its file has no read permission)")
+    except OSError as error:
+        return Parameter(missing=f"parameter {name} of {module} cannot be read: {error}")
 
 
 def _same(one: str, other: str) -> bool:

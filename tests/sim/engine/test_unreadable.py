@@ -197,6 +197,44 @@ def test_devices_converge_although_a_read_of_the_hosts_state_fails() -> None:
         node.turn(wanted)
 
 
+HOST_WIDE = {
+    "rps": {"netdevs": [{"match": "cali*"}]},
+    "hugepages": [{"size": "2M", "count": 4, "numa_node": node} for node in (0, 1)],
+    "module_parameters": {"nvme_core": {"io_timeout": "60", "max_retries": "9"}},
+}
+POOL = "/sys/devices/system/node/node{}/hugepages/hugepages-2048kB/nr_hugepages"
+STEERED = "/sys/class/net/{}/queues/rx-0/rps_cpus"
+PARAMETER = "/sys/module/nvme_core/parameters/{}"
+
+
+@pytest.mark.parametrize(
+    ("failing", "other", "value", "required"),
+    [
+        (STEERED.format("cali1"), STEERED.format("cali2"), "0000000f", False),
+        ("/sys/class/net/cali1/ifindex", STEERED.format("cali2"), "0000000f", False),
+        (POOL.format(0), POOL.format(1), "4", True),
+        (PARAMETER.format("io_timeout"), PARAMETER.format("max_retries"), "9", True),
+    ],
+)
+def test_a_failing_read_of_one_value_of_the_host_affects_only_that_value(
+    failing: str, other: str, value: str, required: bool
+) -> None:
+    node = Node()
+    for name in ("cali1", "cali2"):
+        node.kernel.add_virtual(name)
+    for name in ("io_timeout", "max_retries"):
+        node.kernel.tree.put(PARAMETER.format(name), "5")
+    node.broken = ("files.read", failing)
+    result = node.turn(from_mapping({"node_name": "n1", **HOST_WIDE}))
+    assert node.kernel.files.read(other) == value
+    assert failing in report(result)
+    assert is_ready(result.conditions) is not required
+    node.broken = None
+    result = node.turn(from_mapping({"node_name": "n1", **HOST_WIDE}))
+    assert failing not in report(result)
+    assert is_ready(result.conditions)
+
+
 def test_a_machine_that_names_no_cpu_is_an_error_with_the_file() -> None:
     node = Node()
     node.kernel.tree.put("/sys/devices/system/cpu/online", "")

@@ -50,6 +50,18 @@ def of_kind(result: Pass, kind: str) -> list[Outcome]:
     return [outcome for outcome in result.outcomes if outcome.change.kind == kind]
 
 
+def test_an_offload_that_the_driver_does_not_report_now_is_given_back_later(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = Memory(lambda: 0.0)
+    converge(kernel.machine(), Goal(spec(offloads={"rx-gro": False})), memory)
+    with monkeypatch.context() as patched:
+        patched.setattr(SimEthtool, "features", lambda self, ifindex: {})
+        assert is_ready(converge(kernel.machine(), Goal(spec()), memory).conditions)
+    assert is_ready(converge(kernel.machine(), Goal(spec()), memory).conditions)
+    assert kernel.ethtool.features(kernel.netdev(PF).ifindex)["rx-gro"].on
+
+
 EVERYTHING: dict[str, Mapping[str, object]] = {
     "channels": {"combined": 1},
     "rings": {"rx": 1024, "tx": 512},
