@@ -12,7 +12,7 @@ from agent.report.printable import printable
 from agent.runtime import fault, version
 
 SERVICES = ("run", "worker", "reporter")
-"""What the unit runs: the journal gets all that there is to know of a fault."""
+"""The commands that systemd units run. An unexpected exception ends them with its traceback, for the journal."""
 
 
 @click.group(
@@ -27,7 +27,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line. Every error is one message and exit code 1: click's own 2 would mean "changes" to `plan`."""
-    # https://no-color.org: set to anything but an empty text. None lets click look whether it writes to a terminal.
+    # https://no-color.org: set to anything but an empty text. None: click uses colours if it writes to a terminal.
     color = False if os.environ.get("NO_COLOR") else None
     try:
         cli.main(prog_name="trackbed", standalone_mode=False, color=color)

@@ -22,7 +22,8 @@ DEEPEST = 32
 def read(path: Path, largest: int, follow: bool = True) -> str:
     """The text of a file of at most ``largest`` bytes.
 
-    :param follow: it may be a link. Not so where another user writes: he would choose what is opened with the reader's rights.
+    :param follow: follow a symbolic link. False in a folder of another user, whose link could lead to any file that the reader
+        may read.
     :raises OSError: it cannot be read, or is not a regular file (reading another kind might never end).
     :raises ValueError: it is larger, or not UTF-8.
     """

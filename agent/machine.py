@@ -21,7 +21,7 @@ class VfInfo:
     index: int
 
     if TYPE_CHECKING:
-        # The fields that the records make.
+        # The fields come from the records in agent/spec/vf_attributes.
         def __getattr__(self, name: str) -> Any: ...
 
 
@@ -126,8 +126,8 @@ class Netlink(Protocol):
     def set_vf(self, ifindex: int, index: int, **given: Any) -> None:
         """Change the given attributes of VF ``index`` through its PF, by the names of agent/spec/vf_attributes.
 
-        The kernel sets ``vlan``, ``qos`` and ``vlan_protocol`` together, and the two rates together: of these, a value that is
-        not given becomes 0 (802.1Q).
+        The kernel sets ``vlan``, ``qos`` and ``vlan_protocol`` together, and the two rates together. If one value of such a
+        group is given, the others are set, too: those that are not given become 0 (the protocol 802.1Q).
         """
 
     def gateway_ifindexes(self, without: Collection[int] = ()) -> frozenset[int]:
@@ -149,7 +149,7 @@ class Netlink(Protocol):
         """The unicast routes with one next hop in these tables."""
 
     def add_route(self, route: Route) -> None:
-        """Add a route, or put it in the place of the one to the same destination; ENETDOWN while the netdev is down."""
+        """Add a route, or replace the one to the same destination; ENETDOWN while the netdev is down."""
 
     def remove_route(self, route: Route) -> None:
         """Remove a route; ESRCH if it is not there."""
@@ -338,7 +338,7 @@ class Rdma(Protocol):
 
 @frozen(kw_only=True)
 class Event:
-    """Something that happened to a device, as far as it shows what to read again; its content is thrown away.
+    """Says which device something happened to, so that it is read again. What happened is not kept.
 
     ``ifindex``: of a netdev of this namespace; ``netdev``: its name, if the event has it. ``netdev_of``: the PCI function of a
     netdev in another namespace; empty if the event does not have it. ``function``: the PCI function that something happened
@@ -363,7 +363,7 @@ class EventSource(Protocol):
         """A descriptor that is readable while events wait."""
 
     def receive(self) -> tuple[list[Event], bool]:
-        """Take the events that wait, and whether others were lost since the last call. It never blocks."""
+        """The events that wait, and whether others were lost since the last call. It never blocks."""
 
 
 class Events(Protocol):

@@ -22,7 +22,7 @@ from pyinfra.api.operation import operation
 from pyinfra.api.state import State
 from pyinfra.context import ctx_host, host
 
-from agent.report.fabric import PROOF, Proof, Seen, identity, proof_to_json
+from agent.report.fabric import RESULTS_FILE, FabricResults, NicResult, identity, results_to_json
 from agent.report.printable import printable
 from agent.spec.node import NodeSpec
 from fleet.fabric.collective import LAUNCHER, PROGRAMS
@@ -352,20 +352,20 @@ def conclude() -> Commands:
     if verdict is None:
         yield refuse("fabric: nothing was tested")
         return
-    proof = Proof(time.time(), tuple(_seen(verdict, host.name)))
-    new = f"{PROOF}.new"
-    yield FileUploadCommand(StringIO(proof_to_json(proof)), new, remote_temp_filename=host.get_temp_filename(new))
-    yield script(_RECORD, PROOF)
+    proof = FabricResults(time.time(), tuple(_seen(verdict, host.name)))
+    new = f"{RESULTS_FILE}.new"
+    yield FileUploadCommand(StringIO(results_to_json(proof)), new, remote_temp_filename=host.get_temp_filename(new))
+    yield script(_RECORD, RESULTS_FILE)
     if faults := list(_faults(verdict, host.name)):
         yield refuse("\n".join(f"fabric: {line}" for line in faults))
 
 
-def _seen(verdict: Verdict, node: str) -> Iterator[Seen]:
+def _seen(verdict: Verdict, node: str) -> Iterator[NicResult]:
     for each in verdict.ends:
         end = _ends.get(each.end)
         if end is not None and end.node == node:
             good = each.status == "good"
-            yield Seen(end.nic, end.pci, end.device, good, "" if good else each.message, dict(end.identity))
+            yield NicResult(end.nic, end.pci, end.device, good, "" if good else each.message, dict(end.identity))
 
 
 def _faults(verdict: Verdict, node: str) -> Iterator[str]:

@@ -14,7 +14,7 @@ from agent.hardware.functions import device_path, driver
 from agent.hardware.rdma import Reader
 from agent.hardware.sysfs import read_or
 from agent.machine import Files, Machine
-from agent.report.fabric import PROOF, Proof, identity, proof_from_json
+from agent.report.fabric import RESULTS_FILE, FabricResults, identity, results_from_json
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -32,18 +32,18 @@ REMEDY = "test it again: pyinfra INVENTORY deploys/fabric.py"
 class Facts:
     """The result of the last test, what the NICs have now by PCI address, and how many days ago the test was."""
 
-    proof: Proof
+    proof: FabricResults
     now: Mapping[str, Mapping[str, str]]
     days: int
 
 
 def read(machine: Machine, want: Wanted) -> Facts | str | None:
     """The result and the present NICs; a text if the result cannot be read; None if there is none."""
-    text = read_or(machine.files, PROOF, "")
+    text = read_or(machine.files, RESULTS_FILE, "")
     if not text:
         return None
     try:
-        proof = proof_from_json(text)
+        proof = results_from_json(text)
     except ValueError as error:
         return str(error)
     now = {seen.pci: _identity(machine.files, seen.pci, seen.device) for seen in proof.nics}

@@ -18,13 +18,13 @@ Mode = Literal["read", "write"]
 SIZE = 4096
 
 ANSWERED_WITHIN = 0.5
-"""Seconds within which an event about a required device leads to a reading. After that, Ready is withdrawn."""
+"""Seconds in which the worker reads a required device again after an event. If it takes longer, the node is not ready."""
 
-# A sequence number, odd while the rest is being written; when the call began (seconds of CLOCK_MONOTONIC), or, with a minus,
-# the wait for events; the length of the text.
+# A sequence number, which is odd while the rest is being written. When the call began (seconds of CLOCK_MONOTONIC); a negative
+# time is when the wait for events began. The length of the text.
 _HEAD = struct.Struct("=QdI")
 _SEQUENCE = struct.Struct("=Q")
-# When the oldest waiting event came (seconds of CLOCK_MONOTONIC, 0: none waits). It is aligned, so one store writes all of it.
+# When the oldest unanswered event came (seconds of CLOCK_MONOTONIC; 0: there is none). Aligned, so that one store writes it.
 _WAITS = struct.Struct("@d")
 _WAITS_AT = SIZE - _WAITS.size
 
@@ -45,7 +45,7 @@ class Step:
 
 @define
 class Activity:
-    """The worker's end. :meth:`doing` describes all calls that follow, until it is called again."""
+    """The worker's end: it writes. :meth:`doing` describes all calls that follow, until it is called again."""
 
     _memory: mmap.mmap
     _prefix: str = "\nread\n"
@@ -71,7 +71,7 @@ class Activity:
         self._store(-time.monotonic(), b"")
 
     def waits(self, since: float) -> None:
-        """Record when the oldest event about a required device that was not read since has come; 0: none waits."""
+        """Record when the oldest event came whose required device was not read since; 0: there is none."""
         _WAITS.pack_into(self._memory, _WAITS_AT, since)
 
     def _store(self, since: float, text: bytes) -> None:
@@ -86,7 +86,7 @@ class Activity:
 
 @define
 class View:
-    """The supervisor's end."""
+    """The supervisor's end: it reads."""
 
     descriptor: int
     _memory: mmap.mmap
@@ -111,12 +111,12 @@ class View:
         return Step(since, kind, "write" if mode == "write" else "read", device, call)
 
     def last(self) -> float:
-        """When the latest call, or the present wait for events, began; 0: the worker has recorded none yet."""
+        """When the latest call or the present wait for events began; 0: the worker has recorded nothing yet."""
         _, since, _ = _HEAD.unpack_from(self._memory)
         return float(abs(since))
 
     def waits(self) -> float:
-        """When the oldest event came about a required device that was not read since; 0: none waits."""
+        """When the oldest event came whose required device was not read since; 0: there is none."""
         (since,) = _WAITS.unpack_from(self._memory, _WAITS_AT)
         return float(since)
 

@@ -1,4 +1,4 @@
-"""Says how long something has been so."""
+"""Formats durations."""
 
 from __future__ import annotations
 

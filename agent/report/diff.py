@@ -17,17 +17,17 @@ from agent.report.target import device_of, is_vf, vf_index
 from agent.spec.ranges import format_ranges
 
 NOTHING = (None, "absent")
-"""Values that say that a thing is not there."""
+"""Values that mean "not there"."""
 
 WIDEST = 40
-"""Columns that names of fields are aligned to at most."""
+"""Columns: the names of fields are padded to this width at most."""
 
 NAMED = 3
-"""Users that the summary names at most."""
+"""How many users the summary names at most."""
 
 
 def lines(changes: Iterable[Change], names: Mapping[str, str]) -> Iterator[str]:
-    """Each device with its changes, in the plan's order; equal changes of several VFs are one line.
+    """Lines for each device and its changes, in the plan's order. Equal changes of several VFs are one line.
 
     :param names: the NICs' names in the spec, by PCI address.
     """
@@ -60,7 +60,7 @@ def summary(changes: Sequence[Change]) -> str:
 
 
 def _folded(changes: Iterable[Change]) -> list[Change]:
-    """The changes, with equal ones of VFs of one PF as one, whose target has their indices: ``ADDRESS#0-6``."""
+    """The changes. Equal changes of several VFs of one PF become one, whose target has all indices: ``ADDRESS#0-6``."""
     indices: dict[Change, list[int]] = {}
     for change in changes:
         equal = evolve(change, target=f"{change.device}#") if is_vf(change.target) else change
@@ -96,7 +96,7 @@ def _mark(change: Change) -> tuple[str, str]:
 
 
 def _values(change: Change, mark: str) -> str:
-    """Both values, without those that the mark implies."""
+    """The values before and after, without those that the mark implies."""
     before, after = _value(change.before, "red"), _value(change.after, "green")
     if mark == "~":
         return f"{before} -> {after}"

@@ -1,4 +1,4 @@
-"""Counts drift: the changes of each kind that were made although the spec had been true. The reporter serves the counts."""
+"""Counts drift by kind: changes that were made after the node had been as its spec wants. The reporter serves the counts."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LARGEST = 64 << 10
 
 @define
 class Drift:
-    """Counts in a file of the runtime directory, so that they go on after a restart of the agent and end with the boot.
+    """Counts in a file of the runtime directory: a restart of the agent keeps them, and a boot starts from zero.
 
-    ``counts``: by kind. A kind that was never repaired has a zero, since Prometheus sees no increase in a series that begins
-    with its first repair.
+    ``counts``: by kind. A kind that was never repaired has a zero: if its series began with the first repair, Prometheus would
+    see no increase.
     """
 
     path: Path
@@ -33,7 +33,7 @@ class Drift:
 
     @classmethod
     def load(cls, folder: Path, kinds: Iterable[str]) -> Drift:
-        """Go on from the file in ``folder``; from zero, if there is none."""
+        """Continue with the counts of the file in ``folder``, or with zero if there is none."""
         path = folder / NAME
         before = read_drift(path)
         drift = cls(path, {kind: before.get(kind, 0) for kind in sorted(kinds)})
@@ -41,13 +41,13 @@ class Drift:
         return drift
 
     def start_over(self) -> None:
-        """Another spec is in force: what it changes is no drift."""
+        """Another spec is in force: the changes that it brings are no drift."""
         self._was_true = False
 
     def count(self, outcomes: Iterable[Outcome], as_wanted: bool) -> None:
-        """Count what a pass has repaired.
+        """Count the repairs of a pass.
 
-        :param as_wanted: its last reading was as the spec wants, so later changes are drift.
+        :param as_wanted: the pass ended with the node as the spec wants, so later changes are drift.
         """
         repaired = (
             [outcome.change.kind for outcome in outcomes if outcome.result == "applied"] if self._was_true else []
@@ -66,7 +66,7 @@ class Drift:
 
 
 def read_drift(path: Path) -> dict[str, int]:
-    """The counts by kind; none, if the file is missing or is not understood."""
+    """The counts by kind; empty if the file is missing or has another format."""
     try:
         document = load(read(path, LARGEST), LARGEST)
     except (OSError, ValueError):

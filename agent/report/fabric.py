@@ -1,4 +1,4 @@
-"""The results of a fabric test for the node's NICs. The deploy writes them to the node, and a probe judges by them."""
+"""The results of a fabric test for the node's NICs. The deploy writes this file to the node, and a probe judges it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from attrs import field, frozen
 from agent.documents import load
 from agent.report.names import STATE_FOLDER
 
-PROOF = f"{STATE_FOLDER}/fabric.json"
+RESULTS_FILE = f"{STATE_FOLDER}/fabric.json"
 
 LARGEST = 1 << 20
 """Bytes. A node with 64 NICs has 20,000."""
 
 
 @frozen
-class Seen:
-    """A NIC's result. ``pci``: the function with the RDMA device ``device``. ``message``: why the NIC is not good."""
+class NicResult:
+    """The result of one NIC. ``pci``: the function with the RDMA device ``device``. ``message``: why the NIC is not good.
+
+    ``identity``: what was tested, as :func:`identity` returns it.
+    """
 
     nic: str
     pci: str
@@ -30,11 +33,11 @@ class Seen:
 
 
 @frozen
-class Proof:
-    """``time``: when the test ended, in seconds since the epoch."""
+class FabricResults:
+    """The results of one test. ``time``: when it ended, in seconds since the epoch."""
 
     time: float
-    nics: tuple[Seen, ...] = ()
+    nics: tuple[NicResult, ...] = ()
 
 
 def identity(
@@ -45,7 +48,7 @@ def identity(
     link_layer: str | None,
     rate: str | None,
 ) -> dict[str, str]:
-    """Identifies what was tested: a result does not count for another driver, firmware or port.
+    """What identifies a NIC in a test: its result does not count for another driver, firmware or port.
 
     :param version: the driver's srcversion, or the kernel's release where it has none.
     :param guid: the node GUID of the RDMA device.
@@ -60,17 +63,17 @@ def identity(
 _converter = cattrs.Converter()
 
 
-def proof_to_json(proof: Proof) -> str:
+def results_to_json(results: FabricResults) -> str:
     """The text of the file."""
-    return json.dumps(_converter.unstructure(proof), indent=2) + "\n"
+    return json.dumps(_converter.unstructure(results), indent=2) + "\n"
 
 
-def proof_from_json(text: str) -> Proof:
+def results_from_json(text: str) -> FabricResults:
     """Parse the file.
 
-    :raises ValueError: it is no such file.
+    :raises ValueError: it has another format.
     """
     try:
-        return _converter.structure(load(text, LARGEST), Proof)
+        return _converter.structure(load(text, LARGEST), FabricResults)
     except Exception as error:  # cattrs raises exception groups
-        raise ValueError(f"{PROOF} cannot be read: {error!r}") from None
+        raise ValueError(f"{RESULTS_FILE} cannot be read: {error!r}") from None

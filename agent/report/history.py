@@ -16,15 +16,15 @@ from agent.runtime import boot_id
 
 NAME = "history.jsonl"
 LARGEST = 1 << 20
-"""Bytes after which the file is renamed to ``.1``, replacing the one before. At most twice that is on disk."""
+"""Bytes. A larger file is renamed to ``.1``, which replaces the older one, so twice that is on disk at most."""
 
 
 @frozen
 class Entry:
     """One outcome. ``time``: seconds since the epoch; ``trigger``: why the pass ran.
 
-    A trigger is `start`, `spec` (another one is in force), `event` with its devices, `resync` (the timer), `retry` (of a failed
-    change), `apply` (an operator ran it).
+    A trigger is `start`, `spec` (another spec is in force), `event` with its devices, `resync` (the timer), `retry` (of a
+    failed change), or `apply` (an operator ran `trackbed apply`).
     """
 
     time: float
@@ -47,9 +47,9 @@ class History:
         self.boot_id = self.boot_id or boot_id()
 
     def record(self, outcomes: Iterable[Outcome], spec_hash: str, trigger: str) -> str:
-        """Append the outcomes of a pass, except those that the pass before also had.
+        """Append the outcomes of a pass, except those that the previous pass had, too.
 
-        :returns: why they could not be written, the first time; otherwise empty.
+        :returns: why the file cannot be written; empty if it was written, or if an earlier call has already returned why.
         """
         outcomes = list(outcomes)
         remaining = frozenset(outcome for outcome in outcomes if outcome.result != "applied")

@@ -1,4 +1,4 @@
-"""The file in which a deploy notes how long its operations take, on the control host."""
+"""The file on the control host in which a deploy notes how long its operations take."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Operation:
 class LastDeploy:
     """A deploy that is running or has ended.
 
-    ``files``: the inventory and what was deployed. ``began``, ``noted``: seconds since the epoch. ``operations``: those that
-    have ended, in their order. ``hosts``: the seconds that each host has spent in operations.
+    ``files``: the inventory and the deploy's file. ``began``: when the deploy began (seconds since the epoch); ``noted``: when
+    this was written. ``operations``: those that have ended, in their order. ``hosts``: each host's seconds in operations.
     """
 
     files: tuple[str, ...]
@@ -45,7 +45,7 @@ class LastDeploy:
 
 
 def default_path() -> Path:
-    """Where the last deploy has noted it."""
+    """The path of the file."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "trackbed" / "deploy.json"
 
@@ -60,9 +60,9 @@ def write(path: Path, deploy: LastDeploy) -> None:
 
 
 def last_deploy(path: Path) -> LastDeploy | None:
-    """The last deploy; None if none has noted anything.
+    """The last deploy; None if there is no such file.
 
-    :raises ValueError: the file is none of a deploy.
+    :raises ValueError: the file has another format.
     :raises OSError: it cannot be read.
     """
     try:
@@ -70,4 +70,4 @@ def last_deploy(path: Path) -> LastDeploy | None:
     except FileNotFoundError:
         return None
     except (cattrs.BaseValidationError, TypeError) as error:
-        raise ValueError(f"it is none of a deploy: {error}") from None
+        raise ValueError(f"no deploy wrote it: {error}") from None

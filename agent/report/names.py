@@ -31,7 +31,7 @@ NOT_READY = "trackbed.internal/not-ready"
 """Annotation of the Lease, written by the reporter if it cannot write the Node's condition: why the node is not ready."""
 
 MAINTENANCE = "trackbed.internal/maintenance"
-"""Annotation of the Node, written by `maintain`: the steps that it has taken and has not undone yet."""
+"""Annotation of the Node, written by `maintain`: the steps that it took and has not yet undone."""
 
 NODE_USER = "trackbed:node:"
 """The reporter's user name, followed by the Node's."""

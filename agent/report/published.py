@@ -21,7 +21,7 @@ SETTINGS = Path("/etc/trackbed/reporter.json")
 """The reporter's settings for Kubernetes. A node without this file is not published there."""
 
 ACKNOWLEDGEMENT = 10.0
-"""Seconds for which a disruptive change waits until NotReady is published: an API server that is gone must not stop repairs."""
+"""Seconds that a disruptive change waits for NotReady to be published. A lost API server must not stop repairs."""
 
 _POLL = 0.05
 
@@ -32,7 +32,7 @@ class Published:
 
     ``boot_id``, ``generation`` and ``ready``: those of the newest report that was published completely.
     ``error``: why a newer report is not published; empty if there is none. ``since``: when this state began (seconds since the
-    epoch). ``devices``: the value in the report with which the device plugins were last started.
+    epoch). ``devices``: the report's ``devices`` when the device plugins were last started.
     """
 
     boot_id: str = ""
@@ -56,7 +56,7 @@ def read(path: Path) -> Published | None:
 
 
 def write(path: Path, published: Published) -> bool:
-    """Replace the file. False: it could not be written, so the outdated one was removed."""
+    """Replace the file. If it cannot be written, remove the outdated one and return False."""
     try:
         write_atomically(path, json.dumps(to_plain(published)) + "\n", 0o644)
     except OSError as error:
@@ -70,7 +70,7 @@ def write(path: Path, published: Published) -> bool:
 def wait_until_not_ready(
     path: Path, announcement: str, published: Path = PATH, settings: Path = SETTINGS, timeout: float = ACKNOWLEDGEMENT
 ) -> str:
-    """Wait until the report with this announcement is published. Where nothing is published, return at once.
+    """Wait until the report with this announcement is published. On a node that is not published, return at once.
 
     :param path: the report file.
     :param announcement: as in :attr:`Report.announcement`.

@@ -18,7 +18,7 @@ READABLE = 0o644
 """The mode of files that the reporter, and operators without root, read."""
 
 CHECKING = "Checking"
-"""The reason of Converged after an event about a required device, until the device was read again."""
+"""The reason of Converged from an event about a required device until the device has been read again."""
 
 FIRST_PASS = "first-pass"  # noqa: S105  the name of a file
 
@@ -44,7 +44,7 @@ class Publisher:
     def __attrs_post_init__(self) -> None:
         starting = Condition("Converged", "Unknown", "Starting", "the agent has not looked at the devices yet")
         self._last = Report("", "", self.boot_id, self.agent_version, False, False, conditions=(starting,))
-        # No change takes less than a microsecond, so this is more than any generation that was given before in this boot.
+        # Microseconds since the boot: no change takes less than one, so this is above all earlier generations of this boot.
         self._last = evolve(self._last, generation=int(uptime() * 1_000_000), since=uptime())
         self._write()
 
@@ -58,7 +58,7 @@ class Publisher:
         self._passed = self._passed or passes_first(self._last.conditions)
         self._mark()
 
-    def unattended(self, reason: Unattended, message: str) -> None:
+    def publish_unattended(self, reason: Unattended, message: str) -> None:
         """Publish NotReady: no worker watches the devices now, so the last result may be outdated."""
         others = tuple(c for c in self._last.conditions if c.type != "WorkerAlive")
         lost = Condition("WorkerAlive", "False", reason, message)
@@ -69,13 +69,13 @@ class Publisher:
         """Whether the report says ready now."""
         return self._last.ready
 
-    def checking(self, message: str) -> None:
+    def publish_checking(self, message: str) -> None:
         """Publish NotReady: a required device may have changed and has not been read since."""
         others = tuple(c for c in self._last.conditions if c.type != "Converged")
         check = Condition("Converged", "Unknown", CHECKING, message)
         self._publish(evolve(self._last, ready=False, conditions=(check, *others)))
 
-    def vouch(self) -> None:
+    def renew_heartbeat(self) -> None:
         """Renew the heartbeat, and write files that could not be written before."""
         self._write()
         self._mark()
@@ -123,7 +123,7 @@ class Publisher:
 
 
 def _remove(path: Path) -> str:
-    """Remove an outdated report. :returns: the result, for the journal."""
+    """Remove an outdated report, and return the result for the journal."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

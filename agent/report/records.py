@@ -23,12 +23,12 @@ class Numbers:
 
     @classmethod
     def of(cls, values: Mapping[str, int | None]) -> Numbers:
-        """These numbers."""
+        """The record of these numbers."""
         return cls(tuple(sorted(values.items())))
 
     @property
     def present(self) -> dict[str, int]:
-        """Those that the device has."""
+        """The numbers that the device has."""
         return {name: value for name, value in self.values if value is not None}
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ HOST = "host"
 """The target of changes that concern no device: sysctls, hugepages, loaded modules."""
 
 WHOLE_KIND = "*"
-"""The field of the change that stands for all changes of a kind which are known only after others are made."""
+"""The field of a change that stands for all changes of its kind, while they are unknown until other changes are made."""
 
 
 class Disruption(IntEnum):
@@ -61,7 +61,7 @@ class Disruption(IntEnum):
     def parse(cls, text: str) -> Disruption:
         """The level called ``text`` ("link-flap").
 
-        :raises ValueError: naming the levels there are.
+        :raises ValueError: there is no such level.
         """
         try:
             return cls[text.upper().replace("-", "_")]
@@ -77,12 +77,12 @@ class Change:
     """One change of one field to its desired value.
 
     ``target`` is a physical function's PCI address, ``ADDRESS#N`` for its VF N, or ``host`` for what belongs to no device.
-    ``affected``: the users whom the change would disturb. ``blocker``: why it cannot be made at all (then it is not tried), and
+    ``affected``: the users whom the change would disturb. ``blocker``: why it cannot be made (then it is not tried), and
     ``remedy``: what to do about that. ``grace_period``: seconds to wait before it is made, since the value may become right by
-    itself; with a blocker: that may go by itself, so the change is soon looked at again.
+    itself; with a blocker: the blocker may go away by itself, so the change is soon planned again.
     ``skip_if_owned``: it is not made while another program owns the VF.
-    ``required``: without it the node is not ready (for a NIC's change, the NIC must be required, too).
-    ``original``: the spec has no value any more, so the one from before the agent's first change in this boot is restored.
+    ``required``: the node is not ready without it. (For a NIC's change, the NIC must be required, too.)
+    ``original``: the spec no longer has a value, so the one from before the agent's first change in this boot is restored.
     """
 
     kind: str
@@ -101,7 +101,7 @@ class Change:
 
     @property
     def number(self) -> int:
-        """``after``, of a field that has one number as its value."""
+        """``after`` of a field whose value is one number."""
         return self.after if isinstance(self.after, int) else 0
 
     @property
@@ -143,7 +143,7 @@ Severity = Literal["required", "warn"]
 class Condition:
     """One statement about the node; ``reason`` is a CamelCase word, as Kubernetes wants it.
 
-    ``remedy``: what to do about it; empty where the message has several, each beside its fault.
+    ``remedy``: what to do about it. It is empty if the message lists several faults, each with its remedy.
     """
 
     type: str
@@ -165,15 +165,15 @@ class Report:
     """The state of the node; written to /run/trackbed/report.json.
 
     ``time``: when its content last changed (seconds since the epoch). ``heartbeat``: when the supervisor last confirmed it.
-    ``uptime``: the same in seconds since the boot (CLOCK_BOOTTIME). The node judges the age of the report by this one, since it
-    does not jump when the clock is set.
-    ``ready`` refers to the spec in force, ``spec_hash``. ``up_to_date`` is False while a newer one waits or was refused;
+    ``uptime``: the same moment in seconds since the boot (CLOCK_BOOTTIME). The node judges the age of the report by ``uptime``,
+    which does not jump when the clock is set.
+    ``ready`` refers to the spec in force, ``spec_hash``. ``up_to_date`` is False while a newer spec waits or was refused;
     ``refusal`` says why.
-    ``generation`` grows with each change of anything but the stamps, within the boot ``boot_id``.
-    ``announcement`` identifies the announcement of a change that is about to be made; the agent waits until it is published.
+    ``generation`` grows within the boot ``boot_id`` whenever anything but the times changes.
+    ``announcement`` identifies the announcement of a change that the agent makes once it is published.
     ``devices``: a hash of the spec's PFs and their numbers of VFs.
     ``kubelet``: when the kubelet was last started (seconds since the epoch); 0: there is none.
-    ``since``: when ``ready`` became what it is, in seconds since the boot, as ``uptime``.
+    ``since``: when ``ready`` last changed, in seconds since the boot, as ``uptime``.
     """
 
     node_name: str
@@ -206,19 +206,19 @@ _converter.register_structure_hook(float, lambda value, _: _finite(value))
 
 
 def _shown(value: str) -> str:
-    """A text of the kernel with escapes for bytes that are no UTF-8: a netdev's name may have any."""
+    """The text with escapes for bytes that are not UTF-8: a netdev's name may have any bytes."""
     return value if value.isascii() else value.encode(errors="backslashreplace").decode()
 
 
 def _encodable(value: Any) -> Any:
-    """Refuse half of a surrogate pair: JSON can express it, UTF-8 cannot, so it could not be printed or sent."""
+    """Refuse half of a surrogate pair. JSON can express it and UTF-8 cannot, so it could be neither printed nor sent."""
     if isinstance(value, str) and not value.isascii():
         value.encode()
     return value
 
 
 def _finite(value: Any) -> float:
-    """Refuse NaN and infinity: no comparison with NaN holds, so no report would ever be too old."""
+    """Refuse NaN and infinity: no comparison with NaN is true, so a report with it would never be too old."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{value!r} is not a number")
     return float(value)
@@ -227,7 +227,7 @@ def _finite(value: Any) -> float:
 def value_from_plain(value: Any) -> Value:
     """Read the :func:`to_plain` of a value back.
 
-    :raises ValueError: it is no such value.
+    :raises ValueError: it is not the value of a change.
     """
     if isinstance(value, dict):
         if not all(number is None or type(number) is int for number in value.values()):
@@ -263,7 +263,7 @@ def report_from_json(text: str) -> Report:
 def changes_from_plain(document: Any) -> tuple[Change, ...]:
     """Read the changes of `trackbed plan --json` back.
 
-    :raises ValueError: they are none.
+    :raises ValueError: the document is something else.
     """
     try:
         return _converter.structure(document, tuple[Change, ...])
@@ -274,7 +274,7 @@ def changes_from_plain(document: Any) -> tuple[Change, ...]:
 def from_plain(document: Any, record: type[Record]) -> Record:
     """Read :func:`to_plain` back.
 
-    :raises ValueError: it is no such record.
+    :raises ValueError: the document is something else.
     """
     try:
         return _converter.structure(document, record)

@@ -1,7 +1,7 @@
-"""How plans, reports and readings name a function of a NIC: the PF by its PCI address, a VF as ``ADDRESS#N``.
+"""Targets: the names of functions in plans, reports and readings. A PF's is its PCI address, and its VF N's is ``ADDRESS#N``.
 
-A VF's own PCI address would not do: it exists only while the VF does. Targets are texts, not records, since a pass over a
-thousand VFs makes and compares them by the ten thousand.
+A VF's own PCI address would not do: it exists only while the VF exists. A target is a text and no record, since a pass over a
+thousand VFs makes and compares tens of thousands.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ def vf_target(address: str, index: int) -> str:
 
 
 def device_of(target: str) -> str:
-    """The PCI address of the PF that a target is, or is a VF of."""
+    """The PCI address of the PF: the target itself, or the PF of the VF."""
     return target.partition("#")[0]
 
 
@@ -23,8 +23,8 @@ def is_vf(target: str) -> bool:
 
 
 def vf_index(target: str) -> int:
-    """The index of the VF that a target is.
+    """The index of a VF.
 
-    :raises ValueError: it is a PF.
+    :raises ValueError: the target is a PF.
     """
     return int(target.partition("#")[2])

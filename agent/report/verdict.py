@@ -12,7 +12,7 @@ from agent.report.records import Condition, Report, report_from_json
 from agent.runtime import boot_id, uptime
 
 STALE = 60.0
-"""Seconds after which a heartbeat is too old: the supervisor missed one, and the next one is late."""
+"""Seconds after which a heartbeat is too old. By then the supervisor has missed one, and the next one is late."""
 
 
 class NoReport(Exception):
@@ -26,9 +26,9 @@ class NoReport(Exception):
 
 @frozen
 class Verdict:
-    """The verdict at this moment; it changes with time, since a heartbeat grows old.
+    """The verdict at this moment. Later the heartbeat may be too old.
 
-    ``report`` is None if there is none that can be read. ``reasons``: why the node is not ready. ``age``: seconds since the
+    ``report`` is None if it is missing or cannot be read. ``reasons``: why the node is not ready. ``age``: seconds since the
     heartbeat. ``fresh``: the report is of this boot, and its heartbeat is not stale.
     """
 
@@ -44,7 +44,7 @@ class Verdict:
 
     @property
     def summary(self) -> str:
-        """The verdict in some words: "ready, with 1 warning", or which conditions are why it is not."""
+        """The verdict in a few words: "ready, with 1 warning", or "not ready" with the failing conditions."""
         conditions = self.report.conditions if self.report else ()
         if self.ready:
             return f"ready{with_warnings(conditions)}"
@@ -111,7 +111,7 @@ def judge(path: Path, wanted_hash: str | None = None) -> Verdict:
 
 
 def why_not_fresh(report: Report, boot: str, now: float) -> list[str]:
-    """Why the report says nothing about the node as it is now; empty if it is of this boot and its heartbeat is not stale.
+    """Why the report says nothing about the present node; empty if it is of this boot and its heartbeat is not stale.
 
     :param boot: the present boot's identifier.
     :param now: seconds since that boot.
@@ -123,7 +123,7 @@ def why_not_fresh(report: Report, boot: str, now: float) -> list[str]:
 
 
 def why_not_ready(report: Report, boot: str, now: float, wanted_hash: str | None = None) -> list[str]:
-    """Why the node is not ready by its report, one line for each reason; empty if it is.
+    """Why the node is not ready by its report, one line for each reason; empty if it is ready.
 
     :param boot: the present boot's identifier.
     :param now: seconds since that boot.

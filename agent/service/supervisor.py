@@ -131,7 +131,7 @@ class _Supervisor:
         while True:
             now = time.monotonic()
             if now >= next_beat:
-                self.publisher.vouch()
+                self.publisher.renew_heartbeat()
                 notify("WATCHDOG=1")
                 next_beat = now + beat
             self._judge_step(now)
@@ -149,7 +149,7 @@ class _Supervisor:
         """Act on signals that have come. :returns: whether to end."""
         if signal.SIGTERM in signals or signal.SIGINT in signals:
             notify("STOPPING=1")
-            self.publisher.unattended("Stopped", "the agent was stopped; start it: systemctl start trackbed")
+            self.publisher.publish_unattended("Stopped", "the agent was stopped; start it: systemctl start trackbed")
             if self.worker is not None:
                 _stop(self.worker)
             return True
@@ -267,7 +267,7 @@ class _Supervisor:
     def _send_away(self, worker: _Worker, reason: Unattended, message: str) -> None:
         """Ask the worker to end after its pass, so that no write is cut short. The next worker starts after that."""
         journal(message)
-        self.publisher.unattended(reason, message)
+        self.publisher.publish_unattended(reason, message)
         if not worker.is_leaving():
             worker.input().close()
             worker.leave_by = time.monotonic() + LEAVE_WAIT
@@ -291,7 +291,7 @@ class _Supervisor:
     def _lost(self, why: str, was_well: bool) -> None:
         """Handle the end of a worker that crashed or misbehaved."""
         self._count_death(why, was_well)
-        self.publisher.unattended("WorkerLost", f"the worker {why}; it is started again")
+        self.publisher.publish_unattended("WorkerLost", f"the worker {why}; it is started again")
 
     def _count_death(self, why: str, was_well: bool) -> None:
         """Each one in a row doubles the wait before the next start. A worker that was well ends the row."""
@@ -323,7 +323,7 @@ class _Supervisor:
     def _replace(self, worker: _Worker, step: Step | None, message: str, now: float) -> None:
         """Kill a worker; the next one avoids the device of its call."""
         journal(message)
-        self.publisher.unattended("WorkerStuck", message)
+        self.publisher.publish_unattended("WorkerStuck", message)
         worker.process.kill()
         held = None
         try:
@@ -360,7 +360,7 @@ class _Supervisor:
         if view and since and self.publisher.ready and now >= since + ANSWERED_WITHIN:
             step = view.step()
             what = f" ({step})" if step else ""
-            self.publisher.checking(
+            self.publisher.publish_checking(
                 f"a required device may have changed, and reading it takes more than {ANSWERED_WITHIN} s{what}"
             )
 

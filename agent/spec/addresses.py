@@ -42,8 +42,8 @@ PRIORITY = 24791
 ARP = {"arp_ignore": "1", "arp_announce": "2", "rp_filter": "2"}
 """Sysctls of a netdev with an IPv4 address, below net.ipv4.conf.NETDEV (Documentation/networking/ip-sysctl.rst).
 
-It answers ARP for its own addresses alone and asks with one of its own; and it takes a packet whose answer would leave by
-another netdev, as before the rule of its address is there.
+The netdev answers ARP requests for its own addresses only, and sends its own requests from one of them. It also accepts a
+packet whose answer would leave through another netdev: until the address has its rule, all answers do.
 """
 
 _FORMS = {

@@ -27,14 +27,15 @@ _EXCLUDING = (
     ("tx-scatter-gather", False, "tx-generic-segmentation"),
 )
 
-# Keys of a VF that set its netdev. A group cannot unset those of the defaults: they count for its VFs that have a netdev.
+# Keys that set a VF's netdev. If the defaults have one and a group binds its VFs to vfio-pci, that is no conflict: a group
+# cannot unset a key, and the other VFs have netdevs.
 _OF_NETDEVS = ("channels", "rings", "coalescing", "offloads")
 
 # Module parameters of drivers that create VFs when the module is loaded.
 _VF_PARAMETERS = ("max_vfs", "num_vfs")
 
 
-def among_nics(nics: tuple[Nic, ...]) -> Iterator[str]:
+def nic_conflicts(nics: tuple[Nic, ...]) -> Iterator[str]:
     """Conflicts between NICs, and between the keys of each."""
     keys = {f"nics[{index}]": nic for index, nic in enumerate(nics)}
     names = sum(nic.select.most * (1 + len(nic.altnames)) for nic in nics)
@@ -53,11 +54,11 @@ def among_nics(nics: tuple[Nic, ...]) -> Iterator[str]:
 
 
 def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Hashable]]:
-    """Pairs of keys with the same value, and the first such value. Of several keys, the first is paired with each other one."""
+    """Pairs of keys that give the same value, and that value. If several keys give it, the first is paired with each other."""
     seen: dict[Hashable, str] = {}
     pairs: set[tuple[str, str]] = set()
     for key, value in given:
-        # One key gives a value twice if its entry stands for several NICs.
+        # A key may be paired with itself: its entry may stand for several NICs.
         if value not in seen:
             seen[value] = key
         elif (pair := (seen[value], key)) not in pairs:
@@ -66,7 +67,7 @@ def _twice(given: Iterable[tuple[str, Hashable]]) -> Iterator[tuple[str, str, Ha
 
 
 def _each_name(nic: Nic, name: str) -> Iterator[str]:
-    """The names that NICs get from an entry's name: one, or with ``select.each`` one for each number that is allowed."""
+    """The names that NICs may get from an entry's name: one, or with ``select.each`` one for each possible number."""
     if not nic.select.each:
         yield name
     else:
@@ -80,7 +81,7 @@ def _names(keys: Mapping[str, Nic]) -> Iterator[tuple[str, str]]:
 
 
 def _unknown_in_without(keys: Mapping[str, Nic]) -> Iterator[str]:
-    """Names in ``select.without`` that no NIC has whose entry is one function."""
+    """Names in ``select.without`` that are not the name of an entry without ``each``."""
     single = {nic.name for nic in keys.values() if not nic.select.each}
     for key, nic in keys.items():
         for name in nic.select.without:
@@ -104,7 +105,7 @@ def _one_function(keys: Mapping[str, Nic]) -> Iterator[str]:
         given = ((f"{key}.select.{name}", getattr(nic.select, name)) for key, nic in keys.items())
         for one, other, value in _twice((key, value) for key, value in given if value is not None):
             yield f"{one} and {other} are both {value}; {remedy}"
-    # NICs with one of the keys above were already compared by it.
+    # NICs with one of these keys were compared above.
     selectors = ((key, nic.select) for key, nic in keys.items())
     rest = {key: select.of_one(None) for key, select in selectors if select.pci is None and select.mac is None}
     for one, other, select in _twice((f"{key}.select", select) for key, select in rest.items() if not select.netdev):
@@ -113,7 +114,7 @@ def _one_function(keys: Mapping[str, Nic]) -> Iterator[str]:
 
 
 def _one_address(keys: Mapping[str, Nic]) -> Iterator[str]:
-    """MACs and GUIDs that are given to two functions. The node GUID and the port GUID of one VF may be equal."""
+    """MACs and GUIDs that two functions get. The node GUID and the port GUID of one VF may be equal."""
     remedy = "an address belongs to one function: give each its own"
     groups = {
         f"{key}.vfs.groups[{index}]": group
@@ -170,7 +171,7 @@ def _among_offloads(key: str, offloads: Offloads | None) -> Iterator[str]:
             yield f"{key}.offloads: {one} {word} and {other} on: the kernel turns {other} off then; keep one"
 
 
-def among_addresses(nics: tuple[Nic, ...], node_number: int | None, sysctls: Mapping[str, str]) -> Iterator[str]:
+def address_conflicts(nics: tuple[Nic, ...], node_number: int | None, sysctls: Mapping[str, str]) -> Iterator[str]:
     """Conflicts about the NICs' IP addresses: with each other, with the rail's and the node's number, with sysctls."""
     every = {f"nics[{index}]": nic for index, nic in enumerate(nics)}
     rails = ((_rail_of(key, nic), rail) for key, nic in every.items() for rail in nic.rails())
@@ -223,7 +224,7 @@ def _rail_of(key: str, nic: Nic) -> str:
 
 
 def _assigned(key: str, nic: Nic, node_number: int | None, assignments: list[tuple[str, Hashable]]) -> Iterator[str]:
-    """The addresses of a NIC that nobody can have. The others are added to ``assignments``."""
+    """Faults of a NIC's addresses. Addresses without a fault are added to ``assignments``."""
     for index, address in enumerate(nic.addresses):
         place = f"{key}.addresses[{index}]"
         if address.is_derived and node_number is None:
@@ -241,14 +242,14 @@ def _layer(gid_type: str) -> str:
     return "InfiniBand" if gid_type == "IB" else "Ethernet"
 
 
-def among_settings(
+def setting_conflicts(
     sysctls: Mapping[str, str],
     module_parameters: Mapping[str, Mapping[str, str]],
     given: Mapping[str, str],
     nics: Collection[Nic],
     netns_mode: bool,
 ) -> Iterator[str]:
-    """Settings of the host that two keys give.
+    """Conflicts about settings of the host that two keys give.
 
     :param given: other keys of the spec that set a sysctl, by its :func:`identity`.
     :param netns_mode: rdma.netns_mode is given.

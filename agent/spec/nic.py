@@ -92,7 +92,8 @@ class Rings:
 class Coalescing:
     """When a netdev interrupts, as `ethtool -C` sets it; ``None`` leaves a value alone.
 
-    At the latest ``*_usecs`` microseconds after a frame, or after ``*_frames`` of them; adaptive: by the driver's own measure.
+    It interrupts ``*_usecs`` microseconds after a frame or after ``*_frames`` frames, whichever is first. With ``adaptive_rx``
+    or ``adaptive_tx`` the driver chooses.
     """
 
     adaptive_rx: bool | None = None
@@ -111,13 +112,13 @@ Offloads = Mapping[str, bool]
 class VfAttributes:
     """The attributes that the PF sets for its VFs, and the settings of their netdevs; ``None`` leaves a value alone.
 
-    ``vlan`` 0 means untagged. ``mac`` left out is derived from the PF's permanent address and the VF's index,
-    so that it is the same after every reload. ``owner``: while a container or a virtual machine has the VF, its attributes,
-    MTU and name are theirs (``taker``, the default), or kept as they are here all the same (``trackbed``).
+    ``vlan`` 0 means untagged. A ``mac`` that is not given is derived from the PF's permanent address and the VF's index, so
+    that it is the same after every reload. ``owner`` says who sets the attributes, MTU and name of a VF while a container or a
+    virtual machine has it: the container or virtual machine (``taker``, the default), or the agent (``trackbed``).
 
-    Rates are in Mbit/s, 0 is none. ``link_state`` is the link as the PF shows it to the VF (on InfiniBand the link policy):
-    ``auto`` is the PF's own. GUIDs are InfiniBand's, from vendor documents: not run on such a NIC. A VF whose ``driver`` is
-    ``vfio-pci`` has no netdev, hence neither ``mtu``, ``txqueuelen`` nor ``state``.
+    Rates are in Mbit/s, 0 is none. ``link_state`` is the link that the PF shows to the VF (on InfiniBand the link policy);
+    ``auto`` shows the PF's own. GUIDs are InfiniBand's, from vendor documents: not run on such a NIC. A VF whose ``driver`` is
+    ``vfio-pci`` has no netdev, so it has neither ``mtu``, ``txqueuelen`` nor ``state``.
     """
 
     mtu: int | None = field(default=None, validator=_MTU)
@@ -126,23 +127,23 @@ class VfAttributes:
     channels: Channels | None = None
     rings: Rings | None = None
     coalescing: Coalescing | None = None
-    # A mapping has no hash, and is compared all the same.
+    # A mapping cannot be hashed. It is still compared.
     offloads: Offloads | None = field(default=None, hash=False)
     txqueuelen: int | None = field(default=None, validator=_TXQUEUELEN)
     driver: VfDriver | None = None
 
     if TYPE_CHECKING:
-        # The fields that the records of agent/spec/vf_attributes make.
+        # The fields come from the records in agent/spec/vf_attributes.
         def __getattr__(self, name: str) -> Any: ...
 
     def having(self, **values: Any) -> VfAttributes:
-        """The same with other values."""
+        """A copy with these values changed."""
         return evolve(self, **values)
 
 
 @frozen
 class VfGroup(VfAttributes):
-    """Attributes of some VFs: ``index`` is a range such as ``0-3,6``; they stand above the NIC's defaults."""
+    """Attributes of some VFs, which override the NIC's defaults. ``index`` is a range such as ``0-3,6``."""
 
     index: str = field(kw_only=True, validator=vf_list)
 
@@ -164,9 +165,10 @@ def _first(value: Any, fallback: Any) -> Any:
 
 @frozen
 class Vfs:
-    """How many VFs a PF has, and what they are: ``defaults`` for all, ``groups`` for some.
+    """How many VFs a PF has, and their attributes: ``defaults`` for all, ``groups`` for some.
 
-    ``derive_macs`` false leaves the addresses of VFs that are given none alone; ``derive_guids`` the GUIDs of InfiniBand VFs.
+    If ``derive_macs`` is false, the agent leaves the address of a VF without ``mac`` alone. If ``derive_guids`` is false, it
+    leaves the GUIDs of an InfiniBand VF without them alone.
     """
 
     count: int = field(validator=Within(0, 4096, "VFs"))
@@ -199,7 +201,7 @@ class Vfs:
             _agree("defaults", self.defaults)
 
     def attributes(self, index: int) -> VfAttributes:
-        """What VF ``index`` should have: its group's values above the defaults."""
+        """What VF ``index`` should have: the defaults, overridden by its group."""
         for group in self.groups:
             if index in parse_ranges(group.index):
                 return self._merged(group)
@@ -211,7 +213,7 @@ class Vfs:
 
 
 def _agree(where: str, vf: VfAttributes) -> None:
-    """Check values that depend on each other. A group may give what the defaults lack, so ``vf`` is both merged."""
+    """Check values that depend on each other. ``vf`` is a group merged with the defaults: each may lack what the other has."""
     for attribute in ordered():
         if fault := attribute.check(vf):
             raise ValueError(f"{where}: {fault}")
@@ -221,7 +223,7 @@ def _agree(where: str, vf: VfAttributes) -> None:
 class Window:
     """A time in which more is allowed: from ``start`` to ``end`` (UTC), on ``days``, or every day if none is given.
 
-    A window that ends before it starts goes past midnight.
+    A window whose ``end`` is before its ``start`` ends on the next day.
     """
 
     start: str = field(validator=Matches(TIME, "write it as 22:00"))
@@ -240,9 +242,9 @@ class Window:
 
 @frozen
 class DisruptionPolicy:
-    """The most that the agent may do by itself to a device that nobody uses.
+    """The most disruptive changes that the agent may make by itself to a device that nobody uses.
 
-    ``force``: also to one that somebody uses. ``windows`` allow more at certain times.
+    ``force``: it may make them to a device in use as well. ``windows`` allow more at certain times.
     """
 
     allow: DisruptionLevel = "vf-reset"
@@ -254,8 +256,8 @@ class DisruptionPolicy:
 class RdmaDevices:
     """Which RDMA devices a NIC must have for the node to be ready, each with an ACTIVE port.
 
-    ``pf``: the physical function has one; ``vfs``: each VF has. ``rate`` is the least, in Gbit/s. ``gid_type``: each port
-    has a GID of it; ``gid_ipv4``: one made from an IPv4 address.
+    ``pf``: the physical function has one; ``vfs``: each VF has one. ``rate`` is the lowest rate of a port, in Gbit/s.
+    ``gid_type``: each port has a GID of this type; ``gid_ipv4``: one that is made from an IPv4 address.
     ``pkeys``: the partition keys that each InfiniBand port has, as ``0x8001``; bit 15 is full membership.
     """
 
@@ -286,9 +288,9 @@ class Roce:
     """RoCE quality of service of a NIC; what is not given is left alone.
 
     ``pfc`` and ``ecn`` are the priorities with priority flow control and with congestion notification, as ``3`` or ``3-4``;
-    the empty text is none. ``cm_tos`` and ``cm_mode`` are the rdma_cm's defaults for connections, ``traffic_class`` is
-    what queue pairs get whatever the application asks for. Both numbers are octets of IP's ToS: 106 is DSCP 26 and ECT(0).
-    ``cnp_dscp`` is the DSCP of congestion notification packets (CNP), ``dcqcn`` how the sender reacts to them.
+    the empty text is none. ``cm_tos`` and ``cm_mode`` are the rdma_cm's defaults for connections. ``traffic_class`` is set on
+    all queue pairs, whatever the application asks for. Both numbers are octets of IP's ToS: 106 is DSCP 26 and ECT(0).
+    ``cnp_dscp`` is the DSCP of congestion notification packets (CNP); ``dcqcn`` says how the sender reacts to them.
     """
 
     trust: Trust | None = None
@@ -303,13 +305,13 @@ class Roce:
 
 @frozen
 class Nic:
-    """One fabric NIC: a physical function and its VFs. ``disruption`` stands in the place of the node's.
+    """One fabric NIC: a physical function and its VFs. ``disruption`` replaces the node's.
 
-    With ``select.each`` it is as many NICs as functions match; ``{index}`` in ``name`` and ``altnames`` is each one's number.
-    ``max_read_request`` is the PCIe one (MRRS), in bytes.
-    ``altnames`` are added to the alternative names of the PF's netdev; those of others stay. ``txqueuelen`` in packets.
-    ``rail``: its number; its ``addresses`` derive from it, and so does the number of its routing table. With ``select.each``
-    the number of the first NIC.
+    With ``select.each`` each function that matches is a NIC, and ``{index}`` in ``name`` and ``altnames`` is its number.
+    ``max_read_request`` is PCIe's (MRRS), in bytes.
+    ``altnames`` are added to the alternative names of the PF's netdev; its other ones stay. ``txqueuelen`` is in packets.
+    ``rail``: its number, from which its ``addresses`` and its routing table are derived; with ``select.each`` the number of the
+    first NIC.
     """
 
     name: str = field(validator=Matches(NAMES, f"{nic_name.remedy}, and with select.each {INDEX} once"))
@@ -360,7 +362,7 @@ class Nic:
             raise ValueError(f"rail: {self.select.most} NICs from {self.rail} on go to rail {last}; lower rail")
 
     def member(self, index: int, pci: str) -> Nic:
-        """The NIC number ``index`` of an entry with ``select.each``, whose function is at ``pci``, as an entry of its own."""
+        """An entry for NIC ``index`` of an entry with ``select.each``; ``pci`` is the address of its function."""
         altnames = tuple(numbered(name, index) for name in self.altnames)
         select, rail = self.select.of_one(pci), None if self.rail is None else self.rail + index
         return evolve(self, name=numbered(self.name, index), altnames=altnames, select=select, rail=rail)

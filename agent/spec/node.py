@@ -17,7 +17,7 @@ from typing import Any, Literal
 from attrs import Attribute, field, frozen
 
 from agent.documents import LARGEST_SPEC, load, too_large
-from agent.spec.conflicts import among_addresses, among_nics, among_settings
+from agent.spec.conflicts import address_conflicts, nic_conflicts, setting_conflicts
 from agent.spec.nic import DisruptionPolicy, Nic
 from agent.spec.strict import MOST_FAULTS, Faults, Strict
 from agent.spec.sysctl_names import FLOW_ENTRIES, identity, of_module_parameter
@@ -73,7 +73,7 @@ def _distinct_patterns(_: object, attribute: Attribute[Any], value: tuple[Steere
 
 @frozen
 class Irqs:
-    """Interrupt placement of the fabric NICs. ``exclude_cpus`` are kept free of them."""
+    """Interrupt placement of the fabric NICs. CPUs in ``exclude_cpus`` get no interrupt."""
 
     pin: bool = True
     exclude_cpus: str = field(default="", validator=cpu_list)
@@ -84,7 +84,8 @@ class Irqs:
 class SteeredNetdevs:
     """Netdevs of the host's network namespace, by a pattern of their names: ``*`` is any characters, ``?`` is one.
 
-    ``cpus``: those that process their packets; all that ``irqs`` and the kernel leave for that if it is not given.
+    ``cpus`` process their packets. If it is not given, all CPUs do but those that ``irqs.exclude_cpus`` or the kernel's
+    command line keeps free.
     """
 
     match: str = field(
@@ -93,16 +94,16 @@ class SteeredNetdevs:
     cpus: str | None = field(default=None, validator=some_cpus)
 
     def matches(self, name: str) -> bool:
-        """Whether a netdev of this name is meant."""
+        """Whether a netdev's name matches."""
         return fnmatchcase(name, self.match)
 
 
 @frozen
 class Rps:
-    """Receive packet steering. ``enable``: of the NICs' netdevs, on only where one has fewer queues than its CPUs.
+    """Receive packet steering. ``enable``: for those netdevs of the NICs that have fewer queues than CPUs.
 
-    ``netdevs``: other netdevs, also those that appear later, as a container network plugin makes them for pods. The first
-    entry that matches a name counts.
+    ``netdevs``: for other netdevs, also those that appear later (a container network plugin makes netdevs for pods). If
+    several entries match a name, the first one applies.
     """
 
     enable: bool = True
@@ -124,12 +125,12 @@ class HugepagePool:
 
     @property
     def name(self) -> str:
-        """What changes call the pool: ``2M``, ``1G node1``."""
+        """The pool's name in changes: ``2M``, ``1G node1``."""
         return self.size if self.numa_node is None else f"{self.size} node{self.numa_node}"
 
     @classmethod
     def named(cls, name: str, count: int) -> HugepagePool:
-        """The pool that :attr:`name` is of."""
+        """A pool of ``count`` pages from its :attr:`name`."""
         size, _, node = name.partition(" node")
         return cls(size, count, int(node) if node else None)
 
@@ -144,7 +145,7 @@ class Gpus:
 
 @frozen
 class ProbePolicy:
-    """How one readiness check is taken; ``None`` leaves it as the check's own default.
+    """How the results of one readiness check count; ``None`` is the check's own default.
 
     ``fail_after`` failures within the last ``of`` checks make its condition False. A check that has not ended ``deadline``
     seconds after its start is Unknown.
@@ -162,7 +163,7 @@ class ProbePolicy:
 
 @frozen
 class Silence:
-    """A check that only warns until the end of the day ``until`` (UTC), and why."""
+    """Makes a check only warn until the end of the day ``until`` (UTC). ``reason`` says why."""
 
     until: str = field(validator=is_date)
     reason: str
@@ -221,7 +222,7 @@ def _hugepages(_: object, attribute: Attribute[Any], value: tuple[HugepagePool, 
 
 @frozen
 class Rfs:
-    """Receive flow steering: to the CPU where the application reads. ``entries``: flows of the whole node.
+    """Receive flow steering: to the CPU where the application reads. ``entries``: how many flows the node has.
 
     ``isolated``: also steer to CPUs that the kernel command line keeps free (isolcpus, nohz_full).
     """
@@ -243,7 +244,7 @@ class Xps:
 class Rdma:
     """The node's RDMA subsystem.
 
-    ``at_least``: how many of the NICs that have ``rdma`` must be as said there; all that are required if it is not given.
+    ``at_least``: how many of the NICs that have ``rdma`` must satisfy it. If it is not given, all required ones must.
     """
 
     netns_mode: NetnsMode | None = None
@@ -252,10 +253,10 @@ class Rdma:
 
 @frozen
 class NodeSpec:
-    """The whole of one node. ``node_name`` is the name of its Kubernetes Node, which may be an IP address.
+    """What one node should be. ``node_name`` is the name of its Kubernetes Node, which may be an IP address.
 
-    ``mode`` observe reports the plan and never writes; no condition is required of the node then.
-    ``node_number``: the host's part of the addresses that derive from a network.
+    In ``mode`` observe the agent reports the plan and writes nothing, so no condition is required.
+    ``node_number``: the host's part of the addresses that are derived from a network.
     """
 
     node_name: str = field(validator=Matches(NODE_NAME, "give the Node's name: lower case, digits, '-' and '.'"))
@@ -276,7 +277,7 @@ class NodeSpec:
     node_number: int | None = field(default=None, validator=Within(1, (1 << 24) - 2, "(the number of the node)"))
 
     def __attrs_post_init__(self) -> None:
-        # There may be as many as pairs of keys: do not look for more than are reported.
+        # Each pair of keys may be a fault: do not look for more than are reported.
         if faults := list(islice(self._faults(), MOST_FAULTS + 1)):
             raise Faults(faults)
 
@@ -286,16 +287,16 @@ class NodeSpec:
         return hashlib.sha256(to_json(self).encode()).hexdigest()[:16]
 
     def _faults(self) -> Iterator[str]:
-        yield from among_nics(self.nics)
-        yield from among_addresses(self.nics, self.node_number, self.sysctls)
+        yield from nic_conflicts(self.nics)
+        yield from address_conflicts(self.nics, self.node_number, self.sysctls)
         netns_mode = self.rdma.netns_mode is not None
-        yield from among_settings(self.sysctls, self.module_parameters, self._by_sysctl(), self.nics, netns_mode)
+        yield from setting_conflicts(self.sysctls, self.module_parameters, self._by_sysctl(), self.nics, netns_mode)
         expecting = sum(nic.select.most for nic in self.nics if nic.rdma is not None)
         if self.rdma.at_least is not None and self.rdma.at_least > expecting:
             yield f"rdma.at_least: {self.rdma.at_least} is more than the {expecting} NICs that have rdma"
 
     def _by_sysctl(self) -> dict[str, str]:
-        """The keys that set what a sysctl sets, too, by the sysctl's identity."""
+        """The keys other than ``sysctls`` that set a sysctl, by the sysctl's identity."""
         given = {}
         if self.rfs.enable:
             given[FLOW_ENTRIES] = "rfs.entries"
@@ -304,16 +305,16 @@ class NodeSpec:
         elif self.rps.netdevs:
             given["net/core/rps_default_mask"] = "rps.netdevs"
         if self.hugepages:
-            # Which pool it means is the kernel's choice (default_hugepagesz).
+            # The kernel chooses which pool this sysctl sets (default_hugepagesz).
             given["vm/nr_hugepages"] = "hugepages"
         return given
 
     def sysctls_kept(self) -> dict[str, str]:
-        """The keys by which the agent keeps a sysctl, by its identity (:func:`agent.spec.sysctl_names.identity`)."""
+        """The key that sets each sysctl, by the sysctl's identity (:func:`agent.spec.sysctl_names.identity`)."""
         return {**self._by_sysctl(), **{identity(name): f"sysctls[{name!r}]" for name in self.sysctls}}
 
     def sets(self, sysctl: str) -> bool:
-        """Whether some key of the host sets the variable of a sysctl, given by its identity. Huge pages are not looked at."""
+        """Whether ``sysctls``, ``module_parameters`` or ``rfs`` sets the variable of a sysctl, given by its identity."""
         parameters = (
             of_module_parameter(module, name) for module, names in self.module_parameters.items() for name in names
         )
@@ -329,7 +330,7 @@ def parse(text: str, where: str = "spec") -> NodeSpec:
 
     :param text: a JSON object.
     :param where: what the errors call the document: a file's name or a host.
-    :raises SpecError: with every fault found, each naming its place.
+    :raises SpecError: with every fault and its place.
     """
     try:
         document = load(text, LARGEST_SPEC)
@@ -350,10 +351,10 @@ def from_mapping(document: object, where: str = "spec") -> NodeSpec:
 
 
 def to_json(spec: NodeSpec) -> str:
-    """The spec's one written form: sorted keys, defaults left out, a newline at the end."""
+    """The spec as JSON in its only form: sorted keys, defaults left out, a newline at the end."""
     return json.dumps(_strict.plain(spec), indent=2, sort_keys=True) + "\n"
 
 
 def spec_hash(spec: NodeSpec) -> str:
-    """The spec's identifier in reports: the first 16 hexadecimal digits of the SHA-256 of its written form."""
+    """The spec's identifier in reports: the first 16 hexadecimal digits of the SHA-256 of :func:`to_json`."""
     return spec._hash

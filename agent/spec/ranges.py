@@ -12,7 +12,7 @@ LARGEST = 1 << 16
 def parse_ranges(text: str, below: int = LARGEST) -> tuple[int, ...]:
     """Parse ``"0-3,8"`` as ``(0, 1, 2, 3, 8)``: sorted, without duplicates. An empty text gives no numbers.
 
-    :raises ValueError: naming the part that is not a number or a rising range.
+    :raises ValueError: a part is not a number or a rising range; the message names that part.
     """
     numbers: set[int] = set()
     named = 0

@@ -1,6 +1,7 @@
-"""The spec as JSON Schema (draft 2020-12), made of the records that parse it: types, choices, bounds, patterns.
+"""The spec as JSON Schema (draft 2020-12), made from the records that parse it: types, choices, bounds, patterns.
 
-What a record checks as a whole (unique names, an index below the count) is in no schema: `trackbed plan` says it.
+A schema cannot express most checks of several values together (unique names, an index below the count); `trackbed plan` makes
+them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from attrs import NOTHING, Attribute, fields, has
 from agent.spec.addresses import Address
 from agent.spec.nic import Channels, Nic
 from agent.spec.node import NodeSpec
-from agent.spec.selector import INDEX, KEYS, ONE_FUNCTION_S, WITH_EACH, Selector
+from agent.spec.selector import INDEX, KEYS, UNIQUE_KEYS, WITH_EACH, Selector
 from agent.spec.strict import LONGEST_TEXT, MOST_ITEMS, OF_TEXT, PLAIN, Strict
 from agent.spec.sysctl_names import SYSCTL
 from agent.spec.validators import Each, Matches, Within
@@ -46,13 +47,13 @@ def _text_given(name: str) -> Schema:
 _EACH: Schema = {"required": ["each"], "properties": {"each": {"const": True}}}
 _WITH_INDEX: Schema = {"pattern": re.escape(INDEX)}
 
-# What records check as a whole, as far as a schema can say it.
+# The checks of several values together that a schema can express.
 WHOLE: Mapping[type, Schema] = {
     Channels: {"not": {"anyOf": [_both("combined", "rx"), _both("combined", "tx")]}},
     Selector: {
         "anyOf": [_text_given(name) for name in KEYS],
         "if": _EACH,
-        "then": {"not": {"anyOf": [_text_given(name) for name in ONE_FUNCTION_S]}},
+        "then": {"not": {"anyOf": [_text_given(name) for name in UNIQUE_KEYS]}},
         "else": {"properties": {name: {"enum": [None, []]} for name in WITH_EACH}},
     },
     Nic: {
@@ -65,7 +66,7 @@ WHOLE: Mapping[type, Schema] = {
 
 
 def schema(record: type = NodeSpec) -> Schema:
-    """The schema of a record; the records that it is made of are in ``$defs``."""
+    """The schema of a record; the records in its fields are in ``$defs``."""
     definitions: dict[str, Schema] = {}
     plain = Strict(record).plain
     root = _record(record, definitions, plain)
@@ -112,7 +113,7 @@ def _matching(validator: Matches) -> Schema:
 
 
 def _validators(validator: Any) -> Iterator[Any]:
-    """A validator, and those that attrs' own `and_` and `optional` hold."""
+    """A validator, and the validators inside attrs' `and_` and `optional`."""
     if validator is not None:
         yield validator
         for inner in (*getattr(validator, "_validators", ()), getattr(validator, "validator", None)):

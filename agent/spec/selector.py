@@ -40,8 +40,8 @@ nic_name = Matches(NIC_NAME, "use letters, digits, '-', '_' and '.'")
 _PCI_ID = Matches(PCI_ID, "give the four hexadecimal digits that `lspci -n` prints, such as 15b3")
 _NICS = Within(1, MOST_NICS, "NICs")
 
-ONE_FUNCTION_S = ("pci", "mac", "netdev")
-"""The keys that no two functions share."""
+UNIQUE_KEYS = ("pci", "mac", "netdev")
+"""The keys whose values no two functions share."""
 
 WITH_EACH = ("min", "max", "without")
 """The keys that only a selector with ``each`` has."""
@@ -49,13 +49,13 @@ WITH_EACH = ("min", "max", "without")
 
 @frozen
 class Selector:
-    """Which physical function is meant; all the given keys must match, and exactly one function.
+    """Selects one physical function: exactly one must match all the given keys.
 
     ``mac`` is the permanent address (IFLA_PERM_ADDRESS), not one that was set later. ``serial`` is the PCI device serial
     number as lspci prints it, or the card's serial number in its Vital Product Data; the ports of one card may share it.
 
-    ``each``: every function that matches is a NIC of its own, numbered from 0 in the order of their PCI addresses. There must
-    be ``min`` (1) to ``max`` (64) of them. The functions of the NICs named in ``without`` are not meant.
+    With ``each`` every function that matches is a NIC of its own, numbered from 0 in the order of their PCI addresses. There
+    must be ``min`` (1) to ``max`` (64) of them. The functions of the NICs named in ``without`` do not match.
     """
 
     pci: str | None = field(default=None, validator=Matches(PCI_ADDRESS, "write it as 0000:3b:00.0"))
@@ -73,7 +73,7 @@ class Selector:
     def __attrs_post_init__(self) -> None:
         if not self.keys():
             raise ValueError(f"it selects nothing; give one of {', '.join(KEYS)}")
-        for name in ONE_FUNCTION_S if self.each else ():
+        for name in UNIQUE_KEYS if self.each else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"each and {name}: no two functions have the same {name}; keep one of them")
         for name in () if self.each else WITH_EACH:
@@ -97,7 +97,7 @@ class Selector:
         return (self.max or MOST_NICS) if self.each else 1
 
     def of_one(self, pci: str | None) -> Selector:
-        """The same keys as a selector of one function; ``pci``: its address, if it is known."""
+        """A selector with the same keys for one function; ``pci``: its address, if it is known."""
         return evolve(self, pci=pci, each=False, min=None, max=None, without=())
 
     def __str__(self) -> str:

@@ -27,7 +27,7 @@ LONGEST_TEXT = 4096
 """The most characters of a text or a key. A sysfs attribute takes no more."""
 
 OF_TEXT = "of_text"
-"""The class method of a record that may also be written as a text."""
+"""The class method that makes a record from a text. A record that has it may be written as a text."""
 
 # Characters that are refused: control characters (C0, C1), line and bidirectional controls of Unicode, and lone surrogates.
 NOT_PLAIN = r"\u0000-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069\ud800-\udfff"

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
 
 FLOW_ENTRIES = "net/core/rps_sock_flow_entries"
-"""The :func:`identity` of the size of the node's table of receive flow steering."""
+"""The :func:`identity` of the sysctl for the size of the node's receive flow steering table."""
 
-# Files that set the same variable as another file, some in another unit: nf_conntrack_standalone.c, devinet.c, mm/hugetlb.c,
+# Pairs of files that set the same variable, some in different units: nf_conntrack_standalone.c, devinet.c, mm/hugetlb.c,
 # net/ipv4/route.c, net/ipv6/route.c.
 _SAME = {
     "net/nf_conntrack_max": "net/netfilter/nf_conntrack_max",
@@ -63,14 +63,14 @@ _SWAPPED = str.maketrans("./", "/.")
 
 
 def path(name: str) -> str:
-    """A parameter's file. Dots separate and a slash stands for a dot, unless the first separator is a slash (sysctl.d(5))."""
+    """A parameter's file. If the first separator is a dot, dots separate and a slash stands for a dot (sysctl.d(5))."""
     first = next((character for character in name if character in "./"), ".")
     swapped = name.translate(_SWAPPED) if first == "." else name
     return f"/proc/sys/{swapped}"
 
 
 def identity(name: str) -> str:
-    """The path below /proc/sys that identifies a parameter; if it has two files, that of one of them."""
+    """The path below /proc/sys that identifies a parameter: if it has two files, always the same one of them."""
     own = path(name).removeprefix("/proc/sys/")
     if (neighbour := _NEIGHBOUR.fullmatch(own)) is not None:
         return neighbour[1] + neighbour[2]
@@ -78,7 +78,7 @@ def identity(name: str) -> str:
 
 
 def finest(name: str) -> str:
-    """The one name of a parameter, with dots; of its two files the one with the finer unit."""
+    """The name of a parameter, with dots. If it has two files, the one with the finer unit."""
     own = identity(name)
     if (neighbour := re.fullmatch(r"(net/ipv[46]/neigh/.+/)(\w+)", own)) is not None:
         own = neighbour[1] + _FINER.get(neighbour[2], neighbour[2])
@@ -88,7 +88,7 @@ def finest(name: str) -> str:
 
 
 def either(name: str) -> tuple[str, str] | None:
-    """The two parameters of which the kernel sets one to 0 when the other is written, if ``name`` is one: ratio, and amount."""
+    """A ratio and an amount, if ``name`` is one of them. When one of the two is written, the kernel sets the other to 0."""
     pairs = ((ratio, amount) for amount, ratio in _EITHER.items() if identity(name) in (ratio, amount))
     ratio, amount = next(pairs, ("", ""))
     return (ratio.translate(_SWAPPED), amount.translate(_SWAPPED)) if ratio else None
@@ -100,7 +100,7 @@ def of_module_parameter(module: str, parameter: str) -> str:
 
 
 def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with a mapping of sysctls; ``key`` is its place in the spec."""
+    """The faults of a mapping of sysctls; ``key`` is its place in the spec."""
     seen: dict[str, str] = {}
     for name, value in sorted(sysctls.items()):
         if not SYSCTL.fullmatch(name):

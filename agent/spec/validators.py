@@ -41,7 +41,7 @@ class Matches:
 
 @frozen
 class Each:
-    """A list whose items are valid by ``item`` and differ from each other; errors call one ``what``."""
+    """A list of different items, each valid by ``item``; ``what`` is an item's name in errors."""
 
     item: Matches
     what: str = "a name"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from agent.report.fabric import PROOF, proof_from_json
+from agent.report.fabric import RESULTS_FILE, results_from_json
 from agent.spec.node import from_mapping
 from fleet.fabric.journal import Journal
 from fleet.fabric.stages import FabricSettings
@@ -139,7 +139,7 @@ def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path, mon
     assert [end.device for end in kept.run.ends] == ["rx0"]
     assert kept.ended is not None
     # There is no other node to test it with, so it is not good.
-    (seen,) = proof_from_json(result.uploads[f"{PROOF}.new"].decode()).nics
+    (seen,) = results_from_json(result.uploads[f"{RESULTS_FILE}.new"].decode()).nics
     assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, kept.run.ends[0].identity)
     assert result.failed
     assert any("no other node has a NIC of this rail" in line for line in result.log)

@@ -1,4 +1,4 @@
-"""The attributes that a PF sets for its VFs: the files of this folder, each with a tuple ``ATTRIBUTES`` of records.
+"""The attributes that a PF sets for its VFs. Each file of this folder has a tuple ``ATTRIBUTES`` of records.
 
 The keys of the spec, the plan, the write, what a PF reports, what ``inspect`` prints and the reference in docs/inventory.md
 follow from these records.
@@ -25,7 +25,7 @@ NOT_REPORTED = 0xFFFFFFFF
 
 @frozen(kw_only=True)
 class Refusal:
-    """A write that the kernel refused: its errno, the value, the present values of its ``Together``, the PF's netdev."""
+    """A write that the kernel refused. ``present``: the present values of its ``Together``; ``netdev``: the PF's."""
 
     errno: int
     value: Any
@@ -35,9 +35,9 @@ class Refusal:
 
 @frozen
 class Together:
-    """Attributes that one netlink attribute sets: one that is not given becomes its value here.
+    """Attributes of the spec that one netlink attribute sets together. ``defaults``: the values of those that are not given.
 
-    ``message``: the netlink attribute of VF ``index`` for all of their values, by pyroute2's name, and its content.
+    ``message`` gets a VF's index and all of the values. It returns the netlink attribute's name in pyroute2, and its content.
     """
 
     defaults: Values
@@ -45,7 +45,7 @@ class Together:
 
 
 def word(position: int) -> Callable[[bytes], int]:
-    """Reads a number of a struct of 32-bit numbers; number 0 is the VF's index."""
+    """A function that reads one number of a struct of 32-bit numbers; number 0 is the VF's index."""
     # Each pass reads every VF: no arithmetic, no repeated look-ups.
     unpack: Callable[[bytes], tuple[int]] = struct.Struct(f"={4 * position}xI").unpack_from
     return lambda content: unpack(content)[0]
@@ -55,12 +55,12 @@ _second_word = word(1)
 
 
 def switch(content: bytes) -> bool | None:
-    """Reads a struct of the VF's index and a switch; None: the driver does not report it."""
+    """The switch in a struct of the VF's index and a switch; None: the driver does not report it."""
     value = _second_word(content)
     return None if value == NOT_REPORTED else bool(value)
 
 
-def _as_it_is(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
@@ -76,18 +76,18 @@ def _unexplained(refusal: Refusal) -> tuple[int, str] | None:
 class VfAttribute:
     """One attribute of a VF that its PF sets.
 
-    In the spec: ``name`` is its key; ``type`` and ``validator`` say what its value may be. ``of_one_vf``: it is an address,
-    which no two VFs share. ``check`` gets all attributes of a VF, and says what is wrong with this one beside the others.
+    The spec: ``name`` is the key; ``type`` and ``validator`` say what the value may be. ``of_one_vf``: it is an address, which
+    no two VFs share. ``check`` gets all attributes of a VF, and returns why this one contradicts another; empty if none does.
 
-    In netlink: ``netlink`` is the attribute below IFLA_VF_INFO that reports it, by pyroute2's name; ``read`` makes the value
-    from its content, and ``unreported`` is the value while it is missing. It is written as ``key`` of the same attribute, as
-    ``encode`` makes it, or as ``together`` says.
+    Reading: ``netlink`` is pyroute2's name of the attribute below IFLA_VF_INFO that reports the value. ``read`` makes the value
+    from its content. ``unreported`` is the value while the kernel does not report it.
 
-    Of a write: ``order`` is its place among the others, the lowest first. ``last`` gets what is wanted and what is reported,
-    and says whether to write it after all others. ``remakes_netdev`` is what it costs: the VF's driver is bound again, which
-    creates its netdev anew. ``explain`` gives errno and text of a refusal that has a known reason.
+    Writing: the value goes into ``key`` of the same netlink attribute, as ``encode`` returns it, or into the message of
+    ``together``. Attributes are written in their ``order``, the lowest first. ``last`` gets the wanted and the reported
+    attributes, and returns whether to write this one after all others. ``remakes_netdev``: after the write the VF's driver must
+    be bound again, which makes a new netdev. ``explain`` returns an errno and a text for a refusal whose reason is known.
 
-    For people: ``meaning``, ``unit`` and ``default`` are its row in docs/inventory.md, ``show`` is what ``inspect`` prints.
+    For people: ``meaning``, ``unit`` and ``default`` make a row of docs/inventory.md. ``show`` returns what ``inspect`` prints.
     """
 
     name: str
@@ -103,7 +103,7 @@ class VfAttribute:
     read: Callable[[bytes], Any]
     unreported: Value = None
     key: str = ""
-    encode: Callable[[Any], Any] = _as_it_is
+    encode: Callable[[Any], Any] = _unchanged
     together: Together | None = None
     last: Callable[[Any, Any], bool] | None = None
     remakes_netdev: bool = False
@@ -111,7 +111,7 @@ class VfAttribute:
     show: Callable[[Any], tuple[str, ...]] | None = None
 
     def shown(self, vf: Any) -> tuple[str, ...]:
-        """What ``inspect`` prints of it for a VF: by default name and value, unless it is not reported."""
+        """What ``inspect`` prints for a VF: by default the name and the value, unless the value is not reported."""
         if self.show is not None:
             return self.show(vf)
         value = getattr(vf, self.name)
@@ -126,7 +126,7 @@ class VfAttribute:
 
 @cache
 def ordered() -> tuple[VfAttribute, ...]:
-    """Every record of this folder, in the order of the writes; names decide between equals."""
+    """Every record of this folder, in the order of the writes; records of the same order by name."""
     modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
     return tuple(sorted((each for module in modules for each in module.ATTRIBUTES), key=lambda a: (a.order, a.name)))
 
@@ -144,13 +144,13 @@ def of_one_vf() -> tuple[str, ...]:
 
 
 def with_wanted(record: type, own: list[Attribute[Any]]) -> list[Attribute[Any]]:
-    """For attrs (``field_transformer``): the fields of a record, and one for each attribute; None leaves it alone."""
+    """For attrs (``field_transformer``): adds a field for each attribute that the spec may give; None leaves it alone."""
     given = {each.name: field(default=None, validator=each.validator, type=each.type | None) for each in ordered()}
     return _with(record, own, given)
 
 
 def with_reported(record: type, own: list[Attribute[Any]]) -> list[Attribute[Any]]:
-    """The same for a record of what a PF reports."""
+    """For attrs (``field_transformer``): adds a field for each attribute that a PF reports."""
     given = {each.name: field(default=each.unreported, type=each.type | None) for each in ordered()}
     return _with(record, own, given)
 

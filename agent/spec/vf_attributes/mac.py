@@ -15,7 +15,7 @@ ATTRIBUTES = (
         netlink="IFLA_VF_MAC",
         read=lambda content: content[4:10].hex(":"),
         key="mac",
-        # For its driver to take another MAC, a VF is bound again.
+        # A VF's driver takes another MAC only when it is bound again.
         remakes_netdev=True,
         show=lambda vf: (vf.mac,),
     ),

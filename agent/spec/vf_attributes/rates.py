@@ -1,4 +1,4 @@
-"""The rates of a VF: the one it is granted, and the one it is limited to. The kernel sets the two together."""
+"""The transmit rates of a VF: the guaranteed one, and the highest. The kernel sets both together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _needs_maximum(vf: Any) -> str:
 
 
 def _minimum_first(wanted: Any, reported: Any) -> bool:
-    # min_tx_rate may never exceed max_tx_rate on the way (EINVAL).
+    # Between the two writes, too, min_tx_rate must not exceed max_tx_rate (EINVAL).
     return bool(wanted.max_tx_rate) and wanted.max_tx_rate < reported.min_tx_rate
 
 

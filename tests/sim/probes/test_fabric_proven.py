@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from agent.report.fabric import PROOF, Proof, Seen, identity, proof_to_json
+from agent.report.fabric import RESULTS_FILE, FabricResults, NicResult, identity, results_to_json
 from agent.report.records import Condition
 from tests.sim.readiness import Node
 from tests.sim.two_nics import PF0
@@ -33,8 +33,8 @@ def node() -> Node:
 
 def tested(node: Node, good: bool = True, days: float = 0.0) -> None:
     parts = ("igb", "6.1.0-28-amd64", "28.39.1002", "0002:c903:0000:0001", "Ethernet", "400 Gb/sec (4X NDR)")
-    seen = Seen("rail0", PF0, DEVICE, good, "" if good else "it sends nothing", identity(*parts))
-    node.kernel.tree.put(PROOF, proof_to_json(Proof(time.time() - days * 86400, (seen,))))
+    seen = NicResult("rail0", PF0, DEVICE, good, "" if good else "it sends nothing", identity(*parts))
+    node.kernel.tree.put(RESULTS_FILE, results_to_json(FabricResults(time.time() - days * 86400, (seen,))))
 
 
 def condition(node: Node) -> Condition:
@@ -77,5 +77,5 @@ def test_a_test_of_another_firmware_driver_or_port_is_not_valid(node: Node, path
 
 
 def test_a_result_that_cannot_be_read_proves_nothing(node: Node) -> None:
-    node.kernel.tree.put(PROOF, "{")
+    node.kernel.tree.put(RESULTS_FILE, "{")
     assert (condition(node).status, condition(node).reason) == ("Unknown", "ResultUnreadable")

@@ -66,7 +66,7 @@ def test_a_heartbeat_changes_neither_the_generation_nor_the_time_of_the_change(t
     publisher = begin(tmp_path)
     publisher.publish_pass(body())
     once = read(tmp_path)
-    publisher.vouch()
+    publisher.renew_heartbeat()
     again = read(tmp_path)
     assert (again.generation, again.time, facts(again)) == (once.generation, once.time, facts(once))
     assert again.heartbeat > once.heartbeat
@@ -85,8 +85,8 @@ def test_a_restart_in_one_boot_goes_on_with_higher_generations(tmp_path: Path) -
 def test_while_no_worker_watches_the_last_result_stands_beside_the_reason(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     publisher.publish_pass(body())
-    publisher.unattended("WorkerLost", "it is gone")
-    publisher.unattended("WorkerStuck", "it hangs")
+    publisher.publish_unattended("WorkerLost", "it is gone")
+    publisher.publish_unattended("WorkerStuck", "it hangs")
     lost = ("WorkerAlive", "False", "WorkerStuck", "it hangs")
     assert facts(read(tmp_path)) == (False, [("Converged", "True", "AsWanted", ""), lost])
     assert read(tmp_path).spec_hash == "h1"
@@ -98,7 +98,7 @@ def test_while_a_device_is_checked_no_other_condition_changes(tmp_path: Path) ->
     publisher = begin(tmp_path)
     other = {"type": "Uncontended", "status": "True", "reason": "Alone"}
     publisher.publish_pass(body(conditions=[CONDITION, other]))
-    publisher.checking("reading takes long")
+    publisher.publish_checking("reading takes long")
     checked = [("Converged", "Unknown", "Checking", "reading takes long"), ("Uncontended", "True", "Alone", "")]
     assert facts(read(tmp_path)) == (False, checked)
     assert not publisher.ready
@@ -122,7 +122,7 @@ def test_the_gate_opens_with_the_first_verified_pass_and_stays_open(tmp_path: Pa
     publisher.publish_pass(body(False))
     assert marker.exists()
     marker.unlink()
-    publisher.vouch()
+    publisher.renew_heartbeat()
     assert marker.read_text() == "boot-1\n"
 
 
@@ -147,22 +147,22 @@ def test_a_report_that_cannot_be_written_is_logged_once_and_written_when_there_i
     (folder / FIRST_PASS).unlink()
     folder.rmdir()
     capfd.readouterr()
-    publisher.vouch()
-    publisher.vouch()
+    publisher.renew_heartbeat()
+    publisher.renew_heartbeat()
     said = capfd.readouterr().err
     why = "No such file or directory; the old one was removed, so the node counts as not ready"
     assert said.count(f"{folder}/report.json cannot be written: {why}; it is tried again with each heartbeat") == 1
     why = "No such file or directory; the kubelet's gate waits for it"
     assert said.count(f"{folder}/{FIRST_PASS} cannot be written: {why}; it is tried again with each heartbeat") == 1
     folder.mkdir()
-    publisher.vouch()
+    publisher.renew_heartbeat()
     assert read(folder).ready
     assert (folder / FIRST_PASS).exists()
     assert "the node is verified, for the first time in this boot" in capfd.readouterr().err
     for name in ("report.json", FIRST_PASS):
         (folder / name).unlink()
     folder.rmdir()
-    publisher.vouch()
+    publisher.renew_heartbeat()
     assert capfd.readouterr().err.count("cannot be written") == 2
 
 
@@ -172,7 +172,7 @@ def test_an_outdated_report_that_can_be_neither_written_nor_removed_is_logged(
     publisher = begin(tmp_path)
     (tmp_path / "report.json").unlink()
     (tmp_path / "report.json").mkdir()
-    publisher.vouch()
+    publisher.renew_heartbeat()
     counts = f"the old one cannot be removed (Is a directory), and counts until its heartbeat is {STALE:.0f} s old"
     assert f"report.json cannot be written: Is a directory; {counts}" in capfd.readouterr().err
 
@@ -186,10 +186,10 @@ def test_a_reader_of_the_json_finds_true_or_false(tmp_path: Path) -> None:
     assert flags() == (False, False)
     publisher.publish_pass(body())
     assert flags() == (True, True)
-    publisher.checking("reading takes long")
+    publisher.publish_checking("reading takes long")
     assert flags() == (False, True)
     publisher.publish_pass(body())
-    publisher.unattended("Stopped", "the agent was stopped")
+    publisher.publish_unattended("Stopped", "the agent was stopped")
     assert flags() == (False, True)
 
 
@@ -203,7 +203,7 @@ def test_the_report_says_since_when_the_node_is_ready_or_not(tmp_path: Path) -> 
     became_ready = read(tmp_path).since
     assert became_ready > started
     publisher.publish_pass(body(True, spec_hash="h2"))
-    publisher.vouch()
+    publisher.renew_heartbeat()
     assert read(tmp_path).since == became_ready
-    publisher.unattended("WorkerLost", "it has ended")
+    publisher.publish_unattended("WorkerLost", "it has ended")
     assert read(tmp_path).since > became_ready
