@@ -34,6 +34,7 @@ class Fault:
     """One fault. ``begin`` and ``end`` are scripts on the node; ``host`` runs on the host instead of ``begin``.
 
     ``holds``: seconds between both. ``keeps_vfs``: whether the VFs, and so one in use, are there all the time.
+    ``repair_disturbs``: the repair disturbs the VF in use, so the agent has to wait until the VF is back.
     ``silences``: the agent cannot answer while it lasts, so readers trust the report until its heartbeat is stale.
     ``needs``: a script that fails on a node on which the fault cannot be tried.
     """
@@ -44,6 +45,7 @@ class Fault:
     end: str = ""
     holds: float = 0.0
     keeps_vfs: bool = True
+    repair_disturbs: bool = False
     silences: bool = False
     reboots: bool = False
     needs: str = ""
@@ -81,7 +83,9 @@ def _kill_in_an_apply(node: Node, chance: random.Random) -> None:
 def _drift(name: str, command: str, again: int = 1) -> Fault:
     """A value that another program changes, three times at most: after five times the agent gives it up, by design."""
     group = "a value changed" if again == 1 else "a value changed, again and again"
-    return Fault(name, group, f"for i in $(seq {again}); do {command}; sleep 0.5; done")
+    script = f"for i in $(seq {again}); do {command}; sleep 0.5; done"
+    # igb resets the port for its MTU, and with it all VFs.
+    return Fault(name, group, script, repair_disturbs=command == DRIFTS["MTU of a PF"])
 
 
 def _rename(name: str, other: str) -> str:

@@ -94,36 +94,32 @@ def run(node: Node, faults: tuple[Fault, ...], before: Before, chance: random.Ra
     wrong: list[str] = []
     wanted = before.wanted
     since = node.sh("date +%s").strip()
-    reboots = any(fault.reboots for fault in faults)
     hold = all(fault.keeps_vfs for fault in faults)
     if hold:
         node.sh(HOLD)
         _settle(node)
         wanted = prepare(node)
     held = node.sh(WHO) if hold else ""
+    still: bool | None = None
     node.run(["sh", "-c", f"cat > {FOLDER}/wanted.json"], check=True, stdin=json.dumps(wanted))
-    if not reboots:
-        watcher = f"python3 {ORACLE} watch {FOLDER}/wanted.json > {FOLDER}/lies.json"
-        node.sh(
-            f"systemd-run --quiet --collect --unit=chaos-oracle --property=OOMScoreAdjust=-950 sh -c 'exec {watcher}'"
-        )
-    for fault in faults:
-        _begin(node, fault, chance)
-    for fault in reversed(faults):
-        if fault.end:
-            time.sleep(fault.holds)  # the fault lasts so long; nothing is waited for
-            node.sh(fault.end, timeout=180)
+    _inject(node, faults, chance)
+    if hold and any(fault.repair_disturbs for fault in faults):
+        wrong += _not_deferred(node)
+        still = node.run(["sh", "-c", WHO]).stdout == held
+        node.sh(RELEASE)
+        wanted = before.wanted
     recovery, missing = _recovered(node, wanted)
     if missing:
         wrong.append(f"after {RECOVERY:.0f} s not as before: {missing}")
-    lies = {} if reboots else _lies(node)
+    lies = {} if any(fault.reboots for fault in faults) else _lies(node)
     most = {kind: HEARTBEAT if any(f.silences for f in faults) else limit for kind, limit in LIES.items()}
     wrong += [
         f"said ready for {lie['seconds']:.1f} s while {lie['what']} differed ({kind})"
         for kind, lie in lies.items()
         if lie["seconds"] > most[kind]
     ]
-    still = node.run(["sh", "-c", WHO]).stdout == held if hold else None
+    if hold and still is None:
+        still = node.run(["sh", "-c", WHO]).stdout == held
     if still is False:
         wrong.append(f"{HELD}, in use by a pod, was removed, bound again or changed")
     journal = node.run(
@@ -152,6 +148,21 @@ def run(node: Node, faults: tuple[Fault, ...], before: Before, chance: random.Ra
     )
 
 
+def _inject(node: Node, faults: tuple[Fault, ...], chance: random.Random) -> None:
+    """Start the oracle, then begin and end the faults."""
+    if not any(fault.reboots for fault in faults):
+        watcher = f"python3 {ORACLE} watch {FOLDER}/wanted.json > {FOLDER}/lies.json"
+        node.sh(
+            f"systemd-run --quiet --collect --unit=chaos-oracle --property=OOMScoreAdjust=-950 sh -c 'exec {watcher}'"
+        )
+    for fault in faults:
+        _begin(node, fault, chance)
+    for fault in reversed(faults):
+        if fault.end:
+            time.sleep(fault.holds)  # the fault lasts so long; nothing is waited for
+            node.sh(fault.end, timeout=180)
+
+
 def of_journal(text: str) -> list[str]:
     """What is wrong with the journal of a trial."""
     wrong = [f"the journal has {word!r}" for word in ("Traceback", "a fault of trackbed itself") if word in text]
@@ -176,6 +187,17 @@ def _settle(node: Node) -> None:
     deadline = time.monotonic() + RECOVERY
     while node.run(["trackbed", "plan"], timeout=120).returncode != 0 and time.monotonic() < deadline:
         time.sleep(1.0)
+
+
+def _not_deferred(node: Node) -> list[str]:
+    """What is wrong with a repair that has to wait for the user of a VF: the agent must say that it waits, and for whom."""
+    deadline = time.monotonic() + RECOVERY
+    while time.monotonic() < deadline:
+        status = node.run(["trackbed", "status"], timeout=120)
+        if status.returncode != 0 and "Deferred" in status.stdout and "another network namespace" in status.stdout:
+            return []
+        time.sleep(0.5)
+    return [f"after {RECOVERY:.0f} s the agent did not say that the repair waits for the user of {HELD}"]
 
 
 def _recovered(node: Node, wanted: dict[str, Any]) -> tuple[float, str]:
