@@ -1,4 +1,4 @@
-"""Defaults for every node. The data of a group or a host overrides them. docs/inventory.md lists every key."""
+"""Defaults for every node. The data of a group or a host overrides them. docs/inventory.md has every key."""
 
 from tasks.common.connection import NoDelay as _NoDelay
 

@@ -1,8 +1,9 @@
-"""The spec's reference: types, bounds and defaults come from the records, the meaning of each key from docs/inventory.md."""
+"""The spec's reference: types, bounds and defaults come from the records, the meanings from the inventory's pages."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -12,13 +13,21 @@ from typing import Any
 from agent.spec.schema import Schema, schema
 from handbook.markdown import cell, code, prose, table
 
-INVENTORY = Path(__file__).parents[1] / "docs/inventory.md"
+DOCS = Path(__file__).parents[1] / "docs"
+REFERENCE = "reference"
+"""The folder of the page that shows the meanings, below DOCS."""
+
+
+def inventory_pages() -> tuple[Path, ...]:
+    """The pages that describe the inventory's keys."""
+    return (DOCS / "inventory.md", *sorted((DOCS / "inventory").glob("*.md")))
+
 
 NODE, NIC, VFS = "The node", "One of `nics`", "Attributes of VFs"
 NETDEV = "Channels, rings, coalescing, offloads"
-STEERING = "`irqs`, `rps`, `rfs`, `xps`, `disruption`"
-MEMORY = "`sysctls`, `module_parameters`, `hugepages`, `gpus`"
-READINESS = "`readiness`"
+STEERING, DISRUPTION = "Interrupts and packet steering", "Disruption"
+MEMORY = "Kernel parameters, huge pages, GPUs"
+READINESS = "Readiness checks"
 ROCE = "RoCE quality of service of a NIC: `nics[].roce`"
 
 SECTIONS: Mapping[str, tuple[str, str]] = {
@@ -35,28 +44,28 @@ SECTIONS: Mapping[str, tuple[str, str]] = {
     "RdmaDevices": ("RDMA devices of a NIC: `nics[].rdma`", ""),
     "Roce": (ROCE, ""),
     "Dcqcn": (ROCE, ""),
-    "Rdma": ("`rdma`", ""),
+    "Rdma": ("The RDMA subsystem", ""),
     "Irqs": (STEERING, "irqs."),
     "Rps": (STEERING, "rps."),
     "SteeredNetdevs": (STEERING, "rps.netdevs[]."),
     "Rfs": (STEERING, "rfs."),
     "Xps": (STEERING, "xps."),
-    "DisruptionPolicy": (STEERING, "disruption."),
-    "Window": (STEERING, "disruption.windows[]."),
+    "DisruptionPolicy": (DISRUPTION, "disruption."),
+    "Window": (DISRUPTION, "disruption.windows[]."),
     "HugepagePool": (MEMORY, "hugepages[]."),
     "Gpus": (MEMORY, "gpus."),
     "Readiness": (READINESS, "readiness."),
     "ProbePolicy": (READINESS, "readiness.probes.NAME."),
     "Silence": (READINESS, "readiness.silenced.NAME."),
 }
-"""Where docs/inventory.md describes the keys of a record: the section, and what stands before the key there."""
+"""Where the inventory's pages describe the keys of a record: the section, and what stands before the key there."""
 
 MAPPINGS = {
     ("VfGroup", "index"): "the VFs that it is for, such as `0-3,6`",
     ("Readiness", "probes"): "how a check counts, by the check's name",
     ("Readiness", "silenced"): "checks that only warn for a time, by the check's name",
 }
-"""Keys that docs/inventory.md only names as part of others."""
+"""Keys that the inventory's pages only name as part of others."""
 
 
 def page() -> str:
@@ -83,33 +92,43 @@ def _record(name: str, record: Schema) -> str:
 
 
 def meaning(record: str, key: str) -> str:
-    """The meaning of a key, from docs/inventory.md.
+    """The meaning of a key, from the inventory's pages.
 
-    :raises KeyError: it says nothing.
+    :raises KeyError: no page describes it.
     """
     if (record, key) in MAPPINGS:
         return MAPPINGS[record, key]
     section, before = SECTIONS[record]
     try:
-        text = _rows()[section][before + key]
+        return _rows()[section][before + key]
     except KeyError:
-        raise KeyError(f"docs/inventory.md, section {section!r}, has no row for {before}{key}") from None
-    # The links of docs/inventory.md, seen from docs/reference/.
-    text = re.sub(r"\]\(#", "](inventory.md#", text)
-    return re.sub(r"\]\((?!https?:)", "](../", text)
+        raise KeyError(
+            f"no section {section!r} of docs/inventory.md or docs/inventory/ has a row for {before}{key}"
+        ) from None
 
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, str]]:
-    """The second cell of each row in docs/inventory.md, by the section and the key."""
+    """The second cell of each row in the inventory's pages, by the section and the key."""
     sections: dict[str, dict[str, str]] = {}
-    keys: dict[str, str] = {}
-    for line in INVENTORY.read_text().splitlines():
-        if heading := re.match(r"#+ (.+)", line):
-            keys = sections.setdefault(heading[1], {})
-        elif row := re.match(r"\| (`[^|]+`) \| (.*?) (?<!\\)\|", line):
-            keys |= dict.fromkeys(_keys(row[1]), row[2])
+    for page in inventory_pages():
+        keys: dict[str, str] = {}
+        for line in page.read_text().splitlines():
+            if heading := re.match(r"#+ (.+)", line):
+                keys = sections.setdefault(heading[1], {})
+            elif row := re.match(r"\| (`[^|]+`) \| (.*?) (?<!\\)\|", line):
+                keys |= dict.fromkeys(_keys(row[1]), _with_links_from_the_reference(row[2], page))
     return sections
+
+
+def _with_links_from_the_reference(text: str, page: Path) -> str:
+    """A text of ``page`` whose links lead to the same places from the folder of the reference."""
+
+    def link(match: re.Match[str]) -> str:
+        target = page.parent / match[1] if match[1] else page
+        return f"]({os.path.relpath(target, DOCS / REFERENCE)}{match[2] or ''})"
+
+    return re.sub(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", link, text)
 
 
 def _keys(cell: str) -> Iterator[str]:

@@ -47,7 +47,7 @@ def wanted(folder: Path, plugins: Sequence[str] = (), vfs: str | None = None) ->
 
 
 def apply(plane: ControlPlane, folder: Path) -> None:
-    """Apply the manifests that the deploy has rendered, in the order of docs/inventory.md."""
+    """Apply the manifests that the deploy has rendered, in the order of docs/inventory/device-plugins.md."""
     plugins = folder / "network-plugins"
     if plugins.exists():
         plane.kubectl("apply", "--validate=strict", "-k", str(plugins))

@@ -73,7 +73,7 @@ def test_the_api_server_takes_all_that_is_rendered(clean: ControlPlane, folders:
     with_networks = (folder / "network-plugins").exists()
     assert with_networks == (name == "own_cluster")
     if with_networks:
-        # As docs/inventory.md says.
+        # As docs/inventory/device-plugins.md says.
         apply(plane, "-k", str(folder / "network-plugins"))
         plane.wait_established(KINDS)
     applied = apply(plane, "-k", str(folder))

@@ -49,13 +49,13 @@ lab = [(name, _data(data)) for name, data in _nodes]
 
 
 def prepare(plane: ControlPlane, node: Node) -> None:
-    """A node that has not joined, booted with RDMA devices in one network namespace each, as docs/inventory.md says."""
+    """A node that has not joined, booted with RDMA devices in one network namespace each, as docs/inventory/host.md says."""
     restore(plane, node)
     node.sh("echo options ib_core netns_mode=0 > /etc/modprobe.d/test.conf; sync")
     node.power_cut()
     node.boot()
     # Once settled, the spec before this one is fulfilled, with more VFs. The plugin needs numbers of character devices without
-    # gaps (docs/kubernetes.md), so all VFs go before the deploy makes those that are wanted now.
+    # gaps (docs/rdma-in-pods.md), so all VFs go before the deploy makes those that are wanted now.
     settled(node)
     node.sh("systemctl stop trackbed")
     for nic in node.machine.nics:

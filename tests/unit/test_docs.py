@@ -196,8 +196,8 @@ def test_a_condition_with_another_s_reason_a_mistyped_command_and_option_are_fou
     assert unknown_commands(text) == ["$ .venv/bin/trackbed plan --spce x: --spce", "trackbed plna: plna"]
 
 
-def test_the_inventory_page_has_the_row_of_each_vf_attribute() -> None:
-    rows = (ROOT / "docs/inventory.md").read_text().splitlines()
+def test_the_page_of_nics_has_the_row_of_each_vf_attribute() -> None:
+    rows = (ROOT / "docs/inventory/nics.md").read_text().splitlines()
     assert [row for row in rows if row in {attribute.reference() for attribute in ordered()}] == [
         attribute.reference() for attribute in ordered()
     ]

@@ -87,8 +87,10 @@ def test_the_reference_has_each_key_of_the_spec_with_its_meaning() -> None:
     assert "| `mtu` | 68 to 65535 | bytes | none | MTU of the physical function" in spec.page()
 
 
-def test_a_key_that_the_inventory_page_does_not_describe_is_an_error() -> None:
-    with pytest.raises(KeyError, match=r"docs/inventory\.md, section 'The node', has no row for colour"):
+def test_a_key_that_no_page_of_the_inventory_describes_is_an_error() -> None:
+    with pytest.raises(
+        KeyError, match=r"no section 'The node' of docs/inventory\.md or docs/inventory/ has a row for colour"
+    ):
         spec.meaning("NodeSpec", "colour")
 
 

@@ -1,6 +1,6 @@
 """The attributes that a PF sets for its VFs. Each file of this folder has a tuple ``ATTRIBUTES`` of records.
 
-The keys of the spec, the plan, the write, what a PF reports, what ``inspect`` prints and the reference in docs/inventory.md
+The keys of the spec, the plan, the write, what a PF reports, what ``inspect`` prints and the table in docs/inventory/nics.md
 follow from these records.
 """
 
@@ -87,7 +87,8 @@ class VfAttribute:
     attributes, and returns whether to write this one after all others. ``remakes_netdev``: after the write the VF's driver must
     be bound again, which makes a new netdev. ``explain`` returns an errno and a text for a refusal whose reason is known.
 
-    For people: ``meaning``, ``unit`` and ``default`` make a row of docs/inventory.md. ``show`` returns what ``inspect`` prints.
+    For people: ``meaning``, ``unit`` and ``default`` make a row of docs/inventory/nics.md. ``show`` returns what ``inspect``
+    prints.
     """
 
     name: str
@@ -119,7 +120,7 @@ class VfAttribute:
         return () if value == self.unreported else (f"{self.name.replace('_', ' ')} {text}",)
 
     def reference(self) -> str:
-        """Its row of the table in docs/inventory.md."""
+        """Its row of the table in docs/inventory/nics.md."""
         unit = f" {self.unit} " if self.unit else " "
         return f"| `{self.name}` | {self.meaning} |{unit}| {self.default} |"
 

@@ -80,7 +80,7 @@ def test_without_the_key_nothing_is_done(node: Node) -> None:
 
 
 def test_each_key_is_documented() -> None:
-    page = (ROOT / "docs/inventory.md").read_text()
+    page = (ROOT / "docs/inventory/drivers.md").read_text()
     assert [each.name for each in fields(gpu_driver.GpuDriver) if f"| `gpu_driver.{each.name}` |" not in page] == []
 
 

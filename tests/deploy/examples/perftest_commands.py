@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PAGES = {"rdma-test": ROOT / "docs" / "kubernetes.md", "perftest": ROOT / "examples" / "README.md"}
+PAGES = {"rdma-test": ROOT / "docs" / "rdma-in-pods.md", "perftest": ROOT / "examples" / "README.md"}
 """The page by the name of its pods."""
 
 

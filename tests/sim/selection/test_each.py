@@ -289,8 +289,8 @@ def test_a_netdev_with_another_nic_s_name_is_named_by_its_address(kernel: Kernel
 
 
 def test_the_example_of_the_docs(kernel: Kernel) -> None:
-    page = (Path(__file__).parents[3] / "docs/inventory.md").read_text()
-    text = page.partition("### One entry for all NICs of a kind")[2].partition("```python\n")[2].partition("```")[0]
+    page = (Path(__file__).parents[3] / "docs/inventory/nics.md").read_text()
+    text = page.partition("## One entry for all NICs of a kind")[2].partition("```python\n")[2].partition("```")[0]
     data: dict[str, Any] = {}
     exec(text, data)  # noqa: S102  our own page
     rail, storage = data["nics"]
