@@ -71,17 +71,19 @@ def _fleet(built: Dashboard) -> None:
     bad_when_any = _thresholds((None, GREEN), (1, RED))
     built.with_row(Row("The fleet"))
     built.with_panel(
-        _number("Nodes that are ready", "avg(trackbed_ready)").unit("percentunit").thresholds(good_when_full)
+        _number("Nodes that are ready", "avg(trackbed_ready == bool 1)").unit("percentunit").thresholds(good_when_full)
     )
     built.with_panel(_number("Nodes", "count(trackbed_ready)"))
     for title, query in (
-        ("Not ready", "count(trackbed_ready == 0)"),
-        ("Report not fresh", "count(trackbed_report_fresh == 0)"),
+        ("Not ready", "count(trackbed_ready != 1)"),
+        ("Report not fresh", "count(trackbed_report_fresh != 1)"),
         ("Newer spec waits", "count(trackbed_up_to_date == 0)"),
         ("Reporter does not answer", 'count(up{job="trackbed"} == 0)'),
     ):
         built.with_panel(_number(title, f"{query} or vector(0)").thresholds(bad_when_any))
-    built.with_panel(_lines("Ready", ("sum(trackbed_ready)", "ready"), ("count(trackbed_ready)", "nodes")).decimals(0))
+    built.with_panel(
+        _lines("Ready", ("sum(trackbed_ready == bool 1)", "ready"), ("count(trackbed_ready)", "nodes")).decimals(0)
+    )
     built.with_panel(
         _lines("Agents by version", ("count by (version) (trackbed_build_info)", "{{version}}")).decimals(0)
     )

@@ -2,6 +2,10 @@
 
 It is asked for sums and for the nodes that stand out, so its answers grow little with the fleet: each node has a few numbers,
 and only the nodes that were ready for the least time have a course.
+
+Root on a node can answer a scrape with any text: numbers such as NaN, series without a label, another series named up. Each
+query therefore bounds the values of each node before it adds them, and counts nodes instead of series. So a node can make up
+only its own part of a sum.
 """
 
 from __future__ import annotations
@@ -24,20 +28,41 @@ ALWAYS = 0.9999
 MOST = 20
 """Nodes and kinds of state that are named of those with repairs."""
 
-UP = 'up{job="trackbed"}'
-"""1 for each scrape of a reporter that was answered, else 0. The job is that of examples/prometheus."""
+# Of each node the share of the time for which it was ready. Without an answer, or with NaN, it has no share of its own.
+SHARE = (
+    "(clamp(sum by (instance) (sum_over_time(trackbed_ready{0}[{1}])) / {2}, 0, 1) >= 0 or 0 * {2})",
+    "sum by (instance) (count_over_time(up{0}[{1}]))",
+)
 
-# Of each node the share of the time for which it was ready. Without an answer it has no trackbed_ready.
-SHARE = "(sum_over_time(trackbed_ready{0}[{1}]) / count_over_time(up{0}[{1}]) or 0 * count_over_time(up{0}[{1}]))"
+# Of each node the share of the time for which it did not answer.
+SILENT = "(1 - clamp(min by (instance) (avg_over_time(up{0}[{1}])), 0, 1) >= 0)"
 
 # Repairs in a step. increase() would not see those between the last scrape of a step and the first of the next one, which are
 # many where a step has few scrapes. A counter that is less than before began again with a boot.
-COUNT = "trackbed_drift_repairs_total"
+COUNT = 'trackbed_drift_repairs_total{kind!=""}'
 REPAIRED = f"({COUNT} - {COUNT} offset $step) >= 0 or ({COUNT} < {COUNT} offset $step)"
+REPAIRED_AT_ALL = f"increase({COUNT}[$range]) > 0"
+
+CONDITION = 'trackbed_condition{type!="",status!~"|True",severity!=""} == 1'
+
+TOO_MANY = 1e9
+"""Repairs of a kind that no node can make: such a number, or an infinite one, is left out."""
+
+OURS = '{job="trackbed"}'
 
 
-def _share(time: str, which: str = '{job="trackbed"}') -> str:
-    return SHARE.format(which, time)
+def _share(time: str, which: str = OURS) -> str:
+    share, scrapes = SHARE
+    return share.format(which, time, scrapes.format(which, time))
+
+
+def _silent(time: str, which: str = OURS) -> str:
+    return SILENT.format(which, time)
+
+
+def _nodes(of: str, series: str) -> str:
+    """The query that counts the nodes with such a series, by labels that none of them lacks."""
+    return f"count by ({of}) (count by (instance, {of}) ({series}))"
 
 
 @frozen
@@ -106,12 +131,12 @@ def read_history(prometheus: Prometheus) -> History:
     least = sorted(shares, key=lambda node: (shares[node], node))[:COURSES]
     if len(shares) > COURSES:
         least = [node for node in least if shares[node] < ALWAYS]
-    answers = f"trackbed_ready or 0 * {UP}"
+    answers = f"min by (instance) (trackbed_ready) or 0 * count by (instance) (up{OURS})"
     return History(
         times=prometheus.times,
         ready=_sum(prometheus, f"sum({_share('$step')})"),
-        silent=_sum(prometheus, f"sum(1 - avg_over_time({UP}[$step]))"),
-        nodes=_sum(prometheus, f"count(count_over_time({UP}[$step]))"),
+        silent=_sum(prometheus, f"sum({_silent('$step')})"),
+        nodes=_sum(prometheus, f"count(count by (instance) (count_over_time(up{OURS}[$step])))"),
         is_ready={labels["instance"]: value == 1 for labels, value in prometheus.at_end(answers)},
         shares=dict(sorted(shares.items())),
         courses=tuple(_courses(prometheus, least)),
@@ -136,7 +161,7 @@ def _courses(prometheus: Prometheus, names: Sequence[str]) -> Iterator[NodeCours
     # A JSON text is a string of PromQL, too.
     which = f'{{job="trackbed",instance=~{json.dumps("|".join(map(re.escape, names)))}}}'
     ready = {labels["instance"]: course for labels, course in prometheus.over_time(_share("$step", which))}
-    silent = prometheus.over_time(f"1 - avg_over_time(up{which}[$step])")
+    silent = prometheus.over_time(_silent("$step", which))
     by_name = {labels["instance"]: course for labels, course in silent}
     nothing = [None] * prometheus.points
     for name in sorted(names):
@@ -144,26 +169,26 @@ def _courses(prometheus: Prometheus, names: Sequence[str]) -> Iterator[NodeCours
 
 
 def _faulty(prometheus: Prometheus) -> tuple[Faulty, ...]:
-    counts = prometheus.at_end('count by (type, status, severity) (trackbed_condition{status!="True"} == 1)')
+    counts = prometheus.at_end(_nodes("type, status, severity", CONDITION))
     rows = [Faulty(of["type"], of["status"], of["severity"], round(nodes)) for of, nodes in counts]
     return tuple(sorted(rows, key=lambda row: (row.severity, -row.nodes, row.type, row.status)))
 
 
 def _repairs(prometheus: Prometheus) -> dict[str, Course]:
-    series = prometheus.over_time(f"sum by (kind) ({REPAIRED}) > 0")
+    series = prometheus.over_time(f"sum by (kind) (({REPAIRED}) < {TOO_MANY:.0f}) > 0")
     return {labels["kind"]: course for labels, course in sorted(series, key=lambda each: each[0]["kind"])}
 
 
 def _repaired(prometheus: Prometheus) -> dict[str, tuple[int, int]]:
-    times = prometheus.at_end("sum by (kind) (increase(trackbed_drift_repairs_total[$range])) > 0")
-    nodes = prometheus.at_end("count by (kind) (increase(trackbed_drift_repairs_total[$range]) > 0)")
+    times = prometheus.at_end(f"sum by (kind) ({REPAIRED_AT_ALL} < {TOO_MANY:.0f})")
+    nodes = prometheus.at_end(_nodes("kind", f"{REPAIRED_AT_ALL} < {TOO_MANY:.0f}"))
     on = {labels["kind"]: round(count) for labels, count in nodes}
     by_kind = {labels["kind"]: (round(count), on.get(labels["kind"], 0)) for labels, count in times}
     return dict(sorted(by_kind.items(), key=lambda item: (-item[1][0], item[0])))
 
 
 def _most_repaired(prometheus: Prometheus) -> tuple[Repairs, ...]:
-    query = f"topk({MOST}, sum by (instance, kind) (increase(trackbed_drift_repairs_total[$range])) > 0)"
+    query = f"topk({MOST}, sum by (instance, kind) ({REPAIRED_AT_ALL} < {TOO_MANY:.0f}))"
     rows = [Repairs(of["instance"], of["kind"], round(times)) for of, times in prometheus.at_end(query)]
     return tuple(sorted(rows, key=lambda row: (-row.times, row.node, row.kind)))
 
@@ -175,5 +200,5 @@ def _contended(prometheus: Prometheus) -> tuple[str, ...]:
 
 
 def _counted(prometheus: Prometheus, label: str, metric: str) -> dict[str, int]:
-    counts = {of[label]: round(nodes) for of, nodes in prometheus.at_end(f"count by ({label}) ({metric})")}
+    counts = {of[label]: round(nodes) for of, nodes in prometheus.at_end(_nodes(label, f'{metric}{{{label}!=""}}'))}
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))

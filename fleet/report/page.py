@@ -37,7 +37,7 @@ WIDTH, ROW, LETTER = 12.0, 0.2, 0.085
 """Inches: of a picture, of a row with one name, and for each letter of a name."""
 
 LONGEST = 55
-"""Letters of an operation's name that are shown."""
+"""Letters of a name that are shown in a picture."""
 
 
 def page(history: History, deploy: LastDeploy | None) -> str:
@@ -141,7 +141,7 @@ def _fleet_over_time(history: History) -> str:
 
 
 def _nodes_over_time(history: History) -> str:
-    names = [_host(course.name) for course in history.courses]
+    names = [_shortened(_host(course.name)) for course in history.courses]
     left = _margin(names)
     high = ROW * len(names) + 0.4
     dates = _dates(history.times)

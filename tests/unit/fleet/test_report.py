@@ -17,8 +17,8 @@ from matplotlib.colors import to_hex
 from agent.__main__ import cli
 from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from fleet.page import POLICY
-from fleet.report.history import History, read_history
-from fleet.report.page import KINDS, NOT_READY, READY, SILENT
+from fleet.report.history import History, NodeCourse, read_history
+from fleet.report.page import KINDS, LONGEST, NOT_READY, READY, SILENT, page
 from fleet.report.prometheus import asking
 from tests.chromium import Scheme, shown
 from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, name, samples
@@ -111,6 +111,48 @@ def test_repairs_are_counted_by_what_was_repaired_and_where(eight: Prometheus) -
     assert fleet_history.versions == {"0.2.0": 6, "0.1.0": 2}
 
 
+def lies(instance: str, end: int) -> Iterator[str]:
+    """What root on a node may answer a scrape with: numbers that are none, no labels or too many, a series named up."""
+    of = f'job="trackbed",instance="{instance}"'
+    for number in range(3):
+        when = end - (2 - number) * EVERY
+        yield f"up{{{of}}} 1 {when}"
+        yield f'up{{{of},more="1"}} -1e9 {when}'
+        yield f"trackbed_ready{{{of}}} {('NaN', '1e9', '+Inf')[number]} {when}"
+        for more in range(3):
+            labels = f'{of},more="{more}",type="NicsPresent",status="False",severity="required"'
+            yield f"trackbed_condition{{{labels}}} 1 {when}"
+        yield f"trackbed_condition{{{of}}} 1 {when}"
+        for kind, values in (("links", (0, 1, "+Inf")), ("vfs", (0, 5, "NaN")), ("rps", (0, 1, "1e300"))):
+            yield f'trackbed_drift_repairs_total{{{of},kind="{kind}"}} {values[number]} {when}'
+        yield f"trackbed_drift_repairs_total{{{of}}} {number} {when}"
+        yield f"trackbed_build_info{{{of}}} 1 {when}"
+        yield f'trackbed_build_info{{{of},version="0.1.0",more="1"}} 1 {when}'
+        yield f'trackbed_build_info{{{of},version="0.1.0",more="2"}} 1 {when}'
+        yield f"trackbed_spec_info{{{of}}} 1 {when}"
+
+
+def test_a_node_that_answers_with_lies_changes_only_its_own_part(eight: Prometheus, tmp_path: Path) -> None:
+    honest, liar = history(eight), "gpu-0009.example.net:9809"
+    with remembering(tmp_path, [*samples(8, END), *lies(liar, END)], EVERY) as server:
+        told = history(server)
+        page = tmp_path / "fleet.html"
+        said = report(server.url, "--html", str(page))
+    assert said.output == f"6 of 9 nodes are ready; the page is {page}\n"
+    assert told.is_ready == {**honest.is_ready, liar: False}
+    assert told.shares == {**honest.shares, liar: told.shares[liar]}
+    assert 0 <= told.shares[liar] <= 1
+    for point, nodes in enumerate(honest.nodes):
+        assert told.nodes[point] in (nodes, (nodes or 0) + 1), point
+        for one, other in ((told.ready, honest.ready), (told.silent, honest.silent)):
+            assert 0 <= (one[point] or 0) - (other[point] or 0) <= 1, point
+    assert [(each.type, each.nodes) for each in told.faulty] == [("NicsPresent", 2), ("Uncontended", 1)]
+    assert {kind: told.repaired[kind][0] for kind in honest.repaired} == {"links": 23, "vfs": 5}
+    assert {kind: sum(value or 0 for value in told.repairs[kind]) for kind in honest.repairs} == {"links": 23, "vfs": 5}
+    assert told.versions == {"0.2.0": 6, "0.1.0": 3}
+    assert told.specs == honest.specs
+
+
 def test_of_a_large_fleet_only_nodes_that_were_not_ready_have_a_course(many: Prometheus) -> None:
     fleet_history = history(many)
     assert len(fleet_history.shares) == 512
@@ -158,6 +200,18 @@ def test_the_page_says_what_the_pictures_show(eight: Prometheus, tmp_path: Path)
         assert said_of in words, said_of
     # What has a name that looks like HTML is text.
     assert "<build>" not in text and "OFED: &lt;build&gt;" in text
+
+
+def test_a_name_is_no_formula_and_may_be_long(tmp_path: Path) -> None:
+    name, nothing = f"{'gpu' * 80}$\\frac{{$", LastDeploy((), 0, 0, (Operation("echo $A ${B}", 1, 1.0, 1.0, "n1"),), {})
+    course = NodeCourse(name, (1.0, 0.0), (0.0, 0.0))
+    once = History(
+        times=(0, 60), ready=(1.0, 0.0), silent=(0.0, 0.0), nodes=(1.0, 1.0), is_ready={name: False}, shares={name: 0.5},
+        courses=(course,), faulty=(), repairs={}, repaired={}, most_repaired=(), contended=(), versions={}, specs={},
+    )  # fmt: skip
+    text = page(once, nothing)
+    assert ">echo $A ${B}</text>" in text
+    assert f">{name[: LONGEST - 1]}…</text>" in text
 
 
 def test_a_page_without_a_deploy_says_so(eight: Prometheus, tmp_path: Path) -> None:

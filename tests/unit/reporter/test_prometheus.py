@@ -74,7 +74,7 @@ def served() -> set[str]:
 def asked(expression: str) -> set[str]:
     """The names of the metrics in an expression: what is left without labels, ranges, functions and keywords."""
     bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|on|without) *\([^)]*\)", " ", expression)
-    return set(re.findall(r"\b[a-z][a-z0-9_:]*\b(?! *\()", bare)) - {"and", "or", "unless", "e"}
+    return set(re.findall(r"\b[a-z][a-z0-9_:]*\b(?! *\()", bare)) - {"and", "or", "unless", "bool", "e"}
 
 
 def queries() -> dict[str, list[str]]:
