@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from io import StringIO
+from ipaddress import ip_address
 from typing import Any
 
 import cattrs
@@ -114,6 +116,10 @@ echo inspection
 """
 
 
+_CPUS = re.compile("[0-9,-]+")
+"""A list of CPUs, as sysfs has it."""
+
+
 class NodeEnds(dict[str, Any]):
     """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node.
 
@@ -132,12 +138,28 @@ class NodeEnds(dict[str, Any]):
         at = output.index("inspection")
         lines = [line.split() for line in output[:at]]
         answer = json.loads("\n".join(output[at + 1 :]))
-        answer["cpus"] = {line[1]: line[2] for line in lines if line[0] == "cpus" and len(line) == 4}
+        answer["cpus"] = {line[1]: line[2] for line in lines if len(line) == 4 and _CPUS.fullmatch(line[2])}
         answer["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
         answer["programs"] = sorted(line[1] for line in lines if line[0] == "program")
         answer["source_option"] = next((line[1] for line in lines if line[0] == "source"), OLD_SOURCE_OPTION)
         answer["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
         return cls(answer)
+
+
+def read_ends(node: str, printed: list[str] | None, rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
+    """The ends of a node, from what :data:`_FACTS` printed; None: the command failed.
+
+    :raises ValueError: it cannot be read. Root on a node may answer anything; that ends the test of this node alone.
+    """
+    if printed is None:
+        raise ValueError("its NICs cannot be read")
+    try:
+        made = ends_of(node, NodeEnds.parse(printed), rails, floors)
+    except (LookupError, TypeError, AttributeError, RecursionError, cattrs.BaseValidationError) as error:
+        raise ValueError(f"its NICs cannot be read: {type(error).__name__} in its answer") from None
+    if not made:
+        raise ValueError("no NIC of its spec has an RDMA device with an active port and an IP address")
+    return made
 
 
 def ends_of(node: str, facts: Mapping[str, Any], rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
@@ -200,10 +222,20 @@ def _address(
     gids = [gid for gid in port["gids"] if gid["type"] in TRANSPORT_GIDS and not gid["address"].startswith("fe80:")]
     if device["transport"] == "RoCE":
         best = min(gids, key=lambda gid: (":" in gid["address"], gid["index"]), default=None)
-        return (best["address"], best["index"]) if best else None
+        return (_plain(best["address"]), best["index"]) if best else None
     addresses = [each.partition("/")[0] for netdev in owner["netdevs"] for each in netdev["addresses"]]
     usable = [each for each in addresses if not each.startswith("fe80:")]
-    return (min(usable, key=lambda each: ":" in each), None) if usable else None
+    return (_plain(min(usable, key=lambda each: ":" in each)), None) if usable else None
+
+
+def _plain(address: str) -> str:
+    """An IP address and nothing else: it stands on the command lines, and in the files, of other nodes.
+
+    :raises ValueError: it is none, or it has a scope, which may be any text.
+    """
+    if "%" in address:
+        raise ValueError(f"{address[:60]!r} is an address with a scope")
+    return str(ip_address(address))
 
 
 def _rails(spec: NodeSpec) -> dict[str, int]:
@@ -236,7 +268,7 @@ class Connected(Nodes):
         )
         try:
             answer = json.loads(output[-1]) if output else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return answer if isinstance(answer, dict) else None
 
@@ -328,16 +360,9 @@ def _connected_ends(connected: Connected) -> tuple[list[End], dict[str, str]]:
     absent: dict[str, str] = {}
     for name, each in asked.items():
         try:
-            if each.value is None:
-                raise ValueError("its NICs cannot be read")
-            rails, floors = _specs[connected.hosts[name]]
-            made = ends_of(name, NodeEnds.parse(each.value), rails, floors)
+            ends += read_ends(name, each.value, *_specs[connected.hosts[name]])
         except ValueError as error:
             absent[name] = str(error)
-            continue
-        if not made:
-            absent[name] = "no NIC of its spec has an RDMA device with an active port and an IP address"
-        ends += made
     return sorted(ends, key=lambda end: end.name), absent
 
 

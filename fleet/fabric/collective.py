@@ -15,7 +15,7 @@ from attrs import frozen
 
 from fleet.fabric.baseline import LOWEST, upper_median
 from fleet.fabric.ends import End, Ends
-from fleet.fabric.results import LONGEST_TEXT, TIMED_OUT, Fault
+from fleet.fabric.results import LEAST, LONGEST_TEXT, MOST, TIMED_OUT, Fault
 from fleet.fabric.tests import ALL_REDUCE, pinned, rounded
 
 LARGEST_GROUP = 32
@@ -162,7 +162,7 @@ def parse(group: Group, size: int, output: str) -> float | None:
                 value = size * 8e-3 / float(words[1]) * share
         except (ValueError, IndexError, ZeroDivisionError):
             continue
-        return value if 0 < value < float("inf") else None
+        return value if LEAST <= value <= MOST else None
     return None
 
 

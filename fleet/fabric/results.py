@@ -67,11 +67,14 @@ COLUMNS = {"Gbit/s": "BW average[Gb/sec]", "us": "t_typical[usec]"}
 
 MESSAGES = "MsgRate[Mpps]"
 
+LEAST, MOST = 1e-6, 1e6
+"""Results that can be, in Gbit/s or in microseconds. The node says them, and they are divided by."""
+
 _HEADING = re.compile(r"#bytes|#iterations|BW (?:peak|average)\[[^\]]*\]|MsgRate\[Mpps\]|\S+(?: percentile)?\[usec\]")
 
 
 def parse(test: FabricTest, output: str) -> float | None:
-    """The result in perftest's output; None if there is none. A rate of 0 is none: nothing arrived.
+    """The result in perftest's output; None if there is none, or one that cannot be. A rate of 0: nothing arrived.
 
     perftest prints the rate with two decimals, so a rate below 1 Gbit/s is computed from the message rate, which has six.
     """
@@ -88,7 +91,7 @@ def parse(test: FabricTest, output: str) -> float | None:
                     value = int(words[0]) * 8e-3 * float(words[columns.index(MESSAGES)])
             except ValueError:
                 continue
-            return value if 0 < value < float("inf") else None
+            return value if LEAST <= value <= MOST else None
     return None
 
 

@@ -215,12 +215,14 @@ class Runner:
         answers = self.nodes.ask(requests, timeout)
         collected: dict[str, Any] = {}
         for node, asked_jobs in by_node.items():
-            answer = answers.get(node)
-            if answer is None or any(each["id"] not in answer for each in asked_jobs):
+            # A node may answer anything. It is heard of the jobs that it was given, not of those of other nodes.
+            given = answers.get(node) or {}
+            heard = {each["id"]: given[each["id"]] for each in asked_jobs if _is_answer(do, given.get(each["id"]))}
+            if len(heard) < len(asked_jobs):
                 self._lost.add(node)
                 self.tell(f"{node} does not answer; it is left out from now on")
             else:
-                collected |= answer
+                collected |= heard
         return collected
 
     def _gone(self, ends: Sequence[str]) -> bool:
@@ -229,6 +231,18 @@ class Runner:
 
     def _node(self, end: str) -> str:
         return self.ends[end].node
+
+
+def _is_answer(do: str, answer: Any) -> bool:
+    """Whether this is what templates/fabric.py answers: a text, or an exit status and a text."""
+    match answer:
+        case str():
+            return do == "serve"
+        case [int(), str()]:
+            return do in ("measure", "collect")
+        case [None, str()]:
+            return do == "collect"
+    return False
 
 
 def _result(made: Round, job: Job, of_client: Sequence[Any], of_server: Sequence[Any]) -> FabricResult:

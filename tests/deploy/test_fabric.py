@@ -96,6 +96,44 @@ def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -
 
 
 @pytest.mark.parametrize(
+    "address",
+    [
+        "--out_json_file=/etc/passwd",
+        "10.0.0.1\n  ProxyCommand id",
+        "fd00::1%\n  ProxyCommand id",
+        "10.0.0.1,10.0.0.2",
+        "",
+    ],
+)
+@pytest.mark.parametrize("transport", ["RoCE", "InfiniBand"])
+def test_an_address_is_nothing_else_since_it_stands_on_the_command_lines_of_other_nodes(
+    address: str, transport: str
+) -> None:
+    made_up = device("rx0", gids=(gid(0, "RoCE v2", address),)) | {"transport": transport}
+    owner = function("0000:21:00.0", "fab0", [made_up], []) | {"netdevs": [{"addresses": [address]}]}
+    with pytest.raises(ValueError, match=r"scope|IPv4 or IPv6"):
+        fabric.read_ends("n1", printed(owner), {}, {})
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "5", "[]", "{}", "[" * 100_000, '{"functions": 5}', '{"functions": [5]}', '{"functions": [{}]}',
+        '{"functions": [{"nic": "a", "vfs": [], "rdma": [{"ports": [{"state": "ACTIVE"}]}]}]}', '{"functions": null}', "",
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_nonsense_is_that_nodes_fault(answer: str) -> None:
+    with pytest.raises(ValueError):
+        fabric.read_ends("n1", ["cpus 0000:21:00.0", "gpu", "program", "source", "inspection", answer], {}, {})
+
+
+def test_cpus_are_a_list_of_cpus() -> None:
+    lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
+    (end,) = fabric.read_ends("n1", [line.replace("4-7", ":") for line in lines], {}, {})
+    assert end.cpus == ""
+
+
+@pytest.mark.parametrize(
     ("key", "value", "said"),
     [
         (fabric.FABRIC, {"tests": ["ib_write"]}, "'ib_write' is not a test"),

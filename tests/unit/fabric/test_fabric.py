@@ -117,6 +117,9 @@ def test_results_are_read_from_what_perftest_prints() -> None:
     assert outcome("ib_write_bw", 0, nothing).fault == "output"
     # 2 messages of 65,536 bytes a second, which the rate in Gbit/s rounds to nothing.
     assert outcome("ib_write_bw", 0, nothing.replace("0.000000", "0.000002")).value == pytest.approx(0.001048576)
+    # A node may print any number. These would be infinite as a rate, or zero as a time.
+    assert outcome("ib_write_lat", 0, LATENCY.replace("1.83", "1e-320")).fault == "output"
+    assert outcome("ib_write_bw", 0, RATE.replace("110.52", "1e308")).fault == "output"
     assert outcome("ib_write_bw", 124, RATE).fault == "timeout"
     assert outcome("ib_write_bw", 0, "").text == "perftest printed no result"
     failed = outcome("ib_write_bw", 1, RATE + STATUS_12)

@@ -194,6 +194,37 @@ def test_a_node_answers_although_a_client_does_not_end(tmp_path: Path, monkeypat
         os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
+@define
+class Lying(Local):
+    """Nodes of which one, ``b``, answers what it likes: ``says`` gets its true answer and all that was asked for."""
+
+    says: Callable[[dict[str, Any], Mapping[str, Request]], Any] = field(kw_only=True)
+
+    def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
+        answers = dict(super().ask(requests, timeout))
+        return {**answers, "b": self.says(dict(answers["b"] or {}), requests)} if "b" in answers else answers
+
+
+def test_a_node_answers_for_its_own_tests_alone(programs: Path) -> None:
+    def says(answer: dict[str, Any], requests: Mapping[str, Request]) -> Any:
+        others = [job["id"] for node, request in requests.items() if node != "b" for job in request["jobs"]]
+        made_up: Any = "no" if requests["b"]["do"] == "serve" else [1, "no"]
+        return {**dict.fromkeys(others, made_up), **answer}
+
+    said, _ = run(programs, fleet(), Lying(programs, says=says))
+    assert said.proven
+
+
+@pytest.mark.parametrize("made_up", [5, [], [1], [0, 5], ["0", ""], [None, None], {"a": 1}, None, [0, "", 1]])
+def test_a_node_that_answers_nonsense_is_lost_and_the_others_are_tested(programs: Path, made_up: Any) -> None:
+    def says(answer: dict[str, Any], requests: Mapping[str, Request]) -> Any:
+        return dict.fromkeys(answer, made_up)
+
+    said, results = run(programs, fleet(), Lying(programs, says=says))
+    assert bad(said) == {"b/fab0": ("lost", "")}
+    assert {result.value for result in results if "b/fab0" not in (result.server, result.client)} == {100.0}
+
+
 def test_a_node_that_is_lost_half_way_is_a_result(programs: Path) -> None:
     said, results = run(programs, fleet(), Local(programs, dies={"b": 3}))
     assert bad(said) == {"b/fab0": ("lost", "")}
