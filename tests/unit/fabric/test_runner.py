@@ -124,11 +124,11 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def fleet(**devices: str) -> Ends:
-    """Three nodes and one rail. The GID index is the last number of the end's loopback address."""
+def fleet(nodes: str = "abc", **devices: str) -> Ends:
+    """Nodes of one rail, named by a letter each. The GID index is the last number of the end's loopback address."""
     ends = [
         End(n, "fab0", 0, "x", device="fine", address=f"127.0.0.{i}", gid_index=i, programs=("mpirun", "osu_allreduce"))
-        for i, n in enumerate("abc", 2)
+        for i, n in enumerate(nodes, 2)
     ]
     return by_name(tuple(evolve(end, device=devices.get(end.node, "fine")) for end in ends))
 
@@ -196,7 +196,7 @@ def test_a_node_answers_although_a_client_does_not_end(tmp_path: Path, monkeypat
 
 @define
 class Lying(Local):
-    """Nodes of which one, ``b``, answers what it likes: ``says`` gets its true answer and all that was asked for."""
+    """Nodes of which ``b`` answers what it likes: ``says`` gets its true answer and all that was asked for."""
 
     says: Callable[[dict[str, Any], Mapping[str, Request]], Any] = field(kw_only=True)
 
@@ -211,8 +211,10 @@ def test_a_node_answers_for_its_own_tests_alone(programs: Path) -> None:
         made_up: Any = "no" if requests["b"]["do"] == "serve" else [1, "no"]
         return {**dict.fromkeys(others, made_up), **answer}
 
-    said, _ = run(programs, fleet(), Lying(programs, says=says))
+    # Of four nodes, two pairs are tested at the same time.
+    said, results = run(programs, fleet("abcd"), Lying(programs, says=says))
     assert said.proven
+    assert {result.value for result in results} == {100.0}
 
 
 @pytest.mark.parametrize("made_up", [5, [], [1], [0, 5], ["0", ""], [None, None], {"a": 1}, None, [0, "", 1]])
