@@ -36,6 +36,9 @@ FIRST_TABLE = 479100
 
 TABLES = range(FIRST_TABLE, FIRST_TABLE + MOST_RAILS)
 
+LEAST_MTU_OF_IPV6 = 1280
+"""A netdev with a smaller MTU has no IPv6 at all: the kernel removes its addresses (addrconf_notify, net/ipv6/addrconf.c)."""
+
 PRIORITY = 24791
 """The priority of the rules that select these tables: before that of the table main, 32766."""
 
@@ -131,6 +134,9 @@ class Address:
         gateway = _parsed("gateway", ip_address, self.gateway, rail)
         if gateway not in network:
             raise ValueError(f"gateway: {gateway} is not in {network}; give a router of that network")
+        # A router is a host, too. The own address of an IPv6 network is that of its routers (RFC 4291, section 2.6.1).
+        if network.version == 4 and (why := _unusable(ip_interface(f"{gateway}/{network.prefixlen}"))) is not None:
+            raise ValueError(f"gateway: {gateway}: {why}")
         return gateway
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
-from agent.spec.addresses import ARP, RAIL
+from agent.spec.addresses import ARP, LEAST_MTU_OF_IPV6, RAIL
 from agent.spec.nic import Nic, Offloads, VfAttributes
 from agent.spec.selector import Selector, numbered
 from agent.spec.sysctl_names import identity, of_module_parameter
@@ -180,11 +180,12 @@ def address_conflicts(nics: tuple[Nic, ...], node_number: int | None, sysctls: M
     keys = {key: nic for key, nic in every.items() if nic.addresses}
     names = {identity(name): name for name in sysctls}
     assignments: list[tuple[str, Hashable]] = []
+    gateways: dict[Hashable, str] = {}
     for key, nic in keys.items():
         if not nic.rails():
             yield f"{key}.addresses needs {key}.rail, which is not given; number the rails of a node from 0 on"
         else:
-            yield from _assigned(key, nic, node_number, assignments)
+            yield from _assigned(key, nic, node_number, assignments, gateways)
         yield from _default_routes(key, nic)
         if nic.state != "up":
             yield f"{key}.addresses and {key}.state: nobody is reached through a link that is down; keep one"
@@ -192,6 +193,9 @@ def address_conflicts(nics: tuple[Nic, ...], node_number: int | None, sysctls: M
             if (name := names.get(f"net/ipv4/conf/{nic.select.netdev}/{setting}")) is not None:
                 yield f"sysctls[{name!r}] and {key}.addresses set the same; keep one"
         yield from _without_ipv6(key, nic, names, sysctls)
+    for ip, gateway in gateways.items():
+        if (own := next((place for place, assigned in assignments if assigned == ip), None)) is not None:
+            yield f"{gateway} and {own} are both {ip}: the node would be its own router; give a router's address"
     for one, other, ip in _twice(assignments):
         yield f"{one} and {other} are both {ip}; give each its own, in a network with {RAIL}"
     for name, value in sysctls.items():
@@ -204,7 +208,13 @@ def address_conflicts(nics: tuple[Nic, ...], node_number: int | None, sysctls: M
 
 
 def _without_ipv6(key: str, nic: Nic, names: Mapping[str, str], sysctls: Mapping[str, str]) -> Iterator[str]:
-    """The kernel gives no IPv6 address to a netdev on which IPv6 is disabled (inet6_addr_add)."""
+    """The kernel gives no IPv6 address to a netdev on which IPv6 is disabled (inet6_addr_add), or whose MTU is too small."""
+    for index, address in enumerate(nic.addresses):
+        if nic.mtu is not None and nic.mtu < LEAST_MTU_OF_IPV6 and address.version == 6:
+            yield (
+                f"{key}.mtu {nic.mtu} and {key}.addresses[{index}]: a netdev has IPv6 only with an MTU of "
+                f"{LEAST_MTU_OF_IPV6} or more; raise mtu"
+            )
     for place in ("all", "default", nic.select.netdev):
         name = names.get(f"net/ipv6/conf/{place}/disable_ipv6")
         for index, address in enumerate(nic.addresses):
@@ -223,8 +233,14 @@ def _rail_of(key: str, nic: Nic) -> str:
     return f"{key}.rail (the first of {nic.select.most})" if nic.select.each else f"{key}.rail"
 
 
-def _assigned(key: str, nic: Nic, node_number: int | None, assignments: list[tuple[str, Hashable]]) -> Iterator[str]:
-    """Faults of a NIC's addresses. Addresses without a fault are added to ``assignments``."""
+def _assigned(
+    key: str,
+    nic: Nic,
+    node_number: int | None,
+    assignments: list[tuple[str, Hashable]],
+    gateways: dict[Hashable, str],
+) -> Iterator[str]:
+    """Faults of a NIC's addresses. Those without a fault are added to ``assignments``, their gateways to ``gateways``."""
     for index, address in enumerate(nic.addresses):
         place = f"{key}.addresses[{index}]"
         if address.is_derived and node_number is None:
@@ -232,7 +248,10 @@ def _assigned(key: str, nic: Nic, node_number: int | None, assignments: list[tup
             continue
         for rail in nic.rails():
             try:
-                assignments.append((place, address.assigned(rail, node_number or 0).interface.ip))
+                assigned = address.assigned(rail, node_number or 0)
+                assignments.append((place, assigned.interface.ip))
+                if assigned.gateway is not None:
+                    gateways.setdefault(assigned.gateway, f"{place}.gateway")
             except ValueError as error:
                 yield f"{place}: {error} (rail {rail}, node_number {node_number})"
                 break

@@ -45,7 +45,8 @@ NODE_NAME = re.compile(
 MODULE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 # Netdevs' names have at most IFNAMSIZ - 1 bytes. A pattern that began with a wildcard would match the loopback device, too.
 NETDEV_PATTERN = re.compile(r"[A-Za-z0-9_.-][A-Za-z0-9_.*?-]{0,14}")
-HUGEPAGE_SIZE = re.compile(r"[1-9][0-9]*[KMG]")
+# A longer number would make the name of a folder that no file system takes.
+HUGEPAGE_SIZE = re.compile(r"[1-9][0-9]{0,8}[KMG]")
 HUGEPAGE_UNITS = {"K": 1, "M": 1024, "G": 1024 * 1024}
 
 SpecError = Faults

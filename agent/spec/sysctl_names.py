@@ -11,8 +11,12 @@ FLOW_ENTRIES = "net/core/rps_sock_flow_entries"
 """The :func:`identity` of the sysctl for the size of the node's receive flow steering table."""
 
 # Pairs of files that set the same variable, some in different units: nf_conntrack_standalone.c, devinet.c, mm/hugetlb.c,
-# net/ipv4/route.c, net/ipv6/route.c.
+# net/ipv4/route.c, net/ipv6/route.c, fs/notify/inotify/inotify_user.c and fanotify/fanotify_user.c beside kernel/ucount.c.
 _SAME = {
+    "fs/fanotify/max_user_groups": "user/max_fanotify_groups",
+    "fs/fanotify/max_user_marks": "user/max_fanotify_marks",
+    "fs/inotify/max_user_instances": "user/max_inotify_instances",
+    "fs/inotify/max_user_watches": "user/max_inotify_watches",
     "net/nf_conntrack_max": "net/netfilter/nf_conntrack_max",
     "net/ipv4/conf/all/forwarding": "net/ipv4/ip_forward",
     "net/ipv4/route/gc_min_interval_ms": "net/ipv4/route/gc_min_interval",
@@ -116,11 +120,22 @@ def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
                 f"{key}[{seen[one]!r}] and {key}[{seen[other]!r}]: the kernel sets one of them to 0 when the other is "
                 "given; keep one"
             )
-    for one in ("kernel/nmi_watchdog", "kernel/soft_watchdog"):
-        # Both read 0 while this switch of both is off (lockup_detector_update_enable, kernel/watchdog.c).
-        other = "kernel/watchdog"
-        if one in seen and other in seen and _is_zero(sysctls[seen[other]]) and not _is_zero(sysctls[seen[one]]):
-            yield f"{key}[{seen[one]!r}] and {key}[{seen[other]!r}]: the second one turns the first one off; keep one"
+    yield from _watchdogs(key, sysctls, seen)
+
+
+def _watchdogs(key: str, sysctls: Mapping[str, str], seen: Mapping[str, str]) -> Iterator[str]:
+    """The switch of both watchdogs reads 0 if both are off, and both read 0 while it is off (kernel/watchdog.c)."""
+    switch, each = seen.get("kernel/watchdog"), [seen.get(f"kernel/{name}_watchdog") for name in ("nmi", "soft")]
+    if switch is None:
+        return
+    given = [one for one in each if one is not None]
+    on = [one for one in given if not _is_zero(sysctls[one])]
+    if _is_zero(sysctls[switch]):
+        for one in on:
+            yield f"{key}[{one!r}] and {key}[{switch!r}]: the second one turns the first one off; keep one"
+    elif len(given) == len(each) and not on:
+        names = " and ".join(f"{key}[{one!r}]" for one in given)
+        yield f"{names} and {key}[{switch!r}]: the third one is off if the first two are; keep two of them, or switch one on"
 
 
 def _is_zero(value: str) -> bool:

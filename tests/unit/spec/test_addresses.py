@@ -103,6 +103,8 @@ def test_the_schema_refuses_what_it_can_express(given: Any) -> None:
         ({"address": "192.0.2.11/24", "gateway": "192.0.2.11"}, "192.0.2.11 is the node's own address"),
         ({"address": "192.0.2.11/24", "gateway": "192.0.3.1"}, "is not in 192.0.2.0/24"),
         ({"address": "192.0.2.11/24", "gateway": "fd00::1"}, "is not in 192.0.2.0/24"),
+        ({"address": "192.0.2.11/24", "gateway": "192.0.2.0"}, "gateway: 192.0.2.0: it is the network's own address"),
+        ({"address": "192.0.2.11/24", "gateway": "192.0.2.255"}, "gateway: 192.0.2.255: it is the network's broadcast"),
     ],
 )
 def test_an_address_that_no_host_can_have_is_refused(given: Any, message: str) -> None:
@@ -133,6 +135,16 @@ def test_an_address_that_no_host_can_have_is_refused(given: Any, message: str) -
             ["nics[0].addresses[0].gateway", "nics[0].addresses[1].gateway", "IPv4"],
         ),
         (node(["fd00::1/64"], ["fd00:0::1/64"]), ["nics[0].addresses[0]", "nics[1].addresses[0]"]),
+        *(
+            (
+                node([{"address": "192.0.2.2/24", "gateway": "192.0.2.1"}, *own], *others),
+                ["nics[0].addresses[0].gateway", place, "both 192.0.2.1"],
+            )
+            for own, others, place in (
+                (["192.0.2.1/24"], [], "nics[0].addresses[1]"),
+                ([], [["192.0.2.1/24"]], "nics[1].addresses[0]"),
+            )
+        ),
     ],
 )
 def test_addresses_that_contradict_each_other_are_refused_by_naming_both(
@@ -149,6 +161,7 @@ def test_addresses_that_contradict_each_other_are_refused_by_naming_both(
         ({"rail": None}, ["nics[0].addresses", "nics[0].rail"]),
         ({"rail": 1}, ["nics[0].rail", "nics[1].rail"]),
         ({"state": "down"}, ["nics[0].addresses", "nics[0].state"]),
+        ({"mtu": 1279, "addresses": ["fd00::1/64"]}, ["nics[0].mtu 1279", "nics[0].addresses[0]", "1280"]),
     ],
 )
 def test_what_addresses_need_of_their_nic(changed: dict[str, Any], keys: list[str]) -> None:

@@ -94,6 +94,19 @@ VF, SECOND_VF = "nics[0].vfs.groups[0]", "nics[1].vfs.groups[0]"
             node(sysctls={"kernel.watchdog": "0", "kernel.nmi_watchdog": "1"}),
             ["sysctls['kernel.watchdog']", "sysctls['kernel.nmi_watchdog']"],
         ),
+        (
+            node(sysctls={"kernel.watchdog": "1", "kernel.nmi_watchdog": "0", "kernel.soft_watchdog": "0"}),
+            ["sysctls['kernel.watchdog']", "sysctls['kernel.nmi_watchdog']", "sysctls['kernel.soft_watchdog']"],
+        ),
+        *(
+            (sysctls()(f"fs.{one}", f"user.{other}"), [f"sysctls['fs.{one}']", f"sysctls['user.{other}']"])
+            for one, other in (
+                ("inotify.max_user_instances", "max_inotify_instances"),
+                ("inotify.max_user_watches", "max_inotify_watches"),
+                ("fanotify.max_user_groups", "max_fanotify_groups"),
+                ("fanotify.max_user_marks", "max_fanotify_marks"),
+            )
+        ),
         *(
             (
                 sysctls(module_parameters={module: {parameter: "1"}})(name),
@@ -197,6 +210,7 @@ def test_both_keys_of_a_conflict_are_named(document: dict[str, Any], keys: list[
         one(**with_group(node_guid=GUID, port_guid=GUID)),
         node(sysctls={"vm.dirty_bytes": "0", "vm.dirty_ratio": "10"}),
         node(sysctls={"kernel.watchdog": "1", "kernel.nmi_watchdog": "0"}),
+        node(sysctls={"kernel.watchdog": "1", "kernel.nmi_watchdog": "0", "kernel.soft_watchdog": "1"}),
         node(sysctls={"net.ipv4.neigh.a.retrans_time": "1", "net.ipv4.neigh.b.retrans_time_ms": "1"}),
         addressed("192.0.2.7/24", "net.ipv6.conf.x.disable_ipv6"),
         addressed("fd00::7/64", "net.ipv6.conf.y.disable_ipv6"),
@@ -234,6 +248,7 @@ REFUSED = [
     one(altnames=["z", "z"]),
     pytest.param(one(altnames=["z" * 128]), id="long altname"),
     one(altnames=["a\u00a0\x00"]),
+    node(hugepages=[{"size": f"{10**9}G", "count": 1}]),
     node(sysctls={"vm.swappiness": "1\ud800"}),
     node(sysctls={"vm.swappiness": "1\0"}),
     node(sysctls={"vm.swappiness": "\x1b[2J"}),
