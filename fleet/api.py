@@ -102,6 +102,11 @@ class Api:
             readable["metadata"] = without_bad_times(written)["metadata"]
         self.client.replace(PlainNodeStatus.from_dict(readable), name)
 
+    def remove_bad_lease_times(self, name: str) -> None:
+        """Remove times that cannot be read from a node's Lease, for the same reason: its reporter could not renew it."""
+        document = self.client.get(PlainLease, name, namespace=names.NAMESPACE)
+        self.client.replace(PlainLease.from_dict(without_bad_times(document)), name, namespace=names.NAMESPACE)
+
     def patch_node(self, name: str, body: dict[str, Any] | list[dict[str, Any]], kind: PatchType) -> Node:
         """Patch a Node; the Node after it.
 

@@ -124,6 +124,8 @@ def _sweep_node(api: Api, name: str) -> bool:
                 return False
             if one.swept and not one.withdrawn:
                 return True
+            if lease_fault:
+                api.remove_bad_lease_times(name)
             if node_fault:
                 api.remove_bad_times(name)
                 node, _ = api.node(name)

@@ -162,6 +162,27 @@ def test_a_time_that_cannot_be_read_stops_nobody(plane: ControlPlane, when: str,
 
 
 @pytest.mark.usefixtures("no_nodes")
+@pytest.mark.parametrize("where", ["acquireTime", "managedFields"])
+def test_after_a_sweep_a_lease_with_a_time_that_cannot_be_read_can_be_renewed(plane: ControlPlane, where: str) -> None:
+    """The API server refuses each patch of such a Lease, unless the patch replaces that very time."""
+    make_node(plane, "a")
+    words = ("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p")
+    if where == "acquireTime":
+        change: dict[str, Any] = {"spec": {where: YEAR_10000.replace("59-", "59.000000-")}}
+    else:
+        lease = plane.get("lease", "a", f"--namespace={names.NAMESPACE}", "--show-managed-fields")
+        managers = [{**entry, "time": YEAR_10000} for entry in lease["metadata"]["managedFields"]]
+        change = {"metadata": {"managedFields": managers, "labels": {"example.net/a": "b"}}}
+    plane.kubectl(*words, json.dumps(change))
+    renewal = json.dumps({"spec": {"renewTime": "2026-01-01T00:00:00.000000Z"}})
+    assert plane.try_kubectl(*words, renewal).returncode == 1
+    assert fleet(plane, "sweep", "--json").document["tainted"] == ["a"]
+    plane.kubectl(*words, renewal)
+    (row,) = fleet(plane, "status", "--json").document["nodes"]
+    assert not row["expired"]
+
+
+@pytest.mark.usefixtures("no_nodes")
 def test_a_heartbeat_from_the_future_does_not_count(plane: ControlPlane) -> None:
     """A client may write the times of a Lease's field managers, from which the time of its renewal is read."""
     make_node(plane, "a")
