@@ -11,7 +11,7 @@ from typing import TextIO
 from agent.engine.contention import Contention
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
-from agent.kinds import by_name
+from agent.kinds import other_writers
 from agent.report.activity import Activity
 from agent.report.drift import Drift
 from agent.report.history import History
@@ -41,6 +41,6 @@ def keep(netdev: str, out: TextIO, wanted: Mapping[str, object] = SPEC) -> None:
         in_force, requests = SpecInForce(folder, run), Requests(run / "apply.sock")
         # The benchmark puts the MTU back again and again; the agent must not take that for contention.
         failures = Failures(Contention(limit=0))
-        memory = Memory(Originals.load(run / ORIGINALS), failures, History(folder), Drift.load(run, by_name()))
+        memory = Memory(Originals.load(run / ORIGINALS), failures, History(folder), Drift.load(run, other_writers()))
         activity = Activity.at(None)
         work(machine(root), spec, in_force, memory, activity, control, out, requests)

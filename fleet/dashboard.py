@@ -120,12 +120,18 @@ def _nodes(built: Dashboard) -> None:
     )
     conditions = f'sum by (type) (trackbed_condition{{status!="True",{CHOSEN}}})'
     repairs = f"sum by (kind) (increase(trackbed_drift_repairs_total{{{CHOSEN}}}[$__rate_interval]))"
+    suspects = f"sum by (program) (increase(trackbed_drift_suspects_total{{{CHOSEN}}}[$__rate_interval]))"
     outcomes = f'sum by (result) (trackbed_outcomes{{result!="applied",{CHOSEN}}})'
     heartbeat = f"time() - trackbed_heartbeat_timestamp_seconds{{{CHOSEN}}}"
     changes = f"changes(trackbed_generation{{{CHOSEN}}}[$__rate_interval])"
     built.with_panel(_lines("Conditions that are not True, by type", (f"{conditions} > 0", "{{type}}")).decimals(0))
     built.with_panel(
         _lines("Repairs of drift, by kind", (f"{repairs} > 0", "{{kind}}")).draw_style(GraphDrawStyle.BARS)
+    )
+    built.with_panel(
+        _lines("Repairs of drift, by program that may have caused it", (f"{suspects} > 0", "{{program}}")).draw_style(
+            GraphDrawStyle.BARS
+        )
     )
     built.with_panel(_lines("Changes that are not made", (f"{outcomes} > 0", "{{result}}")).decimals(0))
     built.with_panel(_lines("Age of the heartbeat", (heartbeat, "{{instance}}")).unit("s"))

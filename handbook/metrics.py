@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from agent.report.drift import Counts
 from agent.report.records import Change, Condition, Outcome, Report
 from agent.report.verdict import Verdict
 from agent.reporter.http.metrics import render
@@ -22,10 +23,12 @@ REPORT = Report(
     outcomes=(Outcome(Change("links", "0000:18:00.0", "mtu", 1500, 9000), "applied"),),
 )
 
+COUNTS = Counts({"vfs": 1}, {"vfs": {"NetworkManager": 1}})
+
 
 def page() -> str:
     """One row a metric."""
-    text = render(Verdict(REPORT, (), 1.0, fresh=True), {"vfs": 1}, OPENMETRICS)[0].decode()
+    text = render(Verdict(REPORT, (), 1.0, fresh=True), COUNTS, OPENMETRICS)[0].decode()
     rows = []
     for family in text_string_to_metric_families(text):
         names = sorted({sample.name for sample in family.samples})

@@ -54,6 +54,11 @@ def samples(nodes: int, end: int) -> Iterator[str]:
             counts: list[float | None] = [point // step if _like(number, DRIFTING) else 0.0 for point in range(POINTS)]
             if number < OFTEN or _like(number, DRIFTING):
                 yield from series("trackbed_drift_repairs_total", f',kind="{kind}"', number, counts)
+    yield "# TYPE trackbed_drift_suspects counter"
+    for number in range(nodes):
+        if _like(number, DRIFTING):
+            beside: list[float | None] = [point // 12 for point in range(POINTS)]
+            yield from series("trackbed_drift_suspects_total", ',kind="links",program="NetworkManager"', number, beside)
     now: list[float | None] = [*[None] * (POINTS - 1), 1.0]
     yield "# TYPE trackbed_build_info gauge"
     for number in range(nodes):

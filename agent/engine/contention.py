@@ -30,9 +30,14 @@ Write = tuple[Change, int]
 Identity = tuple[str, str, str, Value, int]
 
 
+def suspects(kind: str, processes: frozenset[str]) -> tuple[str, ...]:
+    """The running programs that are known to set such state."""
+    return tuple(name for name in by_name()[kind].OTHER_WRITERS if name[:COMM] in processes)
+
+
 def suspect(kind: str, processes: frozenset[str]) -> str:
     """The programs that may undo a change: the known ones that run, else other possible causes."""
-    running = [name for name in by_name()[kind].OTHER_WRITERS if name[:COMM] in processes]
+    running = suspects(kind, processes)
     return " or ".join(running) if running else "a driver or a script: none of the programs known to do so runs"
 
 

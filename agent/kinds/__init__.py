@@ -167,3 +167,8 @@ def ordered() -> tuple[Observer, ...]:
 def by_name() -> dict[str, Kind]:
     """Every kind that makes changes, by its name, in the order of a pass."""
     return {kind.NAME: kind for kind in ordered() if isinstance(kind, Kind)}
+
+
+def other_writers() -> dict[str, tuple[str, ...]]:
+    """By each kind that makes changes, the programs that are known to set the same state."""
+    return {name: kind.OTHER_WRITERS for name, kind in by_name().items()}

@@ -7,14 +7,18 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import MappingProxyType
 
 from attrs import define, field, frozen
 
 from agent.documents import LARGEST_REPORT, load
+from agent.report.drift import Suspects
 from agent.report.records import SETTLING, Outcome, from_plain, to_plain
 from agent.runtime import boot_id
 
 NAME = "history.jsonl"
+NOBODY: Suspects = MappingProxyType({})
+
 LARGEST = 1 << 20
 """Bytes. A larger file is renamed to ``.1``, which replaces the older one, so twice that is on disk at most."""
 
@@ -24,7 +28,8 @@ class Entry:
     """One outcome. ``time``: seconds since the epoch; ``trigger``: why the pass ran.
 
     A trigger is `start`, `spec` (another spec is in force), `event` with its devices, `resync` (the timer), `retry` (of a
-    failed change), or `apply` (an operator ran `trackbed apply`).
+    failed change), or `apply` (an operator ran `trackbed apply`). ``suspects``: of a repair, the programs that ran and are
+    known to set such state.
     """
 
     time: float
@@ -32,6 +37,7 @@ class Entry:
     spec_hash: str
     trigger: str
     outcome: Outcome
+    suspects: tuple[str, ...] = ()
 
 
 @define
@@ -46,9 +52,10 @@ class History:
     def __attrs_post_init__(self) -> None:
         self.boot_id = self.boot_id or boot_id()
 
-    def record(self, outcomes: Iterable[Outcome], spec_hash: str, trigger: str) -> str:
+    def record(self, outcomes: Iterable[Outcome], spec_hash: str, trigger: str, suspects: Suspects = NOBODY) -> str:
         """Append the outcomes of a pass, except those that the previous pass had, too.
 
+        :param suspects: of the kinds of repairs, the running programs that are known to set such state.
         :returns: why the file cannot be written; empty if it was written, or if an earlier call has already returned why.
         """
         outcomes = list(outcomes)
@@ -56,7 +63,10 @@ class History:
         new = [o for o in outcomes if o not in self._last and o.error != SETTLING]
         self._last = remaining
         now = time.time()
-        lines = [json.dumps(to_plain(Entry(now, self.boot_id, spec_hash, trigger, outcome))) + "\n" for outcome in new]
+        entries = [
+            Entry(now, self.boot_id, spec_hash, trigger, outcome, _suspects_of(outcome, suspects)) for outcome in new
+        ]
+        lines = [json.dumps(to_plain(entry)) + "\n" for entry in entries]
         if not lines:
             return ""
         try:
@@ -81,6 +91,10 @@ class History:
             os.close(descriptor)
         if size + len(text) > LARGEST:
             path.replace(path.with_name(f"{NAME}.1"))
+
+
+def _suspects_of(outcome: Outcome, suspects: Suspects) -> tuple[str, ...]:
+    return tuple(suspects.get(outcome.change.kind, ())) if outcome.result == "applied" else ()
 
 
 def read(folder: Path) -> Iterator[Entry]:

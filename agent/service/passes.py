@@ -10,6 +10,7 @@ from uuid import uuid4
 from attrs import define, field, frozen
 
 from agent.engine import context
+from agent.engine.contention import suspects
 from agent.engine.context import Callbacks, Goal
 from agent.engine.converge import Pass, converge, judged_again
 from agent.engine.originals import Originals
@@ -177,9 +178,12 @@ class Passes:
         self.activity.doing("records", "write")
         self.activity.call("", "write the history and the drift")
         if (result := record.result) is not None:
-            if gap := self.memory.history.record(result.outcomes, spec_hash(result.want.spec), record.trigger):
+            repairs = self.memory.drift.repairs(result.outcomes)
+            running = {change.kind: suspects(change.kind, result.have.processes) for change in repairs}
+            hash = spec_hash(result.want.spec)
+            if gap := self.memory.history.record(result.outcomes, hash, record.trigger, running):
                 journal(gap)
-            self.memory.drift.count(result.outcomes, result.as_wanted)
+            self.memory.drift.count(repairs, running, result.as_wanted)
         self._log.write(record.body, record.trigger, record.seconds)
 
     def judged_again(self, last: Pass) -> Body:

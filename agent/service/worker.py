@@ -15,7 +15,7 @@ from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.readiness import Readiness
 from agent.engine.retry import Failures
 from agent.hardware.functions import physical_function
-from agent.kinds import by_name
+from agent.kinds import other_writers
 from agent.machine import Machine
 from agent.report.activity import Activity
 from agent.report.drift import Drift
@@ -242,7 +242,7 @@ def main(
     machine = evolve(machine, hung=devices)
     try:
         in_force = SpecInForce(state, run, crashed=os.environ.get(CRASHED, ""))
-        memory = Memory(Originals.load(run / ORIGINALS), Failures(), History(state), Drift.load(run, by_name()))
+        memory = Memory(Originals.load(run / ORIGINALS), Failures(), History(state), Drift.load(run, other_writers()))
         work(machine, path, in_force, memory, activity, control, out, Requests(run / NAME), wait_until_published)
     except BrokenPipeError:
         sys.exit(1)

@@ -26,7 +26,7 @@ ALWAYS = 0.9999
 """The share of the time from which on it counts as all of it: a day has 5,760 scrapes at 15 s."""
 
 MOST = 20
-"""Nodes and kinds of state that are named of those with repairs."""
+"""Nodes with their kinds of state, and kinds with their programs, that are named of those with repairs."""
 
 # Of each node the share of the time for which it was ready. Without an answer, or with NaN, it has no share of its own.
 SHARE = (
@@ -42,6 +42,7 @@ SILENT = "(1 - clamp(min by (instance) (avg_over_time(up{0}[{1}])), 0, 1) >= 0)"
 COUNT = 'trackbed_drift_repairs_total{kind!=""}'
 REPAIRED = f"({COUNT} - {COUNT} offset $step) >= 0 or ({COUNT} < {COUNT} offset $step)"
 REPAIRED_AT_ALL = f"increase({COUNT}[$range]) > 0"
+SUSPECTED_AT_ALL = 'increase(trackbed_drift_suspects_total{kind!="",program!=""}[$range]) > 0'
 
 CONDITION = 'trackbed_condition{type!="",status!~"|True",severity!=""} == 1'
 
@@ -101,6 +102,7 @@ class History:
     answer, and were asked, on average of each step. ``is_ready``: the nodes, and whether they are ready at the end. ``shares``:
     the share of the time for which each node was ready. ``courses``: the nodes that were ready for the least time.
     ``repairs``: repairs of drift in each step, by kind of state. ``repaired``: by kind, how often and on how many nodes.
+    ``suspects``: by kind, how often while a program ran that is known to set such state.
     ``contended``: the nodes on which a program kept putting a value back. ``versions``, ``specs``: nodes by agent and spec.
     """
 
@@ -114,6 +116,7 @@ class History:
     faulty: Sequence[Faulty]
     repairs: Mapping[str, Course]
     repaired: Mapping[str, tuple[int, int]]
+    suspects: Mapping[str, Mapping[str, int]]
     most_repaired: Sequence[Repairs]
     contended: Sequence[str]
     versions: Mapping[str, int]
@@ -143,6 +146,7 @@ def read_history(prometheus: Prometheus) -> History:
         faulty=_faulty(prometheus),
         repairs=_repairs(prometheus),
         repaired=_repaired(prometheus),
+        suspects=_suspects(prometheus),
         most_repaired=_most_repaired(prometheus),
         contended=_contended(prometheus),
         versions=_counted(prometheus, "version", "trackbed_build_info"),
@@ -185,6 +189,14 @@ def _repaired(prometheus: Prometheus) -> dict[str, tuple[int, int]]:
     on = {labels["kind"]: round(count) for labels, count in nodes}
     by_kind = {labels["kind"]: (round(count), on.get(labels["kind"], 0)) for labels, count in times}
     return dict(sorted(by_kind.items(), key=lambda item: (-item[1][0], item[0])))
+
+
+def _suspects(prometheus: Prometheus) -> dict[str, dict[str, int]]:
+    found = prometheus.at_end(f"topk({MOST}, sum by (kind, program) ({SUSPECTED_AT_ALL} < {TOO_MANY:.0f}))")
+    suspects: dict[str, dict[str, int]] = {}
+    for labels, times in sorted(found, key=lambda each: (-each[1], each[0]["program"])):
+        suspects.setdefault(labels["kind"], {})[labels["program"]] = round(times)
+    return suspects
 
 
 def _most_repaired(prometheus: Prometheus) -> tuple[Repairs, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -96,8 +96,11 @@ def _drift(history: History) -> Iterator[str]:
         yield "<p>None.</p>"
         return
     yield _repairs_over_time(history)
-    rows = [(kind, str(times), str(nodes)) for kind, (times, nodes) in history.repaired.items()]
-    yield table(("What", "Repairs", "On nodes"), rows)
+    rows = [
+        (kind, str(times), str(nodes), _suspects(history.suspects.get(kind, {})))
+        for kind, (times, nodes) in history.repaired.items()
+    ]
+    yield table(("What", "Repairs", "On nodes", "Made while these ran, which set such values"), rows)
     by_node: dict[str, list[str]] = {}
     for each in history.most_repaired:
         by_node.setdefault(_host(each.node), []).append(f"{each.kind} {each.times}")
@@ -107,6 +110,10 @@ def _drift(history: History) -> Iterator[str]:
         named = html.escape(", ".join(map(_host, history.contended[:SLOWEST])))
         more = f" and {len(history.contended) - SLOWEST} more" if len(history.contended) > SLOWEST else ""
         yield f"<p>On these nodes a program kept putting a value back: {named}{more}.</p>"
+
+
+def _suspects(programs: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {times}" for name, times in programs.items()) or "none of the known programs"
 
 
 def _deploy(deploy: LastDeploy | None) -> Iterator[str]:

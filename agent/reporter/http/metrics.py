@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import get_args
 
 from attrs import frozen
@@ -12,6 +12,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from agent.report.drift import Counts
 from agent.report.records import Condition, Result, Status
 from agent.report.verdict import Verdict
 
@@ -20,10 +21,10 @@ STATUSES = get_args(Status)
 _WORST = ("True", "Unknown", "False")
 
 
-def render(verdict: Verdict, drift: Mapping[str, int], accept: str) -> tuple[bytes, str]:
+def render(verdict: Verdict, drift: Counts, accept: str) -> tuple[bytes, str]:
     """The metrics, and their content type, as the ``Accept`` header asks for.
 
-    :param drift: how many changes of each kind were made although the spec had been true.
+    :param drift: how many changes were made although the spec had been true.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Served(lambda: _metrics(verdict, drift)))
@@ -39,7 +40,7 @@ class _Served(Collector):
         return self.metrics()
 
 
-def _metrics(verdict: Verdict, drift: Mapping[str, int]) -> Iterator[Metric]:
+def _metrics(verdict: Verdict, drift: Counts) -> Iterator[Metric]:
     report = verdict.report
     yield _gauge("ready", "1 if a fresh report of this boot says that the node is ready, else 0", verdict.ready)
     yield _gauge(
@@ -50,9 +51,18 @@ def _metrics(verdict: Verdict, drift: Mapping[str, int]) -> Iterator[Metric]:
         "Repairs since the boot (changes made after the spec had been true), by kind of state",
         labels=("kind",),
     )
-    for kind, count in sorted(drift.items()):
+    for kind, count in sorted(drift.repairs.items()):
         repairs.add_metric((kind,), count)
     yield repairs
+    suspects = CounterMetricFamily(
+        "trackbed_drift_suspects",
+        "Of these, the repairs that were made while a program ran that is known to set such state",
+        labels=("kind", "program"),
+    )
+    for kind, programs in sorted(drift.suspects.items()):
+        for program, count in sorted(programs.items()):
+            suspects.add_metric((kind, program), count)
+    yield suspects
     if report is None:
         return
     yield _gauge("up_to_date", "1 if the node follows the newest spec that it was given, else 0", report.up_to_date)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agent.documents import LARGEST_REPORT, load
 from agent.report import history, published
+from agent.report.drift import Counts
 from agent.report.printable import printable
 from agent.report.records import (
     Change,
@@ -42,7 +43,7 @@ def _report(data: bytes) -> None:
         verdict = Verdict(report, tuple(reasons), 0.0, True)
         printable("\n".join(reasons)).encode()
         for accept in ("", "application/openmetrics-text"):
-            render(verdict, {"links": 1}, accept)
+            render(verdict, Counts({"links": 1}), accept)
         wanted = desired(verdict, SETTINGS, (), Node("u", "1"), False)
         json.dumps([node_patch(wanted, Node("u", "1")), status_patch(wanted, Node("u", "1"), 1e9)]).encode()
         assert report_from_json(report_to_json(report)) == report

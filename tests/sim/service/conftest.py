@@ -11,7 +11,7 @@ import pytest
 
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
-from agent.kinds import by_name
+from agent.kinds import other_writers
 from agent.report.activity import Activity, View
 from agent.report.drift import Drift
 from agent.report.history import History
@@ -71,7 +71,7 @@ def worker(
         path.write_text(spec)
         out = Out()
         in_force = SpecInForce(tmp_path / "state", tmp_path / "run")
-        memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"), Drift.load(tmp_path, by_name()))
+        memory = Memory(Originals(), Failures(), History(tmp_path, "boot-1"), Drift.load(tmp_path, other_writers()))
         activity = Activity.at(view.descriptor)
         requests = Requests(tmp_path / "apply.sock")
         machine, stream = node.kernel.machine(), cast(TextIO, out)

@@ -10,7 +10,7 @@ from queue import Queue
 
 import pytest
 
-from agent.kinds import by_name
+from agent.kinds import by_name, other_writers
 from agent.machine import Event
 from agent.report import drift
 from agent.report.activity import View
@@ -112,17 +112,37 @@ def test_a_repair_is_counted_as_drift_and_a_change_of_the_spec_is_not(
         f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
     )
     out.until(lambda report: report.ready)
-    assert set(read_drift(tmp_path / drift.NAME)) == set(by_name())
-    assert set(read_drift(tmp_path / drift.NAME).values()) == {0}
+    counts = read_drift(tmp_path / drift.NAME)
+    assert set(counts.repairs) == set(by_name())
+    assert set(counts.repairs.values()) == {0}
+    assert counts.suspects["vfs"]["NetworkManager"] == 0
     node.kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
     announced.announce(Event(function=PF0, is_pci=True))
     end = time.monotonic() + 120
-    while not (counted := read_drift(tmp_path / drift.NAME)["vfs"]):
+    while not (counted := read_drift(tmp_path / drift.NAME).repairs["vfs"]):
         assert time.monotonic() < end
         time.sleep(0.05)
     assert counted == 1
+    assert set(read_drift(tmp_path / drift.NAME).suspects["vfs"].values()) == {0}
     # Another agent of the same boot continues the count.
-    assert Drift.load(tmp_path, by_name()).counts["vfs"] == 1
+    assert Drift.load(tmp_path, other_writers()).counts.repairs["vfs"] == 1
+
+
+def test_a_repair_names_the_programs_that_ran_and_set_such_values_and_a_change_of_the_spec_does_not(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
+) -> None:
+    node.kernel.host.processes |= {"NetworkManager", "sriov-network-c", "tuned"}
+    out = worker(
+        f'{{"node_name": "n1", "nics": [{{"name": "a", "select": {{"pci": "{PF0}"}}, "vfs": {{"count": 3}}}}]}}'
+    )
+    out.until(lambda report: report.ready)
+    node.kernel.files.write(f"/sys/bus/pci/devices/{PF0}/sriov_numvfs", "0")
+    announced.announce(Event(function=PF0, is_pci=True))
+    soon(lambda: read_drift(tmp_path / drift.NAME).repairs["vfs"] or None, "the repair", 120.0)
+    suspects = {"sriov-network-config-daemon": 1, "NetworkManager": 1}
+    assert read_drift(tmp_path / drift.NAME).suspects["vfs"] == suspects
+    made, repaired = [entry for entry in read_history(tmp_path) if entry.outcome.change.kind == "vfs"]
+    assert (made.suspects, repaired.suspects) == ((), tuple(suspects))
 
 
 def test_each_pass_is_an_entry_of_the_journal(

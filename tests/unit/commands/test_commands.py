@@ -265,6 +265,13 @@ def test_history_has_one_line_for_the_changes_of_a_pass_to_a_device(tmp_path: Pa
     assert len(trackbed(tmp_path, "history", "--all").stdout.splitlines()) == 1 + 10 + 7 + 7 + 1
 
 
+def test_history_names_the_programs_that_may_have_caused_a_repair(tmp_path: Path) -> None:
+    repaired = Outcome(Change("links", "0000:21:00.0", "mtu", 1500, 9000), "applied")
+    History(tmp_path, "boot-1").record([repaired], "h1", "event 0000:21:00.0", {"links": ("NetworkManager",)})
+    assert trackbed(tmp_path, "history").stdout.endswith("\n  suspects    NetworkManager ran, and may have done it\n")
+    assert "(event 0000:21:00.0; spec h1; suspects: NetworkManager)" in trackbed(tmp_path, "history", "--all").stdout
+
+
 def test_doctor_has_something_to_do_for_a_node_without_an_agent(tmp_path: Path) -> None:
     said = trackbed(tmp_path, "doctor")
     assert said.returncode == 1

@@ -99,6 +99,7 @@ def test_the_course_of_the_fleet_adds_up_to_its_nodes(eight: Prometheus) -> None
 def test_repairs_are_counted_by_what_was_repaired_and_where(eight: Prometheus) -> None:
     fleet_history = history(eight)
     assert fleet_history.repaired == {"links": (23, 1), "vfs": (5, 1)}
+    assert fleet_history.suspects == {"links": {"NetworkManager": 23}}
     # Wherever the scrapes are in a step.
     for each in (fleet_history, history(eight, END + EVERY // 3)):
         assert sum(value or 0 for value in each.repairs["links"]) == 23
@@ -126,6 +127,9 @@ def lies(instance: str, end: int) -> Iterator[str]:
         for kind, values in (("links", (0, 1, "+Inf")), ("vfs", (0, 5, "NaN")), ("rps", (0, 1, "1e300"))):
             yield f'trackbed_drift_repairs_total{{{of},kind="{kind}"}} {values[number]} {when}'
         yield f"trackbed_drift_repairs_total{{{of}}} {number} {when}"
+        suspect = f'trackbed_drift_suspects_total{{{of},kind="links"'
+        yield f"{suspect}}} {number} {when}"
+        yield f'{suspect},program="NetworkManager"}} {(0, 1, "+Inf")[number]} {when}'
         yield f"trackbed_build_info{{{of}}} 1 {when}"
         yield f'trackbed_build_info{{{of},version="0.1.0",more="1"}} 1 {when}'
         yield f'trackbed_build_info{{{of},version="0.1.0",more="2"}} 1 {when}'
@@ -149,6 +153,7 @@ def test_a_node_that_answers_with_lies_changes_only_its_own_part(eight: Promethe
     assert [(each.type, each.nodes) for each in told.faulty] == [("NicsPresent", 2), ("Uncontended", 1)]
     assert {kind: told.repaired[kind][0] for kind in honest.repaired} == {"links": 23, "vfs": 5}
     assert {kind: sum(value or 0 for value in told.repairs[kind]) for kind in honest.repairs} == {"links": 23, "vfs": 5}
+    assert told.suspects == honest.suspects
     assert told.versions == {"0.2.0": 6, "0.1.0": 3}
     assert told.specs == honest.specs
 
@@ -195,6 +200,8 @@ def test_the_page_says_what_the_pictures_show(eight: Prometheus, tmp_path: Path)
         "5 of 8 nodes were ready all the time",
         "gpu-0004.example.net",
         "links 23, vfs 5",
+        "NetworkManager 23",
+        "none of the known programs",
         "6 min 52 s, gpu-0004",
     ):
         assert said_of in words, said_of
@@ -207,7 +214,8 @@ def test_a_name_is_no_formula_and_may_be_long(tmp_path: Path) -> None:
     course = NodeCourse(name, (1.0, 0.0), (0.0, 0.0))
     once = History(
         times=(0, 60), ready=(1.0, 0.0), silent=(0.0, 0.0), nodes=(1.0, 1.0), is_ready={name: False}, shares={name: 0.5},
-        courses=(course,), faulty=(), repairs={}, repaired={}, most_repaired=(), contended=(), versions={}, specs={},
+        courses=(course,), faulty=(), repairs={}, repaired={}, suspects={}, most_repaired=(), contended=(),
+        versions={}, specs={},
     )  # fmt: skip
     text = page(once, nothing)
     assert ">echo $A ${B}</text>" in text

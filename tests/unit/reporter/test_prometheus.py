@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.report import drift, names
-from agent.report.records import Change, Condition, Outcome, Report, report_to_json
+from agent.report.drift import Counts
+from agent.report.records import Change, Condition, Outcome, Report, report_to_json, to_plain
 from agent.report.verdict import Verdict
 from agent.reporter.http.metrics import render
 from agent.runtime import boot_id, uptime
@@ -53,7 +54,13 @@ READY = Report(
     outcomes=(Outcome(Change("links", "0000:21:00.0", "mtu", 1500, 9000), "applied"),),
 )
 MISSING = (Condition("NicsPresent", "False", "NicMissing", "rail0 is missing"), READY.conditions[1])
-COUNTS = {"links": 3, "vfs": 0}
+COUNTS = Counts({"links": 3, "vfs": 0}, {"links": {"NetworkManager": 3}})
+
+
+def repaired(**more: int) -> Counts:
+    """The counts after more repairs of some kinds, all while NetworkManager ran."""
+    repairs = {kind: count + more.get(kind, 0) for kind, count in COUNTS.repairs.items()}
+    return Counts(repairs, {"links": {"NetworkManager": repairs["links"]}})
 
 
 def promtool(*words: str | Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -94,10 +101,10 @@ class Reporter:
     run: Path
     port: int
 
-    def say(self, report: Report, counts: dict[str, int]) -> None:
+    def say(self, report: Report, counts: Counts) -> None:
         """Replace the files as the agent does."""
         stamped = evolve(report, boot_id=boot_id(), uptime=uptime())
-        for name, text in ((drift.NAME, json.dumps(counts)), (names.REPORT, report_to_json(stamped))):
+        for name, text in ((drift.NAME, json.dumps(to_plain(counts))), (names.REPORT, report_to_json(stamped))):
             new = self.run / f".{name}.new"
             new.write_text(text)
             new.replace(self.run / name)
@@ -189,7 +196,7 @@ def test_each_panel_shows_a_node_that_has_every_fault(reporter: Reporter, promet
     rows = [title for title, expressions in queries().items() if not expressions]
     assert rows == ["The fleet", "The chosen nodes"]
     for number, (title, expressions) in enumerate(queries().items()):
-        reporter.say(faulty, {**COUNTS, "links": COUNTS["links"] + number})
+        reporter.say(faulty, repaired(links=number))
         for expression in expressions:
             written = re.sub(r"\$__(?:rate_interval|range)", "15s", expression).replace("$instance", ".*")
             prometheus.wait(f"data for {title}: {written}", lambda p, query=written: bool(p.values(query)))  # type: ignore[misc]
@@ -229,6 +236,6 @@ def test_vfs_repaired_before_the_next_scrape_are_an_alert(reporter: Reporter, pr
     query = 'trackbed_drift_repairs_total{kind="vfs"}'
     prometheus.wait("a first scrape", lambda p: [v for _, v in p.values(query)] == [0.0])
     assert deleted not in prometheus.firing()
-    reporter.say(READY, {**COUNTS, "vfs": 1})
+    reporter.say(READY, repaired(vfs=1))
     prometheus.wait("the alert", lambda p: deleted in p.firing())
     prometheus.wait("its end", lambda p: deleted not in p.firing())

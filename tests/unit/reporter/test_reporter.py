@@ -196,7 +196,7 @@ def test_other_paths_and_methods_are_refused(served: Served) -> None:
 
 def test_the_metrics_are_what_prometheus_reads(served: Served) -> None:
     served.give(report(ready=False, up_to_date=False, heartbeat=1.8e9, conditions=NO_CARRIER))
-    served.give_drift('{"vfs": 2, "links": 0}')
+    served.give_drift('{"repairs": {"vfs": 2, "links": 0}, "suspects": {"vfs": {"NetworkManager": 1}}}')
     metrics = served.metrics()
     assert metrics["trackbed_ready", NONE] == 0
     assert metrics["trackbed_up_to_date", NONE] == 0
@@ -205,6 +205,7 @@ def test_the_metrics_are_what_prometheus_reads(served: Served) -> None:
     assert metrics["trackbed_heartbeat_timestamp_seconds", NONE] == 1.8e9
     assert metrics["trackbed_drift_repairs_total", frozenset({"vfs"})] == 2
     assert metrics["trackbed_drift_repairs_total", frozenset({"links"})] == 0
+    assert metrics["trackbed_drift_suspects_total", frozenset({"vfs", "NetworkManager"})] == 1
     assert metrics["trackbed_condition", frozenset({"Carrier", "False", "required"})] == 1
     assert metrics["trackbed_condition", frozenset({"Carrier", "True", "required"})] == 0
     assert metrics["trackbed_condition", frozenset({"Clock", "False", "warn"})] == 1
@@ -214,7 +215,18 @@ def test_the_metrics_are_what_prometheus_reads(served: Served) -> None:
     assert metrics["trackbed_spec_info", frozenset({"h1", "n1"})] == 1
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"vfs": -1}', '{"vfs": "1"}', '{"vfs": true}', "x" * (drift.LARGEST + 1)])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"vfs": 1}',
+        '{"repairs": {"vfs": 1}}',
+        *(f'{{"repairs": {{"vfs": {count}}}, "suspects": {{}}}}' for count in ("-1", '"1"', "true")),
+        *(f'{{"repairs": {{"vfs": 1}}, "suspects": {{"vfs": {count}}}}}' for count in ("1", '{"tuned": -1}')),
+        "x" * (drift.LARGEST + 1),
+    ],
+)
 def test_counts_that_are_not_understood_are_left_out(served: Served, text: str) -> None:
     served.give_drift(text)
     metrics = served.metrics()
