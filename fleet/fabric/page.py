@@ -24,6 +24,8 @@ CELL_WIDTH, CELL_HEIGHT, MARGIN, LEAST_WIDTH, LETTER = 0.32, 0.2, 0.7, 8.0, 0.07
 COLOURS = "cividis"
 """A colour map of matplotlib that people with colour blindness can read, too."""
 
+CROSS = "#d00020"
+
 LEGEND = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
@@ -41,10 +43,6 @@ def page(ends: Ends, judged: Verdict, began: float, absent: Mapping[str, str]) -
             ("Test", "Usual result"),
             [(test, f"{rounded(value)} {TESTS[test].unit}") for test, value in judged.usual.items()],
         ),
-        "<h2>NICs</h2>",
-        "<p>The colour is the NIC's worst test, as a share of the usual result. A cross marks a NIC that is not good.</p>",
-        # If no node could be tested, there is nothing to draw.
-        heat_map(ends, judged.ends) if ends else "",
     ]
     if left:
         rows = [(each.end, each.kind or each.status, each.message) for each in left]
@@ -60,6 +58,12 @@ def page(ends: Ends, judged: Verdict, began: float, absent: Mapping[str, str]) -
         parts += ["<h2>Collectives</h2>", table(("NICs", "Program", "Bus bandwidth", "Why it is bad"), collectives)]
     if absent:
         parts += ["<h2>Not tested</h2>", table(("Node", "Why"), sorted(absent.items()))]
+    # The map comes last: of a large fleet it is several screens long. If no node could be tested, there is nothing to draw.
+    if ends:
+        says = (
+            "The colour is the NIC's worst test, as a share of the usual result. A cross marks a NIC that is not good."
+        )
+        parts += ["<h2>All NICs</h2>", f"<p>{says}</p>", heat_map(ends, judged.ends)]
     return document("Fabric", parts)
 
 
@@ -94,7 +98,7 @@ def _draw(
             each = verdicts.get((node, nic))
             if each is not None and each.status != "good":
                 axes.plot(column + 0.5, row + 0.5, "x", color="white", markersize=8, markeredgewidth=4)
-                axes.plot(column + 0.5, row + 0.5, "x", color="#d00020", markersize=7, markeredgewidth=2)
+                axes.plot(column + 0.5, row + 0.5, "x", color=CROSS, markersize=7, markeredgewidth=2)
     axes.set_xticks([column + 0.5 for column in range(len(nodes))], nodes, rotation=90, fontsize=8, color=INK)
     axes.set_yticks([row + 0.5 for row in range(len(nics))], nics, fontsize=8, color=INK)
     axes.invert_yaxis()

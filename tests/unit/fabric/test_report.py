@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 
 from agent.__main__ import cli
 from fleet.fabric.collective import Collective, Group
 from fleet.fabric.journal import Journal, Run
+from fleet.fabric.page import COLOURS, CROSS
 from fleet.fabric.stages import FabricSettings
+from tests.chromium import Scheme, shown
 from tests.sim.fabric import Fabric, Kind, ends
 
 SETTINGS = FabricSettings(across_rails=False)
@@ -25,8 +29,9 @@ def written(
     finished: bool = True,
     absent: dict[str, str] | None = None,
     collectives: tuple[Collective, ...] = (),
+    nodes: int = 8,
 ) -> Path:
-    fabric = Fabric(ends(8, 2), bad)
+    fabric = Fabric(ends(nodes, 2), bad)
     journal = Journal.open(folder / "r.jsonl", Run(tuple(fabric.ends.values()), SETTINGS, absent or {}, 1.0e9))
     journal.add(fabric.run(SETTINGS)[1])
     journal.add_collectives(collectives)
@@ -79,6 +84,20 @@ def test_the_page_has_each_nic_and_loads_nothing(tmp_path: Path) -> None:
     assert "<b>" not in text
     # Names of XML's vocabularies are no addresses that anything is fetched from.
     assert not re.search(r"(src|href)=\"(?!#)|url\((?!#)|@import|<script", re.sub(r'xmlns(:\w+)?="[^"]*"', "", text))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("nodes", [8, 512])
+def test_a_browser_shows_the_heat_map_and_asks_nobody(nodes: int, scheme: Scheme, tmp_path: Path) -> None:
+    page = tmp_path / "fabric.html"
+    # Of one cross alone there are too few pixels of its plain colour.
+    bad: dict[str, Kind] = {f"node0000{number}/rail1": "blocked" for number in (1, 3, 5)}
+    assert report(written(tmp_path, bad, nodes=nodes), "--html", str(page)).exit_code == 2
+    seen = shown(page, scheme, tmp_path)
+    assert seen.asked == frozenset()
+    blocked, usual = (to_hex(colormaps[COLOURS](share)) for share in (0.0, 1.0))
+    paper = {"light": "#ffffff", "dark": "#16181c"}
+    assert {blocked, usual, CROSS, paper[scheme]} <= seen.colours()
 
 
 def test_a_collective_that_failed_is_named_with_its_nics_and_exits_2(tmp_path: Path) -> None:
