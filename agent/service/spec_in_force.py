@@ -39,7 +39,7 @@ class SpecInForce:
     spec: NodeSpec | None = None
     refusal: str = ""
     verified: NodeSpec | None = None
-    crashed: str = ""
+    crashed: str | None = None
     _failed: dict[str, str] = field(factory=dict)
     _trial_ends: float | None = None
 
@@ -81,7 +81,7 @@ class SpecInForce:
         except Exception as error:  # no text may end the worker
             self._refuse(f"{path}: {fault(error)}")
             return
-        crashed, self.crashed = self.crashed, ""
+        crashed, self.crashed = self.crashed, None
         if crashed and not asked and self.verified not in (None, candidate):
             self._remember_failed({name: _given_up(name, f"{crashed}; see: journalctl -u trackbed")})
         if not asked and (reason := self._failed.get(name)):

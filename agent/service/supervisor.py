@@ -173,13 +173,16 @@ class _Supervisor:
             return math.inf if self._is_barred() else self.respawn_at
         step = self.worker.view.step()
         retries = (hung.retry_at for hung in self.hung.values() if hung.avoided and not hung.is_held())
-        since = self.worker.view.waits() if self.publisher.ready else 0.0
-        looks = [self.look_at, *([since + ANSWERED_WITHIN] if since else [])]
         ends = self._ends(step) if step else self.worker.silent_by(self.limits)
-        return min([self.worker.leave_by, *retries, *looks, ends])
+        return min([self.worker.leave_by, *retries, self.look_at, self._withdrawn_at(self.worker), ends])
 
     def _ends(self, step: Step) -> float:
         return step.since + (self.limits.write if step.mode == "write" else self.limits.read)
+
+    def _withdrawn_at(self, worker: _Worker) -> float:
+        """When Ready is withdrawn, unless the event about a required device that waits now was read by then."""
+        since = worker.view.waits() if self.publisher.ready else 0.0
+        return since + ANSWERED_WITHIN if since else math.inf
 
     def _is_barred(self) -> bool:
         """Whether a process hangs in a write to no single device: another worker could not avoid it."""
@@ -247,9 +250,9 @@ class _Supervisor:
             message = json.loads(line)
             if not isinstance(message, dict):
                 raise ValueError("it is not a JSON object")
-            if message.pop("serving", False):
+            if "serving" in message:
                 notify_ready()
-            elif message.pop("checking", False):
+            elif "checking" in message:
                 self.look_at = time.monotonic() + ANSWERED_WITHIN
             elif not (worker.is_leaving() and message.get("ready")):
                 # A worker that is leaving reads the devices no more, so its Ready may be outdated.
@@ -355,10 +358,8 @@ class _Supervisor:
         if now >= self.look_at:
             self.look_at = math.inf
         # This reads the clock before the memory; the worker writes the memory before it reads the clock.
-        view = self.worker.view if self.worker else None
-        since = view.waits() if view else 0.0
-        if view and since and self.publisher.ready and now >= since + ANSWERED_WITHIN:
-            step = view.step()
+        if self.worker is not None and now >= self._withdrawn_at(self.worker):
+            step = self.worker.view.step()
             what = f" ({step})" if step else ""
             self.publisher.publish_checking(
                 f"a required device may have changed, and reading it takes more than {ANSWERED_WITHIN} s{what}"

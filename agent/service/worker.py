@@ -241,7 +241,7 @@ def main(
     devices = frozenset(physical_function(machine.files, address) for address in hung)
     machine = evolve(machine, hung=devices)
     try:
-        in_force = SpecInForce(state, run, crashed=os.environ.get(CRASHED, ""))
+        in_force = SpecInForce(state, run, crashed=os.environ.get(CRASHED))
         memory = Memory(Originals.load(run / ORIGINALS), Failures(), History(state), Drift.load(run, other_writers()))
         work(machine, path, in_force, memory, activity, control, out, Requests(run / NAME), wait_until_published)
     except BrokenPipeError:

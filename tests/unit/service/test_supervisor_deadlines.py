@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +115,14 @@ def test_a_worker_that_makes_no_first_call_is_noticed_without_waiting_for_a_hear
 
 
 def test_workers_that_fall_silent_after_they_were_well_have_not_crashed_in_a_row(start: Start) -> None:
-    body = 'note(os.environ.get("TRACKBED_CRASHED", ""))\nreport(True)\nactivity.idle()\ntime.sleep(600)\n'
+    # Silence is counted from the first call, which comes once the supervisor has heard that the node is ready. A message after
+    # the call wakes the supervisor.
+    body = """note(os.environ.get("TRACKBED_CRASHED", ""))
+report(True)
+while not json.loads((folder / "report.json").read_text())["ready"]: time.sleep(0.05)
+activity.idle(); report(True, "h2")
+time.sleep(600)
+"""
     supervised = start(NOTED + body, read=QUIET, silence=1.0, well=0.0)
     supervised.wait_until_noted(*["start", ""] * 4)
 
@@ -143,10 +151,19 @@ sys.stdin.read()
 
 def test_while_an_event_waits_outside_of_any_call_no_call_is_named(start: Start) -> None:
     body = 'report(True)\nactivity.idle(); activity.waits(time.monotonic()); say({"checking": True}); sys.stdin.read()'
-    supervised = start(NOTED + body, read=QUIET)
+    supervised = start(NOTED + body)
     supervised.wait_for(lambda report: report.ready)
     checking = supervised.wait_for(lambda report: not report.ready)
     assert checking.conditions[0].message.endswith("reading it takes more than 0.5 s")
+    assert not is_busy(supervised, 1)
+
+
+def test_ready_is_withdrawn_while_an_event_waits_that_came_after_the_worker_spoke_of_another(start: Start) -> None:
+    # The worker speaks of events at most twice a second. This one comes two seconds after it did.
+    body = "report(True)\nactivity.idle(); activity.waits(time.monotonic() + 2.0); say({'checking': True}); sys.stdin.read()"
+    supervised = start(NOTED + body, read=QUIET)
+    supervised.wait_for(lambda report: report.ready)
+    supervised.wait_for(lambda report: report.conditions[0].reason == "Checking")
 
 
 def is_busy(supervised: Supervised, times: int) -> bool:
@@ -279,6 +296,36 @@ note("read"); sys.stdin.read()
     supervised.wait_for(lambda report: report.spec_hash == "h2")
     beats(supervised, 2)
     assert supervised.noted() == ["start", "start"]
+
+
+def test_a_reload_while_a_worker_leaves_reaches_the_next_one(start: Start, tmp_path: Path) -> None:
+    body = """
+if starts == 1: activity.call(PF, "read"); time.sleep(600)
+if starts == 2:
+    sys.stdin.read(); note("leaves")
+    while not (folder / "go").exists(): time.sleep(0.05)
+    sys.exit()
+for line in sys.stdin: report(True, "h2")
+"""
+    supervised = start(NOTED + body, read=1.0, retry=0.1, leave=QUIET)
+    supervised.wait_until_noted("start", AVOIDING, "leaves")
+    supervised.process.send_signal(signal.SIGHUP)
+    while not supervised.notified.recv(200).startswith(b"RELOADING=1"):
+        pass
+    (tmp_path / "go").touch()
+    supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
+
+
+def test_workers_that_could_not_be_started_have_crashed_in_a_row(start: Start, tmp_path: Path) -> None:
+    program = tmp_path / "python"
+    body = 'note(os.environ.get("TRACKBED_CRASHED", "")); sys.stdin.read()'
+    supervised = start(NOTED + body, program=str(program))
+    supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerLost")
+    # A heartbeat comes every two seconds, and the first three tries take less.
+    beats(supervised, 3)
+    program.symlink_to(sys.executable)
+    soon(lambda: supervised.noted()[1:] or None, "start", 60.0)
+    assert supervised.noted()[1].startswith("the worker could not be started: ")
 
 
 def test_on_sigterm_a_worker_that_does_not_end_is_killed(start: Start) -> None:
