@@ -183,6 +183,30 @@ def test_after_a_sweep_a_lease_with_a_time_that_cannot_be_read_can_be_renewed(pl
 
 
 @pytest.mark.usefixtures("no_nodes")
+def test_who_may_not_repair_a_lease_sweeps_its_node_nevertheless(plane: ControlPlane) -> None:
+    make_node(plane, "a")
+    change = {"spec": {"acquireTime": YEAR_10000.replace("59-", "59.000000-")}}
+    words = ("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(change))
+    plane.kubectl(*words)
+    rules = [
+        {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["get", "list", "patch"]},
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "list", "create"]},
+    ]
+    group, name = "rbac.authorization.k8s.io", {"name": "sweeps-without-updates"}
+    role = {"apiGroup": group, "kind": "ClusterRole", **name}
+    subjects = [{"apiGroup": group, "kind": "User", **name}]
+    version = f"{group}/v1"
+    plane.apply(
+        {"apiVersion": version, "kind": "ClusterRole", "metadata": name, "rules": rules},
+        {"apiVersion": version, "kind": "ClusterRoleBinding", "metadata": name, "roleRef": role, "subjects": subjects},
+    )
+    done = ended(start(plane.identity(name["name"]), "sweep"))
+    assert done.code == 1
+    assert 'cannot update resource "leases"' in done.err
+    assert (taints(plane, "a"), condition(plane, "a")["status"]) == ([OTHERS, OURS], "Unknown")
+
+
+@pytest.mark.usefixtures("no_nodes")
 def test_a_heartbeat_from_the_future_does_not_count(plane: ControlPlane) -> None:
     """A client may write the times of a Lease's field managers, from which the time of its renewal is read."""
     make_node(plane, "a")
