@@ -22,7 +22,7 @@ from tasks.host import boot, irqbalance, kernel, kernel_modules, limits, network
 from tasks.kubernetes import kubelet, labels, manifests, reporter
 
 spec = node_spec.read()
-addresses.refuse_shared(spec)
+addresses.check(spec)
 original_state.record()
 packages.base(spec=spec)
 kernel.pin()

@@ -44,9 +44,9 @@ nics = [
         "select": {"pci": address, "vendor": "15b3", "device": "1021"},
         # RoCE's largest MTU of 4096 needs frames of 4200 bytes; the switches of the fabric carry 9000.
         "mtu": 9000,
-        # Each rail is a network of its own. A RoCE v2 GID of an IPv4 address needs the address.
+        # Each rail is a network of its own, 10.100.0.0/16 to 10.107.0.0/16. A RoCE v2 GID of an IPv4 address needs the address.
         "rail": index,
-        "addresses": [{"network": "10.{rail}.0.0/16"}],
+        "addresses": [{"network": "10.10{rail}.0.0/16"}],
         "vfs": {"count": 8, "defaults": {"trust": True, "spoofchk": False}},
         "rdma": {"link_layer": "Ethernet", "rate": 400, "gid_type": "RoCE v2", "gid_ipv4": True},
         # RDMA is DSCP 26, so priority 3: lossless, with congestion notification. The switches need the same setting.

@@ -1,18 +1,25 @@
-"""Refuses an inventory in which two hosts have the same IP address, before any node is changed."""
+"""Checks the addresses of an inventory before any node is changed.
+
+It refuses two hosts that have the same IP address, and warns if an address makes a rail the way to the API server.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from attrs import frozen
+from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.inventory import Inventory
 from pyinfra.context import host
 
 from agent.spec.node import NodeSpec, SpecError, from_mapping
 from agent.spec.strict import MOST_FAULTS
+from tasks.kubernetes import KUBERNETES
 
 
 @frozen
@@ -36,6 +43,24 @@ def given(spec: NodeSpec, host_name: str) -> dict[str, Place]:
         for rail in nic.rails()
         for index, address in enumerate(nic.addresses)
     }
+
+
+def to_the_api_server(spec: NodeSpec, server: str) -> str | None:
+    """What is wrong if the API server's address is in the network of a NIC's address: the kernel sends its packets there."""
+    try:
+        target = ip_address(urlsplit(server).hostname or "")
+    except ValueError:
+        return None
+    for number, nic in enumerate(spec.nics):
+        for rail in nic.rails():
+            for index, address in enumerate(nic.addresses):
+                network = address.assigned(rail, spec.node_number or 0).interface.network
+                if target in network:
+                    return (
+                        f"nics[{number}].addresses[{index}]: the API server {target} is in the network {network} of this NIC, "
+                        "by which the node would reach it; give the rails other networks, unless it is there"
+                    )
+    return None
 
 
 def of_hosts(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[str, list[Place]]:
@@ -74,3 +99,16 @@ def refuse_shared(spec: NodeSpec) -> None:
     ]
     if shared:
         raise DeployError("\n".join(shared[:MOST_FAULTS]))
+
+
+def check(spec: NodeSpec) -> None:
+    """Refuse an address of another host, and warn of one that leads to the API server.
+
+    :raises DeployError: two hosts have one address.
+    """
+    refuse_shared(spec)
+    kubernetes = KUBERNETES.here()
+    doubt = to_the_api_server(spec, kubernetes.server) if kubernetes else None
+    if doubt:
+        host.log_styled(doubt, fg="yellow", log_func=logger.warning)
+        host.state.increment_warning_counter()

@@ -117,6 +117,17 @@ def unknown_keys(data: Mapping[str, object], host_name: str) -> list[str]:
     return faults
 
 
+def wrong_values(data: Mapping[str, object], host_name: str) -> list[str]:
+    """A message for each value that the task of its key refuses: all at once, and before anything is asked of the node."""
+    faults = []
+    for key in task_keys():
+        try:
+            key.read(data, host_name)
+        except DeployError as error:
+            faults.append(str(error))
+    return faults
+
+
 def without_password(url: str) -> None:
     """Refuse a URL with a user or a password: it would be in arguments on the node, and in files that everybody there reads.
 

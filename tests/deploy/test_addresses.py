@@ -10,6 +10,7 @@ from pyinfra.api.state import State
 from pyinfra.context import ctx_host, ctx_state
 
 from tasks import addresses, node_spec
+from tests.deploy.conftest import Node
 
 GROUP = {
     "nics": [
@@ -67,3 +68,16 @@ def test_a_host_whose_own_data_is_wrong_does_not_stop_the_others() -> None:
 
 def test_a_host_without_addresses_looks_at_no_other() -> None:
     check({"gpu-01": {"nics": []}, "gpu-02": {"node_number": 1}, "gpu-03": {"node_number": 1}}, "gpu-01")
+
+
+@pytest.mark.parametrize("server", ["10.1.0.1", "10.1.255.254"])
+def test_an_api_server_in_the_network_of_a_rail_is_a_warning(node: Node, server: str) -> None:
+    node.data = {**GROUP, "node_number": 1, "kubernetes": {"server": f"https://{server}:6443", "ca_file": "ca.pem"}}
+    said = " ".join(node.deploy(lambda: addresses.check(node_spec.read()), {}).log)
+    assert f"nics[1].addresses[0]: the API server {server} is in the network 10.1.0.0/16 of this NIC" in said
+
+
+@pytest.mark.parametrize("server", ["10.2.0.1", "kubernetes.example.net", "[fd00::1]"])
+def test_an_api_server_elsewhere_is_none(node: Node, server: str) -> None:
+    node.data = {**GROUP, "node_number": 1, "kubernetes": {"server": f"https://{server}:6443", "ca_file": "ca.pem"}}
+    assert "API server" not in " ".join(node.deploy(lambda: addresses.check(node_spec.read()), {}).log)

@@ -83,6 +83,26 @@ def test_all_faults_are_named_at_once() -> None:
     assert len(str(caught.value).splitlines()) == 4
 
 
+def test_faults_of_the_tasks_keys_are_named_with_those_of_the_spec_s() -> None:
+    given = {
+        "nics": NIC,
+        "nccl": {},
+        "labels": {"capabilities": ["rmda"]},
+        "ready_timeout": 0,
+        "container_engine": "docker",
+    }
+    with pytest.raises(DeployError) as caught:
+        node_spec.node_spec(given, "gpu-01")
+    keys = [line.partition(":")[0] for line in str(caught.value).splitlines()]
+    assert sorted(keys) == [
+        "gpu-01.container_engine",
+        "gpu-01.labels",
+        "gpu-01.nccl",
+        "gpu-01.nics",
+        "gpu-01.ready_timeout",
+    ]
+
+
 # --- plan and write ------------------------------------------------------------------------------------------
 
 

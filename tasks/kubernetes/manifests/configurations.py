@@ -10,7 +10,7 @@ from attrs import frozen
 
 from agent.spec.ranges import parse_ranges
 from tasks.kubernetes.manifests import selectors
-from tasks.kubernetes.manifests.device_plugins import SharedRdma, Sriov
+from tasks.kubernetes.manifests.device_plugins import RESOURCE_NAME, SharedRdma, Sriov
 from tasks.kubernetes.manifests.discovered import VFIO, Discovered, SeenFunction
 from tasks.kubernetes.manifests.selectors import Meant, Nodes
 
@@ -54,6 +54,11 @@ def _rails(wanted: SharedRdma, meant: Meant) -> dict[str, Meant]:
             raise ValueError(
                 f"rails: NIC {nic} and {other} would both be {wanted.resource_prefix}/{name}; rename one of them"
             )
+        if not RESOURCE_NAME.fullmatch(name):
+            raise ValueError(
+                f"rails: NIC {nic} would be {wanted.resource_prefix}/{name}, which Kubernetes refuses; give it a shorter name, "
+                "with a letter or a digit at its end"
+            )
         nics[name] = nic
     return {
         name: {node: [each for each in functions if each.nic == nic] for node, functions in meant.items()}
@@ -61,13 +66,20 @@ def _rails(wanted: SharedRdma, meant: Meant) -> dict[str, Meant]:
     }
 
 
+_VFIO, _ROCE, _INFINIBAND = "_vfio", "_rdma", "_ib"
+
+
 @frozen
 class Pool:
-    """A resource of sriov-network-device-plugin. ``exclusive``: its VFs' RDMA devices are in one network namespace each."""
+    """A resource of sriov-network-device-plugin. ``exclusive``: its VFs' RDMA devices are in one network namespace each.
+
+    ``infiniband``: its VFs are on InfiniBand, which sriov-cni is not for.
+    """
 
     name: str
     selectors: Mapping[str, Any]
     exclusive: bool = False
+    infiniband: bool = False
 
     def plain(self) -> dict[str, Any]:
         """The pool as the plugin's configuration has it."""
@@ -85,7 +97,7 @@ class Pool:
 
 
 def sriov(wanted: Sriov, nodes: Nodes) -> list[Pool]:
-    """The pools of sriov-network-device-plugin: VFs without an RDMA device, with one, and those bound to vfio-pci.
+    """The pools of sriov-network-device-plugin: VFs without an RDMA device, with one, on InfiniBand, and bound to vfio-pci.
 
     :raises ValueError: the plugin cannot select these VFs alone; with the reason and the remedy.
     """
@@ -93,14 +105,18 @@ def sriov(wanted: Sriov, nodes: Nodes) -> list[Pool]:
     for name, node in nodes.items():
         for vf in pooled(wanted, node):
             kinds.setdefault(_suffix(vf), {}).setdefault(name, []).append(vf)
-    return [
-        Pool(
-            f"{wanted.resource_name}{suffix}",
-            selectors.sriov(nodes, kinds[suffix], rdma=suffix == "_rdma"),
-            suffix == "_rdma" and _exclusive({name: nodes[name] for name in kinds[suffix]}),
+    pools = []
+    for suffix in sorted(kinds):
+        rdma = suffix in (_ROCE, _INFINIBAND)
+        pools.append(
+            Pool(
+                f"{wanted.resource_name}{suffix}",
+                selectors.sriov(nodes, kinds[suffix], rdma),
+                rdma and _exclusive({name: nodes[name] for name in kinds[suffix]}),
+                suffix == _INFINIBAND,
+            )
         )
-        for suffix in sorted(kinds)
-    ]
+    return pools
 
 
 def _exclusive(nodes: Nodes) -> bool:
@@ -121,5 +137,7 @@ def pooled(wanted: Sriov, node: Discovered) -> list[SeenFunction]:
 
 def _suffix(vf: SeenFunction) -> str:
     if vf.driver == VFIO:
-        return "_vfio"
-    return "" if vf.rdma is None else "_rdma"
+        return _VFIO
+    if vf.rdma is None:
+        return ""
+    return _INFINIBAND if vf.rdma == "InfiniBand" else _ROCE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Any, Literal
 
 from attrs import Attribute, field, frozen
@@ -16,11 +17,27 @@ _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _image = Matches(re.compile(r"[a-z0-9][A-Za-z0-9_./:@-]*"), "give an image, as 'registry.example.net/plugin:v1'")
 _namespace = Matches(re.compile(_LABEL), "give a namespace, as 'default'")
 _runtime_class = Matches(re.compile(rf"{_LABEL}(\.{_LABEL})*"), "give a RuntimeClass, as 'nvidia'")
-_resource_prefix = Matches(re.compile(rf"{_LABEL}(\.{_LABEL})*"), "give a DNS name, as 'rdma'")
-# As in k8s-rdma-shared-dev-plugin (validResourceName in pkg/resources) and sriov-network-device-plugin.
-_resource_name = Matches(re.compile(r"[a-zA-Z0-9_]+"), "give letters, digits and '_'")
+# The kubelet takes names of kubernetes.io for its own resources, and refuses the plugin.
+_resource_prefix = Matches(
+    re.compile(rf"(?!(.*\.)?kubernetes\.io$){_LABEL}(\.{_LABEL})*"),
+    "give a DNS name that is not Kubernetes' own, as 'rdma'",
+)
+# k8s-rdma-shared-dev-plugin (validResourceName in pkg/resources) and sriov-network-device-plugin take these characters.
+# Kubernetes takes at most 63, with a letter or a digit at both ends; "_vfio" may be appended.
+RESOURCE_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_]{0,56}[a-zA-Z0-9])?")
+_resource_name = Matches(
+    RESOURCE_NAME, "give letters, digits and '_', at most 58, with a letter or a digit at both ends"
+)
+
+
+def _network(text: str) -> None:
+    # host-local refuses a smaller one.
+    if ip_network(text).num_addresses < 4:
+        raise ValueError(f"{text} has no room for pods; give a larger network")
+
+
+_subnet = Matches(re.compile(r"[0-9a-f.:]+/\d{1,3}"), "give it as '10.56.217.0/24'", _network)
 _quantity = Matches(re.compile(r"[1-9]\d*(m|Ki|Mi|Gi)?"), "give a quantity, as '500m' or '200Mi'")
-_subnet = Matches(re.compile(r"[0-9a-f.:]+/\d{1,3}"), "give it as '10.56.217.0/24'")
 
 
 def _selector(_: object, attribute: Attribute[Any], labels: Mapping[str, str]) -> None:
@@ -77,7 +94,8 @@ class SharedRdma:
 class Sriov:
     """sriov-network-device-plugin. ``vfs``: the indexes of the VFs of each PF that it allocates; all by default.
 
-    VFs with an RDMA device are the resource ``resource_name``_rdma, those bound to vfio-pci ``resource_name``_vfio.
+    VFs with an RDMA device are the resource ``resource_name``_rdma, or _ib if it is InfiniBand; those bound to vfio-pci are
+    ``resource_name``_vfio.
     """
 
     image: str = field(default="ghcr.io/k8snetworkplumbingwg/sriov-network-device-plugin:v3.9.0", validator=_image)

@@ -29,15 +29,14 @@ def networks(wanted: Networks, sriov: Sriov | None, pools: Sequence[Pool], nodes
     for pool in pools:
         resource = f"{sriov.resource_prefix}/{pool.name}" if sriov else None
         if not pool.has_netdevs:
-            made.append(_network(of_pool(pool), [{"type": "sriov"}], resource))
+            made.append(_network(_by_sriov_cni(pool), [{"type": "sriov"}], resource))
             continue
         # rdma-cni moves the RDMA device to the pod, which works in the exclusive mode only (cmd/rdma: ensureRdmaSystemMode).
         rdma = [{"type": "rdma"}] if pool.exclusive else []
         addresses = {"ipam": wanted.addresses()}
-        made.append(_network(of_pool(pool), [{"type": "sriov", **addresses}, *rdma], resource))
-        made.append(
-            _network(_name(f"host-device-{pool.name}"), [{"type": "host-device", **addresses}, *rdma], resource)
-        )
+        if not pool.infiniband:
+            made.append(_network(_by_sriov_cni(pool), [{"type": "sriov", **addresses}, *rdma], resource))
+        made.append(_network(_by_host_device(pool), [{"type": "host-device", **addresses}, *rdma], resource))
     return made
 
 
@@ -47,8 +46,16 @@ def macvlan(netdev: str) -> str:
 
 
 def of_pool(pool: Pool) -> str:
-    """The name of the network whose netdevs are the VFs of a pool, as sriov-cni sets them."""
+    """The name of the network whose netdevs are the VFs of a pool with netdevs."""
+    return _by_host_device(pool) if pool.infiniband else _by_sriov_cni(pool)
+
+
+def _by_sriov_cni(pool: Pool) -> str:
     return _name(f"sriov-{pool.name}")
+
+
+def _by_host_device(pool: Pool) -> str:
+    return _name(f"host-device-{pool.name}")
 
 
 def _name(name: str) -> str:

@@ -18,7 +18,7 @@ from tasks.kubernetes.manifests.networks import macvlan, of_pool
 from tasks.kubernetes.manifests.node_labels import selected
 from tasks.kubernetes.manifests.selectors import Nodes
 
-NAMES = ("rdma-test", "erdma-test", "macvlan-test", "sriov-test")
+NAMES = ("rdma-test", "erdma-test", "macvlan-test", "sriov-test", "sriov-ib-test")
 
 
 @frozen
@@ -60,7 +60,8 @@ def _pairs(wanted: DevicePlugins, nodes: Nodes, pools: Sequence[Pool]) -> Iterat
     for pool in pools if sriov and networks else ():
         if sriov and networks and pool.is_rdma:
             resource = f"{sriov.resource_prefix}/{pool.name}"
-            yield Pair("sriov-test", resource, sriov.node_selector, f"{networks.namespace}/{of_pool(pool)}")
+            name = "sriov-ib-test" if pool.infiniband else "sriov-test"
+            yield Pair(name, resource, sriov.node_selector, f"{networks.namespace}/{of_pool(pool)}")
 
 
 def _rail(nodes: Nodes) -> str | None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tasks.addresses import to_the_api_server
 from tasks.common import archive
 from tasks.kubernetes.labels import LABELS_KEY
 from tasks.kubernetes.manifests.node_labels import promised
+from tasks.node_spec import node_spec
 from tests.deploy.conftest import DEBIAN, Node
 from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.kubernetes.test_kubernetes import certificate
@@ -160,6 +162,11 @@ def test_what_is_declared_in_order(node: Node, name: str) -> None:
     system = ALINUX if name.startswith("10.") else DEBIAN
     result = node.deploy(lambda: runpy.run_path(str(archive.ROOT / "deploy.py")), {**FRESH, **system})
     assert list(result.planned) == GROUPS[name]
+
+
+def test_no_host_reaches_its_api_server_by_a_rail() -> None:
+    for name, data in hosts().items():
+        assert to_the_api_server(node_spec(data, name), data["kubernetes"]["server"]) is None
 
 
 def listed() -> set[str]:

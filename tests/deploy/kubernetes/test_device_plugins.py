@@ -39,6 +39,8 @@ PLAIN = function("0000:21:00.2", "8086:10ca", "ens3f0v0", index=0, driver="igbvf
 PASSED = function("0000:21:00.4", "8086:10ca", None, index=1, driver="vfio-pci")
 INTEL = nic("fabric0", function("0000:61:00.0", "8086:10c9", "ens3f0", driver="igb", total_vfs=7, vfs=[PASSED, PLAIN]))
 SECOND_VF = {**VF, "address": "0000:21:00.7", "index": 5, "rdma": [rdma("mlx5_7")]}
+IB_VF = function("0000:42:00.1", "15b3:101c", "ib0v0", rdma("mlx5_3", transport="InfiniBand"), index=0)
+IB = nic("rail2", function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand"), vfs=[IB_VF]))
 
 
 def node_with(*functions: Any, nccl: str = "", **more: Any) -> Discovered:
@@ -50,6 +52,7 @@ FLEET = {
     "gpu-2": node_with(RAIL0, others=GPUS, nccl="NCCL_IB_HCA=mlx5\n"),
     "erdma-1": node_with(ERDMA, VIRTIO, nccl="NCCL_IB_DISABLE=1\nNCCL_IB_HCA=\n"),
     "cpu-1": node_with(INTEL, VIRTIO),
+    "ib-1": node_with(IB, VIRTIO),
 }
 
 
@@ -98,6 +101,16 @@ def test_sriov_s_configuration_has_a_resource_for_each_kind_of_vf() -> None:
         {
             "resourceName": "vf",
             "selectors": {"vendors": ["8086"], "devices": ["10ca"], "drivers": ["igbvf"], "pfNames": ["ens3f0#0"]},
+        },
+        {
+            "resourceName": "vf_ib",
+            "selectors": {
+                "vendors": ["15b3"],
+                "devices": ["101c"],
+                "drivers": ["mlx5_core"],
+                "pfNames": ["ib0#0"],
+                "isRdma": True,
+            },
         },
         {
             "resourceName": "vf_rdma",
@@ -233,6 +246,7 @@ def test_test_pods_lock_memory_ask_for_one_and_leave_the_node_to_the_scheduler()
         "rdma-test-pods.yaml": {"{'rdma/hca_shared_devices_b': '1'}"},
         "macvlan-test-pods.yaml": {"{'rdma/hca_shared_devices_b': '1'}"},
         "sriov-test-pods.yaml": {"{'sriov/vf_rdma': '1'}"},
+        "sriov-ib-test-pods.yaml": {"{'sriov/vf_ib': '1'}"},
         "erdma-test-pods.yaml": {"{'rdma/hca': '1'}"},
     }
     for pod in (pod for each in by_name.values() for pod in each):
@@ -256,8 +270,9 @@ def test_a_test_pod_has_a_netdev_with_an_address_for_its_gid() -> None:
         "erdma-test-pods.yaml": None,
         "macvlan-test-pods.yaml": "default/macvlan-ens1f0",
         "sriov-test-pods.yaml": "default/sriov-vf-rdma",
+        "sriov-ib-test-pods.yaml": "default/host-device-vf-ib",
     }
-    assert {"macvlan-ens1f0", "sriov-vf-rdma"} <= set(networks)
+    assert {"macvlan-ens1f0", "sriov-vf-rdma", "host-device-vf-ib"} <= set(networks)
     # Multus gives the network the VF that the pod was given of this resource.
     resource = networks["sriov-vf-rdma"]["metadata"]["annotations"]["k8s.v1.cni.cncf.io/resourceName"]
     assert [limits(pod) for pod in pods(made)["sriov-test-pods.yaml"]] == [{resource: "1"}] * 2
@@ -332,7 +347,7 @@ def test_every_file_that_may_be_rendered_is_known() -> None:
 
 def test_every_object_of_a_core_kind_is_valid_in_the_api_s_schema() -> None:
     objects = [each for each in every(manifests(WANTED, FLEET)) if each["kind"] != "NetworkAttachmentDefinition"]
-    assert len(objects) == 4 + 4 + 1 + 8 + 1
+    assert len(objects) == 4 + 4 + 1 + 10 + 1
     assert {each["metadata"]["name"]: faults(each) for each in objects if faults(each)} == {}
 
 

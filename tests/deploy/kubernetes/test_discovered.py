@@ -140,6 +140,12 @@ def test_rails_that_would_have_one_resource_are_refused(first: str, second: str)
         rails(a=node(nic(first, CONNECTX, vfs=[]), nic(second, SECOND)))
 
 
+@pytest.mark.parametrize("name", ["rail-", "r" * 59])
+def test_a_rail_whose_resource_kubernetes_would_refuse_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"which Kubernetes refuses; give it a shorter name, with a letter or a digit"):
+        rails(a=node(nic(name, CONNECTX, vfs=[])))
+
+
 def test_a_rail_s_resource_has_only_characters_that_the_plugin_allows() -> None:
     assert set(rails(a=node(nic("rail.0-a", CONNECTX, vfs=[])))) == {"hca", "rail_0_a"}
 

@@ -211,7 +211,7 @@ def test_bad_data_is_refused_before_the_node_is_touched(node: Node, given: dict[
     assert message in str(caught.value)
 
 
-PUBLISHES = {"server": "https://api.example.net:6443"}
+PUBLISHES = {"server": "https://api.example.net:6443", "ca_file": "ca.pem"}
 ARGUMENTS = "/etc/trackbed/.kubelet-registration.env.new"
 
 

@@ -65,6 +65,22 @@ def test_ipoib_has_no_macvlans() -> None:
     assert list(networks(a=node(RAIL1, infiniband))) == ["macvlan-ens2f0"]
 
 
+def test_vfs_on_infiniband_are_a_resource_of_their_own_and_are_moved_by_host_device() -> None:
+    vf = function("0000:42:00.1", "15b3:101c", "ib0v0", rdma("mlx5_3", transport="InfiniBand"), index=0)
+    port = function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand"), total_vfs=8, vfs=[vf])
+    nodes = {"a": node(RAIL0, nic("rail2", port))}
+    made = networks(**nodes)
+    assert {name: resource for name, (_, resource) in made.items() if resource} == {
+        "sriov-vf-rdma": "sriov/vf_rdma",
+        "host-device-vf-rdma": "sriov/vf_rdma",
+        "host-device-vf-ib": "sriov/vf_ib",
+    }
+    pods = yaml.safe_load_all(manifests(WANTED, nodes)["sriov-ib-test-pods.yaml"])
+    for pod in pods:
+        assert pod["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "default/host-device-vf-ib"}
+        assert pod["spec"]["containers"][0]["resources"]["limits"] == {"sriov/vf_ib": "1"}
+
+
 def test_host_local_addresses_are_assigned_on_each_node() -> None:
     ((config, _),) = networks(evolve(WANTED, networks=Networks("10.0.0.0/24", "host-local")), a=node(RAIL1)).values()
     assert config["ipam"] == {"type": "host-local", "subnet": "10.0.0.0/24"}

@@ -223,6 +223,18 @@ def test_the_erdma_label_must_have_the_resource_of_the_plugin(
         ({"folder": "x", "erdma": {"plugin": "acs"}}, 'erdma.plugin: "acs" is not one of'),
         ({"folder": "x", "erdma": {"plugin": "controller", "image": "a"}}, "'controller' is not installed from here"),
         ({"folder": "x", "networks": {"subnet": "10.0.0.0"}}, "subnet: '10.0.0.0' is not valid"),
+        ({"folder": "x", "networks": {"subnet": "10.56.0.0/33"}}, "subnet: '10.56.0.0/33' does not appear to be"),
+        ({"folder": "x", "networks": {"subnet": "10.56.0.1/16"}}, "subnet: 10.56.0.1/16 has host bits set"),
+        ({"folder": "x", "networks": {"subnet": "10.56.0.0/31"}}, "10.56.0.0/31 has no room for pods; give a larger"),
+        ({"folder": "x", "sriov": {"resource_name": "_vf"}}, "resource_name: '_vf' is not valid; give letters"),
+        (
+            {"folder": "x", "sriov": {"resource_name": "v" * 59}},
+            "is not valid; give letters, digits and '_', at most 58",
+        ),
+        (
+            {"folder": "x", "sriov": {"resource_prefix": "sriov.kubernetes.io"}},
+            "give a DNS name that is not Kubernetes'",
+        ),
         ({"folder": "x", "limits": {"memory": "lots"}}, "memory: 'lots' is not valid"),
         ({"folder": "x", "sriovs": {}}, "unknown key 'sriovs'; did you mean 'sriov'?"),
     ],
