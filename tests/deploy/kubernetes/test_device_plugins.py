@@ -345,6 +345,16 @@ def test_every_file_that_may_be_rendered_is_known() -> None:
     assert set(manifests(evolve(WANTED, network_plugins=plugins), FLEET)) == task.OURS
 
 
+@pytest.mark.parametrize("namespace", ["123", "null", "true", "1e3"])
+def test_a_namespace_that_yaml_reads_as_something_else_stays_a_name(namespace: str) -> None:
+    plugins = NetworkPlugins(Multus(), Whereabouts(), SriovCni(), RdmaCni())
+    networks = Networks("10.56.217.0/24", namespace=namespace)
+    wanted = evolve(WANTED, namespace=namespace, networks=networks, network_plugins=plugins)
+    namespaces = [each.get("metadata", {}).get("namespace", "") for each in every(manifests(wanted, FLEET))]
+    assert {each for each in namespaces if not isinstance(each, str)} == set()
+    assert namespace in namespaces
+
+
 def test_every_object_of_a_core_kind_is_valid_in_the_api_s_schema() -> None:
     objects = [each for each in every(manifests(WANTED, FLEET)) if each["kind"] != "NetworkAttachmentDefinition"]
     assert len(objects) == 4 + 4 + 1 + 10 + 1
