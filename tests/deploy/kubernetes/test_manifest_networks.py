@@ -69,7 +69,7 @@ def test_vfs_on_infiniband_are_a_resource_of_their_own_and_are_moved_by_host_dev
     vf = function("0000:42:00.1", "15b3:101c", "ib0v0", rdma("mlx5_3", transport="InfiniBand"), index=0)
     port = function("0000:42:00.0", "15b3:101b", "ib0", rdma("mlx5_2", transport="InfiniBand"), total_vfs=8, vfs=[vf])
     nodes = {"a": node(RAIL0, nic("rail2", port))}
-    made = networks(**nodes)
+    made = networks(WANTED, **nodes)
     assert {name: resource for name, (_, resource) in made.items() if resource} == {
         "sriov-vf-rdma": "sriov/vf_rdma",
         "host-device-vf-rdma": "sriov/vf_rdma",
