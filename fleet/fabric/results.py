@@ -8,7 +8,7 @@ from typing import Literal
 from attrs import frozen
 
 from fleet.fabric.schedule import Round
-from fleet.fabric.tests import TESTS, FabricTest
+from fleet.fabric.tests import TESTS, FabricTest, Load
 
 Fault = Literal["", "no-server", "timeout", "client", "server", "output", "lost"]
 
@@ -47,13 +47,13 @@ def failed(made: Round, server: str, client: str, fault: Fault, text: str = "") 
     )
 
 
-def measured(made: Round, server: str, client: str, code: int, output: str) -> FabricResult:
+def measured(made: Round, server: str, client: str, code: int, output: str, load: Load) -> FabricResult:
     """The result of a client that has ended with an exit status, having printed ``output``."""
     if code == TIMED_OUT:
         return failed(made, server, client, "timeout", messages(output))
     if code != 0:
         return failed(made, server, client, "client", messages(output) or f"exit status {code}")
-    value = parse(TESTS[made.test], output)
+    value = parse(TESTS[made.test], output, load)
     if value is None:
         return failed(made, server, client, "output", messages(output) or "perftest printed no result")
     return FabricResult(made.stage, made.number, made.test, made.across, server, client, value)
@@ -65,7 +65,7 @@ TIMED_OUT = 124
 COLUMNS = {"Gbit/s": "BW average[Gb/sec]", "us": "t_typical[usec]"}
 """The column of perftest's table that has the result (RESULT_FMT_G and RESULT_FMT_LAT of perftest_parameters.h)."""
 
-MESSAGES = "MsgRate[Mpps]"
+MESSAGES, COUNT = "MsgRate[Mpps]", "#iterations"
 
 LEAST, MOST = 1e-6, 1e6
 """Results that can be, in Gbit/s or in microseconds. The node says them, and they are divided by."""
@@ -73,10 +73,12 @@ LEAST, MOST = 1e-6, 1e6
 _HEADING = re.compile(r"#bytes|#iterations|BW (?:peak|average)\[[^\]]*\]|MsgRate\[Mpps\]|\S+(?: percentile)?\[usec\]")
 
 
-def parse(test: FabricTest, output: str) -> float | None:
-    """The result in perftest's output; None if there is none, or one that cannot be. A rate of 0: nothing arrived.
+def parse(test: FabricTest, output: str, load: Load) -> float | None:
+    """The result in perftest's output; None if there is none, or one that cannot be.
 
-    perftest prints the rate with two decimals, so a rate below 1 Gbit/s is computed from the message rate, which has six.
+    perftest prints the rate with two decimals, so a rate below 1 Gbit/s is computed from the message rate, which has six. If
+    both are 0, the rate is computed from the number of messages: without the frequency of the CPU, which it cannot measure on
+    some virtual machines ("Correlation coefficient", get_clock.c), perftest counts messages and has no time. No message: None.
     """
     columns: list[str] = []
     for line in output.splitlines():
@@ -88,7 +90,9 @@ def parse(test: FabricTest, output: str) -> float | None:
             try:
                 value = float(words[columns.index(COLUMNS[test.unit])])
                 if test.unit == "Gbit/s" and value < 1:
-                    value = int(words[0]) * 8e-3 * float(words[columns.index(MESSAGES)])
+                    bits = int(words[0]) * 8
+                    value = bits * 1e-3 * float(words[columns.index(MESSAGES)])
+                    value = value or bits * 1e-9 * float(words[columns.index(COUNT)]) / load.window
             except ValueError:
                 continue
             return value if LEAST <= value <= MOST else None

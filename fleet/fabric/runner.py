@@ -16,7 +16,7 @@ from fleet.fabric.launch import SSH, Keys, daemon, files_of_first, files_of_othe
 from fleet.fabric.results import FabricResult, failed, measured, messages
 from fleet.fabric.schedule import Pair, Round
 from fleet.fabric.stages import STAGES, FabricSettings
-from fleet.fabric.tests import ALL_REDUCE, TESTS, client, server
+from fleet.fabric.tests import ALL_REDUCE, TESTS, Load, client, server
 from fleet.fabric.verdict import Verdict, good_ends, lost_nodes, verdict
 
 PORT = 18515
@@ -183,7 +183,9 @@ class Runner:
         servers = self._ask("collect", made, there, measured_well)
         for job in up:
             if not self._gone(job.ends):
-                results[job.server, job.client] = _result(made, job, clients[job.id], servers[job.id])
+                results[job.server, job.client] = _result(
+                    made, job, clients[job.id], servers[job.id], self.settings.load
+                )
         for job in jobs:
             if self._gone(job.ends):
                 gone = next(node for node in map(self._node, job.ends) if node in self._lost)
@@ -245,8 +247,8 @@ def _is_answer(do: str, answer: Any) -> bool:
     return False
 
 
-def _result(made: Round, job: Job, of_client: Sequence[Any], of_server: Sequence[Any]) -> FabricResult:
-    result = measured(made, job.server, job.client, int(of_client[0]), str(of_client[1]))
+def _result(made: Round, job: Job, of_client: Sequence[Any], of_server: Sequence[Any], load: Load) -> FabricResult:
+    result = measured(made, job.server, job.client, int(of_client[0]), str(of_client[1]), load)
     code, output = of_server
     if not result.fault and code != 0:
         why = "it did not end" if code is None else f"exit status {code}"

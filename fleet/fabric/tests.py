@@ -44,6 +44,11 @@ class Load:
     messages: int = 1000
     gpu_memory: bool = False
 
+    @property
+    def window(self) -> int:
+        """The seconds whose messages perftest counts: without the first and the last quarter of its time, in whole seconds."""
+        return self.seconds - 2 * (self.seconds // 4)
+
 
 TESTS = {
     test.program: test
