@@ -187,7 +187,7 @@ def _draw(axes: Axes, results: Results, name: str, factor: float, as_found: bool
 def _once(pair: tuple[lab.Node, ...], way: Way, as_found: bool, seconds: int) -> dict[str, float]:
     """Measure with the agent stopped, so that it neither repairs these settings nor takes CPU time."""
     for node in pair:
-        # Not `wait`: the last report may be of before the settings were changed.
+        # Not `wait`, which may see a report that is older than the change of the settings.
         node.sh("trackbed apply >/dev/null && systemctl stop trackbed", timeout=300)
     try:
         return _measure(pair, way, as_found, seconds)

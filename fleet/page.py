@@ -73,8 +73,14 @@ def picture(width: float, height: float) -> Iterator[Picture]:
     """Draw a picture of this size, in inches."""
     # matplotlib numbers what it draws by a hash: with a salt of ours, the same picture is the same text. What stands between
     # two dollars is part of a name, and no formula.
-    texts = rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "text.parse_math": False})
-    with texts, rc_context({"svg.hashsalt": "trackbed"}):
+    with rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": "trackbed",
+            "font.family": "sans-serif",
+            "text.parse_math": False,
+        }
+    ):
         drawn = Picture(Figure(figsize=(width, height), facecolor="none"))
         yield drawn
         image = io.StringIO()
