@@ -30,16 +30,16 @@ FIRST_RESPAWN = 0.5
 LAST_RESPAWN = 30.0
 
 REPEATED = 3
-"""After so many crashed workers or passes in a row, the last verified spec replaces a new one."""
+"""After this many crashes of workers or passes in a row, the last verified spec replaces a new one."""
 
 CRASHED = "TRACKBED_CRASHED"
-"""The environment variable by which a worker learns that those before it crashed."""
+"""The environment variable that tells a worker how the workers before it crashed."""
 
 LONGEST_LINE = 64 << 20
-"""Bytes of one message of the worker. One about a thousand VFs that were just created has four million."""
+"""The largest message of the worker, in bytes. The message after the creation of a thousand VFs has four million."""
 
 LEAVE_WAIT = 10.0
-"""Seconds that a worker has to end after the request, while it is in no call."""
+"""Seconds until a worker that was asked to end, and makes no call, is killed."""
 
 KILL_WAIT = 1.0
 """Seconds to wait after SIGKILL. A process that is still there by then hangs in the kernel."""
@@ -63,8 +63,9 @@ class Limits:
 
 @define
 class _Worker:
-    """``leave_by``: when the worker is killed if it should end and is in no call. ``at_fault``: what it did wrong.
+    """A worker's process, and what the supervisor knows of it.
 
+    ``leave_by``: when it is killed, if it was asked to end and makes no call. ``at_fault``: what it did wrong.
     ``ready``: whether it has called the node ready.
     """
 
@@ -85,11 +86,14 @@ class _Worker:
         return self.process.stdin
 
     def is_leaving(self) -> bool:
-        """Whether it should end."""
+        """Whether it was asked to end."""
         return self.leave_by < math.inf
 
     def was_well(self, until: float) -> bool:
-        """Whether it made the node ready and went on. One that only lived long may die at the same spec each time."""
+        """Whether it called the node ready, and ran for :data:`LAST_RESPAWN` seconds.
+
+        A long run alone proves nothing: a spec may crash each worker late.
+        """
         return self.ready and until > self.started + LAST_RESPAWN
 
     def silent_by(self, limits: Limits) -> float:
@@ -109,7 +113,10 @@ def supervise(command: list[str], publisher: Publisher, limits: Limits = Limits(
 
 @define
 class _Supervisor:
-    """Keeps one writer: a worker starts after the one before has ended, or hangs in a device that the new one avoids."""
+    """Keeps one writer: the next worker starts when the last one has ended, or hangs in a device that the next one avoids.
+
+    ``asked``: the worker is still to be told to read the spec again. ``look_at``: when to check whether an event still waits.
+    """
 
     command: list[str]
     publisher: Publisher
@@ -125,7 +132,7 @@ class _Supervisor:
 
     def run(self) -> None:
         wake = self._hear_signals()
-        # A shorter limit than the heartbeat's interval could pass unseen.
+        # The supervisor sees a call only when it wakes, so it wakes at least once within the shortest limit of a call.
         beat = min(HEARTBEAT, self.limits.read)
         next_beat = time.monotonic() + beat
         while True:
@@ -146,7 +153,7 @@ class _Supervisor:
                     return
 
     def _obey(self, signals: bytes) -> bool:
-        """Act on signals that have come. :returns: whether to end."""
+        """Act on the signals that have arrived. :returns: whether to end."""
         if signal.SIGTERM in signals or signal.SIGINT in signals:
             notify("STOPPING=1")
             self.publisher.publish_unattended("Stopped", "the agent was stopped; start it: systemctl start trackbed")
@@ -177,15 +184,16 @@ class _Supervisor:
         return min([self.worker.leave_by, *retries, self.look_at, self._withdrawn_at(self.worker), ends])
 
     def _ends(self, step: Step) -> float:
+        """When the call counts as hung."""
         return step.since + (self.limits.write if step.mode == "write" else self.limits.read)
 
     def _withdrawn_at(self, worker: _Worker) -> float:
-        """When Ready is withdrawn, unless the event about a required device that waits now was read by then."""
+        """When Ready is withdrawn, if the event about a required device that waits now still waits then."""
         since = worker.view.waits() if self.publisher.ready else 0.0
         return since + ANSWERED_WITHIN if since else math.inf
 
     def _is_barred(self) -> bool:
-        """Whether a process hangs in a write to no single device: another worker could not avoid it."""
+        """Whether a killed worker hangs in a write that names no device: the next worker could not avoid that write."""
         everywhere = self.hung.get("")
         return everywhere is not None and everywhere.is_held()
 
@@ -263,7 +271,7 @@ class _Supervisor:
 
     def _not_understood(self, worker: _Worker, what: str) -> None:
         """Replace a worker whose message cannot be parsed: the message may have said that the node is not ready."""
-        message = f"said what cannot be understood: {what[:400]}"
+        message = f"sent a message that cannot be understood: {what[:400]}"
         self._send_away(worker, "WorkerLost", f"the worker {message}; another one takes its place")
         worker.at_fault = message
 
@@ -297,7 +305,7 @@ class _Supervisor:
         self.publisher.publish_unattended("WorkerLost", f"the worker {why}; it is started again")
 
     def _count_death(self, why: str, was_well: bool) -> None:
-        """Each one in a row doubles the wait before the next start. A worker that was well ends the row."""
+        """Count a death. Each one in a row doubles the wait before the next start; a worker that was well ends the row."""
         self.deaths = 1 if was_well else self.deaths + 1
         self.last_death = why
         self.respawn_at = time.monotonic() + doubling(FIRST_RESPAWN, self.deaths, LAST_RESPAWN)
@@ -334,7 +342,7 @@ class _Supervisor:
         except subprocess.TimeoutExpired:
             held = worker.process
             journal(f"process {held.pid} waits in the kernel and is left there")
-            # The call may have been slow and have returned by now: then it is the one after it that hangs.
+            # The slow call may have returned by now. Then a later call is the one that hangs.
             step = worker.view.step() or step
         self._release(worker)
         self.respawn_at = now
@@ -366,7 +374,7 @@ class _Supervisor:
             )
 
     def _try_again(self, now: float) -> None:
-        """Have a new worker try devices that hung before, after the present worker has finished its pass."""
+        """Let a new worker try the devices that hung before. It starts after the present one has finished its pass."""
         due = [device for device, hung in self.hung.items() if hung.is_over(now)]
         for device in due:
             self.hung[device].avoided = False

@@ -31,10 +31,11 @@ from agent.service.wake import KnownDevices, WakeUp, Watch
 from agent.state.scope import Scope
 
 PROBES_WAIT = 0.05
-"""Seconds that the result of a pass waits for the probes: most end by then, and both are published at once."""
+"""Seconds that the result of a pass waits for the probes. Most end by then, so one report has both."""
 
 POSTPONED = 5
-"""Passes in a row whose Ready is not published, since events came meanwhile. The next one's is: events may never end."""
+"""How many times in a row Ready is held back because an event came during the pass. The next Ready is published all the same:
+events may never end."""
 
 
 def work(
@@ -115,7 +116,7 @@ class _WakeUps:
 
 @define
 class _Loop:
-    """``postponed``: passes in a row whose Ready was not published."""
+    """Runs passes and waits between them. ``postponed``: how many times in a row Ready was held back."""
 
     path: Path
     passes: Passes
@@ -131,7 +132,7 @@ class _Loop:
                 self._reload()
             body, due = passes.run(self.requests.allowed)
         if wake_ups.listener.answered():
-            # The supervisor may have taken Ready back in the meantime.
+            # The supervisor may have withdrawn Ready meanwhile.
             passes.output.forget()
         self.requests.send(body)
         due = min(due, passes.in_force.trial_left(time.monotonic()))
@@ -183,7 +184,7 @@ class _Loop:
         return scope
 
     def _publish(self, body: Body, scope: Scope) -> bool:
-        """Publish the result of a pass, unless it says Ready of devices that have changed since.
+        """Publish the result of a pass, unless it says Ready and its devices have changed since.
 
         :returns: whether it was published.
         """
@@ -229,8 +230,8 @@ def main(
 ) -> None:
     """Serve the supervisor at the other end of standard input and output.
 
-    :param run: the folder for files that end with the boot; ``state``: for those that outlive it.
-    :param hung: PCI addresses of functions whose whole device is left alone.
+    :param run: the folder for files that a boot removes; ``state``: the folder for files that outlive a boot.
+    :param hung: PCI addresses of functions that hung. Their PFs are left alone, with all VFs.
     :param activity_fd: the memory that the supervisor has made for :class:`Activity`.
     :param wait_until_published: as in :func:`work`.
     """

@@ -186,7 +186,7 @@ note(open(folder / "report.json").read()); report(True, "h2"); sys.stdin.read()
     between = report_from_json(supervised.noted()[2])
     assert not between.ready
     message = between.conditions[-1].message
-    assert message.startswith("the worker said what cannot be understood: ")
+    assert message.startswith("the worker sent a message that cannot be understood: ")
     assert ("it is not a JSON object" in message) is (said == r"b'[1]\n'")
 
 
