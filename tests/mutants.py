@@ -34,6 +34,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_publishing_turns.py": (PUBLISH,),
     "test_supervisor.py": (SUPERVISOR,),
     "test_supervisor_deadlines.py": (SUPERVISOR,),
+    "test_supervisor_messages.py": (SUPERVISOR,),
     "test_supervisor_systemd.py": (SUPERVISOR,),
     "test_unreadable.py": (CONVERGE,),
     "test_users.py": (USERS,),
@@ -46,6 +47,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
 OF_ITS_OWN = {
     "test_supervisor.py": (SUPERVISOR,),
     "test_supervisor_deadlines.py": (SUPERVISOR,),
+    "test_supervisor_messages.py": (SUPERVISOR,),
     "test_supervisor_systemd.py": (SUPERVISOR,),
     "test_worker_process.py": (WORKER,),
 }

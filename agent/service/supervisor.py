@@ -211,7 +211,7 @@ class _Supervisor:
                 env={**os.environ, **(crashed if self.deaths >= REPEATED else {})},
             )
         except OSError as error:
-            self._lost(f"could not be started: {error}", was_well=False)
+            self._lost(f"could not be started: {error}")
             return
         self.worker = _Worker(process, time.monotonic(), view)
         os.set_blocking(self.worker.input().fileno(), False)
@@ -271,7 +271,7 @@ class _Supervisor:
 
     def _not_understood(self, worker: _Worker, what: str) -> None:
         """Replace a worker whose message cannot be parsed: the message may have said that the node is not ready."""
-        message = f"sent a message that cannot be understood: {what[:400]}"
+        message = f"sent a message that cannot be understood: {what}"
         self._send_away(worker, "WorkerLost", f"the worker {message}; another one takes its place")
         worker.at_fault = message
 
@@ -299,7 +299,7 @@ class _Supervisor:
         else:
             self._lost(worker.at_fault or f"ended with status {status}", worker.was_well(now))
 
-    def _lost(self, why: str, was_well: bool) -> None:
+    def _lost(self, why: str, was_well: bool = False) -> None:
         """Handle the end of a worker that crashed or misbehaved."""
         self._count_death(why, was_well)
         self.publisher.publish_unattended("WorkerLost", f"the worker {why}; it is started again")

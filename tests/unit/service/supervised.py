@@ -23,10 +23,10 @@ from pathlib import Path
 from agent.service import supervisor
 folder = Path(sys.argv[1])
 limits = supervisor.Limits(*map(float, sys.argv[3:8]))
-supervisor.LEAVE_WAIT, supervisor.LAST_RESPAWN = map(float, sys.argv[8:10])
+supervisor.LEAVE_WAIT, supervisor.LAST_RESPAWN, supervisor.ANSWERED_WITHIN = map(float, sys.argv[8:11])
 supervisor.LONGEST_LINE = 1 << 20
 supervisor.HEARTBEAT = 600.0
-supervisor.supervise([sys.argv[10], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
+supervisor.supervise([sys.argv[11], "-c", sys.argv[2]], supervisor.Publisher(folder, "boot-1", "v1"), limits)
 """
 
 WORKER = """
@@ -48,7 +48,7 @@ PF = "0000:21:00.0"
 folder = pathlib.Path(os.environ["NOTIFY_SOCKET"]).parent
 def note(word):
     with (folder / "noted").open("a") as file: file.write(word + "\\n")
-activity = Activity.at(int(sys.argv[2]))
+activity = Activity.at(int(sys.argv[sys.argv.index("--activity") + 1]))
 if not (folder / "noted").exists(): (folder / "first-report").write_text((folder / "report.json").read_text())
 note("start " + " ".join(sys.argv[3:]))
 starts = (folder / "noted").read_text().count("start")
@@ -110,11 +110,14 @@ class Start:
         first: float = 600.0,
         leave: float = 10.0,
         well: float = 30.0,
+        answered: float = 0.5,
         program: str = sys.executable,
         notify: str = "",
         stderr: int | None = None,
     ) -> Supervised:
-        """Start one with these limits: ``first`` is Limits.start, ``well`` is LAST_RESPAWN. Its heartbeat is ``read``.
+        """Start one with these limits: ``first`` is Limits.start, ``well`` is LAST_RESPAWN, ``answered`` is ANSWERED_WITHIN.
+
+        Its heartbeat is ``read``.
 
         ``notify``: another NOTIFY_SOCKET than the test's.
         """
@@ -122,7 +125,7 @@ class Start:
         address = self.folder / f"notify{len(self.started)}"
         notified.bind(str(address))
         notified.settimeout(20)
-        limits = map(str, (read, write, retry, silence, first, leave, well))
+        limits = map(str, (read, write, retry, silence, first, leave, well, answered))
         process = subprocess.Popen(
             [sys.executable, "-c", SUPERVISOR, str(self.folder), WORKER + worker, *limits, program],
             cwd=ROOT,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.report.records import report_from_json
-from agent.runtime import doubling
+from agent.runtime import doubling, uptime
 from agent.service.supervisor import FIRST_RESPAWN, LAST_RESPAWN
 from tests.contract.asking import soon
 from tests.unit.service.supervised import NOTED, Start, Supervised, needs_fuse
@@ -160,9 +160,28 @@ def test_while_an_event_waits_outside_of_any_call_no_call_is_named(start: Start)
 
 def test_ready_is_withdrawn_while_an_event_waits_that_came_after_the_worker_spoke_of_another(start: Start) -> None:
     # The worker speaks of events at most twice a second. This one comes two seconds after it did.
-    body = "report(True)\nactivity.idle(); activity.waits(time.monotonic() + 2.0); say({'checking': True}); sys.stdin.read()"
+    body = """report(True)
+activity.idle()
+came = time.monotonic() + 2.0; note(str(came))
+activity.waits(came); say({"checking": True})
+sys.stdin.read()
+"""
     supervised = start(NOTED + body, read=QUIET)
     supervised.wait_for(lambda report: report.ready)
+    checking = supervised.wait_for(lambda report: report.conditions[0].reason == "Checking")
+    # Before, the next pass may answer the event, and Ready stays.
+    assert checking.since >= uptime() - time.monotonic() + float(supervised.noted()[1]) + 0.5
+
+
+def test_an_event_that_comes_soon_after_the_worker_spoke_of_another_is_seen(start: Start) -> None:
+    body = """report(True)
+activity.idle()
+say({"checking": True}); report(True, "h2")
+while json.loads((folder / "report.json").read_text())["spec_hash"] != "h2": time.sleep(0.05)
+activity.waits(time.monotonic() - 600.0)
+sys.stdin.read()
+"""
+    supervised = start(NOTED + body, read=QUIET, answered=8.0)
     supervised.wait_for(lambda report: report.conditions[0].reason == "Checking")
 
 
