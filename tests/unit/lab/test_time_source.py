@@ -45,6 +45,8 @@ def asked(port: int) -> bytes:
     """The answer; empty if nobody answers."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(1.0)
+        # On 127.0.0.1 the kernel may choose the very port that is asked, and the client would hear itself.
+        client.bind(("127.0.0.2", 0))
         client.connect(("127.0.0.1", port))
         try:
             client.send(question())

@@ -89,18 +89,19 @@ if starts == 1: activity.doing("vfs", "write"); activity.call(PF, "write"); repo
 if starts == 2:
     activity.doing("vfs", "write")
     activity.call("0000:41:00.0", "write")
-    note("writes"); sys.stdin.read(); time.sleep(1.5); note("has written")
+    note("writes"); sys.stdin.read(); time.sleep(3); note("has written")
     activity.idle(); sys.exit()
 report(True); sys.stdin.read()
 """
-    supervised = start(NOTED + writing, retry=0.1, leave=0.5, read=600.0, write=6.0)
+    supervised = start(NOTED + writing, retry=0.1, leave=2.0, read=600.0, write=10.0)
     supervised.wait_for(lambda report: report.ready)
     assert supervised.noted()[1:4] == ["start --avoid 0000:21:00.0", "writes", "has written"]
 
 
 def test_an_idle_worker_that_does_not_end_is_killed_and_the_device_is_tried_again(start: Start) -> None:
     deaf = 'if starts == 1: activity.call(PF, "read")\nif starts < 3: time.sleep(600)\nreport(True); sys.stdin.read()'
-    supervised = start(NOTED + deaf, retry=0.1, leave=0.5)
+    # It has to start and note that within this time.
+    supervised = start(NOTED + deaf, retry=0.1, leave=5.0)
     supervised.wait_until_noted("start", "start --avoid 0000:21:00.0", "start")
     supervised.wait_for(lambda report: report.ready)
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from attrs import frozen
 
@@ -38,6 +39,10 @@ def published(announcement):
     return ""
 worker.main(kernel.machine(), folder / "node.json", folder / "run", folder / "state", hung, activity, published)
 """
+
+
+# A parent that does nothing else. The worker's pipes are not its own, so they stay open when it is killed.
+PARENT = "import subprocess, sys; subprocess.run(sys.argv[2:], pass_fds=[int(sys.argv[1])])"
 
 
 @frozen
@@ -81,13 +86,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
         (tmp_path / name).mkdir()
 
     def begin(
-        now: int = 9000, hung: str = "", crashed: str = "", stdout: int = subprocess.PIPE, **nic: object
+        now: int = 9000,
+        hung: str = "",
+        crashed: str = "",
+        stdout: int = subprocess.PIPE,
+        parent: str = "",
+        **nic: object,
     ) -> Worker:
         nics = [{"name": "a", "select": {"pci": PF0}, **nic}, {"name": "b", "select": {"pci": PF1}, "required": False}]
         (tmp_path / "node.json").write_text(json.dumps({"node_name": "n1", "nics": nics}))
         view = View.new()
+        between = [sys.executable, "-c", parent, str(view.descriptor)] if parent else []
         process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(tmp_path), hung, str(view.descriptor), str(now)],
+            [*between, sys.executable, "-c", WORKER, str(tmp_path), hung, str(view.descriptor), str(now)],
             stdin=subprocess.PIPE,
             stdout=stdout,
             pass_fds=[view.descriptor],
@@ -149,3 +160,12 @@ def test_it_ends_once_nobody_reads_its_reports(start: Start) -> None:
     worker = start(stdout=writing)
     os.close(writing)
     assert worker.process.wait(60) == 1
+
+
+def test_it_is_killed_when_its_parent_is_killed(start: Start) -> None:
+    started = start(parent=PARENT)
+    assert started.said() == {"serving": True}
+    (worker,) = psutil.Process(started.process.pid).children()
+    started.process.kill()
+    # Where nobody reaps orphans, a zombie stays.
+    soon(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE or None, "end of the worker", 60.0)
