@@ -57,13 +57,16 @@ def users(
 
     If a source gives no answer (the kubelet), it counts as a user: a device with unknown users is not disturbed.
     """
-    return _look_up(machine, want, address, among, (*OTHERS, *OWNERS))
+    return _look_up(machine, want, address, among, USERS)
 
 
 def owners(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
 ) -> dict[str, tuple[User, ...]]:
-    """Like :func:`users`, but only the sources that can show an owner: it costs much less."""
+    """Like :func:`users`, but only the sources that can show an owner: it costs much less.
+
+    :raises OSError: a source gives no answer (the kubelet), so any function may have an owner.
+    """
     return _look_up(machine, want, address, among, OWNERS)
 
 
@@ -123,14 +126,26 @@ def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Users:
             yield target, User("another network namespace", owns=True)
 
 
-def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """The functions that the kubelet has allocated to pods."""
+def _allocations_or_unknown(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """Like :func:`_allocations`; if the kubelet gives no answer, every function counts as used."""
     try:
         allocated = machine.kubelet.allocations()
     except OSError as error:
         for target in functions.pci:
             yield target, User(f"unknown pods, since the kubelet does not say: {error.strerror or error}")
         return
+    yield from _pods(machine, functions, allocated)
+
+
+def _allocations(machine: Machine, want: Wanted, functions: _Functions) -> Users:
+    """The functions that the kubelet has allocated to pods.
+
+    :raises OSError: the kubelet gives no answer.
+    """
+    return _pods(machine, functions, machine.kubelet.allocations())
+
+
+def _pods(machine: Machine, functions: _Functions, allocated: Mapping[str, tuple[str, ...]]) -> Users:
     reader = Reader(machine.files)
     for target, pci in functions.pci.items() if allocated else ():
         for pod in allocated.get(pci, ()):
@@ -250,6 +265,7 @@ def _uppers(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 OWNERS: tuple[Source, ...] = (_vfio, _allocations, _namespaces)
-"""Sources of owners. They come last, so that their answers are the newest: a function can be handed over at any time."""
+"""Sources of owners."""
 
-OTHERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers)
+USERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers, _vfio, _allocations_or_unknown, _namespaces)
+"""Sources of users. Owners come last, so that these answers are the newest: a function can be handed over at any time."""

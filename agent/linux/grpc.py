@@ -45,7 +45,11 @@ CODES = (
     "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED",
 )  # fmt: skip
-ERRNOS = {"UNIMPLEMENTED": errno.ENOSYS, "DEADLINE_EXCEEDED": errno.ETIMEDOUT}
+ERRNOS = {
+    "UNIMPLEMENTED": errno.ENOSYS,
+    "DEADLINE_EXCEEDED": errno.ETIMEDOUT,
+    "RESOURCE_EXHAUSTED": errno.EBUSY,
+}
 
 
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
@@ -64,8 +68,8 @@ def call(connection: socket.socket, method: str, timeout: float) -> bytes:
     :param method: as ``/package.Service/Method``.
     :param timeout: seconds for the whole answer.
     :returns: the answering message.
-    :raises OSError: ETIMEDOUT: no whole answer in time; ENOSYS: there is no such method; EREMOTEIO: the server answers with
-        another error; EPROTO: the answer is not gRPC.
+    :raises OSError: ETIMEDOUT: no whole answer in time; ENOSYS: there is no such method; EBUSY: the server has too many
+        requests; EREMOTEIO: it answers with another error; EPROTO: the answer is not gRPC.
     """
     deadline = time.monotonic() + timeout
     http = H2Connection(H2Configuration(client_side=True, header_encoding=None))

@@ -40,7 +40,11 @@ PAUSE = 10.0
 # No socket, nothing behind it: there is no kubelet, or it is stopped.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ECONNREFUSED})
 
-REMEDIES = {errno.ENOSYS: "turn the kubelet's feature gate KubeletPodResources on"}
+# The kubelet answers 100 requests a second, and ten at once, of all its clients together
+# (pkg/kubelet/apis/podresources/constants.go). A pass that writes to many VFs makes more.
+RATE = 100.0
+
+REMEDIES = {errno.ENOSYS: "this kubelet is older than Kubernetes 1.20, which brought version 1 of the PodResources API"}
 
 # Field numbers of api.proto: of ListPodResourcesResponse, and what is read of a PodResources.
 PODS = 1
@@ -73,9 +77,8 @@ class LinuxKubelet:
             raise OSError(*self._failure[1:])
         for path in self.sockets:
             try:
-                if (connection := _connect(path, self.timeout)) is not None:
-                    with connection:
-                        return _by_device(_list(connection, self.timeout))
+                if (response := _response(path, self.timeout)) is not None:
+                    return _by_device(response)
             except (OSError, ValueError) as error:
                 number, message = _explain(path, error)
                 self._failure = (self.clock() + PAUSE, number, message)
@@ -88,6 +91,21 @@ class LinuxKubelet:
             with suppress(OSError):  # the path of another distribution
                 return os.stat(path).st_mtime  # noqa: PTH116  each pass asks, and a Path costs more than the call
         return 0.0
+
+
+def _response(path: str, timeout: float) -> bytes | None:
+    """The kubelet's answer; None: there is no kubelet. A request that its rate limit refuses is made again."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            if (connection := _connect(path, timeout)) is None:
+                return None
+            with connection:
+                return _list(connection, timeout)
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() >= deadline:
+                raise
+        time.sleep(1 / RATE)
 
 
 def _connect(path: str, timeout: float) -> socket.socket | None:

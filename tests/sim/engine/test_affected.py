@@ -77,6 +77,17 @@ def test_a_kubelet_that_does_not_answer_defers_disruptive_changes(kernel: Kernel
     assert all("the kubelet does not say" in user for user in deferred(settle(kernel, spec(6))))
 
 
+def test_while_the_kubelet_does_not_answer_no_attribute_of_a_bound_vf_is_changed(kernel: Kernel) -> None:
+    """The kubelet may be giving the VF to a pod: its CNI plugin sets attributes before it moves the netdev."""
+    settle(kernel, spec())
+    kernel.netlink.set_vf(kernel.netdev(PF).ifindex, 1, vlan=7)
+    kernel.host.kubelet_error = TimeoutError("no answer within 2 s")
+    result = settle(kernel, spec(vlan=0))
+    assert kernel.vfs(PF)[1].vlan == 7
+    (outcome,) = [each for each in result.outcomes if each.result == "failed"]
+    assert outcome.error == "its users cannot be determined: no answer within 2 s"
+
+
 @pytest.mark.parametrize(
     ("mounts", "server"),
     [

@@ -105,7 +105,14 @@ def answer(request, context):
     return (folder / "answer").read_bytes()
 
 def refuse(request, context):
-    context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, (folder / "answer").read_text())
+    context.abort(grpc.StatusCode.INTERNAL, (folder / "answer").read_text())
+
+def limit(request, context):
+    left = folder / "left"
+    if refusals := int(left.read_text()):
+        left.write_text(str(refusals - 1))
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+    return answer(request, context)
 
 def hang(request, context):
     threading.Event().wait()
@@ -113,7 +120,7 @@ def hang(request, context):
 class Lister(grpc.GenericRpcHandler):
     def service(self, details):
         assert details.method == "/v1.PodResourcesLister/List"
-        does = {"answer": answer, "refuse": refuse, "hang": hang}.get((folder / "does").read_text())
+        does = {"answer": answer, "refuse": refuse, "limit": limit, "hang": hang}.get((folder / "does").read_text())
         return grpc.unary_unary_rpc_method_handler(does) if does else None
 
 server = grpc.server(ThreadPoolExecutor(2))
@@ -272,19 +279,33 @@ def test_a_kubelet_that_accepts_and_does_not_answer(served: Served) -> None:
     assert refusal(served.path, timeout=0.3).errno == errno.ETIMEDOUT
 
 
-def test_a_kubelet_without_the_api_says_what_to_turn_on(served: Served) -> None:
+def test_the_error_of_a_kubelet_without_the_api_names_the_version_that_has_it(served: Served) -> None:
     served.does("nothing of the kind")
     error = refusal(served.path)
     assert error.errno == errno.ENOSYS
     assert "UNIMPLEMENTED" in str(error)
-    assert "turn the kubelet's feature gate KubeletPodResources on" in str(error)
+    assert "older than Kubernetes 1.20" in str(error)
+
+
+def test_a_request_that_the_rate_limit_refuses_is_made_again(served: Served) -> None:
+    served.does("limit", encoded(pod("a", "0000:3b:00.2")))
+    (served.folder / "left").write_text("3")
+    assert LinuxKubelet((served.path,), timeout=20).allocations() == {"0000:3b:00.2": ("team/a",)}
+
+
+def test_a_rate_limit_that_refuses_until_the_timeout_is_an_error(served: Served) -> None:
+    served.does("limit")
+    (served.folder / "left").write_text("1000000")
+    error = refusal(served.path, timeout=0.1)
+    assert error.errno == errno.EBUSY
+    assert "RESOURCE_EXHAUSTED: rejected by rate limit" in str(error)
 
 
 def test_a_kubelet_that_refuses_is_quoted(served: Served) -> None:
     served.does("refuse", "100 % über dem Limit".encode())
     error = refusal(served.path)
     assert error.errno == errno.EREMOTEIO
-    assert "RESOURCE_EXHAUSTED: 100 % über dem Limit" in str(error)
+    assert "INTERNAL: 100 % über dem Limit" in str(error)
 
 
 @pytest.mark.parametrize("message", [b"\xff", b"\x0a\x7f", b"\x0a\x03\x0a\x01\xff", b"\x0b\x0c"])
