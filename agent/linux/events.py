@@ -41,6 +41,7 @@ from pyroute2.netlink.uevent import MONITOR_GROUP_KERNEL, MONITOR_GROUP_UDEV, Ue
 
 from agent.linux import routing
 from agent.linux.messages import ATTRIBUTE, HEADER, attributes, layout, numbers, widen
+from agent.linux.sockets import closed_in_the_end
 from agent.machine import Event, EventSource
 
 BUFFER = 16 << 20
@@ -123,7 +124,7 @@ def _links() -> NetlinkSource:
     A socket inside a pod's namespace would keep the namespace alive. This needs CAP_NET_BROADCAST; without it, only the agent's
     regular full reading sees such VFs.
     """
-    owner = IPRSocket(groups=0)
+    owner = closed_in_the_end(IPRSocket(groups=0))
     widen(owner.socket, BUFFER)
     owner.bind(groups=RTMGRP_LINK)
     with suppress(PermissionError):
@@ -133,7 +134,7 @@ def _links() -> NetlinkSource:
 
 def _routing() -> NetlinkSource:
     """A socket of its own: that of links would also hear of every pod's addresses and routes."""
-    owner = IPRSocket(groups=0)
+    owner = closed_in_the_end(IPRSocket(groups=0))
     widen(owner.socket, BUFFER)
     owner.bind(groups=ROUTING_GROUPS)
     return NetlinkSource(owner, owner.socket, routing_events)
@@ -141,7 +142,7 @@ def _routing() -> NetlinkSource:
 
 def _uevents() -> NetlinkSource:
     """Both groups: the kernel's own event, and udev's once it has handled the device."""
-    owner = UeventSocket()
+    owner = closed_in_the_end(UeventSocket())
     channel = owner.asyncore.socket
     widen(channel, BUFFER)
     owner.bind(groups=MONITOR_GROUP_KERNEL | MONITOR_GROUP_UDEV)
@@ -150,13 +151,12 @@ def _uevents() -> NetlinkSource:
 
 def _ethtool() -> list[NetlinkSource]:
     """None on a kernel whose ethtool has no netlink (before Linux 5.6)."""
-    owner: Any = GenericNetlinkSocket()
+    owner: Any = closed_in_the_end(GenericNetlinkSocket())
     # A missing family is no error here; pyroute2 would write it to standard error.
     owner.asyncore.module_err_level = "debug"
     try:
         owner.bind(ETHTOOL_GENL_NAME, genlmsg)
     except NetlinkError:
-        owner.close()
         return []
     channel = owner.asyncore.socket
     widen(channel, BUFFER)

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import struct
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -250,3 +251,18 @@ def test_a_driver_s_nonsense_is_an_error_of_its_device() -> None:
     )
     with pytest.raises(OSError, match="the kernel's answer cannot be read: IndexError"):
         decode_link(body + attribute(IFLA_NUM_VF, struct.pack("=I", 1)) + attribute(IFLA_VFINFO_LIST, attribute(1, vf)))
+
+
+def test_a_process_that_has_used_netlink_ends_without_a_complaint() -> None:
+    """pyroute2 leaves the event loop of a socket open, and Python's development mode names whatever is left open."""
+    used = (
+        "from contextlib import suppress\n"
+        "from agent import linux\n"
+        "machine = linux.machine()\n"
+        "sources = machine.events.subscribe()\n"
+        "lo = machine.netlink.link('lo')\n"
+        "with suppress(OSError): machine.ethtool.channels(lo.ifindex)\n"
+        "print(lo.name, len(sources) > 2)\n"
+    )
+    ended = subprocess.run([sys.executable, "-X", "dev", "-c", used], capture_output=True, text=True, check=True)
+    assert (ended.stdout, ended.stderr) == ("lo True\n", "")
