@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from agent.report.drift import Counts
@@ -23,7 +25,7 @@ REPORT = Report(
     outcomes=(Outcome(Change("links", "0000:18:00.0", "mtu", 1500, 9000), "applied"),),
 )
 
-COUNTS = Counts({"vfs": 1}, {"vfs": {"NetworkManager": 1}})
+COUNTS = Counts(Counter(vfs=1), Counter({("vfs", "NetworkManager"): 1}))
 
 
 def page() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from attrs import define, field, frozen
 
 from agent.documents import load, read
 from agent.report.publisher import READABLE
-from agent.report.records import Change, Outcome, to_plain
+from agent.report.records import Change, Outcome
 from agent.runtime import journal, write_atomically
 
 NAME = "drift.json"
@@ -24,10 +25,10 @@ Suspects = Mapping[str, Collection[str]]
 
 @frozen
 class Counts:
-    """``repairs``: by kind of state. ``suspects``: of these, by kind and program, those made while that program ran."""
+    """``repairs``: by kind of state. ``suspects``: of these, those made while a program ran, by kind and program."""
 
-    repairs: Mapping[str, int] = field(factory=dict)
-    suspects: Mapping[str, Mapping[str, int]] = field(factory=dict)
+    repairs: Counter[str] = field(factory=Counter)
+    suspects: Counter[tuple[str, str]] = field(factory=Counter)
 
 
 @define
@@ -49,12 +50,8 @@ class Drift:
         """
         path = folder / NAME
         before = read_drift(path)
-        repairs = {kind: before.repairs.get(kind, 0) for kind in sorted(known)}
-        suspects = {
-            kind: {name: before.suspects.get(kind, {}).get(name, 0) for name in programs}
-            for kind, programs in sorted(known.items())
-            if programs
-        }
+        repairs = Counter({kind: before.repairs[kind] for kind in known})
+        suspects = Counter({pair: before.suspects[pair] for pair in _pairs(known, known)})
         drift = cls(path, Counts(repairs, suspects))
         drift._write()
         return drift
@@ -75,26 +72,29 @@ class Drift:
         """
         kinds = [change.kind for change in repairs]
         if kinds:
-            self.counts = _more(self.counts, kinds, suspects)
+            self.counts.repairs.update(kinds)
+            self.counts.suspects.update(_pairs(kinds, suspects))
             self._write()
         self._was_true = self._was_true or as_wanted
 
     def _write(self) -> None:
         try:
-            write_atomically(self.path, json.dumps(to_plain(self.counts), sort_keys=True) + "\n", READABLE)
+            write_atomically(self.path, to_json(self.counts), READABLE)
         except OSError as error:
             journal(f"{self.path} cannot be written: {error.strerror}; the next repair writes it")
 
 
-def _more(counts: Counts, kinds: Iterable[str], suspects: Suspects) -> Counts:
-    repairs = dict(counts.repairs)
-    programs = {kind: dict(by_program) for kind, by_program in counts.suspects.items()}
-    for kind in kinds:
-        repairs[kind] = repairs.get(kind, 0) + 1
-        for name in suspects.get(kind, ()):
-            of_kind = programs.setdefault(kind, {})
-            of_kind[name] = of_kind.get(name, 0) + 1
-    return Counts(repairs, programs)
+def _pairs(kinds: Iterable[str], suspects: Suspects) -> list[tuple[str, str]]:
+    """Each kind with each of its suspects."""
+    return [(kind, program) for kind in kinds for program in suspects.get(kind, ())]
+
+
+def to_json(counts: Counts) -> str:
+    """The text of the file. It has the programs of each kind in an object of their own."""
+    suspects: dict[str, dict[str, int]] = {}
+    for (kind, program), count in counts.suspects.items():
+        suspects.setdefault(kind, {})[program] = count
+    return json.dumps({"repairs": counts.repairs, "suspects": suspects}, sort_keys=True) + "\n"
 
 
 def read_drift(path: Path) -> Counts:
@@ -107,7 +107,8 @@ def read_drift(path: Path) -> Counts:
         case {"repairs": dict() as repairs, "suspects": dict() as suspects} if all(
             _are_counts(each) for each in (repairs, *suspects.values())
         ):
-            return Counts(repairs, suspects)
+            by_pair = {(kind, program): count for kind, counts in suspects.items() for program, count in counts.items()}
+            return Counts(Counter(repairs), Counter(by_pair))
     return Counts()
 
 

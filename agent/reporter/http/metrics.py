@@ -59,9 +59,8 @@ def _metrics(verdict: Verdict, drift: Counts) -> Iterator[Metric]:
         "Of these, the repairs that were made while a program ran that is known to set such state",
         labels=("kind", "program"),
     )
-    for kind, programs in sorted(drift.suspects.items()):
-        for program, count in sorted(programs.items()):
-            suspects.add_metric((kind, program), count)
+    for pair, count in sorted(drift.suspects.items()):
+        suspects.add_metric(pair, count)
     yield suspects
     if report is None:
         return

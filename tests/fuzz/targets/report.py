@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +44,7 @@ def _report(data: bytes) -> None:
         verdict = Verdict(report, tuple(reasons), 0.0, True)
         printable("\n".join(reasons)).encode()
         for accept in ("", "application/openmetrics-text"):
-            render(verdict, Counts({"links": 1}), accept)
+            render(verdict, Counts(Counter(links=1)), accept)
         wanted = desired(verdict, SETTINGS, (), Node("u", "1"), False)
         json.dumps([node_patch(wanted, Node("u", "1")), status_patch(wanted, Node("u", "1"), 1e9)]).encode()
         assert report_from_json(report_to_json(report)) == report

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.report import drift, names
 from agent.report.drift import Counts
-from agent.report.records import Change, Condition, Outcome, Report, report_to_json, to_plain
+from agent.report.records import Change, Condition, Outcome, Report, report_to_json
 from agent.report.verdict import Verdict
 from agent.reporter.http.metrics import render
 from agent.runtime import boot_id, uptime
@@ -54,13 +55,13 @@ READY = Report(
     outcomes=(Outcome(Change("links", "0000:21:00.0", "mtu", 1500, 9000), "applied"),),
 )
 MISSING = (Condition("NicsPresent", "False", "NicMissing", "rail0 is missing"), READY.conditions[1])
-COUNTS = Counts({"links": 3, "vfs": 0}, {"links": {"NetworkManager": 3}})
+COUNTS = Counts(Counter(links=3, vfs=0), Counter({("links", "NetworkManager"): 3}))
 
 
 def repaired(**more: int) -> Counts:
     """The counts after more repairs of some kinds, all while NetworkManager ran."""
-    repairs = {kind: count + more.get(kind, 0) for kind, count in COUNTS.repairs.items()}
-    return Counts(repairs, {"links": {"NetworkManager": repairs["links"]}})
+    repairs = Counter({kind: count + more.get(kind, 0) for kind, count in COUNTS.repairs.items()})
+    return Counts(repairs, Counter({("links", "NetworkManager"): repairs["links"]}))
 
 
 def promtool(*words: str | Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -104,7 +105,7 @@ class Reporter:
     def say(self, report: Report, counts: Counts) -> None:
         """Replace the files as the agent does."""
         stamped = evolve(report, boot_id=boot_id(), uptime=uptime())
-        for name, text in ((drift.NAME, json.dumps(to_plain(counts))), (names.REPORT, report_to_json(stamped))):
+        for name, text in ((drift.NAME, drift.to_json(counts)), (names.REPORT, report_to_json(stamped))):
             new = self.run / f".{name}.new"
             new.write_text(text)
             new.replace(self.run / name)
