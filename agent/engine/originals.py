@@ -19,6 +19,7 @@ from attrs import define, evolve, field, frozen
 from agent.hardware.functions import Function
 from agent.kinds import ANY_VALUE, Kind, Reading
 from agent.machine import Machine
+from agent.report.names import RUN_FOLDER
 from agent.report.records import HOST, Change, Condition, Value, to_plain, value_from_plain
 from agent.report.target import device_of
 from agent.runtime import journal, write_atomically
@@ -28,7 +29,7 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted, WantedNic
 
 ORIGINALS = "originals.jsonl"
-"""The file's name in /run/trackbed."""
+"""The file's name in the runtime directory."""
 
 Key = tuple[str, str, str]
 """A change's kind, target and field."""
@@ -107,7 +108,7 @@ class Originals:
             )
         if self._unreadable:
             message = (
-                f"{ORIGINALS} in /run/trackbed has lines that cannot be read: values that the agent changed before, and that "
+                f"{ORIGINALS} in {RUN_FOLDER} has lines that cannot be read: values that the agent changed before, and that "
                 "leave the spec, may stay as they are until the next boot"
             )
             remedy = "set those by hand"

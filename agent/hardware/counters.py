@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from attrs import define, field, frozen
 
-from agent.hardware.functions import NET, PCI, bonded, rdma_devices
-from agent.hardware.rdma import RDMA
+from agent.hardware.functions import NET, PCI, RDMA, bonded, rdma_devices
 from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
 from agent.machine import Files
 

@@ -13,6 +13,7 @@ from agent.report.target import device_of, is_vf, vf_index, vf_target
 
 PCI = "/sys/bus/pci/devices"
 NET = "/sys/class/net"
+RDMA = "/sys/class/infiniband"
 
 VFIO = "vfio-pci"
 
@@ -96,7 +97,7 @@ def rdma_devices(files: Files, address: str) -> list[str]:
 
 def rdma_bond(files: Files, device: str) -> str | None:
     """The bond whose two ports an RDMA device serves (RoCE LAG); None for a device with a netdev of its own."""
-    folder = f"/sys/class/infiniband/{device}/ports/1/gid_attrs/ndevs"
+    folder = f"{RDMA}/{device}/ports/1/gid_attrs/ndevs"
     name = next((read_or(files, f"{folder}/{index}", "") for index in names_or_none(files, folder)[:1]), "")
     return name if name and bonded(files, name) else None
 

@@ -14,11 +14,10 @@ from typing import Literal
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, device_path, rdma_devices
+from agent.hardware.functions import NET, RDMA, device_path, rdma_devices
 from agent.hardware.sysfs import ABSENT, numbered, whole
 from agent.machine import Files
 
-RDMA = "/sys/class/infiniband"
 CHAR_DEVICES = "/dev/infiniband"
 GAP = 64
 CHAR_DEVICE_CLASSES = ("infiniband_verbs", "infiniband_mad")

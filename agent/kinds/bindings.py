@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attrs import evolve, frozen
 
-from agent.hardware.functions import NET, PCI, VFIO, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
+from agent.hardware.functions import NET, PCI, RDMA, VFIO, device_path, driver, ifindex_of, netdev, pci_of, vf_addresses
 from agent.hardware.sysfs import names_or_none, read_or
 from agent.kinds import links, vf_attributes, vfs
 from agent.machine import Files, Machine, VfInfo
@@ -91,7 +91,7 @@ def _binding(machine: Machine, vf: str, wanted: VfAttributes) -> Binding:
 def _node_guid(files: Files, vf: str) -> str | None:
     """The node GUID in the spec's form. sysfs writes it as ``0011:2233:4455:6677``."""
     devices = names_or_none(files, f"{device_path(vf)}/infiniband")
-    digits = read_or(files, f"/sys/class/infiniband/{devices[0]}/node_guid", "").replace(":", "") if devices else ""
+    digits = read_or(files, f"{RDMA}/{devices[0]}/node_guid", "").replace(":", "") if devices else ""
     return ":".join(digits[place : place + 2] for place in range(0, len(digits), 2)) or None
 
 

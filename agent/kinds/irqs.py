@@ -23,6 +23,7 @@ from agent.hardware.sysfs import names_or_none, numbered, ranges, read_or, whole
 from agent.hardware.topology import Topology
 from agent.kinds import Reading
 from agent.machine import Files, Machine
+from agent.report.names import RUN_FOLDER
 from agent.report.records import HOST, Change
 from agent.report.target import device_of, is_vf, vf_index
 from agent.spec.ranges import format_ranges, parse_ranges
@@ -59,11 +60,11 @@ class Irq:
 
 # The file with the CPUs that have no free interrupt vector, so that `trackbed plan` knows them, too. The kernel shows this only
 # by refusing a write (ENOSPC). A CPU counts as full until the next boot: each new try would make the node unready for a moment.
-FULL = "/run/trackbed/full-cpus"
+FULL = f"{RUN_FOLDER}/full-cpus"
 
 # The file with the CPU that each queue had when the node last matched the spec: JSON, by target and queue. Without it a queue
 # that irqbalance moved could stay there, since that placement may have the same loads.
-PLACED = "/run/trackbed/placement.json"
+PLACED = f"{RUN_FOLDER}/placement.json"
 LARGEST = 4 << 20
 """Bytes of it. That of 4,096 VFs with 64 queues each has three million."""
 

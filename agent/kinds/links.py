@@ -32,6 +32,9 @@ OTHER_WRITERS = ("NetworkManager", "systemd-networkd", "ifplugd", "netplan")
 ALTNAME = "altname "
 PRESENT, ABSENT = "present", "absent"
 
+UDEV = "/run/udev/data"
+"""The folder of udev's database."""
+
 
 @frozen
 class LinkStatus:
@@ -70,13 +73,18 @@ def status(machine: Machine, pci: str) -> LinkStatus:
     return LinkStatus(pci, driver(machine.files, pci), link, ready)
 
 
+def udev_entry(files: Files, ifindex: int) -> str:
+    """A netdev's entry in udev's database; empty if there is none. Properties are lines ``E:NAME=value``."""
+    return read_or(files, f"{UDEV}/n{ifindex}", "")
+
+
 def initialised(files: Files, ifindex: int) -> bool:
     """Whether udev has initialised a netdev (its database has an entry), or does not run on this machine."""
-    # The database has an entry for each device of the node: too many to list for every netdev.
-    if read_or(files, f"/run/udev/data/n{ifindex}", ""):
+    if udev_entry(files, ifindex):
         return True
+    # The database has an entry for each device of the node: too many to list for every netdev.
     try:
-        files.names("/run/udev/data")
+        files.names(UDEV)
     except FileNotFoundError:
         return True
     return False

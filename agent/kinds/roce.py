@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from attrs import evolve, field, frozen
 
-from agent.hardware.functions import NET, netdev, netdev_of, pci_of
-from agent.hardware.rdma import RDMA, Reader
+from agent.hardware.functions import NET, RDMA, netdev, netdev_of, pci_of
+from agent.hardware.rdma import Reader
 from agent.hardware.sysfs import names_or_none, numbered, read_or, whole
 from agent.kinds import Reading, links
 from agent.machine import Files, Machine

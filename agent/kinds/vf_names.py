@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from agent.hardware.functions import link_of, netdev
-from agent.hardware.sysfs import read_or
 from agent.kinds import links
 from agent.machine import Files, Link, Machine
 from agent.report.records import Change, Disruption
@@ -28,7 +27,6 @@ AFTER = ("bindings",)
 UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "function"
 
-DATABASE = "/run/udev/data"
 LINK_FILE = "ID_NET_LINK_FILE"
 # A name of this length or more can only be an alternative name.
 IFNAMSIZ = 16
@@ -68,8 +66,8 @@ def _name(machine: Machine, vf: str, rule: str, link_file: str) -> Name:
 
 
 def _properties(files: Files, link: Link) -> str:
-    """A netdev's entry in udev's database; properties are lines ``E:NAME=value``."""
-    return f"\n{read_or(files, f'{DATABASE}/n{link.ifindex}', '')}\n"
+    """A netdev's entry in udev's database, with a line end before and after each line, as :func:`_property` needs it."""
+    return f"\n{links.udev_entry(files, link.ifindex)}\n"
 
 
 def _property(properties: str, name: str) -> str:

@@ -1,16 +1,14 @@
 """Readiness checks: one module a check, found by being in this folder.
 
 A probe has the ``TYPE`` of its condition, the ``STAGE`` that it belongs to, and its default ``SEVERITY``, which the spec can
-override. It either judges what the pass has read, with ``check(want, have)``, or reads something that no kind reads:
-``read(machine, want)`` returns facts, and ``judge(want, have, facts)`` returns conditions. ``check`` and ``judge`` are pure.
+override. ``judge(want, have, facts)`` returns its conditions. It is pure: ``have`` is what the pass has read, and ``facts`` is
+None, unless the probe has one of these functions:
 
-``read`` may depend on the wanted NICs, but on nothing else of the spec, since its facts may be judged by the next spec. It runs
-in a thread, because a driver call may never return. It may use the machine's files, processes and system, but not its netlink:
-netlink sockets belong to the thread that opened them.
-
-A probe that judges over time has ``remember(before, now, have, facts)``, whose result ``judge`` gets in place of the facts.
-``before`` is its result of the last time (None at first), ``now`` the time in seconds of a monotonic clock, ``have`` the
-snapshot, and ``facts`` what ``read`` returned (None for a probe without ``read``).
+- ``read(machine, want)`` returns facts that no kind reads. It may depend on the wanted NICs, but on nothing else of the spec,
+  since the next spec may judge the same facts. It runs in a thread, because a driver call may never return. It may use the
+  machine's files, processes and system, but not its netlink: a netlink socket belongs to the thread that opened it.
+- ``remember(before, now, have, facts)`` is for a probe that judges over time: ``judge`` gets its result in place of the facts.
+  ``before`` is its previous result (None at first), and ``now`` the time in seconds of a monotonic clock.
 
 Optional: ``PERIOD`` and ``DEADLINE`` of ``read`` in seconds, and ``RECHECK``, the period while the condition is False;
 ``FAIL_AFTER`` and ``OF``: the condition becomes False after ``FAIL_AFTER`` failures within the last ``OF`` checks.
@@ -41,7 +39,7 @@ DEADLINE = 10.0
 
 @frozen
 class Probe:
-    """One check, as its module declares it. ``read`` is None if it judges the snapshot alone."""
+    """One check, as its module declares it. ``read`` is None if it judges only what the kinds have read."""
 
     name: str
     type: str
@@ -65,18 +63,18 @@ def probes() -> tuple[Probe, ...]:
 
 
 def _probe(name: str, module: ModuleType) -> Probe:
-    judge = module.judge if hasattr(module, "judge") else lambda want, have, _: module.check(want, have)
+    period = getattr(module, "PERIOD", PERIOD)
     return Probe(
         name=name,
         type=module.TYPE,
         stage=module.STAGE,
         severity=module.SEVERITY,
-        period=getattr(module, "PERIOD", PERIOD),
-        recheck=getattr(module, "RECHECK", getattr(module, "PERIOD", PERIOD)),
+        period=period,
+        recheck=getattr(module, "RECHECK", period),
         deadline=getattr(module, "DEADLINE", DEADLINE),
         fail_after=getattr(module, "FAIL_AFTER", 1),
         of=getattr(module, "OF", 1),
         read=getattr(module, "read", None),
         remember=getattr(module, "remember", None),
-        judge=judge,
+        judge=module.judge,
     )

@@ -11,7 +11,7 @@ STAGE: Stage = "network"
 SEVERITY: Severity = "required"
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if netdevs of required NICs are up without carrier; the message names them."""
     dark = [
         f"{status.link.name} ({target})"

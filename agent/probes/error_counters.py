@@ -12,8 +12,7 @@ from itertools import pairwise
 
 from attrs import frozen
 
-from agent.hardware.functions import NET, device_path, netdev
-from agent.hardware.rdma import RDMA
+from agent.hardware.functions import NET, RDMA, device_path, netdev
 from agent.hardware.sysfs import names_or_none, read_or, whole
 from agent.machine import Files, Machine
 from agent.report.records import Condition, Severity, Stage

@@ -14,7 +14,7 @@ SEVERITY: Severity = (
 )
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """Unknown if some devices do not answer; the message names them."""
     hung = [function.address for function in have.functions if function.hung]
     unreadable = [f"{each.address} ({each.unreadable})" for each in have.functions if each.unreadable and not each.hung]

@@ -10,7 +10,7 @@ STAGE: Stage = "device"
 SEVERITY: Severity = "required"
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if it runs although the policy is ``disabled``, or without our script although the policy is ``banned``."""
     policy = want.spec.irqs.irqbalance
     if policy == "disabled" and irqbalance.PROCESS in have.processes:

@@ -9,6 +9,6 @@ STAGE: Stage = "device"
 SEVERITY: Severity = "required"
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """One condition for each NIC that was not found; its severity is a warning if the NIC is not required."""
     return list(want.missing) or [Condition(TYPE, "True", "AllPresent")]

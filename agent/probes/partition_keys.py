@@ -23,7 +23,7 @@ FULL = 0x8000
 """The bit of a full member, which may talk to all others of its partition; a limited member only to full ones."""
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if ports of required NICs lack some; the message names them. No condition if the spec requires none."""
     if not any(nic.rdma is not None and nic.rdma.pkeys for nic in want.asked):
         return []

@@ -20,7 +20,7 @@ SEVERITY: Severity = "required"
 MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad"}
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if RDMA devices of required NICs lack some; the message names them. No condition if the spec expects no devices."""
     asked = {nic.name for nic in want.asked if nic.rdma is not None}
     if not asked:

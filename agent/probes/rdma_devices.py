@@ -34,7 +34,7 @@ class Fault:
 Find = Callable[[WantedNic, RdmaDevices, Devices], Iterator[Fault]]
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if functions of required NICs have none, which the message names; no condition if the spec expects none.
 
     With ``rdma.at_least`` it is True if that many NICs have no fault.

@@ -18,7 +18,7 @@ STAGE: Stage = "network"
 SEVERITY: Severity = "required"
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if ports of required NICs differ from the spec, with the remedy; no condition if the spec expects no devices.
 
     With ``rdma.at_least`` it is True if that many NICs have no fault.

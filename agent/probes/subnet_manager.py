@@ -23,7 +23,7 @@ SEVERITY: Severity = "required"
 REMEDY = "start opensm on a node of this subnet or a switch's subnet manager, and see its log for this port's GUID"
 
 
-def check(want: Wanted, have: Snapshot) -> list[Condition]:
+def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """False if none has configured a port of a required NIC; no condition on a node without expected InfiniBand devices.
 
     With ``rdma.at_least`` it is True if that many NICs have no fault.

@@ -180,8 +180,8 @@ class Passes:
         if (result := record.result) is not None:
             repairs = self.memory.drift.repairs(result.outcomes)
             running = {change.kind: suspects(change.kind, result.have.processes) for change in repairs}
-            hash = spec_hash(result.want.spec)
-            if gap := self.memory.history.record(result.outcomes, hash, record.trigger, running):
+            in_force = spec_hash(result.want.spec)
+            if gap := self.memory.history.record(result.outcomes, in_force, record.trigger, running):
                 journal(gap)
             self.memory.drift.count(repairs, running, result.as_wanted)
         self._log.write(record.body, record.trigger, record.seconds)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from agent.hardware.functions import NET, PCI, RDMA
 from agent.tools.programs import Ran, run
 
 DEADLINE = 20.0
@@ -86,17 +87,17 @@ def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Col
         # Without a path, grep would read standard input.
         if paths:
             yield Collector(name, ("grep", "-Hs", "", *paths), ANY_ANSWER)
-    for device in sorted(path.parent.name for path in Path("/sys/class/net").glob("*/device")):
+    for device in sorted(path.parent.name for path in Path(NET).glob("*/device")):
         for option in ("-i", "-k", "-l", "-g", "-S"):
             yield Collector(f"ethtool/{device}{option}.txt", ("ethtool", option, device))
 
 
 # Globbing reads only directories, which never hangs.
 ATTRIBUTES = (
-    ("sriov.txt", "/sys/bus/pci/devices", ("*/sriov_*",)),
-    ("rdma-ports.txt", "/sys/class/infiniband", ("*/node_guid", "*/fw_ver", "*/ports/*/state", "*/ports/*/phys_state")),
+    ("sriov.txt", PCI, ("*/sriov_*",)),
+    ("rdma-ports.txt", RDMA, ("*/node_guid", "*/fw_ver", "*/ports/*/state", "*/ports/*/phys_state")),
     ("irq-affinity.txt", "/proc/irq", ("*/smp_affinity_list", "*/effective_affinity_list")),
-    ("steering.txt", "/sys/class/net", ("*/queues/*/rps_cpus", "*/queues/*/rps_flow_cnt", "*/queues/*/xps_cpus")),
+    ("steering.txt", NET, ("*/queues/*/rps_cpus", "*/queues/*/rps_flow_cnt", "*/queues/*/xps_cpus")),
 )
 
 FILES = (

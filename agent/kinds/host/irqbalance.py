@@ -12,6 +12,7 @@ from attrs import frozen
 
 from agent.hardware.sysfs import read_or
 from agent.machine import Machine
+from agent.report.names import STATE_FOLDER
 from agent.report.records import HOST, Change
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
@@ -24,7 +25,7 @@ REACH = "device"
 
 PROCESS = "irqbalance"
 SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"
-LIST = "/var/lib/trackbed/irqbalance-banned"
+LIST = f"{STATE_FOLDER}/irqbalance-banned"
 
 
 @frozen

@@ -8,15 +8,14 @@ from agent.hardware.functions import PCI, device_path, netdev, vf_addresses
 from agent.hardware.rdma import RdmaDevice, Reader, gid_index
 from agent.hardware.sysfs import read_or
 from agent.kinds import links
-from agent.kinds.vf_names import DATABASE
 from agent.machine import Machine
 from tests.contract.asking import errno_of, soon
 
 
 def _udev_records(machine: Machine) -> dict[str, str]:
     """What udev's database has of each RDMA device, by its name."""
-    names = [each for each in machine.files.names(DATABASE) if each.startswith("+infiniband:")]
-    return {each.removeprefix("+infiniband:"): read_or(machine.files, f"{DATABASE}/{each}", "") for each in names}
+    names = [each for each in machine.files.names(links.UDEV) if each.startswith("+infiniband:")]
+    return {each.removeprefix("+infiniband:"): read_or(machine.files, f"{links.UDEV}/{each}", "") for each in names}
 
 
 def _vf(machine: Machine, pf: str) -> tuple[str, RdmaDevice]:
