@@ -12,7 +12,7 @@ from pyroute2.iproute.linux import IPRoute
 from rich.console import Console
 from rich.table import Table
 
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.spec.node import from_mapping
 from bench.namespace import devices, enter, machine
 
@@ -35,7 +35,7 @@ def _run(pipe: Connection, netdevs: int, rounds: int) -> None:
             list(ip.link("dump"))
             bare.append(time.perf_counter() - began)
             began = time.perf_counter()
-            preview(node, spec)
+            dry_run(node, spec)
             ours.append(time.perf_counter() - began)
     pipe.send((min(ours) * 1000, min(bare) * 1000))
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.machine import Machine
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel
@@ -48,7 +48,7 @@ def milliseconds(vfs: int, rounds: int) -> float:
     took = []
     for _ in range(rounds):
         began = time.process_time()
-        planned = preview(machine, spec)
+        planned = dry_run(machine, spec)
         took.append((time.process_time() - began) * 1000)
         if planned.changes:
             raise click.ClickException(f"the simulated node drifted: {planned.changes[0]}")

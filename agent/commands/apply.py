@@ -79,7 +79,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     from agent import linux
     from agent.engine.context import Callbacks, Goal, Memory
     from agent.engine.converge import converge
-    from agent.engine.dry_run import preview
+    from agent.engine.dry_run import dry_run
     from agent.engine.originals import ORIGINALS, Originals
     from agent.engine.readiness import Readiness
     from agent.engine.retry import Failures
@@ -88,7 +88,7 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     from agent.service.wake import KnownDevices, Watch
 
     machine = linux.machine()
-    if impossible := preview(machine, spec).errors:
+    if impossible := dry_run(machine, spec).errors:
         raise _common.Failed("\n".join(impossible))
     try:
         lock.take(_common.RUN)

@@ -28,12 +28,12 @@ def plan(spec_file: str | None, as_json: bool) -> None:
     Example: trackbed plan --spec candidate.json
     """
     from agent import linux
-    from agent.engine.dry_run import preview
+    from agent.engine.dry_run import dry_run
     from agent.engine.originals import ORIGINALS, Originals
 
     try:
         spec = _common.read_spec(spec_file)
-        planned = preview(linux.machine(), spec, Originals.load(_common.RUN / ORIGINALS, keep=False))
+        planned = dry_run(linux.machine(), spec, Originals.load(_common.RUN / ORIGINALS, keep=False))
     except (_common.Failed, OSError) as error:
         if as_json:
             click.echo(json.dumps({"spec_hash": "", "changes": [], "errors": str(error).splitlines()}))

@@ -21,7 +21,7 @@ KNOWN_AFTER = "known after"
 
 
 @frozen
-class Preview:
+class DryRun:
     """What a spec would change on this machine now.
 
     ``errors``: why the machine cannot match it. ``names``: the NICs' names in the spec, by PCI address.
@@ -32,7 +32,7 @@ class Preview:
     names: Mapping[str, str]
 
 
-def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None) -> Preview:
+def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None) -> DryRun:
     """Plan all changes of a spec and write nothing; ``originals``: the values to restore if they leave the spec.
 
     Where a plan depends on devices that another change creates, one change stands for it; its ``after`` names that kind.
@@ -75,7 +75,7 @@ def preview(machine: Machine, spec: NodeSpec, originals: Originals | None = None
     errors += [f"{c}: {c.blocker}; {c.remedy}" for c in planned if c.blocker and not _is_pending(c, pending)]
     changes = [evolve(c, blocker="", remedy="") if _is_pending(c, pending) else c for c in planned]
     names = {address: wanted.nic.name for address, wanted in want.nics.items()}
-    return Preview(tuple(c for c in changes if c.blocker or c.field != "netdev"), tuple(errors), names)
+    return DryRun(tuple(c for c in changes if c.blocker or c.field != "netdev"), tuple(errors), names)
 
 
 def _with_users(

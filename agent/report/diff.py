@@ -13,7 +13,7 @@ from attrs import evolve
 
 from agent.report.printable import printable
 from agent.report.records import WHOLE_KIND, Change, Disruption, Value, say_value
-from agent.report.target import device_of, is_vf, vf_index
+from agent.report.target import is_vf, vf_index, vf_target
 from agent.spec.ranges import format_ranges
 
 NOTHING = (None, "absent")
@@ -31,14 +31,14 @@ def lines(changes: Iterable[Change], names: Mapping[str, str]) -> Iterator[str]:
 
     :param names: the NICs' names in the spec, by PCI address.
     """
-    folded = _folded(changes)
-    for device in dict.fromkeys(device_of(change.target) for change in folded):
+    labelled = _labelled(changes)
+    for device in dict.fromkeys(change.device for change, _ in labelled):
         name = names.get(device, "")
         yield click.style(printable(f"{device}{f' {name}' if name else ''}"), bold=True)
-        own = [change for change in folded if device_of(change.target) == device]
-        width = min(WIDEST, max(len(_label(change)) for change in own))
-        for change in own:
-            yield from _lines(change, width)
+        own = [(change, label) for change, label in labelled if change.device == device]
+        width = min(WIDEST, max(len(label) for _, label in own))
+        for change, label in own:
+            yield from _lines(change, label, width)
 
 
 def summary(changes: Sequence[Change]) -> str:
@@ -59,29 +59,29 @@ def summary(changes: Sequence[Change]) -> str:
     return printable(", ".join(parts))
 
 
-def _folded(changes: Iterable[Change]) -> list[Change]:
-    """The changes. Equal changes of several VFs of one PF become one, whose target has all indices: ``ADDRESS#0-6``."""
-    indices: dict[Change, list[int]] = {}
+def _labelled(changes: Iterable[Change]) -> list[tuple[Change, str]]:
+    """The changes with their labels. Equal changes of several VFs of one PF become one, whose label names these VFs."""
+    vfs_of: dict[Change, list[int]] = {}
     for change in changes:
-        equal = evolve(change, target=f"{change.device}#") if is_vf(change.target) else change
-        indices.setdefault(equal, []).extend([vf_index(change.target)] if is_vf(change.target) else [])
-    return [
-        evolve(change, target=f"{change.target}{format_ranges(positions)}") if positions else change
-        for change, positions in indices.items()
-    ]
+        if is_vf(change.target):
+            # As if all were of one VF: then equal changes are one key.
+            vfs_of.setdefault(evolve(change, target=vf_target(change.device, 0)), []).append(vf_index(change.target))
+        else:
+            vfs_of[change] = []
+    return [(change, _label(change, vfs)) for change, vfs in vfs_of.items()]
 
 
-def _label(change: Change) -> str:
-    vfs = f"VF {change.target.partition('#')[2]} " if is_vf(change.target) else ""
-    return printable(f"{vfs}{change.kind}{'' if change.field == WHOLE_KIND else f' {change.field}'}")
+def _label(change: Change, vfs: Sequence[int]) -> str:
+    which = f"VF {format_ranges(vfs)} " if vfs else ""
+    return printable(f"{which}{change.kind}{'' if change.field == WHOLE_KIND else f' {change.field}'}")
 
 
-def _lines(change: Change, width: int) -> Iterator[str]:
+def _lines(change: Change, label: str, width: int) -> Iterator[str]:
     mark, colour = _mark(change)
     notes = ["(as it was before)"] if change.original else []
     notes += [] if change.disruption is Disruption.NONE else [click.style(f"[{change.disruption}]", fg="yellow")]
     notes += [click.style(printable(f"disturbs {', '.join(change.affected)}"), fg="red")] if change.affected else []
-    parts = [f"  {click.style(mark, fg=colour)} {_label(change):<{width}}", _values(change, mark), *notes]
+    parts = [f"  {click.style(mark, fg=colour)} {label:<{width}}", _values(change, mark), *notes]
     yield "  ".join(part for part in parts if part).rstrip()
     if change.blocker:
         yield click.style(printable(f"      cannot: {change.blocker}; {change.remedy}"), fg="red")

@@ -11,7 +11,7 @@ from attrs import define, field
 from agent.documents import LARGEST_SPEC, load, read
 from agent.engine.attempts import is_required
 from agent.engine.converge import Pass
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.machine import Machine
 from agent.runtime import fault, journal, write_atomically
 from agent.spec.node import NodeSpec, SpecError, parse, spec_hash, to_json
@@ -157,7 +157,7 @@ class SpecInForce:
 def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
     """Why a spec does not fit this node, or why that is unknown at the moment."""
     try:
-        return preview(machine, candidate).errors
+        return dry_run(machine, candidate).errors
     except OSError as error:
         return (f"while checking whether the new spec fits this node: {error}; it is checked again",)
     except Exception as error:  # a spec that cannot even be planned must not end the worker

@@ -18,7 +18,7 @@ from agent.spec.vf_attributes import of_one_vf, ordered, with_wanted
 DisruptionLevel = Literal["none", "rebind", "link-flap", "vf-reset", "reboot"]
 LinkState = Literal["up", "down"]
 VfDriver = Literal["netdevice", "vfio-pci"]
-Owner = Literal["taker", "trackbed"]
+Owner = Literal["user", "trackbed"]
 Day = Literal["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 LinkLayer = Literal["Ethernet", "InfiniBand"]
@@ -114,7 +114,7 @@ class VfAttributes:
 
     ``vlan`` 0 means untagged. A ``mac`` that is not given is derived from the PF's permanent address and the VF's index, so
     that it is the same after every reload. ``owner`` says who sets the attributes, MTU and name of a VF while a container or a
-    virtual machine has it: the container or virtual machine (``taker``, the default), or the agent (``trackbed``).
+    virtual machine has it: that container or virtual machine (``user``, the default), or the agent (``trackbed``).
 
     Rates are in Mbit/s, 0 is none. ``link_state`` is the link that the PF shows to the VF (on InfiniBand the link policy);
     ``auto`` shows the PF's own. GUIDs are InfiniBand's, from vendor documents: not run on such a NIC. A VF whose ``driver`` is

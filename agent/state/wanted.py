@@ -67,7 +67,7 @@ class WantedNic:
             mtu=(given.mtu or self.nic.mtu) if has_netdev else None,
             state=(given.state or self.nic.state) if has_netdev else None,
             txqueuelen=(given.txqueuelen or self.nic.txqueuelen) if has_netdev else None,
-            owner=given.owner or "taker",
+            owner=given.owner or "user",
         )
 
     def settings(self, key: str) -> dict[str, Any]:

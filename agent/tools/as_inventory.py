@@ -14,7 +14,7 @@ from typing import Any
 
 from attrs import frozen
 
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.hardware.rdma import RdmaPort
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Files, Machine
@@ -54,7 +54,7 @@ def write_down(machine: Machine, host: str, node_name: str, chosen: Collection[s
     inspection = inspect(machine)
     data = _data(derived.spec, inspection, _gpus(machine.files))
     spec = from_mapping({"node_name": node_name, **data}, host)
-    left = preview(machine, spec)
+    left = dry_run(machine, spec)
     present = [*_network(inspect(machine, spec)), *_gpu_lines(machine.files)]
     line = {"node_name": node_name} if node_name != host else {}
     remaining = dict.fromkeys([*derived.remaining, *map(str, left.changes), *left.errors])

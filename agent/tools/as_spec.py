@@ -13,7 +13,7 @@ from typing import Any
 
 from attrs import evolve, fields, frozen
 
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.hardware.functions import Function, device_path, discover, netdev, vf_addresses
 from agent.hardware.sysfs import names_or_none
 from agent.machine import Link, Machine, VfInfo
@@ -76,13 +76,13 @@ def derive_spec(
     irqs = Irqs(irqbalance="untouched") if "irqbalance" in processes else Irqs()
     spec = NodeSpec(node_name, nics, irqs)
     # Interrupts first: the plans of RPS and XPS depend on where they are.
-    if any(change.kind == "irqs" for change in preview(machine, spec).changes):
+    if any(change.kind == "irqs" for change in dry_run(machine, spec).changes):
         spec = evolve(spec, irqs=evolve(spec.irqs, pin=False))
-    if any(change.kind == "rps" for change in preview(machine, spec).changes):
+    if any(change.kind == "rps" for change in dry_run(machine, spec).changes):
         spec = evolve(spec, rps=Rps(enable=False))
-    if any(change.kind == "xps" for change in preview(machine, spec).changes):
+    if any(change.kind == "xps" for change in dry_run(machine, spec).changes):
         spec = evolve(spec, xps=Xps(enable=False))
-    left = preview(machine, spec)
+    left = dry_run(machine, spec)
     return DerivedSpec(spec, (*map(str, left.changes), *left.errors, *unread))
 
 

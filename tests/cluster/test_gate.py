@@ -7,7 +7,7 @@ from lab.cluster.control_plane import ControlPlane
 from lab.node import Node
 from tests.cluster.conftest import LONG, Cluster, restore
 from tests.lab.conftest import eventually, wait_ready
-from tests.lab.test_gate import OBSTACLE, VERIFIED, moment, started, unit
+from tests.lab.test_gate import BLOCKER, VERIFIED, moment, started, unit
 
 TAINT = {"key": "readiness.k8s.io/trackbed", "effect": "NoSchedule"}
 
@@ -39,7 +39,7 @@ def hinder(node: Node) -> None:
     The agent comes with the kubelet (Wants=) even if it was stopped; so it is given what it cannot repair.
     """
     node.sh(
-        f"echo 'install igbvf /bin/false' > {OBSTACLE}; rmmod igbvf; systemctl stop trackbed; rm /run/trackbed/first-pass"
+        f"echo 'install igbvf /bin/false' > {BLOCKER}; rmmod igbvf; systemctl stop trackbed; rm /run/trackbed/first-pass"
     )
 
 
@@ -78,14 +78,14 @@ def test_a_pod_that_bypasses_the_scheduler_runs_without_a_device(fresh_cluster: 
 
 def test_after_a_power_cut_the_kubelet_waits_until_the_node_is_verified(fresh_cluster: Cluster) -> None:
     node = fresh_cluster.nodes[0]
-    node.sh(f"echo 'install igbvf /bin/false' > {OBSTACLE}; sync")
+    node.sh(f"echo 'install igbvf /bin/false' > {BLOCKER}; sync")
     node.power_cut()
     node.boot()
     eventually("the gate", lambda: unit(node, "kubelet", "SubState") == ["start-pre"], LONG)
     assert node.run(["test", "-e", "/run/trackbed/first-pass"]).returncode != 0
     # No container of this boot, although the pods' sandboxes are still known.
     assert node.run(["pgrep", "-f", "containerd-shim"]).returncode != 0
-    node.sh(f"rm {OBSTACLE}; modprobe igbvf")
+    node.sh(f"rm {BLOCKER}; modprobe igbvf")
     wait_ready(node)
     eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"], LONG)
     assert started(node, "kubelet") > moment(node, "trackbed", VERIFIED)

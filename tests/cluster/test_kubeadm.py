@@ -12,7 +12,7 @@ from lab.cluster.control_plane import ControlPlane
 from lab.node import Node
 from tests.cluster.conftest import LONG, Cluster, restore
 from tests.cluster.test_gate import has_our_taint, hinder
-from tests.lab.test_gate import OBSTACLE, unit
+from tests.lab.test_gate import BLOCKER, unit
 
 CONFIG = "/var/lib/kubelet/config.yaml"
 INVITATION = "/root/invitation.conf"
@@ -65,4 +65,4 @@ def test_kubeadm_joins_a_node_that_is_not_verified(fresh_cluster: Cluster) -> No
     assert unit(node, "kubelet", "SubState") == ["running"]
     join.wait_ready(plane, node)
     assert has_our_taint(plane, name)
-    node.sh(f"rm {OBSTACLE}")
+    node.sh(f"rm {BLOCKER}")

@@ -34,7 +34,7 @@ EMPTY = {
     "rps": {"enable": False},
     "xps": {"enable": False},
 }
-REMEMBERED = "echo here"
+NOTED_BEFORE = "echo here"
 PRESENT = 'state "$1" "$2"'
 
 
@@ -48,7 +48,7 @@ def spec(text: str) -> Answers:
 
 def test_first_the_vfs_and_then_the_rest(node: Node) -> None:
     node.data = {"ready_timeout": 7}
-    result = node.deploy(withdraw, {**spec(GIVEN), REMEMBERED: ["here", "vfs 0000:21:00.0 0 1"]})
+    result = node.deploy(withdraw, {**spec(GIVEN), NOTED_BEFORE: ["here", "vfs 0000:21:00.0 0 1"]})
     vfs, rest = result.commands["Spec withdrawn | VFs"], result.commands["Spec withdrawn | All other values"]
     assert vfs[0] == rest[0] == f"upload {SPEC}.new"
     without = [
@@ -77,7 +77,7 @@ def test_the_original_number_of_vfs_is_restored(node: Node) -> None:
     def code() -> None:
         removal.restore_values(name="VFs", node_name="node-a", vfs=True, timeout=7)
 
-    result = node.deploy(code, {**there, REMEMBERED: ["here", "vfs 0000:21:00.0 4 1", "vfs 0000:41:00.0 0 1"]})
+    result = node.deploy(code, {**there, NOTED_BEFORE: ["here", "vfs 0000:21:00.0 4 1", "vfs 0000:41:00.0 0 1"]})
     wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
     assert [(nic["select"], nic["vfs"]["count"]) for nic in wanted] == [({"pci": "0000:21:00.0"}, 4)]
 
@@ -91,7 +91,7 @@ def test_vfs_of_an_entry_with_each_go_from_however_many_functions_there_are(node
     def code() -> None:
         removal.restore_values(name="VFs", node_name="node-a", vfs=True, timeout=7)
 
-    result = node.deploy(code, {**spec(given), REMEMBERED: ["here"]})
+    result = node.deploy(code, {**spec(given), NOTED_BEFORE: ["here"]})
     wanted = json.loads(result.uploads[f"{SPEC}.new"])["nics"]
     assert [(nic["name"], nic["select"]) for nic in wanted] == [
         ("rail{index}", {"vendor": "15b3", "each": True, "without": ["storage"]}),
@@ -117,7 +117,7 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
     now = ["vfs 0000:21:00.0 0 0", "irqbalance disabled inactive", "held mine", "held linux-image-amd64"]
     requests = {"for task in *": ["boot-1", "boot-former boot-1 kernel arguments iommu=pt are still in effect "]}
     there = {'if [ -e "$path" ]; then echo "$path"': [BASE]}
-    result = node.deploy(removal.remove_all, {REMEMBERED: was, PRESENT: now, **requests, **there})
+    result = node.deploy(removal.remove_all, {NOTED_BEFORE: was, PRESENT: now, **requests, **there})
     put_back, released = result.commands["Removal | Original state restored"]
     assert put_back.endswith("sh irqbalance.service yes yes /sys/bus/pci/devices/0000:21:00.0/sriov_drivers_autoprobe")
     assert released.endswith("sh linux-image-amd64")
@@ -130,7 +130,7 @@ def test_state_that_the_agent_does_not_keep_is_restored(node: Node) -> None:
 
 def test_folders_that_trackbed_created_are_removed_and_others_stay(node: Node) -> None:
     nfd = str(Path(labels.NFD).parent)
-    there = {REMEMBERED: ["here", "folder /etc/kubernetes"], 'if [ -e "$path" ]; then echo "$path"': [BASE]}
+    there = {NOTED_BEFORE: ["here", "folder /etc/kubernetes"], 'if [ -e "$path" ]; then echo "$path"': [BASE]}
     (last,) = node.deploy(removal.remove, there).flat
     folders = last.rpartition(" -- ")[2].split()
     assert folders.index(nfd) < folders.index(str(Path(nfd).parent))

@@ -11,7 +11,7 @@ from tests.lab.conftest import eventually, pyinfra, wait_ready
 VERIFIED = "the node is verified, for the first time in this boot"
 JOINED = "/etc/kubernetes/kubelet.conf"
 # What keeps the VFs of a node from getting a driver at boot, and so the node from being verified.
-OBSTACLE = "/etc/modprobe.d/blocker.conf"
+BLOCKER = "/etc/modprobe.d/blocker.conf"
 STAND_IN = "[Service]\nExecStart=sleep infinity\nRestart=always\nRestartSec=1\n[Install]\nWantedBy=multi-user.target\n"
 
 
@@ -64,13 +64,13 @@ def test_the_gate_holds_only_members_of_a_cluster_until_they_are_verified(gated:
     node.sh("systemctl stop trackbed; rm /run/trackbed/first-pass")
     node.sh("systemctl restart kubelet", timeout=30)
     assert unit(node, "kubelet", "SubState") == ["running"]
-    node.sh(f"mkdir -p /etc/kubernetes; touch {JOINED}; echo 'install igbvf /bin/false' > {OBSTACLE}; sync")
+    node.sh(f"mkdir -p /etc/kubernetes; touch {JOINED}; echo 'install igbvf /bin/false' > {BLOCKER}; sync")
     node.power_cut()
     node.boot()
     eventually("the gate", lambda: unit(node, "kubelet", "SubState") == ["start-pre"])
     assert unit(node, "kubelet", "TimeoutStartUSec") == ["infinity"]
     assert node.run(["test", "-e", "/run/trackbed/first-pass"]).returncode != 0
-    node.sh(f"rm {OBSTACLE}; modprobe igbvf")
+    node.sh(f"rm {BLOCKER}; modprobe igbvf")
     wait_ready(node)
     eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"])
     assert started(node, "kubelet") > moment(node, "trackbed", VERIFIED)

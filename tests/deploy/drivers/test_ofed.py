@@ -20,7 +20,7 @@ REQUESTS, BUILDS, DPKG, RPM = "for task in *", "dkms status", "dpkg -l", "rpm --
 KEY, HELD, HEADERS, RDMA, BUNDLE = "fingerprints()", "apt-mark showhold", "/build/include", "ib_uverbs", "ofed_info -s"
 UNAME = {"uname -r": KERNEL}
 BOOT = "00000000-0000-4000-8000-00000000000"
-NO_WISH = {REQUESTS: [f"{BOOT}1"]}
+NO_REQUEST = {REQUESTS: [f"{BOOT}1"]}
 DEBS = [f"ii  {name}:amd64  44.0-2  amd64  x" for name in ("gpg", *ofed.INBOX["debian"])]
 DOCA_DEBS = [*DEBS, "ii  doca-ofed  3.2.1-044501  amd64  x", "ii  rdma-core:amd64  2510mlnx58-1  amd64  x"]
 OPS = "OFED | "
@@ -43,20 +43,20 @@ def in_force() -> None:
 
 
 def test_modules_that_are_the_installed_ones_are_left_alone(node: Node) -> None:
-    result = node.deploy(in_force, {**stack(), **NO_WISH})
+    result = node.deploy(in_force, {**stack(), **NO_REQUEST})
     assert result.planned == {"Loaded modules": False}
     assert result.flat == []
 
 
 def test_unused_modules_are_reloaded(node: Node) -> None:
-    result = node.deploy(in_force, {**stack(loaded="CD"), USERS: "end", **NO_WISH, **UNAME})
+    result = node.deploy(in_force, {**stack(loaded="CD"), USERS: "end", **NO_REQUEST, **UNAME})
     assert result.planned == {"Loaded modules": True}
     assert RELOAD in result.flat[0]
 
 
 def test_modules_in_use_are_not_reloaded_and_a_reboot_is_requested(node: Node) -> None:
     users = {USERS: ["ib_write_bw (pid 7) has uverbs0 open", "a route goes through ens1f0", "end"]}
-    result = node.deploy(in_force, {**stack(loaded="CD"), **users, **NO_WISH})
+    result = node.deploy(in_force, {**stack(loaded="CD"), **users, **NO_REQUEST})
     [request] = result.flat
     assert request.endswith(f" sh {reboot.FOLDER} ofed 'installed modules are not the loaded ones: rdma_rxe (AB)'")
     message = (
@@ -77,12 +77,12 @@ def test_a_satisfied_reboot_request_is_withdrawn(node: Node) -> None:
 
 
 def test_an_initramfs_with_the_old_module_is_made_again_before_the_reboot(node: Node) -> None:
-    answers = {**stack(loaded="CD"), USERS: ["x", "end"], OLD_INITRAMFS: "rdma_rxe", **NO_WISH}
+    answers = {**stack(loaded="CD"), USERS: ["x", "end"], OLD_INITRAMFS: "rdma_rxe", **NO_REQUEST}
     assert "update-initramfs" in node.deploy(in_force, answers).flat[0]
 
 
 def test_modules_that_do_not_unload_request_a_reboot_and_name_their_holders(node: Node) -> None:
-    answers = {**stack(loaded="CD"), USERS: "end", HOLDERS: "mlx_compat is held by nvme", **NO_WISH}
+    answers = {**stack(loaded="CD"), USERS: "end", HOLDERS: "mlx_compat is held by nvme", **NO_REQUEST}
     result = node.deploy(in_force, answers)
     assert RELOAD in result.flat[0]
     assert "installed modules are not the loaded ones" in result.flat[1]
@@ -123,10 +123,10 @@ def test_modules_without_a_srcversion_are_compared_by_build_id(node: Node) -> No
             "other",
         ]
     }
-    result = node.deploy(in_force, {**stack("", ""), USERS: "end", **other, **NO_WISH})
+    result = node.deploy(in_force, {**stack("", ""), USERS: "end", **other, **NO_REQUEST})
     assert RELOAD in result.flat[0]
     same = {"note.gnu.build-id": [*other["note.gnu.build-id"][:-1], "same"]}
-    assert node.deploy(in_force, {**stack("", ""), **same, **NO_WISH}).flat == []
+    assert node.deploy(in_force, {**stack("", ""), **same, **NO_REQUEST}).flat == []
 
 
 def test_modules_that_dkms_has_not_built_yet_are_built_in_order(node: Node) -> None:
@@ -197,7 +197,16 @@ Signed-By: /etc/apt/keyrings/trackbed-doca.gpg
 
 def test_doca_on_a_fresh_debian(node: Node) -> None:
     node.data = {"ofed": {"doca": DOCA}}
-    answers = {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, HEADERS: "yes", BUILDS: [], **NO_WISH, **UNAME}
+    answers = {
+        **DEBIAN,
+        "uname -m": "x86_64",
+        **NO_STACK,
+        DPKG: DEBS,
+        HEADERS: "yes",
+        BUILDS: [],
+        **NO_REQUEST,
+        **UNAME,
+    }
     result = node.deploy(ofed.install, answers)
     [key] = result.commands[f"{OPS}doca: key of its repository"]
     assert f" sh {doca.NVIDIA}/GPG-KEY-Mellanox.pub {FINGERPRINT} /etc/apt/keyrings/trackbed-doca.gpg" in key
@@ -216,14 +225,14 @@ def test_doca_unchanged(node: Node) -> None:
     there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
     there |= file_answers(doca.PREFERENCES, doca.PREFERRED)
     answers = {**DEBIAN, "uname -m": "x86_64", **stack(), DPKG: DOCA_DEBS, KEY: FINGERPRINT, HEADERS: "yes", **BUILT}
-    result = node.deploy(ofed.install, {**answers, **NO_WISH, HELD: "doca-ofed", **there, **UNAME})
+    result = node.deploy(ofed.install, {**answers, **NO_REQUEST, HELD: "doca-ofed", **there, **UNAME})
     assert result.flat == []
     assert not any(result.planned.values())
 
 
 def test_doca_on_rocky_9(node: Node) -> None:
     node.data = {"ofed": {"doca": {**DOCA, "profile": "doca-roce"}}}
-    answers = {**ROCKY_9, "uname -m": "aarch64", **NO_STACK, RPM: ["gnupg2 2.3"], HEADERS: "yes", **NO_WISH, **UNAME}
+    answers = {**ROCKY_9, "uname -m": "aarch64", **NO_STACK, RPM: ["gnupg2 2.3"], HEADERS: "yes", **NO_REQUEST, **UNAME}
     result = node.deploy(ofed.install, answers)
     source = result.uploads["/etc/yum.repos.d/trackbed-doca.repo"].decode()
     assert "baseurl=https://linux.mellanox.com/public/repo/doca/3.2.1/rhel9/arm64-sbsa/\n" in source
@@ -247,7 +256,7 @@ def test_doca_without_kernel_headers_installs_nothing(node: Node) -> None:
 def test_the_kernel_that_is_to_run_is_waited_for(node: Node, given: dict[str, Any], source: str) -> None:
     """The running one has no headers, and the reboot comes after this."""
     node.data = {"ofed": {source: {"doca": DOCA, "mlnx_ofed": given}[source]}, "kernel": {"release": "6.1.0-99-amd64"}}
-    answers = {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, BUILDS: [], **NO_WISH, **UNAME}
+    answers = {**DEBIAN, "uname -m": "x86_64", **NO_STACK, DPKG: DEBS, BUILDS: [], **NO_REQUEST, **UNAME}
     result = node.deploy(ofed.install, answers)
     assert not result.failed
     waiting = ("Kernel headers", "DOCA-OFED", "The vendor's rdma-core", "MLNX_OFED", "Modules for the running kernel")
@@ -299,7 +308,7 @@ ON_DEBIAN = {**DEBIAN, "uname -m": "x86_64"}
 
 def test_a_bundle_is_sent_and_installed_without_its_firmware(node: Node, given: dict[str, Any]) -> None:
     node.data = {"ofed": {"mlnx_ofed": given}}
-    result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_WISH, **UNAME})
+    result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_REQUEST, **UNAME})
     made, upload, install = result.commands[f"{OPS}MLNX_OFED"]
     assert made.endswith(" sh /var/lib/trackbed/ofed")
     assert upload == "upload /var/lib/trackbed/ofed/bundle.tgz"
@@ -308,13 +317,13 @@ def test_a_bundle_is_sent_and_installed_without_its_firmware(node: Node, given: 
 
 def test_a_bundle_with_firmware_and_options(node: Node, given: dict[str, Any]) -> None:
     node.data = {"ofed": {"mlnx_ofed": {**given, "firmware_update": True, "options": ["--add-kernel-support"]}}}
-    result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_WISH, **UNAME})
+    result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_REQUEST, **UNAME})
     assert result.commands[f"{OPS}MLNX_OFED"][-1].endswith(f" {mlnx_ofed.FOLDER} --force --add-kernel-support")
 
 
 def test_a_bundle_that_is_installed_is_left_alone(node: Node, given: dict[str, Any]) -> None:
     node.data = {"ofed": {"mlnx_ofed": given}}
-    answers = {**ON_DEBIAN, **stack(), **BUILT, **NO_WISH, **UNAME}
+    answers = {**ON_DEBIAN, **stack(), **BUILT, **NO_REQUEST, **UNAME}
     same = {BUNDLE: [given["sha256"], "MLNX_OFED_LINUX-24.10-1.1.4.0:", "MLNX_OFED_LINUX-24.10-1.1.4.0:"]}
     assert node.deploy(ofed.install, {**answers, **same}).flat == []
     # Somebody has installed another one since.

@@ -7,7 +7,7 @@ import pytest
 
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.report.records import Disruption
@@ -31,7 +31,7 @@ def test_one_pass_makes_a_fresh_machine_match_the_spec(kernel: Kernel) -> None:
     for index, address in vf_addresses(kernel.files, PF0).items():
         link = kernel.netdev(address)
         assert (link.mac, link.mtu, link.up) == (derived_mac(MAC0, index), 9000, True)
-    assert not preview(kernel.machine(), spec()).changes
+    assert not dry_run(kernel.machine(), spec()).changes
 
 
 def test_a_second_pass_writes_nothing(kernel: Kernel) -> None:
@@ -113,7 +113,7 @@ def test_queues_are_pinned_to_cpus_of_the_nics_numa_node_and_spread(kernel: Kern
 
 
 def test_a_dry_run_writes_nothing_and_names_changes_that_depend_on_others(kernel: Kernel) -> None:
-    planned = preview(kernel.machine(), spec())
+    planned = dry_run(kernel.machine(), spec())
     assert kernel.writes == []
     assert not planned.errors
     assert ("vfs", PF0, 0, 7) in [(c.kind, c.target, c.before, c.after) for c in planned.changes]
@@ -143,7 +143,7 @@ def test_a_nic_that_was_removed_or_reloaded_is_configured_again(kernel: Kernel, 
         kernel.add_nic(PF0, "enp33s0", MAC0, node=0)
     result = settle(kernel.machine(), spec(), result)
     assert is_ready(result.conditions)
-    assert not preview(kernel.machine(), spec()).changes
+    assert not dry_run(kernel.machine(), spec()).changes
 
 
 def test_vfs_in_use_are_not_reset(kernel: Kernel) -> None:

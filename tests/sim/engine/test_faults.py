@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
@@ -132,7 +132,7 @@ class Faults(RuleBasedStateMachine):
         waiting = {(outcome.change.kind, outcome.change.target) for outcome in result.waiting}
         differing = [
             change
-            for change in preview(self.kernel.machine(), self.spec).changes
+            for change in dry_run(self.kernel.machine(), self.spec).changes
             if change.kind not in SILENT and (change.kind, change.target) not in waiting and change.field != "*"
         ]
         assert not differing or result.waiting, differing
@@ -276,7 +276,7 @@ class Faults(RuleBasedStateMachine):
             self.turn(None)
         assert self.last is not None
         assert is_ready(self.last.conditions), self.last.conditions
-        assert preview(self.kernel.machine(), self.spec, self.originals).changes == ()
+        assert dry_run(self.kernel.machine(), self.spec, self.originals).changes == ()
 
 
 TestFaults = Faults.TestCase

@@ -4,7 +4,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.wanted import derived_mac
@@ -119,7 +119,7 @@ def test_malformed_content_of_a_device_file_is_reported_with_its_path(kernel: Ke
 
 
 def test_more_vfs_than_the_device_supports_are_refused_with_a_remedy_and_nothing_is_written(kernel: Kernel) -> None:
-    planned = preview(kernel.machine(), spec(8))
+    planned = dry_run(kernel.machine(), spec(8))
     assert len(planned.errors) == 1
     assert "has 7 VFs at most, the spec wants 8" in planned.errors[0]
     assert "lower vfs.count to 7" in planned.errors[0]
@@ -130,13 +130,13 @@ def test_more_vfs_than_the_device_supports_are_refused_with_a_remedy_and_nothing
 
 def test_a_missing_nic_is_reported_with_the_nics_that_exist(kernel: Kernel) -> None:
     wanted = from_mapping({"node_name": "n1", "nics": [{"name": "rail9", "select": {"pci": "0000:99:00.0"}}]})
-    (error,) = preview(kernel.machine(), wanted).errors
+    (error,) = dry_run(kernel.machine(), wanted).errors
     assert "rail9 (pci=0000:99:00.0) is not there" in error
     assert "enp33s0" in error
 
 
 def test_a_selector_that_matches_two_functions_is_an_error_that_names_them(kernel: Kernel) -> None:
     wanted = from_mapping({"node_name": "n1", "nics": [{"name": "any", "select": {"vendor": "8086"}}]})
-    (error,) = preview(kernel.machine(), wanted).errors
+    (error,) = dry_run(kernel.machine(), wanted).errors
     assert PF0 in error
     assert PF1 in error

@@ -8,7 +8,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
 from agent.hardware.config_space import device_control, max_read_request
@@ -129,14 +129,14 @@ def test_the_original_is_the_value_before_the_first_change(
     kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=2000)
     settle(kernel, spec(mtu=4000), originals)
     kept = (tmp_path / ORIGINALS).read_text()
-    planned = preview(kernel.machine(), spec(), Originals.load(tmp_path / ORIGINALS, keep=False))
+    planned = dry_run(kernel.machine(), spec(), Originals.load(tmp_path / ORIGINALS, keep=False))
     assert (tmp_path / ORIGINALS).read_text() == kept
     restarted = Originals.load(tmp_path / ORIGINALS)
     given_back = [change for change in planned.changes if change.kind == "links"]
     assert [(c.target, c.before, c.after) for c in given_back] == [(pf, 4000, 1500) for pf in (PF0, PF1)]
     settle(kernel, spec(), restarted)
     assert kernel.netdev(PF0).mtu == 1500
-    assert not preview(kernel.machine(), spec(), Originals.load(tmp_path / ORIGINALS)).changes
+    assert not dry_run(kernel.machine(), spec(), Originals.load(tmp_path / ORIGINALS)).changes
 
 
 def test_a_link_in_use_is_not_disturbed_to_restore_a_value(kernel: Kernel, originals: Originals) -> None:
@@ -214,7 +214,7 @@ def test_settings_that_are_read_only_while_in_the_spec_are_restored(
     settle(rich, one(SETTINGS, **OF_THE_HOST), originals)
     assert everything(rich) == changed
     left = from_mapping({"node_name": "n1", "nics": nics})
-    planned = {str(change) for change in preview(rich.machine(), left, originals).changes}
+    planned = {str(change) for change in dry_run(rich.machine(), left, originals).changes}
     assert nics == [] or f"rings {PF0} rings: rx=1024 tx=512 -> rx=256 tx=256 (as it was before)" in planned
     settle(rich, left, originals)
     assert everything(rich) == before
@@ -322,7 +322,7 @@ def test_a_value_that_the_device_no_longer_supports_is_not_restored(kernel: Kern
     settle(kernel, one({"vfs": {"count": 2}}), originals)
     assert ("enp33s0", "channels {'combined': 4}") in kernel.writes
     assert settle(kernel, one({"vfs": {"count": 2}}), originals).outcomes == ()
-    assert not preview(kernel.machine(), one({"vfs": {"count": 2}}), originals).changes
+    assert not dry_run(kernel.machine(), one({"vfs": {"count": 2}}), originals).changes
 
 
 def test_after_a_refused_write_the_value_before_it_is_restored_when_it_leaves_the_spec(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.report.records import to_plain
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
@@ -21,7 +21,7 @@ def test_from_any_spec_to_any_other_and_then_nothing_is_left_to_change(first: No
     for wanted in (first, second):
         result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))
         assert is_ready(result.conditions), result.conditions
-        assert preview(kernel.machine(), wanted).changes == ()
+        assert dry_run(kernel.machine(), wanted).changes == ()
     kernel.writes.clear()
     again = converge(kernel.machine(), Goal(second), Memory(lambda: 0.0))
     assert (again.outcomes, kernel.writes) == ((), [])
@@ -32,5 +32,5 @@ def test_from_any_spec_to_any_other_and_then_nothing_is_left_to_change(first: No
 def test_the_order_in_which_a_spec_lists_its_nics_does_not_change_a_byte_of_the_plan(spec: NodeSpec) -> None:
     kernel = node()
     turned = evolve(spec, nics=spec.nics[::-1])
-    plans = [json.dumps(to_plain(preview(kernel.machine(), wanted).changes)) for wanted in (spec, turned)]
+    plans = [json.dumps(to_plain(dry_run(kernel.machine(), wanted).changes)) for wanted in (spec, turned)]
     assert plans[0] == plans[1]

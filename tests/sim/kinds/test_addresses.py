@@ -7,7 +7,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.hardware.functions import vf_addresses
 from agent.machine import Route, Rule
@@ -97,8 +97,8 @@ def test_ipv6_alone_leaves_arp_alone(kernel: Kernel) -> None:
 
 
 def test_a_dry_run_names_all_and_writes_nothing(kernel: Kernel) -> None:
-    dry_run = preview(kernel.machine(), spec(["192.0.2.11/24"]))
-    assert [str(change) for change in dry_run.changes if change.kind == "addresses"] == [
+    planned = dry_run(kernel.machine(), spec(["192.0.2.11/24"]))
+    assert [str(change) for change in planned.changes if change.kind == "addresses"] == [
         f"addresses {PF0} arp_ignore: 0 -> 1",
         f"addresses {PF0} arp_announce: 0 -> 2",
         f"addresses {PF0} rp_filter: 0 -> 2",
@@ -242,7 +242,7 @@ def test_an_address_that_another_netdev_has_is_blocked(kernel: Kernel) -> None:
 def test_addresses_move_between_rails(kernel: Kernel, originals: Originals) -> None:
     settle(kernel, spec(["10.0.0.17/16", "fd00::7/64"], ["10.1.0.17/16"]), originals)
     swapped = spec(["10.1.0.17/16"], ["10.0.0.17/16", "fd00::7/64"])
-    assert preview(kernel.machine(), swapped, originals).errors == ()
+    assert dry_run(kernel.machine(), swapped, originals).errors == ()
     settle(kernel, swapped, originals)
     assert own_addresses(kernel, PF0) == ("10.1.0.17/16",)
     assert own_addresses(kernel, PF1) == ("10.0.0.17/16", "fd00::7/64")
@@ -256,8 +256,8 @@ def test_addresses_move_between_rails(kernel: Kernel, originals: Originals) -> N
 
 def test_a_sysctl_and_addresses_that_set_the_same_are_both_named(kernel: Kernel) -> None:
     given = {"net.ipv4.conf.enp33s0.rp_filter": "2"}
-    dry_run = preview(kernel.machine(), spec(DERIVED, sysctls=given))
-    assert dry_run.errors == (
+    planned = dry_run(kernel.machine(), spec(DERIVED, sysctls=given))
+    assert planned.errors == (
         f"addresses {PF0} rp_filter: 0 -> 2: sysctls['net.ipv4.conf.enp33s0.rp_filter'] and the addresses of NIC rail0 set the "
         "same; keep one of them in the spec",
     )

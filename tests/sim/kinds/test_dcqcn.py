@@ -7,7 +7,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
 from agent.kinds import dcqcn
 from agent.report.verdict import is_ready
@@ -86,7 +86,7 @@ def test_mlnx_ofed_s_files_are_written_and_stay(kernel: Kernel) -> None:
     assert kernel.files.read(f"{OFED}/roce_rp/rpg_ai_rate") == "5"
     assert kernel.files.read(f"{OFED}/roce_rp/clamp_tgt_rate") == "1"
     assert not [path for path, _ in kernel.writes if path.startswith(DEBUGFS)]
-    assert not preview(kernel.machine(), wanted).changes
+    assert not dry_run(kernel.machine(), wanted).changes
 
 
 def test_the_in_tree_driver_s_debugfs_is_used_where_there_is_no_ofed(kernel: Kernel) -> None:
@@ -101,7 +101,7 @@ def test_the_in_tree_driver_s_debugfs_is_used_where_there_is_no_ofed(kernel: Ker
         "6",
     ]
     assert kernel.files.read(f"{DEBUGFS}/rp_clamp_tgt_rate_ati") == "1"
-    assert not preview(kernel.machine(), wanted).changes
+    assert not dry_run(kernel.machine(), wanted).changes
 
 
 @pytest.mark.parametrize("driver", [with_ofed, with_debugfs])

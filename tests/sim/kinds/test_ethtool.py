@@ -8,7 +8,7 @@ from attrs import evolve
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import vf_addresses
 from agent.kinds import coalescing, links
@@ -82,7 +82,7 @@ def test_a_netdev_becomes_what_the_spec_says_and_stays_so(kernel: Kernel) -> Non
     kernel.writes.clear()
     assert settle(kernel, spec(**EVERYTHING)).outcomes == ()
     assert kernel.writes == []
-    assert not preview(kernel.machine(), spec(**EVERYTHING)).changes
+    assert not dry_run(kernel.machine(), spec(**EVERYTHING)).changes
 
 
 def test_both_rings_are_set_in_one_step(kernel: Kernel) -> None:
@@ -92,7 +92,7 @@ def test_both_rings_are_set_in_one_step(kernel: Kernel) -> None:
 
 def test_a_spec_in_another_order_has_the_same_plan(kernel: Kernel) -> None:
     turned = {key: dict(reversed(list(value.items()))) for key, value in reversed(list(EVERYTHING.items()))}
-    assert preview(kernel.machine(), spec(**EVERYTHING)) == preview(kernel.machine(), spec(**turned))
+    assert dry_run(kernel.machine(), spec(**EVERYTHING)) == dry_run(kernel.machine(), spec(**turned))
 
 
 class Deaf:
@@ -119,12 +119,12 @@ def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
             asked.append(ifindex)
             return kernel.ethtool.rings(ifindex)
 
-    preview(evolve(kernel.machine(), ethtool=Listening(kernel)), wanted)
+    dry_run(evolve(kernel.machine(), ethtool=Listening(kernel)), wanted)
     assert asked == [kernel.netdev(vf_addresses(kernel.files, PF)[1]).ifindex]
 
 
 def test_a_dry_run_is_silent_about_unset_values(kernel: Kernel) -> None:
-    planned = {change.kind for change in preview(kernel.machine(), spec({"count": 3}, rings={"rx": 512})).changes}
+    planned = {change.kind for change in dry_run(kernel.machine(), spec({"count": 3}, rings={"rx": 512})).changes}
     assert "rings" in planned
     assert not planned & {"channels", "coalescing", "offloads"}
 
@@ -175,7 +175,7 @@ def test_vfs_have_settings_of_their_own(kernel: Kernel) -> None:
 def test_impossible_values_are_refused_with_the_remedy_before_any_write(
     kernel: Kernel, wanted: dict[str, object], blocker: str, remedy: str
 ) -> None:
-    (error,) = preview(kernel.machine(), spec(**wanted)).errors
+    (error,) = dry_run(kernel.machine(), spec(**wanted)).errors
     assert blocker in error
     assert remedy in error
     result = settle(kernel, spec(**wanted))
@@ -197,7 +197,7 @@ def test_impossible_values_are_refused_with_the_remedy_before_any_write(
 def test_what_the_driver_does_not_have_is_unsupported(
     kernel: Kernel, wanted: dict[str, object], field: str, required: bool
 ) -> None:
-    assert not preview(kernel.machine(), spec(required=required, **wanted)).errors
+    assert not dry_run(kernel.machine(), spec(required=required, **wanted)).errors
     result = settle(kernel, spec(required=required, **wanted))
     assert [(outcome.result, outcome.change.field) for outcome in result.outcomes if outcome.result != "applied"] == [
         ("unsupported", field)
@@ -207,7 +207,7 @@ def test_what_the_driver_does_not_have_is_unsupported(
 
 def test_a_pf_has_fewer_channels_while_it_has_vfs(kernel: Kernel) -> None:
     wanted = spec({"count": 2}, channels={"combined": 4})
-    planned = preview(kernel.machine(), wanted)
+    planned = dry_run(kernel.machine(), wanted)
     assert not planned.errors
     assert [str(change) for change in planned.changes if change.kind == "channels"] == [
         f"channels {PF} *: none -> known after vfs"
@@ -251,7 +251,7 @@ def test_a_pf_keeps_its_link_while_pods_have_its_vfs(kernel: Kernel) -> None:
     assert (outcome.result, outcome.change.affected) == ("deferred", (f"another network namespace ({PF}#1)",))
 
 
-@pytest.mark.parametrize(("owner", "size"), [("taker", 1024), ("trackbed", 512)])
+@pytest.mark.parametrize(("owner", "size"), [("user", 1024), ("trackbed", 512)])
 def test_a_vf_s_settings_are_its_owner_s_unless_the_spec_says_otherwise(kernel: Kernel, owner: str, size: int) -> None:
     settle(kernel, spec({"count": 1, "defaults": {"state": "down"}}))
     (vf,) = vf_addresses(kernel.files, PF).values()
@@ -286,7 +286,7 @@ def test_a_feature_that_needs_another_comes_with_it(kernel: Kernel) -> None:
     off = {"tx-scatter-gather": False, "tx-tcp-segmentation": False}
     assert is_ready(settle(kernel, spec(offloads=off)).conditions)
     assert is_ready(settle(kernel, spec(offloads=dict.fromkeys(off, True))).conditions)
-    assert not preview(kernel.machine(), spec(offloads=dict.fromkeys(off, True))).changes
+    assert not dry_run(kernel.machine(), spec(offloads=dict.fromkeys(off, True))).changes
 
 
 def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None:
@@ -297,7 +297,7 @@ def test_a_feature_that_the_driver_keeps_off_is_reported(kernel: Kernel) -> None
     assert "it was requested, but the driver or a feature that it depends on keeps it on" in blocked.error
     assert writes(kernel, "feature") == ["feature {'tx-vlan-hw-insert': False}"]
     both = spec(offloads={"tx-vlan-hw-insert": False, "rx-vlan-hw-parse": False})
-    assert not preview(kernel.machine(), both).errors
+    assert not dry_run(kernel.machine(), both).errors
     assert is_ready(settle(kernel, both).conditions)
 
 

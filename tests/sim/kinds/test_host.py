@@ -7,7 +7,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.report.records import Disruption, Outcome
 from agent.report.verdict import is_ready
@@ -227,7 +227,7 @@ def test_a_dry_run_names_what_the_host_lacks_and_writes_nothing(kernel: Kernel) 
             "hugepages": [{"size": "2M", "count": 1}],
         }
     )
-    planned = preview(kernel.machine(), spec)
+    planned = dry_run(kernel.machine(), spec)
     assert [(c.kind, c.target, c.field, c.before, c.after) for c in planned.changes] == [
         ("hugepages", "host", "2M", 0, 1),
         ("sysctls", "host", "net.ipv4.ip_local_port_range", "32768 60999", "1 2"),

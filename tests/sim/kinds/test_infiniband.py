@@ -4,7 +4,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.report.records import Condition
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
@@ -51,7 +51,7 @@ def test_each_vf_gets_guids_of_its_own_before_it_is_bound_and_they_stay(kernel: 
     assert guids == [(derived_guid(GUID, index),) * 2 for index in range(3)]
     kinds = [o.change.kind for o in result.outcomes if o.change.target == f"{PF}#1"]
     assert kinds.index("vf_attributes") < kinds.index("bindings")
-    assert not preview(kernel.machine(), wanted).changes
+    assert not dry_run(kernel.machine(), wanted).changes
 
 
 def test_guids_that_a_reload_of_the_driver_lost_are_given_again(kernel: Kernel) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.kinds.host.irqbalance import LIST, SCRIPT
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -40,7 +40,7 @@ def test_the_wanted_functions_are_listed_and_irqbalance_notified_before_interrup
     assert kernel.host.hung_up == ["irqbalance"]
     written = [path for path, _ in kernel.writes]
     assert written.index(LIST) < min(written.index(path) for path in written if path.startswith("/proc/irq"))
-    assert not preview(kernel.machine(), spec()).changes
+    assert not dry_run(kernel.machine(), spec()).changes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.report.verdict import is_ready
@@ -117,7 +117,7 @@ def test_a_netdev_that_a_manager_configures_gets_nothing_and_the_manager_is_name
     assert (kernel.netlink.addresses(), kernel.netlink.rules(), kernel.netlink.routes({479100})) == ({}, (), ())
     assert kernel.files.read("/proc/sys/net/ipv4/conf/enp33s0/arp_ignore") == "0"
     # The deploy refuses such a plan before it writes the spec.
-    assert any(who in error and remedy in error for error in preview(kernel.machine(), spec("192.0.2.11/24")).errors)
+    assert any(who in error and remedy in error for error in dry_run(kernel.machine(), spec("192.0.2.11/24")).errors)
     assert is_ready(run(kernel).conditions)
 
 

@@ -9,7 +9,7 @@ from attrs import evolve
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.retry import Failures
 from agent.hardware.functions import targets
 from agent.kinds.irqs import PLACED, placement
@@ -61,7 +61,7 @@ def test_renumbered_interrupts_move_nothing(kernel: Kernel) -> None:
     before = affinities(kernel)
     kernel.interrupts.renumber()
     assert affinities(kernel) == before
-    assert not preview(kernel.machine(), spec()).changes
+    assert not dry_run(kernel.machine(), spec()).changes
 
 
 def test_a_cpu_off_and_on_again_gets_its_interrupts_back(kernel: Kernel) -> None:
@@ -175,9 +175,9 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
     assert not last.outcomes
     assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
     assert "2" not in affinities(kernel).values()
-    assert not preview(machine, spec()).changes
+    assert not dry_run(machine, spec()).changes
     another_process = evolve(machine, files=cast(Files, Through(kernel)))
-    assert not preview(another_process, spec()).changes
+    assert not dry_run(another_process, spec()).changes
 
 
 def test_a_full_cpu_that_cannot_be_recorded_is_in_the_message(kernel: Kernel) -> None:
@@ -238,4 +238,4 @@ def test_a_queue_moves_as_a_whole_if_its_second_interrupt_gets_no_vector(kernel:
         last = converge(machine, Goal(spec()), Memory(lambda: float(next(time)), failures))
     assert not last.outcomes
     assert list(affinities(kernel).values()).count("2") <= room
-    assert not preview(machine, spec()).changes
+    assert not dry_run(machine, spec()).changes

@@ -1,6 +1,6 @@
 """RoCE on the simulated kernel: trust, PFC, the rdma_cm's defaults, and what a driver without DCB refuses."""
 
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.hardware.functions import vf_addresses
 from agent.hardware.rdma import Reader
 from agent.machine import CmDefaults, DcbState
@@ -91,7 +91,7 @@ def test_a_nic_without_a_roce_device_has_nothing_to_set_the_defaults_on(kernel: 
     result = settle(kernel, {"roce": {"cm_tos": 106}})
     assert refused(result)["cm_tos"] == ("failed", f"{PF0} and its VFs have no RoCE device; load its RDMA driver")
     spec = from_mapping({"node_name": "n1", "nics": [{"name": "r", "select": {"pci": PF0}, "roce": {"cm_tos": 106}}]})
-    assert not preview(kernel.machine(), spec).errors
+    assert not dry_run(kernel.machine(), spec).errors
 
 
 def test_a_mode_that_a_port_does_not_have_is_unsupported(kernel: Kernel) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from agent.engine.context import Callbacks, Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
 from agent.engine.retry import Failures
 from agent.kinds import rps_netdevs
@@ -59,14 +59,14 @@ def test_a_matching_netdev_spreads_over_all_cpus_and_others_are_left_alone(kerne
     assert is_ready(settle(kernel, spec()).conditions)
     assert mask(kernel, "cali1f") == 0xFF
     assert mask(kernel, "docker0") == 0
-    assert not preview(kernel.machine(), spec()).changes
+    assert not dry_run(kernel.machine(), spec()).changes
 
 
 def test_excluded_and_isolated_cpus_take_nothing(kernel: Kernel) -> None:
     kernel.interrupts.isolate("6-7")
     assert is_ready(settle(kernel, spec(irqs={"exclude_cpus": "0"})).conditions)
     assert mask(kernel, "cali1f") == 0b00111110
-    assert not preview(kernel.machine(), spec(irqs={"exclude_cpus": "0"})).changes
+    assert not dry_run(kernel.machine(), spec(irqs={"exclude_cpus": "0"})).changes
 
 
 def test_an_entry_may_name_the_cpus_and_the_first_that_matches_counts(kernel: Kernel) -> None:

@@ -11,7 +11,7 @@ from attrs import asdict
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.hardware.functions import netdev, vf_addresses
@@ -167,7 +167,7 @@ def test_a_vf_of_another_guid_is_bound_again(kernel: Kernel) -> None:
     wanted = spec(group(node_guid="00:11:22:33:44:55:66:77"))
     assert is_ready(settle(kernel, wanted).conditions)
     kernel.add_rdma(address(kernel, 1), "uverbs1", "rocep1", "0000:0000:0000:0001")
-    (change,) = [change for change in preview(kernel.machine(), wanted).changes if change.kind == "bindings"]
+    (change,) = [change for change in dry_run(kernel.machine(), wanted).changes if change.kind == "bindings"]
     assert (change.field, change.before, change.disruption) == (
         "node_guid",
         "00:00:00:00:00:00:00:01",
@@ -200,7 +200,7 @@ def test_trusted_vfs_that_somebody_made_get_their_addresses_at_once(kernel: Kern
     wanted = spec({"count": 3, "defaults": {"trust": True}})
     result = settle(kernel, wanted)
     assert [outcome for outcome in result.outcomes if outcome.result != "applied"] == []
-    assert not preview(kernel.machine(), wanted).changes
+    assert not dry_run(kernel.machine(), wanted).changes
     macs = [kernel.netdev(vf).mac for vf in vf_addresses(kernel.files, PF).values()]
     assert [vf_attributes(kernel, index)["mac"] for index in range(3)] == macs
 

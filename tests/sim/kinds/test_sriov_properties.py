@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import Originals
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
@@ -63,7 +63,7 @@ def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second:
         stuck = [o for o in result.outcomes if o.result != "applied"]
         assert all(o.change.field == "max_tx_rate" and "set that as well" in o.error for o in stuck), stuck
         assert is_ready(result.conditions) is not bool(stuck)
-        left = preview(kernel.machine(), wanted, originals).changes
+        left = dry_run(kernel.machine(), wanted, originals).changes
         assert [(c.target, c.field) for c in left] == [(o.change.target, o.change.field) for o in stuck]
         kernel.writes.clear()
         if not stuck:

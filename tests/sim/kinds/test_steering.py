@@ -8,7 +8,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.engine.originals import ORIGINALS, Originals
 from agent.hardware.functions import vf_addresses
 from agent.report.records import HOST, Outcome
@@ -52,7 +52,7 @@ def test_each_cpu_sends_through_one_queue(kernel: Kernel) -> None:
 def test_a_single_transmit_queue_is_left_alone(kernel: Kernel) -> None:
     result = settle(kernel, spec())
     assert not [o for o in result.outcomes if o.change.kind == "xps" and "#" in o.change.target]
-    assert not preview(kernel.machine(), spec()).changes
+    assert not dry_run(kernel.machine(), spec()).changes
 
 
 def test_without_xps_no_mask_is_written(kernel: Kernel) -> None:
@@ -83,7 +83,7 @@ def test_a_table_that_is_right_is_not_written_since_that_would_empty_it(kernel: 
 
 def test_flows_that_could_be_steered_to_isolated_cpus_are_a_blocker(kernel: Kernel) -> None:
     kernel.interrupts.isolate("6-7")
-    (error,) = preview(kernel.machine(), spec(rfs={"enable": True})).errors
+    (error,) = dry_run(kernel.machine(), spec(rfs={"enable": True})).errors
     assert "CPUs 6-7 are isolated" in error
     assert "rfs.isolated: true" in error
     result = settle(kernel, spec(rfs={"enable": True}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.hardware.functions import PCI, driver
 from agent.report.records import Disruption
 from agent.report.verdict import is_ready
@@ -27,12 +27,12 @@ def test_a_vf_for_vfio_is_never_bound_to_the_network_driver(kernel: Kernel) -> N
         "igbvf",
     ]
     assert not any(path.endswith("unbind") for path, _ in kernel.writes)
-    assert not preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes
+    assert not dry_run(kernel.machine(), spec(group(driver="vfio-pci"))).changes
 
 
 def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
     settle(kernel, spec(group()))
-    (change,) = [c for c in preview(kernel.machine(), spec(group(driver="vfio-pci"))).changes if c.kind == "bindings"]
+    (change,) = [c for c in dry_run(kernel.machine(), spec(group(driver="vfio-pci"))).changes if c.kind == "bindings"]
     assert (change.before, change.after, change.disruption) == ("igbvf", "vfio-pci", Disruption.REBIND)
     assert is_ready(settle(kernel, spec(group(driver="vfio-pci"))).conditions)
     assert driver(kernel.files, address(kernel, 1)) == "vfio-pci"
@@ -41,7 +41,7 @@ def test_a_bound_vf_goes_to_vfio_and_back(kernel: Kernel) -> None:
     assert is_ready(settle(kernel, spec(group(driver="netdevice"))).conditions)
     assert driver(kernel.files, address(kernel, 1)) == "igbvf"
     assert kernel.files.read(f"{PCI}/{address(kernel, 1)}/driver_override") == "(null)"
-    assert not preview(kernel.machine(), spec(group(driver="netdevice"))).changes
+    assert not dry_run(kernel.machine(), spec(group(driver="netdevice"))).changes
 
 
 @pytest.mark.parametrize("node", ["{group}", "noiommu-{group}", "devices/vfio3"])
@@ -70,7 +70,7 @@ def test_an_open_iommu_group_counts_for_all_of_its_vfs(kernel: Kernel) -> None:
 def test_without_vfio_pci_the_plan_has_the_remedy_and_the_rest_is_applied() -> None:
     kernel = Kernel()
     kernel.add_nic(PF, NAME, MAC)
-    (error,) = preview(kernel.machine(), spec(group(driver="vfio-pci"))).errors
+    (error,) = dry_run(kernel.machine(), spec(group(driver="vfio-pci"))).errors
     assert "vfio-pci is not loaded" in error
     assert 'kernel_modules = ["vfio-pci"]' in error
     result = settle(kernel, spec(group(driver="vfio-pci")))
@@ -82,7 +82,7 @@ def test_without_vfio_pci_the_plan_has_the_remedy_and_the_rest_is_applied() -> N
 def test_without_an_iommu_there_is_no_vfio(kernel: Kernel) -> None:
     settle(kernel, spec(group()))
     kernel.without_iommu(address(kernel, 1))
-    (error,) = preview(kernel.machine(), spec(group(driver="vfio-pci"))).errors
+    (error,) = dry_run(kernel.machine(), spec(group(driver="vfio-pci"))).errors
     assert "no IOMMU isolates it" in error
     assert "intel_iommu=on" in error
 

@@ -10,7 +10,7 @@ from attrs import evolve
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.hardware.functions import discover, vf_addresses
 from agent.machine import Machine
 from agent.report.records import Condition
@@ -93,9 +93,9 @@ def test_an_entry_with_each_equals_one_entry_for_each_nic(kernel: Kernel) -> Non
         {**RAILS, "name": f"rail{index}", "altnames": [f"rail{index}"], "select": {"pci": address}}
         for index, address in enumerate(PFS)
     ]
-    changes = preview(kernel.machine(), spec(RAILS)).changes
+    changes = dry_run(kernel.machine(), spec(RAILS)).changes
     assert changes
-    assert changes == preview(kernel.machine(), spec(*single)).changes
+    assert changes == dry_run(kernel.machine(), spec(*single)).changes
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_too_few_or_too_many_are_named_and_left_alone(
     kernel: Kernel, bounds: dict[str, int], reason: str, bound: str
 ) -> None:
     wanted = spec(rails(**bounds))
-    assert preview(kernel.machine(), wanted).errors
+    assert dry_run(kernel.machine(), wanted).errors
     (condition,) = nic_conditions(result := settle(kernel.machine(), wanted))
     assert (condition.status, condition.reason) == ("False", reason)
     assert (
@@ -255,7 +255,7 @@ def test_each_rail_has_the_addresses_of_its_number(kernel: Kernel) -> None:
     assert {address: nic.nic.rail for address, nic in result.want.nics.items()} == {FIRST: 4, SECOND: None, THIRD: 5}
     assert len(kernel.machine().netlink.routes(frozenset({FIRST_TABLE + 4, FIRST_TABLE + 5}))) == 4
     settle(kernel.machine(), spec(wanted, STORAGE, node_number=7))
-    assert preview(kernel.machine(), spec(wanted, STORAGE, node_number=7)).changes == ()
+    assert dry_run(kernel.machine(), spec(wanted, STORAGE, node_number=7)).changes == ()
 
 
 # --- what is shown -----------------------------------------------------------------------------------------

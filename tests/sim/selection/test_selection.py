@@ -6,7 +6,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.report.records import Condition
 from agent.spec.node import from_mapping
 from agent.state.wanted import derived_mac
@@ -39,7 +39,7 @@ def nic_conditions(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
     each_order = []
     for ordered in (nics, nics[::-1]):
         spec = from_mapping({"node_name": "n1", "nics": list(ordered), "irqs": {"irqbalance": "untouched"}})
-        assert preview(kernel.machine(), spec).errors
+        assert dry_run(kernel.machine(), spec).errors
         conditions = converge(kernel.machine(), Goal(spec), Memory(lambda: 0.0)).conditions
         each_order.append([c for c in conditions if c.type == "NicsPresent"])
     assert each_order[0] == each_order[1]

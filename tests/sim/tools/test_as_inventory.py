@@ -6,7 +6,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
@@ -63,7 +63,7 @@ def written(kernel: Kernel, *chosen: str) -> tuple[str, NodeSpec]:
     assert derived.remaining == ()
     name, spec = executed(derived.text)
     assert (name, spec.node_name) == ("gpu-01.example.net", "gpu-01")
-    plan = preview(kernel.machine(), spec)
+    plan = dry_run(kernel.machine(), spec)
     assert (plan.changes, plan.errors) == ((), ())
     settle(kernel, spec)
     assert kernel.writes == []

@@ -4,7 +4,7 @@ import pytest
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
@@ -45,8 +45,8 @@ def derived(kernel: Kernel, *chosen: str) -> NodeSpec:
     assert derived.remaining == ()
     written = parse(to_json(derived.spec))
     assert written == derived.spec
-    assert preview(kernel.machine(), written).changes == ()
-    assert preview(kernel.machine(), written).errors == ()
+    assert dry_run(kernel.machine(), written).changes == ()
+    assert dry_run(kernel.machine(), written).errors == ()
     return written
 
 

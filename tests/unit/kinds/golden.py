@@ -27,7 +27,7 @@ from typing import Any
 
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import converge
-from agent.engine.dry_run import preview
+from agent.engine.dry_run import dry_run
 from agent.hardware.functions import pci_of
 from agent.machine import DcbState
 from agent.report.records import to_plain
@@ -46,9 +46,9 @@ def plan_text(case: Path) -> str:
     """The text that `plan.json` of a case should have."""
     kernel = machine(json.loads((case / "observed.json").read_text()))
     kernel.writes.clear()
-    dry_run = preview(kernel.machine(), parse((case / "spec.json").read_text(), f"{case.name}/spec.json"))
+    planned = dry_run(kernel.machine(), parse((case / "spec.json").read_text(), f"{case.name}/spec.json"))
     assert kernel.writes == []
-    document = {"changes": to_plain(dry_run.changes), "errors": list(dry_run.errors)}
+    document = {"changes": to_plain(planned.changes), "errors": list(planned.errors)}
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
 
 

@@ -29,8 +29,8 @@ def test_a_module_that_plans_and_cannot_apply_is_refused() -> None:
 
 
 def test_parts_that_a_module_leaves_out_have_a_default() -> None:
-    module = ModuleType("eyes_only")
-    module.__dict__.update(NAME="eyes_only", AFTER=(), observe=dict)
+    module = ModuleType("observe_only")
+    module.__dict__.update(NAME="observe_only", AFTER=(), observe=dict)
     record = declared(module)
     assert type(record) is Observer
     assert record.read_for(Wanted(from_mapping({"node_name": "n1"}))) is None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 NOBODY = 65534
-PATIENCE_S = 60
+DEADLINE_S = 60
 
 
 def as_nobody(act: Callable[[], Any]) -> Any:
@@ -30,7 +30,7 @@ def as_nobody(act: Callable[[], Any]) -> Any:
 
     process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
-    assert ours.poll(PATIENCE_S), "it did not come back"
+    assert ours.poll(DEADLINE_S), "it did not come back"
     process.join()
     return ours.recv()
 
