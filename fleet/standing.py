@@ -11,7 +11,7 @@ from lightkube.resources.core_v1 import Node
 
 from agent.report import names
 from agent.report.age import say_age
-from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of
+from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of, name_of
 
 AHEAD = 300.0
 """Seconds that a renewal may be ahead of the API server's clock, since several API servers have several clocks and a long list
@@ -69,14 +69,17 @@ def standings(
     faults: Mapping[str, str] | None = None,
     expected: Iterable[str] = (),
 ) -> list[Standing]:
-    """The state of each node that Trackbed manages, sorted by name.
+    """The state of each node that Trackbed manages, sorted by name. Other Nodes and other Leases are left out.
 
-    :param faults: what cannot be read of a node, by its name.
+    :param faults: what cannot be read of a Node or Lease, by the node's name.
     :param expected: names to include although there may be no Node: it never joined, or was deleted.
     """
-    given = faults or {}
-    ours = {name for name, node in nodes.items() if is_ours(node)} | {*leases, *given, *expected}
-    return [standing(name, nodes.get(name), leases.get(name), now, given.get(name, "")) for name in sorted(ours)]
+    unread = faults or {}
+    known = {name for name in {*nodes, *leases, *unread} if is_managed(nodes.get(name), leases.get(name))}
+    return [
+        standing(name, nodes.get(name), leases.get(name), now, unread.get(name, ""))
+        for name in sorted({*known, *expected})
+    ]
 
 
 def unreadable(nodes: Mapping[str, str], leases: Mapping[str, str]) -> dict[str, str]:
@@ -85,9 +88,17 @@ def unreadable(nodes: Mapping[str, str], leases: Mapping[str, str]) -> dict[str,
     return {**faults, **{name: f"its Node cannot be read: {fault}" for name, fault in nodes.items()}}
 
 
-def is_ours(node: Node) -> bool:
-    """Whether a Node has Trackbed's condition or taint."""
-    return condition_of(node, names.READY) is not None or is_tainted(node)
+def is_managed(node: Node | None, lease: Lease | None) -> bool:
+    """Whether Trackbed manages the node with these objects. If nothing of them can be read, it may, so it counts."""
+    if node is None and lease is None:
+        return True
+    has_condition = node is not None and (condition_of(node, names.READY) is not None or is_tainted(node))
+    return has_condition or (lease is not None and is_heartbeat(lease))
+
+
+def is_heartbeat(lease: Lease) -> bool:
+    """Whether a Lease is a reporter's: its holder is the node that it is named after. Other programs may keep Leases, too."""
+    return lease.spec is not None and lease.spec.holderIdentity == name_of(lease)
 
 
 def standing(name: str, node: Node | None, lease: Lease | None, now: datetime, fault: str = "") -> Standing:

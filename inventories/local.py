@@ -1,21 +1,27 @@
 """The node that runs this, with its data from another inventory. Pull mode deploys it (tasks/pull.py)."""
 
 import json
+import os
 import runpy
 from pathlib import Path
 from typing import Any
 
 from pyinfra.api.exceptions import InventoryError
 
-SETTINGS = Path("/etc/trackbed/pull.json")
+SETTINGS = Path(os.environ.get("TRACKBED_PULL_SETTINGS", "/etc/trackbed/pull.json"))
+"""As in templates/pull.py, which runs the deploy."""
 
 
 def _groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     try:
         settings = json.loads(SETTINGS.read_text())
+        name, inventory = settings["host"], settings["inventory"]
     except FileNotFoundError:
         raise InventoryError(f"{SETTINGS} does not exist; this inventory is for nodes in pull mode") from None
-    name, inventory = settings["host"], settings["inventory"]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise InventoryError(
+            f"{SETTINGS} cannot be read: {error!r}; deploy this node from its control host again"
+        ) from None
     groups = {}
     for group, hosts in runpy.run_path(inventory).items():
         if group.startswith("_") or not isinstance(hosts, list | tuple):

@@ -12,13 +12,13 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from attrs import frozen
-from pyinfra import logger
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.inventory import Inventory
 from pyinfra.context import host
 
 from agent.spec.node import NodeSpec, SpecError, from_mapping
 from agent.spec.strict import MOST_FAULTS
+from tasks.common.commands import warn
 from tasks.kubernetes import KUBERNETES
 
 
@@ -110,5 +110,4 @@ def check(spec: NodeSpec) -> None:
     kubernetes = KUBERNETES.here()
     doubt = to_the_api_server(spec, kubernetes.server) if kubernetes else None
     if doubt:
-        host.log_styled(doubt, fg="yellow", log_func=logger.warning)
-        host.state.increment_warning_counter()
+        warn(host, doubt)

@@ -7,7 +7,6 @@ from io import StringIO
 from typing import Any
 
 from attrs import define, frozen
-from pyinfra import logger
 from pyinfra.api.command import FileUploadCommand, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -21,7 +20,7 @@ from agent.report.printable import printable
 from agent.report.records import Change, Disruption, changes_from_plain
 from agent.spec.node import NodeSpec, SpecError, from_mapping, to_json
 from tasks.agent import BASE, folder
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.data import SPEC_KEYS, host_data, unknown_keys, wrong_values
 from tasks.common.facts import FactBase
 from tasks.common.status import SPEC
@@ -181,8 +180,7 @@ def write(spec: NodeSpec, version: str, printer: PlanPrinter) -> Commands:
         # Only a warning here: an earlier operation of this deploy may remove the blocker, for instance by loading a driver.
         prefix = "cannot be applied" if plan.version == version else "refused by the older agent"
         for blocker in plan.blockers():
-            host.log_styled(printable(f"plan: {prefix}: {blocker}"), fg="yellow", log_func=logger.warning)
-            host.state.increment_warning_counter()
+            warn(host, f"plan: {prefix}: {blocker}")
     yield script('mkdir -p "$(dirname "$1")"', SPEC)
     yield FileUploadCommand(StringIO(text), f"{SPEC}.new", remote_temp_filename=host.get_temp_filename(f"{SPEC}.new"))
     yield script(_REPLACE, SPEC)

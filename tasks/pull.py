@@ -24,13 +24,13 @@ from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import OperationMeta, operation
-from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import host
 from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
 from tasks.common import archive
 from tasks.common.commands import Commands, script
+from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
 from tasks.packages import INTERPRETERS
@@ -47,6 +47,8 @@ CONTENT = (
     "agent",
     "config.py",
     "deploy.py",
+    # The key `fabric` belongs to a task that needs it, and all keys are checked on every node.
+    "fleet",
     "group_data",
     "inventories",
     "pyproject.toml",
@@ -96,9 +98,9 @@ def serve() -> None:
         remove(name="No timer")
         return
     # A node that deploys itself keeps its keyring and its name: an archive must not change whose signature is trusted.
-    deploys_itself = isinstance(host.connector, LocalConnector)
-    keyring = Path(KEYRING) if deploys_itself else archive.ROOT / wanted.keyring
-    name = json.loads(Path(SETTINGS).read_text())["host"] if deploys_itself else host.name
+    itself = deploys_itself(host)
+    keyring = Path(KEYRING) if itself else archive.ROOT / wanted.keyring
+    name = json.loads(Path(SETTINGS).read_text())["host"] if itself else host.name
     if not keyring.is_file() or not _is_keyring(keyring.read_bytes()):
         raise DeployError(
             f"{host.name}.pull.keyring: {keyring} is not a file of public keys; make it by "

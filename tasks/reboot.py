@@ -15,19 +15,17 @@ from typing import Literal
 from attrs import field, frozen
 from gevent import Timeout
 from paramiko import SSHException
-from pyinfra import logger
 from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
 from pyinfra.api.exceptions import ConnectError
 from pyinfra.api.host import Host
 from pyinfra.api.operation import operation
 from pyinfra.api.state import State
-from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import host
 
 from agent.report.names import STATE_FOLDER
-from agent.report.printable import printable
 from agent.spec.validators import Within
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, fail, refuse, script, warn
+from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.replay import earlier_operations
@@ -133,7 +131,7 @@ def request(task: str, reason: str) -> Commands:
     present = have.of(task) if have else None
     if present is None or present.reason != reason:
         if not host.state.is_executing:
-            _warn(f"reboot wanted: {task}: {reason}; {_consequence(policy)}")
+            warn(host, f"reboot wanted: {task}: {reason}; {_consequence(policy)}")
         yield script(_REQUEST, FOLDER, task, reason)
     elif present.boot_id != have.boot_id:
         unmet = (
@@ -141,7 +139,7 @@ def request(task: str, reason: str) -> Commands:
             f"Find out why it does not take effect; to allow one more reboot, remove {FOLDER}/{task} on the host"
         )
         if policy == "never":
-            _warn(unmet)
+            warn(host, unmet)
         else:
             yield refuse(unmet)
 
@@ -188,10 +186,9 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
         if not due:
             host.noop("no reboot is wanted")
             return
-        deploys_itself = isinstance(host.connector, LocalConnector)
         for each in due:
-            _warn(f"reboot wanted: {each}; {_consequence(policy.policy, deploys_itself)}")
-        if policy.policy == "never" or deploys_itself:
+            warn(host, f"reboot wanted: {each}; {_consequence(policy.policy, deploys_itself(host))}")
+        if policy.policy == "never" or deploys_itself(host):
             return
         if host.state.is_executing and (failed := _failed_host()):
             yield refuse(
@@ -213,17 +210,12 @@ def carry_out(policy: Reboot, ready_timeout: int) -> Commands:
         yield refuse(f"rebooted {MAX_REBOOTS} times in this deploy, and another reboot is still wanted: {reasons}")
 
 
-def _consequence(policy: str, deploys_itself: bool = False) -> str:
-    if deploys_itself:
+def _consequence(policy: str, by_itself: bool = False) -> str:
+    if by_itself:
         return "a host that deploys itself is not rebooted: deploy it from a control host, or reboot it by hand"
     if policy == "never":
         return "the host is not rebooted (reboot.policy is 'never')"
     return "the host is rebooted (reboot.policy is 'allow')"
-
-
-def _warn(line: str) -> None:
-    host.log_styled(printable(line), fg="yellow", log_func=logger.warning)
-    host.state.increment_warning_counter()
 
 
 def _failed_host() -> str | None:
@@ -255,9 +247,7 @@ def _wait_for_boot(state: State, host: Host, before: str, timeout: int) -> bool:
     finally:
         paramiko.setLevel(level)
     problem = "did not shut down" if now == before else "did not come back"
-    message = f"the host {problem} within {timeout} s of its reboot (reboot.timeout); look at its console"
-    host.log_styled(message, fg="red", log_func=logger.error)
-    return False
+    return fail(host, f"the host {problem} within {timeout} s of its reboot (reboot.timeout); look at its console")
 
 
 def _boot_id(host: Host) -> str | None:

@@ -26,6 +26,17 @@ def refuse(message: str) -> FunctionCommand:
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
 def _fail(state: State, host: Host, message: str) -> bool:
+    return fail(host, message)
+
+
+def fail(host: Host, message: str) -> bool:
+    """Print the error of a function that pyinfra runs as a command; its result, False, fails the host."""
     for line in message.splitlines():
         host.log_styled(printable(line), fg="red", log_func=logger.error)
     return False
+
+
+def warn(host: Host, message: str) -> None:
+    """Print a warning about a host, and count it for pyinfra's summary."""
+    host.log_styled(printable(message), fg="yellow", log_func=logger.warning)
+    host.state.increment_warning_counter()

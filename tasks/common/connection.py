@@ -1,4 +1,4 @@
-"""Makes SSH connections without Nagle's algorithm (RFC 896), which saves 40 ms for each command.
+"""The connection to a node. SSH connections are made without Nagle's algorithm (RFC 896), which saves 40 ms for each command.
 
 paramiko sends a command in several small packets. With Nagle's algorithm the kernel holds the second packet back until the
 first is acknowledged, and the peer delays its acknowledgement. OpenSSH's client disables the algorithm, too.
@@ -11,6 +11,13 @@ from typing import Any
 
 from attrs import frozen
 from paramiko import Transport
+from pyinfra.api.host import Host
+from pyinfra.connectors.local import LocalConnector
+
+
+def deploys_itself(host: Host) -> bool:
+    """Whether the deploy runs on the node itself, as in pull mode."""
+    return isinstance(host.connector, LocalConnector)
 
 
 @frozen

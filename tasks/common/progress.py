@@ -20,10 +20,10 @@ from gevent.event import Event
 from pyinfra import logger
 from pyinfra.api.host import Host
 from pyinfra.api.state import BaseStateCallback, State
-from pyinfra.connectors.local import LocalConnector
 
 from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from agent.report.printable import printable
+from tasks.common.connection import deploys_itself
 
 REDRAWN = 0.5
 """Seconds after which the line on a terminal is drawn again."""
@@ -103,7 +103,7 @@ class Progress(BaseStateCallback):
         if longest >= SHORT:
             logger.info(f"took {slowest(self._took)}")
         # In pull mode each node deploys itself, and is no control host on which somebody looks for this.
-        if self._took and not all(isinstance(host.connector, LocalConnector) for host in state.inventory):
+        if self._took and not all(deploys_itself(host) for host in state.inventory):
             self._note(name)
         if op_hash == state.get_op_order()[-1]:  # type: ignore[no-untyped-call]
             logger.info(

@@ -20,7 +20,9 @@ AT_BOOT = "/etc/modules-load.d/trackbed.conf"
 OPTIONS = "/etc/modprobe.d/trackbed.conf"
 
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-VALUE = re.compile(r"[!-~]+")
+# modprobe drops a backslash, and joins a line that ends in one with the next (getline_wrapped in kmod's libkmod-config.c). The
+# kernel joins parameters up to the next quotation mark (next_arg in lib/cmdline.c).
+VALUE = re.compile(r"[!#-\[\]-~]+")
 
 Options = dict[str, dict[str, str]]
 
@@ -49,7 +51,7 @@ def _parameter(name: str, value: object) -> str:
         return "Y" if value else "N"
     text = str(value)
     if not isinstance(value, int | str) or not VALUE.fullmatch(text):
-        raise ValueError(f"{name}: {value!r} is not valid; give one word or a number")
+        raise ValueError(f'{name}: {value!r} is not valid; give one word without \\ and ", or a number')
     return text
 
 

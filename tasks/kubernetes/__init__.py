@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 from attrs import define, frozen
 from cryptography import x509
-from pyinfra import logger
 from pyinfra.api.command import FunctionCommand, QuoteString, StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -27,11 +26,11 @@ from pyinfra.api.state import State
 from pyinfra.context import host
 
 from agent.report import names, published
-from agent.report.printable import printable
 from agent.reporter.settings import Settings, to_json
 from agent.spec.node import NodeSpec
 from tasks import packages
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands, fail, script, warn
+from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
 from tasks.common.texts import Texts, place
@@ -49,6 +48,8 @@ ENROLMENT_LIFE = 3600
 
 LONGEST_COMMON_NAME = 64
 """Characters of a certificate's common name: X.520's bound, which OpenSSL keeps to."""
+
+BY_CONTROL_HOST = "deploy the node from its control host"
 
 DAY = 86400
 RENEW_AT = 2 / 3
@@ -281,6 +282,11 @@ def _keep_secret(token: str) -> StringCommand:
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
 def _mint(state: State, host: Host, want: ReporterSetup, minted: Minted) -> bool:
+    if deploys_itself(host):
+        return fail(
+            host,
+            f"{KUBERNETES.name}: no token for {want.node}: only a control host can get one; {BY_CONTROL_HOST}",
+        )
     # Imported only where it is used: importing the client takes a tenth of the time of a deploy that changes nothing.
     from fleet import credentials
 
@@ -292,15 +298,10 @@ def _mint(state: State, host: Host, want: ReporterSetup, minted: Minted) -> bool
             minted.token = credentials.bound_token(key.kubeconfig, want.node, key.days * DAY)
     except credentials.NotJoined as error:
         # A node that has not joined has no Node that a token could be bound to. That is no error.
-        host.log_styled(f"{error}: the next deploy brings its token", fg="yellow", log_func=logger.warning)
+        warn(host, f"{error}: the next deploy brings its token")
     except credentials.NotGiven as error:
-        return _fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error}")
+        return fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error}")
     return True
-
-
-def _fail(host: Host, message: str) -> bool:
-    host.log_styled(printable(message), fg="red", log_func=logger.error)
-    return False
 
 
 @deploy("Kubernetes")
@@ -353,17 +354,28 @@ class Approval:
 
 
 def _approve(state: State, host: Host, want: ReporterSetup, shown: Credentials, approval: Approval) -> bool:
+    refused = _refused(host, want, shown)
+    if refused is None:
+        approval.given = True
+        return True
+    message = f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {refused}"
+    if not shown.certificate:
+        return fail(host, message)
+    # The present certificate is still valid. The deploy may run on a host without a kubeconfig, so this is no failure.
+    warn(host, message)
+    return True
+
+
+def _refused(host: Host, want: ReporterSetup, shown: Credentials) -> str | None:
+    """Approve the node's request; why that failed, or None."""
+    if not shown.request:
+        return None  # it was approved meanwhile
+    if deploys_itself(host):
+        return f"only a control host can do that; {BY_CONTROL_HOST}"
     from fleet import credentials
 
     try:
-        if shown.request:  # else its request was approved meanwhile
-            credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
+        credentials.approve(want.key.kubeconfig, want.node, shown.request, shown.csr)
     except credentials.NotGiven as error:
-        message = f"{KUBERNETES.name}.kubeconfig: {shown.request} cannot be approved: {error}"
-        if not shown.certificate:
-            return _fail(host, message)
-        # The present certificate is still valid. The deploy may run on a host without a kubeconfig, so this is no failure.
-        host.log_styled(printable(message), fg="yellow", log_func=logger.warning)
-        return True
-    approval.given = True
-    return True
+        return str(error)
+    return None

@@ -261,9 +261,11 @@ class KubeletArguments:
     passes_them_on: bool | None
 
 
+# systemd joins a line that ends in a backslash with the next one.
 _KUBELET = """
 for f in "$1/etc/default/kubelet" "$1/etc/sysconfig/kubelet"; do
-  if [ -r "$f" ]; then sed -n 's/^[[:space:]]*KUBELET_EXTRA_ARGS=/arguments /p' "$f"; fi
+  [ -r "$f" ] || continue
+  sed -n -e ':join' -e '/\\\\$/ { $!{ N; s/\\\\\\n//; b join' -e '} }' -e 's/^[[:space:]]*KUBELET_EXTRA_ARGS=/arguments /p' "$f"
 done
 if unit=$(systemctl cat kubelet.service 2>/dev/null); then
   case "$unit" in *KUBELET_EXTRA_ARGS*) echo passes ;; *) echo drops ;; esac
@@ -292,10 +294,11 @@ class NodeKubelet(FactBase[KubeletArguments]):
 
 
 def _unquoted(text: str) -> str:
+    """A value as systemd reads it (systemd.exec(5), EnvironmentFile=; load_env_file in systemd's env-file.c)."""
     quoted = re.fullmatch(r'\s*"(.*)"\s*|\s*\'(.*)\'\s*', text)
     if quoted is None:
-        return text.strip()
-    return quoted[2] if quoted[1] is None else re.sub(r"\\(.)", r"\1", quoted[1])
+        return re.sub(r"\\(.?)", r"\1", text).strip()
+    return quoted[2] if quoted[1] is None else re.sub(r'\\(["\\$`])', r"\1", quoted[1])
 
 
 @deploy("Labels")

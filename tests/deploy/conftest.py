@@ -19,6 +19,7 @@ from pyinfra.api.inventory import Inventory
 from pyinfra.api.operations import run_ops
 from pyinfra.api.state import State, StateStage
 from pyinfra.connectors.fake import FakeConnector
+from pyinfra.connectors.local import LocalConnector
 from pyinfra.context import ctx_host, ctx_state
 
 from agent.report.records import Report, report_to_json
@@ -61,6 +62,10 @@ class Connector(FakeConnector):
         return True
 
 
+class OwnConnector(Connector, LocalConnector):  # type: ignore[misc]  # the fake get_file takes fewer arguments
+    """That of a node that deploys itself."""
+
+
 @define
 class Result:
     """What a deploy did. By operation, ``planned``: whether it would change something; ``commands``: what it ran.
@@ -99,6 +104,7 @@ class Node:
 
     caplog: pytest.LogCaptureFixture
     data: dict[str, Any] = field(factory=dict)
+    connector: type[Connector] = Connector
 
     def deploy(self, code: Callable[[], object], answers: Answers, later: Answers | None = None) -> Result:
         """Run deploy code in both of pyinfra's phases. ``later``: the answers in the second phase, execute."""
@@ -106,7 +112,7 @@ class Node:
         state = State(Inventory(([(NAME, data)], {})), Config())  # type: ignore[no-untyped-call]
         state.cwd = str(Path(__file__).parent.parent.parent)
         host = state.inventory.get_host(NAME)
-        connector = host.connector = Connector(state, host)
+        connector = host.connector = self.connector(state, host)
         connector.data["fake_responses"] = answers
         self.caplog.clear()
         with self.caplog.at_level(logging.INFO, "pyinfra"), ctx_state.use(state):

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from attrs import define
-from pyinfra.api.exceptions import DeployError
+from pyinfra.api.exceptions import DeployError, InventoryError
 
 from tasks import pull
 from tasks.common.archive import ROOT
@@ -273,6 +273,28 @@ def test_settings_that_cannot_be_read_are_a_one_line_error(tmp_path: Path, conte
         runpy.run_path(str(PROGRAM))["settings"](tmp_path / "pull.json")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist; this inventory is for nodes in pull mode"),
+        ("{", "cannot be read: JSONDecodeError"),
+        ("[]", "deploy this node from its control host again"),
+        ('{"host": "node-a"}', "cannot be read: KeyError('inventory')"),
+    ],
+)
+def test_the_node_s_own_inventory_needs_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None, message: str
+) -> None:
+    settings = tmp_path / "pull.json"
+    if content is not None:
+        settings.write_text(content)
+    monkeypatch.setenv("TRACKBED_PULL_SETTINGS", str(settings))
+    with pytest.raises(InventoryError) as caught:
+        runpy.run_path(str(ROOT / "inventories" / "local.py"))
+    assert str(caught.value).startswith(str(settings))
+    assert message in str(caught.value)
+
+
 def test_an_archive_of_the_same_commit_has_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
     target = f"3.{sys.version_info.minor}-x86_64"
@@ -285,7 +307,7 @@ def test_an_archive_of_the_same_commit_has_the_same_bytes(tmp_path: Path, monkey
     assert not [name for name in names if name.startswith(f"lib-{target}/bin")]
 
 
-def test_the_archive_has_all_that_config_and_deploy_import(tmp_path: Path) -> None:
+def test_the_archive_has_all_that_a_deploy_imports(tmp_path: Path) -> None:
     for name in pull.CONTENT:
         source = ROOT / name
         if source.is_dir():
@@ -293,13 +315,14 @@ def test_the_archive_has_all_that_config_and_deploy_import(tmp_path: Path) -> No
         else:
             shutil.copy(source, tmp_path)
     statements = ast.parse((tmp_path / "deploy.py").read_text()).body
-    imports = [ast.unparse(each) for each in statements if isinstance(each, ast.Import | ast.ImportFrom)]
-    (tmp_path / "imports.py").write_text("\n".join(imports))
-    (tmp_path / "one.py").write_text('hosts = ["@fake/node1"]\n')
+    # All imports, and the first statement after them, which checks the keys of all tasks.
+    spec = next(number for number, each in enumerate(statements) if isinstance(each, ast.Assign))
+    (tmp_path / "begin.py").write_text("\n".join(map(ast.unparse, statements[: spec + 1])))
+    (tmp_path / "one.py").write_text('hosts = [("@fake/node1", {"node_name": "node1", "fabric": {"seconds": 3}})]\n')
     # Tests have the project installed. A node has its archive only.
     code = "import runpy, sys; sys.path.remove(sys.argv.pop(1)); runpy.run_module('pyinfra', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(ROOT), "-y", "one.py", "imports.py"],
+        [sys.executable, "-c", code, str(ROOT), "-y", "one.py", "begin.py"],
         cwd=tmp_path,
         env={**os.environ, "PYINFRA_FAKE_DELAY": "0"},
         capture_output=True,

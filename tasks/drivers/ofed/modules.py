@@ -8,14 +8,12 @@ vendor's names: mlx5_core, mlx5_ib, ib_core and all others of the profile.
 from __future__ import annotations
 
 from attrs import evolve, frozen
-from pyinfra import logger
 from pyinfra.api.command import StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from agent.report.printable import printable
 from tasks import reboot
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, refuse, script, warn
 from tasks.common.facts import FactBase
 from tasks.host import kernel
 from tasks.packages import dkms
@@ -382,4 +380,4 @@ def _request_reboot(task: str, stack: Stack) -> Commands:
 
 
 def _warn(problem: str, reasons: list[str]) -> None:
-    host.log_styled(printable(f"ofed: {problem}: {'; '.join(reasons)}"), fg="yellow", log_func=logger.warning)
+    warn(host, f"ofed: {problem}: {'; '.join(reasons)}")

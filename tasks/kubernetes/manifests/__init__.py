@@ -9,7 +9,6 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from attrs import define, field
-from pyinfra import logger
 from pyinfra.api.command import FunctionCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
@@ -19,7 +18,7 @@ from pyinfra.api.state import State
 from pyinfra.context import host
 
 from tasks import nccl, node_spec
-from tasks.common.commands import Commands, refuse
+from tasks.common.commands import Commands, refuse, warn
 from tasks.common.data import Key, record
 from tasks.hardware import UNKNOWN, here
 from tasks.kubernetes.labels import CAPABILITIES, LABELS_KEY
@@ -62,8 +61,7 @@ def _writes(wanted: DevicePlugins) -> bool:
     known = _first.setdefault(host.state, {})
     if wanted.folder not in known:
         for doubt in wanted.doubts():
-            host.log_styled(f"{DEVICE_PLUGINS.name}.{doubt}", fg="yellow", log_func=logger.warning)
-            host.state.increment_warning_counter()
+            warn(host, f"{DEVICE_PLUGINS.name}.{doubt}")
     other, others_value = known.setdefault(wanted.folder, (host.name, wanted))
     if others_value != wanted:
         raise DeployError(

@@ -67,6 +67,15 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
         ({"kernel_module_options": {"erdma": "x=1"}}, "@fake/node-a.kernel_module_options: {'erdma': 'x=1'} is not"),
         ({"kernel_module_options": {"erdma": {"a": "1 2"}}}, "@fake/node-a.kernel_module_options: a: '1 2' is not"),
         ({"kernel_module_options": {"erdma": {"a": 1.5}}}, "@fake/node-a.kernel_module_options: a: 1.5 is not valid"),
+        (
+            {"kernel_module_options": {"erdma": {"a": "1\\"}}},
+            "@fake/node-a.kernel_module_options: a: '1\\\\' is not valid",
+        ),
+        ({"kernel_module_options": {"erdma": {"a": "1\\2"}}}, "@fake/node-a.kernel_module_options: a: '1\\\\2' is not"),
+        (
+            {"kernel_module_options": {"erdma": {"a": '"1'}}},
+            "@fake/node-a.kernel_module_options: a: '\"1' is not valid",
+        ),
     ],
 )
 def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:

@@ -24,7 +24,7 @@ from agent.spec.node import from_mapping
 from tasks import kubernetes
 from tasks.common.commands import script
 from tasks.kubernetes import AUTHORITY, SECRET, SETTINGS, UNIT
-from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node
+from tests.deploy.conftest import DEBIAN, ROCKY_9, Answers, Node, OwnConnector
 from tests.deploy.packages.test_packages import install
 
 SPEC = from_mapping({"node_name": "node-a"}, "node-a")
@@ -141,6 +141,20 @@ def test_expired_credentials_are_replaced_and_kept_if_that_fails(
     assert result.inputs == [] and RESTART not in result.flat
 
 
+@pytest.mark.parametrize("identity", ["certificate", "token"])
+def test_a_node_that_deploys_itself_gets_no_token(
+    node: Node, key: dict[str, Any], identity: str, tmp_path: Path
+) -> None:
+    key = {**key, "identity": identity}
+    answers = {**HAS_OPENSSL, **texts(key, node, tmp_path), CREDENTIALS: ["secret "]}
+    result = evolve(node, data={"kubernetes": key}, connector=OwnConnector).deploy(configure, answers)
+    assert result.failed
+    assert "kubernetes: no token for node-a: only a control host can get one; deploy the node from its" in str(
+        result.log
+    )
+    assert result.inputs == []
+
+
 @pytest.mark.parametrize("path", [SETTINGS, AUTHORITY])
 def test_credentials_of_another_cluster_or_name_are_removed(
     node: Node, key: dict[str, Any], path: str, tmp_path: Path
@@ -182,6 +196,11 @@ def test_a_renewal_is_approved_too_and_where_it_cannot_be_the_deploy_goes_on(nod
     )
     assert not result.failed
     assert "trackbed-node-a-2 cannot be approved" in "".join(result.log)
+    by_itself = evolve(node, data={"kubernetes": key}, connector=OwnConnector).deploy(
+        lambda: kubernetes.enrol(spec=SPEC), {**HAS_OPENSSL, CREDENTIALS: renews}
+    )
+    assert not by_itself.failed
+    assert "cannot be approved: only a control host can do that; deploy the node" in "".join(by_itself.log)
     # The deploy does not wait for a request that it did not approve.
     assert str(script(kubernetes._GIVEN, kubernetes.STATE_FOLDER, UNIT)) not in result.flat
 

@@ -57,7 +57,7 @@ def lease(name: str = "a", age: float = 60, written: datetime | None = None) -> 
     notes = {names.SPEC_HASH: "0123", names.AGENT_VERSION: "0.1.0"}
     return Lease(
         metadata=ObjectMeta(name=name, resourceVersion="9", managedFields=owners, annotations=notes),
-        spec=LeaseSpec(leaseDurationSeconds=900, renewTime=written or stamp),
+        spec=LeaseSpec(leaseDurationSeconds=900, renewTime=written or stamp, holderIdentity=name),
     )
 
 
@@ -230,6 +230,25 @@ def test_a_node_whose_lease_is_gone_gets_another_one_and_is_not_swept() -> None:
 
 def test_nodes_without_trackbed_are_left_out() -> None:
     assert standings({"x": node("x", ready=None, taints=("other",))}, {}, NOW) == []
+
+
+def test_objects_of_other_programs_are_left_out_even_if_they_cannot_be_read() -> None:
+    elected = lease("controller-leader", age=5)
+    assert elected.spec
+    elected.spec.holderIdentity = "controller-7d9f_1b2c"
+    leases = {"controller-leader": elected, "never-held": Lease(metadata=ObjectMeta(name="never-held")), "a": lease()}
+    nodes = {"a": node(), "x": node("x", ready=None)}
+    faults = {"controller-leader": "a time", "x": "a time", "dark": "nothing can be read"}
+    assert [one.name for one in standings(nodes, leases, NOW)] == ["a"]
+    assert [one.name for one in standings(nodes, leases, NOW, faults)] == ["a", "dark"]
+
+
+def test_a_nodes_lease_counts_whoever_holds_it() -> None:
+    held = lease()
+    assert held.spec
+    held.spec.holderIdentity = "somebody else"
+    (status,) = standings({"a": node()}, {"a": held}, NOW)
+    assert (status.expired, status.missing) == (False, False)
 
 
 def test_a_silent_node_is_swept() -> None:
