@@ -21,7 +21,7 @@ from pyinfra.operations import files
 
 from tasks import readiness
 from tasks.common import archive
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, changes, refuse, script
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, SPEC, VERIFIED, NodeStatus
 from tasks.packages import INTERPRETERS, NodePython
@@ -31,6 +31,8 @@ UNIT = "trackbed.service"
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 TRIAL = "trackbed-upgrade.service"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
+
+LEFTOVERS = (COMMAND,)
 
 NO_PYTHON = (
     f"the node has no Python 3.10 or newer ({' or '.join(INTERPRETERS)}); install one, or upgrade the distribution"
@@ -227,7 +229,7 @@ def serve(
     :returns: whether the unit was started or restarted.
     """
     have = host.get_fact(AgentService, unit=name)
-    unit_changes = have.stale or (unit.did_change() if unit.is_complete() else unit.will_change)
+    unit_changes = have.stale or changes(unit)
     if unit_changes:
         yield StringCommand("systemctl", "daemon-reload")
     if not have.enabled:

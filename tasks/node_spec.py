@@ -26,6 +26,8 @@ from tasks.common.facts import FactBase
 from tasks.common.status import SPEC
 from tasks.packages import INTERPRETERS, NodePython
 
+LEFTOVERS = (SPEC, f"{SPEC}.previous")
+
 
 def node_spec(data: Mapping[str, object], host_name: str) -> NodeSpec:
     """Make the node's spec from a host's data.

@@ -29,7 +29,7 @@ from pyinfra.operations import files
 
 from agent.spec.validators import Matches, Within
 from tasks.common import archive
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands, changes, script
 from tasks.common.connection import deploys_itself
 from tasks.common.data import Key, record, without_password
 from tasks.common.facts import FactBase
@@ -150,8 +150,7 @@ class TimerState(FactBase[dict[str, str]]):
 def run(units: tuple[OperationMeta, ...]) -> Commands:
     """Enable and start the timer; restart it if a unit has changed."""
     state = host.get_fact(TimerState)
-    changes = any(unit.did_change() if unit.is_complete() else unit.will_change for unit in units)
-    if changes or state.get("NeedDaemonReload") == "yes":
+    if any(map(changes, units)) or state.get("NeedDaemonReload") == "yes":
         yield StringCommand("systemctl", "daemon-reload")
         yield StringCommand("systemctl", "enable", TIMER)
         yield StringCommand("systemctl", "restart", TIMER)

@@ -22,35 +22,14 @@ from agent.spec.selector import Selector
 from tasks import kubernetes, original_state, reboot
 from tasks.agent import BASE, UNIT, UNIT_FILE, AgentVersions
 from tasks.common.commands import Commands, refuse, script
-from tasks.common.data import task_keys
+from tasks.common.data import leftovers, task_keys
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND, SPEC
-from tasks.containers import container_engine, container_runtime
-from tasks.drivers import erdma, gpu_driver, peer_memory
-from tasks.drivers.ofed import doca
 from tasks.host import irqbalance
 from tasks.kubernetes import reporter
 from tasks.node_spec import NodePlan
-from tasks.packages import INTERPRETERS, NodePython, vendor_repository
+from tasks.packages import INTERPRETERS, NodePython
 from tasks.readiness import MARGIN, TIMEOUT
-
-REPOSITORIES = ("doca", "erdma", gpu_driver.REPOSITORY, container_engine.REPOSITORY, container_runtime.PACKAGE)
-FILES = (
-    *(
-        SPEC,
-        f"{SPEC}.previous",
-        COMMAND,
-        peer_memory.AT_BOOT,
-        erdma.AT_BOOT,
-        erdma.OPTIONS,
-        doca.PREFERENCES,
-        gpu_driver.BLACKLIST,
-        gpu_driver.PREFERENCES,
-        irqbalance.SCRIPT,
-    ),
-    *(path for name in REPOSITORIES for path in vendor_repository.files_of(name)),
-)
-"""Files that no task removes when its key leaves the inventory."""
 
 
 def clear_keys() -> None:
@@ -231,10 +210,11 @@ def restore_original_state() -> Commands:
 @operation()
 def remove() -> Commands:
     """Stop the services and delete all files and state. Reboot requests are logged a last time."""
-    leftovers = host.get_fact(
-        Leftovers, paths=(BASE, STATE_FOLDER, kubernetes.STATE_FOLDER, UNIT_FILE, reporter.UNIT_FILE, *FILES)
+    files = leftovers()
+    present = host.get_fact(
+        Leftovers, paths=(BASE, STATE_FOLDER, kubernetes.STATE_FOLDER, UNIT_FILE, reporter.UNIT_FILE, *files)
     )
-    if not leftovers:
+    if not present:
         host.noop("the node has no files of Trackbed")
         return
     reboots = host.get_fact(reboot.NodeRebootRequests)
@@ -242,4 +222,4 @@ def remove() -> Commands:
         host.log(f"the node returns to its original state only at its next boot: {request}")
     was = host.get_fact(original_state.Recorded)
     created = [folder for folder in original_state.FOLDERS if folder not in was.folders] if was else []
-    yield script(_REMOVE, BASE, STATE_FOLDER, kubernetes.STATE_FOLDER, *FILES, "--", *created)
+    yield script(_REMOVE, BASE, STATE_FOLDER, kubernetes.STATE_FOLDER, *files, "--", *created)

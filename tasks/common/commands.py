@@ -7,6 +7,7 @@ from collections.abc import Generator
 from pyinfra import logger
 from pyinfra.api.command import FunctionCommand, PyinfraCommand, QuoteString, StringCommand
 from pyinfra.api.host import Host
+from pyinfra.api.operation import OperationMeta
 from pyinfra.api.state import State
 
 from agent.report.printable import printable
@@ -17,6 +18,11 @@ Commands = Generator[PyinfraCommand, None, None]
 def script(text: str, *arguments: str) -> StringCommand:
     """Run a constant shell script. Data are passed as $1, $2 and so on, never as text. The first failed command ends it."""
     return StringCommand("sh", "-ec", QuoteString(text), "sh", *map(QuoteString, arguments))
+
+
+def changes(earlier: OperationMeta) -> bool:
+    """Whether an earlier operation of this deploy has changed something; while pyinfra prepares, whether it will."""
+    return earlier.did_change() if earlier.is_complete() else earlier.will_change
 
 
 def refuse(message: str) -> FunctionCommand:

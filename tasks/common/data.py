@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlsplit
 
@@ -87,11 +88,21 @@ def record(kind: type[T]) -> Callable[[object], T]:
 
 
 @cache
-def task_keys() -> tuple[Key[Any], ...]:
-    """The keys that tasks list in KEYS, in whichever folder of tasks/ they are. What is in tasks/common has none."""
+def task_modules() -> tuple[ModuleType, ...]:
+    """The modules of all tasks, in whichever folder of tasks/ they are; those of tasks/common are none."""
     names = (module.name for module in pkgutil.walk_packages(tasks.__path__, "tasks."))
-    modules = (importlib.import_module(name) for name in names if not name.startswith("tasks.common."))
-    return tuple(key for module in modules for key in getattr(module, "KEYS", ()))
+    return tuple(importlib.import_module(name) for name in names if not name.startswith("tasks.common."))
+
+
+@cache
+def task_keys() -> tuple[Key[Any], ...]:
+    """The keys that tasks list in KEYS."""
+    return tuple(key for module in task_modules() for key in getattr(module, "KEYS", ()))
+
+
+def leftovers() -> tuple[str, ...]:
+    """The files that tasks list in LEFTOVERS: they stay when a task's key leaves the inventory, until Trackbed is removed."""
+    return tuple(path for module in task_modules() for path in getattr(module, "LEFTOVERS", ()))
 
 
 @cache

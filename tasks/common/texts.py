@@ -1,11 +1,13 @@
-"""Small text files on a node: read several at once, and replace each in one step."""
+"""Small text files on a node: read several at once, write them, or replace each in one step."""
 
 from __future__ import annotations
 
 from io import StringIO
 
 from pyinfra.api.command import FileUploadCommand, StringCommand
+from pyinfra.api.operation import OperationMeta
 from pyinfra.context import host
+from pyinfra.operations import files
 
 from tasks.common.commands import Commands, script
 from tasks.common.facts import FactBase
@@ -44,6 +46,13 @@ class Texts(FactBase[dict[str, str]]):
         return texts
 
 
+def written(name: str, path: str, text: str) -> OperationMeta:
+    """Deploy code: write a file; with an empty text, remove it."""
+    if text:
+        return files.put(name=name, src=StringIO(text), dest=path, mode="644")
+    return files.file(name=name, path=path, present=False)
+
+
 # The rename shows readers the old file or the new one. NFD, which reads a whole folder, ignores dotfiles.
 _PLACE = """
 chmod 644 "$1"
@@ -52,7 +61,7 @@ mv -T "$1" "$2"
 
 
 def place(path: str, have: str, want: str) -> Commands:
-    """Replace a file if it differs; remove it if it is to be empty."""
+    """For an operation: replace a file in one step if it differs; with an empty text, remove it."""
     if have == want:
         return
     if not want:

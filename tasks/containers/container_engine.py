@@ -41,6 +41,8 @@ SCRIPT = "containerd-for-kubernetes.sh"
 REPOSITORY = "docker"
 """The name of the files of Docker's repository on a node."""
 
+LEFTOVERS = vendor_repository.files_of(REPOSITORY)
+
 _HOME = "https://download.docker.com/linux"
 # As the guides print them, for apt and for dnf.
 _APT_KEY = "9DC858229FC7DD38854AE2D88D81803C0EBFCD88"

@@ -42,6 +42,7 @@ SCRIPT = "engine-configuration.sh"
 PACKAGE = "nvidia-container-toolkit"
 # The guide pins all four to one version.
 PACKAGES = (PACKAGE, f"{PACKAGE}-base", "libnvidia-container-tools", "libnvidia-container1")
+LEFTOVERS = vendor_repository.files_of(PACKAGE)
 REFRESH = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 
 _HOME = "https://nvidia.github.io/libnvidia-container"

@@ -34,6 +34,7 @@ from tasks.packages.vendor_repository import PACKAGE_NAME, PACKAGE_VERSION, WEB,
 MODULE = "erdma"
 AT_BOOT = "/etc/modules-load.d/trackbed-erdma.conf"
 OPTIONS = "/etc/modprobe.d/trackbed-erdma.conf"
+LEFTOVERS = (AT_BOOT, OPTIONS, *vendor_repository.files_of(MODULE))
 INSTALLED = f"{STATE_FOLDER}/erdma-installer"
 """The checksum of the installer that has completed."""
 
@@ -179,9 +180,9 @@ def install() -> None:
     _check(wanted, system)
     # The repository comes first, so that a wrong key leaves the node unchanged.
     if wanted.dkms is not None and wanted.source == "dkms":
-        vendor_repository.add("erdma", wanted.dkms.repository, system.family)
+        vendor_repository.add(MODULE, wanted.dkms.repository, system.family)
     else:
-        vendor_repository.remove("erdma", system.family)
+        vendor_repository.remove(MODULE, system.family)
     # The options come before the package, which may load the driver.
     options = f"{HEADER}softdep erdma pre: ib_uverbs\n"
     if wanted.compat_mode is not None and wanted.source != "in-tree":
@@ -281,7 +282,7 @@ def build(release: str | None, package: bool) -> Commands:
     if not builds:
         yield refuse(f"DKMS has no module {MODULE}: the package or installer did not install the driver's source")
         return
-    installed = any((build.kernel, build.state) == (target, "installed") for build in builds)
+    installed = dkms.is_installed(builds, target)
     newer_ofed = host.get_fact(NewerOfed, kernel=target) if installed else None
     if installed and not newer_ofed:
         host.noop(f"{MODULE} is installed for {target}")
@@ -341,9 +342,7 @@ def _unsuitable(wanted: Erdma, module: dkms.Module, running: str) -> str | None:
     if module.path is None:
         hint = "Debian's does not; give the source 'dkms'" if wanted.source == "in-tree" else "DKMS installed none"
         return f"erdma: the kernel {running} does not have the module erdma ({hint})"
-    if wanted.source == "in-tree" and any(
-        folder in module.path for folder in ("/updates/dkms/", "/extra/", "/weak-updates/")
-    ):
+    if wanted.source == "in-tree" and module.out_of_tree:
         return (
             f"erdma: modprobe prefers {module.path} to the kernel's own driver; remove its package (see `dkms status`)"
         )

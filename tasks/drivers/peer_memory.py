@@ -25,6 +25,7 @@ from tasks.host import kernel
 
 MODULE = "nvidia_peermem"
 AT_BOOT = "/etc/modules-load.d/trackbed-peer-memory.conf"
+LEFTOVERS = (AT_BOOT,)
 OPEN = "Dual MIT/GPL"
 """The licence of NVIDIA's open kernel modules in modinfo. The licence of the others is NVIDIA."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from io import StringIO
 from itertools import groupby
 from typing import Any
 
@@ -18,16 +17,15 @@ from pyinfra.api.deploy import deploy
 from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
-from pyinfra.operations import files
 
 from agent.report.names import STATE_FOLDER
 from agent.spec.node import HugepagePool, NodeSpec
 from agent.spec.sysctl_names import faults, identity, path
 from tasks import packages, reboot
-from tasks.common.commands import Commands, refuse, script
+from tasks.common.commands import Commands, changes, refuse, script
 from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER
+from tasks.common.texts import HEADER, written
 from tasks.host import kernel_modules
 
 DROP_IN = "/etc/default/grub.d/95-trackbed.cfg"
@@ -95,7 +93,8 @@ def configure(spec: NodeSpec) -> None:
     arguments = _settable(wanted.arguments, pools)
     set_arguments(name="Kernel arguments", wanted=arguments)
     request_reboot(name="Kernel arguments of this boot", wanted=arguments)
-    settings = _sysctl_file(wanted.sysctls)
+    lines = "".join(f"{name} = {value}\n" for name, value in sorted(wanted.sysctls.items()))
+    settings = written(name="Sysctls at boot", path=SYSCTLS, text=lines and HEADER + lines)
     load_sysctls(name="Sysctls now", wanted=wanted.sysctls, settings=settings)
     initramfs(name="Initramfs", modules=tuple(kernel_modules.MODULE_OPTIONS.here()))
 
@@ -260,13 +259,6 @@ def request_reboot(wanted: tuple[str, ...]) -> Commands:
     yield from reboot.expire("boot-former")
 
 
-def _sysctl_file(sysctls: Mapping[str, str]) -> OperationMeta:
-    if not sysctls:
-        return files.file(name="Sysctls at boot", path=SYSCTLS, present=False)
-    text = HEADER + "".join(f"{name} = {value}\n" for name, value in sorted(sysctls.items()))
-    return files.put(name="Sysctls at boot", src=StringIO(text), dest=SYSCTLS, mode="644")
-
-
 _VALUES = 'for path; do if [ -r "$path" ]; then echo "$path $(cat "$path")"; fi; done'
 
 
@@ -297,8 +289,7 @@ def load_sysctls(wanted: Mapping[str, str], settings: OperationMeta) -> Commands
     """Load the file as a boot does, if it has changed or a value differs."""
     paths = {path(name): " ".join(value.split()) for name, value in wanted.items()}
     have = host.get_fact(SysctlValues, paths=tuple(paths)) if paths else {}
-    changes = settings.did_change() if settings.is_complete() else settings.will_change
-    if paths and (changes or have != paths):
+    if paths and (changes(settings) or have != paths):
         yield script(_LOAD, SYSCTLS)
     else:
         host.noop("the sysctls have these values")

@@ -9,7 +9,7 @@ from pyinfra.operations import files, systemd
 
 from agent.spec.node import IrqbalancePolicy, Mode
 from tasks.common import archive
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands, changes, script
 from tasks.common.facts import FactBase
 
 UNIT = "irqbalance.service"
@@ -17,6 +17,8 @@ SCRIPT = "/usr/local/libexec/trackbed-irqbalance-policy"
 SCRIPT_SOURCE = archive.ROOT / "templates" / "irqbalance-policy.sh"
 DROP_IN = f"/etc/systemd/system/{UNIT}.d/trackbed.conf"
 DROP_IN_SOURCE = archive.ROOT / "templates" / "irqbalance.conf"
+
+LEFTOVERS = (SCRIPT,)
 
 _COMMAND = """
 pid=$(systemctl show --property=MainPID --value "$1")
@@ -61,9 +63,9 @@ def policy(wanted: IrqbalancePolicy, mode: Mode = "enforce") -> None:
 @operation()
 def restart(banned: bool, drop_in: OperationMeta) -> Commands:
     """Make systemd read a changed drop-in, and restart the service if it runs with another command line."""
-    changes = drop_in.did_change() if drop_in.is_complete() else drop_in.will_change
+    changed = changes(drop_in)
     running = host.get_fact(IrqbalanceCommand)
-    if changes:
+    if changed:
         yield StringCommand("systemctl", "daemon-reload")
-    if changes or (running and banned and f"--policyscript={SCRIPT}" not in running):
+    if changed or (running and banned and f"--policyscript={SCRIPT}" not in running):
         yield StringCommand("systemctl", "try-restart", UNIT)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from io import StringIO
+from collections.abc import Sequence
 
 from pyinfra.api.command import QuoteString, StringCommand
 from pyinfra.api.operation import operation
 from pyinfra.context import host
-from pyinfra.operations import files
 
 from tasks.common.commands import Commands, script
 from tasks.common.data import Key
 from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER
+from tasks.common.texts import HEADER, written
 from tasks.host import kernel
 
 AT_BOOT = "/etc/modules-load.d/trackbed.conf"
@@ -86,8 +85,9 @@ def configure() -> None:
     """Write both files (or remove an empty one), and load the modules that are not loaded."""
     modules, options = MODULES.here(), MODULE_OPTIONS.here()
     # Options first: a module reads them when it is loaded.
-    _file("Kernel module options", OPTIONS, [_option_line(name, parameters) for name, parameters in options.items()])
-    _file("Kernel modules at boot", AT_BOOT, list(modules))
+    lines = [_option_line(name, parameters) for name, parameters in options.items()]
+    written(name="Kernel module options", path=OPTIONS, text=_text(lines))
+    written(name="Kernel modules at boot", path=AT_BOOT, text=_text(modules))
     load(name="Kernel modules now", modules=modules)
 
 
@@ -95,11 +95,8 @@ def _option_line(module: str, parameters: dict[str, str]) -> str:
     return " ".join(["options", module, *(f"{name}={value}" for name, value in parameters.items())])
 
 
-def _file(name: str, path: str, lines: list[str]) -> None:
-    if lines:
-        files.put(name=name, src=StringIO(HEADER + "\n".join(lines) + "\n"), dest=path, mode="644")
-    else:
-        files.file(name=name, path=path, present=False)
+def _text(lines: Sequence[str]) -> str:
+    return HEADER + "\n".join(lines) + "\n" if lines else ""
 
 
 @operation()

@@ -11,18 +11,15 @@ leave them (ManageForeignRoutingPolicyRules=, since systemd 249). It reads that 
 
 from __future__ import annotations
 
-from io import StringIO
-
 from pyinfra.api.command import StringCommand
 from pyinfra.api.deploy import deploy
 from pyinfra.api.operation import OperationMeta, operation
 from pyinfra.context import host
-from pyinfra.operations import files
 
 from agent.spec.node import NodeSpec
-from tasks.common.commands import Commands, script
+from tasks.common.commands import Commands, changes, script
 from tasks.common.facts import FactBase
-from tasks.common.texts import HEADER
+from tasks.common.texts import HEADER, written
 
 RULE = "/etc/udev/rules.d/70-trackbed-vfs.rules"
 NETWORK = "/etc/systemd/network/10-trackbed-vfs.network"
@@ -95,17 +92,12 @@ def ignore_vfs(spec: NodeSpec) -> None:
     vfs = any(nic.vfs is not None and nic.vfs.count for nic in spec.nics)
     addresses = any(nic.addresses for nic in spec.nics)
     installed = host.get_fact(NetworkManagers) if vfs or addresses else []
-    _file("networkd leaves rules", NETWORKD_CONF, NETWORKD_CONF_TEXT, addresses and NETWORKD in installed)
+    rules = NETWORKD_CONF_TEXT if addresses and NETWORKD in installed else ""
+    written(name="networkd leaves rules", path=NETWORKD_CONF, text=rules)
     managers = installed if vfs else []
-    rule = _file("Mark VFs", RULE, RULE_TEXT, bool(managers))
-    network = _file("networkd ignores VFs", NETWORK, NETWORK_TEXT, NETWORKD in managers)
+    rule = written(name="Mark VFs", path=RULE, text=RULE_TEXT if managers else "")
+    network = written(name="networkd ignores VFs", path=NETWORK, text=NETWORK_TEXT if NETWORKD in managers else "")
     apply(name="Existing VFs", managers=managers, changed=(rule, network))
-
-
-def _file(name: str, path: str, text: str, present: bool) -> OperationMeta:
-    if present:
-        return files.put(name=name, src=StringIO(text), dest=path, mode="644")
-    return files.file(name=name, path=path, present=False)
 
 
 # A change event neither renames a netdev nor sets it down.
@@ -121,11 +113,7 @@ if systemctl --quiet is-active systemd-networkd; then networkctl reload; fi
 def apply(managers: list[str], changed: tuple[OperationMeta, ...]) -> Commands:
     """Make udev process the VFs that it has not marked, and networkd read its files again."""
     unmarked = host.get_fact(UnmarkedVfs) if managers else []
-    if not unmarked and not any(_changes(file) for file in changed):
+    if not unmarked and not any(map(changes, changed)):
         host.noop("the network managers ignore VFs")
         return
     yield script(_APPLY, *unmarked)
-
-
-def _changes(file: OperationMeta) -> bool:
-    return file.did_change() if file.is_complete() else file.will_change

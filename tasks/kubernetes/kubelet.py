@@ -21,9 +21,10 @@ from pyinfra.operations import files
 
 from tasks.common import archive
 from tasks.common.commands import Commands, script
-from tasks.common.data import Key, host_data, record
+from tasks.common.data import Key, record
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND
+from tasks.kubernetes import KUBERNETES
 
 Policy = Literal["hold", "start-tainted"]
 Distribution = Literal["kubeadm", "k3s", "rke2"]
@@ -32,9 +33,6 @@ NAME = "20-trackbed-gate.conf"
 UNITS = "/etc/systemd/system"
 TEMPLATE = archive.ROOT / "templates" / "kubelet-gate.conf"
 LONGEST = 86400
-PUBLISHER = "kubernetes"
-"""The inventory's key that makes the reporter publish to Kubernetes."""
-
 # The values become part of a unit file, where white space and '%' are special.
 _PATH = re.compile(r"/[\w./@+-]+")
 _UNIT = re.compile(r"[\w.@:-]+\.service")
@@ -125,10 +123,10 @@ def gate() -> None:
     :raises DeployError: the kubelet would wait for something that never happens; naming host, key and remedy.
     """
     wanted = KUBELET.here()
-    if wanted is not None and "--let-go" in wanted.text and host_data().get(PUBLISHER) is None:
+    if wanted is not None and "--let-go" in wanted.text and KUBERNETES.here() is None:
         raise DeployError(
             f"{host.name}.{KUBELET.name}: on an unverified node the kubelet starts only when the reporter has published to "
-            f"Kubernetes; give the key {PUBLISHER!r}, or the policy 'hold' without a deadline"
+            f"Kubernetes; give the key {KUBERNETES.name!r}, or the policy 'hold' without a deadline"
         )
     place(
         name="Kubelet's gate",

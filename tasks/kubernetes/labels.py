@@ -18,7 +18,7 @@ from pyinfra.api.exceptions import DeployError
 from pyinfra.api.operation import operation
 from pyinfra.context import host
 
-from agent.report.names import TAINT as TAINT_KEY
+from agent.report import names
 from agent.reporter import settings
 from agent.reporter.settings import Label, Role
 from tasks.common.commands import Commands, refuse, script
@@ -26,6 +26,7 @@ from tasks.common.data import Key, host_data, record
 from tasks.common.facts import FactBase
 from tasks.common.texts import HEADER, Texts, place
 from tasks.hardware import MELLANOX, UNKNOWN, Hardware, here, is_erdma, shared
+from tasks.kubernetes import KUBERNETES
 from tasks.kubernetes.label_keys import EXTENDED_RESOURCE, Writer, fault
 
 LABELS = str(settings.LABELS)
@@ -37,11 +38,8 @@ ENVIRONMENT = "/etc/trackbed/kubelet-registration.env"
 # NFD: source/local, MaxFeatureFileSize.
 NFD_LIMIT = 65536
 
-TAINT = f"{TAINT_KEY}:NoSchedule"
+TAINT = f"{names.TAINT}:{names.EFFECT}"
 KUBEADM = "kubeadm"
-PUBLISHER = "kubernetes"
-"""The inventory's key that makes the reporter publish to Kubernetes. Without it nothing would remove the taint."""
-
 PATHS = (LABELS, NFD, ENVIRONMENT, DROP_IN)
 
 # kubeadm's unit reads KUBELET_EXTRA_ARGS from /etc/default/kubelet (Debian) or /etc/sysconfig/kubelet (RPM). This drop-in comes
@@ -311,7 +309,7 @@ def publish() -> None:
     """
     wanted = LABELS_KEY.here()
     kind, where = _kubelet_kind(host_data().get("kubelet"))
-    tainted = (wanted or Labels()).registers_tainted(host_data().get(PUBLISHER) is not None, kind)
+    tainted = (wanted or Labels()).registers_tainted(KUBERNETES.here() is not None, kind)
     if wanted and kind != KUBEADM and (tainted or "kubelet" in wanted.writers.values()):
         raise DeployError(
             f"{host.name}.{LABELS_KEY.name}: the kubelet of {kind} takes its first labels and taints from its own "
@@ -350,7 +348,7 @@ def write(wanted: Labels | None, tainted: bool) -> Commands:
     if tainted or registered:
         kubelet = host.get_fact(NodeKubelet)
         operator_taints = _TAINTS.search(kubelet.arguments)
-        has_taint = tainted and operator_taints is not None and TAINT_KEY in operator_taints[1]
+        has_taint = tainted and operator_taints is not None and names.TAINT in operator_taints[1]
         want |= registration(registered, tainted and not has_taint, kubelet.arguments)
         if DROP_IN in want and kubelet.passes_them_on is False:
             yield refuse(

@@ -21,7 +21,7 @@ from tasks.common.data import Key
 from tasks.common.facts import FactBase
 from tasks.common.status import COMMAND
 
-UNIT = "trackbed-reporter.service"
+UNIT = kubernetes.UNIT
 UNIT_FILE = f"/etc/systemd/system/{UNIT}"
 UNIT_TEMPLATE = archive.ROOT / "templates" / f"{UNIT}.j2"
 

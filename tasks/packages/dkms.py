@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from attrs import frozen
 from pyinfra.api.command import StringCommand
@@ -101,6 +102,11 @@ class Builds(FactBase[list[Build]]):
         return builds
 
 
+def is_installed(builds: Iterable[Build], kernel: str) -> bool:
+    """Whether one of the builds is installed for a kernel."""
+    return any((build.kernel, build.state) == (kernel, "installed") for build in builds)
+
+
 # The build ID's note is found in the module's file by a search for its bytes, which needs no ELF parser.
 _MODULE = """
 module=$1
@@ -182,7 +188,7 @@ def installed(module: str) -> Commands:
     """
     kernel = host.get_fact(RunningKernel)
     builds = [each for each in host.get_fact(Builds) if each.module == module]
-    if any((each.kernel, each.state) == (kernel, "installed") for each in builds):
+    if is_installed(builds, kernel):
         host.noop(f"{module} is installed for {kernel}")
         return
     if not builds:

@@ -43,6 +43,7 @@ REPOSITORY = "nvidia-driver"
 
 BLACKLIST = "/etc/modprobe.d/trackbed-gpu-driver.conf"
 PREFERENCES = "/etc/apt/preferences.d/trackbed-gpu-driver"
+LEFTOVERS = (BLACKLIST, PREFERENCES, *vendor_repository.files_of(REPOSITORY))
 PERSISTENCE = "nvidia-persistenced"
 FABRIC_MANAGER = "nvidia-fabricmanager"
 NO_NVSWITCH = "its journal is above; on a node without NVSwitches give fabric_manager False"

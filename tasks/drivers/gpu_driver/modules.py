@@ -72,7 +72,7 @@ def build(version: str) -> Commands:
         if host.state.is_executing:
             yield refuse(f"gpu_driver: DKMS has no module {MODULE} {version}: the packages did not install its source")
         return
-    if any((each.kernel, each.state) == (running, "installed") for each in builds):
+    if dkms.is_installed(builds, running):
         host.noop(f"{builds[-1].module} {version} is installed for {running}")
         return
     yield dkms.build(builds[-1].module, version, running)

@@ -33,7 +33,11 @@ SIGNED_BY: dict[Family, str] = {
     "debian": f"{NVIDIA}/GPG-KEY-Mellanox.pub",
     "rhel": "https://www.mellanox.com/downloads/ofed/RPM-GPG-KEY-Mellanox-SHA256",
 }
+REPOSITORY = "doca"
+"""The name of the repository's files on a node."""
+
 PREFERENCES = "/etc/apt/preferences.d/trackbed-doca"
+LEFTOVERS = (PREFERENCES, *vendor_repository.files_of(REPOSITORY))
 RELEASE = re.compile(r"\d+\.\d+\.\d+")
 VERSION = re.compile(RELEASE.pattern + r"[a-zA-Z0-9.+:~^_-]*")
 
@@ -95,7 +99,7 @@ PREFERRED = f"{HEADER}Package: {' '.join(LIBRARIES)}\nPin: version /mlnx/\nPin-P
 
 def install(wanted: Doca, family: Family, repository: Repository) -> None:
     """Deploy code: add the repository, and install and hold the profile."""
-    vendor_repository.add("doca", repository, family)
+    vendor_repository.add(REPOSITORY, repository, family)
     if family == "debian":
         files.put(name="The vendor's rdma-core is preferred", src=StringIO(PREFERRED), dest=PREFERENCES, mode="644")
     headers(name="Kernel headers")

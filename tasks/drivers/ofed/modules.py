@@ -140,7 +140,7 @@ def build() -> Commands:
     builds = host.get_fact(dkms.Builds)
     for name in NAMES:
         of_name = [each for each in builds if each.module == name]
-        if of_name and not any((each.kernel, each.state) == (running, "installed") for each in of_name):
+        if of_name and not dkms.is_installed(of_name, running):
             yield dkms.build(name, of_name[-1].version, running)
 
 

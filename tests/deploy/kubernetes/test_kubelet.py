@@ -50,7 +50,9 @@ def test_a_second_run_changes_nothing(node: Node) -> None:
     [({"policy": "hold", "deadline": 600}, " --let-go 600"), ({"policy": "start-tainted"}, " --let-go 0")],
 )
 def test_start_tainted_needs_a_reporter_that_publishes(node: Node, given: dict[str, Any], option: str) -> None:
-    _, text = gate(node, has(), kubelet=given, kubernetes={"server": "https://api.example.net:6443"})
+    _, text = gate(
+        node, has(), kubelet=given, kubernetes={"server": "https://api.example.net:6443", "ca_file": "ca.pem"}
+    )
     assert text.splitlines()[-1] == HOLD + option
     with pytest.raises(DeployError, match=r"node-a\.kubelet: .*give the key 'kubernetes'"):
         gate(node, has(), kubelet=given)

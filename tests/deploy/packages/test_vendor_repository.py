@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from pyinfra.api.exceptions import DeployError
 
-from tasks import removal
-from tasks.common.data import Key, record
+from tasks.common.data import Key, leftovers, record
 from tasks.packages import Family, vendor_repository
 from tasks.packages.vendor_repository import Package, Repository
 from tests.deploy.conftest import Answers, Node, file_answers
@@ -269,9 +268,9 @@ def test_a_page_instead_of_a_key_is_refused(keys: dict[str, Path], tmp_path: Pat
     assert not ring.exists()
 
 
-@pytest.mark.parametrize("name", ["doca", "erdma", "nvidia-container-toolkit"])
+@pytest.mark.parametrize("name", ["doca", "docker", "erdma", "nvidia-container-toolkit", "nvidia-driver"])
 def test_the_removal_knows_the_files_of_every_vendor(name: str) -> None:
     written = {f"/etc/apt/sources.list.d/trackbed-{name}.sources", f"/etc/apt/keyrings/trackbed-{name}.gpg"}
     written |= {f"/etc/yum.repos.d/trackbed-{name}.repo", f"/etc/pki/rpm-gpg/RPM-GPG-KEY-trackbed-{name}"}
     assert written == set(vendor_repository.files_of(name))
-    assert written <= set(removal.FILES)
+    assert written <= set(leftovers())
