@@ -1,18 +1,18 @@
-"""pyinfra's settings; its command line overrides them. It reads them here and nowhere else."""
+"""pyinfra's settings. Options of its command line override them."""
 
 from pyinfra import config, state
 
-from tasks.common import ahead, progress, quick, shard
+from tasks.common import prefetch, progress, pyinfra_speed, shard
 
 config.REQUIRE_PYINFRA_VERSION = ">=3.10,<3.11"
-# Hosts at once. pyinfra's own default is 20 for each CPU of the control host, which says nothing of the network.
+# Hosts at the same time. pyinfra's default is 20 for each CPU of the control host, but the network is the limit.
 config.PARALLEL = 64
-# Stop for all when more than so many percent have failed: then the fault is not the node's.
+# Percent of hosts. If more have failed, the deploy stops: the fault is then not a single node's.
 config.FAIL_PERCENT = 10
-# Seconds; a node under load answers late.
+# Seconds. A busy node answers late.
 config.CONNECT_TIMEOUT = 20
 
 shard.limit(state)
 progress.show(state)
-ahead.learn(state)
-quick.replace()
+prefetch.enable(state)
+pyinfra_speed.replace_functions()

@@ -1,4 +1,4 @@
-"""The base of our own facts. If a node's output cannot be parsed, only that node fails.
+"""The base class of Trackbed's facts. If a node's output cannot be parsed, only that node fails.
 
 pyinfra ends the whole deploy at any exception of a fact except FactProcessError.
 """
@@ -26,10 +26,10 @@ SHOWN = 400
 
 
 class FactBase(_FactBase[T]):
-    """A fact whose ``process`` may raise the usual exceptions of parsers."""
+    """A fact whose ``process`` may raise the usual exceptions of parsers: they become FactProcessError."""
 
-    asked_ahead = True
-    """Whether an answer may be some seconds old (tasks/common/ahead.py)."""
+    prefetched = True
+    """Whether an answer may be some seconds old (tasks/common/prefetch.py)."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

@@ -1,4 +1,4 @@
-"""Shows during a deploy for how long each host has been in an operation, and notes it for `trackbed fleet report`.
+"""Prints during a deploy for how long each host has been in an operation, and records the times for `trackbed fleet report`.
 
 pyinfra 3.10 shows which hosts are in an operation, but no times. It calls these methods only if it waits for all hosts at each
 operation, which is its default.
@@ -13,7 +13,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
 
 import gevent
 from gevent.event import Event
@@ -23,37 +22,32 @@ from pyinfra.api.state import BaseStateCallback, State
 
 from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from agent.report.printable import printable
+from tasks.common import callbacks
 from tasks.common.connection import deploys_itself
 
 REDRAWN = 0.5
 """Seconds after which the line on a terminal is drawn again."""
 
 BEAT = 30.0
-"""Seconds between two lines of an operation where there is no terminal."""
+"""Seconds between two lines about an operation if the output is not a terminal."""
 
 INDENT = 4
 """Columns by which pyinfra indents what it prints about an operation."""
 
 SHORT = 1.0
-"""Seconds: operations that were shorter for every host are not worth a line."""
+"""Seconds. An operation that was shorter on every host gets no line."""
 
 SLOWEST = 3
 """How many of the slowest hosts, or operations, are named at the end."""
 
 
 def show(state: State) -> None:
-    """Have pyinfra call :class:`Progress`. It makes its list of callbacks only when it knows the inventory."""
-    init = state.init
-
-    def init_with_progress(*arguments: Any, **named: Any) -> None:
-        init(*arguments, **named)
-        state.add_callback_handler(Progress())  # type: ignore[no-untyped-call]
-
-    state.init = init_with_progress  # type: ignore[method-assign]
+    """For config.py: print and record the times of this deploy."""
+    callbacks.add(state, Progress)
 
 
 class Progress(BaseStateCallback):
-    """What pyinfra calls: notes when each host began and ended an operation, and prints it."""
+    """Records when each host begins and ends an operation, and prints it. pyinfra calls the public methods."""
 
     def __init__(self) -> None:
         self._wanted = os.environ.get("PYINFRA_PROGRESS") != "off"
@@ -71,7 +65,7 @@ class Progress(BaseStateCallback):
         self._began, self._took, self._ended = {}, {}, Event()
         self._hosts = sum(1 for _ in state.inventory.get_active_hosts())
         if self._wanted and sys.stderr.isatty():
-            # Ours takes the place of pyinfra's own line.
+            # This line replaces pyinfra's own.
             os.environ["PYINFRA_PROGRESS"] = "off"
             gevent.spawn(self._draw, self._ended)
         elif self._wanted:
@@ -116,7 +110,7 @@ class Progress(BaseStateCallback):
             self._took[host.name] = time.monotonic() - began
 
     def _note(self, name: str) -> None:
-        """Write down what has ended, so that a deploy that is stopped has noted it, too."""
+        """Write the record after each operation, so that it is complete even if the deploy is stopped."""
         slowest_host, longest = _longest_first(self._took)[0]
         middle = statistics.median(self._took.values())
         self._noted.append(Operation(name, len(self._took), longest, middle, slowest_host))
@@ -139,7 +133,7 @@ class Progress(BaseStateCallback):
         while not ended.wait(REDRAWN):
             sys.stderr.write(f"{' ' * INDENT}{self._running()}\r")
             sys.stderr.flush()
-            # As pyinfra does it: this stays in the buffer, so that whatever is printed next clears the line first.
+            # This stays in the buffer, so that whatever is printed next clears the line first (as pyinfra does it).
             sys.stderr.write("\033[K")
 
     def _beat(self, ended: Event) -> None:
@@ -147,13 +141,14 @@ class Progress(BaseStateCallback):
             logger.info(self._running())
 
 
-def running(hosts: Mapping[str, float], ended: int, of: int, width: int) -> str:
-    """The hosts that are in an operation, each with its time, the longest first. Those that do not fit are counted.
+def running(hosts: Mapping[str, float], done: int, total: int, width: int) -> str:
+    """A line about an operation: the hosts that are in it, each with its time, the longest first.
 
-    :param ended: how many hosts have ended the operation, ``of`` so many.
+    :param done: how many of the ``total`` hosts have ended the operation.
+    :param width: columns. Hosts that do not fit are counted, not named.
     """
     named = [f"{printable(host)} {say(seconds)}" for host, seconds in _longest_first(hosts)]
-    text = f"{ended} of {of} hosts done"
+    text = f"{done} of {total} hosts done"
     for number, name in enumerate(named):
         left = len(named) - number - 1
         longer = f"{text}{'; ' if number == 0 else ', '}{name}"
@@ -164,7 +159,7 @@ def running(hosts: Mapping[str, float], ended: int, of: int, width: int) -> str:
 
 
 def slowest(times: Mapping[str, float]) -> str:
-    """The longest of these times with their names, and the number of all."""
+    """The longest of these times with their names, and how many times there are."""
     named = [f"{printable(name)} {say(seconds)}" for name, seconds in _longest_first(times)[:SLOWEST]]
     return ", ".join(named) + (f" (the slowest of {len(times)})" if len(times) > SLOWEST else "")
 
@@ -174,6 +169,6 @@ def _longest_first(times: Mapping[str, float]) -> list[tuple[str, float]]:
 
 
 def say(seconds: float) -> str:
-    """Seconds as people read them."""
+    """A duration in minutes and seconds."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s" if seconds < 10 else f"{rest} s"

@@ -44,7 +44,7 @@ cat "$1"
 class NodeStatus(FactBase[Status | None]):
     """The node's status; None: there is no agent, no report yet, or a report in another version's format."""
 
-    asked_ahead = False
+    prefetched = False
 
     def command(self) -> StringCommand:
         """Print the boot ID and the uptime, by which the report's age is judged, then the report."""

@@ -1,4 +1,4 @@
-"""What a deploy asks ahead, through pyinfra's own command line and config.py, on this machine as the node."""
+"""The prefetching of facts, through pyinfra's own command line and config.py. This machine is the node."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from tasks.common import ahead
-from tasks.common.ahead import parse
+from tasks.common import prefetch
 from tasks.common.archive import ROOT
+from tasks.common.prefetch import parse
 
 FACTS = """
 from pathlib import Path
@@ -36,7 +36,7 @@ class Content(FactBase[str]):
 
 
 class Now(Content):
-    asked_ahead = False
+    prefetched = False
 
 
 @operation()
@@ -97,7 +97,7 @@ class Deploy:
         return Ran(seen.read_text().splitlines(), output.count("Running command on"), output, done.returncode != 0)
 
     def kept(self) -> Path:
-        [file] = (self.folder / "cache/trackbed/questions").iterdir()
+        [file] = (self.folder / "cache/trackbed/facts").iterdir()
         return file
 
 
@@ -116,39 +116,39 @@ note(path="three")
 SAW = [f"{name} '{name}, first line\\n\\nlast\\n'" for name in ("one", "two", "three")]
 
 
-def test_the_second_deploy_asks_all_at_once_and_sees_the_same(deploy: Deploy) -> None:
+def test_the_second_deploy_reads_all_facts_by_one_command_and_sees_the_same(deploy: Deploy) -> None:
     deploy.write(NOTES)
     first, second = deploy.run(), deploy.run()
     assert (first.seen, first.commands) == (SAW, 3)
     assert (second.seen, second.commands) == (SAW, 1)
 
 
-def test_a_dry_run_asks_ahead_too_and_the_deploy_after_it_asks_anew(deploy: Deploy) -> None:
+def test_a_dry_run_prefetches_too_and_the_deploy_after_it_reads_again(deploy: Deploy) -> None:
     deploy.write(NOTES)
     assert [deploy.run("--dry").commands for _ in range(2)] == [3, 1]
     assert [deploy.run("--yes").commands for _ in range(2)] == [3, 1]
-    # The dry run's phase is kept beside the other.
+    # The commands of both phases are kept.
     assert deploy.run("--dry").commands == 1
 
 
-def test_what_follows_a_change_is_asked_anew(deploy: Deploy) -> None:
+def test_facts_after_a_change_are_read_again(deploy: Deploy) -> None:
     deploy.write('note(path="one")\nwrite(path="two", content="changed")\nnote(path="two")\nnote(path="three")\n')
     deploy.run()
     deploy.run()
     (deploy.folder / "two").write_text("as somebody left it\n")
     changed = deploy.run()
     assert changed.seen == [SAW[0], "two 'as somebody left it\\nchanged'", SAW[2]]
-    # All at once, the change, and each of those after it.
+    # The prefetch, the change, and each fact after it.
     assert changed.commands == 4
 
 
-def test_a_fact_that_must_be_of_this_moment_is_asked_by_itself(deploy: Deploy) -> None:
+def test_a_fact_that_must_be_current_is_not_prefetched(deploy: Deploy) -> None:
     deploy.write(NOTES + 'note(path="one", fact=Now)\n')
     deploy.run()
     assert deploy.run().commands == 2
 
 
-def test_a_fact_that_fails_ahead_is_asked_by_itself_and_says_why(deploy: Deploy) -> None:
+def test_a_fact_that_fails_is_read_again_and_the_reason_is_printed(deploy: Deploy) -> None:
     deploy.write(NOTES)
     deploy.run()
     (deploy.folder / "two").unlink()
@@ -156,12 +156,12 @@ def test_a_fact_that_fails_ahead_is_asked_by_itself_and_says_why(deploy: Deploy)
     assert failed.failed
     assert "No such file or directory" in failed.output
     assert failed.seen == SAW[:1]
-    # What was asked until then is no reason to forget the rest.
+    # The failed deploy does not shorten the kept list.
     (deploy.folder / "two").write_text("two, first line\n\nlast\n\n")
     assert deploy.run().commands == 1
 
 
-def test_a_fact_that_the_last_deploy_did_not_ask_is_asked_by_itself(deploy: Deploy) -> None:
+def test_a_fact_that_the_last_deploy_did_not_read_is_read_by_itself(deploy: Deploy) -> None:
     deploy.write('note(path="one")\nnote(path="two")\n')
     deploy.run()
     deploy.write(NOTES)
@@ -170,7 +170,7 @@ def test_a_fact_that_the_last_deploy_did_not_ask_is_asked_by_itself(deploy: Depl
 
 
 def test_a_long_answer_is_not_kept_in_memory(deploy: Deploy) -> None:
-    (deploy.folder / "one").write_text("x" * (ahead.LONGEST_ANSWER + 1))
+    (deploy.folder / "one").write_text("x" * (prefetch.LONGEST_ANSWER + 1))
     deploy.write(NOTES)
     deploy.run()
     assert deploy.run().commands == 2
@@ -200,7 +200,7 @@ host.get_fact(Hidden)
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"code": "of another version", "phases": {"execute": ["exit 1"]}}'])
-def test_what_is_kept_is_written_anew_if_it_cannot_be_read_or_is_of_other_code(deploy: Deploy, damage: str) -> None:
+def test_kept_commands_that_cannot_be_read_or_are_of_other_code_are_replaced(deploy: Deploy, damage: str) -> None:
     deploy.write(NOTES)
     deploy.run()
     deploy.kept().write_text(damage)
@@ -211,7 +211,7 @@ def test_what_is_kept_is_written_anew_if_it_cannot_be_read_or_is_of_other_code(d
 def test_an_answer_is_what_the_command_alone_prints(output: str) -> None:
     command = f"printf %s {shlex.quote(output)}"
     text = "".join(
-        ahead._ONE.format(sh="sh", command=shlex.quote(each), mark="mark") for each in (command, "exit 1", command)
+        prefetch._ONE.format(sh="sh", command=shlex.quote(each), mark="mark") for each in (command, "exit 1", command)
     )
     printed = subprocess.run(["sh"], input=text, capture_output=True, text=True, check=True).stdout
     alone = output.removesuffix("\n").split("\n") if output else []

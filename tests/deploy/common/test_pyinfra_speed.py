@@ -1,4 +1,4 @@
-"""What is quicker than pyinfra's own gives the same."""
+"""The faster functions return the same as pyinfra's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tasks.common.archive import ROOT
 
-# Both are asked in the same lines: what they return is the lines.
+# Both are called on the same line, since they return line numbers.
 DEPLOY = """
 from importlib import import_module
 
@@ -20,11 +20,11 @@ from pyinfra.api.util import get_operation_order_from_stack
 from pyinfra.context import state
 from pyinfra.operations import server
 
-from tasks.common import quick
+from tasks.common import pyinfra_speed
 
 
 def same():
-    for theirs, ours in [(get_operation_order_from_stack(state), quick.order_from_stack(state))]:
+    for theirs, ours in [(get_operation_order_from_stack(state), pyinfra_speed.order_from_stack(state))]:
         assert theirs == ours and len(ours) > 2, (theirs, ours)
 
 
@@ -35,7 +35,7 @@ def nested():
 
 same()
 nested()
-assert import_module("pyinfra.api.operation").get_operation_order_from_stack is quick.order_from_stack
+assert import_module("pyinfra.api.operation").get_operation_order_from_stack is pyinfra_speed.order_from_stack
 assert arguments.all_global_arguments() == list(get_type_hints(AllArguments).items())
 server.shell(name="Nothing", commands=["true"])
 server.shell(name="Reached", commands=["true"])

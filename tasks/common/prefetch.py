@@ -1,0 +1,243 @@
+"""Prefetches facts: one command to a host runs the commands of all facts that the last deploy read from it.
+
+pyinfra 3.10 sends a command for each fact. Each needs an SSH channel, a login shell and a shell, and a deploy that finds
+nothing to do reads some fifty facts. So the control host keeps the commands (not the answers) of each host's last deploy. When
+the next deploy reads its first fact, it sends all of these commands at once. A fact that was not read before is sent by itself.
+
+A prefetched answer is used for a few seconds, in the phase of pyinfra that fetched it (prepare or execute), and only until this
+deploy changes something on the host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shlex
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+from attrs import define, field
+from pyinfra import logger
+from pyinfra.api.command import StringCommand
+from pyinfra.api.host import Host
+from pyinfra.api.state import BaseStateCallback, State
+from pyinfra.connectors.util import CommandOutput, OutputLine
+
+from agent.documents import load
+from agent.runtime import write_atomically
+from tasks.common import callbacks
+from tasks.common.archive import ROOT
+
+USABLE_S = 30.0
+"""Seconds for which an answer is used. After that all facts are fetched again: the deploy of a large fleet takes minutes."""
+
+LONGEST_ANSWER = 16 << 10
+"""Characters. A fact with a longer answer, such as the list of all packages, is not prefetched: the answers of all hosts are in
+memory."""
+
+LARGEST_FILE = 4 << 20
+
+# Each command has its own shell, as when it is sent alone. The mark is random, so no answer contains it.
+_ONE = """\
+answer=$({sh} -c {command} </dev/null 2>/dev/null; echo "+$?")
+printf '%s\\n%s\\n' {mark} "$answer"
+"""
+
+
+def enable(state: State) -> None:
+    """For config.py: prefetch facts in this deploy, and keep its facts' commands for the next one."""
+    context = click.get_current_context(silent=True)
+    deploy = "\n".join(context.params.get("operations", ())) if context else ""
+    callbacks.add(state, lambda: _Connections(deploy))
+
+
+class _Connections(BaseStateCallback):
+    """What pyinfra calls when it connects to a host, and when it disconnects."""
+
+    def __init__(self, deploy: str) -> None:
+        self._deploy = deploy
+        self._hosts: dict[str, HostFacts] = {}
+
+    def host_connect(self, state: State, host: Host) -> None:  # type: ignore[override]
+        """Prefetch the host's facts from now on. After a reboot pyinfra connects again, and the old answers are dropped."""
+        if host.name in self._hosts:
+            self._hosts[host.name].drop_answers()
+        else:
+            self._hosts[host.name] = HostFacts(state, host, _file(self._deploy, host.name))
+
+    def host_disconnect(self, state: State, host: Host) -> None:  # type: ignore[override]
+        """Keep the commands for the next deploy: the host is done, or reboots."""
+        if host.name in self._hosts and host not in state.failed_hosts:
+            self._hosts[host.name].keep_commands()
+
+
+def _file(deploy: str, host_name: str) -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trackbed" / "facts"
+    name = hashlib.sha256("\n".join((deploy, host_name)).encode()).hexdigest()
+    return folder / f"{name}.json"
+
+
+@cache
+def _code_digest() -> str:
+    """A digest of the code that reads facts. Other code reads other facts, so the kept commands are of no use to it."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "tasks").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@define
+class HostFacts:
+    """The facts of one host: replaces the methods of pyinfra's host by which facts are read and the host is changed."""
+
+    _state: State
+    _host: Host
+    _file: Path
+    _known: dict[str, list[str]] = field(init=False)
+    """The commands of the last deploy's facts, by phase."""
+    _used: dict[str, dict[str, None]] = field(init=False, factory=dict)
+    """The commands of this deploy's facts, by phase; the keys are in the order in which the facts were read."""
+    _fact: type | None = field(init=False, default=None)
+    """The fact that is being read. Without one, a command belongs to an operation, which changes the host."""
+    _arguments: dict[str, Any] | None = field(init=False, default=None)
+    """The connector's arguments (such as the user) of the first fact. Facts with others are not prefetched."""
+    _changed: bool = field(init=False, default=False)
+    """Whether this deploy has changed the host."""
+    _answers: dict[str, list[str]] = field(init=False, factory=dict)
+    """The prefetched answers, by command."""
+    _fetched: tuple[str, float] | None = field(init=False, default=None)
+    """The phase in which the answers were fetched, and when."""
+
+    def __attrs_post_init__(self) -> None:
+        self._known = self._read()
+        get_fact, run, put_file = self._host.get_fact, self._host.run_shell_command, self._host.put_file
+
+        def get_fact_noted(fact: type, *arguments: Any, **named: Any) -> Any:
+            outer, self._fact = self._fact, fact
+            try:
+                return get_fact(fact, *arguments, **named)
+            finally:
+                self._fact = outer
+
+        def run_or_answer(
+            command: Any, print_output: bool = False, print_input: bool = False, **arguments: Any
+        ) -> tuple[bool, CommandOutput]:
+            answer = self._answer(run, command, arguments)
+            if answer is not None:
+                return True, CommandOutput([OutputLine("stdout", line) for line in answer])
+            succeeded, output = run(command, print_output=print_output, print_input=print_input, **arguments)
+            if sum(map(len, output.stdout_lines)) > LONGEST_ANSWER:
+                self._used.get(self._phase(), {}).pop(_text(command) or "", None)
+            return succeeded, output
+
+        def put_file_noted(*arguments: Any, **named: Any) -> bool:
+            self._note_change()
+            return put_file(*arguments, **named)
+
+        self._host.get_fact = get_fact_noted  # type: ignore[method-assign, assignment]
+        self._host.run_shell_command = run_or_answer  # type: ignore[method-assign]
+        self._host.put_file = put_file_noted  # type: ignore[method-assign]
+
+    def drop_answers(self) -> None:
+        """Use no answer that was fetched until now."""
+        self._answers, self._fetched = {}, None
+
+    def keep_commands(self) -> None:
+        """Write the commands of this deploy's facts, for the next deploy."""
+        phases = self._known | {phase: list(used) for phase, used in self._used.items()}
+        if phases == self._known:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file, json.dumps({"code": _code_digest(), "phases": phases}))
+
+    def _read(self) -> dict[str, list[str]]:
+        try:
+            kept = load(self._file.read_bytes(), LARGEST_FILE)
+            if kept["code"] == _code_digest():
+                return {str(phase): [str(command) for command in used] for phase, used in kept["phases"].items()}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            logger.debug(f"{self._file}: {error!r}; it is written again")
+        return {}
+
+    def _phase(self) -> str:
+        """The phase of pyinfra. With -y it does not check for changes while it prepares, and reads fewer facts."""
+        stage = self._state.current_stage.name.lower()
+        checks = self._state.should_check_for_changes()  # type: ignore[no-untyped-call]
+        return stage if self._state.is_executing or checks else f"{stage} -y"
+
+    def _note_change(self) -> None:
+        self._changed = True
+        self.drop_answers()
+
+    def _answer(self, run: Any, command: Any, arguments: dict[str, Any]) -> list[str] | None:
+        """The prefetched answer to a command; None: the command must be sent."""
+        if self._fact is None:
+            self._note_change()
+            return None
+        text = _text(command)
+        if text is None or not getattr(self._fact, "prefetched", True):
+            return None
+        if self._arguments is None:
+            self._arguments = arguments
+        if arguments != self._arguments or arguments.get("_stdin"):
+            return None
+        phase = self._phase()
+        self._used.setdefault(phase, {})[text] = None
+        if not self._changed and not self._is_usable(phase):
+            self._fetch(run, phase, text, arguments)
+        return self._answers.get(text)
+
+    def _is_usable(self, phase: str) -> bool:
+        fetched_in, at = self._fetched or ("", 0.0)
+        return fetched_in == phase and time.monotonic() - at < USABLE_S
+
+    def _fetch(self, run: Any, phase: str, text: str, arguments: dict[str, Any]) -> None:
+        """Send the commands of all facts that the last deploy read in this phase, if ``text`` is among them."""
+        self.drop_answers()
+        commands = self._known.get(phase, [])
+        if text not in commands or len(commands) < 2:
+            return
+        mark = secrets.token_hex(16)
+        shell = shlex.quote(arguments.get("_shell_executable") or "sh")
+        script = "".join(_ONE.format(sh=shell, command=shlex.quote(each), mark=mark) for each in commands)
+        sent_at = time.monotonic()
+        # On standard input: the kernel allows an argument no more than 128 KiB.
+        succeeded, output = run(StringCommand("sh"), **{**arguments, "_stdin": script})
+        answers = parse(output.stdout_lines, mark)
+        if succeeded and len(answers) == len(commands):
+            self._answers = {each: answer for each, answer in zip(commands, answers, strict=True) if answer is not None}
+        self._fetched = phase, sent_at
+
+
+def _text(command: Any) -> str | None:
+    """The command as it is sent; None: it contains a secret, which must not be written to a file."""
+    if isinstance(command, str):
+        return command
+    raw = command.get_raw_value()
+    return str(raw) if raw == command.get_masked_value() else None
+
+
+def parse(lines: list[str], mark: str) -> list[list[str] | None]:
+    """The answer after each mark; None for a command that failed: pyinfra sends it again, and reports why."""
+    answers: list[list[str]] = []
+    for line in lines:
+        if line == mark:
+            answers.append([])
+        elif answers:
+            answers[-1].append(line)
+    return [_if_succeeded(answer) for answer in answers]
+
+
+def _if_succeeded(answer: list[str]) -> list[str] | None:
+    """The lines before the exit code, which ends the last line; None if it is not 0."""
+    rest, plus, code = (answer[-1] if answer else "").rpartition("+")
+    if not plus or code != "0":
+        return None
+    return [*answer[:-1], rest] if rest else answer[:-1]
