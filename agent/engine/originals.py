@@ -125,7 +125,7 @@ class Originals:
         for transient in kind.transients(change):
             self._replace(transient)
         if not change.original and (kind.readings is not None or kind.reading is not None):
-            for noted in kind.noted_as(machine, change, self._originals.keys()):
+            for noted in kind.originals_of(machine, change, self._originals.keys()):
                 self._replace(noted)
 
     def _replace(self, change: Change) -> None:
@@ -144,7 +144,7 @@ class Originals:
             return
         # What cannot be read now counts as the agent's own until the next write.
         with suppress(OSError):
-            for noted in kind.noted_as(machine, change, self._originals.keys()):
+            for noted in kind.originals_of(machine, change, self._originals.keys()):
                 known = self._originals.get(_key(noted))
                 after = noted.before if noted.after == ANY_VALUE else noted.after
                 if known is not None:

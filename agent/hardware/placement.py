@@ -64,47 +64,51 @@ Key = tuple[str, str]
 def place(topology: Topology, pools: Mapping[Key, Pool], previous: Mapping[Key, int]) -> dict[Key, int]:
     """Give each queue one CPU of its pool, over the whole node.
 
-    A first placement says how many queues of each pool a CPU serves. Queues that were placed before stay as far as these
-    numbers allow: the loads are always those of a first placement, they are reached in the fewest moves, and a second
-    placement moves nothing. A queue that must move goes to its CPU of the first placement if that has room, so what a CPU
-    served before it went offline comes back to it, unless other CPUs went or came in between: then queues of one pool may
-    stay exchanged. The order of the input does not matter.
+    A fresh placement, as if no queue had a CPU yet, says how many queues of each pool a CPU serves. A queue keeps its previous
+    CPU as far as these numbers allow. So the loads are always those of a fresh placement, as few queues as possible move, and
+    placing again moves nothing.
+
+    A queue that must move goes to its CPU of the fresh placement, if that serves too few queues now. So a CPU that went
+    offline gets its queues back when it returns. Only if other CPUs came or went meanwhile, queues of one pool may stay
+    exchanged. The order of the input does not matter.
     """
     rank = _ranks(pools)
-    home = _first(topology, pools, rank)
+    fresh = _fresh(topology, pools, rank)
     kept = {key: cpu for key, cpu in previous.items() if key in pools and cpu in pools[key].cpus}
-    if not kept or kept == home:
-        return home
-    room = Counter((rank[key], cpu) for key, cpu in home.items())
+    if not kept or kept == fresh:
+        return fresh
+    missing = Counter((rank[key], cpu) for key, cpu in fresh.items())
     placed: dict[Key, int] = {}
 
-    def seat(key: Key, cpu: int) -> None:
-        if room[rank[key], cpu] > 0:
-            room[rank[key], cpu] -= 1
+    def place_if_missing(key: Key, cpu: int) -> None:
+        if missing[rank[key], cpu] > 0:
+            missing[rank[key], cpu] -= 1
             placed[key] = cpu
 
-    for key in sorted(kept, key=lambda key: (kept[key] != home[key], key)):
-        seat(key, kept[key])
-    for key in sorted(home.keys() - placed.keys()):
-        seat(key, home[key])
-    left = {number: [cpu for cpu in cpus for _ in range(room[number, cpu])] for number, cpus in _by_rank(pools, rank)}
-    for key in sorted(home.keys() - placed.keys(), reverse=True):
+    for key in sorted(kept, key=lambda key: (kept[key] != fresh[key], key)):
+        place_if_missing(key, kept[key])
+    for key in sorted(fresh.keys() - placed.keys()):
+        place_if_missing(key, fresh[key])
+    left = {
+        number: [cpu for cpu in cpus for _ in range(missing[number, cpu])] for number, cpus in _by_rank(pools, rank)
+    }
+    for key in sorted(fresh.keys() - placed.keys(), reverse=True):
         placed[key] = left[rank[key]].pop()
     return placed
 
 
 def _ranks(pools: Mapping[Key, Pool]) -> dict[Key, int]:
-    """A number for the pool of each queue; equal pools have the same, and a pool with fewer CPUs has a lower one."""
+    """The number of each queue's pool. Equal pools have one number, and a pool with fewer CPUs has a lower number."""
     distinct = sorted({pool.cpus for pool in pools.values()}, key=lambda cpus: (len(cpus), cpus))
     number = {cpus: position for position, cpus in enumerate(distinct)}
     return {key: number[pool.cpus] for key, pool in pools.items()}
 
 
-def _first(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> dict[Key, int]:
-    """A first placement: each queue to the least loaded core, CPU and cache; queues with fewer CPUs to choose from go first.
+def _fresh(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> dict[Key, int]:
+    """A placement of queues that have no CPU yet: each goes to the least loaded core, CPU and cache.
 
-    This makes the cores' loads as even as the pools allow where any two pools are disjoint or one contains the other.
-    Where two pools overlap otherwise, :func:`_even_out` does.
+    Queues with fewer CPUs to choose from go first. If any two pools are disjoint, or one contains the other, the cores' loads
+    are then as even as the pools allow. If two pools overlap in another way, :func:`_even_out` makes them so.
     """
     placed: dict[Key, int] = {}
     load = _Load(topology)
@@ -112,7 +116,7 @@ def _first(topology: Topology, pools: Mapping[Key, Pool], rank: Mapping[Key, int
     for key in sorted(pools, key=lambda key: (rank[key], key)):
         if rank[key] not in order:
             order[rank[key]] = _Order(load, pools[key].cpus)
-        placed[key] = order[rank[key]].first()
+        placed[key] = order[rank[key]].least_loaded()
         load.add(placed[key])
     core = {id: cpu.core for id, cpu in topology.cpus.items()}
     distinct = dict(_by_rank(pools, rank))
@@ -126,21 +130,21 @@ def _by_rank(pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> list[tuple[i
     return sorted({rank[key]: pools[key].cpus for key in pools}.items())
 
 
-def _nested(pools: Iterable[tuple[int, ...]], place: Mapping[int, int]) -> bool:
-    """Whether any two pools are disjoint, or one contains the other, by the places of their CPUs."""
-    sets = [frozenset(place[id] for id in cpus) for cpus in pools]
+def _nested(pools: Iterable[tuple[int, ...]], place_of: Mapping[int, int]) -> bool:
+    """Whether any two pools are disjoint, or one contains the other. ``place_of``: of each CPU, itself or its core."""
+    sets = [frozenset(place_of[id] for id in cpus) for cpus in pools]
     return all(a.isdisjoint(b) or a <= b or b <= a for a, b in combinations(sets, 2))
 
 
 def _even_out(
     core: Mapping[int, int], placed: dict[Key, int], rank: Mapping[Key, int], pools: Mapping[int, tuple[int, ...]]
 ) -> None:
-    """Move queues while that makes the cores' loads more even, or leaves these as they are and makes the CPUs' more even.
+    """Move queues until no move makes the cores' loads more even, or the CPUs' loads without changing the cores'.
 
-    A step takes a queue from one core to another that serves at least two less; where no pool has both, by way of queues
-    that make room for each other. When there is no such step, no placement has more even cores, nor a smaller largest load
-    (Harvey and others, "Semi-matchings for bipartite graphs and load balancing"). Each step lowers the sum of the squares of
-    the loads, so it ends.
+    A step moves a queue from one core to another that serves at least two queues fewer. If no pool has both cores, the step is
+    a chain: the queue moves to a core of its pool, and a queue of another pool moves on from there. When there is no such step,
+    no placement has more even loads or a smaller largest load (Harvey and others, "Semi-matchings for bipartite graphs and
+    load balancing"). Each step lowers the sum of the squares of the loads, so the steps end.
     """
     own = {id: id for id in core}
     while _step(core, core, placed, rank, pools) or _step(own, core, placed, rank, pools):
@@ -148,62 +152,69 @@ def _even_out(
 
 
 def _step(
-    place: Mapping[int, int],
+    place_of: Mapping[int, int],
     core: Mapping[int, int],
     placed: dict[Key, int],
     rank: Mapping[Key, int],
     pools: Mapping[int, tuple[int, ...]],
 ) -> bool:
-    """One step between places: cores, or CPUs of one core or of two that exchange their loads by it."""
-    load = Counter(place[id] for id in placed.values())
-    cores = load if place is core else Counter(core[id] for id in placed.values())
-    serving = {(rank[key], place[id]): key for key, id in sorted(placed.items(), reverse=True)}
-    at = {number: sorted({place[id] for id in cpus}) for number, cpus in pools.items()}
-    for start in pools:
-        came = _reached(start, serving, at)
-        full = [place for place in at[start] if (start, place) in serving]
-        most = max(load[high] for high in full)
-        for low in sorted((low for low in came if load[low] < most - 1), key=lambda low: (load[low], low)):
-            for high in full:
-                even = place is core or cores[core[high]] - cores[core[low]] == (core[high] != core[low])
-                if load[high] - load[low] > 1 and even:
-                    _shift(high, low, came, place, placed, serving, pools)
+    """Take one step between places, which are cores or CPUs. :returns: whether there was one.
+
+    A step between CPUs keeps the cores' loads: both CPUs are of one core, or their two cores exchange their loads.
+    """
+    load = Counter(place_of[id] for id in placed.values())
+    cores = load if place_of is core else Counter(core[id] for id in placed.values())
+    serving = {(rank[key], place_of[id]): key for key, id in sorted(placed.items(), reverse=True)}
+    places = {number: sorted({place_of[id] for id in cpus}) for number, cpus in pools.items()}
+    for pool in pools:
+        way = _ways(pool, serving, places)
+        sources = [place for place in places[pool] if (pool, place) in serving]
+        most = max(load[source] for source in sources)
+        lighter = sorted((place for place in way if load[place] < most - 1), key=lambda place: (load[place], place))
+        for target in lighter:
+            for source in sources:
+                even = place_of is core or cores[core[source]] - cores[core[target]] == (core[source] != core[target])
+                if load[source] - load[target] > 1 and even:
+                    _shift(source, target, way, place_of, placed, serving, pools)
                     return True
     return False
 
 
-def _reached(
-    start: int, serving: Mapping[tuple[int, int], Key], at: Mapping[int, list[int]]
-) -> dict[int, tuple[int, int | None]]:
-    """The places that a queue of the pool ``start`` can make fuller: the last pool on the way to each, and the place before."""
-    came: dict[int, tuple[int, int | None]] = {}
-    ahead: list[tuple[int, int | None]] = [(start, None)]
-    seen = {start}
-    for number, before in ahead:
-        for place in at[number]:
-            came.setdefault(place, (number, before))
-            new = [other for other in at if other not in seen and (other, place) in serving]
+Ways = Mapping[int, tuple[int, int | None]]
+"""How a chain of moves reaches each place: the pool of the queue that moves there, and the place from which it comes (None: the
+chain's beginning)."""
+
+
+def _ways(first: int, serving: Mapping[tuple[int, int], Key], places: Mapping[int, list[int]]) -> Ways:
+    """The places that a chain of moves reaches which begins with a queue of the pool ``first``, by a breadth-first search."""
+    ways: dict[int, tuple[int, int | None]] = {}
+    ahead: list[tuple[int, int | None]] = [(first, None)]
+    seen = {first}
+    for pool, source in ahead:
+        for place in places[pool]:
+            ways.setdefault(place, (pool, source))
+            new = [other for other in places if other not in seen and (other, place) in serving]
             ahead += [(other, place) for other in new]
             seen.update(new)
-    return came
+    return ways
 
 
 def _shift(
-    high: int,
-    low: int,
-    came: Mapping[int, tuple[int, int | None]],
-    place: Mapping[int, int],
+    source: int,
+    target: int,
+    way: Ways,
+    place_of: Mapping[int, int],
     placed: dict[Key, int],
     serving: Mapping[tuple[int, int], Key],
     pools: Mapping[int, tuple[int, ...]],
 ) -> None:
-    """Take a queue of each pool on the way from ``high`` to ``low`` one place on, to the least loaded CPU there."""
-    to: int | None = low
+    """Make a chain of moves, its last move first. Each queue goes to the least loaded CPU of its new place."""
+    to: int | None = target
     while to is not None:
-        number, before = came[to]
-        key = serving[number, high if before is None else before]
+        pool, before = way[to]
+        key = serving[pool, source if before is None else before]
         load = Counter(placed.values())
-        placed[key] = min((id for id in pools[number] if place[id] == to), key=lambda id: (load[id], id))
+        placed[key] = min((id for id in pools[pool] if place_of[id] == to), key=lambda id: (load[id], id))
         to = before
 
 
@@ -234,11 +245,10 @@ class _Load:
 
 
 class _Order:
-    """The CPUs of a pool, the least loaded first: by the load of the core, of the CPU, of the cache, then in the pool's order.
+    """Finds the least loaded CPU of a pool: by the load of its core, of itself, of its cache, then in the pool's order.
 
-    Loads must only grow meanwhile.
-
-    One heap a cache: what it says of a CPU is a lower bound, and is looked at again before it is believed.
+    Loads may only grow. So a heap, one for each cache, may have a CPU with a load that is too low, and never too high: the
+    first CPU of a heap is compared with its present load before it is taken.
     """
 
     def __init__(self, load: _Load, cpus: tuple[int, ...]) -> None:
@@ -250,7 +260,7 @@ class _Order:
         for heap in self._heaps.values():
             heapify(heap)
 
-    def first(self) -> int:
+    def least_loaded(self) -> int:
         best: tuple[int, int, int, int] | None = None
         for llc, heap in self._heaps.items():
             while heap[0] != (now := self._load.on_its_cache(self._cpus[heap[0][-1]], heap[0][-1])):
@@ -263,11 +273,13 @@ class _Order:
 
 
 def steering(topology: Topology, pool: Pool, queues: int, irq_cpu: int) -> frozenset[int]:
-    """The CPUs to which RPS spreads one of ``queues`` receive queues, whose interrupt ``irq_cpu`` takes; none turns RPS off.
+    """The CPUs to which RPS spreads a receive queue whose interrupt ``irq_cpu`` takes. Without any, RPS is off.
 
-    Off where each CPU can have a queue of its own (Documentation/networking/scaling.rst); else the pool's CPUs that
-    share the interrupt's last-level cache, without the one that the interrupt already loads. Isolated CPUs are left out: the
-    kernel strips them from the mask, and what is read back would never be what was written.
+    RPS is off if each CPU can have a queue of its own (Documentation/networking/scaling.rst). Otherwise these are the pool's
+    CPUs that share the last-level cache of ``irq_cpu``, without that one, which the interrupt loads already. Isolated CPUs are
+    left out: the kernel removes them from the mask, so the mask that is read back would differ from the one that was written.
+
+    :param queues: how many receive queues the netdev has.
     """
     if queues >= len(pool.cpus):
         return frozenset()
@@ -288,7 +300,7 @@ def _places(cpu: Cpu) -> tuple[Place, ...]:
 
 
 class Senders:
-    """The CPUs that send, by where they are; netdevs whose interrupts are served alike are answered once."""
+    """Assigns the CPUs that may send to a netdev's transmit queues. Netdevs whose queues have the same CPUs share a result."""
 
     def __init__(self, topology: Topology, ids: Iterable[int]) -> None:
         self._topology = topology
@@ -298,21 +310,21 @@ class Senders:
             for place in _places(topology.cpus[id]):
                 at.setdefault(place, set()).add(id)
         self._at = at
-        self._answers: dict[tuple[tuple[int, int], ...], dict[int, frozenset[int]]] = {}
+        self._results: dict[tuple[tuple[int, int], ...], dict[int, frozenset[int]]] = {}
 
     def transmitting(self, served: Mapping[int, int]) -> dict[int, frozenset[int]]:
-        """The CPUs that send through each transmit queue (XPS): each through exactly one, the nearest.
+        """The CPUs that send through each transmit queue (XPS). Each CPU sends through one queue, the nearest.
 
-        A queue is where the CPU of its interrupt is (``served``, by the queue's number): its completions are handled there.
-        Of queues that are equally near (own CPU, core, last-level cache, node, anywhere) the one with the fewest senders
-        is taken.
+        :param served: the CPU of each queue's interrupt, by the queue's number. That CPU handles the queue's completions, so
+            a queue is as near as that CPU: the same CPU, core, last-level cache or node, or anywhere else. Of queues that are
+            equally near, a CPU gets the one with the fewest senders.
         """
-        question = tuple(sorted(served.items()))
-        if question not in self._answers:
-            self._answers[question] = self._answer(question)
-        return self._answers[question]
+        key = tuple(sorted(served.items()))
+        if key not in self._results:
+            self._results[key] = self._assigned(key)
+        return self._results[key]
 
-    def _answer(self, served: tuple[tuple[int, int], ...]) -> dict[int, frozenset[int]]:
+    def _assigned(self, served: tuple[tuple[int, int], ...]) -> dict[int, frozenset[int]]:
         near: dict[Place, list[int]] = {}
         for queue, id in served:
             for place in _places(self._topology.cpus[id]):

@@ -48,7 +48,7 @@ ANY_VALUE = "*"
 """Stands for the value that a write leaves, as long as only the kernel knows it: how it divides huge pages between nodes."""
 
 
-def _under_its_own_name(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+def _its_own_original(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
     return [change]
 
 
@@ -105,9 +105,9 @@ class Kind(Observer):
     values has ``readings``; one that observes only what the spec gives has ``reading``. A kind with either has its values
     restored when they leave the spec (agent/engine/originals.py).
 
-    ``noted_as(machine, change, known)``: the changes whose originals are noted in place of this one's, where one state of the
-    kernel has several names, or parts. ``before`` is what is there now; ``after`` may be :data:`ANY_VALUE`. ``known``: kind,
-    target and field of all originals there are; a state that is among them under another name stays under that.
+    ``originals_of(machine, change, known)``: the originals that a change replaces, as changes; for a kind whose states have
+    several names or parts. ``before`` is the value that is there now, and ``after`` may be :data:`ANY_VALUE`. ``known``: the
+    kind, target and field of each original that is noted. A state that is noted under another name keeps that name.
 
     ``transients(change)``: other values that a change sets on its way, as changes. They are kept before the change is made, so
     that a crash half way does not turn them into originals.
@@ -133,7 +133,7 @@ class Kind(Observer):
     REACH: Literal["function", "device"]
     readings: Callable[[Wanted, Snapshot], Iterable[Reading]] | None = None
     reading: Callable[[Machine, Wanted, Change], Reading | None] | None = None
-    noted_as: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = _under_its_own_name
+    originals_of: Callable[[Machine, Change, Collection[tuple[str, str, str]]], list[Change]] = _its_own_original
     transients: Callable[[Change], list[Change]] = _no_transients
     lifted_by: Callable[[Change], str] = _not_lifted
     REMAKES_NETDEV: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from agent.hardware.functions import ifindex_of, netdev, netdev_of, pci_of
 from agent.hardware.network_managers import Claim, claim
 from agent.hardware.sysfs import read_or, whole
 from agent.kinds import Reading, links
-from agent.kinds.host import noted_as_sysctl
+from agent.kinds.host import original_of_sysctl
 from agent.machine import Files, Machine, Netlink, Route, Rule
 from agent.report.records import Change, Disruption
 from agent.spec.addresses import ARP, FIRST_TABLE, PRIORITY
@@ -211,9 +211,9 @@ def sysctl(files: Files, address: str, name: str) -> str:
     return f"net/ipv4/conf/{link}/{name}" if link else ""
 
 
-def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The field, or the sysctl of an ARP setting if that was noted before."""
-    return noted_as_sysctl(machine, sysctl(machine.files, change.target, change.field), known) or [change]
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The field; an ARP setting as its sysctl if it was noted as that before."""
+    return original_of_sysctl(machine, sysctl(machine.files, change.target, change.field), known) or [change]
 
 
 def _is_present(netlink: Netlink, ifindex: int, name: str) -> bool:

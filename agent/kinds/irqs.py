@@ -179,7 +179,7 @@ def pools(want: Wanted, have: Snapshot) -> dict[str, Pool]:
     """The CPUs that may serve each wanted PF and its VFs, by the PF's address."""
     nodes = {address: nic.function.numa_node for address, nic in want.nics.items()}
     excluded = want.spec.irqs.exclude_cpus
-    return have.derived.get(
+    return have.memo.get(
         "pools",
         (nodes, excluded, have.topology),
         lambda: _pools(nodes, frozenset(parse_ranges(excluded)), have.topology),
@@ -197,7 +197,7 @@ def placement(want: Wanted, have: Snapshot) -> Mapping[Key, int]:
     object then.
     """
     local = pools(want, have)
-    return have.derived.get("placement", (local, have[NAME], have.topology), lambda: _place(local, have))
+    return have.memo.get("placement", (local, have[NAME], have.topology), lambda: _place(local, have))
 
 
 def _place(local: Mapping[str, Pool], have: Snapshot) -> dict[Key, int]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from agent.hardware.sysfs import number_or
 from agent.kinds import Reading, queues
-from agent.kinds.host import noted_as_sysctl
+from agent.kinds.host import original_of_sysctl
 from agent.machine import Machine
 from agent.report.records import HOST, Change
 from agent.report.target import device_of
@@ -92,9 +92,9 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
     return Reading(kept.target, kept.field, queues.flows(machine, kept.target, kept.field), want.spec.rfs.enable)
 
 
-def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The table's size, or the sysctl of the node's table if that was noted before."""
-    return (noted_as_sysctl(machine, FLOW_ENTRIES, known) if change.target == HOST else []) or [change]
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The table's size; as the sysctl of the node's table if it was noted as that before."""
+    return (original_of_sysctl(machine, FLOW_ENTRIES, known) if change.target == HOST else []) or [change]
 
 
 def apply(machine: Machine, change: Change) -> None:

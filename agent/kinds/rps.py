@@ -37,9 +37,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
     local = irqs.pools(want, have)
     changes = []
     # By PF, number of queues, and CPU of the interrupt: netdevs of one PF mostly have the same masks.
-    masks: dict[tuple[str, int, int], frozenset[int]] = have.derived.get(
-        "rps masks", (placed, local, have.topology), dict
-    )
+    masks: dict[tuple[str, int, int], frozenset[int]] = have.memo.get("rps masks", (placed, local, have.topology), dict)
     for address, target, observed in queues.each(have):
         if address not in local:
             continue
@@ -61,8 +59,8 @@ def readings(want: Wanted, have: Snapshot) -> list[Reading]:
     return [mask for mask in masks if vf_links.index(have, mask.target) not in others] if others else masks
 
 
-def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The queue's mask, or that of its netdev if it was noted by the netdev's name before."""
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The queue's mask; under the netdev's name if it was noted under that before (``rps.netdevs``)."""
     name = netdev(machine.files, pci_of(machine.files, change.target))
     by_name = rps_netdevs.NAME, HOST, f"{name}/{change.field}"
     return [evolve(change, kind=by_name[0], target=HOST, field=by_name[2]) if by_name in known else change]

@@ -151,8 +151,8 @@ def indexes(want: Wanted, have: Snapshot) -> frozenset[int]:
     return frozenset(steered.ifindex for name, steered in netdevs.items() if _rule(want, name) is not None)
 
 
-def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The mask, or that of a NIC's queue if it was noted as such while the NIC was in the spec."""
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The netdev's mask; as that of a NIC's queue if it was noted as that while the NIC was in the spec."""
     name, _, queue = change.field.rpartition("/")
     for kind, target, field in known:
         if kind == queues.RPS and field == queue and _netdev(machine.files, target) == name:

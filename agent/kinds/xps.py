@@ -37,7 +37,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         return []
     placed = irqs.placement(want, have)
     excluded = want.spec.irqs.exclude_cpus
-    senders = have.derived.get("senders", (placed, have.topology, excluded), lambda: _senders(have.topology, excluded))
+    senders = have.memo.get("senders", (placed, have.topology, excluded), lambda: _senders(have.topology, excluded))
     changes = []
     for address, target, observed in queues.each(have):
         if address not in want.nics:

@@ -24,13 +24,15 @@ def port_guid(link: Link | None) -> str:
 
 @lru_cache(maxsize=16384)
 def derived_guid(guid: str, index: int) -> str:
-    """A GUID for VF ``index`` of a PF whose port has ``guid``: locally administered, and the same after every reload.
+    """The GUID that VF ``index`` gets from its PF, whose port has ``guid``. It is the same after every reload of the driver.
 
-    It has the PF's last four octets, the VF's index (12 bits) and a hash of the first four octets (18 bits). So two VFs never
-    have the same one if their PFs' GUIDs begin with the same four octets, as those of one vendor do. If they do not, and a
-    hash is equal by chance, the two NICs are left alone (AddressGivenTwice) where both are on one node.
+    It is locally administered. Its first four octets have 18 bits of a hash of the PF's first four, and the VF's index in 12
+    bits; its last four octets are the PF's. So the VFs of PFs of one vendor, whose GUIDs begin with the same octets, never
+    have the same GUID. VFs of two vendors have, if the hashes are equal by chance: then neither NIC is changed, if both are
+    on one node (AddressGivenTwice).
     """
     octets = bytes.fromhex(guid.replace(":", ""))
-    prefix = hashlib.sha256(octets[:4]).digest()
-    first, third = prefix[0] & 0xFC | 0x02, prefix[2] & 0xF0 | index >> 8
-    return bytes([first, prefix[1], third, index & 0xFF, *octets[4:]]).hex(":")
+    hashed = hashlib.sha256(octets[:4]).digest()
+    # 0xFC | 0x02: the last two bits of the first octet say "locally administered" and "not multicast".
+    first, third = hashed[0] & 0xFC | 0x02, hashed[2] & 0xF0 | index >> 8
+    return bytes([first, hashed[1], third, index & 0xFF, *octets[4:]]).hex(":")

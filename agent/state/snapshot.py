@@ -18,20 +18,21 @@ T = TypeVar("T")
 
 
 @define
-class Derived:
-    """What several kinds compute of the same input, kept with the snapshot so that it is computed once.
+class Memo:
+    """Results that several kinds compute from the same input, kept so that each is computed once.
 
-    Snapshots that were made of one another share it. It changes no answer: a result counts only for equal input.
+    A snapshot shares it with the snapshots that were made from it. It never changes a result: a kept one is used only if its
+    input is equal.
     """
 
     _results: dict[str, tuple[tuple[object, ...], Any]] = field(factory=dict)
 
-    def get(self, name: str, made_of: tuple[object, ...], make: Callable[[], T]) -> T:
-        """The result of ``make``, or that of the call before under this name, if ``made_of`` is equal."""
-        before = self._results.get(name)
-        result: T = make() if before is None or before[0] != made_of else before[1]
-        # The newest input is kept, although it is equal: objects that are the same take no comparing the next time.
-        self._results[name] = made_of, result
+    def get(self, name: str, made_from: tuple[object, ...], compute: Callable[[], T]) -> T:
+        """The last result under this name, if it was made from equal values; else the result of ``compute``."""
+        last = self._results.get(name)
+        result: T = compute() if last is None or last[0] != made_from else last[1]
+        # Keep the newer of two equal values: the next pass compares with it, and comparing an object with itself is quick.
+        self._results[name] = made_from, result
         return result
 
 
@@ -46,7 +47,7 @@ class Snapshot:
     topology: Topology
     processes: frozenset[str] = frozenset()
     states: Mapping[str, Mapping[str, Any]] = field(factory=dict)
-    derived: Derived = field(factory=Derived, eq=False, repr=False)
+    memo: Memo = field(factory=Memo, eq=False, repr=False)
 
     def __getitem__(self, kind: str) -> Mapping[str, Any]:
         return self.states.get(kind, {})
@@ -65,7 +66,7 @@ class Snapshot:
     def _with(self, kind: str, state: Mapping[str, Any]) -> Snapshot:
         # Not evolve(), which is slow: a pass calls this fifty times.
         states = {**self.states, kind: state}
-        return Snapshot(self.functions, self.topology, self.processes, states, self.derived)
+        return Snapshot(self.functions, self.topology, self.processes, states, self.memo)
 
     def without(self, address: str, why: str) -> Snapshot:
         """Without the state of a device that cannot be read; ``why`` stands in its function."""
@@ -88,10 +89,10 @@ def read_basis(machine: Machine, serials: bool = False, last: Snapshot | None = 
     """Read the functions, CPUs and processes, as each full reading begins.
 
     :param serials: also the cards' serial numbers.
-    :param last: the snapshot of the pass before; its derived results are kept.
+    :param last: the snapshot of the pass before; its memo is kept.
     """
-    derived = Derived() if last is None else last.derived
-    return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running(), derived=derived)
+    memo = Memo() if last is None else last.memo
+    return Snapshot(discover(machine, serials), read_topology(machine), machine.processes.running(), memo=memo)
 
 
 def nics_now(machine: Machine, spec: NodeSpec) -> Mapping[str, WantedNic]:

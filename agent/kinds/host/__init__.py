@@ -13,10 +13,10 @@ SYSCTLS = "sysctls"
 """The name of the kind of kernel parameters. Several kinds set what one of these sets, too."""
 
 
-def noted_as_sysctl(machine: Machine, own: str, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """A change of a variable as the change of its sysctl, if it was noted as that before; else nothing.
+def original_of_sysctl(machine: Machine, own: str, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The original of a variable under the name of its sysctl, if it was noted under that name before; else nothing.
 
-    :param own: the sysctl's :func:`identity`, empty for a variable that has none; ``known``: as in ``Kind.noted_as``.
+    :param own: the sysctl's :func:`identity`; empty if the variable has no sysctl. ``known``: as in ``Kind.originals_of``.
     """
     names = (field for kind, _, field in sorted(known) if own and kind == SYSCTLS and identity(field) == own)
     return [Change(SYSCTLS, HOST, name, words(machine.files.read(path(name))), ANY_VALUE) for name in names][:1]

@@ -99,23 +99,20 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """A pool's persistent pages as they are now. The spec gives it also as a part of another pool, or by one of its parts."""
+    """A pool's persistent pages as they are now.
+
+    The pool is wanted if the spec gives it, or a pool that shares its pages: the pool of all nodes has those of each node.
+    """
     own = HugepagePool.named(kept.field, 0)
-    for pool in want.spec.hugepages:
-        if _same(pool, own) or (pool.kilobytes == own.kilobytes and None in (own.numa_node, pool.numa_node)):
-            return Reading(HOST, kept.field, kept.after, wanted=True)
-    if (
-        want.spec.sets(SYSCTL)
-        and (default := default_pool(machine.files)) is not None
-        and default.kilobytes == own.kilobytes
-    ):
+    default = default_pool(machine.files) if want.spec.sets(SYSCTL) else None
+    if any(_share_pages(own, given) for given in (*want.spec.hugepages, *([default] if default else []))):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     now = read(machine.files, own)
     return None if now.missing else Reading(HOST, kept.field, now.persistent, wanted=False)
 
 
 def sets_default(machine: Machine, want: Wanted) -> bool:
-    """Whether the spec gives the pool that :func:`default_pool` is, or a part of it."""
+    """Whether the spec gives the :func:`default_pool`, or a part of it."""
     default = default_pool(machine.files)
     return default is not None and any(pool.kilobytes == default.kilobytes for pool in want.spec.hugepages)
 
@@ -126,14 +123,18 @@ def default_pool(files: Files) -> HugepagePool | None:
     return HugepagePool(f"{size[1]}K", 0) if size else None
 
 
+def _share_pages(one: HugepagePool, other: HugepagePool) -> bool:
+    return _same(one, other) or (one.kilobytes == other.kilobytes and None in (one.numa_node, other.numa_node))
+
+
 def _same(one: HugepagePool, other: HugepagePool) -> bool:
     return (one.kilobytes, one.numa_node) == (other.kilobytes, other.numa_node)
 
 
-def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The pools of the NUMA nodes: that of all nodes is their sum, and the kernel divides its pages between them.
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The pools of the NUMA nodes: the kernel divides the pages of the pool of all nodes between them.
 
-    A former version of the agent noted the sum. Where that is known it stays noted, and no node's pool beside it.
+    An earlier version of the agent noted the pool of all nodes. Where that is known, it stays the only one that is noted.
     """
     asked = HugepagePool.named(change.field, 0)
     total = evolve(asked, numa_node=None)

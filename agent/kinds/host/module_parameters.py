@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 
 from agent.hardware.sysfs import names_or_none
 from agent.kinds import Reading
-from agent.kinds.host import noted_as_sysctl
+from agent.kinds.host import original_of_sysctl
 from agent.machine import Machine
 from agent.report.records import HOST, Change, Disruption
 from agent.spec.sysctl_names import of_module_parameter
@@ -138,16 +138,16 @@ def sysctl(field: str) -> str:
     return of_module_parameter(module, name)
 
 
-def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The parameter as sysfs has its name, or by the name under which its variable was noted before.
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The parameter under the name by which its variable was noted before, else under its name in sysfs.
 
-    Nothing for one without a write bit: it stays as it is.
+    Nothing if its file is read-only: then the change writes nothing that could be restored.
     """
     own = canonical(change.field)
     if not machine.files.writable(file(own)):
         return []
     names = (field for kind, _, field in known if kind == NAME and canonical(field) == own)
-    elsewhere = noted_as_sysctl(machine, sysctl(own), known)
+    elsewhere = original_of_sysctl(machine, sysctl(own), known)
     return elsewhere or [evolve(change, field=next(names, own))]
 
 

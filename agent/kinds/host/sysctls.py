@@ -26,8 +26,9 @@ UNKNOWN_UNTIL: tuple[str, ...] = ()
 REACH = "device"
 OTHER_WRITERS = ("tuned",)
 
-BOTH = "+"
-"""Joins the names of two parameters of which the kernel sets one to 0 when the other is written: they are one state."""
+SEPARATOR = "+"
+"""Stands between the names of a pair: when one of the two parameters is written, the kernel sets the other to 0. A pair has one
+original, with both values."""
 
 # Seconds. A netdev's parameters appear with the netdev, and events about netdevs do not cause this kind to be read again.
 GRACE_PERIOD = 5.0
@@ -77,8 +78,10 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
 
 
 def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
-    """A parameter as it is now, or both of two of which one is 0."""
-    if any(want.spec.sets(own) or _is_of_rail(machine, want, own) for own in map(identity, kept.field.split(BOTH))):
+    """A parameter as it is now; of a pair, both parameters."""
+    if any(
+        want.spec.sets(own) or _is_of_rail(machine, want, own) for own in map(identity, kept.field.split(SEPARATOR))
+    ):
         return Reading(HOST, kept.field, kept.after, wanted=True)
     if identity(kept.field) == hugepages.SYSCTL and hugepages.sets_default(machine, want):
         return Reading(HOST, kept.field, kept.after, wanted=True)
@@ -87,11 +90,11 @@ def reading(machine: Machine, want: Wanted, kept: Change) -> Reading | None:
 
 
 def _read_each(machine: Machine, names: str) -> str | None:
-    """The value of the parameter, or the values of two that :data:`BOTH` joins, with a space in between.
+    """The value of a parameter; of a pair, both values with a space in between.
 
     :returns: None if a value cannot be read.
     """
-    values = [_read(machine, name).value for name in names.split(BOTH)]
+    values = [_read(machine, name).value for name in names.split(SEPARATOR)]
     return None if None in values else " ".join(value or "" for value in values)
 
 
@@ -102,25 +105,25 @@ def _is_of_rail(machine: Machine, want: Wanted, own: str) -> bool:
     )
 
 
-def noted_as(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
-    """The parameter by one of its names and in one unit, or by the name under which its variable was noted before."""
+def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> list[Change]:
+    """The parameter under the name by which it was noted before, else under one of its names, in the finest unit."""
     own = identity(change.field)
     pair = either(change.field)
-    names = (field for kind, _, field in known if kind == NAME and own in map(identity, field.split(BOTH)))
+    names = (field for kind, _, field in known if kind == NAME and own in map(identity, field.split(SEPARATOR)))
     name = next(names, "")
     if not name and own == hugepages.SYSCTL and (pool := hugepages.default_pool(machine.files)) is not None:
-        return hugepages.noted_as(machine, Change(hugepages.NAME, HOST, pool.name, None, None), known)
-    if not name and (elsewhere := _noted_elsewhere(machine, change, known)) is not None:
+        return hugepages.originals_of(machine, Change(hugepages.NAME, HOST, pool.name, None, None), known)
+    if not name and (elsewhere := _original_of_other_kind(machine, change, known)) is not None:
         return [elsewhere]
-    name = name or (BOTH.join(pair) if pair else finest(change.field))
+    name = name or (SEPARATOR.join(pair) if pair else finest(change.field))
     if path(name) == path(change.field):
         return [evolve(change, field=name)]
     now = _read_each(machine, name)
     return [change] if now is None else [Change(NAME, HOST, name, now, ANY_VALUE)]
 
 
-def _noted_elsewhere(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> Change | None:
-    """The change as another kind has noted it, that sets the same variable and did so before."""
+def _original_of_other_kind(machine: Machine, change: Change, known: Collection[tuple[str, str, str]]) -> Change | None:
+    """The original as another kind has noted it, because that kind set the same variable before; None if none has."""
     own = identity(change.field)
     for kind, target, name in sorted(known):
         if kind == rfs.NAME and target == HOST and own == FLOW_ENTRIES:
@@ -133,8 +136,8 @@ def _noted_elsewhere(machine: Machine, change: Change, known: Collection[tuple[s
 
 
 def apply(machine: Machine, change: Change) -> None:
-    """Write one parameter. Of two of which one is 0, write the other."""
-    if BOTH in change.field:
+    """Write one parameter; of a pair, the one that is not 0."""
+    if SEPARATOR in change.field:
         _write_either(machine, change)
         return
     try:
@@ -151,11 +154,11 @@ def apply(machine: Machine, change: Change) -> None:
 
 
 def _write_either(machine: Machine, change: Change) -> None:
-    (ratio, percent), (amount, units) = zip(change.field.split(BOTH), str(change.after).split(), strict=True)
+    (ratio, percent), (amount, units) = zip(change.field.split(SEPARATOR), str(change.after).split(), strict=True)
     if units != "0":
         machine.files.write(path(amount), units)
         return
     if percent == "0":
-        # The kernel refuses an amount of 0, and sets none to 0 when a ratio is written that is what it was.
+        # The kernel refuses an amount of 0. It sets the amount to 0 when the ratio changes, so the ratio must change first.
         machine.files.write(path(ratio), "1")
     machine.files.write(path(ratio), percent)

@@ -11,7 +11,7 @@ from agent.hardware.topology import Topology
 from agent.kinds import Kind, Observer, by_name, declared, ordered
 from agent.report.records import Change, Numbers, to_plain, value_from_plain
 from agent.spec.node import from_mapping
-from agent.state.snapshot import Derived, Snapshot
+from agent.state.snapshot import Memo, Snapshot
 from agent.state.wanted import Wanted
 
 
@@ -54,20 +54,20 @@ def test_an_invalid_value_of_a_change_is_refused(value: object) -> None:
 
 
 def test_a_result_is_computed_again_only_for_other_input() -> None:
-    derived, made = Derived(), []
+    memo, made = Memo(), []
 
     def result(text: str) -> int:
         made.append(text)
         return len(text)
 
-    assert [derived.get("length", (text,), lambda text=text: result(text)) for text in ("a", "a", "bc")] == [1, 1, 2]  # type: ignore[misc]
+    assert [memo.get("length", (text,), lambda text=text: result(text)) for text in ("a", "a", "bc")] == [1, 1, 2]  # type: ignore[misc]
     assert made == ["a", "bc"]
 
 
 def test_snapshots_made_of_one_another_share_results_and_others_do_not() -> None:
     first = Snapshot((), Topology({}, frozenset(), {}))
-    assert first.merged("irqs", None, {}).derived is first.derived
-    assert Snapshot((), Topology({}, frozenset(), {})).derived is not first.derived
+    assert first.merged("irqs", None, {}).memo is first.memo
+    assert Snapshot((), Topology({}, frozenset(), {})).memo is not first.memo
 
 
 def test_no_kind_takes_what_its_module_imports_for_a_part_of_itself() -> None:
