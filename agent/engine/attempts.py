@@ -19,16 +19,16 @@ from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
 
 WRITES = 2
-"""How often one pass writes a value that the driver accepts but that reads back unchanged."""
+"""How often one pass writes a value that the driver accepts, but that reads back unchanged."""
 
-FOR_GOOD = frozenset({errno.EINVAL, errno.ERANGE, errno.EOPNOTSUPP, errno.ENOSYS})
-"""The errors of a driver that will never accept the value."""
+FINAL = frozenset({errno.EINVAL, errno.ERANGE, errno.EOPNOTSUPP, errno.ENOSYS})
+"""The errors that say that the driver will never accept the value."""
 
 
 def attempts(
     context: PassContext, want: Wanted, have: Snapshot, kind: Kind, changes: Sequence[Change]
 ) -> list[Outcome]:
-    """Make the changes of a kind that may be made now. Changes that are left to a function's owner have no outcome."""
+    """Make those of a kind's changes that may be made now. A change that is left to the function's owner has no outcome."""
     context.users.planned = changes
     outcomes = (_attempt(context, want, have, kind, change) for change in changes)
     return [outcome for outcome in outcomes if outcome is not None]
@@ -61,7 +61,7 @@ def _attempt(context: PassContext, want: Wanted, have: Snapshot, kind: Kind, cha
 
 
 def _not_now(context: PassContext, want: Wanted, have: Snapshot, change: Change) -> Outcome | None:
-    """Why a change is not made now; None if a recent lookup of users shows nothing against it."""
+    """Why a change is not made now. None: it may be made, as far as a recent lookup of users shows."""
     if change.blocker:
         outcome = Outcome(change, "blocked", change.blocker, change.remedy)
         if change.grace_period:
@@ -96,7 +96,7 @@ def _announce(context: PassContext, want: Wanted, change: Change) -> None:
 def _deferred(
     context: PassContext, want: Wanted, change: Change, users: Mapping[str, tuple[User, ...]]
 ) -> tuple[Change, Outcome | None]:
-    """The change with the users whom it would disturb, and the outcome if policy or users forbid it now."""
+    """The change with the users whom it would disturb, and its outcome if the policy or these users forbid it now."""
     change = with_affected(change, want, users)
     policy = _policy(context, want, change.device)
     if change.disruption > policy.level:
@@ -115,7 +115,7 @@ def _policy(context: PassContext, want: Wanted, device: str) -> Allowed:
 
 
 def _written_too_often(context: PassContext, change: Change) -> Outcome | None:
-    """The failure of a change that this pass has written before without effect; None: it may be written."""
+    """The failure of a change that this pass has written :data:`WRITES` times without effect; None: it may be written."""
     context.writes[identity(change)] += 1
     if context.writes[identity(change)] <= WRITES:
         return None
@@ -128,7 +128,7 @@ def _written_too_often(context: PassContext, change: Change) -> Outcome | None:
 
 
 def _write(context: PassContext, kind: Kind, change: Change) -> Outcome | None:
-    """Make a change; None if its target, which others make and delete, is gone."""
+    """Make a change. None: its target is gone, and the kind's targets are made and deleted by others."""
     originals = context.memory.originals
     context.cache.forget()
     context.callbacks.doing(kind.NAME, "write")
@@ -138,7 +138,7 @@ def _write(context: PassContext, kind: Kind, change: Change) -> Outcome | None:
     except OSError as error:
         if kind.TARGETS_VANISH and error.errno in (errno.ENOENT, errno.ENODEV):
             return None
-        if error.errno in FOR_GOOD:
+        if error.errno in FINAL:
             originals.give_up(change)
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)
         message = error.strerror or str(error)

@@ -1,8 +1,8 @@
 """Contention: another program undoes a change again and again. The agent stops writing it and names the likely program.
 
-When a pass creates a part of a device again (VFs, driver, link), it must write the values that depend on it again; no other
-program undid those. So a pass counts only the first kind, in the order of kinds, that it wrote on each device. A netdev that
-comes back under another index starts at zero, unless the agent created it again in order to set the value (a VF's MAC).
+A pass that creates a part of a device again (VFs, driver, link) also writes the values that depend on that part, although no
+other program undid them. So of each device a pass counts only the first kind that it wrote, in the order of kinds. The count
+of a netdev that comes back under another index starts at zero, unless the agent created it again to set the value (a VF's MAC).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ LIMIT = 5
 """How often a value may be undone within :data:`WINDOW` before the agent leaves it."""
 
 WINDOW = 600.0
+"""Seconds."""
+
 PAUSE = 3600.0
-"""Seconds after which the agent writes the value once more."""
+"""Seconds for which the agent leaves the value. Then it writes it once more."""
 
 COMM = 15
-"""The kernel keeps that many characters of a process's name (TASK_COMM_LEN, include/linux/sched.h)."""
+"""How many characters of a process's name the kernel keeps (TASK_COMM_LEN, include/linux/sched.h)."""
 
 Write = tuple[Change, int]
 """A change, and the index of its target's netdev (0: none)."""
@@ -35,8 +37,8 @@ def suspects(kind: str, processes: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in by_name()[kind].OTHER_WRITERS if name[:COMM] in processes)
 
 
-def suspect(kind: str, processes: frozenset[str]) -> str:
-    """The programs that may undo a change: the known ones that run, else other possible causes."""
+def say_suspects(kind: str, processes: frozenset[str]) -> str:
+    """The programs that may undo a change. If none of the known ones runs, other possible causes."""
     running = suspects(kind, processes)
     return " or ".join(running) if running else "a driver or a script: none of the programs known to do so runs"
 
@@ -84,15 +86,15 @@ class Contention:
         if contended is not None and now < contended.until:
             return contended.outcome
         if contended is not None:
-            # The pause is over. If this write is undone as well, the next pause begins.
+            # The pause is over. If this write is undone too, the next pause begins.
             del self._contended[identity]
             self._written[identity] = [now] * (self.limit - 1)
             return None
         recent = self.recent(write, now)
-        # A change with a grace period waits longer each time instead.
+        # A change with a grace period is never left alone: it waits longer each time (Failures.wait).
         if not self.limit or change.grace_period or recent < self.limit:
             return None
-        error = f"put back {recent} times within {WINDOW / 60:.0f} minutes by {suspect(change.kind, processes)}"
+        error = f"put back {recent} times within {WINDOW / 60:.0f} minutes by {say_suspects(change.kind, processes)}"
         remedy = f"stop that, then: trackbed apply; else it is tried again after {PAUSE / 60:.0f} minutes"
         outcome = Outcome(change, "blocked", error, remedy)
         self._contended[identity] = _Contended(outcome, now + PAUSE)

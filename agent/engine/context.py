@@ -22,11 +22,11 @@ from agent.state.scope import Scope
 
 @frozen
 class Goal:
-    """The spec that a pass is to reach, and how disruptive its changes may be.
+    """The spec that a pass makes true, and how disruptive its changes may be.
 
-    ``verified``: the last spec that the node was seen to match; changes that only a newer spec asks for and that are
-    deferred or blocked do not make the node unready. ``allow``: the most disruptive level that an administrator allows for
-    this pass; None leaves it to the spec's policy. ``at``: the time of day (UTC), for maintenance windows.
+    ``verified``: the last spec that the node was seen to match. A change that only a newer spec asks for does not make the
+    node unready while it is deferred or blocked. ``allow``: the most disruptive level that an administrator allows for this
+    pass; None leaves it to the spec's policy. ``at``: the time of day (UTC), for maintenance windows.
     """
 
     spec: NodeSpec
@@ -37,10 +37,10 @@ class Goal:
 
 @frozen
 class Memory:
-    """What passes know from the passes before.
+    """What a pass knows from the passes before it.
 
-    ``clock``: a monotonic clock, by which failures are timed. ``failures``: what failed, and when it may be tried again.
-    ``originals``: the values from before the agent first changed them.
+    ``clock``: a monotonic clock, by which failures are timed. ``failures``: which changes failed, and when they may be tried
+    again. ``originals``: the values that the agent's first changes replaced.
     """
 
     clock: Callable[[], float]
@@ -56,13 +56,13 @@ def _ignore(*arguments: object) -> None:
 class Callbacks:
     """The functions that a pass calls while it runs.
 
-    ``announce``: called with the first change to a required NIC, before it is made: the node is not ready from then on.
-    ``wait_until_published``: called with that change before the first one that disturbs users. It returns once the node is
-    published as not ready, or cannot be. Users who appear meanwhile keep their device.
-    ``new_events``: returns what has happened since it was last called, including events that the pass's own writes caused;
-    None if events were lost.
-    ``judge``: asks the probes; None asks each of them at once and waits for the answer.
-    ``doing``: called with the kind that is read or written next.
+    ``announce``: called with the first required change, before it is made: the node is not ready from then on.
+    ``wait_until_published``: called with that change before the first change that disturbs users. It returns when the node is
+    published as not ready, or cannot be. If users appear meanwhile, their device is not changed.
+    ``new_events``: returns the scope of the events since its last call, also of those that the pass's own writes caused; None
+    if events were lost.
+    ``judge``: asks the probes. None: ask each of them now, and wait for the answer.
+    ``doing``: called with the name of the kind that is read or written next.
     """
 
     announce: Callable[[Change], None] = _ignore
@@ -80,8 +80,8 @@ SILENT = Callbacks()
 class PassContext:
     """One pass while it runs. Writes go to ``machine``; kinds read through ``cache``.
 
-    ``announced``: the change that was announced; ``published``: the wait for its publication is over. ``writes``: how often
-    each change was written in this pass.
+    ``announced``: the change that was announced. ``published``: the wait for its publication is over. ``writes``: how often
+    this pass has written each change.
     """
 
     machine: Machine

@@ -21,8 +21,10 @@ from agent.state.scope import Scope, devices, own
 from agent.state.snapshot import Snapshot, read_basis
 from agent.state.wanted import Wanted, asks_serials, resolve
 
-# A change can create what another kind acts on (VFs, netdevs, interrupts); no chain of such changes is longer.
 ROUNDS = 5
+"""How often a pass observes and plans. A change may create what another kind sets (VFs, netdevs, interrupts), and no chain of
+such changes is longer."""
+
 # The conditions that come from the engine, not from a probe.
 ENGINE_CONDITIONS = frozenset({"Converged", "Uncontended", "OriginalsKept"})
 
@@ -31,9 +33,9 @@ ENGINE_CONDITIONS = frozenset({"Converged", "Uncontended", "OriginalsKept"})
 class Pass:
     """The result of one pass. ``outcomes``: first the applied changes, then all that still differs.
 
-    ``waiting``: new changes that are deferred or blocked; they do not affect readiness.
-    ``standard`` and ``judged``: what the probes compare. While something waits these are the last verified spec, and
-    ``have`` with what only that spec has the kinds read; else ``want`` and ``have``.
+    ``waiting``: changes of a new spec that are deferred or blocked; they do not affect readiness.
+    ``standard`` and ``judged``: the wanted state and the snapshot that the probes compare, usually ``want`` and ``have``. While
+    a new spec waits, the standard is the last verified spec, and the snapshot has all that this spec needs.
     """
 
     want: Wanted
@@ -47,7 +49,7 @@ class Pass:
 
     @property
     def as_wanted(self) -> bool:
-        """Whether the last reading was as the spec wants: nothing that is required differs, and nothing of the spec waits."""
+        """Whether the last reading was as the spec wants: no required value differs, and no change of the spec waits."""
         return not self.waiting and any(c.type == "Converged" and c.status == "True" for c in self.conditions)
 
 
@@ -61,7 +63,7 @@ class _State:
     remaining: tuple[Outcome, ...] = ()
 
     def adding(self, outcomes: Sequence[Outcome]) -> _State:
-        """With more outcomes."""
+        """The state after more changes."""
         applied = tuple(outcome for outcome in outcomes if outcome.result == "applied")
         remaining = tuple(outcome for outcome in outcomes if outcome.result != "applied")
         return evolve(self, applied=self.applied + applied, remaining=self.remaining + remaining)
@@ -75,7 +77,7 @@ def converge(
     scope: Scope = None,
     callbacks: Callbacks = SILENT,
 ) -> Pass:
-    """Change the machine until it matches the goal's spec, as far as is allowed now, and return what was done and what is left.
+    """Make the machine match the goal's spec, as far as that is allowed now. The result says what was done and what is left.
 
     :param last: the snapshot of the pass before; None reads everything.
     :param scope: the devices that events named; None reads everything.
@@ -110,8 +112,9 @@ def converge(
 
 
 def _let_kinds_remember(machine: Machine, result: Pass) -> None:
+    """Call each kind's ``remember``, after a pass that left everything as the spec wants."""
     for kind in by_name().values():
-        # Without room in /run, which the report says already, the next such pass tries again.
+        # If /run is full, the report says so already, and the next such pass tries again.
         with suppress(OSError):
             kind.remember(machine, result.want, result.have)
 
@@ -133,7 +136,7 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
     applied: tuple[Outcome, ...] = ()
     for number in range(1, ROUNDS + 1):
         if scope is not None:
-            # A netdev that was created again may have another name, or a new permanent MAC, from which VFs' MACs derive.
+            # A netdev that was created again may have another name, or another permanent MAC, from which its VFs' MACs derive.
             whole = _whole_pfs(scope)
             have = evolve(have, functions=rediscover(machine, have.functions, whole, _own_pfs(scope), serials))
         want, have, outcomes = _round(context, resolve(spec, have.functions), have, scope)
@@ -143,8 +146,8 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
             return state
         applied = state.applied
         if number == ROUNDS:
-            break  # the events stay for the next pass
-        # Only what was written must be read again, and what events name meanwhile.
+            break  # the next pass takes the events
+        # Read again what was written, and what new events name.
         written = frozenset(name for outcome in done for name in _reread(outcome.change))
         events = context.callbacks.new_events()
         context.cache.forget()
@@ -154,7 +157,7 @@ def _rounds(context: PassContext, last: Snapshot | None, scope: Scope) -> _State
 
 
 def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> tuple[Wanted, Snapshot, list[Outcome]]:
-    """Observe, plan and apply each kind once, in their order."""
+    """Observe, plan and apply each kind once, in the order of kinds."""
     outcomes: list[Outcome] = []
     machine, originals = context.cache.machine, context.memory.originals
     for kind in ordered():
@@ -174,7 +177,7 @@ def _round(context: PassContext, want: Wanted, have: Snapshot, scope: Scope) -> 
 
 
 def _unverified(context: PassContext, outcome: Outcome) -> Outcome:
-    """The failure of a change that was written in the last round and not read again. The next pass reads it soon."""
+    """The failure of a change that was written in the last round, and not read back. The next pass reads it soon."""
     error = f"it was still being changed after {ROUNDS} rounds, and has not been read again"
     failed = evolve(outcome, result="failed", error=error, remedy="see who else sets it: trackbed history")
     context.remember_failure(failed)
@@ -182,7 +185,7 @@ def _unverified(context: PassContext, outcome: Outcome) -> Outcome:
 
 
 def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
-    """Give the devices that are no longer in the spec their original values back."""
+    """Restore the original values of devices that are no longer in the spec."""
     machine, originals, have = context.cache.machine, context.memory.originals, state.have
     left = originals.removed_devices(state.want, have.functions)
     outcomes: list[Outcome] = []
@@ -197,7 +200,7 @@ def _restore_devices_that_left(context: PassContext, state: _State) -> _State:
 
 
 def _unreadable(context: PassContext, want: Wanted, have: Snapshot) -> list[Outcome]:
-    """The failures of devices that cannot be read. The next pass tries them soon."""
+    """The failures of devices that cannot be read. The next pass soon tries them again."""
     outcomes = unreadable(want, have)
     for outcome in outcomes:
         context.remember_failure(outcome)
@@ -231,7 +234,7 @@ def _reread(change: Change) -> frozenset[str]:
 
 
 def _waiting(goal: Goal, have: Snapshot, remaining: Sequence[Outcome]) -> tuple[Outcome, ...]:
-    """The deferred and blocked changes that only the new spec asks for: the machine matches the verified spec there."""
+    """The deferred and blocked changes that only the new spec asks for. The verified spec is true there."""
     held = tuple(outcome for outcome in remaining if outcome.result in ("deferred", "blocked"))
     if not held or goal.verified is None or goal.verified == goal.spec:
         return ()
@@ -241,11 +244,12 @@ def _waiting(goal: Goal, have: Snapshot, remaining: Sequence[Outcome]) -> tuple[
 
 
 def _place(change: Change) -> tuple[str, str, str]:
+    """What a change sets."""
     return change.kind, change.target, change.field
 
 
 def _judged_by_probes(context: PassContext, state: _State, waiting: Sequence[Outcome]) -> tuple[Wanted, Snapshot]:
-    """What the probes compare: while changes of a newer spec wait, the verified spec and what was read for it."""
+    """:attr:`Pass.standard` and :attr:`Pass.judged`: while changes of a new spec wait, those of the verified spec."""
     verified = context.goal.verified
     if not waiting or verified is None:
         return state.want, state.have

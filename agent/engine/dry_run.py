@@ -22,9 +22,9 @@ KNOWN_AFTER = "known after"
 
 @frozen
 class DryRun:
-    """What a spec would change on this machine now.
+    """The changes that a spec would bring to this machine now.
 
-    ``errors``: why the machine cannot match it. ``names``: the NICs' names in the spec, by PCI address.
+    ``errors``: why the machine cannot match the spec. ``names``: the NICs' names in the spec, by PCI address.
     """
 
     changes: tuple[Change, ...]
@@ -33,11 +33,14 @@ class DryRun:
 
 
 def dry_run(machine: Machine, spec: NodeSpec, originals: Originals | None = None) -> DryRun:
-    """Plan all changes of a spec and write nothing; ``originals``: the values to restore if they leave the spec.
+    """Plan all changes of a spec, and write nothing.
 
-    Where a plan depends on devices that another change creates, one change stands for it; its ``after`` names that kind.
+    If a kind's changes of a device depend on what another kind's change creates, one change stands for all of them. Its
+    ``after`` names the other kind.
+
+    :param originals: the values that are restored if the spec does not give them.
     """
-    # Nothing is written, so what was read for one kind is still valid for the next.
+    # Nothing is written, so what one kind has read is still valid for the next.
     machine = CachedMachine(machine).machine
     have = read_basis(machine, asks_serials(spec))
     want = resolve(spec, have.functions)

@@ -16,7 +16,7 @@ from agent.state.wanted import Wanted, resolve
 
 @frozen
 class Observed:
-    """What is wanted and what was read, without the unreadable devices. ``fault``: the error if nothing could be read."""
+    """What is wanted and what was read, without unreadable devices. ``fault``: the error, if no device could be read."""
 
     want: Wanted
     have: Snapshot
@@ -24,7 +24,7 @@ class Observed:
 
 
 def observed(machine: Machine, kind: Observer, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
-    """Read a kind's state of the devices in ``scope``. An unreadable device loses its state of all kinds."""
+    """Read a kind's state of the devices in ``scope``. A device that cannot be read loses its state of all kinds."""
     try:
         return Observed(want, have.merged(kind.NAME, scope, kind.observe(machine, want, scope)))
     except OSError:
@@ -32,8 +32,9 @@ def observed(machine: Machine, kind: Observer, want: Wanted, have: Snapshot, sco
 
 
 def _one_by_one(machine: Machine, kind: Observer, want: Wanted, have: Snapshot, scope: Scope) -> Observed:
+    """Read each device by itself, after reading all of them at once has failed."""
     try:
-        # First the host's part of the state: if that fails, no device is the cause.
+        # First the host's part of the state. If that fails, the cause is not a device.
         state = dict(kind.observe(machine, evolve(want, nics={}), frozenset({HOST})))
     except OSError as error:
         return Observed(want, have.merged(kind.NAME, scope, {}), error)

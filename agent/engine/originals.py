@@ -1,7 +1,7 @@
-"""Original values: the agent notes a value before it first changes it, and restores it when it leaves the spec.
+"""Original values: the agent notes a value before it first changes it, and restores it when the spec no longer gives it.
 
-Only kinds with ``readings`` or ``reading`` (agent/kinds) have originals. They last for one boot, as the values do: the file is
-in /run.
+Only kinds with ``readings`` or ``reading`` (agent/kinds) have originals. Originals last for one boot, as the values do: their
+file is in /run.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ ORIGINALS = "originals.jsonl"
 Key = tuple[str, str, str]
 """A change's kind, target and field."""
 
-
 UNREADABLE = "originals that cannot be read"
-"""Stands in place of a kind in a line that records a loss: originals were unreadable when the file was last rewritten."""
+"""Stands for a kind in the line of a rewritten file that says: the file before it had lines that could not be read."""
 
 SPARE = 1000
 """How many superseded lines the file may have before it is rewritten."""
@@ -46,8 +45,8 @@ SPARE = 1000
 class _Original:
     """``value``: the value before the first change. ``written``: the values that the agent may have written since, newest last.
 
-    ``written`` has several values, or :data:`ANY_VALUE`, only while the result of a write is unknown: it failed, or the agent
-    was killed.
+    ``written`` has several values, or :data:`ANY_VALUE`, only while the result of a write is unknown, because the write failed
+    or the agent was killed. An original without ``written`` values is forgotten.
     """
 
     value: Value
@@ -58,8 +57,8 @@ class _Original:
 class Originals:
     """The originals of this boot.
 
-    A file notes each change before it is made and again afterwards. So a crash at any time loses no original, and no value that
-    the agent wrote is taken for one.
+    A file notes each change before it is made, and again afterwards. So a crash at any time loses no original, and the agent
+    never takes a value that it wrote for an original.
     """
 
     _path: Path | None = None
@@ -74,8 +73,8 @@ class Originals:
     def load(cls, path: Path, keep: bool = True) -> Originals:
         """Read the originals that an agent of this boot has noted, and rewrite the file without superseded lines.
 
-        A last line without a line end was being written when the agent was killed; its change was not made yet. Any other line
-        that cannot be read is an original that is lost.
+        The agent was killed while it wrote a last line that has no line end: that line's change was not made yet. Any other
+        line that cannot be read is an original that is lost.
 
         :param keep: note changes in the file; False never writes to it.
         """
@@ -116,9 +115,9 @@ class Originals:
         return None
 
     def keep(self, machine: Machine, kind: Kind, change: Change) -> None:
-        """Note the value that a change replaces; called before the change is made.
+        """Note the value that a change replaces. Call it before the change is made.
 
-        A change that restores an original replaces nothing: it is forgotten once the restored value is read.
+        A change that restores an original needs no note: the original is forgotten when its value is read back.
 
         :raises OSError: that value cannot be read.
         """
@@ -129,20 +128,21 @@ class Originals:
                 self._replace(noted)
 
     def _replace(self, change: Change) -> None:
+        """Note that a change may replace its ``before`` by its ``after``."""
         key = _key(change)
         known = self._originals.get(key)
         if known is not None:
             written = (*(value for value in known.written if value != change.after), change.after)
             self._remember(key, _Original(known.value, written))
         elif change.before is not None and not self._unreadable:
-            # If originals were lost, the agent may have written the present value itself: it is no original then.
+            # If originals were lost, the agent may have written the present value itself. Then it is no original.
             self._remember(key, _Original(change.before, (change.after,)))
 
     def made(self, machine: Machine, kind: Kind, change: Change) -> None:
-        """Note that a change was made: it has replaced the values that the agent wrote before."""
+        """Note that a change was made: of the values that the agent wrote, only the newest is there."""
         if change.original:
             return
-        # What cannot be read now counts as the agent's own until the next write.
+        # If the value cannot be read now, each value that may have been written stays noted until the next write.
         with suppress(OSError):
             for noted in kind.originals_of(machine, change, self._originals.keys()):
                 known = self._originals.get(_key(noted))
@@ -158,14 +158,14 @@ class Originals:
     def restoring(
         self, machine: Machine, kind: Kind, want: Wanted, have: Snapshot, device_left: bool = False, whole: bool = True
     ) -> list[Change]:
-        """The changes that restore values which have left the spec. Values that others have changed since are not restored.
+        """The changes that restore values that the spec no longer gives. A value that others have changed is not restored.
 
         :param device_left: ``want`` comes from :meth:`removed_devices`.
-        :param whole: look at all originals; False looks only at those whose restoring has begun, which costs nothing.
+        :param whole: look at all originals. False: look only at those whose restoring has begun, usually none.
         """
         if not (keys := self._originals if whole else self._restoring):
             return []
-        # Values of the host leave with the spec, never with a device.
+        # A value of the host leaves the spec, but never with a device.
         mine = sorted(key for key in keys if key[0] == kind.NAME and not (device_left and key[1] == HOST))
         if not mine:
             return []
@@ -188,10 +188,10 @@ class Originals:
         return changes
 
     def removed_devices(self, want: Wanted, functions: tuple[Function, ...]) -> Wanted:
-        """The devices that have left the spec with values that the agent wrote, as NICs without any settings."""
+        """The devices that are no longer in the spec, and have values that the agent wrote, as NICs without settings."""
         known = {function.address for function in functions if function.unreadable and function.vendor}
         if len(want.missing) > len(want.unreadable.keys() & known):
-            return Wanted(want.spec)  # a device that seems to have left may be a NIC that cannot be found now
+            return Wanted(want.spec)  # a device that seems to have left may be a NIC that is missing now
         devices = {device_of(target) for _, target, _ in self._originals} - want.nics.keys()
         nics = {
             function.address: WantedNic(
@@ -208,7 +208,7 @@ class Originals:
             self._remember(key, evolve(known, written=()))
 
     def _remember(self, key: Key, original: _Original) -> None:
-        """Keep and note an original; one whose ``written`` is empty is forgotten."""
+        """Note an original, or forget it if its ``written`` is empty."""
         if self._originals.get(key) == original:
             return
         if original.written:
@@ -231,7 +231,7 @@ class Originals:
             self._not_written(error)
 
     def _not_written(self, error: OSError) -> None:
-        """Report it once in the journal, and in the condition as long as it lasts. Repairs go on."""
+        """Report the error once in the journal, and in the condition as long as it lasts. Repairs go on."""
         why = f"{self._path} cannot be written: {error.strerror}"
         if not self._unwritten:
             journal(f"{why}; until it can be, a restart of the agent forgets what values were before")
@@ -262,9 +262,9 @@ def _line(key: Key, original: _Original) -> bytes:
 
 
 def _read_line(line: bytes) -> tuple[Key, _Original] | None:
-    """Read a line that :func:`_line` has written; None for any other.
+    """Read a line that :func:`_line` has written; None for any other line.
 
-    The checksum shows when a byte of it was changed. Another version of the agent may have written another form.
+    The checksum shows that no byte was changed. Another version of the agent may have written lines of another form.
     """
     checksum, _, text = line.partition(b" ")
     if checksum != b"%08x" % zlib.crc32(text):
@@ -283,7 +283,7 @@ def read(kind: Kind, want: Wanted, have: Snapshot) -> list[Reading]:
 
 
 def read_one(machine: Machine, kind: Kind, want: Wanted, kept: Change) -> Reading | None:
-    """The reading of one value, of a kind that observes only values in the spec; None if it cannot be read now."""
+    """The reading of one value of a kind that observes only what the spec gives; None if the value cannot be read now."""
     try:
         return None if kind.reading is None else kind.reading(machine, want, kept)
     except OSError:

@@ -25,7 +25,7 @@ Judge = Callable[[Wanted, Snapshot], list[Condition]]
 """Returns the conditions of all probes for what a pass wanted and read."""
 
 SLACK = 5.0
-"""Seconds by which a reading may be early or late, so that it coincides with a pass that is due anyway."""
+"""Seconds by which a reading may be early or late, so that it falls together with a pass that is due anyway."""
 
 AGAIN = 10.0
 """Seconds after which a reading that failed is tried again."""
@@ -38,7 +38,7 @@ CHECKS = 100
 
 
 def at_once(machine: Machine) -> Judge:
-    """Ask every probe at once, without hysteresis or memory, and wait for each reading however long it takes."""
+    """A judge that reads each probe now and waits for it, however long that takes. It has neither hysteresis nor memory."""
 
     def judge(want: Wanted, have: Snapshot) -> list[Condition]:
         conditions = []
@@ -73,7 +73,7 @@ class _Rule:
     silence: Silence | None
 
     def applied(self, condition: Condition, today: date) -> Condition:
-        """A condition with its stage, severity and silence. A condition that the probe only warns of is never made required."""
+        """A condition with its stage, severity and silence. What is only a warning for the probe stays a warning."""
         severity = condition.severity if self.severity == "required" else "warn"
         message = condition.message
         if self.silence is not None and condition.status != "True":
@@ -82,7 +82,7 @@ class _Rule:
                 severity, message = "warn", f"{message} (silenced until {until}: {self.silence.reason})"
             else:
                 message = f"{message} (its silence ended on {until}; take that out of the spec)"
-        # Not evolve(), which takes five times as long: each pass applies twenty rules.
+        # Not evolve(), which takes five times as long. Each pass applies twenty rules.
         return Condition(
             condition.type, condition.status, condition.reason, message, self.probe.stage, severity, condition.remedy
         )
@@ -109,7 +109,7 @@ def _rules(readiness: Policies) -> list[_Rule]:
 
 @define(eq=False)
 class _Reading:
-    """One run of a probe's ``read``; a thread fills it in and sets ``finished`` last. ``started`` is inf until it starts."""
+    """One run of a probe's ``read``. A thread fills it in, and sets ``finished`` last. ``started`` is inf before it starts."""
 
     probe: Probe
     want: Wanted
@@ -120,13 +120,18 @@ class _Reading:
     finished: bool = False
 
     def is_of(self, want: Wanted) -> bool:
-        """Whether it was made for the same devices; else its facts are not used."""
+        """Whether it was made for the same NICs. Otherwise its facts are not used."""
         return self.want.nics.keys() == want.nics.keys()
 
 
 @define
 class _Record:
-    """The readings, memory and answers of one probe so far."""
+    """The readings, memory and answers of one probe so far.
+
+    ``under_way``: the reading that has not been collected yet; ``late``: it has passed its deadline. ``taken``: the last
+    reading that was collected. ``checks``: whether each check failed, the newest last. ``failed``: the last False conditions.
+    ``passed``: whether a check has ever passed.
+    """
 
     probe: Probe
     under_way: _Reading | None = None
@@ -142,8 +147,8 @@ class _Record:
 class Readiness:
     """The probes of one machine, over time.
 
-    :meth:`judge` never waits: readings run in a thread, and the condition is Unknown until the first one returns. Call
-    :meth:`go_on` just before waiting for events, since a thread that runs during a pass slows it down: both need the
+    :meth:`judge` never waits: readings run in a thread, and a condition is Unknown until its first reading returns. Call
+    :meth:`go_on` just before you wait for events: a thread that runs during a pass slows the pass down, since both need the
     interpreter's lock. The descriptor :meth:`fileno` becomes readable when readings have ended; :meth:`drain` resets it.
     """
 
@@ -163,7 +168,7 @@ class Readiness:
         return self._woken
 
     def drain(self) -> None:
-        """Reset the descriptor; :meth:`judge` is due."""
+        """Reset the descriptor. :meth:`judge` is due then."""
         os.eventfd_read(self._woken)
         self._ended = True
 
@@ -181,7 +186,7 @@ class Readiness:
             if reading is None:
                 times.append(_due(record) + SLACK)
             elif not record.late and not reading.finished:
-                # It may have started since judge() last looked: look again soon.
+                # It may have started after judge() last looked: look again soon.
                 soon = min(reading.started, self._looked) + HANDOVER
                 times.append(soon if self._looked < soon else reading.started + reading.deadline)
         return max(0.0, min(times) - self._clock())
@@ -220,7 +225,7 @@ class Readiness:
     def _forget_all_but(self, names: set[str]) -> None:
         for name in self._records.keys() - names:
             record = self._records[name]
-            # Keep one that hangs: it must not be started a second time if the spec turns the probe on again.
+            # Keep a record whose reading hangs, so that no second reading starts if the spec turns the probe on again.
             record.late = record.under_way is not None and not record.under_way.finished
             if not record.late:
                 del self._records[name]
@@ -294,7 +299,7 @@ def _unknown(record: _Record) -> Condition | None:
     """Why the probe has no answer; None if it has one."""
     probe = record.probe
     if record.late and record.under_way is not None:
-        message = f"its reading has not come back after {record.under_way.deadline:.0f} s"
+        message = f"its reading has not returned after {record.under_way.deadline:.0f} s"
         remedy = "see what hangs: dmesg, and /proc/*/task/*/stack of the agent's worker"
         return Condition(probe.type, "Unknown", "ProbeTimedOut", message, remedy=remedy)
     if record.taken is None:
@@ -315,7 +320,7 @@ def _damped(record: _Record, rule: _Rule, answer: list[Condition], is_new: bool)
         record.checks.append(fails)
     else:
         record.checks[-1] = fails  # the same check, judged again with a newer snapshot
-    # Most probes pass, in every pass.
+    # Most probes have no failed check, and each pass calls this for each probe.
     failures = sum(list(record.checks)[-rule.of :]) if True in record.checks else 0
     if fails:
         record.failed = [condition for condition in answer if condition.status == "False"]

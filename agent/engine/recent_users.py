@@ -19,9 +19,9 @@ FRESH = 0.2
 
 @frozen
 class _Lookup:
-    """Users, by target. ``targets``: the functions that were looked at; None: all of the device.
+    """The users that were found, by target. ``targets``: the functions that were looked at; None: all of the device.
 
-    ``complete``: all users were looked for, not only owners. ``until``: the time up to which it is valid.
+    ``complete``: all users were looked for, not only owners. ``until``: the time up to which the lookup is valid.
     """
 
     until: float
@@ -32,7 +32,7 @@ class _Lookup:
     def answers(self, change: Change, complete: bool, now: float) -> bool:
         """Whether it is recent and covers every function that a change reaches."""
         covered = self.targets is None or reaches(change) in self.targets
-        return covered and self.complete >= complete and now <= self.until
+        return covered and (self.complete or not complete) and now <= self.until
 
 
 @define
@@ -46,16 +46,16 @@ class RecentUsers:
     _lookups: dict[str, _Lookup] = field(factory=dict, init=False)
 
     def users(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
-        """The users of what a change reaches, as of a moment ago.
+        """The users of what a change reaches, as they were a moment ago.
 
-        That is enough to defer a change. Before a write that disturbs users, :meth:`users_now` is asked as well.
+        That is enough to defer a change. Call :meth:`users_now` too before a write that disturbs users.
         """
         return self._recent(want, change, complete=True)
 
     def owners(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
         """At least the owners among these users: containers and virtual machines that were given a function.
 
-        That is enough to leave a change to them. Before the write, :meth:`owners_now` is asked as well.
+        That is enough to leave a change to them. Call :meth:`owners_now` too before the write.
         """
         return self._recent(want, change, complete=False)
 
@@ -64,7 +64,7 @@ class RecentUsers:
         return self._now(want, change, complete=True)
 
     def owners_now(self, want: Wanted, change: Change) -> Mapping[str, tuple[User, ...]]:
-        """The owners of what a change reaches, looked up now. Nobody takes a VF that has no driver, such as a new one."""
+        """The owners of what a change reaches, looked up now. A VF without a driver, such as a new one, has no owner."""
         return self._now(want, change, complete=False) if _has_driver(self._machine, change.target) else {}
 
     def _now(self, want: Wanted, change: Change, complete: bool) -> Mapping[str, tuple[User, ...]]:

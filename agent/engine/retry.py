@@ -49,10 +49,10 @@ class Failures:
         return failure.outcome if failure is not None and now < failure.not_before else None
 
     def wait(self, write: Write, now: float) -> None:
-        """Hold a change back for its grace period, counted from the first pass that planned it.
+        """Hold a change back for its grace period, which begins with the first pass that plans the change.
 
-        A change that was made and is planned again is made again soon, :data:`QUICK_TRIES` times in all: a VF may need several.
-        Then the period doubles each time.
+        A change that was made, and is planned again, waits only :data:`QUICK_RETRY` seconds: a VF may need several tries. After
+        :data:`QUICK_TRIES` tries the grace period applies again, and doubles each time.
         """
         change, _ = write
         if change.grace_period and identity(change) not in self._failures:
@@ -63,12 +63,12 @@ class Failures:
             self._failures[identity(change)] = _Failure(outcome, 0, math.inf, now + wait)
 
     def made(self, change: Change) -> None:
-        """A change with a grace period may take effect late: if it is planned again, it waits again."""
+        """Note that a change was made. One with a grace period may take effect late: if it is planned again, it waits again."""
         if change.grace_period:
             self._failures.pop(identity(change), None)
 
     def add(self, outcome: Outcome, now: float) -> None:
-        """Remember a failure. Each failure of a change doubles the wait."""
+        """Note a failure. Each failure of a change doubles the wait before the next try."""
         key = identity(outcome.change)
         count = self._failures[key].count + 1 if key in self._failures else 0
         wait = LAST_RETRY if outcome.result == "unsupported" else doubling(FIRST_RETRY, count + 1, LAST_RETRY)
@@ -79,7 +79,7 @@ class Failures:
     def hasten(self, scope: Scope) -> None:
         """Try the changes of the devices in ``scope`` again soon, since an event named them.
 
-        Not at once: the failing write may itself have caused the event, and would cause the next.
+        Not at once: the write that failed may itself have caused the event, and the next try would cause the next event.
         """
         for key, failure in self._failures.items():
             concerned = scope is None or failure.outcome.change.device in devices(scope)

@@ -44,18 +44,18 @@ class _Functions:
 
 
 def reaches(change: Change) -> str | None:
-    """The function whose users a change may disturb; None means the PF and all of its VFs."""
+    """The target of the function whose users a change may disturb; None: the PF and all its VFs."""
     return change.target if is_vf(change.target) else None
 
 
 def users(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
 ) -> dict[str, tuple[User, ...]]:
-    """The users of a PF and of its VFs, by target; targets without users are left out.
-
-    :param among: look only at these targets; None looks at all.
+    """The users of a PF and of its VFs, by target. Targets without users are left out.
 
     If a source gives no answer (the kubelet), it counts as a user: a device with unknown users is not disturbed.
+
+    :param among: look only at these targets; None: at all.
     """
     return _look_up(machine, want, address, among, USERS)
 
@@ -63,7 +63,7 @@ def users(
 def owners(
     machine: Machine, want: Wanted, address: str, among: frozenset[str] | None = None
 ) -> dict[str, tuple[User, ...]]:
-    """Like :func:`users`, but only the sources that can show an owner: it costs much less.
+    """As :func:`users`, but only from the sources that can show an owner. This costs much less.
 
     :raises OSError: a source gives no answer (the kubelet), so any function may have an owner.
     """
@@ -103,7 +103,7 @@ def with_affected(change: Change, want: Wanted, by_target: Mapping[str, tuple[Us
     """A change with the users whom it would disturb."""
     function = want.nics[change.device].function if change.device in want.nics else None
     if function and change.disruption is Disruption.VF_RESET and not vendor(function.driver).vf_count_flaps:
-        # Only the VFs are removed: users of the PF itself are not disturbed.
+        # Only the VFs are removed. Users of the PF itself are not disturbed.
         by_target = {target: by_target[target] for target in by_target if target != change.device}
     return evolve(change, affected=_affected(by_target, change))
 
@@ -127,7 +127,7 @@ def _namespaces(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _allocations_or_unknown(machine: Machine, want: Wanted, functions: _Functions) -> Users:
-    """Like :func:`_allocations`; if the kubelet gives no answer, every function counts as used."""
+    """As :func:`_allocations`; but if the kubelet gives no answer, every function counts as used."""
     try:
         allocated = machine.kubelet.allocations()
     except OSError as error:
@@ -155,11 +155,11 @@ def _pods(machine: Machine, functions: _Functions, allocated: Mapping[str, tuple
         for part in sorted(parts & allocated.keys()):
             for pod in allocated[part]:
                 yield target, User(f"pod {pod} by {part}")
-    _must_be_whole(reader)
+    _raise_if_incomplete(reader)
 
 
-def _must_be_whole(reader: Reader) -> None:
-    """Fail if an RDMA device could not be read: it may belong to this function, and then its users are unknown.
+def _raise_if_incomplete(reader: Reader) -> None:
+    """Raise if an RDMA device could not be read. It may belong to this function, whose users are unknown then.
 
     :raises OSError: the error of that read.
     """
@@ -195,7 +195,7 @@ def _verbs(machine: Machine, want: Wanted, functions: _Functions) -> Users:
         for name in reader.char_devices_of(pci, device)
         if name.startswith("uverbs")
     ]
-    _must_be_whole(reader)
+    _raise_if_incomplete(reader)
     return _held(machine, nodes, owns=False)
 
 
@@ -229,8 +229,8 @@ def _storage(machine: Machine, want: Wanted, functions: _Functions) -> Users:
 
 
 def _mounted(machine: Machine) -> Iterator[tuple[str, str]]:
-    # A user may name a mount's source as he likes. The kernel escapes blanks, tabs and line ends in it (mangle(),
-    # fs/proc_namespace.c), and no other white space, at which str.split() and str.splitlines() would part it.
+    # The source of a mount may be any text. The kernel escapes the blanks, tabs and line ends in it (mangle(),
+    # fs/proc_namespace.c), but no other white space, at which str.split() and str.splitlines() would split it.
     for line in read_or(machine.files, "/proc/1/mounts", "").split("\n"):
         match line.split(" "):
             case [source, point, kind, options, *_] if kind in NETWORK_FILE_SYSTEMS:
@@ -268,4 +268,4 @@ OWNERS: tuple[Source, ...] = (_vfio, _allocations, _namespaces)
 """Sources of owners."""
 
 USERS: tuple[Source, ...] = (_verbs, _routes, _storage, _uppers, _vfio, _allocations_or_unknown, _namespaces)
-"""Sources of users. Owners come last, so that these answers are the newest: a function can be handed over at any time."""
+"""The sources of users. Those of owners come last, since a function may be handed over at any time."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.engine.contention import LIMIT, PAUSE, WINDOW, Contention, suspect
+from agent.engine.contention import LIMIT, PAUSE, WINDOW, Contention, say_suspects
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.retry import Failures
@@ -197,4 +197,4 @@ def test_with_limit_0_a_change_is_always_written(node: Node) -> None:
     ],
 )
 def test_the_likely_programs_of_a_kind_are_named(kind: str, processes: set[str], named: str) -> None:
-    assert named in suspect(kind, frozenset(processes))
+    assert named in say_suspects(kind, frozenset(processes))
