@@ -1,7 +1,7 @@
 """The unix socket by which `trackbed apply` asks the running service to allow a more disruptive change once.
 
-The client sends one line of JSON, ``{"allow": "link-flap"}`` (null: only what the spec allows). While it stays connected it
-is sent the result of each pass. What it allowed ends when it disconnects. Only root can connect: the socket's mode is 0600.
+The client sends one line of JSON, ``{"allow": "link-flap"}`` (null: only what the spec allows). While it is connected, the
+worker sends it the result of each pass, and the allowance holds. Only root can connect: the socket's mode is 0600.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ LONGEST_REQUEST = 4096
 
 SO_SNDBUFFORCE = 32
 LONGEST = 16 << 20
-"""Bytes that may wait for a client that does not read. With more, it is disconnected. The result of a pass that has created a
-thousand VFs has four million.
-"""
+"""Bytes that may wait for a client that does not read; a client with more is disconnected. The result of a pass that has
+created a thousand VFs has four million."""
 
 
 @frozen
 class Progress:
-    """The result of a pass, as `apply` shows it. ``waiting``: a probe has not answered yet."""
+    """The result of a pass that `apply` shows. ``waiting``: a probe has not answered yet."""
 
     ready: bool
     outcomes: tuple[Outcome, ...] = ()
@@ -45,7 +44,7 @@ class Progress:
 
 
 class Requests:
-    """The worker's end. It serves one client at a time and refuses a second one."""
+    """The worker's end of the socket. It serves one client at a time, and refuses a second one."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -54,7 +53,7 @@ class Requests:
             self._socket.bind(str(path))
             path.chmod(0o600)
         except OSError as error:
-            # Everything but `trackbed apply` works without it.
+            # Without this socket only `trackbed apply` fails.
             journal(f"{path} cannot be made: {error.strerror}; make room, then: systemctl restart trackbed")
             self._socket.close()
             self._socket, self._never_used = socket.socketpair()  # a descriptor that never becomes readable
@@ -69,7 +68,7 @@ class Requests:
         return self._socket.fileno()
 
     def accept(self) -> bool:
-        """Take a client's request. True: a pass should run for it. False: there was none, or it was refused."""
+        """Take a client's request. :returns: whether a pass should run for it; False: there was none, or it was refused."""
         try:
             client, _ = self._socket.accept()
         except OSError:
@@ -91,7 +90,7 @@ class Requests:
         return True
 
     def has_client(self) -> bool:
-        """Whether a client is still connected."""
+        """Whether a client is connected now."""
         if self._client is None:
             return False
         try:
@@ -109,7 +108,7 @@ class Requests:
         return self._allow if self.has_client() else None
 
     def send(self, body: Mapping[str, Any]) -> None:
-        """Send the result of a pass to the client: a report's ``ready``, ``outcomes`` and ``conditions``."""
+        """Send the result of a pass to the client, if there is one: a report's ``ready``, ``outcomes`` and ``conditions``."""
         if self._client is None:
             return
         line = json.dumps({name: body[name] for name in ("ready", "outcomes", "conditions")}) + "\n"
@@ -141,7 +140,7 @@ class ApplyRefused(Exception):
 
 
 def ask(path: Path, allow: Disruption | None, timeout: float) -> Iterator[Progress]:
-    """The client's end: the result of each pass, until the caller stops or ``timeout`` seconds are over.
+    """The client's end of the socket: the result of each pass, until the caller stops or ``timeout`` seconds are over.
 
     :raises ApplyRefused: there is no worker, it refused, or it went away.
     """

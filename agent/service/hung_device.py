@@ -9,7 +9,7 @@ from attrs import define, field
 from agent.runtime import doubling
 
 LAST_RETRY = 3600.0
-"""Seconds after which a device that hung is tried again at the latest, once no process hangs in it."""
+"""The longest time, in seconds, after which a device that hung is tried again. No process may hang in it then."""
 
 
 @define
@@ -25,8 +25,8 @@ class HungDevice:
     abandoned: list[subprocess.Popen[bytes]] = field(factory=list)
 
     def again(self, retry: float, now: float) -> None:
-        """It hung: each time doubles the wait, which is ``retry`` seconds at first."""
-        # A device that did not hang for a long time counts as one that never did.
+        """Note that it hung again. The wait before the next try is ``retry`` seconds at first, and doubles each time."""
+        # After a long time without a hang, the count starts again.
         self.times = 1 if now > self.retry_at + LAST_RETRY else self.times + 1
         self.retry_at = now + doubling(retry, self.times, LAST_RETRY)
 

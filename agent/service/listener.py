@@ -1,7 +1,7 @@
-"""Receives events also during a pass, and reports since when one about a required device waits to be read.
+"""Receives events also during a pass, and tells the supervisor since when an event about a required device waits.
 
-A pass may wait seconds in the kernel for a lock that another program holds while it changes the device. Without this module,
-the report would say Ready all that time.
+A pass may wait for seconds in the kernel, for a lock that another program holds while it changes the device. Without this
+module, the report would say Ready all that time.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from attrs import define, field
 from agent.report.activity import ANSWERED_WITHIN, Activity
 from agent.service.wake import KnownDevices, WakeUp, Watch
 
-ASIDE = 0.02
-"""Seconds that the thread waits before it takes an event. Most passes end by then and take the event themselves, often that of
-their own write; while the thread works, the pass stands still, since both need the interpreter's lock."""
+DELAY = 0.02
+"""Seconds that the thread waits before it takes an event. The pass stands still while the thread works, since both need the
+interpreter's lock. Most passes end within this time, and take the event themselves: often their own write caused it."""
 
 
 @define(eq=False)
 class Listener:
     """Receives the events of ``watch``. During a pass a thread takes them; at other times the thread sleeps.
 
-    ``poke`` wakes the supervisor, which then looks at ``activity`` after :data:`ANSWERED_WITHIN` seconds.
+    ``poke`` wakes the supervisor, which looks at ``activity`` :data:`ANSWERED_WITHIN` seconds later. ``_since``: when the first
+    event about a required device came that no pass has answered yet; 0: there is none. ``_kept_since``: the same, of the events
+    that the thread has taken and the pass has not.
     """
 
     _watch: Watch
@@ -58,7 +60,7 @@ class Listener:
 
     @contextmanager
     def in_pass(self, known: KnownDevices) -> Iterator[None]:
-        """The caller reads the devices meanwhile, and cannot listen."""
+        """The thread takes events meanwhile, since the caller reads the devices."""
         with self._lock:
             self._known, self._in_pass = known, True
             self._open()
@@ -70,7 +72,7 @@ class Listener:
                 self._gate.modify(self._sockets.fileno(), 0)
 
     def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> WakeUp:
-        """As :meth:`Watch.wait`, with what the thread has received; raises what ended the thread, which then hears no more."""
+        """As :meth:`Watch.wait`, with the events that the thread has taken. If an error ended the thread, raises that."""
         if self._fault is not None:
             raise self._fault
         with self._lock:
@@ -88,18 +90,18 @@ class Listener:
         return wake
 
     def overdue(self) -> bool:
-        """Whether an event about a required device has waited for too long to call the node ready."""
+        """Whether an event about a required device has waited so long that the node must not be called ready."""
         return 0.0 < self._since <= time.monotonic() - ANSWERED_WITHIN
 
     def answered(self) -> bool:
-        """A pass has read the devices of the events that came before it, or were taken during it.
+        """Note that a pass has answered the events that :meth:`wait` has returned. Those that the thread has kept still wait.
 
         :returns: whether the supervisor may have withdrawn Ready meanwhile. Then the pass's result must be sent again.
         """
         with self._lock:
             since, self._since = self._since, self._kept_since
             self._activity.waits(self._since)
-        # The clock is read after the memory was written; the supervisor does it the other way round.
+        # Write the memory first and read the clock then; the supervisor does it the other way round, so one of the two notices.
         return 0.0 < since <= time.monotonic() - ANSWERED_WITHIN
 
     def _note(self, wake: WakeUp, came: float) -> None:
@@ -108,7 +110,7 @@ class Listener:
         self._since = came
         self._activity.waits(came)
         if (now := time.monotonic()) >= self._poked + ANSWERED_WITHIN:
-            # The supervisor looks that long after it was woken, and goes on looking while an event waits.
+            # Once it is woken, the supervisor goes on looking as long as an event waits.
             self._poked = now
             self._poke()
 
@@ -127,7 +129,7 @@ class Listener:
         end.register(self._end, select.POLLIN)
         while all(descriptor != self._end for descriptor, _ in self._gate.poll()):
             came = time.monotonic()
-            if end.poll(ASIDE * 1000):
+            if end.poll(DELAY * 1000):
                 return
             with self._lock:
                 if not self._in_pass:

@@ -1,4 +1,4 @@
-"""The lock for the one writer on a node. The service holds it while it runs; `trackbed apply` takes it if no service runs.
+"""The lock of the only writer on a node. The service holds it while it runs; `trackbed apply` takes it if no service runs.
 
 The supervisor holds it, not the worker: a worker that hangs in the kernel cannot be killed and would never release it.
 """

@@ -69,12 +69,12 @@ def of_failed_pass(reason: str, message: str, in_force: SpecInForce) -> Body:
 
 
 def without_spec(in_force: SpecInForce) -> Body:
-    """The body while there is no spec that could be used."""
+    """The body while there is no usable spec."""
     return _body(None, (), (Condition("Converged", "False", "NoSpec", in_force.refusal),), in_force)
 
 
 def _up_to_date(result: Pass, in_force: SpecInForce) -> Condition:
-    """Whether the newest spec is done completely, or part of it was refused or waits for the users of a device."""
+    """``UpToDate``: False if the newest spec was refused, or a part of it waits for the users of a device."""
     if in_force.refusal:
         return Condition(UP_TO_DATE, "False", "Refused", in_force.refusal, severity="warn")
     if result.waiting:
@@ -84,7 +84,7 @@ def _up_to_date(result: Pass, in_force: SpecInForce) -> Condition:
 
 
 def _devices(result: Pass) -> str:
-    """A hash of the spec's PFs and their numbers of VFs. Device plugins do not notice when these change."""
+    """A hash of the spec's PFs and their numbers of VFs. When these change, device plugins must be started again."""
     counts: Mapping[str, vfs.VfCount] = result.have[vfs.NAME]
     present = sorted((address, counts[address].count if address in counts else 0) for address in result.want.nics)
     return sha256(json.dumps(present).encode()).hexdigest()[:12]
@@ -92,7 +92,7 @@ def _devices(result: Pass) -> str:
 
 @lru_cache(maxsize=256)
 def _plain(condition: Condition) -> Body:
-    """A condition as JSON data. Do not change it: it is cached, since most conditions are as in the report before."""
+    """A condition as JSON data, which the caller must not change. It is cached: most conditions are as in the last report."""
     plain: Body = to_plain(condition)
     return plain
 

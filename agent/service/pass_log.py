@@ -22,7 +22,7 @@ MESSAGE_ID = "5b0c8a9f1d4e4f6c9a3b7e2d10486f35"
 """The MESSAGE_ID that only these entries have: `journalctl MESSAGE_ID=...`."""
 
 INFO, DEBUG = "6", "7"
-"""syslog's priorities: for a pass that changed something or ended differently from the one before, and for all others."""
+"""syslog's priorities: the first for a pass that changed something or ended in another way than the one before."""
 
 LONGEST = 300
 """Characters of a value. With the bounds below, an entry is far smaller than the largest datagram."""
@@ -34,12 +34,12 @@ MOST_CONDITIONS = 40
 
 @define
 class PassLog:
-    """``_last``: how the pass before has ended."""
+    """Writes the entries. ``_last``: how the last pass ended."""
 
     _last: tuple[object, ...] = field(default=(), init=False)
 
     def write(self, body: Body, trigger: str, seconds: float) -> None:
-        """Write the entry of a pass. If journald does not take it, a message above the priority DEBUG goes to standard error.
+        """Write the entry of a pass. If journald does not take it, its message goes to standard error, unless it is DEBUG's.
 
         :param body: the report's body after the pass.
         :param trigger: why the pass ran, as the history has it.

@@ -38,10 +38,8 @@ RESYNC = 60.0
 """Seconds after which everything is read again: writes to sysfs and interrupts by other programs emit no event."""
 
 FIRST_RETRY = 0.2
-"""Seconds to wait after a pass that ended early. Each further one in a row doubles it, up to :data:`RESYNC`.
-
-Where a device has gone, its own event usually comes first.
-"""
+"""Seconds to wait after a pass that ended early. Each further one in a row doubles the wait, up to :data:`RESYNC`. If the cause
+is a device that went away, the event of that device usually comes sooner."""
 
 SOONEST = 0.05
 """Seconds to wait at least before a failed change is tried again."""
@@ -49,7 +47,7 @@ SOONEST = 0.05
 
 @frozen
 class Memory:
-    """What is kept between passes: values before our changes, failed changes, the history of changes, and the drift."""
+    """What is kept between passes: original values, failed changes, the history of changes, and the counts of drift."""
 
     originals: Originals
     failures: Failures
@@ -59,7 +57,7 @@ class Memory:
 
 @frozen
 class Reason:
-    """Why a pass runs. ``scope``: what it reads again; ``trigger``: the reason as the history has it."""
+    """Why a pass runs. ``scope``: what it reads again. ``trigger``: the reason in the words of the history."""
 
     scope: Scope
     trigger: str
@@ -106,7 +104,7 @@ class _EarlyEnds:
         self.last_crash = fault(error)
         return doubling(FIRST_RETRY, self.crashes, RESYNC)
 
-    def went(self) -> float:
+    def device_gone(self) -> float:
         """Count a device that went away. :returns: the seconds until the next pass."""
         self.gone += 1
         return doubling(FIRST_RETRY, self.gone, RESYNC)
@@ -114,7 +112,7 @@ class _EarlyEnds:
 
 @frozen
 class _Record:
-    """What the history, the drift's count and the journal get of a pass. ``result``: None if the pass ended early."""
+    """What the history, the counts of drift and the journal need of a pass. ``result``: None if the pass ended early."""
 
     body: Body
     trigger: str
@@ -124,7 +122,10 @@ class _Record:
 
 @define
 class Passes:
-    """``hear`` takes the events that have come meanwhile; its argument is True before the first completed pass."""
+    """Runs passes, and keeps the last one's result.
+
+    ``hear`` takes the events that have come during a pass. Its second argument is True until a pass has completed.
+    """
 
     machine: Machine
     in_force: SpecInForce
@@ -168,13 +169,13 @@ class Passes:
     def record(self) -> None:
         """Record the last pass: its changes in the history, the drift that it repaired, and its entry in the journal.
 
-        Call it once the report of the pass is published: the report must not wait for a disk, and says nothing of these.
-        Nothing is lost thereby: a worker that is killed between a write to the kernel and its record loses the record anyway.
+        Call it after the report of the pass is published: the report must not wait for a disk, and does not contain these
+        records. A worker that is killed before this call loses the records, as one that is killed during the pass does.
         """
         record, self._unrecorded = self._unrecorded, None
         if record is None:
             return
-        # Without this, a disk that hangs would be reported as a hang of the device that was read last.
+        # Otherwise the supervisor would take a disk that hangs for a hang of the device that was read last.
         self.activity.doing("records", "write")
         self.activity.call("", "write the history and the drift")
         if (result := record.result) is not None:
@@ -210,11 +211,11 @@ class Passes:
         try:
             self.last = self._converge(spec, allowed())
         except OSError as error:
-            # A device went away during the pass: nothing that was read can be trusted.
+            # A device went away during the pass, so nothing that was read can be trusted.
             self.last = None
             message = f"while reading the devices: {error}; reading again"
-            return messages.of_failed_pass("DeviceLost", message, self.in_force), self._early_ends.went()
-        except Exception as error:  # a fault in a kind or a probe must not end the worker: another spec may avoid it
+            return messages.of_failed_pass("DeviceLost", message, self.in_force), self._early_ends.device_gone()
+        except Exception as error:  # a bug in a kind or a probe must not end the worker: another spec may avoid it
             self.last = None
             due = self._early_ends.crashed(error)
             message = f"{self._early_ends.last_crash}; it is tried again"
@@ -254,7 +255,7 @@ def _due(failures: Failures) -> float:
 
 
 def _known(result: Pass) -> KnownDevices:
-    """The netdevs and functions that the pass has seen, by which events are assigned to devices."""
+    """The netdevs and functions that the pass has read. By these, events are assigned to devices."""
     by_ifindex: dict[int, str] = {}
     by_address = {address: address for address in result.want.nics}
     for kind in (links.NAME, vf_links.NAME):

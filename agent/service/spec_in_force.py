@@ -17,7 +17,7 @@ from agent.runtime import fault, journal, write_atomically
 from agent.spec.node import NodeSpec, SpecError, parse, spec_hash, to_json
 
 TRIAL = 30.0
-"""Seconds after which a new spec is given up for the last verified one if a write of it still fails."""
+"""Seconds after which the last verified spec replaces a new one of which a write still fails."""
 
 VERIFIED = "verified.json"
 FAILED = "failed-spec.json"
@@ -25,12 +25,12 @@ FAILED = "failed-spec.json"
 
 @define
 class SpecInForce:
-    """``spec`` is in force. ``refusal`` says why the file's present content is not; empty if it is.
+    """The ``spec`` in force. ``refusal``: why the file's present content is not in force; empty if it is.
 
-    ``verified``: the last spec that a pass verified completely. Ready refers to it while a newer one waits.
-    ``state``: the folder for the verified spec, which outlives a boot. ``run``: the folder for specs that have failed. They are
-    not tried again by themselves before the next boot, or the node would go back and forth between two specs.
-    ``crashed``: how the workers before this one crashed, if several did. The first spec that is read then counts as failed,
+    ``verified``: the last spec that a pass verified completely. Ready refers to it while a newer spec waits.
+    ``state``: the folder for the verified spec, which outlives a boot. ``run``: the folder for the list of specs that have
+    failed. The agent does not try these again by itself before the next boot: the node would go back and forth between two.
+    ``crashed``: how the workers before this one crashed, if several did. Then the first spec that is read counts as failed,
     unless it is the verified one.
     """
 
@@ -61,7 +61,7 @@ class SpecInForce:
     def reload(self, machine: Machine, path: Path, now: float, asked: bool) -> None:
         """Put the file's spec in force, unless it is invalid, does not fit this node, or has failed before.
 
-        If there is no other spec, one that does not fit is put in force too, and the node is not ready.
+        If there is no other spec, a spec that does not fit is put in force all the same, and the node is not ready.
 
         :param now: seconds of a monotonic clock.
         :param asked: an operator asked for this, so a spec that failed before is tried again.
@@ -78,7 +78,7 @@ class SpecInForce:
         except (SpecError, OSError) as error:
             self._refuse(str(error))
             return
-        except Exception as error:  # no text may end the worker
+        except Exception as error:  # no content of the file may end the worker
             self._refuse(f"{path}: {fault(error)}")
             return
         crashed, self.crashed = self.crashed, None
@@ -111,8 +111,8 @@ class SpecInForce:
         if self.spec is None or self._trial_ends is None or now < self._trial_ends:
             return False
         self._trial_ends = None
-        # Failures of these devices do not count: one that waits for its users fails at changes that need the deferred one, and
-        # one that cannot be read fails under any spec.
+        # The failures of some devices do not count. If a change waits for users, the changes that need it fail. A device that
+        # cannot be read fails under any spec.
         excused = {outcome.change.device for outcome in result.outcomes if outcome.result == "deferred"}
         excused |= result.want.unreadable.keys()
         failed = [
@@ -155,12 +155,12 @@ class SpecInForce:
 
 
 def _impossible(machine: Machine, candidate: NodeSpec) -> tuple[str, ...]:
-    """Why a spec does not fit this node, or why that is unknown at the moment."""
+    """Why a spec does not fit this node, or why that is unknown now; empty if it fits."""
     try:
         return dry_run(machine, candidate).errors
     except OSError as error:
         return (f"while checking whether the new spec fits this node: {error}; it is checked again",)
-    except Exception as error:  # a spec that cannot even be planned must not end the worker
+    except Exception as error:  # a spec that cannot be planned must not end the worker
         return (f"while checking whether the new spec fits this node: {fault(error)}",)
 
 

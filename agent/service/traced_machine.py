@@ -13,7 +13,7 @@ from agent.report.activity import Activity
 from agent.spec.selector import PCI_ADDRESS
 
 _DEVICES = f"{PCI}/"
-# Paths of netdevs, RDMA devices and interrupts name no PCI address. Their device is looked up right before they are used.
+# Paths that name no PCI address: of netdevs, RDMA devices and interrupts. The call before them looked their device up.
 _FOUND_BY_ADDRESS = ("/sys/class/", "/sys/kernel/irq/", "/proc/irq/")
 
 
@@ -27,7 +27,7 @@ def traced(machine: Machine, activity: Activity) -> Machine:
 
 
 class _Tracer:
-    """Finds the device of a call: the one in its arguments or, where those name none, the one of the call before."""
+    """Finds the device of a call: the one that its arguments name, else the device of the call before."""
 
     def __init__(self, activity: Activity) -> None:
         self._activity = activity
@@ -57,6 +57,6 @@ class _Part:
             record(name, arguments)
             return method(*arguments, **named)
 
-        # So the next look-up does not call __getattr__.
+        # The next look-up finds it there, and does not call __getattr__.
         self.__dict__[name] = recorded
         return recorded

@@ -20,18 +20,19 @@ MOST_KEPT = 10_000
 
 BURST = 20
 RATE = 100.0
-"""Passes that events may cause: so many in a row, then so many a second; what happens meanwhile is one."""
+"""Events may cause :data:`BURST` passes without a pause, then :data:`RATE` passes a second. One pass answers all events of a
+pause."""
 
 
 @frozen
 class KnownDevices:
-    """The devices of the last snapshot.
+    """The devices of the last snapshot, by which an event finds its device.
 
-    ``by_ifindex``: what a scope calls the function of each netdev. ``by_address``: the PF of each function.
-
-    ``incomplete``: a NIC of the spec was not found. Another function may turn out to be it, once it has its driver or its name.
-    ``required``: the PFs without which the node is not ready. ``by_table``: what a scope calls the PF of each routing table.
-    ``steered``: other netdevs that the spec steers, by patterns of their names; they belong to the host.
+    ``by_ifindex``: the name in a scope of each netdev's function. ``by_address``: the PF of each function. ``by_table``: the
+    name in a scope of each routing table's PF.
+    ``incomplete``: a NIC of the spec is missing. Another function may turn out to be it, once it has its driver or its name.
+    ``required``: the PFs without which the node is not ready.
+    ``steered``: the other netdevs that the spec steers (RPS), by patterns of their names. They belong to the host.
     """
 
     by_ifindex: Mapping[int, str]
@@ -44,10 +45,10 @@ class KnownDevices:
 
 @frozen
 class WakeUp:
-    """Why to look again.
+    """What woke the worker, and what it must read again.
 
-    ``scope``: the PFs concerned, None for everything. ``reload``: the spec may have changed. ``asked``: somebody asks for
-    something on the apply socket. ``doubt``: a required device may have changed, so Ready is unproven.
+    ``scope``: what to read again, None for everything. ``reload``: read the spec's file again. ``stop``: end the worker.
+    ``asked``: a client of the apply socket waits. ``doubt``: a required device may have changed, so Ready is unproven.
     """
 
     scope: Scope
@@ -57,7 +58,7 @@ class WakeUp:
     doubt: bool = False
 
     def joined(self, other: WakeUp) -> WakeUp:
-        """Both in one."""
+        """Both wake-ups as one."""
         scope = None if self.scope is None or other.scope is None else self.scope | other.scope
         flags = (self.reload or other.reload, self.stop or other.stop, self.asked or other.asked)
         return WakeUp(scope, *flags, self.doubt or other.doubt)
@@ -76,7 +77,7 @@ class Pace:
 
 
 def scope_of(event: Event, known: KnownDevices) -> set[str] | None:
-    """What a scope calls the devices that an event concerns, none if nobody wants them; None: every device.
+    """The devices that an event concerns, by their names in a scope. Empty: none of the spec's devices; None: every device.
 
     A netdev is judged by its index, or by its PCI function if it is in another namespace. A new netdev of a wanted function is
     announced by a uevent, too.
@@ -100,7 +101,7 @@ def scope_of(event: Event, known: KnownDevices) -> set[str] | None:
 
 @define(eq=False)
 class Heard:
-    """The events of one source that were taken from it and not judged yet. ``lost``: there were more."""
+    """The events that were taken from a source, and not judged yet. ``lost``: there were more, which are lost."""
 
     source: EventSource
     kept: list[Event] = field(factory=list)
@@ -124,7 +125,7 @@ class Heard:
         return WakeUp(None if everything else frozenset(named), doubt=doubt)
 
     def taken(self, known: KnownDevices, first: bool) -> WakeUp:
-        """The same, and forget them. In a ``first`` pass, events of unknown devices are kept, to be judged again after it."""
+        """As :meth:`judged`, of all events, and forget them. In a ``first`` pass, events of unknown devices are kept."""
         wake = self.judged(known)
         self.kept = [event for event in self.kept if scope_of(event, known) == set()] if first else []
         self.lost = False
@@ -134,10 +135,10 @@ class Heard:
 class Watch:
     """Waits for whatever the worker must react to.
 
-    ``events``: the subscribed sources. Subscribe first and read the devices afterwards, so that nothing is missed.
-    ``control``: a descriptor on which the supervisor writes ``reload`` lines; its end stops the worker.
-    ``readiness``: ends a wait when its probes have more to say.
-    ``apply_socket``: a descriptor that becomes readable when somebody asks for something.
+    ``events``: the subscribed sources. Subscribe first and read the devices afterwards, so that no event is missed.
+    ``control``: a descriptor to which the supervisor writes ``reload`` lines; its end stops the worker.
+    ``readiness``: ends a wait when readings of its probes have ended.
+    ``apply_socket``: a descriptor that becomes readable when a client connects.
     """
 
     def __init__(
@@ -161,9 +162,10 @@ class Watch:
             self._commands.register(control, select.POLLIN | select.POLLHUP)
 
     def wait(self, known: KnownDevices, timeout: float, first: bool = False) -> WakeUp:
-        """Sleep until something happens that concerns a wanted device, or ``timeout`` seconds are over (scope: none).
+        """Sleep until something happens, or ``timeout`` seconds are over. The scope is empty if no wanted device is concerned.
 
-        :param first: a pass runs before which nothing was known. What concerns no device yet is judged again after it.
+        :param first: the first pass runs, before which no device is known. Events that concern no known device are judged
+            again after it.
         """
         reload = stop = asked = False
         if any(source.kept or source.lost for source in self._sources.values()):
@@ -191,9 +193,9 @@ class Watch:
         return self._sources
 
     def keep(self, known: KnownDevices, ready: Collection[int]) -> WakeUp:
-        """Take the events that wait now, and keep them for :meth:`wait`, by when more devices may be known.
+        """Take the events that wait now, and keep them for the next :meth:`wait`, which may know more devices.
 
-        :param ready: the descriptors that have events. A pass runs meanwhile, and each system call here may interrupt it.
+        :param ready: the descriptors that have events. The others are not asked: each system call delays the pass that runs.
         """
         heard = WakeUp(frozenset())
         for source in (self._sources[descriptor] for descriptor in ready):
@@ -206,7 +208,10 @@ class Watch:
         return heard
 
     def gather(self, known: KnownDevices) -> WakeUp:
-        """What happens while the pace of passes makes the next one wait: nothing, but in a storm. A command ends it."""
+        """Wait until the pace allows the next pass, which is at once except in a storm of events. A command ends the wait.
+
+        :returns: what has happened meanwhile.
+        """
         wake = WakeUp(frozenset())
         now = time.monotonic()
         until = now + self._pace.pause(now)
