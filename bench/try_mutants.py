@@ -39,8 +39,8 @@ SURVIVED, KILLED, TIMEOUT, NO_TESTS = 0, 1, -24, 33
 SLACK = 15.0
 """Seconds that a test may take with a mutant, beside three times what it took without one. Waits for a CPU do not count."""
 
-TOGETHER = 2 * len(os.sched_getaffinity(0))
-"""How many mutants are tried at the same time: twice the CPUs that taskset has left to this process."""
+TOGETHER = 4 * len(os.sched_getaffinity(0))
+"""How many mutants are tried at the same time: four for each CPU that taskset has left to this process. Tests mostly wait."""
 
 SHORTEST = 14.0
 """Seconds. Every deadline of a test is longer, so a test that fails sooner has failed by what it saw."""

@@ -41,6 +41,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "test_worker.py": (WORKER,),
     "test_worker_events.py": (WORKER,),
     "test_worker_process.py": (WORKER,),
+    "test_worker_publishing.py": (WORKER,),
 }
 """Of which modules the mutants are tried with the tests in a file. The others do not run."""
 

@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from agent.engine.context import Goal, Memory
+from agent.engine.converge import converge
 from agent.machine import Event
 from agent.report.activity import View
 from agent.report.history import read as read_history
 from agent.service import wake
 from agent.service import worker as worker_module
 from agent.service.apply_socket import ask
+from agent.spec.node import from_mapping
 from tests.contract.asking import soon
 from tests.sim.kernel import no_fault
 from tests.sim.readiness import Node, writer
@@ -73,7 +76,9 @@ def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_
 ) -> None:
     kernel = node.kernel
     other = kernel.netdev(PF1).ifindex
-    kernel.netlink.set_link(other, mtu=9000)
+    # Nothing but PF0's MTU has to be written, so nothing else has PF1 read again.
+    converge(kernel.machine(), Goal(from_mapping(json.loads(TWO))), Memory(time.monotonic))
+    kernel.netlink.set_link(kernel.netdev(PF0).ifindex, mtu=1500)
 
     def drift(operation: str, where: str, value: str) -> None:
         if "9000" in value:
@@ -81,11 +86,13 @@ def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_
             # PF1 was read already, and needed no change.
             kernel.netlink.set_link(other, mtu=1500)
             announced.announce(Event(ifindex=other))
+            soon(lambda: not announced.waiting or None, "somebody who takes the event during the write", 60.0)
 
     kernel.fault = drift
-    worker(TWO)
+    out = worker(TWO)
     soon(lambda: kernel.fault is no_fault or None, "write", 60.0)
     soon(lambda: kernel.netdev(PF1).mtu == 9000 or None, "repair", BEFORE_A_RESYNC)
+    assert "PassCrashed" not in json.dumps(out.said)
 
 
 def test_after_an_event_about_a_device_of_nobody_the_worker_sleeps(

@@ -1,0 +1,125 @@
+"""When the worker publishes the result of a pass: at once, after its probes, or not at all since devices have changed."""
+
+import json
+import os
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from agent.machine import Event
+from agent.report.activity import View
+from agent.service import passes, wake
+from agent.service import worker as worker_module
+from agent.service.apply_socket import ask
+from agent.spec.node import probe_names
+from tests.contract.asking import soon
+from tests.sim.readiness import Node, writer
+from tests.sim.service.running import STUCK, Announced, Endless, Out, condition, one
+from tests.sim.two_nics import PF0, PF1
+
+NEVER = 10**9
+
+OPTIONAL = json.dumps(
+    {
+        "node_name": "n1",
+        "nics": [
+            {"name": "a", "select": {"pci": PF0}, "mtu": 9000},
+            {"name": "b", "select": {"pci": PF1}, "mtu": 9000, "required": False},
+        ],
+    }
+)
+
+
+def disturb(node: Node, announced: Announced) -> None:
+    """Let events of PF1 come one after the other."""
+    node.kernel.events = Endless(announced.descriptor, Event(ifindex=node.kernel.netdev(PF1).ifindex))
+    os.eventfd_write(announced.descriptor, 1)
+
+
+def test_while_events_of_an_optional_nic_wait_ready_is_postponed(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "POSTPONED", NEVER)
+    monkeypatch.setattr(wake, "BURST", NEVER)
+    disturb(node, announced)
+    out = worker(OPTIONAL)
+    soon((tmp_path / "apply.sock").exists, "socket", 60.0)
+    # A client receives the result of each pass, published or not.
+    results = list(islice(ask(tmp_path / "apply.sock", None, 60.0), 20))
+    assert results[-1].ready
+    assert not any(message.get("ready") for message in out.said)
+
+
+def test_endless_events_of_an_optional_nic_postpone_ready_only_so_often(
+    node: Node, announced: Announced, worker: Callable[[str], Out]
+) -> None:
+    disturb(node, announced)
+    assert worker(OPTIONAL).until(lambda report: report.ready)
+
+
+def test_a_result_that_is_not_ready_is_published_although_events_wait(
+    node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "POSTPONED", NEVER)
+    node.kernel.unreadable.add(f"/sys/bus/pci/devices/{PF0}/numa_node")
+    disturb(node, announced)
+    worker(OPTIONAL).until(lambda report: condition(report, "NicsPresent").reason == "DeviceUnreadable")
+
+
+def test_ready_is_published_at_once_if_no_event_waits(
+    worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "POSTPONED", NEVER)
+    assert worker(OPTIONAL).until(lambda report: report.ready)
+
+
+def test_without_probes_the_first_report_waits_for_nothing(
+    worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Everything is read again, and a result is published at the latest then, after this test.
+    monkeypatch.setattr(passes, "RESYNC", 600.0)
+    monkeypatch.setattr(worker_module, "PROBES_WAIT", 600.0)
+    off = {name: {"severity": "off"} for name in probe_names()}
+    assert worker(json.dumps({"node_name": "n1", "readiness": {"probes": off}})).until(lambda report: True)
+
+
+def test_a_probe_may_answer_after_a_pass_that_ended_early(
+    node: Node, worker: Callable[[str], Out], tmp_path: Path
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    node.kernel.pipes[STUCK] = str(pipe)
+    out = worker('{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required"}}}}')
+    with writer(pipe):
+        out.until(lambda report: condition(report, "KernelModules").reason == "NotYetRead")
+        node.kernel.unreadable.add("/sys/devices/system/cpu/online")
+        for _ in ask(tmp_path / "apply.sock", None, 60.0):
+            break
+        out.until(lambda report: condition(report, "Converged").reason == "DeviceLost")
+        del node.kernel.pipes[STUCK]
+    node.kernel.unreadable.clear()
+    assert out.until(lambda report: report.ready)
+
+
+def test_a_read_that_hangs_while_a_new_spec_is_checked_is_named(
+    node: Node,
+    worker: Callable[[str], Out],
+    reload: Callable[[str], None],
+    view: View,
+    tmp_path: Path,
+) -> None:
+    path = f"/sys/bus/pci/devices/{PF0}/numa_node"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    out = worker(one(9000))
+    out.until(lambda report: report.ready)
+    node.kernel.pipes[path] = str(pipe)
+    reload(one(4000))
+    with writer(pipe) as file:
+        step = soon(view.step, "hanging read", 60.0)
+        del node.kernel.pipes[path]
+        file.write("0\n")
+    assert (step.kind, step.mode, step.device) == ("plan", "read", PF0)
+    assert out.until(lambda report: report.ready and report.up_to_date)
