@@ -31,8 +31,15 @@ def main() -> None:
     color = False if os.environ.get("NO_COLOR") else None
     try:
         cli.main(prog_name="trackbed", standalone_mode=False, color=color)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(1)
+    except click.ClickException as error:
+        message = error.format_message()
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            message += f"; see: {error.ctx.command_path} --help"
+        for line in f"trackbed: {message}".splitlines():
+            click.echo(printable(line), err=True)
         sys.exit(1)
     except click.Abort:
         sys.exit(130)
@@ -40,7 +47,7 @@ def main() -> None:
         click.echo(printable(f"trackbed: {error}; run as root"), err=True)
         sys.exit(1)
     except OSError as error:
-        click.echo(printable(f"trackbed: {error}; a device went away meanwhile? run it again"), err=True)
+        click.echo(printable(f"trackbed: {error}; if a device went away meanwhile, run it again"), err=True)
         sys.exit(1)
     except Exception as error:
         if sys.argv[1:2] and sys.argv[1] in SERVICES:

@@ -29,10 +29,14 @@ def read(path: Path, largest: int, follow: bool = True) -> str:
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     # O_NONBLOCK: opening a FIFO would wait for a writer.
-    with os.fdopen(os.open(path, flags), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    descriptor = os.open(path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        content = file.read(largest + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            content = file.read(largest + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > largest:
         raise ValueError(too_large(largest))
     return content.decode()

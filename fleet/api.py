@@ -24,7 +24,7 @@ from lightkube.resources.core_v1 import Node
 from lightkube.types import PatchType
 
 from agent.report import names
-from agent.report.printable import printable
+from agent.spec.node import NODE_NAME
 from fleet.reading import PlainLease, PlainNode, PlainNodeStatus, PlainRequest, Read, read, read_all, without_bad_times
 
 CONFLICTS = (409, 422)
@@ -39,16 +39,19 @@ TIMEOUT = httpx2.Timeout(10.0, read=30.0)
 PAGE = 500
 """Objects in one answer to a list."""
 
+
+def node_name(value: str) -> str:
+    """A type of click's arguments: the name of a Node."""
+    if not NODE_NAME.fullmatch(value):
+        raise click.BadParameter(f"{value[:80]!r} is not the name of a Node; see: trackbed fleet status")
+    return value
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Failed(click.ClickException):
     """An error that the user can correct; exit code 1."""
-
-    def show(self, file: object = None) -> None:
-        """Print it as one message."""
-        for line in f"trackbed: {self.message}".splitlines():
-            click.echo(printable(line), err=True)
 
 
 @frozen
@@ -149,7 +152,7 @@ def _client(kubeconfig: Path | None, context: str | None) -> Client:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         at = f" in line {mark.line + 1}" if mark else ""
         raise Failed(f"the kubeconfig is not YAML{at}; check it with kubectl") from None
-    except (KeyError, TypeError, AttributeError, AssertionError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, AssertionError, ValueError, RecursionError) as error:
         raise Failed(f"the kubeconfig cannot be read: {type(error).__name__}: {error}; check it with kubectl") from None
 
 

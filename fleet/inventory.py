@@ -53,6 +53,8 @@ class Inventory:
         :raises Failed: the inventory is wrong, or two hosts have the same Node.
         """
         path = path.resolve()
+        if not path.is_file():
+            raise Failed(f"{path} is not a file; give an inventory's")
         done = _pyinfra("--json", str(path), "debug-inventory")
         try:
             listing = json.loads(done.stdout)

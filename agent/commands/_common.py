@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from agent.documents import LARGEST_SPEC, read
+from agent.documents import LARGEST_SPEC, read, too_large
 from agent.report import names
 from agent.report.printable import printable
 from agent.report.records import Outcome, Result
@@ -20,6 +20,7 @@ from agent.spec.node import NodeSpec, SpecError, parse
 SPEC = Path(names.SPEC_FILE)
 RUN = Path(names.RUN_FOLDER)
 STATE = Path(names.STATE_FOLDER)
+STDIN = "stdin"
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 spec_option = click.option(
@@ -37,33 +38,46 @@ LEAST_WIDTH = 20
 class Failed(click.ClickException):
     """An error that the user can correct; exit code 1."""
 
-    def show(self, file: object = None) -> None:
-        """Print it as one message."""
-        for line in f"trackbed: {self.message}".splitlines():
-            click.echo(printable(line), err=True)
-
 
 def read_spec(spec_file: str | None) -> NodeSpec:
     """Read the given spec ("-" is standard input), or the node's.
 
     :raises Failed: it does not exist, or is wrong.
     """
-    name = "stdin" if spec_file == "-" else str(SPEC) if spec_file is None else spec_file
+    given = str(SPEC) if spec_file is None else spec_file
+    absent = "run the deploy, or give --spec FILE" if spec_file is None else "check the path"
+    text = read_input(given, LARGEST_SPEC, "a spec", absent)
     try:
-        text = sys.stdin.read(LARGEST_SPEC + 1) if spec_file == "-" else read(Path(name), LARGEST_SPEC)
-        return parse(text, name)
-    except FileNotFoundError as error:
-        if spec_file is not None:
-            raise Failed(f"{name}: {error.strerror}; check the path") from None
-        raise Failed(f"{name} does not exist; run the deploy, or give --spec FILE") from None
+        return parse(text, STDIN if given == "-" else given)
     except SpecError as error:
         raise Failed(str(error)) from None
+
+
+def read_input(given: str, largest: int, content: str, absent: str = "check the path") -> str:
+    """The text of a file of at most ``largest`` bytes; "-" is standard input.
+
+    :param content: what the file should have, for the message.
+    :param absent: the remedy if there is no such file.
+    :raises Failed: it cannot be read, or is not such a text.
+    """
+    name = STDIN if given == "-" else given
+    try:
+        if given != "-":
+            return read(Path(given), largest)
+        if sys.stdin is None:
+            raise Failed(f"{STDIN} is closed; give {content} there, or a file")
+        text = sys.stdin.buffer.read(largest + 1)
+        if len(text) > largest:
+            raise ValueError(too_large(largest))
+        return text.decode()
+    except FileNotFoundError as error:
+        raise Failed(f"{name}: {error.strerror}; {absent}") from None
     except UnicodeDecodeError as error:
         raise Failed(f"{name}: not UTF-8 text: {error}") from None
     except PermissionError as error:
         raise Failed(f"{name}: {error.strerror}; run as root") from None
     except (OSError, ValueError) as error:
-        raise Failed(f"{name!r} cannot be read: {error}; give a file with a spec") from None
+        raise Failed(f"{name!r} cannot be read: {error}; give a file with {content}") from None
 
 
 _COLOURS = {"applied": "green", "failed": "red", "unsupported": "yellow", "deferred": "yellow", "blocked": "red"}

@@ -37,7 +37,7 @@ def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name:
             raise click.UsageError("--as-inventory writes Python; leave --as-spec and --json out")
         _write(as_inventory, nics, node_name)
         return
-    if nics or node_name:
+    if nics or node_name is not None:
         raise click.UsageError("--nic and --node-name belong to --as-spec and --as-inventory")
     from agent import linux
     from agent.tools.inspection import inspect, render
@@ -52,7 +52,7 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> 
     from agent.tools.as_inventory import write_down
     from agent.tools.as_spec import NotFound, derive_spec
 
-    name = node_name or _name()
+    name = _name() if node_name is None else node_name
     try:
         if as_inventory:
             starter = write_down(linux.machine(), _host(), name, nics)

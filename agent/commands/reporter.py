@@ -58,6 +58,8 @@ def reporter(
 
     # Its threads hold nothing that must be cleaned up.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if secret is not None and settings is None:
+        raise _common.Failed("--kubernetes-secret belongs to --kubernetes; give its settings file, too")
     try:
         if settings is not None:
             _publish(settings, secret)

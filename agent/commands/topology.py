@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,10 +28,14 @@ LARGEST = 64 << 20
     help="Draw it into this file: .svg or .png (by hwloc's lstopo), or .xml, which lstopo reads.",
 )
 @click.option(
-    "--input", "source", type=click.File(), help="Output of --json, also from another node; - is standard input."
+    "--input",
+    "source",
+    metavar="FILE",
+    default=None,
+    help="Output of --json, also from another node; - is standard input.",
 )
 @_common.as_json
-def topology(picture: Path | None, source: IO[str] | None, as_json: bool) -> None:
+def topology(picture: Path | None, source: str | None, as_json: bool) -> None:
     """Show sockets, NUMA nodes, last-level caches and cores, with their NICs and GPUs and the queues of each core.
 
     A queue is shown at the CPU that gets its interrupt now. `!` marks a queue that is on another NUMA node than its device.
@@ -68,14 +72,16 @@ def _here() -> tuple[NumaNode, ...]:
     return arrange(linux.machine(), spec)
 
 
-def _given(source: IO[str]) -> tuple[NumaNode, ...]:
+def _given(source: str) -> tuple[NumaNode, ...]:
     from agent.documents import load
     from agent.tools.topology import NumaNode
 
+    text = _common.read_input(source, LARGEST, "the output of `trackbed topology --json`")
     try:
-        return tuple(from_plain(each, NumaNode) for each in load(source.read(LARGEST + 1), LARGEST))
-    except (ValueError, TypeError, OSError) as error:
-        raise _common.Failed(f"{source.name} is not what `trackbed topology --json` prints: {error}") from None
+        return tuple(from_plain(each, NumaNode) for each in load(text, LARGEST))
+    except (ValueError, TypeError) as error:
+        name = _common.STDIN if source == "-" else source
+        raise _common.Failed(f"{name} is not what `trackbed topology --json` prints: {error}") from None
 
 
 def _draw(nodes: tuple[NumaNode, ...], picture: Path) -> None:

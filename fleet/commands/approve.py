@@ -15,7 +15,7 @@ from lightkube.resources.certificates_v1 import CertificateSigningRequest
 
 from agent.report import names
 from agent.report.printable import printable
-from fleet.api import ABSENT, CONFLICTS, Api, code, options
+from fleet.api import ABSENT, CONFLICTS, Api, code, node_name, options
 from fleet.approval import KnownNodes, Verdict, verdicts
 from fleet.bindings import admit, admitted
 from fleet.inventory import Inventory
@@ -25,11 +25,17 @@ NOT_ALL = 2
 
 
 @click.command()
-@click.argument("nodes", nargs=-1, metavar="[NODE]...")
+@click.argument("nodes", nargs=-1, type=node_name, metavar="[NODE]...")
 @click.option(
     "--inventory", type=click.Path(path_type=Path, exists=True), help="Every node of this inventory may be enrolled."
 )
-@click.option("--again", multiple=True, metavar="NODE", help="This node was reinstalled and may be enrolled again.")
+@click.option(
+    "--again",
+    multiple=True,
+    type=node_name,
+    metavar="NODE",
+    help="This node was reinstalled and may be enrolled again.",
+)
 @click.option("--dry", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @options

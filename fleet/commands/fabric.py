@@ -84,7 +84,7 @@ def _read(path: Path) -> Journal:
         return Journal.read(path)
     except FileNotFoundError:
         raise Failed(f"{path} does not exist; test first: pyinfra INVENTORY deploys/fabric.py") from None
-    except (Damaged, OSError, UnicodeDecodeError) as error:
+    except (Damaged, OSError) as error:
         raise Failed(str(error)) from None
 
 

@@ -13,7 +13,7 @@ from agent.report import names
 from agent.report.options import seconds
 from agent.report.printable import printable
 from agent.report.records import Disruption
-from fleet.api import ABSENT, Api, Failed, code, options
+from fleet.api import ABSENT, Api, Failed, code, node_name, options
 from fleet.eviction import Rules
 from fleet.inventory import Inventory
 from fleet.maintenance import Maintenance, record_of
@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 
 @click.command()
-@click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
+@click.argument("nodes", nargs=-1, required=True, type=node_name, metavar="NODE...")
 @click.option(
     "--inventory",
     required=True,

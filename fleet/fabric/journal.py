@@ -12,12 +12,16 @@ from typing import Any
 import cattrs
 from attrs import define, evolve, field, frozen
 
+from agent.documents import read
 from fleet.fabric.collective import Collective
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.results import FabricResult
 from fleet.fabric.stages import FabricSettings
 
 _converter = cattrs.Converter()
+
+LARGEST = 1 << 30
+"""Bytes of a file of results."""
 
 
 def default_path() -> Path:
@@ -64,7 +68,10 @@ class Journal:
         :raises Damaged: it is not the file of a run.
         :raises OSError: it cannot be read.
         """
-        *lines, _ = path.read_text().split("\n")
+        try:
+            *lines, _ = read(path, LARGEST).split("\n")
+        except ValueError as error:
+            raise Damaged(f"{path} cannot be read: {error}; move the file away, and test again") from None
         made: Journal | None = None
         for number, line in enumerate(lines, 1):
             try:

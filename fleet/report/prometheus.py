@@ -87,5 +87,5 @@ def asking(url: str, hours: float, end: float) -> Iterator[Prometheus]:
     try:
         with httpx2.Client(base_url=f"{url.rstrip('/')}/api/v1/", timeout=TIMEOUT) as client:
             yield Prometheus(url, int(end), step, points, client)
-    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL) as error:
+    except (httpx2.UnsupportedProtocol, httpx2.InvalidURL, UnicodeEncodeError) as error:
         raise Failed(f"{url} is no URL of a Prometheus: {error}; give one as http://HOST:9090") from None

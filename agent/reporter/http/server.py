@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import http.client
 import io
@@ -14,6 +15,7 @@ import selectors
 import socket
 import socketserver
 import ssl
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +27,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from agent.documents import read
 from agent.report.drift import NAME, read_drift
 from agent.report.printable import printable
 from agent.report.records import to_plain
@@ -39,6 +42,12 @@ TIMEOUT = 10.0
 
 LONGEST_REQUEST = 16 << 10
 """Bytes of a request line and headers. The library would allow 6 MB for each request, and the unit has 128 MB in all."""
+
+LONGEST_TOKEN = 4096
+"""Bytes of the token's file: a client must be able to send the token in a request."""
+
+LARGEST_PEM = 1 << 20
+"""Bytes of a file with a certificate and its chain, or a key."""
 
 AGAIN = 5.0
 """Seconds between two tries to listen on a port that another process has."""
@@ -110,9 +119,11 @@ class Guard:
             raise CannotServe("a certificate needs its key: give both --tls-cert and --tls-key")
         secret = None
         if token is not None:
-            secret = _read(token).strip()
-            if len(secret) < 16:
-                raise CannotServe(f"{token}: a token has 16 characters at least; make one: openssl rand -hex 32")
+            secret = _read(token, LONGEST_TOKEN).strip().encode()
+            if len(secret) < 16 or not secret.isascii():
+                raise CannotServe(
+                    f"{token}: a token has 16 characters at least, all of ASCII; make one: openssl rand -hex 32"
+                )
         return cls(_tls(certificate, key) if certificate and key else None, secret)
 
     def admits(self, authorization: str) -> bool:
@@ -124,16 +135,21 @@ class Guard:
         return hmac.compare_digest(token.strip().encode(), self.token) and scheme.lower() == "bearer"
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, largest: int) -> str:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CannotServe(f"{path}: {error.strerror}") from None
+        return read(path, largest)
+    except UnicodeDecodeError:
+        raise CannotServe(f"{path}: it is not UTF-8 text; check the path") from None
+    except (OSError, ValueError) as error:
+        raise CannotServe(f"{path}: {getattr(error, 'strerror', None) or error}; check the path") from None
 
 
 def _tls(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    for path in (certificate, key):
+        # OpenSSL would wait for the writer of a FIFO, and has no limit.
+        _read(path, LARGEST_PEM)
     try:
         context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
@@ -295,7 +311,7 @@ def serve(
     """Answer requests until the process ends.
 
     :param report: the report's file; the drift counts are in one beside it.
-    :param unix: a socket's path, for those who may reach that; a file that is there is replaced.
+    :param unix: a socket's path, for those who may reach that; a socket that a killed reporter has left there is replaced.
     :param started: called with the port once it was tried to listen; with 0 if the port is somebody else's.
     :param patient: where it cannot be listened, that is said and tried again, so that the process goes on with its other work.
     :raises CannotServe: it cannot be listened there.
@@ -372,7 +388,20 @@ def _listen(closed: dict[str, Callable[[], _Server]], open_servers: _Open) -> tu
 
 
 def _unix_server(path: Path, report: Path, freed: Callable[[], None]) -> _Server:
-    path.unlink(missing_ok=True)
+    """Listen on a unix socket. A socket there on which nobody listens is replaced: a reporter that was killed has left it.
+
+    :raises OSError: something else is there, or it cannot be listened there.
+    """
+    with suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(errno.EEXIST, "it is there already and is not a socket; remove it, or give another path")
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise OSError(errno.EADDRINUSE, "another process listens there; stop it, or give another path")
     server = _Server(socket.AF_UNIX, str(path), Guard(), report, freed)
     path.chmod(0o666)
     return server

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from attrs import define, field, frozen
 
+from agent.documents import read
 from agent.report.names import NODE_USER
 from agent.reporter.kubernetes.api import Api, NoCredentials, Refused, Session, trust
 from agent.reporter.settings import Settings
@@ -43,6 +44,9 @@ _CERTIFICATES = re.compile(rb"(-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+---
 
 BACKDATED = 3600
 """Seconds that a certificate may be valid beyond the requested lifetime: a signer dates it back, since clocks differ."""
+
+LONGEST_TOKEN = 64 << 10
+"""Bytes of a token's file."""
 
 LONGEST_CERTIFICATE = 64 << 10
 """Bytes of a certificate and of the intermediate authorities' certificates."""
@@ -86,9 +90,10 @@ class Token:
 
 def _token(file: Path) -> str:
     try:
-        token = file.read_text().strip()
-    except OSError as error:
-        raise NoCredentials(f"{file.name}: {error.strerror}; the deploy delivers it") from None
+        token = read(file, LONGEST_TOKEN).strip()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise NoCredentials(f"{file.name}: {why}; the deploy delivers it") from None
     if not token:
         raise NoCredentials("the deploy has brought no token yet; once the node has joined, run it again")
     return token
@@ -342,5 +347,5 @@ def identity(settings: Settings, folder: Path, secret: Path | None) -> Identity:
     if settings.identity == "certificate":
         return Certificate(settings, folder, secret)
     if secret is None:
-        raise NoCredentials("identity is token, and no --token is given for Kubernetes; run the deploy again")
+        raise NoCredentials("identity is token, and no --kubernetes-secret is given; run the deploy again")
     return Token(Path(settings.ca_file), secret)

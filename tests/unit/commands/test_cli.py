@@ -1,6 +1,7 @@
 """The command line as a person and a script meet it: what it says, and its exit codes."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,16 @@ ROOT = Path(__file__).parents[3]
 
 def trackbed(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agent", *arguments]
-    return subprocess.run(command, cwd=ROOT, input=stdin, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        check=False,
+        timeout=60,
+    )
 
 
 def test_a_plan_of_a_spec_that_wants_nothing_is_empty() -> None:
@@ -45,7 +55,26 @@ def test_the_installed_command_is_this_project_wherever_it_is_called(tmp_path: P
         (("plan", "--spec", "-"), '{"node_name": "n1", "nic": []}', "unknown key 'nic'; did you mean 'nics'?"),
         (("plan", "--spec", "/nonexistent"), "", "No such file"),
         (("plan", "--spce", "x"), "", "No such option"),
-        (("plna",), "", "No such command"),
+        (("plan", "--spec", "/"), "", "'/' cannot be read: [Errno 22] it is not a regular file: '/'"),
+        (("plan", "--spec", "-"), "\udcff", "stdin: not UTF-8 text"),
+        (("plna",), "", "No such command 'plna'.; see: trackbed --help"),
+        (("topology", "--input", "/nonexistent"), "", "/nonexistent: No such file or directory; check the path"),
+        (("topology", "--input", "/"), "", "'/' cannot be read: [Errno 22] it is not a regular file"),
+        (("topology", "--input", "/dev/zero"), "", "it is not a regular file"),
+        (("topology", "--input", "-"), "\udcff", "stdin: not UTF-8 text"),
+        (("topology", "--input", "-"), "{}x", "stdin is not what `trackbed topology --json` prints"),
+        (
+            ("topology", "--picture", "x.gif"),
+            "",
+            "x.gif ends with none of .svg, .png, .xml; see: trackbed topology --help",
+        ),
+        (("inspect", "--node-name", ""), "", "--nic and --node-name belong to --as-spec and --as-inventory"),
+        (("bundle", "--output", "/nonexistent/x"), "", "/nonexistent/x cannot be written: No such file"),
+        (("reporter", "--kubernetes-secret", "/dev/null"), "", "--kubernetes-secret belongs to --kubernetes"),
+        (("fleet", "maintain", "\udcff", "--inventory", "/dev/null"), "", "'\\udcff' is not the name of a Node"),
+        (("fleet", "approve", "--again", "x" * 300), "", "is not the name of a Node"),
+        (("fleet", "report", "--prometheus", "\udcff"), "", "\\udcff is no URL of a Prometheus"),
+        (("fleet", "fabric", "report", "--results", "/dev/zero"), "", "it is not a regular file"),
         (("apply", "--spec", "-", "--allow", "all"), '{"node_name": "n1"}', "'all' is not a disruption; one of none"),
         (
             ("apply", "--spec", "-"),
@@ -58,7 +87,40 @@ def test_every_error_is_one_message_and_exit_code_1(arguments: tuple[str, ...], 
     failed = trackbed(*arguments, stdin=stdin)
     assert failed.returncode == 1
     assert message in failed.stderr
-    assert "Traceback" not in failed.stderr
+    assert failed.stderr.startswith("trackbed: ")
+    assert len(failed.stderr.splitlines()) == 1
+    assert "a fault of trackbed" not in failed.stderr
+
+
+@pytest.mark.parametrize("arguments", [("plan", "--spec", "-"), ("topology", "--input", "-")])
+def test_a_closed_standard_input_is_one_message(arguments: tuple[str, ...]) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "agent", *arguments]
+    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("trackbed: stdin is closed; give ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "--spec"),
+        ("topology", "--input"),
+        ("reporter", "--token-file"),
+        ("reporter", "--tls-key", __file__, "--tls-cert"),
+        ("reporter", "--tls-cert", __file__, "--tls-key"),
+        ("reporter", "--socket"),
+        ("fleet", "fabric", "report", "--results"),
+    ],
+    ids=" ".join,
+)
+def test_a_fifo_is_refused_and_not_waited_for(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    command = [sys.executable, "-m", "agent", *arguments, str(tmp_path / "fifo")]
+    failed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert failed.returncode == 1
+    assert "fifo" in failed.stderr
+    assert "is not a regular file" in failed.stderr or "is not a socket" in failed.stderr
+    assert (tmp_path / "fifo").is_fifo()
 
 
 def test_errors_of_a_plan_as_json_are_in_the_json() -> None:

@@ -343,6 +343,7 @@ current-context: c
         ("a: [secret-token", (), "the kubeconfig is not YAML in line 1"),
         (KUBECONFIG.replace("secret-token", "[1]"), (), "the kubeconfig cannot be read"),
         (KUBECONFIG.replace('"https://127.0.0.1:1"', "5"), (), "the kubeconfig cannot be read"),
+        ("[" * 5000, (), "the kubeconfig cannot be read: RecursionError"),
         (None, (), "not found; give --kubeconfig FILE"),
     ],
 )
