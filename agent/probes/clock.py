@@ -9,16 +9,17 @@ from agent.state.wanted import Wanted
 
 TYPE = "ClockSynchronised"
 STAGE: Stage = "device"
-# Reading may start timedated, and an unsynchronised clock shows only after hours: seldom, with a long deadline.
+# A lost time service shows only after hours.
 PERIOD = 900.0
 # At boot the clock is set a moment after the first reading.
 RECHECK = 60.0
+# A reading may have to wait until D-Bus has started timedated.
 DEADLINE = 90.0
 SEVERITY: Severity = "warn"  # all nodes share the time service: its outage must not make a whole fleet unready
 
 
 def read(machine: Machine, want: Wanted) -> bool:
-    """Whether the clock is synchronised; OSError while that is unknown, as early in a boot."""
+    """Whether the clock is synchronised. Raises OSError while that is unknown, as early in a boot."""
     return machine.system.clock_synchronised()
 
 
@@ -26,7 +27,7 @@ def judge(want: Wanted, have: Snapshot, facts: bool) -> list[Condition]:
     """False if the clock is not synchronised."""
     if facts:
         return [Condition(TYPE, "True", "Synchronised")]
-    remedy = "start chronyd or systemd-timesyncd, and see `timedatectl` and whether its servers are reached"
+    remedy = "start chronyd or systemd-timesyncd; see `timedatectl`, and whether the time servers can be reached"
     return [
         Condition(
             TYPE, "False", "NotSynchronised", "nothing has set the clock for hours, or since the boot", remedy=remedy

@@ -1,8 +1,8 @@
 """Error counters do not rise: a bad cable or transceiver shows there first.
 
-Read are, for each NIC of the spec, the netdev's ``statistics``, and its RDMA devices' ``ports/N/counters`` and ``hw_counters``.
-Drops for lack of buffers are left out: they mean load, not a fault. The hardware counters of ConnectX and eRDMA are from vendor
-documents, not run on such devices.
+The probe reads each NIC's netdev (``statistics``) and RDMA devices (``ports/N/counters`` and ``ports/N/hw_counters``). Packets
+that were dropped for lack of buffers are left out: they mean load, not a fault. The hardware counters of ConnectX and eRDMA are
+from vendor documents, not run on such devices.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ STAGE: Stage = "network"
 SEVERITY: Severity = "warn"
 
 WINDOW = 600.0
+"""Seconds within which no counter may rise."""
 
 NETDEV = ("rx_errors", "tx_errors", "rx_crc_errors")
 PORT = (
@@ -72,7 +73,7 @@ def remember(before: tuple[Sample, ...] | None, now: float, have: Snapshot, fact
 
 
 def rises(samples: tuple[Sample, ...]) -> dict[str, int]:
-    """How much each counter rose. A counter that fell was reset (a driver reload), so its whole value counts as a rise."""
+    """How much each counter rose. A counter that fell was reset, by a reload of the driver: its whole value is the rise."""
     risen: dict[str, int] = {}
     for earlier, later in pairwise(samples):
         for name, value in later.counters.items():

@@ -1,6 +1,6 @@
-"""The NICs have passed the test of the fabric, with the firmware, driver and port that they have now.
+"""The NICs have passed the fabric test with the firmware, driver and port that they have now.
 
-``deploys/fabric.py`` tests, and writes its result to the node. Without a result there is no condition.
+``deploys/fabric.py`` runs the test, and writes its results to the node. Without results there is no condition.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ REMEDY = "test it again: pyinfra INVENTORY deploys/fabric.py"
 
 @frozen
 class Facts:
-    """The result of the last test, what the NICs have now by PCI address, and how many days ago the test was."""
+    """The results of the last test, what the NICs have now, by PCI address, and how many days ago the test was."""
 
-    proof: FabricResults
+    results: FabricResults
     now: Mapping[str, Mapping[str, str]]
     days: int
 
 
 def read(machine: Machine, want: Wanted) -> Facts | str | None:
-    """The result and the present NICs; a text if the result cannot be read; None if there is none."""
+    """The results and the present NICs; a text if the results cannot be read; None if there are none."""
     text = read_or(machine.files, RESULTS_FILE, "")
     if not text:
         return None
     try:
-        proof = results_from_json(text)
+        results = results_from_json(text)
     except ValueError as error:
         return str(error)
-    now = {seen.pci: _identity(machine.files, seen.pci, seen.device) for seen in proof.nics}
-    return Facts(proof, now, int(max(0.0, time.time() - proof.time) // DAY))
+    now = {seen.pci: _identity(machine.files, seen.pci, seen.device) for seen in results.nics}
+    return Facts(results, now, int(max(0.0, time.time() - results.time) // DAY))
 
 
 def _identity(files: Files, pci: str, device: str) -> Mapping[str, str]:
@@ -73,22 +73,22 @@ def _identity(files: Files, pci: str, device: str) -> Mapping[str, str]:
 
 
 def judge(want: Wanted, have: Snapshot, facts: Facts | str | None) -> list[Condition]:
-    """False if a NIC has failed; Unknown if it is another one now than was tested, or was not tested."""
+    """False if a NIC has failed the test. Unknown if a NIC was not tested, or is not as it was during the test."""
     if facts is None:
         return []
     if isinstance(facts, str):
         return [Condition(TYPE, "Unknown", "ResultUnreadable", facts, remedy=REMEDY)]
-    failed = [f"{seen.nic} ({seen.pci}): {seen.message}" for seen in facts.proof.nics if not seen.good]
+    failed = [f"{seen.nic} ({seen.pci}): {seen.message}" for seen in facts.results.nics if not seen.good]
     if failed:
         return [Condition(TYPE, "False", "TestFailed", "; ".join(failed), remedy=f"repair it, then {REMEDY}")]
     changed = [
         f"{seen.nic} ({seen.pci}): {', '.join(_changes(seen.identity, facts.now[seen.pci]))}"
-        for seen in facts.proof.nics
+        for seen in facts.results.nics
         if seen.identity != facts.now[seen.pci]
     ]
     if changed:
         return [Condition(TYPE, "Unknown", "ChangedSinceTest", "; ".join(changed), remedy=REMEDY)]
-    tested = {seen.nic for seen in facts.proof.nics}
+    tested = {seen.nic for seen in facts.results.nics}
     untested = sorted(nic.nic.name for nic in want.nics.values() if nic.nic.rdma and nic.nic.name not in tested)
     if untested:
         return [Condition(TYPE, "Unknown", "NotTested", f"not tested: {', '.join(untested)}", remedy=REMEDY)]

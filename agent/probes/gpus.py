@@ -1,4 +1,4 @@
-"""The GPU driver is loaded and has every GPU, and peer memory (GPUDirect RDMA) if the spec asks for it.
+"""The GPU driver is loaded and has every GPU. If the spec asks for peer memory (GPUDirect RDMA), its module is loaded too.
 
 From vendor documents, not run on such a machine. NVIDIA's driver lists GPUs in ``/proc/driver/nvidia/gpus``, by PCI address;
 ``nvidia_peermem`` is its module for memory registration with GPUs.
@@ -40,7 +40,7 @@ def read(machine: Machine, want: Wanted) -> Gpus:
 
 
 def judge(want: Wanted, have: Snapshot, facts: Gpus) -> list[Condition]:
-    """False if something is missing, which the message names; no condition if the spec has no GPUs."""
+    """False if the driver, a GPU or peer memory is missing; the message says what. No condition if the spec has no GPUs."""
     wanted = want.spec.gpus
     if wanted is None:
         return []

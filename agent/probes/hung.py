@@ -1,4 +1,4 @@
-"""Every device answers. The agent does not touch a device to which a call never returned, or that cannot be read."""
+"""Every device answers. The agent leaves a device alone that cannot be read, or a call to which never returned."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from agent.state.wanted import Wanted
 
 TYPE = "DevicesAnswer"
 STAGE: Stage = "device"
-SEVERITY: Severity = (
-    "warn"  # for a NIC of the spec, NicsPresent is False or Unknown as well, with the NIC's own severity
-)
+# For a NIC of the spec, NicsPresent is False or Unknown too, with the NIC's own severity.
+SEVERITY: Severity = "warn"
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
     """Unknown if some devices do not answer; the message names them."""
     hung = [function.address for function in have.functions if function.hung]
     unreadable = [f"{each.address} ({each.unreadable})" for each in have.functions if each.unreadable and not each.hung]
-    parts = (
-        [f"a call to {', '.join(hung)} never returned; left alone until that call ends, or the next boot"]
-        if hung
-        else []
-    )
-    parts += [f"left alone, since they cannot be read: {', '.join(unreadable)}; {REMEDY}"] if unreadable else []
+    parts = []
+    if hung:
+        parts.append(f"a call to {', '.join(hung)} never returned; left alone until that call ends, or the next boot")
+    if unreadable:
+        parts.append(f"left alone, since they cannot be read: {', '.join(unreadable)}; {REMEDY}")
     if not parts:
         return [Condition(TYPE, "True", "AllAnswer")]
     return [Condition(TYPE, "Unknown", "DeviceHung" if hung else UNREADABLE, "; ".join(parts))]

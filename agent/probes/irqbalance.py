@@ -1,4 +1,4 @@
-"""irqbalance follows the policy of the spec; otherwise it moves pinned interrupts."""
+"""irqbalance follows the spec's policy. Otherwise it moves interrupts that the agent has pinned."""
 
 from agent.kinds.host import irqbalance
 from agent.report.records import HOST, Condition, Severity, Stage
@@ -11,13 +11,11 @@ SEVERITY: Severity = "required"
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
-    """False if it runs although the policy is ``disabled``, or without our script although the policy is ``banned``."""
+    """False if it runs although the policy is ``disabled``, or runs without Trackbed's script under the policy ``banned``."""
     policy = want.spec.irqs.irqbalance
     if policy == "disabled" and irqbalance.PROCESS in have.processes:
-        message, remedy = (
-            "irqbalance is running and moves interrupts away",
-            "stop it: systemctl disable --now irqbalance",
-        )
+        message = "irqbalance runs and moves interrupts away"
+        remedy = "stop it: systemctl disable --now irqbalance"
         return [Condition(TYPE, "False", "IrqbalanceRunning", message, remedy=remedy)]
     if policy == "banned" and not have[irqbalance.NAME][HOST].asked:
         message = f"irqbalance runs without --policyscript={irqbalance.SCRIPT} and moves interrupts away"

@@ -1,7 +1,7 @@
 """The loaded drivers are the installed ones: after an upgrade the old code runs until the module is loaded again.
 
-``/sys/module/M/srcversion`` is compared with that of the file which modprobe would load. Modules without a srcversion (some
-distributions build none in) or without a file (built into the kernel) are skipped.
+The probe compares ``/sys/module/M/srcversion`` with the srcversion of the file that modprobe would load. It skips modules
+without a srcversion (some distributions have none) and modules without a file (built into the kernel).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent.state.wanted import Wanted
 TYPE = "KernelModules"
 STAGE: Stage = "device"
 SEVERITY: Severity = "warn"  # an upgrade reaches a whole fleet at once, and the loaded modules still work
-PERIOD = 300.0  # module files are opened and unpacked, and the result is not urgent
+PERIOD = 300.0  # a reading opens and unpacks the files of the modules, and its result is not urgent
 
 # The modules that RDMA and GPUDirect need, besides the drivers of the wanted NICs.
 WATCHED = frozenset(
@@ -54,5 +54,5 @@ def judge(want: Wanted, have: Snapshot, facts: tuple[Loaded, ...]) -> list[Condi
     stale = [f"{m.module} (loaded {m.loaded}, installed {m.installed})" for m in facts if m.loaded != m.installed]
     if not stale:
         return [Condition(TYPE, "True", "AsInstalled" if facts else "NothingToCompare")]
-    remedy = "load them again, or reboot; if it stays, update-initramfs or dracut"
+    remedy = "load them again, or reboot; if that does not help: update-initramfs or dracut"
     return [Condition(TYPE, "False", "ModulesStale", f"not what is installed: {', '.join(stale)}", remedy=remedy)]

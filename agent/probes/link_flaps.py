@@ -1,7 +1,7 @@
 """No PF loses its carrier repeatedly: at most two losses of 25 s or more within 12 hours, and none of four minutes.
 
-The agent counts the losses that it sees itself; each one wakes it. A netdev that was set down does not count. Losses while the
-agent was not running are unknown.
+The agent counts the losses that it sees; each one wakes it. Setting a netdev down is no loss. Losses while the agent does not
+run are unknown.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ STAGE: Stage = "network"
 SEVERITY: Severity = "warn"
 
 WINDOW = 12 * 3600.0
-FLAP = 25.0
-FLAPS = 3
-DROP = 240.0
+SHORTEST = 25.0
+"""Seconds: shorter losses do not count."""
+
+TOO_MANY = 3
+TOO_LONG = 240.0
+"""So many losses within the window, or one of so many seconds, make the condition False."""
 
 
 @frozen
@@ -41,7 +44,7 @@ class Carrier:
     def counted(self) -> tuple[float, ...]:
         """The seconds of each loss in the window, the present one included."""
         present = [] if self.lost is None else [self.seen - self.lost]
-        return tuple(seconds for seconds in (*(seconds for _, seconds in self.losses), *present) if seconds >= FLAP)
+        return tuple(seconds for seconds in (*(seconds for _, seconds in self.losses), *present) if seconds >= SHORTEST)
 
 
 History = Mapping[str, Carrier]
@@ -58,7 +61,7 @@ def remember(before: History | None, now: float, have: Snapshot, facts: None) ->
         losses = tuple((began, seconds) for began, seconds in known.losses if now - began < WINDOW)
         dark = status.link.up and not status.link.carrier
         lost = (now if known.lost is None else known.lost) if dark else None
-        if known.lost is not None and status.link.up and not dark and now - known.lost >= FLAP:
+        if known.lost is not None and status.link.up and not dark and now - known.lost >= SHORTEST:
             losses = (*losses, (known.lost, now - known.lost))
         current[address] = evolve(known, name=status.link.name, seen=now, lost=lost, losses=losses)
     # A NIC that is gone for a moment keeps its history.
@@ -74,7 +77,7 @@ def judge(want: Wanted, have: Snapshot, facts: History) -> list[Condition]:
         if known is None or not nic.nic.required:
             continue
         counted = known.counted()
-        if counted and (len(counted) >= FLAPS or max(counted) >= DROP):
+        if counted and (len(counted) >= TOO_MANY or max(counted) >= TOO_LONG):
             faults.append(
                 f"{known.name} ({address}) lost its carrier {len(counted)} times, for {max(counted):.0f} s at most"
             )

@@ -15,7 +15,7 @@ from agent.state.wanted import Wanted
 
 TYPE = "ContainerMemlock"
 STAGE: Stage = "cluster"
-SEVERITY: Severity = "warn"  # their packages set 8 MiB, and pods with CAP_IPC_LOCK need no limit raised
+SEVERITY: Severity = "warn"  # the runtimes' packages set 8 MiB, and pods with CAP_IPC_LOCK have no limit
 
 RUNTIMES = {"containerd": "containerd", "dockerd": "docker", "crio": "crio"}
 """The units of container runtimes, by the name of their process."""
@@ -34,7 +34,7 @@ def judge(want: Wanted, have: Snapshot, facts: Mapping[str, int]) -> list[Condit
     listed = ", ".join(f"{name} {limit} bytes" for name, limit in limited.items())
     units = ", ".join(f"{RUNTIMES[name]}.service" for name in limited)
     remedy = (
-        f"give {units} LimitMEMLOCK=infinity in a drop-in, and restart it: only containers started after that have it"
+        f"set LimitMEMLOCK=infinity for {units} in a drop-in and restart it: containers that start after that have it"
     )
     return [
         Condition(TYPE, "False", "MemlockLimited", f"locked memory of containers is limited: {listed}", remedy=remedy)

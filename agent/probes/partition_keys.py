@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from agent.probes.rdma_devices import Devices, Fault, expected, judged
+from agent.probes.rdma_devices import Devices, Fault, each_port, judged, port_fault
 from agent.report.records import Condition, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
@@ -20,23 +20,21 @@ STAGE: Stage = "network"
 SEVERITY: Severity = "required"
 
 FULL = 0x8000
-"""The bit of a full member, which may talk to all others of its partition; a limited member only to full ones."""
+"""The bit of a full member, which may talk to all members of its partition. A limited member may talk only to full ones."""
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
-    """False if ports of required NICs lack some; the message names them. No condition if the spec requires none."""
+    """False if ports of required NICs lack keys; the message names them. No condition if the spec requires no keys."""
     if not any(nic.rdma is not None and nic.rdma.pkeys for nic in want.asked):
         return []
     return judged(TYPE, "KeyMissing", "AllPresent", want, have, _lacking)
 
 
 def _lacking(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
-    for target in expected(nic, wanted, devices):
-        for device in devices.get(target, ()):
-            for port in device.ports:
-                for key in wanted.pkeys:
-                    if (what := _fault(int(key, 16), port.pkeys)) is not None:
-                        yield Fault(target, f"{device.name} port {port.number} ({target})", what)
+    for target, device, port in each_port(nic, wanted, devices):
+        for key in wanted.pkeys:
+            if (what := _fault(int(key, 16), port.pkeys)) is not None:
+                yield port_fault(target, device, port, what)
 
 
 def _fault(wanted: int, present: tuple[int, ...]) -> str | None:

@@ -1,8 +1,8 @@
 """Each NIC's PCIe link is as wide and as fast as the device supports.
 
 A link that trained to fewer lanes or a lower speed (a bad contact, a narrow slot) costs bandwidth, and nothing else reports it.
-sysfs has ``current_link_width``, ``current_link_speed`` and the same with ``max_``. Functions without a link of their own
-(virtual, or integrated in the chipset) report 0, 255 or "Unknown" and are skipped.
+sysfs has ``current_link_width``, ``current_link_speed``, ``max_link_width`` and ``max_link_speed``. Functions without a link of
+their own (virtual, or integrated in the chipset) report 0, 255 or "Unknown", and are skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from attrs import frozen
 
 from agent.hardware.functions import device_path
 from agent.hardware.sysfs import read_or
-from agent.machine import Machine
+from agent.machine import Files, Machine
 from agent.report.records import Condition, Severity, Stage
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -38,17 +38,17 @@ def read(machine: Machine, want: Wanted) -> Mapping[str, PcieLink]:
     """The link of each wanted function that has one, by PCI address."""
     links = {}
     for address in want.nics:
-
-        def leading_number(name: str, folder: str = device_path(address)) -> float:
-            # "8" lanes, "16.0 GT/s PCIe"
-            first = read_or(machine.files, f"{folder}/{name}", "").partition(" ")[0]
-            return float(first) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", first) else 0.0
-
-        width, most = int(leading_number("current_link_width")), int(leading_number("max_link_width"))
-        speed, fastest = leading_number("current_link_speed"), leading_number("max_link_speed")
-        if width > 0 and 0 < most < 255 and speed and fastest:
-            links[address] = PcieLink(width, most, speed, fastest)
+        names = ("current_link_width", "max_link_width", "current_link_speed", "max_link_speed")
+        width, most, speed, fastest = (_number(machine.files, f"{device_path(address)}/{name}") for name in names)
+        if width >= 1 and 1 <= most < 255 and speed and fastest:
+            links[address] = PcieLink(int(width), int(most), speed, fastest)
     return links
+
+
+def _number(files: Files, path: str) -> float:
+    """The number at the beginning of a file: ``8`` lanes, ``16.0 GT/s PCIe``. 0 if there is none."""
+    first = read_or(files, path, "").partition(" ")[0]
+    return float(first) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", first) else 0.0
 
 
 def judge(want: Wanted, have: Snapshot, facts: Mapping[str, PcieLink]) -> list[Condition]:

@@ -21,7 +21,7 @@ MODULES = {"uverbs": "ib_uverbs", "umad": "ib_umad"}
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
-    """False if RDMA devices of required NICs lack some; the message names them. No condition if the spec expects no devices."""
+    """False if RDMA devices of required NICs lack some; the message names them. No condition if none are expected."""
     asked = {nic.name for nic in want.asked if nic.rdma is not None}
     if not asked:
         return []

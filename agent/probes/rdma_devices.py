@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from attrs import frozen
 
-from agent.hardware.rdma import RdmaDevice
+from agent.hardware.rdma import RdmaDevice, RdmaPort
 from agent.kinds import rdma, vf_links
 from agent.report.records import Condition, Severity, Stage
 from agent.report.target import is_vf, vf_target
@@ -35,15 +35,18 @@ Find = Callable[[WantedNic, RdmaDevices, Devices], Iterator[Fault]]
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
-    """False if functions of required NICs have none, which the message names; no condition if the spec expects none.
+    """False if functions of required NICs have no RDMA device. The message names them. No condition if the spec expects none.
 
     With ``rdma.at_least`` it is True if that many NICs have no fault.
     """
     return judged(TYPE, "DeviceMissing", "AllPresent", want, have, _missing)
 
 
-def judged(type: str, lacking: str, whole: str, want: Wanted, have: Snapshot, find: Find) -> list[Condition]:
-    """The condition that follows from the faults that ``find`` reports for the NICs with expected RDMA devices."""
+def judged(condition: str, lacking: str, whole: str, want: Wanted, have: Snapshot, find: Find) -> list[Condition]:
+    """The condition that follows from the faults that ``find`` finds in the NICs with expected RDMA devices.
+
+    :param condition: its type; ``lacking`` and ``whole``: its reasons, with and without faults.
+    """
     asked = [nic for nic in want.asked if nic.rdma is not None]
     if not asked:
         return []
@@ -57,8 +60,8 @@ def judged(type: str, lacking: str, whole: str, want: Wanted, have: Snapshot, fi
     else:
         holds, otherwise = not any(by_nic.get(nic.name) for nic in asked if nic.required), "OptionalDiffers"
     if not holds:
-        return [Condition(type, "False", lacking, "; ".join(parts))]
-    return [Condition(type, "True", otherwise if parts else whole, "; ".join(parts))]
+        return [Condition(condition, "False", lacking, "; ".join(parts))]
+    return [Condition(condition, "True", otherwise if parts else whole, "; ".join(parts))]
 
 
 def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list[str]]]:
@@ -78,6 +81,19 @@ def faults(want: Wanted, have: Snapshot, find: Find) -> dict[str, dict[str, list
                 grouped.setdefault(fault.what, []).append(fault.whose)
         by_nic[nic.nic.name] = grouped
     return by_nic
+
+
+def each_port(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[tuple[str, RdmaDevice, RdmaPort]]:
+    """The ports of the expected RDMA devices, each with its function's target and its device."""
+    for target in expected(nic, wanted, devices):
+        for device in devices.get(target, ()):
+            for port in device.ports:
+                yield target, device, port
+
+
+def port_fault(target: str, device: RdmaDevice, port: RdmaPort, what: str) -> Fault:
+    """A fault of a port."""
+    return Fault(target, f"{device.name} port {port.number} ({target})", what)
 
 
 def expected(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.hardware.rdma import Family, RdmaDevice, RdmaPort, gid_index
-from agent.probes.rdma_devices import Devices, Fault, expected, judged
+from agent.probes.rdma_devices import Devices, Fault, each_port, judged, port_fault
 from agent.report.records import Condition, Severity, Stage
 from agent.report.target import is_vf
 from agent.spec.nic import RdmaDevices
@@ -27,11 +27,9 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
 
 
 def _unfit(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
-    for target in expected(nic, wanted, devices):
-        for device in devices.get(target, ()):
-            for port in device.ports:
-                for what in _faults(nic, wanted, device, port, target):
-                    yield Fault(target, f"{device.name} port {port.number} ({target})", what)
+    for target, device, port in each_port(nic, wanted, devices):
+        for what in _faults(nic, wanted, device, port, target):
+            yield port_fault(target, device, port, what)
 
 
 def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaPort, target: str) -> Iterator[str]:
@@ -50,14 +48,14 @@ def _faults(nic: WantedNic, wanted: RdmaDevices, device: RdmaDevice, port: RdmaP
 
 
 def _gid_remedy(nic: WantedNic, family: Family | None, target: str) -> str:
-    """What to do so that the kernel makes a GID: it makes one from each address of the netdev."""
+    """How to get a GID: the kernel makes one from each address of the netdev."""
     if is_vf(target):
-        return "give the VF's netdev an address; `addresses` gives only the physical function's"
+        return "give the VF's netdev an address; `addresses` sets only those of the physical function"
     if not nic.nic.addresses:
-        return "give the NIC `addresses`: the kernel makes it from one"
+        return "give the NIC `addresses`: the kernel makes a GID from each"
     if family == "IPv4" and not any(address.version == 4 for address in nic.nic.addresses):
-        return "give the NIC an IPv4 address in `addresses`: the kernel makes it from one"
-    return "the kernel makes it from an address of the NIC: see what Converged says of them"
+        return "give the NIC an IPv4 address in `addresses`: the kernel makes a GID from it"
+    return "the kernel makes one from each address of the NIC: see whether the condition Converged names an address"
 
 
 def _remedy(device: RdmaDevice, port: RdmaPort) -> str:

@@ -1,7 +1,7 @@
-"""A subnet manager has configured the InfiniBand ports: without one (opensm, or the switches') nothing is sent.
+"""A subnet manager (opensm, or a switch's) has configured the InfiniBand ports. Until then they send nothing.
 
-The kernel keeps what the last subnet manager has set, so this does not notice one that has gone since. From the kernel's source
-(drivers/infiniband/core/sysfs.c): not run on InfiniBand.
+The kernel keeps what the last subnet manager has set, so the probe does not notice that a subnet manager has stopped since.
+From the kernel's source (drivers/infiniband/core/sysfs.c): not run on InfiniBand.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from agent.hardware.rdma import RdmaPort
 from agent.kinds import rdma
-from agent.probes.rdma_devices import Devices, Fault, expected, judged
+from agent.probes.rdma_devices import Devices, Fault, each_port, judged, port_fault
 from agent.report.records import HOST, Condition, Severity, Stage
 from agent.spec.nic import RdmaDevices
 from agent.state.snapshot import Snapshot
@@ -24,7 +24,7 @@ REMEDY = "start opensm on a node of this subnet or a switch's subnet manager, an
 
 
 def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
-    """False if none has configured a port of a required NIC; no condition on a node without expected InfiniBand devices.
+    """False if a port of a required NIC is not configured. No condition on a node without InfiniBand ports.
 
     With ``rdma.at_least`` it is True if that many NICs have no fault.
     """
@@ -38,15 +38,13 @@ def judge(want: Wanted, have: Snapshot, facts: None) -> list[Condition]:
 
 
 def _waiting(nic: WantedNic, wanted: RdmaDevices, devices: Devices) -> Iterator[Fault]:
-    for target in expected(nic, wanted, devices):
-        for device in devices.get(target, ()):
-            for port in device.ports:
-                if (what := _fault(port)) is not None:
-                    yield Fault(target, f"{device.name} port {port.number} ({target})", what)
+    for target, device, port in each_port(nic, wanted, devices):
+        if (what := _fault(port)) is not None:
+            yield port_fault(target, device, port, what)
 
 
 def _fault(port: RdmaPort) -> str | None:
-    """Why a port has no subnet manager. One without a physical link cannot have any, which RdmaPorts says."""
+    """Why a port counts as not configured. One without a physical link does not: RdmaPorts reports it."""
     if port.link_layer != "InfiniBand" or port.state in (None, "DOWN"):
         return None
     if not port.sm_lid:

@@ -298,7 +298,7 @@ def test_a_gid_of_an_ipv4_address_comes_with_the_address_and_its_index_is_found(
         return next(c.message for c in run(kernel, wanted).conditions if c.type == "RdmaPorts")
 
     without = said(spec(nic=expected))
-    assert "no RoCE v2 GID of an IPv4 address (give the NIC `addresses`: the kernel makes it from one)" in without
+    assert "no RoCE v2 GID of an IPv4 address (give the NIC `addresses`: the kernel makes a GID from each)" in without
     only6 = said(spec(["fd00::7/64"], ["fd00::8/64"], nic=expected))
     assert "give the NIC an IPv4 address in `addresses`" in only6
     assert said(spec(DERIVED, DERIVED, nic=expected)) == ""

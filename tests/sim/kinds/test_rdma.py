@@ -92,7 +92,7 @@ def test_an_event_of_one_vf_has_its_device_read_again_and_no_other(kernel: Kerne
         ({}, {"link_layer": "InfiniBand"}, "link layer Ethernet, not InfiniBand"),
         ({}, {"rate": 200}, "rate 100 Gb/sec (4X EDR), less than 200 Gbit/s"),
         ({"rate": ""}, {"rate": 100}, "rate unknown, less than"),
-        ({}, {"gid_type": "RoCE v1"}, "no RoCE v1 GID (give the NIC `addresses`: the kernel makes it from one)"),
+        ({}, {"gid_type": "RoCE v1"}, "no RoCE v1 GID (give the NIC `addresses`: the kernel makes a GID from each)"),
         ({}, {"gid_type": "RoCE v2", "gid_ipv4": True}, "no RoCE v2 GID of an IPv4 address"),
     ],
 )
