@@ -1,6 +1,7 @@
-"""ethtool's generic netlink family by pyroute2. Its messages are defined here, since pyroute2 lacks most of them.
+"""ethtool's generic netlink family, by pyroute2. The messages are defined here, since pyroute2 lacks most of them.
 
-Commands and attributes: include/uapi/linux/ethtool_netlink.h, what they mean: Documentation/networking/ethtool-netlink.rst.
+include/uapi/linux/ethtool_netlink.h has the commands and attributes, and Documentation/networking/ethtool-netlink.rst explains
+them.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class LinuxEthtool:
         what: str,
         present: Mapping[str, Any],
     ) -> None:
-        # For some of these the kernel answers EINVAL, as for an invalid value.
+        # For some unsupported values the kernel answers EINVAL, as for an invalid one.
         if unsupported := sorted(given.keys() - present.keys()):
             raise OSError(errno.EOPNOTSUPP, f"the driver has no {', '.join(unsupported)} among its {what}")
         values = [(name, int(value)) for name, value in given.items()]
@@ -157,7 +158,7 @@ class LinuxEthtool:
         message["attrs"] = [("header", {"attrs": header}), *given]
         try:
             socket = self._open()
-            # All messages of a family have the same type, and pyroute2 has one class for a type.
+            # All messages of a family have one type, and pyroute2 decodes all messages of a type by one class.
             socket.asyncore.marshal.msg_map[socket.prid] = kind
             return list(socket.nlm_request(message, msg_type=socket.prid, msg_flags=flags))
         except NetlinkError as error:
@@ -181,7 +182,7 @@ def _quantities(reply: Mapping[str, Any], *names: str) -> dict[str, Quantity]:
 
 
 def _names(features: Mapping[str, Any]) -> dict[int, str]:
-    """Every feature by its bit: the set of the changeable ones lists them all, since it comes with a mask."""
+    """The name of every feature, by its bit. The set of changeable features lists all of them, since it has a mask."""
     listed = features["hw"].get_attr("ETHTOOL_A_BITSET_BITS") if features else None
     bits = listed.get_attrs("ETHTOOL_A_BITSET_BITS_BIT") if listed else ()
     named = ((bit.get_attr("ETHTOOL_A_BITSET_BIT_INDEX"), bit.get_attr("ETHTOOL_A_BITSET_BIT_NAME")) for bit in bits)

@@ -1,7 +1,7 @@
-"""What the kernel announces: rtnetlink, uevents and ethtool, by pyroute2's sockets.
+"""The kernel's events: rtnetlink, uevents and ethtool, by pyroute2's sockets.
 
-pyroute2 opens and subscribes the sockets. Messages are taken from them by recvmsg(2): its own readers give up a socket that
-overran (ENOBUFS), and leave out the ancillary data that tells another namespace's events. Only what names a device is decoded.
+pyroute2 opens and subscribes the sockets, and recvmsg(2) reads them: pyroute2's own readers give up a socket that overran
+(ENOBUFS), and leave out the ancillary data that marks the events of other namespaces. Only what names a device is decoded.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from agent.linux.sockets import closed_in_the_end
 from agent.machine import Event, EventSource
 
 BUFFER = 16 << 20
-"""Bytes of events that may wait, as the kernel counts them: some 14,000 link events; an overrun costs a full reading."""
+"""Bytes of events that may wait, as the kernel counts them: some 14,000 link events. An overrun costs a full reading."""
 
 AT_ONCE = 10_000
-"""Messages that are taken in one go: a storm must not keep the agent from working."""
+"""Messages that are taken at a time: a storm of events must not keep the agent from working."""
 
-# Addresses that come and go, routes and rules that go.
+# Of routes and rules, only those that go are events (routing_events).
 ROUTING_GROUPS = (
     RTMGRP_IPV4_IFADDR
     | RTMGRP_IPV6_IFADDR
@@ -82,7 +82,7 @@ Decode = Callable[[bytes, bool], Iterator[Event]]
 
 @frozen
 class NetlinkSource:
-    """One subscribed socket. ``owner``: pyroute2's object, which closes the socket when it goes."""
+    """One subscribed socket. ``owner``: pyroute2's object; the socket is closed when nothing refers to that."""
 
     owner: Any
     channel: socket.socket
@@ -93,7 +93,7 @@ class NetlinkSource:
         return self.channel.fileno()
 
     def receive(self) -> tuple[list[Event], bool]:
-        """Take the messages that wait, at most :data:`AT_ONCE`."""
+        """Take the messages that wait, at most :data:`AT_ONCE` of them."""
         events: list[Event] = []
         lost = False
         for _ in range(AT_ONCE):
@@ -111,18 +111,18 @@ class NetlinkSource:
 
 
 class LinuxEvents:
-    """The kernel's announcements. A subscription lasts as long as what :meth:`subscribe` returns."""
+    """The kernel's events. A subscription lasts as long as the source that :meth:`subscribe` returns."""
 
     def subscribe(self) -> list[EventSource]:
-        """Subscribe to links in all namespaces, to this one's addresses and routes, to uevents and ethtool's notifications."""
+        """Subscribe to links in all namespaces, and in this one to addresses, routes, uevents and ethtool's notifications."""
         return [_links(), _routing(), _uevents(), *_ethtool()]
 
 
 def _links() -> NetlinkSource:
-    """A netdev that is moved to another namespace gives that a number in ours, and its events arrive from then on.
+    """Links, also in other namespaces: these get a number in ours when a netdev is moved there, and then their events arrive.
 
-    A socket inside a pod's namespace would keep the namespace alive. This needs CAP_NET_BROADCAST; without it, only the agent's
-    regular full reading sees such VFs.
+    A socket inside a pod's namespace would keep that namespace alive. Without CAP_NET_BROADCAST, only the regular full reading
+    notices changes of VFs in other namespaces.
     """
     owner = closed_in_the_end(IPRSocket(groups=0))
     widen(owner.socket, BUFFER)
@@ -133,7 +133,7 @@ def _links() -> NetlinkSource:
 
 
 def _routing() -> NetlinkSource:
-    """A socket of its own: that of links would also hear of every pod's addresses and routes."""
+    """Addresses and routes. The socket of the links would receive those of every pod, too."""
     owner = closed_in_the_end(IPRSocket(groups=0))
     widen(owner.socket, BUFFER)
     owner.bind(groups=ROUTING_GROUPS)
@@ -141,7 +141,7 @@ def _routing() -> NetlinkSource:
 
 
 def _uevents() -> NetlinkSource:
-    """Both groups: the kernel's own event, and udev's once it has handled the device."""
+    """Uevents of both groups: the kernel's own, and udev's when it has handled the device."""
     owner = closed_in_the_end(UeventSocket())
     channel = owner.asyncore.socket
     widen(channel, BUFFER)
@@ -150,7 +150,7 @@ def _uevents() -> NetlinkSource:
 
 
 def _ethtool() -> list[NetlinkSource]:
-    """None on a kernel whose ethtool has no netlink (before Linux 5.6)."""
+    """ethtool's notifications; nothing on a kernel whose ethtool has no netlink (before Linux 5.6)."""
     owner: Any = closed_in_the_end(GenericNetlinkSocket())
     # A missing family is no error here; pyroute2 would write it to standard error.
     owner.asyncore.module_err_level = "debug"
@@ -167,7 +167,7 @@ def _ethtool() -> list[NetlinkSource]:
 def link_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
     """The links of an rtnetlink message.
 
-    :param elsewhere: it is from another namespace, where an index means another netdev; there the parent names the function.
+    :param elsewhere: it is from another namespace. There an index means another netdev; the parent device is the function.
     """
     offset = 0
     while offset + HEADER.size + IFINFOMSG.size <= len(message):
@@ -195,7 +195,7 @@ def _name(message: bytes, offset: int, length: int) -> str:
 
 
 def routing_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
-    """The netdevs whose addresses changed, and the tables of which a route or a rule is gone."""
+    """The netdevs whose addresses have changed, and the tables that have lost a route or a rule."""
     offset = 0
     while offset + HEADER.size + routing.IFADDRMSG.size <= len(message):
         length, kind, _, _, _ = HEADER.unpack_from(message, offset)
@@ -208,13 +208,13 @@ def routing_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
 
 
 def _parent(message: bytes, offset: int, length: int) -> str:
-    # Searching for the header costs a tenth of walking through all attributes. A false match is no known address.
+    # Searching for the header costs a tenth of decoding all attributes. A false match is the address of no known device.
     start = message.find(PARENT, offset, offset + length)
     return message[start + 4 : start + 16].decode(errors="replace") if start >= 0 else ""
 
 
 def ethtool_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
-    """The netdev of a notification, which is one message; other namespaces send none here."""
+    """The netdev of a notification, which is one message. Other namespaces send none to this socket."""
     header = dict(attributes(message, HEADER.size + GENLMSG.size)).get(ETHTOOL_A_HEADER, b"")
     index = dict(attributes(header)).get(ETHTOOL_A_HEADER_DEV_INDEX, b"")
     if len(index) == 4:
@@ -232,7 +232,7 @@ def uevent_events(message: bytes, elsewhere: bool) -> Iterator[Event]:
 
 
 def _physical_function(function: str) -> str:
-    """The PF of a VF, empty for any other function. The link is there before the event of a new VF is sent."""
+    """The PF of a VF; empty for any other function. The link ``physfn`` is made before the event of a new VF is sent."""
     try:
         return os.readlink(f"{DEVICES}/{function}/physfn").rpartition("/")[2]  # noqa: PTH115
     except OSError:

@@ -37,7 +37,7 @@ PREFIX = 5
 
 READ = 1 << 16
 
-# Far more than a kubelet answers. A server that sends without end must not fill the memory.
+# Far more than a kubelet's answer. A server that sends without end must not fill the memory.
 LARGEST = 64 << 20
 
 CODES = (

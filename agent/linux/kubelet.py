@@ -1,6 +1,6 @@
 """The kubelet's allocations: List of its PodResources API (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto).
 
-What a device is called is up to the device plugin, or to the driver of dynamic resource allocation (DRA). By their sources:
+The device plugin, or the driver of dynamic resource allocation (DRA), chooses a device's name. By their sources, it is:
 
 - sriov-network-device-plugin: a VF's PCI address, or a subfunction's name on the auxiliary bus (``mlx5_core.sf.4``);
 - dra-driver-sriov and dranet: a PCI address with dashes (``0000-3b-00-2``), in the device's name and at its CDI name's end;

@@ -35,7 +35,7 @@ NLA_TYPE_MASK = 0x3FFF
 
 def layout(fields: tuple[tuple[str, str], ...]) -> struct.Struct:
     """The struct of a message whose ``fields`` pyroute2 lists (name, format)."""
-    return struct.Struct("=" + "".join(format for _, format in fields))
+    return struct.Struct("=" + "".join(code for _, code in fields))
 
 
 def numbers(message: Any) -> Mapping[str, int]:
@@ -47,10 +47,11 @@ HEADER = layout(nlmsg.header)
 ERROR = layout(nlmsgerr.fields)
 ATTRIBUTE = struct.Struct("=HH")
 
-# A PF's answer lists all of its VFs in one message: 128 of them take 25 kB, 1,024 of them 200 kB.
-ROOM = 1 << 18
-# How often a dump is repeated if the table changed while it was read.
-REPEATS = 5
+LARGEST = 1 << 18
+"""Bytes of an answer. A PF's answer lists all its VFs in one message: 128 of them take 25 kB, 1,024 of them 200 kB."""
+
+TRIES = 5
+"""How often a dump is read, at most, if the table changes meanwhile."""
 
 
 def widen(channel: socket.socket, size: int) -> None:
@@ -69,7 +70,7 @@ def attribute(kind: int, payload: bytes) -> bytes:
 
 def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
     """The attributes in ``data`` from ``offset`` on: type without its flags, payload."""
-    # A netdev has fifty attributes and each pass reads every netdev: no generator, no repeated look-ups.
+    # A netdev has fifty attributes, and each pass reads every netdev. So this is no generator, and looks no name up twice.
     entries = []
     unpack, size, mask = ATTRIBUTE.unpack_from, ATTRIBUTE.size, NLA_TYPE_MASK
     last = len(data) - size
@@ -85,8 +86,7 @@ def attributes(data: bytes, offset: int = 0) -> list[tuple[int, bytes]]:
 def decoder(decode: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """Make a decoder of a message's body raise OSError (EPROTO) for a body that it cannot read.
 
-    Drivers fill in parts of messages. A driver that writes nonsense must only make its own device unreadable, and not end the
-    pass.
+    Drivers fill in parts of messages. If a driver writes nonsense, its device is unreadable, and the pass goes on.
     """
 
     @wraps(decode)
@@ -113,7 +113,7 @@ def dump(protocol: int, kind: int, body: bytes) -> list[bytes]:
 
     :raises OSError: the kernel's refusal.
     """
-    for _ in range(REPEATS):
+    for _ in range(TRIES):
         replies, interrupted = _exchange(protocol, kind, NLM_F_DUMP, body)
         if not interrupted:
             break
@@ -126,11 +126,11 @@ def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[b
     interrupted = False
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as channel:
         channel.bind((0, 0))
-        # The default buffer is too small for an answer of ROOM bytes.
-        widen(channel, 2 * ROOM)
+        # The default buffer is too small for the largest answer.
+        widen(channel, 2 * LARGEST)
         channel.send(message)
         while True:
-            bodies, changed, ended = answers(channel.recv(ROOM))
+            bodies, changed, ended = answers(channel.recv(LARGEST))
             replies += bodies
             interrupted = interrupted or changed
             if ended:
@@ -139,7 +139,7 @@ def _exchange(protocol: int, kind: int, flags: int, body: bytes) -> tuple[list[b
 
 @decoder
 def answers(data: bytes) -> tuple[list[bytes], bool, bool]:
-    """The bodies of the messages that came at once, whether the table changed meanwhile, and whether this is the end.
+    """The bodies of the messages in ``data``, whether the table changed meanwhile, and whether the answer is complete.
 
     :raises OSError: the kernel's refusal; EPROTO: it is no series of messages.
     """
@@ -150,7 +150,7 @@ def answers(data: bytes) -> tuple[list[bytes], bool, bool]:
         length, answer, given, _, _ = HEADER.unpack_from(data, offset)
         interrupted = interrupted or bool(given & NLM_F_DUMP_INTR)
         if answer in (NLMSG_ERROR, NLMSG_DONE):
-            # A dump may end with an error, too.
+            # A dump may also end with an error.
             refusal = -ERROR.unpack_from(data, offset + HEADER.size)[0]
             if refusal > 0:
                 raise OSError(refusal, os.strerror(refusal))

@@ -2,7 +2,7 @@
 
 A sysfs mount shows the netdevs of the namespace in which it was mounted (fs/sysfs/mount.c). So the agent enters the namespace
 (setns(2)), mounts sysfs without a mount point (fsopen(2), fsmount(2)), returns, and opens paths below the mount's descriptor.
-The mount ends when the descriptor is closed. This needs Linux 5.2; an older kernel shows no other namespaces.
+The mount ends when the descriptor is closed. On a kernel before Linux 5.2 no other namespace is read.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SYSFS = "/sys/"
 
 
 class LinuxNamespaces:
-    """The namespaces that are mounted somewhere (container runtimes, `ip netns`) or that a process is in."""
+    """The namespaces that are mounted somewhere (by container runtimes, `ip netns`), or that a process is in."""
 
     def __init__(self, processes: str = PROCESSES) -> None:
         self._processes = processes
         self._seen: dict[str, Namespace] = {}
 
     def holding(self, functions: Collection[str]) -> dict[str, Namespace]:
-        """Search the namespaces in which they were found last, then mounted ones, then those of processes."""
+        """Search the namespaces in which the functions were last, then mounted ones, then those of processes."""
         missing = set(functions)
         namespaces: dict[str, Namespace] = {}
         looked: set[int] = {os.stat(OWN).st_ino}  # noqa: PTH116
@@ -80,7 +80,7 @@ class LinuxNamespaces:
         try:
             there = os.open(namespace.path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                # Another process may have this process's number by now.
+                # Another process may have the number of this path by now.
                 if os.fstat(there).st_ino != namespace.inode:
                     raise FileNotFoundError(errno.ENOENT, "the network namespace is gone", namespace.path)
                 self._enter(there)
@@ -148,8 +148,8 @@ class _Below:
     def write(self, path: str, text: str) -> None:
         """Write in one call.
 
-        All mounts of a namespace's sysfs share one superblock, which is read-only if the container runtime mounted it so first.
-        It is made writable for this write. The runtime's own mounts stay read-only by their mount flag.
+        All mounts of a namespace's sysfs share one superblock. It is read-only if the container runtime mounted it first, as
+        read-only; then it is made writable for this write. The runtime's own mounts stay read-only, by their mount flag.
         """
         try:
             write_all(self._path(path), text, self._sysfs)

@@ -62,8 +62,8 @@ def _commands() -> Iterator[tuple[int, str]]:
 def _command(pid: int) -> str:
     """The `comm` of a process; OSError: it has ended.
 
-    psutil asks for the command line where that is 15 characters long, and reading that waits for the process's memory lock
-    (proc_pid_cmdline_read, fs/proc/base.c): for ever, if its owner hangs in a driver.
+    psutil reads the command line if the name has 15 characters. That waits for the process's memory lock
+    (proc_pid_cmdline_read, fs/proc/base.c): for ever, if the owner of the lock hangs in a driver.
     """
     return Path(f"/proc/{pid}/comm").read_text(errors="replace").rstrip("\n")
 

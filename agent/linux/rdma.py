@@ -73,9 +73,9 @@ class LinuxRdma:
 
     @contextmanager
     def _cm_folder(self, device: str) -> Iterator[Path]:
-        """The `ports` folder of a device below configfs's rdma_cm, which the kernel fills when the device's folder is made.
+        """The `ports` folder of a device below configfs's rdma_cm. The kernel fills it when the device's folder is made.
 
-        The folder is removed again if it is new: it would keep rdma_cm from being unloaded, and the values outlive it.
+        A folder that was made for this is removed again: it would keep rdma_cm from being unloaded. The values outlive it.
         """
         if self._configfs is None:
             self._configfs = _configfs()

@@ -1,6 +1,6 @@
-"""The messages of rtnetlink about IP addresses, routes and rules: pyroute2's to write them, decoders of our own to read them.
+"""The messages of rtnetlink about IP addresses, routes and rules: pyroute2 writes them, and this module decodes them.
 
-Only unicast routes with one next hop, and rules that look at nothing but the source address.
+It handles only unicast routes with one next hop, and rules that select by nothing but the source address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RTN_UNICAST = rt_type["unicast"]
 # pyroute2's fibmsg numbers its attributes itself, since the kernel's have gaps.
 _FRA = {name: number for number, name, _ in fibmsg.nla_map}
 FRA_SRC, FRA_PRIORITY = _FRA["FRA_SRC"], _FRA["FRA_PRIORITY"]
-# The kernel reports for every rule its protocol, and -1 for a suppression that it does not have.
+# What the kernel reports of every rule; for a rule without suppression, a suppression of -1.
 _OF_ANY_RULE = {_FRA[f"FRA_{name}"] for name in ("PRIORITY", "TABLE", "PROTOCOL", "SUPPRESS_PREFIXLEN", "PAD")}
 
 # include/uapi/linux: if_addr.h, rtnetlink.h, fib_rules.h; pyroute2 has no names for them.
@@ -58,7 +58,7 @@ def bits(address: str) -> int:
 
 
 def address_message(ifindex: int, address: str) -> Any:
-    """An address of a netdev. An IPv6 address is usable at once: the kernel does not look for others with it (DAD)."""
+    """An address of a netdev. An IPv6 address is usable at once: the kernel does not check for duplicates (DAD)."""
     interface = ip_interface(address)
     message: Any = ifaddrmsg()
     message["family"], message["prefixlen"], message["index"] = family(address), interface.network.prefixlen, ifindex
@@ -150,26 +150,26 @@ def decode_rule(body: bytes) -> Rule | None:
 
 
 def table_of(body: bytes) -> int:
-    """The table of a route or a rule, which have the same header: the attribute where its number has more than 8 bits.
+    """The table of a route or a rule: the attribute, since the header has only 8 bits for it; without one, the header's.
 
-    RTA_TABLE and FRA_TABLE are one number.
+    Both have the same header, and RTA_TABLE and FRA_TABLE are the same number.
     """
     return next((U32.unpack(value)[0] for kind, value in attributes(body, RTMSG.size) if kind == RTA_TABLE), body[4])
 
 
 @decoder
 def next_hops(body: bytes) -> set[int]:
-    """The netdevs of a route if it is a default route or has a gateway."""
+    """The netdevs of a route, if it is a default route or has a gateway."""
     _, length, *_, kind, _ = RTMSG.unpack_from(body)
     default = length == 0 and kind == RTN_UNICAST
     values = dict(attributes(body, RTMSG.size))
-    paths = list(_several(values[RTA_MULTIPATH])) if RTA_MULTIPATH in values else []
+    paths = list(_paths(values[RTA_MULTIPATH])) if RTA_MULTIPATH in values else []
     if RTA_OIF in values:
         paths.append((U32.unpack(values[RTA_OIF])[0], values))
     return {ifindex for ifindex, path in paths if default or RTA_GATEWAY in path or RTA_VIA in path}
 
 
-def _several(content: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
+def _paths(content: bytes) -> Iterator[tuple[int, dict[int, bytes]]]:
     offset = 0
     while offset + RTNEXTHOP.size <= len(content):
         length, _, _, ifindex = RTNEXTHOP.unpack_from(content, offset)

@@ -18,7 +18,7 @@ from agent.spec.vf_attributes import Together, ordered, word
 
 _VF = numbers(ifinfmsg.vflist.vfinfo)
 _READERS = tuple((_VF[each.netlink], each.name, each.read) for each in ordered())
-# The kernel reports it of every VF.
+# The kernel reports the MAC of every VF.
 _MAC = _VF["IFLA_VF_MAC"]
 _INDEX = word(0)
 
@@ -48,8 +48,8 @@ class VfMessage(ifinfmsg):
                     fields = (*_VLAN_INFO.fields, ("__pad", "2x"))
 
 
-# pyroute2 looks up a class's attributes once and keeps them in the class, where a subclass inherits them: after one message of
-# type ifinfmsg, these would write its classes' attributes. Looked up here, each keeps its own.
+# pyroute2 compiles the attributes of a message class once, and keeps the result in the class, where a subclass inherits it. So
+# after one message of type ifinfmsg, these classes would use its attributes. Compiled here, each keeps its own.
 for _class in (VfMessage, VfMessage.vflist, VfMessage.vflist.vfinfo, VfMessage.vflist.vfinfo.vf_vlist):
     _class().compile_nla_table()  # type: ignore[no-untyped-call]
 
