@@ -109,10 +109,11 @@ class Sriov:
 
 @frozen
 class ErdmaForm:
-    """How eRDMA becomes a resource: the ``resource``, and the plugin's ``image`` (None: none is installed)."""
+    """How eRDMA becomes a resource: the ``resource``, the plugin's ``image`` (None: none is installed) and its ``config``."""
 
     resource: str
     image: str | None = None
+    config: Mapping[str, str] = field(factory=lambda: {"mode": "hca"})
     limits: ContainerLimits | None = None
 
 
@@ -123,6 +124,7 @@ ERDMA_FORMS: dict[ErdmaPlugin, ErdmaForm] = {
     "ack": ErdmaForm(
         "rdma/hca",
         "registry.cn-shanghai.aliyuncs.com/acs/k8s-rdma-sriov-dev-plugin:v1.0.0-b3dcbc5-aliyun",
+        {"mode": "hca", "deviceType": "eRDMA"},
         ContainerLimits("300m", "300Mi"),
     ),
     "controller": ErdmaForm("aliyun/erdma"),

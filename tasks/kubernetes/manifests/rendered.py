@@ -43,7 +43,7 @@ def manifests(wanted: DevicePlugins, nodes: Nodes, promises: Sequence[Mapping[st
         resources = {"resourceList": [pool.plain() for pool in pools]}
         files["sriov-device-plugin.yaml"] = _plugin("sriov", resources, settings=wanted.sriov, **common)
     if wanted.erdma and wanted.erdma.form.image and _served("erdma", wanted, nodes, promises):
-        files["erdma-device-plugin.yaml"] = _plugin("erdma", {"mode": "hca"}, settings=wanted.erdma, **common)
+        files["erdma-device-plugin.yaml"] = _plugin("erdma", wanted.erdma.form.config, settings=wanted.erdma, **common)
     if wanted.nvidia and _served("nvidia", wanted, nodes, promises):
         files["nvidia-device-plugin.yaml"] = render(
             "manifests/nvidia-device-plugin.yaml.j2", settings=wanted.nvidia, **common

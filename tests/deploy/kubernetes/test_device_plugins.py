@@ -158,7 +158,8 @@ def test_erdma_s_plugins(plugin: ErdmaPlugin, image: str, resources: dict[str, A
     rendered = erdma(plugin)
     config_map, daemon_set = documents(rendered["erdma-device-plugin.yaml"])
     assert config_map["metadata"] == {"name": "rdma-devices", "namespace": "kube-system"}
-    assert json.loads(config_map["data"]["config.json"]) == {"mode": "hca"}
+    more = {"deviceType": "eRDMA"} if plugin == "ack" else {}
+    assert json.loads(config_map["data"]["config.json"]) == {"mode": "hca", **more}
     pod = daemon_set["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["hostNetwork"]
