@@ -198,7 +198,7 @@ def _hcas(devices: Iterable[RdmaDevice]) -> str:
     if not names:
         raise ValueError(
             "network_type: the NICs of the spec have no RDMA device; see `trackbed inspect` and `trackbed doctor`, "
-            "or give network_type 2"
+            "or give network_type 2; if they are in pods, give hcas"
         )
     # '=' makes the names match exactly, not as prefixes. dict.fromkeys, since with RoCE LAG two functions have one device.
     listed = "=" + ",".join(dict.fromkeys(names))
