@@ -50,6 +50,7 @@ note(open(folder / "report.json").read()); report(True, "h2"); sys.stdin.read()
     assert not between.ready
     message = between.conditions[-1].message
     assert message.startswith("the worker sent a message that cannot be understood: ")
+    assert ("a line of more than 1048576 bytes" in message) is ("<< 20" in said)
     assert between.conditions[-1].reason == "WorkerLost"
 
 
