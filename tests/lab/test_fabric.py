@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,9 +17,13 @@ pytestmark = pytest.mark.campaign
 
 VFS = tuple(f"{nic.netdev}v0" for nic in ALL_MACHINES[0].nics)
 
-# Small messages: at the slow rate, too, each must arrive before the connection counts it as lost.
-ONE_TEST = {"tests": ["ib_write_bw"], "seconds": 5, "size": 512, "grace": 20, "across_rails": False, "at_once": 1}
-
+# One test at a time, since all nodes share the host's CPUs. Small messages: at a slow rate, too, each must arrive before the
+# connection counts it as lost.
+SETTINGS = {"seconds": 5, "size": 512, "grace": 20, "at_once": 1}
+ONE_TEST = {**SETTINGS, "tests": ["ib_write_bw"], "across_rails": False}
+# The emulated links move some Mbit/s.
+REDUCE = {**ONE_TEST, "tests": ["ib_write_bw", "all_reduce"], "collective_size": 4096, "grace": 60}
+MPI = "openmpi-bin python3-mpi4py"
 
 @pytest.fixture(scope="module")
 def three_nodes() -> Iterator[tuple[Node, ...]]:
@@ -62,7 +67,7 @@ def proven(node: Node) -> str:
 
 
 def test_a_good_fabric_is_proven_and_the_nodes_say_so(addressed: tuple[Node, ...]) -> None:
-    done, lines = run_fabric()
+    done, lines = run_fabric("--data", f"fabric={json.dumps(SETTINGS)}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert lines[-1]["proven"] is True, lines
     assert len([line for line in lines if "end" in line]) == 6
@@ -77,3 +82,13 @@ def test_a_slow_end_and_a_blocked_one_are_named_and_no_other(addressed: tuple[No
     done, lines = run_fabric("--data", f"fabric={json.dumps(ONE_TEST)}")
     assert done.returncode != 0
     assert not_good(lines) == {"node1/fab0": "bad", "node3/fab1": "bad"}
+
+
+def test_the_nics_of_each_rail_reduce_together_by_mpi(addressed: tuple[Node, ...]) -> None:
+    with ThreadPoolExecutor() as pool:
+        command = f"apt-get update -q && apt-get install -qy --no-install-recommends {MPI}"
+        list(pool.map(lambda node: node.sh(command, timeout=1200), addressed))
+    done, lines = run_fabric("--data", f"fabric={json.dumps(REDUCE)}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    collectives = [line["collective"] for line in lines if "collective" in line]
+    assert len(collectives) == len(VFS), lines
