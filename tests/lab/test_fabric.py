@@ -25,6 +25,7 @@ ONE_TEST = {**SETTINGS, "tests": ["ib_write_bw"], "across_rails": False}
 REDUCE = {**ONE_TEST, "tests": ["ib_write_bw", "all_reduce"], "collective_size": 4096, "grace": 60}
 MPI = "openmpi-bin python3-mpi4py"
 
+
 @pytest.fixture(scope="module")
 def three_nodes() -> Iterator[tuple[Node, ...]]:
     """Three nodes, deployed, in a lab of their own: two show which rail is bad, and not which end."""
