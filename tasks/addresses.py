@@ -1,6 +1,7 @@
 """Checks the addresses of an inventory before any node is changed.
 
-It refuses two hosts that have the same IP address, and warns if an address makes a rail the way to the API server.
+It refuses an IP address that two hosts have. It warns if the API server is in the network of a NIC, since the node then reaches
+the API server through that NIC.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tasks.kubernetes import KUBERNETES
 
 @frozen
 class Place:
-    """Where an address is given."""
+    """The host and the key that give an address."""
 
     host: str
     key: str
@@ -33,7 +34,7 @@ class Place:
         return f"{self.host}.{self.key}"
 
 
-def given(spec: NodeSpec, host_name: str) -> dict[str, Place]:
+def own_places(spec: NodeSpec, host_name: str) -> dict[str, Place]:
     """The IP addresses that a host's spec gives to its NICs."""
     return {
         str(address.assigned(rail, spec.node_number or 0).interface.ip): Place(
@@ -45,8 +46,8 @@ def given(spec: NodeSpec, host_name: str) -> dict[str, Place]:
     }
 
 
-def to_the_api_server(spec: NodeSpec, server: str) -> str | None:
-    """What is wrong if the API server's address is in the network of a NIC's address: the kernel sends its packets there."""
+def api_server_warning(spec: NodeSpec, server: str) -> str | None:
+    """A warning if the API server is in the network of a NIC's address, since the kernel then sends its packets to that NIC."""
     try:
         target = ip_address(urlsplit(server).hostname or "")
     except ValueError:
@@ -58,43 +59,43 @@ def to_the_api_server(spec: NodeSpec, server: str) -> str | None:
                 if target in network:
                     return (
                         f"nics[{number}].addresses[{index}]: the API server {target} is in the network {network} of this NIC, "
-                        "by which the node would reach it; give the rails other networks, unless it is there"
+                        "so the node reaches it through this NIC; unless that is right, give the rails other networks"
                     )
     return None
 
 
-def of_hosts(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[str, list[Place]]:
-    """Where the hosts' data give each address. A host with wrong data is left out: its own deploy reports the fault."""
+def places_by_address(hosts: Iterable[tuple[str, Mapping[str, object]]]) -> dict[str, list[Place]]:
+    """Where the hosts' data give each address. Hosts with wrong data are left out: their own deploys name the faults."""
     places: dict[str, list[Place]] = {}
     for name, data in hosts:
         keys = {key: data[key] for key in ("nics", "node_number") if data.get(key) is not None}
         with suppress(SpecError):
-            for ip, place in given(from_mapping({"node_name": "n", **keys}, name), name).items():
+            for ip, place in own_places(from_mapping({"node_name": "n", **keys}, name), name).items():
                 places.setdefault(ip, []).append(place)
     return places
 
 
-_KNOWN: WeakKeyDictionary[Inventory, dict[str, list[Place]]] = WeakKeyDictionary()
+_PLACES: WeakKeyDictionary[Inventory, dict[str, list[Place]]] = WeakKeyDictionary()
 
 
 def refuse_shared(spec: NodeSpec) -> None:
-    """Stop the deploy of a host that would have an address of another host, also of one that --limit leaves out.
+    """Stop the deploy of a host if another host has one of its addresses. Hosts outside --limit count, too.
 
     :raises DeployError: naming both places.
     """
-    mine = given(spec, host.name)
+    mine = own_places(spec, host.name)
     if not mine:
         return
     inventory = host.state.inventory
-    if inventory not in _KNOWN:
-        _KNOWN[inventory] = of_hosts(
+    if inventory not in _PLACES:
+        _PLACES[inventory] = places_by_address(
             (each.name, each.data.dict())  # type: ignore[no-untyped-call]
             for each in inventory
         )
     shared = [
         f"{place} and {other} are both {ip}; give each host its own node_number or address"
         for ip, place in mine.items()
-        for other in _KNOWN[inventory].get(ip, ())
+        for other in _PLACES[inventory].get(ip, ())
         if other.host != host.name
     ]
     if shared:
@@ -102,12 +103,12 @@ def refuse_shared(spec: NodeSpec) -> None:
 
 
 def check(spec: NodeSpec) -> None:
-    """Refuse an address of another host, and warn of one that leads to the API server.
+    """Refuse an address that another host has, and warn if a NIC's network contains the API server.
 
     :raises DeployError: two hosts have one address.
     """
     refuse_shared(spec)
     kubernetes = KUBERNETES.here()
-    doubt = to_the_api_server(spec, kubernetes.server) if kubernetes else None
-    if doubt:
-        warn(host, doubt)
+    warning = api_server_warning(spec, kubernetes.server) if kubernetes else None
+    if warning:
+        warn(host, warning)

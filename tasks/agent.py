@@ -1,4 +1,4 @@
-"""Installs the agent on the node. It is staged first, so that it can plan the new spec, and activated later.
+"""Installs the agent on the node in two steps: it is staged, so that it can plan the new spec, and later it is activated.
 
 /opt/trackbed/versions/VERSION  one folder for each version, never changed once it exists
 /opt/trackbed/current           a link to the version that the unit and the command `trackbed` run
@@ -173,7 +173,7 @@ def unpack(version: str) -> Commands:
 
 @deploy("Agent")
 def activate(version: str, spec_hash: str) -> None:
-    """Run the staged version as a service, with the spec that has this hash."""
+    """Run the staged version as a service, with the delivered spec, which has this hash."""
     switch(name="Switch", version=version)
     launcher(name="Command")
     unit = files.template(name="Unit", src=str(UNIT_TEMPLATE), dest=UNIT_FILE, mode="644", command=COMMAND)
@@ -245,7 +245,7 @@ def serve(
     return True
 
 
-# If a node was ready, the new version must make it ready again. Else the former version and the last verified spec come back.
+# If the node was ready, it must be ready with the new version, too. If not, the old version and the last verified spec return.
 _TRIAL = """
 unit=$1 command=$2 grace_period=$3 base=$4 spec=$5 verified=$6
 cd "$base"

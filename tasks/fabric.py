@@ -45,10 +45,10 @@ PROGRAM = ROOT / "templates" / "fabric.py"
 LARGEST_SIZE = 1 << 30
 
 LEAST_MESSAGES = 5
-"""perftest's own (MIN_ITER of perftest_parameters.h)."""
+"""The fewest messages that perftest accepts (MIN_ITER in perftest_parameters.h)."""
 
-TRANSPORT_GIDS = ("RoCE v2",)
-"""The types of GIDs with an IP address that packets are routed by."""
+ROUTED_GIDS = ("RoCE v2",)
+"""The types of GIDs that are IP addresses by which packets are routed."""
 
 
 def _settings(value: object) -> FabricSettings:
@@ -117,21 +117,21 @@ echo inspection
 
 
 _CPUS = re.compile("[0-9,-]+")
-"""A list of CPUs, as sysfs has it."""
+"""A list of CPUs in sysfs."""
 
 
 class NodeEnds(dict[str, Any]):
     """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node.
 
-    ``programs``: those of the collective stage that are installed. ``source_option``: how its perftest calls a client's own
-    address.
+    ``programs``: the installed programs of the collective stage. ``source_option``: the option of its perftest for a client's
+    own address.
     """
 
     @classmethod
     def parse(cls, output: list[str]) -> NodeEnds:
         """Parse what :data:`_FACTS` prints.
 
-        :raises ValueError: there is no agent on the node, or it says nothing.
+        :raises ValueError: the node has no agent, or the agent printed nothing.
         """
         if "inspection" not in output:
             raise ValueError("it has no agent of Trackbed; run deploy.py first")
@@ -149,7 +149,7 @@ class NodeEnds(dict[str, Any]):
 def read_ends(node: str, printed: list[str] | None, rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
     """The ends of a node, from what :data:`_FACTS` printed; None: the command failed.
 
-    :raises ValueError: it cannot be read. Root on a node may answer anything; that ends the test of this node alone.
+    :raises ValueError: it cannot be read. Root on a node can answer anything, and so excludes only this node.
     """
     if printed is None:
         raise ValueError("its NICs cannot be read")
@@ -163,7 +163,7 @@ def read_ends(node: str, printed: list[str] | None, rails: Mapping[str, int], fl
 
 
 def ends_of(node: str, facts: Mapping[str, Any], rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
-    """The ends of a node: for each NIC of its spec the PF's RDMA device, or else that of its first VF that has an address."""
+    """The ends of a node. A NIC's end is the RDMA device of its PF, or of the first VF with an address if the PF has none."""
     owned = []
     for function in facts["functions"]:
         nic = function["nic"]
@@ -218,8 +218,8 @@ def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]
 def _address(
     device: Mapping[str, Any], port: Mapping[str, Any], owner: Mapping[str, Any]
 ) -> tuple[str, int | None] | None:
-    """The IP address of a port and, of RoCE, the index of its GID; IPv4 first, since perftest asks for it by default."""
-    gids = [gid for gid in port["gids"] if gid["type"] in TRANSPORT_GIDS and not gid["address"].startswith("fe80:")]
+    """The IP address of a port, and on RoCE the index of its GID. IPv4 is preferred, as perftest uses it by default."""
+    gids = [gid for gid in port["gids"] if gid["type"] in ROUTED_GIDS and not gid["address"].startswith("fe80:")]
     if device["transport"] == "RoCE":
         best = min(gids, key=lambda gid: (":" in gid["address"], gid["index"]), default=None)
         return (_plain(best["address"]), best["index"]) if best else None
@@ -229,9 +229,9 @@ def _address(
 
 
 def _plain(address: str) -> str:
-    """An IP address and nothing else: it stands on the command lines, and in the files, of other nodes.
+    """The address in its usual form. It is checked, since it goes onto command lines and into files of other nodes.
 
-    :raises ValueError: it is none, or it has a scope, which may be any text.
+    :raises ValueError: it is not an IP address, or it has a scope, which may be any text.
     """
     if "%" in address:
         raise ValueError(f"{address[:60]!r} is an address with a scope")
@@ -248,14 +248,14 @@ def _rails(spec: NodeSpec) -> dict[str, int]:
 
 @frozen
 class Connected(Nodes):
-    """Reaches the nodes by pyinfra's connections. A node gets the program as an argument and the request as standard input."""
+    """Reaches the nodes by pyinfra's connections. Sends the program as an argument, and the request on standard input."""
 
     state: State
     hosts: Mapping[str, Host]
     program: str = field(factory=PROGRAM.read_text)
 
     def ask(self, requests: Mapping[str, Request], timeout: float) -> Mapping[str, Mapping[str, Any] | None]:
-        """Ask the nodes, at most as many at once as pyinfra's `--parallel` says."""
+        """Send requests to nodes, to no more at once than pyinfra's `--parallel` allows."""
         pool = Pool(self.state.config.PARALLEL)
         asked = {node: pool.spawn(self._ask, node, request, timeout) for node, request in requests.items()}
         pool.join()
@@ -298,7 +298,7 @@ def prepare() -> None:
 
 _verdicts: dict[State, Verdict] = {}
 _ends: dict[str, End] = {}
-"""The verdict and the ends of this deploy's test. Each node records its part of them."""
+"""The verdict and the ends of this deploy's test. Each node gets its part of them."""
 
 
 @deploy("Fabric")
@@ -308,7 +308,7 @@ def prove(spec: NodeSpec) -> None:
     if settings != first:
         raise DeployError(f"{host.name}.fabric: other hosts have other settings; give all hosts the same")
     test(name="Test", settings=settings, rails=_rails(spec), floors=FLOORS.here())
-    conclude(name="Result")
+    record_results(name="Result")
 
 
 def _first_settings() -> FabricSettings:
@@ -332,8 +332,8 @@ def _test(state: State, host: Host, settings: FabricSettings) -> bool:
         return True
     connected = Connected(state, {each.name: each for each in active})
     ends, absent = _connected_ends(connected)
-    meant = [each.name for each in state.inventory if state.is_host_in_limit(each)]
-    absent |= {name: "it cannot be reached" for name in meant if name not in connected.hosts}
+    selected = [each.name for each in state.inventory if state.is_host_in_limit(each)]
+    absent |= {name: "it cannot be reached" for name in selected if name not in connected.hosts}
     for name, why in sorted(absent.items()):
         host.log(printable(f"fabric: {name} is not tested: {why}"))
     try:
@@ -371,21 +371,21 @@ _RECORD = 'chmod 644 "$1.new"; mv -T "$1.new" "$1"'
 
 
 @operation()
-def conclude() -> Commands:
-    """Write the test's result for each NIC of the node to the node; fail if one is not good."""
+def record_results() -> Commands:
+    """Write the results of the node's NICs to the node; fail if a NIC or one of its paths is not good."""
     verdict = _verdicts.get(host.state)
     if verdict is None:
         yield refuse("fabric: nothing was tested")
         return
-    proof = FabricResults(time.time(), tuple(_seen(verdict, host.name)))
+    results = FabricResults(time.time(), tuple(_nic_results(verdict, host.name)))
     new = f"{RESULTS_FILE}.new"
-    yield FileUploadCommand(StringIO(results_to_json(proof)), new, remote_temp_filename=host.get_temp_filename(new))
+    yield FileUploadCommand(StringIO(results_to_json(results)), new, remote_temp_filename=host.get_temp_filename(new))
     yield script(_RECORD, RESULTS_FILE)
     if faults := list(_faults(verdict, host.name)):
         yield refuse("\n".join(f"fabric: {line}" for line in faults))
 
 
-def _seen(verdict: Verdict, node: str) -> Iterator[NicResult]:
+def _nic_results(verdict: Verdict, node: str) -> Iterator[NicResult]:
     for each in verdict.ends:
         end = _ends.get(each.end)
         if end is not None and end.node == node:

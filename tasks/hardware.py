@@ -1,7 +1,7 @@
 """A node's hardware: its PCI network functions, RDMA devices and GPUs.
 
-It is read by `trackbed inspect --json` on the node, and from sysfs and procfs. Deploy code must not branch on it, since VFs
-and RDMA devices come only with the deploy; operations may.
+It is read from `trackbed inspect --json` on the node, and from sysfs and procfs. Operations may depend on it. Deploy code may
+not, since it runs before the operations that make VFs and RDMA devices.
 """
 
 from __future__ import annotations
@@ -173,12 +173,8 @@ class Hardware:
         """All physical functions in the order of their PCI addresses, each followed by its VFs."""
         return tuple(each for function in self.functions for each in (function, *function.vfs))
 
-    def meant_by(self, spec: NodeSpec) -> Hardware:
-        """The same hardware, each function with the name of its NIC; a VF has that of its PF.
-
-        If the spec has no NICs, every PF counts as one, named after its netdev. If it has NICs and this node has none of them,
-        no function has a name.
-        """
+    def with_nics_of(self, spec: NodeSpec) -> Hardware:
+        """XX"""
         return evolve(self, functions=tuple(_meant(function, not spec.nics) for function in self.functions))
 
 
@@ -191,7 +187,7 @@ def _meant(function: InspectedFunction, all_are: bool) -> InspectedFunction:
 def here() -> Hardware | None:
     """The current host's hardware, with the NICs of its spec; None: the node has no agent yet."""
     hardware: Hardware | None = host.get_fact(NodeHardware)
-    return None if hardware is None else hardware.meant_by(node_spec.read())
+    return None if hardware is None else hardware.with_nics_of(node_spec.read())
 
 
 _converter = cattrs.Converter()

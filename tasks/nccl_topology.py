@@ -1,6 +1,7 @@
 """Writes /etc/nccl-topology.xml: where GPUs and RDMA devices are in the node's PCI tree, for NCCL_TOPO_FILE.
 
-NCCL finds the same by itself where a process sees the host's /sys. The file is for containers that see another one or none.
+A process that sees the host's /sys needs no such file: NCCL finds the same there. The file is for containers without the host's
+/sys.
 
 The form is that which NCCL writes (NCCL_TOPO_DUMP_FILE) and reads (src/graph/xml.cc): a cpu for each NUMA node, below it the
 upstream ports of PCIe switches and the functions, and a net for each RDMA device. The links of GPUs, the speeds of ports, GUIDs

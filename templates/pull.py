@@ -33,9 +33,9 @@ def main() -> None:
         verify(archive, signature, url)
         tree = work / "tree"
         unpack(archive, tree, url)
-        made = issued(tree / "ISSUED", f"{url}, which `python -m tasks.pull` builds")
+        made = issued(tree / "ISSUED", f"{url}: build the archive again: python -m tasks.pull")
         newest = STATE / "issued"
-        if newest.exists() and made < issued(newest, f"{STATE}; to take any archive once, remove it"):
+        if newest.exists() and made < issued(newest, f"remove {newest}, and the node takes an archive of any age once"):
             sys.exit(f"{url}: the archive is older than the last one deployed; build a new one, or remove {newest}")
         remember(newest, made)
         sys.exit(deploy(tree))
@@ -59,12 +59,12 @@ def settings(file: Path) -> str:
         sys.exit(f"{file} cannot be read: {error!r}; run the deploy from the control host again")
 
 
-def issued(file: Path, where: str) -> int:
+def issued(file: Path, remedy: str) -> int:
     """When an archive was made, in seconds since the epoch."""
     try:
         return int(file.read_text())
     except (OSError, ValueError) as error:
-        sys.exit(f"the file {file.name} of {where}, is not a time: {error}")
+        sys.exit(f"the file {file.name} does not contain a time ({error}); {remedy}")
 
 
 def fetch(url: str, file: Path) -> None:

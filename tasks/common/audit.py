@@ -1,7 +1,7 @@
-"""Asks the package registry for vulnerabilities of the locked packages: `python -m tasks.common.audit requirements/*.txt`.
+"""Looks up known vulnerabilities of the locked packages: `python -m tasks.common.audit requirements/*.txt`.
 
-The registry's JSON API has what the Python Packaging Advisory Database and OSV know of a version
-(docs.pypi.org/api/json). Each pin is one request; nothing is downloaded.
+The package registry's JSON API lists the entries of the Python Packaging Advisory Database and OSV for each version
+(docs.pypi.org/api/json). Each pin is one request; no package is downloaded.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LARGEST = 64 << 20
 GONE = 404
 
 
-class NotAsked(Exception):
-    """The registry does not answer; the message says why."""
+class NoAnswer(Exception):
+    """The registry gave no usable answer; the message says why."""
 
 
 @frozen
@@ -65,14 +65,14 @@ def pins(lock: Path) -> Iterator[Pin]:
 def findings(pin: Pin, registry: str = REGISTRY) -> list[Finding]:
     """The known vulnerabilities of a pin.
 
-    :raises NotAsked: the registry does not answer, or answers nonsense.
+    :raises NoAnswer: the registry does not answer, or with something else than this API.
     """
-    document = _ask(f"{registry}/{pin.name}/{pin.version}/json")
+    document = _fetch(f"{registry}/{pin.name}/{pin.version}/json")
     if document is None:
-        # A mirror may serve the newest version alone.
-        document = _ask(f"{registry}/{pin.name}/json")
+        # A mirror may serve only the newest version.
+        document = _fetch(f"{registry}/{pin.name}/json")
         if document is None or document.get("info", {}).get("version") != pin.version:
-            return [Finding(pin, "the registry says nothing of this version")]
+            return [Finding(pin, "the registry does not have this version")]
     try:
         known = [entry for entry in document["vulnerabilities"] if not entry.get("withdrawn")]
         return [
@@ -80,20 +80,20 @@ def findings(pin: Pin, registry: str = REGISTRY) -> list[Finding]:
             for entry in known
         ]
     except (LookupError, TypeError, AttributeError) as error:
-        raise NotAsked(f"{registry} has no data on vulnerabilities of {pin.name}: {error!r}") from None
+        raise NoAnswer(f"{registry} has no data on vulnerabilities of {pin.name}: {error!r}") from None
 
 
-def _ask(url: str) -> dict[str, Any] | None:
+def _fetch(url: str) -> dict[str, Any] | None:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:  # noqa: S310  the scheme is REGISTRY's
             document = load(answer.read(LARGEST), LARGEST)
     except HTTPError as error:
         if error.code == GONE:
             return None
-        raise NotAsked(f"{url} cannot be asked: {error}") from None
+        raise NoAnswer(f"{url} does not answer: {error}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise NotAsked(
-            f"{url} cannot be asked: {getattr(error, 'reason', error)}; this check needs the network"
+        raise NoAnswer(
+            f"{url} does not answer: {getattr(error, 'reason', error)}; this check needs the network"
         ) from None
     return document if isinstance(document, dict) else None
 
@@ -110,7 +110,7 @@ def main(locks: Iterable[Path], registry: str, as_json: bool) -> None:
     wanted = sorted({pin for lock in locks for pin in pins(lock)}, key=lambda pin: (pin.name, pin.version))
     try:
         all_findings = [finding for pin in wanted for finding in findings(pin, registry)]
-    except NotAsked as error:
+    except NoAnswer as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         plain = [

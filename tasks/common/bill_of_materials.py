@@ -1,6 +1,6 @@
 """Writes the bill of materials of what the deploy puts on a node: `python -m tasks.common.bill_of_materials x86_64`.
 
-CycloneDX 1.6 as JSON. It is read from the agent's archive, so it lists what is in there and not what was meant to be.
+CycloneDX 1.6 as JSON. It is made from the agent's archive, so it lists what the archive really contains.
 """
 
 from __future__ import annotations

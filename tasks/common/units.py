@@ -39,7 +39,7 @@ def is_enabled(state: str) -> bool:
 
 
 def is_active(state: str) -> bool:
-    """Whether the unit runs, or watches for what it is to start."""
+    """Whether the unit runs. A path or timer unit runs while it waits."""
     return "ActiveState=active" in state
 
 
@@ -51,10 +51,10 @@ systemctl start "$unit" || { journalctl --unit="$unit" --lines=10 --output=cat -
 
 
 def enable(unit: str, missing: str, failed: str) -> Commands:
-    """For an operation: have a unit start now and at every boot.
+    """For an operation: start a unit now and at every boot.
 
     :param missing: the error if there is no such unit.
-    :param failed: printed after the unit's journal if it does not start: what to do.
+    :param failed: the remedy, printed after the unit's journal if it does not start.
     """
     [state] = host.get_fact(UnitStates, units=(unit,)) or [""]
     if is_missing(state) and host.state.is_executing:
@@ -67,5 +67,5 @@ def enable(unit: str, missing: str, failed: str) -> Commands:
 
 @operation()
 def enabled(unit: str, missing: str, failed: str) -> Commands:
-    """Have a unit start now and at every boot, as `enable`."""
+    """Start a unit now and at every boot, as :func:`enable` does."""
     yield from enable(unit, missing, failed)

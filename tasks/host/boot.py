@@ -186,7 +186,7 @@ class KernelArguments(FactBase[Arguments]):
 
 
 def missing_arguments(wanted: tuple[str, ...], present: str) -> list[str]:
-    """The wanted arguments that are not in ``present``. One of several words must be there in one piece."""
+    """The wanted arguments that are not in ``present``. Several words (hugepagesz=1G hugepages=4) must be there as a whole."""
     return [argument for argument in wanted if f" {argument} " not in f" {present} "]
 
 

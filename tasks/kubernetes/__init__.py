@@ -1,8 +1,8 @@
 """Gives the reporter its settings and credentials for the API server.
 
-With a certificate, the node makes its own key and requests the certificate itself. The deploy brings a token that can only
-make such a request, and approves the request if it is the one that the node shows over SSH. With a token, the deploy has the
-API server make one that is bound to the Node. Both use the kubeconfig of the control host.
+If ``identity`` is certificate, the node makes its own key and requests its certificate. The deploy brings a token that allows
+only such a request, and approves the request if it is the one that the node shows over SSH. If ``identity`` is token, the API
+server makes a token for the deploy that is bound to the Node. In both cases the deploy uses the kubeconfig of the control host.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ KEYS = (KUBERNETES,)
 
 @frozen
 class ReporterSetup:
-    """The texts of the node's files, and the inventory's key, from which secrets are made."""
+    """What a node gets: the texts of two files, and the inventory's key, which says how it gets a secret."""
 
     key: Kubernetes
     node: str
@@ -156,21 +156,21 @@ class Credentials:
     csr: str = ""
 
 
-# Root reads files here that the reporter writes. The reporter could put a link to another file of root's in their place, or a
-# pipe that never ends: dd follows no link and does not wait for a pipe.
-_OF_REPORTER = """
-shown() { dd if="$1" iflag=nofollow,nonblock bs=65536 count=1 status=none 2>/dev/null; }
-good() { shown "$1" | openssl x509 -noout -checkend 0 >/dev/null 2>&1; }
+# Root reads files that the reporter writes. A hostile reporter could replace them by a link to a file of root's, or by a pipe
+# that never ends. So dd follows no link, and does not wait for a pipe.
+_READERS = """
+content() { dd if="$1" iflag=nofollow,nonblock bs=65536 count=1 status=none 2>/dev/null; }
+valid() { content "$1" | openssl x509 -noout -checkend 0 >/dev/null 2>&1; }
 """
 
 # Prints the token's claims (the second part of three), and not its signature, which is the secret.
-_CREDENTIALS = f"""{_OF_REPORTER}
-if good "$2/reporter.pem"; then echo certificate yes; fi
+_CREDENTIALS = f"""{_READERS}
+if valid "$2/reporter.pem"; then echo certificate yes; fi
 if [ -f "$1" ]; then echo "secret $(cut -d. -f2 "$1")"; fi
-if shown "$3" | grep -qs "answers 401"; then echo refused yes; fi
+if content "$3" | grep -qs "answers 401"; then echo refused yes; fi
 if [ -s "$2/requested.name" ]; then
-  echo "request $(shown "$2/requested.name")"
-  echo "csr $(shown "$2/requested.csr" | base64 -w0)"
+  echo "request $(content "$2/requested.name")"
+  echo "csr $(content "$2/requested.csr" | base64 -w0)"
 fi
 """
 
@@ -181,11 +181,11 @@ class NodeCredentials(FactBase[Credentials]):
     default = Credentials
 
     def command(self) -> StringCommand:
-        """One script; it prints nothing that is secret."""
+        """Run one script, which prints nothing secret."""
         return script(_CREDENTIALS, SECRET, STATE_FOLDER, PUBLISHED)
 
     def process(self, output: list[str]) -> Credentials:
-        """Lines of a word and a value."""
+        """Parse lines of a word and a value."""
         by_word = {word: value for word, _, value in (line.partition(" ") for line in output)}
         claims = _claims(by_word.get("secret", ""))
         bound = claims.get("kubernetes.io", {}).get("node", {})
@@ -219,8 +219,8 @@ def configure(spec: NodeSpec) -> None:
 
 
 @define
-class Minted:
-    """A token. It is empty until it is made."""
+class NewToken:
+    """Carries the token from the function that gets it to the command that writes it; empty until then."""
 
     token: str = ""
 
@@ -234,21 +234,21 @@ def deliver(want: ReporterSetup | None) -> Commands:
         if have or credentials.secret:
             yield script('rm -rf "$1" "$2" "$3"', SETTINGS, AUTHORITY, SECRET)
         else:
-            host.noop("it publishes nothing to Kubernetes")
+            host.noop("the reporter publishes nothing to Kubernetes")
         return
     moved = bool(have) and (have.get(AUTHORITY) != want.authority or _name(have.get(SETTINGS, "")) != want.node)
     texts = {SETTINGS: want.settings, AUTHORITY: want.authority}
-    mint = _needs_secret(want, credentials, moved)
-    if have == texts and not mint:
+    needs_token = _needs_secret(want, credentials, moved)
+    if have == texts and not needs_token:
         host.noop("settings and credentials are as they should be")
         return
     if moved:
         # For another cluster, or under another name, the former certificate is useless.
         yield script('rm -f "$1"/reporter.pem "$1"/requested.*', STATE_FOLDER)
-    if mint:
-        minted = Minted()
-        yield FunctionCommand(_mint, (want, minted), {})
-        yield _keep_secret(minted.token)
+    if needs_token:
+        new_token = NewToken()
+        yield FunctionCommand(_get_token, (want, new_token), {})
+        yield _keep_secret(new_token.token)
     for path, text in texts.items():
         yield from place(path, have.get(path, ""), text)
     yield script('systemctl try-restart "$1" 2>/dev/null || true', UNIT)
@@ -265,7 +265,7 @@ def _name(settings: str) -> str:
 def _needs_secret(want: ReporterSetup, have: Credentials, moved: bool) -> bool:
     if not have.secret or moved:
         return True
-    # A token is for one purpose: one that is bound to a Node cannot request a certificate, and the other cannot publish.
+    # A token has one purpose: one that is bound to a Node cannot request a certificate, and one that can cannot publish.
     fits = bool(have.uid) == (want.key.identity == "token")
     if want.key.identity == "certificate":
         old = time.time() > have.end - ENROLMENT_LIFE * (1 - RENEW_AT)
@@ -275,13 +275,13 @@ def _needs_secret(want: ReporterSetup, have: Credentials, moved: bool) -> bool:
 
 
 def _keep_secret(token: str) -> StringCommand:
-    """Write the secret from standard input. So it is in no argument, in no log, and in no file that other users can read."""
+    """Write the secret from standard input: so it is in no argument, no log, and no file that other users can read."""
     text = 'umask 077; mkdir -p -m 755 "${1%/*}"; cat > "$1.new"; mv -T "$1.new" "$1"'
     return StringCommand("sh", "-ec", QuoteString(text), "sh", QuoteString(SECRET), _stdin=token)
 
 
 # pyinfra calls a function that has parameters `state` and `host` directly; its result says whether the command succeeded.
-def _mint(state: State, host: Host, want: ReporterSetup, minted: Minted) -> bool:
+def _get_token(state: State, host: Host, want: ReporterSetup, new_token: NewToken) -> bool:
     if deploys_itself(host):
         return fail(
             host,
@@ -293,11 +293,11 @@ def _mint(state: State, host: Host, want: ReporterSetup, minted: Minted) -> bool
     key = want.key
     try:
         if key.identity == "certificate":
-            minted.token = credentials.enrolment_token(key.kubeconfig, ENROLMENT_LIFE)
+            new_token.token = credentials.enrolment_token(key.kubeconfig, ENROLMENT_LIFE)
         else:
-            minted.token = credentials.bound_token(key.kubeconfig, want.node, key.days * DAY)
+            new_token.token = credentials.bound_token(key.kubeconfig, want.node, key.days * DAY)
     except credentials.NotJoined as error:
-        # A node that has not joined has no Node that a token could be bound to. That is no error.
+        # Before it joins, a node has no Node to which a token could be bound. That is no error.
         warn(host, f"{error}: the next deploy brings its token")
     except credentials.NotGiven as error:
         return fail(host, f"{KUBERNETES.name}.kubeconfig: no token for {want.node}: {error}")
@@ -312,43 +312,43 @@ def enrol(spec: NodeSpec) -> None:
         approve(name="Certificate", want=want)
 
 
-# The reporter makes its request when it starts, and at first checks it every 5 s. An expired certificate counts as none.
-_ASKED = f"""{_OF_REPORTER}
+# The reporter makes its request when it starts, and then looks for the answer every 5 s. An expired certificate does not count.
+_WAIT_FOR_REQUEST = f"""{_READERS}
 for turn in $(seq 60); do
-  if [ -s "$1/requested.name" ] || good "$1/reporter.pem"; then exit 0; fi
+  if [ -s "$1/requested.name" ] || valid "$1/reporter.pem"; then exit 0; fi
   sleep 1
 done
-echo "the node has not asked for a certificate; see: trackbed status" >&2
+echo "the node has not requested a certificate; see: trackbed status" >&2
 exit 1
 """
-_GIVEN = f"""{_OF_REPORTER}
+_WAIT_FOR_CERTIFICATE = f"""{_READERS}
 systemctl restart "$2"
 for turn in $(seq 60); do
-  if [ ! -e "$1/requested.name" ] && good "$1/reporter.pem"; then exit 0; fi
+  if [ ! -e "$1/requested.name" ] && valid "$1/reporter.pem"; then exit 0; fi
   sleep 1
 done
-echo "the cluster has given no certificate; see: trackbed status" >&2
+echo "the cluster has not issued the certificate; see: trackbed status" >&2
 exit 1
 """
 
 
 @operation()
 def approve(want: ReporterSetup) -> Commands:
-    """Approve the request that is read on the node over SSH, and no other: for the first certificate and each later one."""
+    """Approve the request that the node shows over SSH, and no other, for its first certificate and for each later one."""
     shown = host.get_fact(NodeCredentials)
     if shown.certificate and not shown.request:
         host.noop("the node has a certificate and requests no other")
         return
-    yield script(_ASKED, STATE_FOLDER)
+    yield script(_WAIT_FOR_REQUEST, STATE_FOLDER)
     approval = Approval()
     yield FunctionCommand(_approve, (want, host.get_fact(NodeCredentials), approval), {})
     if approval.given:
-        yield script(_GIVEN, STATE_FOLDER, UNIT)
+        yield script(_WAIT_FOR_CERTIFICATE, STATE_FOLDER, UNIT)
 
 
 @define
 class Approval:
-    """Whether a request was approved, so that the certificate must be waited for."""
+    """Carries from the function that approves to the next command whether a request was approved."""
 
     given: bool = False
 

@@ -148,7 +148,7 @@ class HeldPackages(FactBase[dict[str, str | None]]):
 
 
 def add(name: str, repository: Repository, family: Family) -> None:
-    """Deploy code: add the key, then the repository. If the key has another fingerprint, the host fails before the latter.
+    """Deploy code: add the key, then the repository. If the key has another fingerprint, the host fails without the repository.
 
     :param name: for the names of the files, as ``doca``.
     """

@@ -85,7 +85,7 @@ def test_a_spec_without_nics_means_all_functions_and_another_only_its_own(
 ) -> None:
     spec = from_mapping({"node_name": "a", "nics": given})
     named = {**CONNECTX, "nic": "rail0" if given else None}
-    hardware = node_hardware(named, {**SECOND, "netdevs": []}, VIRTIO).meant_by(spec)
+    hardware = node_hardware(named, {**SECOND, "netdevs": []}, VIRTIO).with_nics_of(spec)
     assert [function.nic for function in hardware.functions] == meant
     assert [vf.nic for vf in hardware.functions[0].vfs] == meant[:1]
 

@@ -182,7 +182,7 @@ def text(*functions: Any, of: PciTopology = NODE, others: tuple[str, ...] = (GPU
 
 def meant(*functions: Any, others: tuple[str, ...]) -> Hardware:
     spec = from_mapping({"node_name": "n1", "nics": nics(*functions)})
-    return hardware(*functions, others=others).meant_by(spec)
+    return hardware(*functions, others=others).with_nics_of(spec)
 
 
 def test_the_file_has_switches_without_their_other_ports_and_no_root_ports() -> None:

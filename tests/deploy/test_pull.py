@@ -262,7 +262,7 @@ def test_a_signed_file_that_is_no_archive_is_a_one_line_error(tmp_path: Path, co
 def test_an_invalid_time_is_a_one_line_error(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "ISSUED").write_text(content)
-    with pytest.raises(SystemExit, match="the file ISSUED of https://a, is not a time: "):
+    with pytest.raises(SystemExit, match=r"the file ISSUED does not contain a time \(.*\); https://a"):
         runpy.run_path(str(PROGRAM))["issued"](tmp_path / "ISSUED", "https://a")
 
 

@@ -71,7 +71,7 @@ def test_a_vulnerability_is_named_with_the_version_without_it(tmp_path: Path, re
 def test_a_version_unknown_to_the_registry_is_a_finding(tmp_path: Path, registry: str) -> None:
     result = run(tmp_path, registry, "old", "absent")
     assert result.exit_code == 2
-    assert result.output.count("the registry says nothing of this version") == 2
+    assert result.output.count("the registry does not have this version") == 2
 
 
 def test_a_registry_without_such_data_or_out_of_reach_is_one_clear_line(tmp_path: Path, registry: str) -> None:

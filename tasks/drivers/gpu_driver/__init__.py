@@ -108,7 +108,7 @@ def install() -> None:
     system = packages.system()
     names = package_names(wanted, system)
     # First: with apt's preferences for another version, apt itself would replace the driver at its next upgrade.
-    keep_in_use(name="No driver in use replaced", names=names, version=wanted.version, family=system.family)
+    refuse_while_in_use(name="No driver in use replaced", names=names, version=wanted.version, family=system.family)
     # Before the packages: they may load the driver.
     text = f"{HEADER}blacklist {modules.NOUVEAU}\noptions {modules.NOUVEAU} modeset=0\n"
     files.put(name="nouveau not loaded", src=StringIO(text), dest=BLACKLIST, mode="644")
@@ -193,7 +193,7 @@ def _missing(names: tuple[str, ...], version: str, family: Family) -> list[str]:
 
 
 @operation()
-def keep_in_use(names: tuple[str, ...], version: str, family: Family) -> Commands:
+def refuse_while_in_use(names: tuple[str, ...], version: str, family: Family) -> Commands:
     """Refuse to install the driver, or another version of a package, while a process has a GPU open."""
     have = packages.installed(family)
     wrong = [name for name in _missing(names, version, family) if name in have or name == names[0]]

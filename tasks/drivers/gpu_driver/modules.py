@@ -55,9 +55,9 @@ class GpuUsers(FactBase[list[str] | None]):
 
 
 def named(users: list[str] | None) -> str:
-    """The users, for a message."""
+    """The processes, for a message."""
     if users is None:
-        return "what is unknown"
+        return "unknown processes"
     return ", ".join(users[:8]) + (f" and {len(users) - 8} more" if len(users) > 8 else "")
 
 

@@ -25,7 +25,7 @@ from tasks.kubernetes.labels import CAPABILITIES, LABELS_KEY
 from tasks.kubernetes.manifests import network_plugins, test_pods
 from tasks.kubernetes.manifests.device_plugins import DevicePlugins
 from tasks.kubernetes.manifests.discovered import discover, read_nodes, to_text
-from tasks.kubernetes.manifests.node_labels import promised, published
+from tasks.kubernetes.manifests.node_labels import possible_labels, published
 from tasks.kubernetes.manifests.rendered import manifests
 from tasks.kubernetes.manifests.selectors import Nodes
 from tasks.nccl import NCCL
@@ -46,7 +46,7 @@ def render() -> None:
     writes = _writes(wanted)
     _check_labels(wanted)
     collect(name="Hardware of the node", wanted=wanted)
-    # pyinfra's _run_once is once for all hosts, whatever their folders are.
+    # pyinfra's _run_once would write one folder only, although hosts may have different ones.
     if writes:
         write(name="Write", wanted=wanted)
 
@@ -60,8 +60,8 @@ def _writes(wanted: DevicePlugins) -> bool:
     """Whether this host writes the folder's manifests. All hosts of a folder must have the same value."""
     known = _first.setdefault(host.state, {})
     if wanted.folder not in known:
-        for doubt in wanted.doubts():
-            warn(host, f"{DEVICE_PLUGINS.name}.{doubt}")
+        for warning in wanted.warnings():
+            warn(host, f"{DEVICE_PLUGINS.name}.{warning}")
     other, others_value = known.setdefault(wanted.folder, (host.name, wanted))
     if others_value != wanted:
         raise DeployError(
@@ -138,15 +138,15 @@ def collect(wanted: DevicePlugins) -> Commands:
         host.noop("the node's hardware has not changed")
 
 
-def _promises(folder: str, nodes: Nodes) -> list[dict[str, str]]:
+def _possible_labels(folder: str, nodes: Nodes) -> list[dict[str, str]]:
     """The labels that hosts of this folder may publish that were not deployed to yet, one entry for each host."""
-    promises = []
+    possible = []
     for other in host.state.inventory:
         data: dict[str, object] = other.data.dict()  # type: ignore[no-untyped-call]
         plugins = data.get(DEVICE_PLUGINS.name)
         if other.name not in nodes and isinstance(plugins, dict) and plugins.get("folder") == folder:
-            promises.append(promised(LABELS_KEY.read(data, other.name)))
-    return promises
+            possible.append(possible_labels(LABELS_KEY.read(data, other.name)))
+    return possible
 
 
 @operation()
@@ -159,7 +159,7 @@ def write(wanted: DevicePlugins) -> Commands:
     folder = Path(wanted.folder).expanduser()
     try:
         nodes = read_nodes({known[stem]: path for stem, path in paths.items() if stem in known})
-        texts = manifests(wanted, nodes, _promises(wanted.folder, nodes))
+        texts = manifests(wanted, nodes, _possible_labels(wanted.folder, nodes))
     except ValueError as error:
         yield refuse("\n".join(f"{DEVICE_PLUGINS.name}: {line}" for line in str(error).splitlines()))
         return

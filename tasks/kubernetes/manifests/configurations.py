@@ -12,7 +12,7 @@ from agent.spec.ranges import parse_ranges
 from tasks.kubernetes.manifests import selectors
 from tasks.kubernetes.manifests.device_plugins import RESOURCE_NAME, SharedRdma, Sriov
 from tasks.kubernetes.manifests.discovered import VFIO, Discovered, SeenFunction
-from tasks.kubernetes.manifests.selectors import Meant, Nodes
+from tasks.kubernetes.manifests.selectors import Chosen, Nodes
 
 
 def shared_rdma(wanted: SharedRdma, nodes: Nodes) -> dict[str, Any]:
@@ -20,16 +20,16 @@ def shared_rdma(wanted: SharedRdma, nodes: Nodes) -> dict[str, Any]:
 
     :raises ValueError: the plugin cannot select these NICs alone; with the reason and the remedy.
     """
-    meant = {name: node.hcas() for name, node in nodes.items()}
-    if not any(meant.values()):
+    chosen = {name: node.hcas() for name, node in nodes.items()}
+    if not any(chosen.values()):
         return {}
-    for name in (name for name, node in nodes.items() if meant[name] and node.exclusive):
+    for name in (name for name, node in nodes.items() if chosen[name] and node.exclusive):
         # pkg/resources/resources_manager.go: ValidateRdmaSystemMode.
         raise ValueError(
             f"{name} has rdma.netns_mode exclusive, and k8s-rdma-shared-dev-plugin does not start in that mode; give "
             "rdma.netns_mode shared, or None as shared_rdma, and VFs to pods (sriov)"
         )
-    resources = {wanted.resource_name: meant} | (_rails(wanted, meant) if wanted.rails else {})
+    resources = {wanted.resource_name: chosen} | (_rails(wanted, chosen) if wanted.rails else {})
     return {
         "periodicUpdateInterval": wanted.periodic_update_interval,
         "configList": [
@@ -44,10 +44,10 @@ def shared_rdma(wanted: SharedRdma, nodes: Nodes) -> dict[str, Any]:
     }
 
 
-def _rails(wanted: SharedRdma, meant: Meant) -> dict[str, Meant]:
+def _rails(wanted: SharedRdma, chosen: Chosen) -> dict[str, Chosen]:
     """The functions of each NIC, by the name of its resource: the NIC's name, as far as the plugin allows its characters."""
     nics: dict[str, str] = {}
-    for nic in sorted({function.nic or "" for functions in meant.values() for function in functions}):
+    for nic in sorted({function.nic or "" for functions in chosen.values() for function in functions}):
         name = re.sub(r"[^a-zA-Z0-9_]", "_", nic)
         other = wanted.resource_name if name == wanted.resource_name else nics.get(name)
         if other is not None:
@@ -61,7 +61,7 @@ def _rails(wanted: SharedRdma, meant: Meant) -> dict[str, Meant]:
             )
         nics[name] = nic
     return {
-        name: {node: [each for each in functions if each.nic == nic] for node, functions in meant.items()}
+        name: {node: [each for each in functions if each.nic == nic] for node, functions in chosen.items()}
         for name, nic in nics.items()
     }
 

@@ -253,8 +253,8 @@ class DevicePlugins:
         if not self.folder.strip():
             raise ValueError("folder: it is empty; give the folder on the control host where the manifests are written")
 
-    def doubts(self) -> list[str]:
-        """What may not work with this hardware, with the remedy. Only the ports know how many GIDs they have."""
+    def warnings(self) -> list[str]:
+        """Values that may not work, with the remedy. They are no errors: how many GIDs a port has is not known here."""
         shared = self.shared_rdma
         if self.networks is None or shared is None or shared.rdma_hca_max <= PODS_OF_A_PORT:
             return []

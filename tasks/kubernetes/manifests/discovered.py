@@ -76,7 +76,7 @@ class Discovered:
 
 def discover(hardware: Hardware, spec: NodeSpec, labels: Mapping[str, str], nccl: str = "") -> Discovered:
     """Take the facts that the manifests depend on from a node's hardware, its spec and its labels."""
-    functions = sorted(hardware.meant_by(spec).functions, key=lambda function: function.address)
+    functions = sorted(hardware.with_nics_of(spec).functions, key=lambda function: function.address)
     erdma = any(is_erdma(function) for function in functions)
     exclusive = spec.rdma.netns_mode == "exclusive"
     seen = tuple(each for function in functions for each in _seen(function))

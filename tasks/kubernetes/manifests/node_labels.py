@@ -19,8 +19,8 @@ def published(labels: Labels | None, hardware: Hardware) -> dict[str, str]:
     return {label.key: label.value for label in made if labels.writer(label.key) == "reporter"}
 
 
-def promised(labels: Labels | None) -> dict[str, str]:
-    """The labels that the reporter may publish of a host whose hardware is not known yet: they depend on it."""
+def possible_labels(labels: Labels | None) -> dict[str, str]:
+    """The labels that the reporter may publish of a host whose hardware is not known yet; which of them depends on it."""
     if labels is None:
         return {}
     made = {key: CAPABILITIES[key].value for key in labels.capabilities} | dict(labels.policy)

@@ -20,11 +20,11 @@ from tasks.kubernetes.manifests.selectors import Nodes
 from tasks.kubernetes.manifests.test_pods import test_pods
 
 
-def manifests(wanted: DevicePlugins, nodes: Nodes, promises: Sequence[Mapping[str, str]] = ()) -> dict[str, str]:
+def manifests(wanted: DevicePlugins, nodes: Nodes, possible_labels: Sequence[Mapping[str, str]] = ()) -> dict[str, str]:
     """The files of the folder, by their paths in it. ``nodes``: the hardware by host name.
 
-    A plugin's configuration is made from the nodes that its DaemonSet selects. ``promises``: one entry for each host whose
-    hardware is not known yet, with the labels that it may publish.
+    A plugin's configuration is made from the nodes that its DaemonSet selects. ``possible_labels``: for each host whose
+    hardware is not known yet, the labels that it may publish.
 
     :raises ValueError: a plugin cannot serve this hardware, or none of the nodes that need it publishes the label of its
         DaemonSet; the text names the plugin's key, the reason and the remedy.
@@ -33,18 +33,18 @@ def manifests(wanted: DevicePlugins, nodes: Nodes, promises: Sequence[Mapping[st
     files: dict[str, str] = {}
     common: dict[str, Any] = {"namespace": wanted.namespace, "limits": wanted.limits}
     pools: list[Pool] = []
-    if wanted.shared_rdma and (served := _served("shared_rdma", wanted, nodes, promises)):
+    if wanted.shared_rdma and (served := _served("shared_rdma", wanted, nodes, possible_labels)):
         with _named("shared_rdma"):
             config = configurations.shared_rdma(wanted.shared_rdma, served)
         files["rdma-shared-device-plugin.yaml"] = _plugin("rdma-shared", config, settings=wanted.shared_rdma, **common)
-    if wanted.sriov and (served := _served("sriov", wanted, nodes, promises)):
+    if wanted.sriov and (served := _served("sriov", wanted, nodes, possible_labels)):
         with _named("sriov"):
             pools = configurations.sriov(wanted.sriov, served)
         resources = {"resourceList": [pool.plain() for pool in pools]}
         files["sriov-device-plugin.yaml"] = _plugin("sriov", resources, settings=wanted.sriov, **common)
-    if wanted.erdma and wanted.erdma.form.image and _served("erdma", wanted, nodes, promises):
+    if wanted.erdma and wanted.erdma.form.image and _served("erdma", wanted, nodes, possible_labels):
         files["erdma-device-plugin.yaml"] = _plugin("erdma", wanted.erdma.form.config, settings=wanted.erdma, **common)
-    if wanted.nvidia and _served("nvidia", wanted, nodes, promises):
+    if wanted.nvidia and _served("nvidia", wanted, nodes, possible_labels):
         files["nvidia-device-plugin.yaml"] = render(
             "manifests/nvidia-device-plugin.yaml.j2", settings=wanted.nvidia, **common
         )
@@ -56,7 +56,7 @@ def manifests(wanted: DevicePlugins, nodes: Nodes, promises: Sequence[Mapping[st
     return files | test_pods(wanted, nodes, pools) | network_plugins(wanted)
 
 
-def _served(name: str, wanted: DevicePlugins, nodes: Nodes, promises: Sequence[Mapping[str, str]]) -> Nodes:
+def _served(name: str, wanted: DevicePlugins, nodes: Nodes, possible_labels: Sequence[Mapping[str, str]]) -> Nodes:
     """The nodes that a plugin's DaemonSet selects.
 
     None if no node has hardware for the plugin, or if only hosts whose hardware is not known yet may publish its label.
@@ -65,7 +65,7 @@ def _served(name: str, wanted: DevicePlugins, nodes: Nodes, promises: Sequence[M
     needing = {host: node for host, node in nodes.items() if _has_hardware(name, wanted, node)}
     served = selected(nodes, plugin.node_selector)
     if needing and not served.keys() & needing.keys():
-        if any(plugin.node_selector.items() <= labels.items() for labels in promises):
+        if any(plugin.node_selector.items() <= labels.items() for labels in possible_labels):
             return {}
         raise ValueError(unpublished(name, plugin.node_selector, needing))
     return served if needing else {}

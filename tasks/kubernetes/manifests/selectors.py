@@ -14,42 +14,44 @@ from agent.spec.ranges import format_ranges, parse_ranges
 from tasks.kubernetes.manifests.discovered import Discovered, SeenFunction
 
 Nodes = Mapping[str, Discovered]
-Meant = Mapping[str, Sequence[SeenFunction]]
+Chosen = Mapping[str, Sequence[SeenFunction]]
 """The functions that a resource is made of, by host name."""
 
 
-def shared_rdma(nodes: Nodes, meant: Meant) -> dict[str, Any]:
+def shared_rdma(nodes: Nodes, chosen: Chosen) -> dict[str, Any]:
     """Selectors of k8s-rdma-shared-dev-plugin: by PCI ID, and also by netdev where the PCI IDs would match unwanted functions.
 
-    :raises ValueError: no selector of the plugin tells a stranger apart; with the reason and the remedy.
+    :raises ValueError: the plugin's selectors cannot exclude an unwanted function; with the reason and the remedy.
     """
-    functions = [function for each in meant.values() for function in each]
+    functions = [function for each in chosen.values() for function in each]
     # The plugin's IDs have no 0x.
     selector = {"vendors": _each(f.vendor for f in functions), "deviceIDs": _each(f.device for f in functions)}
-    if not _strangers(selector, nodes, meant):
+    if not _unwanted(selector, nodes, chosen):
         return selector
-    for name, each in meant.items():
+    for name, each in chosen.items():
         for function in each:
             if function.netdev is None:
-                other, stranger = _strangers(selector, nodes, meant)[0]
+                other, unwanted = _unwanted(selector, nodes, chosen)[0]
                 raise ValueError(
                     f"{_called(name, function)} has no netdev by which the plugin could tell it from "
-                    f"{_called(other, stranger)}, which has the same PCI ID and is not meant; give it a netdev (on InfiniBand: "
+                    f"{_called(other, unwanted)}, which is unwanted and has the same PCI ID; give it a netdev (on InfiniBand: "
                     "load ib_ipoib), or give these hosts a folder of their own"
                 )
     selector["ifNames"] = _each(f.netdev for f in functions)
-    _check(selector, nodes, meant, "netdevs need names that mean the same NIC on all hosts of a folder (systemd.link)")
+    _check(
+        selector, nodes, chosen, "a netdev's name must stand for the same NIC on all hosts of a folder (systemd.link)"
+    )
     return selector
 
 
-def sriov(nodes: Nodes, meant: Meant, rdma: bool) -> dict[str, Any]:
+def sriov(nodes: Nodes, chosen: Chosen, rdma: bool) -> dict[str, Any]:
     """Selectors of sriov-network-device-plugin: by PCI ID, driver and index below a PF.
 
     If those would match unwanted functions, they select by address, too.
 
-    :raises ValueError: no selector of the plugin tells a stranger apart; with the reason and the remedy.
+    :raises ValueError: the plugin's selectors cannot exclude an unwanted function; with the reason and the remedy.
     """
-    functions = [function for each in meant.values() for function in each]
+    functions = [function for each in chosen.values() for function in each]
     indexes: dict[str, set[int]] = {}
     for function in functions:
         if function.pf is not None and function.index is not None:
@@ -62,9 +64,9 @@ def sriov(nodes: Nodes, meant: Meant, rdma: bool) -> dict[str, Any]:
     }
     if rdma:
         selector["isRdma"] = True
-    if _strangers(selector, nodes, meant):
+    if _unwanted(selector, nodes, chosen):
         selector["pciAddresses"] = _each(f.address for f in functions)
-        _check(selector, nodes, meant, "VFs of the same address need the same use on all hosts of a folder")
+        _check(selector, nodes, chosen, "VFs of the same address must have the same use on all hosts of a folder")
     return selector
 
 
@@ -72,13 +74,13 @@ def _each(values: Iterator[str | None]) -> list[str]:
     return sorted({value for value in values if value is not None})
 
 
-def _strangers(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant) -> list[tuple[str, SeenFunction]]:
+def _unwanted(selectors: Mapping[str, Any], nodes: Nodes, chosen: Chosen) -> list[tuple[str, SeenFunction]]:
     """The unwanted functions that the selectors match, with their hosts."""
     return [
         (name, function)
         for name, node in nodes.items()
         for function in node.functions
-        if function not in meant.get(name, ()) and _selects(selectors, function)
+        if function not in chosen.get(name, ()) and _selects(selectors, function)
     ]
 
 
@@ -105,11 +107,11 @@ def _below(selector: str, function: SeenFunction) -> bool:
     return function.pf == name and function.index in parse_ranges(indexes)
 
 
-def _check(selectors: Mapping[str, Any], nodes: Nodes, meant: Meant, remedy: str) -> None:
-    for name, function in _strangers(selectors, nodes, meant):
+def _check(selectors: Mapping[str, Any], nodes: Nodes, chosen: Chosen, remedy: str) -> None:
+    for name, function in _unwanted(selectors, nodes, chosen):
         raise ValueError(
-            f"the plugin's selectors would take {_called(name, function)}, too, which is not meant: another host has a NIC of "
-            f"the same PCI ID with that name or address; {remedy}, or give one of the hosts a folder of its own"
+            f"the plugin's selectors would also select {_called(name, function)}, which is unwanted: on another host a NIC "
+            f"of the same PCI ID has that name or address; {remedy}, or give one of the hosts a folder of its own"
         )
 
 

@@ -216,7 +216,7 @@ def test_ubuntu_s_own_packages_need_no_repository(node: Node) -> None:
     [
         (["python3 (4711)", "nv-hostengine (9)", "end"], "in use by python3 (4711), nv-hostengine (9): programs"),
         ([f"python3 ({n})" for n in range(10)] + ["end"], "python3 (7) and 2 more: programs"),
-        ([], "in use by what is unknown: programs"),
+        ([], "in use by unknown processes: programs"),
     ],
 )
 def test_a_driver_in_use_is_not_replaced(node: Node, users: list[str], named: str) -> None:

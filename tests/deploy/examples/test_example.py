@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.addresses import to_the_api_server
+from tasks.addresses import api_server_warning
 from tasks.common import archive
 from tasks.kubernetes.labels import LABELS_KEY
-from tasks.kubernetes.manifests.node_labels import promised
+from tasks.kubernetes.manifests.node_labels import possible_labels
 from tasks.node_spec import node_spec
 from tests.deploy.conftest import DEBIAN, Node
 from tests.deploy.examples.inventories import inventory_of
@@ -166,7 +166,7 @@ def test_what_is_declared_in_order(node: Node, name: str) -> None:
 
 def test_no_host_reaches_its_api_server_by_a_rail() -> None:
     for name, data in hosts().items():
-        assert to_the_api_server(node_spec(data, name), data["kubernetes"]["server"]) is None
+        assert api_server_warning(node_spec(data, name), data["kubernetes"]["server"]) is None
 
 
 def listed() -> set[str]:
@@ -177,7 +177,7 @@ def listed() -> set[str]:
 
 
 def test_the_cluster_s_policy_lists_each_label_that_the_nodes_publish() -> None:
-    published = {key for data in hosts().values() for key in promised(LABELS_KEY.read(data, "a"))}
+    published = {key for data in hosts().values() for key in possible_labels(LABELS_KEY.read(data, "a"))}
     assert listed() == {*published, "trackbed.internal/ready"}
 
 
@@ -209,7 +209,7 @@ def test_each_pod_of_the_examples_finds_a_node_that_is_open_once_it_has_what_the
     name: str, described: list[tuple[dict[str, str], set[str]]]
 ) -> None:
     nodes = [
-        (promised(LABELS_KEY.read(data, "a")), set(data["kubernetes"]["required_resources"]))
+        (possible_labels(LABELS_KEY.read(data, "a")), set(data["kubernetes"]["required_resources"]))
         for data in hosts().values()
     ]
     assert described
@@ -219,6 +219,8 @@ def test_each_pod_of_the_examples_finds_a_node_that_is_open_once_it_has_what_the
 
 def test_executors_of_spark_take_no_node_with_gpus() -> None:
     (selector,) = [selector for selector, _ in examples()["spark.yaml"] if selector]
-    matching = [data for data in hosts().values() if selector.items() <= promised(LABELS_KEY.read(data, "a")).items()]
+    matching = [
+        data for data in hosts().values() if selector.items() <= possible_labels(LABELS_KEY.read(data, "a")).items()
+    ]
     assert matching
     assert not [data for data in matching if "nvidia.com/gpu" in data["kubernetes"]["required_resources"]]

@@ -216,13 +216,13 @@ def test_each_plugin_selects_nodes_by_its_label_and_tolerates_the_taint() -> Non
 def test_a_plugin_is_made_of_the_nodes_that_its_daemon_set_selects() -> None:
     card = function("0000:3b:00.0", "15b3:101d", "ens7", rdma("mlx5_0"))
     spark = evolve(node_with(nic("port0", card)), labels={"workload": "spark"})
-    stranger = evolve(node_with({**RAIL0, "nic": None}), labels={})
+    unwanted = evolve(node_with({**RAIL0, "nic": None}), labels={})
     only = manifests(WANTED, {"gpu-2": FLEET["gpu-2"]})
     assert config(
-        manifests(WANTED, {"gpu-2": FLEET["gpu-2"], "spark-1": spark, "old-1": stranger}), "rdma-shared"
+        manifests(WANTED, {"gpu-2": FLEET["gpu-2"], "spark-1": spark, "old-1": unwanted}), "rdma-shared"
     ) == config(only, "rdma-shared")
     with pytest.raises(ValueError, match=r"shared_rdma: .* none of the hosts that need the plugin \(spark-1\); add"):
-        manifests(WANTED, {"spark-1": spark, "old-1": stranger})
+        manifests(WANTED, {"spark-1": spark, "old-1": unwanted})
 
 
 def test_another_configuration_makes_new_pods() -> None:

@@ -66,14 +66,16 @@ def test_a_vf_with_its_pf_s_pci_id_is_no_rail() -> None:
     assert selected(a=node(nic("rail0", CONNECTX, vfs=[vf]))) == {**IDS, "ifNames": ["ens1f0"]}
 
 
-def test_a_stranger_with_the_name_of_another_host_s_nic_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"would take 0000:c1:00.0 of b \(ens2f0, no NIC of the spec\)") as caught:
+def test_an_unwanted_nic_with_the_name_of_another_host_s_nic_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"would also select 0000:c1:00.0 of b \(ens2f0, no NIC of the spec\)"
+    ) as caught:
         selected(a=node(*RAILS), b=node(RAILS[0], {**STORAGE, "netdevs": SECOND["netdevs"]}))
     assert "systemd.link" in str(caught.value)
     assert "a folder of its own" in str(caught.value)
 
 
-def test_a_nic_without_a_netdev_cannot_be_told_from_a_stranger() -> None:
+def test_a_nic_without_a_netdev_cannot_be_told_from_an_unwanted_one() -> None:
     nameless = nic("rail1", SECOND, netdevs=[])
     assert selected(a=node(nameless)) == IDS
     with pytest.raises(
@@ -130,7 +132,9 @@ def test_the_rails_of_vfs_are_all_vfs_of_a_nic() -> None:
 
 def test_a_netdev_s_name_that_is_another_rail_on_another_host_is_refused() -> None:
     crossed = (nic("rail1", CONNECTX, vfs=[]), nic("rail0", SECOND))
-    with pytest.raises(ValueError, match=r"would take 0000:41:00.0 of a \(ens2f0, NIC rail1\), too"):
+    with pytest.raises(
+        ValueError, match=r"would also select 0000:41:00.0 of a \(ens2f0, NIC rail1\), which is unwanted"
+    ):
         rails(a=node(*RAILS), b=node(*crossed))
 
 
@@ -150,19 +154,19 @@ def test_a_rail_s_resource_has_only_characters_that_the_plugin_allows() -> None:
     assert set(rails(a=node(nic("rail.0-a", CONNECTX, vfs=[])))) == {"hca", "rail_0_a"}
 
 
-def test_vfs_of_strangers_are_in_no_pool() -> None:
-    stranger = function("0000:c1:00.0", "15b3:101b", "ens9f0", vfs=[{**VF, "address": "0000:c1:00.1"}])
-    (pool,) = sriov(Sriov(), {"a": node(nic("rail0", CONNECTX), stranger)})
+def test_vfs_of_unwanted_nics_are_in_no_pool() -> None:
+    unwanted = function("0000:c1:00.0", "15b3:101b", "ens9f0", vfs=[{**VF, "address": "0000:c1:00.1"}])
+    (pool,) = sriov(Sriov(), {"a": node(nic("rail0", CONNECTX), unwanted)})
     assert pool.selectors["pfNames"] == ["ens1f0#0"]
     assert "pciAddresses" not in pool.selectors
 
 
-def test_vfs_of_a_stranger_with_the_pf_s_name_on_another_host() -> None:
-    stranger = {**CONNECTX, "vfs": [{**VF, "address": "0000:c1:00.1"}]}
-    nodes = {"a": node(nic("rail0", CONNECTX)), "b": node(stranger)}
+def test_vfs_of_an_unwanted_nic_with_the_pf_s_name_on_another_host() -> None:
+    unwanted = {**CONNECTX, "vfs": [{**VF, "address": "0000:c1:00.1"}]}
+    nodes = {"a": node(nic("rail0", CONNECTX)), "b": node(unwanted)}
     (pool,) = sriov(Sriov(), nodes)
     assert pool.selectors["pciAddresses"] == ["0000:21:00.1"]
-    with pytest.raises(ValueError, match=r"would take 0000:21:00.1 of b \(ens1f0v0, no NIC of the spec\)"):
+    with pytest.raises(ValueError, match=r"would also select 0000:21:00.1 of b \(ens1f0v0, no NIC of the spec\)"):
         sriov(Sriov(), nodes | {"b": node(CONNECTX)})
 
 

@@ -202,10 +202,10 @@ def test_a_renewal_is_approved_too_and_where_it_cannot_be_the_deploy_goes_on(nod
     assert not by_itself.failed
     assert "cannot be approved: only a control host can do that; deploy the node" in "".join(by_itself.log)
     # The deploy does not wait for a request that it did not approve.
-    assert str(script(kubernetes._GIVEN, kubernetes.STATE_FOLDER, UNIT)) not in result.flat
+    assert str(script(kubernetes._WAIT_FOR_CERTIFICATE, kubernetes.STATE_FOLDER, UNIT)) not in result.flat
 
 
-@pytest.mark.parametrize("waiting", [kubernetes._ASKED, kubernetes._GIVEN])
+@pytest.mark.parametrize("waiting", [kubernetes._WAIT_FOR_REQUEST, kubernetes._WAIT_FOR_CERTIFICATE])
 def test_an_expired_certificate_counts_as_none(waiting: str, authority: Path, tmp_path: Path) -> None:
     # Two turns that take no time.
     (tmp_path / "bin").mkdir()
