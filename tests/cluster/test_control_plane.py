@@ -14,11 +14,11 @@ from lab.cluster.programs import control_plane_version
 from lab.node import wait
 
 
-def test_it_is_the_version_that_was_asked_for(control_plane: ControlPlane) -> None:
+def test_the_control_plane_has_the_requested_version(control_plane: ControlPlane) -> None:
     assert json.loads(control_plane.kubectl("get", "--raw=/version"))["gitVersion"] == control_plane_version()
 
 
-def test_only_its_owner_reads_its_secrets(control_plane: ControlPlane) -> None:
+def test_only_the_owner_can_read_the_control_planes_secrets(control_plane: ControlPlane) -> None:
     readable = [
         file
         for file in (control_plane.admin, *control_plane.authority.folder.glob("*.key"))
@@ -69,7 +69,7 @@ def test_certificate_requests_are_signed_once_approved(control_plane: ControlPla
     wait(lambda: "certificate" in control_plane.get("csr", "signed")["status"], 30, "a certificate")
 
 
-def test_it_comes_back_after_an_outage_and_after_it_lost_everything(control_plane: ControlPlane) -> None:
+def test_the_control_plane_returns_after_an_outage_and_after_it_lost_everything(control_plane: ControlPlane) -> None:
     control_plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "lasting"}})
     control_plane.kill_api_server()
     assert control_plane.try_kubectl("get", "nodes").returncode != 0

@@ -91,7 +91,9 @@ def test_after_a_power_cut_the_kubelet_waits_until_the_node_is_verified(fresh_cl
     assert started(node, "kubelet") > moment(node, "trackbed", VERIFIED)
 
 
-def test_once_verified_no_restart_waits_and_the_agent_restarts_alone(fresh_cluster: Cluster) -> None:
+def test_after_the_first_verified_pass_no_kubelet_waits_and_a_restart_of_the_agent_leaves_it_running(
+    fresh_cluster: Cluster,
+) -> None:
     node = fresh_cluster.nodes[0]
     eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"], LONG)
     before = unit(node, "kubelet", "MainPID")

@@ -68,7 +68,7 @@ def clean(control_plane: ControlPlane, folders: dict[str, Path]) -> Iterator[Con
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
-def test_the_api_server_takes_all_that_is_rendered(clean: ControlPlane, folders: dict[str, Path], name: str) -> None:
+def test_the_api_server_accepts_all_that_is_rendered(clean: ControlPlane, folders: dict[str, Path], name: str) -> None:
     folder, plane = folders[name], clean
     with_networks = (folder / "network-plugins").exists()
     assert with_networks == (name == "own_cluster")
@@ -104,7 +104,7 @@ def test_the_api_server_refuses_an_unknown_field(clean: ControlPlane, folders: d
     assert 'unknown field "spec.template.spec.hostNetworks"' in done.stderr
 
 
-def test_the_plugins_of_networks_may_do_what_their_programs_ask_for(
+def test_the_plugins_of_networks_have_the_rights_that_their_programs_use(
     clean: ControlPlane, folders: dict[str, Path]
 ) -> None:
     apply(clean, "-k", str(folders["own_cluster"] / "network-plugins"))
@@ -159,14 +159,14 @@ def test_every_example_is_tried() -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_api_server_takes_each_example(kinds: ControlPlane, name: str) -> None:
+def test_the_api_server_accepts_each_example(kinds: ControlPlane, name: str) -> None:
     applied = apply(kinds, "--dry-run=server", "-f", str(ROOT / "examples" / name))
     documents = [each for each in yaml.safe_load_all((ROOT / "examples" / name).read_text()) if each]
     assert len(applied) == len(documents)
     assert all("(server dry run)" in line for line in applied)
 
 
-def test_the_api_server_takes_the_overlay_of_the_examples(control_plane: ControlPlane) -> None:
+def test_the_api_server_accepts_the_overlay_of_the_examples(control_plane: ControlPlane) -> None:
     # The namespace comes first, since objects in it cannot be tried without it.
     control_plane.try_kubectl("create", "namespace", "trackbed-system")
     applied = apply(control_plane, "--dry-run=server", "-k", str(ROOT / "examples" / "own-cluster"))

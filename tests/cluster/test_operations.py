@@ -80,7 +80,7 @@ def test_an_agent_that_hangs_is_restarted_and_one_that_is_gone_makes_the_node_un
     eventually("ready again", lambda: is_open(plane, name), LONG)
 
 
-def test_a_reporter_that_is_gone_is_found_by_the_sweep_and_comes_back_by_itself(member: Member) -> None:
+def test_the_sweep_taints_a_node_whose_reporter_is_gone_and_a_new_reporter_lifts_the_taint(member: Member) -> None:
     plane, node, name = member
     node.sh("systemctl stop trackbed-reporter")
     assert is_open(plane, name)
@@ -131,7 +131,7 @@ def vfs(node: Node, pci: str) -> int:
     return int(node.sh(f"cat /sys/bus/pci/devices/{pci}/sriov_numvfs"))
 
 
-def test_a_change_waits_for_the_pod_in_its_way_and_maintenance_makes_it(member: Member) -> None:
+def test_a_change_waits_for_the_pod_that_it_would_disturb_and_maintenance_makes_it(member: Member) -> None:
     plane, node, name = member
     nic = node.machine.nics[1]
     device = node.sh(f"ls /sys/bus/pci/devices/{nic.vf_pcis[0]}/infiniband").strip()

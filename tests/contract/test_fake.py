@@ -9,7 +9,7 @@ PF = "0000:21:00.0"
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_fake(case: Case) -> None:
+def test_the_fake_behaves_as_the_kernel(case: Case) -> None:
     kernel = Kernel()
     kernel.rdma.rxe = True
     kernel.add_nic(PF, "enp33s0", "52:54:00:aa:00:01")

@@ -13,7 +13,7 @@ OF_ADDRESSES = [case for case in CASES if case.__module__ == addresses.__name__]
 
 
 @pytest.mark.parametrize("case", OF_ADDRESSES, ids=lambda case: case.__name__)
-def test_this_kernel(case: Case) -> None:
+def test_this_kernel_behaves_as_the_contract_says(case: Case) -> None:
     def check() -> None:
         with devices({ADDRESS: "fab0"}) as root:
             case(machine(root), ADDRESS)

@@ -49,7 +49,7 @@ def activate() -> None:
     agent.activate(version=agent.release(), spec_hash=HASH)
 
 
-def test_stage_on_a_fresh_node(node: Node) -> None:
+def test_a_fresh_node_gets_the_archive(node: Node) -> None:
     result = node.deploy(stage, BASE)
     made, uploaded, unpacked = result.commands["Agent | Stage"]
     assert made.endswith("sh /opt/trackbed/versions")
@@ -59,26 +59,26 @@ def test_stage_on_a_fresh_node(node: Node) -> None:
     assert result.uploads[f"/opt/trackbed/{NEW}.tar.gz"] == archive.build("x86_64").read_bytes()
 
 
-def test_stage_once(node: Node) -> None:
+def test_a_version_that_is_staged_is_not_staged_again(node: Node) -> None:
     result = node.deploy(stage, {**BASE, **versions(OLD, OLD, NEW)})
     assert result.planned == {"Agent | Stage": False}
     assert result.flat == []
 
 
-def test_stage_where_the_python_came_with_this_deploy(node: Node) -> None:
+def test_the_python_that_this_deploy_installed_unpacks_the_archive(node: Node) -> None:
     before = {**BASE, PYTHON: ""}
     result = node.deploy(stage, before, later={**BASE, PYTHON: "/usr/bin/python3.11"})
     assert f"{NEW} /usr/bin/python3.11 " in result.flat[-1]
 
 
-def test_stage_without_a_python(node: Node) -> None:
+def test_a_node_without_python_is_refused(node: Node) -> None:
     result = node.deploy(stage, {**BASE, PYTHON: ""})
     assert result.failed
     assert not result.uploads
     assert "the node has no Python 3.10 or newer (/usr/bin/python3 or /usr/bin/python3.11)" in "\n".join(result.log)
 
 
-def test_activate_on_a_fresh_node(node: Node) -> None:
+def test_a_fresh_node_gets_version_command_and_unit(node: Node) -> None:
     result = node.deploy(activate, {**BASE, **versions(None, NEW), **ABSENT})
     assert result.commands["Agent | Switch"][0].endswith(f"sh /opt/trackbed {NEW}")
     assert result.uploads == {COMMAND: TEXT.encode(), agent.UNIT_FILE: UNIT.encode()}
@@ -90,45 +90,45 @@ def test_activate_on_a_fresh_node(node: Node) -> None:
     ]
 
 
-def test_nothing_to_activate(node: Node) -> None:
+def test_nothing_is_done_if_the_version_is_active(node: Node) -> None:
     result = node.deploy(activate, SETTLED)
     assert not any(result.planned.values()), result.planned
     assert result.flat == []
 
 
-def test_a_new_version_restarts(node: Node) -> None:
+def test_a_new_version_is_restarted_on_trial(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **versions(OLD, OLD, NEW), **service(OLD)})
     assert result.flat[0].endswith(f"sh /opt/trackbed {NEW}")
     assert result.flat[1:] == [str(agent._restart_on_trial(readiness.TIMEOUT.default))]
 
 
-def test_a_node_that_is_not_ready_has_nothing_to_go_back_to(node: Node) -> None:
+def test_on_a_node_that_is_not_ready_a_new_version_has_no_trial(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **service(OLD), **status(evolve(REPORT, ready=False))})
     assert result.flat == [control("restart")]
 
 
-def test_a_switch_whose_restart_was_lost(node: Node) -> None:
+def test_a_restart_that_an_earlier_deploy_missed_is_made(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **service(OLD)})
     assert result.flat == [str(agent._restart_on_trial(readiness.TIMEOUT.default))]
 
 
-def test_a_changed_unit_restarts(node: Node) -> None:
+def test_a_changed_unit_restarts_the_agent(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **file_answers(agent.UNIT_FILE, "[Unit]")})
     assert result.planned["Agent | Service"]
     assert result.commands["Agent | Service"] == ["systemctl daemon-reload", control("restart")]
 
 
-def test_a_unit_that_systemd_has_not_read(node: Node) -> None:
+def test_a_unit_that_systemd_has_not_read_is_read(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **service(NEW, NeedDaemonReload="yes")})
     assert result.flat == ["systemctl daemon-reload", control("restart")]
 
 
-def test_a_stopped_and_disabled_service(node: Node) -> None:
+def test_a_stopped_and_disabled_service_is_enabled_and_started(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **service(None, ActiveState="failed", UnitFileState="disabled")})
     assert result.flat == ["systemctl enable trackbed.service", control("start")]
 
 
-def test_another_spec_reloads(node: Node) -> None:
+def test_another_spec_reloads_the_agent(node: Node) -> None:
     result = node.deploy(activate, {**SETTLED, **status(evolve(REPORT, spec_hash="another"))})
     assert result.flat == ["systemctl reload trackbed.service"]
 

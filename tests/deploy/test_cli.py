@@ -71,7 +71,7 @@ def test_a_second_run_changes_nothing(inventory: Path) -> None:
     assert results["totals"]["no_change"] == len(results["operations"]) >= 9
 
 
-def test_dry_shows_the_plan(inventory: Path) -> None:
+def test_a_dry_run_shows_the_plan(inventory: Path) -> None:
     answers = {**SETTLED, **ABSENT, **plan(COUNT, STUCK, version=NEW)}
     done = pyinfra(inventory, "--dry", a=(answers, {}))
     assert done.returncode == 0, done.stderr
@@ -84,7 +84,7 @@ def test_dry_shows_the_plan(inventory: Path) -> None:
     ]
 
 
-def test_dry_on_a_fresh_node(inventory: Path) -> None:
+def test_a_dry_run_on_a_fresh_node_shows_the_first_operations(inventory: Path) -> None:
     done = pyinfra(inventory, "--dry", "--json", a=(FRESH, {}))
     assert done.returncode == 0, done.stderr
     assert "plan: unknown until the agent is on the node" in done.stderr

@@ -55,20 +55,20 @@ def record(text: str) -> str:
     return str(script(reboot._REQUEST, reboot.FOLDER, "firmware", text))
 
 
-def test_settings_that_are_new(node: Node) -> None:
+def test_new_settings_are_written_and_request_a_reboot(node: Node) -> None:
     assert commands(node, answers(OFF), vfs=16, link_types=["ETH"]) == [
         f"mstconfig -y -d {PCI} set SRIOV_EN=1 NUM_OF_VFS=16",
         record(f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"),
     ]
 
 
-def test_settings_that_the_next_boot_has(node: Node) -> None:
+def test_settings_of_the_next_boot_still_request_the_reboot(node: Node) -> None:
     request = f"{PCI} SRIOV_EN is 0, not 1; {PCI} NUM_OF_VFS is 0, not 16"
     assert commands(node, answers(SET), vfs=16) == [record(request)]
     assert commands(node, answers(SET, f"firmware boot-1 {request} "), vfs=16) == []
 
 
-def test_settings_that_are_in_effect(node: Node) -> None:
+def test_settings_in_effect_need_nothing(node: Node) -> None:
     assert commands(node, answers(ON), vfs=16, sriov=True) == []
     assert commands(node, answers(ON, "firmware boot-0 else "), vfs=16) == ["rm -f /var/lib/trackbed/reboots/firmware"]
 
@@ -80,7 +80,7 @@ def test_a_setting_that_is_read_only_may_be_as_it_is(node: Node) -> None:
     assert commands(node, answers(locked), sriov=False)[0] == f"mstconfig -y -d {PCI} set SRIOV_EN=0"
 
 
-def test_sriov_off_and_another_link_type(node: Node) -> None:
+def test_sriov_off_and_another_link_type_are_set(node: Node) -> None:
     made, _ = commands(node, answers(ON), sriov=False, link_types=["IB"])
     assert made == f"mstconfig -y -d {PCI} set SRIOV_EN=0 LINK_TYPE_P1=1"
 
@@ -116,7 +116,7 @@ def test_without_the_key_nothing_is_looked_at(node: Node) -> None:
     assert not any(result.planned.values())
 
 
-def test_the_query_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_reads_settings_and_errors_of_mstconfig(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         firmware.FirmwareSettings().process(sh(firmware._QUERY, PCI, PATH=str(tmp_path) + ":/usr/bin:/bin"))[PCI].error
     )
@@ -146,7 +146,7 @@ def test_the_query_itself(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         ([{"vfs": 4}], "the key 'pci' is missing; add it"),
     ],
 )
-def test_bad_data(node: Node, nics: Any, message: str) -> None:
+def test_bad_data_is_refused(node: Node, nics: Any, message: str) -> None:
     node.data = {"firmware": {"nics": nics}}
     with pytest.raises(DeployError) as caught:
         node.deploy(firmware.configure, answers(OFF))

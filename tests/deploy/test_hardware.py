@@ -51,7 +51,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_a_node_has(root: Path) -> None:
+def test_the_hardware_of_a_node_is_read(root: Path) -> None:
     (root / "inspection").write_text(
         json.dumps({"functions": [{**CONNECTX, "nic": "rail0"}, ERDMA], "other_rdma": [], "rdma_cm": True}, indent=1)
     )
@@ -90,7 +90,7 @@ def test_a_spec_without_nics_means_all_functions_and_another_only_its_own(
     assert [vf.nic for vf in hardware.functions[0].vfs] == meant[:1]
 
 
-def test_a_kernel_without_modules_and_routes(tmp_path: Path) -> None:
+def test_a_node_without_modules_and_routes_is_read(tmp_path: Path) -> None:
     command = tmp_path / "trackbed"
     command.write_text('#!/bin/sh\necho \'{"functions": [], "other_rdma": [], "rdma_cm": false}\'\n')
     command.chmod(0o755)
@@ -119,7 +119,7 @@ def test_the_hardware_of_a_node_without_an_agent_is_unknown(root: Path) -> None:
         ("KUBELET_EXTRA_ARGS=--v=2\nKUBELET_EXTRA_ARGS=--v=4", "--v=4"),
     ],
 )
-def test_the_kubelet_s_arguments(tmp_path: Path, line: str, arguments: str) -> None:
+def test_the_kubelets_arguments_are_read(tmp_path: Path, line: str, arguments: str) -> None:
     (tmp_path / "etc/default").mkdir(parents=True)
     (tmp_path / "etc/default/kubelet").write_text(f"{line}\n")
     fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, None)))
@@ -129,7 +129,7 @@ def test_the_kubelet_s_arguments(tmp_path: Path, line: str, arguments: str) -> N
 @pytest.mark.parametrize(
     ("unit", "passes"), [("ExecStart=kubelet $KUBELET_EXTRA_ARGS", True), ("ExecStart=kubelet", False)]
 )
-def test_whether_the_kubelet_s_unit_passes_arguments_on(tmp_path: Path, unit: str, passes: bool) -> None:
+def test_a_kubelet_whose_unit_does_not_pass_arguments_on_is_recognised(tmp_path: Path, unit: str, passes: bool) -> None:
     fact = labels.NodeKubelet().process(sh(labels._KUBELET, tmp_path, PATH=_systemctl(tmp_path, unit)))
     assert fact == labels.KubeletArguments("", passes)
 
@@ -142,14 +142,14 @@ def _systemctl(folder: Path, unit: str | None) -> str:
     return f"{folder / 'bin'}:/usr/bin:/bin"
 
 
-def test_texts_are_read_as_they_are(tmp_path: Path) -> None:
+def test_several_files_are_read_byte_for_byte(tmp_path: Path) -> None:
     (tmp_path / "a").write_text(":x\n\n# file b\n")
     (tmp_path / "b").write_text("")
     paths = [str(tmp_path / name) for name in ("a", "b", "c")]
     assert texts.Texts().process(sh(texts._READ, *paths)) == {paths[0]: ":x\n\n# file b\n", paths[1]: ""}
 
 
-def test_a_text_is_placed_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / ".a.new").write_text("new\n")
     (tmp_path / "a").write_text("old\n")
     sh(texts._PLACE, tmp_path / ".a.new", tmp_path / "a")

@@ -28,7 +28,7 @@ def test_nccl_does_not_take_the_header_for_a_setting() -> None:
 
 
 @pytest.mark.parametrize("series", ["GU8TF", "GU8TEF", "GX8SF"])
-def test_type_1_of_the_cloud(node: Node, series: str) -> None:
+def test_a_cloud_instance_of_type_1_uses_rdma(node: Node, series: str) -> None:
     result = deploy(node, {"series": series}, has(CONNECTX, others=GPUS))
     assert result.uploads[NEW].decode() == TYPE_1
     assert result.flat[-1].endswith(f"sh {NEW} /etc/nccl.conf")
@@ -42,7 +42,7 @@ def test_type_1_of_the_cloud(node: Node, series: str) -> None:
         ({"network_type": 2, "compute_class": "gpu-hpn"}, 1),
     ],
 )
-def test_type_2_of_the_cloud(node: Node, given: dict[str, Any], gpus: int) -> None:
+def test_a_cloud_instance_of_type_2_uses_sockets(node: Node, given: dict[str, Any], gpus: int) -> None:
     result = deploy(node, given, has(CONNECTX, others=(GPUS * 2)[:gpus]))
     assert result.uploads[NEW].decode() == TYPE_2
 
@@ -57,19 +57,19 @@ def test_cards_of_no_nic_of_the_spec_are_left_out(node: Node) -> None:
     assert deploy(node, {"network_type": 1}, has(*rails, storage), nics=nics(*rails)).uploads[NEW].decode() == ROCE
 
 
-def test_while_the_node_lacks_all_nics_of_its_spec_no_card_stands_in_for_them(node: Node) -> None:
+def test_while_the_node_lacks_all_nics_of_its_spec_no_other_card_is_used(node: Node) -> None:
     result = deploy(node, {"network_type": 1}, has(CONNECTX), nics=nics(RAIL1))
     assert result.failed
     assert "the NICs of the spec have no RDMA device" in "\n".join(result.log)
 
 
-def test_erdma_is_used_if_there_is_nothing_else(node: Node) -> None:
+def test_erdma_is_used_only_if_there_is_no_other_device(node: Node) -> None:
     erdma = nic("erdma0", ERDMA)
     result = deploy(node, {"network_type": 1}, has({**VIRTIO, "nic": None}, erdma, CONNECTX), nics=nics(erdma))
     assert "NCCL_IB_HCA==erdma_0\nNCCL_DEBUG" in result.uploads[NEW].decode()
 
 
-def test_type_2_on_other_nodes(node: Node) -> None:
+def test_type_2_on_other_nodes_uses_the_netdev_of_the_default_route(node: Node) -> None:
     result = deploy(node, {"network_type": 2}, has(VIRTIO, others=("route 50 ens5",)))
     assert result.uploads[NEW].decode() == TYPE_2.replace("eth0", "ens5")
 
@@ -107,7 +107,7 @@ def test_the_topology_file_is_named_where_it_is_written(node: Node) -> None:
     assert made == ROCE.replace("NCCL_DEBUG", "NCCL_TOPO_FILE=/etc/nccl-topology.xml\nNCCL_DEBUG")
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_the_file_is_in_place(node: Node) -> None:
     result = deploy(node, {"network_type": 1}, {**has(CONNECTX, SECOND), **files(**{nccl.PATH: ROCE})})
     assert result.flat == []
     assert not any(result.planned.values())

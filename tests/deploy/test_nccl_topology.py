@@ -278,7 +278,7 @@ def test_the_file_is_written_if_the_key_asks_for_it(node: Node) -> None:
     assert result.flat[-1].endswith(f"sh {NEW} {nccl.TOPOLOGY}")
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_the_file_is_in_place(node: Node) -> None:
     there = answers(CONNECTX, SECOND, there={nccl.TOPOLOGY: FILE})
     assert deploy(node, {"network_type": 1, "topology": True}, there).flat == []
 

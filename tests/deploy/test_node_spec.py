@@ -106,7 +106,7 @@ def test_faults_of_the_tasks_keys_are_named_with_those_of_the_spec_s() -> None:
 # --- plan and write ------------------------------------------------------------------------------------------
 
 
-def test_a_first_spec(node: Node) -> None:
+def test_a_first_spec_is_planned_and_written(node: Node) -> None:
     result = node.deploy(deliver, {**ABSENT, **plan(COUNT, MTU)})
     made, uploaded, replaced = result.flat
     assert made.endswith(f"sh {SPEC}")
@@ -125,7 +125,7 @@ def test_the_plan_is_printed_once(node: Node) -> None:
     ]
 
 
-def test_an_unchanged_spec(node: Node) -> None:
+def test_an_unchanged_spec_is_not_written(node: Node) -> None:
     result = node.deploy(deliver, {**file_answers(SPEC, TEXT), **plan()})
     assert result.planned == {"Spec | Plan and write": False}
     assert result.flat == []
@@ -167,13 +167,13 @@ def test_nothing_is_written_if_the_spec_cannot_be_applied(node: Node, answers: A
     assert f"{SPEC} was not written" in "\n".join(result.log)
 
 
-def test_a_blocker_that_an_earlier_operation_removes(node: Node) -> None:
+def test_a_blocker_that_an_earlier_operation_removes_does_not_stop_the_deploy(node: Node) -> None:
     result = node.deploy(deliver, {**ABSENT, **plan(STUCK)}, later={**ABSENT, **plan(MTU)})
     assert not result.failed
     assert len(result.flat) == 3
 
 
-def test_an_older_agent_that_refuses_a_key(node: Node) -> None:
+def test_a_key_that_the_older_agent_refuses_does_not_stop_the_deploy(node: Node) -> None:
     older = plan(errors=("stdin: unknown key 'roce'; did you mean 'rps'?",), version="1-a")
     result = node.deploy(deliver, {**ABSENT, **older}, later={**ABSENT, **plan(MTU)})
     assert [line for line in result.log if "plan:" in line][:2] == [

@@ -18,7 +18,7 @@ def test_the_original_state_is_written_once(node: Node) -> None:
     assert not any(result.planned.values())
 
 
-def test_the_script(tmp_path: Path) -> None:
+def test_the_script_records_services_vfs_and_holds(tmp_path: Path) -> None:
     device = tmp_path / "sys/bus/pci/devices/0000:21:00.0"
     device.mkdir(parents=True)
     (device / "sriov_numvfs").write_text("3\n")

@@ -63,7 +63,7 @@ def data(keys: Path, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_the_timer(node: Node, keys: Path) -> None:
+def test_the_timer_and_its_files_are_installed(node: Node, keys: Path) -> None:
     node.data = {"pull": data(keys, every=30)}
     result = node.deploy(pull.serve, {})
     settings = json.loads(result.uploads[pull.SETTINGS])
@@ -104,7 +104,7 @@ def test_without_the_key_there_is_no_timer(node: Node) -> None:
         ({"keyring": "README.md"}, "README.md is not a file of public keys"),
     ],
 )
-def test_bad_data(node: Node, keys: Path, given: Any, message: str) -> None:
+def test_bad_data_is_refused(node: Node, keys: Path, given: Any, message: str) -> None:
     node.data = {"pull": data(keys, **given)}
     with pytest.raises(DeployError) as caught:
         node.deploy(pull.serve, {})
@@ -206,7 +206,7 @@ def test_an_older_archive_is_refused_though_its_signature_is_good(puller: Puller
     assert puller.ran is None
 
 
-def test_an_archive_that_cannot_be_fetched(puller: Puller) -> None:
+def test_an_archive_that_cannot_be_fetched_is_a_one_line_error(puller: Puller) -> None:
     code, message = puller.run()
     assert code == 1
     assert f"file://{puller.folder}/t.tar.gz.sig cannot be fetched: " in message
@@ -238,7 +238,7 @@ def test_an_answer_that_is_not_http_is_a_one_line_error(tmp_path: Path, monkeypa
         answering.join()
 
 
-def test_an_archive_for_other_machines(puller: Puller) -> None:
+def test_an_archive_for_other_machines_is_a_one_line_error(puller: Puller) -> None:
     puller.publish(100, libraries="lib-3.10-riscv64")
     code, message = puller.run()
     assert code == 1

@@ -16,7 +16,7 @@ def gated() -> None:
     readiness.wait(version="1-a", spec_hash="abc")
 
 
-def test_ready_already(node: Node) -> None:
+def test_a_ready_node_is_not_waited_for(node: Node) -> None:
     result = node.deploy(gated, status(REPORT))
     assert result.planned == {"Ready": False}
     assert result.flat == []
@@ -33,7 +33,7 @@ def test_ready_already(node: Node) -> None:
         {STATUS: [f"boot {STALE + 1}", report_to_json(REPORT).strip()]},
     ],
 )
-def test_it_waits(node: Node, answers: Answers) -> None:
+def test_the_deploy_waits_until_the_node_is_ready(node: Node, answers: Answers) -> None:
     assert node.deploy(gated, answers).flat == ["/usr/local/bin/trackbed wait --hash abc --timeout 120"]
 
 
@@ -47,7 +47,7 @@ def test_a_node_that_does_not_become_ready_fails_with_its_reasons(node: Node) ->
 
 
 @pytest.mark.parametrize("value", ["120", 0, True, 7200])
-def test_bad_timeout(node: Node, value: object) -> None:
+def test_a_bad_timeout_is_refused(node: Node, value: object) -> None:
     node.data = {"ready_timeout": value}
     with pytest.raises(DeployError) as caught:
         node.deploy(gated, {})

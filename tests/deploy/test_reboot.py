@@ -184,7 +184,7 @@ def test_a_host_that_does_not_come_back_fails(node: Node, monkeypatch: pytest.Mo
         ({"polcy": "never"}, "unknown key 'polcy'; did you mean 'policy'?"),
     ],
 )
-def test_bad_data(node: Node, given: Any, message: str) -> None:
+def test_bad_data_is_refused(node: Node, given: Any, message: str) -> None:
     node.data = {"reboot": given}
     with pytest.raises(DeployError) as caught:
         node.deploy(reboot.by_policy, {})

@@ -46,7 +46,7 @@ def spec(text: str) -> Answers:
     return file_answers(SPEC, text)
 
 
-def test_first_the_vfs_and_then_the_rest(node: Node) -> None:
+def test_the_vfs_are_restored_before_all_other_values(node: Node) -> None:
     node.data = {"ready_timeout": 7}
     result = node.deploy(withdraw, {**spec(GIVEN), NOTED_BEFORE: ["here", "vfs 0000:21:00.0 0 1"]})
     vfs, rest = result.commands["Spec withdrawn | VFs"], result.commands["Spec withdrawn | All other values"]
@@ -100,7 +100,7 @@ def test_vfs_of_an_entry_with_each_go_from_however_many_functions_there_are(node
     assert [nic.get("vfs", {}).get("count") for nic in wanted] == [0, None]
 
 
-def test_a_spec_without_settings_stays(node: Node) -> None:
+def test_a_spec_without_settings_is_left_alone(node: Node) -> None:
     result = node.deploy(withdraw, spec(json.dumps(EMPTY)))
     assert result.flat == []
     assert node.deploy(withdraw, {}).flat == []
@@ -152,7 +152,7 @@ def test_an_empty_folder_is_removed_and_one_with_files_is_not(tmp_path: Path) ->
     assert (tmp_path / "full/other").exists()
 
 
-def test_a_node_without_files_of_trackbed(node: Node) -> None:
+def test_a_node_without_files_of_trackbed_is_left_alone(node: Node) -> None:
     result = node.deploy(removal.remove_all, {})
     assert result.flat == []
     assert not any(result.planned.values())
@@ -175,7 +175,7 @@ def test_the_keys_of_all_tasks_are_removed(node: Node) -> None:
 @pytest.mark.parametrize(
     ("plan", "code", "message"), [("exit 0", 0, ""), ("echo 'vfs 7 -> 0'; exit 2", 1, "vfs 7 -> 0")]
 )
-def test_the_wait(tmp_path: Path, plan: str, code: int, message: str) -> None:
+def test_the_removal_waits_until_the_plan_is_empty(tmp_path: Path, plan: str, code: int, message: str) -> None:
     program(tmp_path / "systemctl", f'echo "$*" >> {tmp_path}/did')
     program(tmp_path / "trackbed", f'case "$1" in wait) echo not ready; exit 1 ;; plan) {plan} ;; esac')
     (tmp_path / "node.json.new").write_text("new")
@@ -209,5 +209,5 @@ def test_each_file_that_a_task_names_is_looked_for(node: Node) -> None:
     assert nccl.PATH in message
 
 
-def test_no_lines_are_an_empty_state() -> None:
+def test_an_empty_record_is_an_empty_state() -> None:
     assert original_state.parse([]) == original_state.OriginalState()

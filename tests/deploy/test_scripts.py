@@ -50,7 +50,7 @@ def upload(base: Path, source: str) -> Path:
     return archive
 
 
-def test_a_node_without_an_agent(tmp_path: Path) -> None:
+def test_a_node_without_an_agent_has_no_versions(tmp_path: Path) -> None:
     assert versions(tmp_path / "absent") == agent.Versions()
     assert versions(tmp_path) == agent.Versions()
 
@@ -60,7 +60,7 @@ def unpack(base: Path, archive: Path, checksum: str = "") -> None:
     sh(agent._UNPACK, archive, base / "versions", "1-a", sys.executable, checksum)
 
 
-def test_unpack(base: Path) -> None:
+def test_an_archive_is_unpacked_and_compiled(base: Path) -> None:
     uploaded = upload(base, "print('here')\n")
     unpack(base, uploaded)
     folder = base / "versions" / "1-a"
@@ -88,13 +88,13 @@ def test_an_archive_that_was_exchanged_on_its_way_is_not_unpacked(base: Path) ->
     assert not exchanged.exists()
 
 
-def test_unpack_beside_another_deploy_of_the_same_version(base: Path) -> None:
+def test_a_version_that_another_deploy_has_unpacked_is_left(base: Path) -> None:
     for _ in range(2):
         unpack(base, upload(base, "x = 1\n"))
     assert [path.name for path in (base / "versions").iterdir()] == ["1-a"]
 
 
-def test_switch(base: Path) -> None:
+def test_a_switch_keeps_only_the_previous_version(base: Path) -> None:
     staged(base, "1-a")
     sh(agent._SWITCH, base, "1-a")
     assert versions(base) == agent.Versions("1-a", None, frozenset({"1-a"}))
@@ -122,7 +122,7 @@ def test_replace_keeps_the_previous_spec(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.json", "node.json.previous"]
 
 
-def test_find_python() -> None:
+def test_the_first_python_that_works_is_found() -> None:
     assert sh(packages._FIND_PYTHON, "/absent/python3", "/bin/false", sys.executable) == [sys.executable]
     assert sh(packages._FIND_PYTHON, "/absent/python3") == []
 
@@ -156,7 +156,7 @@ def test_the_plan_uses_the_staged_version_or_else_the_current_one(base: Path) ->
     assert node_spec.NodePlan().process(plan(base, "2-b")) == node_spec.Plan("1-a", (), ("the spec",))
 
 
-def test_plan_of_an_agent_that_breaks(base: Path) -> None:
+def test_an_agent_that_cannot_plan_is_quoted(base: Path) -> None:
     staged(base, "1-a")
     (base / "versions" / "1-a" / "__main__.py").write_text("raise RuntimeError('no netlink')\n")
     fact = node_spec.NodePlan().process(plan(base, "1-a"))
@@ -179,7 +179,7 @@ def program(path: Path, text: str = "") -> None:
         ("systemd 239 (239-82.el8)", ["NetworkManager"]),
     ],
 )
-def test_network_managers_that_can_ignore_vfs(tmp_path: Path, version: str, managers: list[str]) -> None:
+def test_network_managers_that_can_ignore_vfs_are_found(tmp_path: Path, version: str, managers: list[str]) -> None:
     assert sh(network_managers._MANAGERS, tmp_path) == []
     program(tmp_path / "usr/sbin/NetworkManager")
     program(tmp_path / "usr/lib/systemd/systemd-networkd")
@@ -188,7 +188,7 @@ def test_network_managers_that_can_ignore_vfs(tmp_path: Path, version: str, mana
     assert sh(network_managers._MANAGERS, tmp_path, PATH=path) == managers
 
 
-def test_vfs_that_udev_has_not_marked(tmp_path: Path) -> None:
+def test_vfs_that_udev_has_not_marked_are_found(tmp_path: Path) -> None:
     assert sh(network_managers._UNMARKED, tmp_path) == []
     marks = {"pf0": None, "pf0v0": "E:TRACKBED_VF=1\nV:1\n", "pf0v1": "E:ID_NET_NAME=pf0v1\n", "pf0v2": None}
     (tmp_path / "run/udev/data").mkdir(parents=True)
@@ -224,7 +224,7 @@ def requests(folder: Path) -> reboot.RebootRequests:
     return reboot.NodeRebootRequests().process(sh(reboot._REQUESTS, folder))
 
 
-def test_reboot_requests(tmp_path: Path) -> None:
+def test_reboot_requests_are_written_and_read(tmp_path: Path) -> None:
     folder = tmp_path / "reboots"
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert requests(folder) == reboot.RebootRequests(boot_id)
@@ -267,7 +267,7 @@ def test_other_errors_of_apt_end_it_at_once(tmp_path: Path) -> None:
     assert not (tmp_path / "slept").exists()
 
 
-def test_kernel_arguments_by_grub(tmp_path: Path) -> None:
+def test_grubs_kernel_arguments_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cmdline").write_text("BOOT_IMAGE=/vmlinuz root=/dev/sda1 ro quiet\n")
     path = os.environ["PATH"]
@@ -293,7 +293,7 @@ def test_kernel_arguments_by_grub(tmp_path: Path) -> None:
     assert not (tmp_path / "drop-in.cfg").exists()
 
 
-def test_kernel_arguments_by_grubby(tmp_path: Path) -> None:
+def test_grubbys_kernel_arguments_are_read(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cmdline").write_text("root=/dev/sda1 ro\n")
     program(

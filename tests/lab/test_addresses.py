@@ -68,7 +68,7 @@ def test_each_rail_s_packets_leave_by_its_own_device(rails: tuple[Node, ...]) ->
     assert said(node, "RdmaPorts")["status"] == "True"
 
 
-def test_the_operators_checks_of_addresses_hold_and_see_what_is_broken(rails: tuple[Node, ...]) -> None:
+def test_the_operators_checks_of_addresses_pass_and_fail_if_something_is_broken(rails: tuple[Node, ...]) -> None:
     checked = checks.run(rails, "-m", "addresses", capture=True)
     assert checked.returncode == 0 and f"{3 * len(rails)} passed" in checked.stdout, checked.stdout
     node = rails[0]

@@ -6,13 +6,13 @@ from lab import Node
 from lab.checks import MAY_SKIP, ROOT, run
 
 
-def test_the_operators_checks_hold(nodes: tuple[Node, ...]) -> None:
+def test_the_operators_checks_pass_on_a_good_node(nodes: tuple[Node, ...]) -> None:
     checked = run(nodes, capture=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert f"{len(MAY_SKIP) * len(nodes)} skipped" in checked.stdout
 
 
-def test_the_operators_checks_see_what_is_broken(node: Node) -> None:
+def test_the_operators_checks_fail_on_a_broken_node(node: Node) -> None:
     first, second = node.machine.nics
     node.sh("systemctl stop trackbed")
     node.sh(f"ip link set {first.netdev} vf 2 trust off")

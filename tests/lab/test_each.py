@@ -34,7 +34,7 @@ def test_each_nic_has_its_name_and_number(node: Node) -> None:
         link = json.loads(node.sh(f"ip -j link show dev port{index}"))[0]
         assert (link["ifname"], link["mtu"]) == (netdev, 9000)
         assert node.sh(f"cat /sys/bus/pci/devices/{pci}/sriov_numvfs").strip() == "2"
-    checked = run((node,), "-k", "test_mtu", capture=True)
+    checked = run((node,), "-k", "test_each_netdev_has_its_mtu", capture=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 

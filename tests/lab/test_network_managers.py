@@ -58,7 +58,7 @@ def left_alone(node: Node, netdev: str, who: str) -> None:
     assert OURS not in addresses(node, netdev)
 
 
-def test_a_netdev_of_networkmanager_is_left_alone_until_it_lets_go(node: Node, netdev: str) -> None:
+def test_a_netdev_of_networkmanager_is_left_alone_until_it_is_released(node: Node, netdev: str) -> None:
     put(node, KEEP_OFF, keep_off(netdev))
     install(node, "network-manager")
     # A profile with ipv6.method disabled would set disable_ipv6, and leave it so.
@@ -74,7 +74,7 @@ def test_a_netdev_of_networkmanager_is_left_alone_until_it_lets_go(node: Node, n
     wait_ready(node)
 
 
-def test_a_netdev_of_netplan_is_left_alone_until_it_lets_go(node: Node, netdev: str) -> None:
+def test_a_netdev_of_netplan_is_left_alone_until_it_is_released(node: Node, netdev: str) -> None:
     install(node, "netplan.io")
     put(node, PLAN, f"network: {{version: 2, ethernets: {{{netdev}: {{addresses: [{THEIRS}/24], link-local: []}}}}}}\n")
     node.sh("netplan apply", timeout=180)

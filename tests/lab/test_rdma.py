@@ -55,7 +55,7 @@ def test_iwarp_needs_no_umad(node: Node) -> None:
     assert said(node, "RdmaCharDevices")["status"] == "True"
 
 
-def test_roce_is_set_and_set_again(node: Node) -> None:
+def test_roce_is_set_and_repaired(node: Node) -> None:
     pf = NICS[0].netdev
     node.sh(f"modprobe rdma_ucm; modprobe dcbsim netdev={pf}")
     spec = json.loads(node.sh("cat /etc/trackbed/node.json"))

@@ -35,13 +35,13 @@ def lines(node: Node) -> list[str]:
 
 
 @pytest.mark.usefixtures("disabled")
-def test_it_does_not_run(node: Node) -> None:
+def test_irqbalance_does_not_run(node: Node) -> None:
     running = node.run("grep -lx irqbalance /proc/[0-9]*/comm 2>/dev/null || true").split()
     judge(node, [equal(UNIT, "processes", [], running)], "")
 
 
 @pytest.mark.usefixtures("disabled")
-def test_its_unit_is_stopped_and_does_not_start_at_boot(node: Node) -> None:
+def test_irqbalances_unit_is_stopped_and_does_not_start_at_boot(node: Node) -> None:
     shown = node.run('systemctl show --property=LoadState,ActiveState,UnitFileState "$1"', UNIT)
     properties = dict(line.split("=", 1) for line in shown.splitlines())
     findings = [equal(UNIT, "ActiveState", "inactive", properties["ActiveState"])]

@@ -21,12 +21,12 @@ def netdevs(node: Node, nics: tuple[Nic, ...]) -> Iterator[Expected]:
                 yield vf.label, node.links[vf.netdev], vf.want.mtu, vf.want.state
 
 
-def test_mtu(node: Node, nics: tuple[Nic, ...]) -> None:
+def test_each_netdev_has_its_mtu(node: Node, nics: tuple[Nic, ...]) -> None:
     findings = [equal(label, "MTU", mtu, link["mtu"]) for label, link, mtu, _ in netdevs(node, nics) if mtu is not None]
     judge(node, findings, "its spec gives no MTU")
 
 
-def test_state(node: Node, nics: tuple[Nic, ...]) -> None:
+def test_each_netdev_has_its_state(node: Node, nics: tuple[Nic, ...]) -> None:
     findings = [
         equal(label, "state", state, "up" if "UP" in link["flags"] else "down")
         for label, link, _, state in netdevs(node, nics)
@@ -35,7 +35,7 @@ def test_state(node: Node, nics: tuple[Nic, ...]) -> None:
     judge(node, findings, "its spec gives no state")
 
 
-def test_altnames(node: Node, nics: tuple[Nic, ...]) -> None:
+def test_each_netdev_has_its_alternative_names(node: Node, nics: tuple[Nic, ...]) -> None:
     findings = [
         Finding(nic.label, "altnames", name, ", ".join(have), name in have)
         for nic in nics
@@ -45,7 +45,7 @@ def test_altnames(node: Node, nics: tuple[Nic, ...]) -> None:
     judge(node, findings, "its spec gives no altname")
 
 
-def test_txqueuelen(node: Node, nics: tuple[Nic, ...]) -> None:
+def test_each_netdev_has_its_queue_length(node: Node, nics: tuple[Nic, ...]) -> None:
     wanted = [(nic.label, nic.netdev, nic.want.txqueuelen) for nic in nics]
     wanted += [
         (vf.label, vf.netdev, vf.want.txqueuelen or nic.want.txqueuelen) for nic in nics for vf in nic.vfs if vf.netdev
@@ -56,7 +56,7 @@ def test_txqueuelen(node: Node, nics: tuple[Nic, ...]) -> None:
     judge(node, findings, "its spec gives no txqueuelen")
 
 
-def test_carrier(node: Node, nics: tuple[Nic, ...]) -> None:
+def test_each_netdev_that_is_up_has_carrier(node: Node, nics: tuple[Nic, ...]) -> None:
     """Of what should be up."""
 
     def finding(label: str, link: dict[str, Any]) -> Finding:

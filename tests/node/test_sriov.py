@@ -22,7 +22,7 @@ def granted(node: Node, nic: Nic, vf: Vf) -> dict[str, Any]:
     return next((entry for entry in entries if entry["vf"] == vf.index), {})
 
 
-def test_number_of_vfs_in_the_device(node: Node, nics: tuple[Nic, ...]) -> None:
+def test_the_device_has_its_number_of_vfs(node: Node, nics: tuple[Nic, ...]) -> None:
     """By the SR-IOV capability in the PF's configuration space."""
 
     def findings() -> Iterator[Finding]:
@@ -34,7 +34,7 @@ def test_number_of_vfs_in_the_device(node: Node, nics: tuple[Nic, ...]) -> None:
     judge(node, findings(), NO_VFS)
 
 
-def test_number_of_vfs_in_the_kernel(node: Node, nics: tuple[Nic, ...]) -> None:
+def test_the_kernel_has_its_number_of_vfs(node: Node, nics: tuple[Nic, ...]) -> None:
     def findings() -> Iterator[Finding]:
         for nic in nics:
             if nic.want.vfs is not None:
@@ -46,7 +46,7 @@ def test_number_of_vfs_in_the_kernel(node: Node, nics: tuple[Nic, ...]) -> None:
     judge(node, findings(), NO_VFS)
 
 
-def test_address_granted_to_each_vf(node: Node, nics: tuple[Nic, ...]) -> None:
+def test_each_vf_is_granted_its_address(node: Node, nics: tuple[Nic, ...]) -> None:
     """Given ones, and those derived from the PF's permanent address."""
     findings = [
         equal(vf.label, "MAC granted (ip link)", vf.want.mac, granted(node, nic, vf).get("address"))
@@ -66,7 +66,7 @@ def test_addresses_are_unique(node: Node, nics: tuple[Nic, ...]) -> None:
 
 
 @pytest.mark.parametrize("attribute", ["vlan", "qos", "trust", "spoofchk", "link_state", "min_tx_rate", "max_tx_rate"])
-def test_attribute_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribute: str) -> None:
+def test_each_vf_is_granted_its_attributes(node: Node, nics: tuple[Nic, ...], attribute: str) -> None:
     def value_of(entry: dict[str, Any]) -> object:
         # What is 0, ip leaves out.
         if attribute in ("vlan", "qos"):
@@ -84,7 +84,7 @@ def test_attribute_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribu
 
 
 @pytest.mark.parametrize("attribute", ["node_guid", "port_guid"])
-def test_guid_granted_to_each_vf(node: Node, nics: tuple[Nic, ...], attribute: str) -> None:
+def test_each_vf_is_granted_its_guid(node: Node, nics: tuple[Nic, ...], attribute: str) -> None:
     """From iproute2's source, which names them so since 5.5: not run on InfiniBand."""
     findings = [
         equal(vf.label, f"{attribute} (ip link)", want, granted(node, nic, vf).get(attribute.replace("_", " ")))

@@ -7,7 +7,7 @@ from matplotlib import rc_context
 from bench.tuning import WAYS, drawn
 
 
-def test_each_way_is_drawn_with_the_medians_as_found_and_as_planned() -> None:
+def test_each_way_is_drawn_with_its_medians_as_found_and_as_planned() -> None:
     results = {
         (way.name, as_found): [
             {"latency": 1000.0 * (number + 1) + 50 * as_found + more, "bw": 1e7 * (number + 1) - 1e6 * as_found}

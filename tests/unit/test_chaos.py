@@ -59,7 +59,7 @@ def test_what_a_failure_does_not_need_is_dropped(needed: list[int]) -> None:
     assert all(steps[-1] == 7 for steps in tried)
 
 
-def test_the_search_for_fewer_faults_ends_and_gives_what_it_has() -> None:
+def test_the_search_for_fewer_faults_ends_after_its_limit_with_the_best_set() -> None:
     calls = []
 
     def fails(steps: Sequence[int]) -> bool:
@@ -116,7 +116,7 @@ def serving(folder: Path, how: str) -> Iterator[http.client.HTTPSConnection]:
 
 
 @pytest.mark.parametrize(("how", "status"), [("429", 429), ("500", 500), ("slow", 503), ("garbage", 200)])
-def test_the_bad_api_server_answers_so(tmp_path: Path, how: str, status: int) -> None:
+def test_the_bad_api_server_gives_the_chosen_answer(tmp_path: Path, how: str, status: int) -> None:
     with serving(tmp_path, how) as connection:
         connection.request("PATCH", "/api/v1/nodes/n/status", body="{}")
         answer = connection.getresponse()
@@ -124,7 +124,7 @@ def test_the_bad_api_server_answers_so(tmp_path: Path, how: str, status: int) ->
         assert (b"Status" in answer.read()) is (how != "garbage")
 
 
-def test_the_bad_api_server_cuts_or_says_nothing(tmp_path: Path) -> None:
+def test_the_bad_api_server_cuts_connections_or_does_not_answer(tmp_path: Path) -> None:
     with serving(tmp_path, "cut") as connection:
         connection.request("GET", "/")
         with pytest.raises(http.client.IncompleteRead):

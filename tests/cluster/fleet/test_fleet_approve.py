@@ -61,7 +61,7 @@ def test_a_new_node_is_enrolled_once_and_renews_by_itself(plane: ControlPlane) -
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_a_request_no_reporter_makes_is_denied_and_others_are_left(plane: ControlPlane) -> None:
+def test_a_request_that_no_reporter_makes_is_denied_and_requests_of_others_are_left(plane: ControlPlane) -> None:
     ask(plane, plane.admin, request(f"{names.NODE_USER}victim", "trackbed-stolen"))
     ask(plane, plane.admin, request("somebody", "others"))
     done = fleet(plane, "approve", "victim", "--json")

@@ -163,7 +163,7 @@ def test_a_node_is_drained_changed_and_brought_back(plane: ControlPlane, invento
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_budget_that_forbids_it_is_respected_and_the_node_given_back(plane: ControlPlane, inventory: Path) -> None:
+def test_a_disruption_budget_is_respected_and_the_drain_undone(plane: ControlPlane, inventory: Path) -> None:
     workload(plane, "job", "m1")
     forbid(plane, "job")
     before = pods(plane, "job", "m1")
@@ -192,7 +192,7 @@ def test_a_change_that_fails_leaves_the_node_cordoned_until_it_is_undone(plane: 
 
 
 @pytest.mark.usefixtures("nodes")
-def test_a_node_that_somebody_had_cordoned_stays_so(plane: ControlPlane, inventory: Path) -> None:
+def test_a_node_that_was_cordoned_before_stays_cordoned(plane: ControlPlane, inventory: Path) -> None:
     plane.kubectl("cordon", "m1")
     assert fleet(plane, "maintain", "m1", "--inventory", str(inventory)).code == 0
     assert cordoned(plane, "m1") == (True, False)

@@ -65,7 +65,7 @@ def test_a_silent_node_becomes_unknown_and_tainted_and_nothing_else_of_it_change
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_half_the_fleet_silent_taints_none(plane: ControlPlane) -> None:
+def test_if_half_the_fleet_is_silent_no_node_is_tainted(plane: ControlPlane) -> None:
     for name in ("a", "b", "c", "d"):
         make_node(plane, name, life=1 if name in ("a", "b") else 900)
     until(lambda: len(fleet(plane, "sweep", "--dry", "--json").document["expired"]) == 2, "two expire")
@@ -125,7 +125,7 @@ def test_a_sweep_without_rights_is_one_message(plane: ControlPlane) -> None:
         ("managedFields", YEAR_10000),
     ],
 )
-def test_a_time_that_cannot_be_read_stops_nobody(plane: ControlPlane, when: str, where: str) -> None:
+def test_a_time_that_cannot_be_read_does_not_affect_other_nodes(plane: ControlPlane, when: str, where: str) -> None:
     for name in ("a", "b", "c", "d", "e"):
         make_node(plane, name, life=1 if name == "b" else 900)
     if where == "renewTime":
@@ -183,7 +183,7 @@ def test_after_a_sweep_a_lease_with_a_time_that_cannot_be_read_can_be_renewed(pl
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_who_may_not_repair_a_lease_sweeps_its_node_nevertheless(plane: ControlPlane) -> None:
+def test_without_the_right_to_repair_a_lease_its_node_is_swept_nevertheless(plane: ControlPlane) -> None:
     make_node(plane, "a")
     change = {"spec": {"acquireTime": YEAR_10000.replace("59-", "59.000000-")}}
     words = ("patch", "lease", "a", f"--namespace={names.NAMESPACE}", "--type=merge", "-p", json.dumps(change))
@@ -231,7 +231,7 @@ def test_of_two_conditions_of_a_silent_node_one_is_left(plane: ControlPlane) -> 
 
 
 @pytest.mark.usefixtures("no_nodes")
-def test_a_taint_of_our_key_that_lets_pods_come_is_not_enough(plane: ControlPlane) -> None:
+def test_trackbeds_taint_with_another_effect_does_not_keep_the_sweep_from_tainting(plane: ControlPlane) -> None:
     make_node(plane, "a", life=1)
     weak = {**OURS, "effect": "PreferNoSchedule"}
     plane.kubectl("patch", "node", "a", "--type=merge", "-p", json.dumps({"spec": {"taints": [weak]}}))

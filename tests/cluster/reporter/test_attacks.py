@@ -139,7 +139,7 @@ def fleet(plane: ControlPlane, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_lease_of_a_nodes_name_in_another_namespace_counts_for_nothing(plane: ControlPlane) -> None:
+def test_a_lease_with_a_nodes_name_in_another_namespace_is_ignored(plane: ControlPlane) -> None:
     thief = tenant(plane)
     made = lease("attacked-c", TENANT)
     made["metadata"]["annotations"] = {names.NOT_READY: "Made: up"}
@@ -147,7 +147,7 @@ def test_a_lease_of_a_nodes_name_in_another_namespace_counts_for_nothing(plane: 
     assert "attacked-c" not in [one["name"] for one in fleet(plane, "status")["nodes"]]
 
 
-def test_a_kubelet_asks_in_vain_for_a_reporters_certificate(plane: ControlPlane, tmp_path: Path) -> None:
+def test_a_kubelet_gets_no_reporters_certificate(plane: ControlPlane, tmp_path: Path) -> None:
     # As kubeadm lets kubelets ask for theirs.
     words = ("--clusterrole=trackbed:request-certificate", "--group=system:nodes")
     plane.kubectl("create", "clusterrolebinding", "kubelets-ask", *words)

@@ -84,7 +84,7 @@ LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", LARGE)
-def test_a_lease_is_small_and_does_not_last(thief: Thief, what: str) -> None:
+def test_a_lease_is_bounded_in_size_and_time(thief: Thief, what: str) -> None:
     place = f"{PLACE}/{OWN}"
     metadata, spec = LARGE[what]
     bad, good = lease(thief.plane, metadata, spec), lease(thief.plane, {}, {})
@@ -99,7 +99,7 @@ def test_a_lease_is_small_and_does_not_last(thief: Thief, what: str) -> None:
     assert thief.tries("PATCH", place, renewed, MERGE_PATCH) == 200
 
 
-def test_what_others_have_put_into_a_lease_keeps_no_reporter_from_writing_it(thief: Thief) -> None:
+def test_a_reporter_can_write_its_lease_whatever_others_have_put_into_it(thief: Thief) -> None:
     """The Lease is where a reporter says that its node is not ready if it can write nothing else."""
     place, plane = f"{PLACE}/{OWN}", thief.plane
     plane.kubectl("delete", "lease", OWN, f"--namespace={names.NAMESPACE}", "--ignore-not-found")
@@ -144,7 +144,7 @@ LOADED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("who", ["a node", "the enrolment"])
 @pytest.mark.parametrize("what", [*LOADED, "a long request"])
-def test_a_request_for_a_certificate_is_small_and_can_be_removed(
+def test_a_certificate_request_is_bounded_in_size_and_can_be_deleted(
     plane: ControlPlane, who: str, what: str, tmp_path: Path
 ) -> None:
     thief = Thief(plane, by_certificate(plane, OWN) if who == "a node" else holder(plane, "enrolment"))

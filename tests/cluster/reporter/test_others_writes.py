@@ -148,7 +148,7 @@ def test_whatever_others_have_written_in_its_lease_it_is_renewed(
     assert reporter.published().error == ""
 
 
-def test_of_two_conditions_of_its_type_one_is_left(plane: ControlPlane, start: Start) -> None:
+def test_if_a_node_has_two_conditions_of_its_type_the_reporter_leaves_one(plane: ControlPlane, start: Start) -> None:
     """Whoever may write a Node may write two with a JSON patch, and who reads the other one is told something else."""
 
     def said() -> list[str]:
@@ -172,9 +172,7 @@ def test_of_two_conditions_of_its_type_one_is_left(plane: ControlPlane, start: S
     assert len(reporter.writes(mark)) <= 2
 
 
-def test_a_taint_of_our_key_with_a_value_is_left_alone_and_nothing_is_in_the_way(
-    plane: ControlPlane, start: Start
-) -> None:
+def test_trackbeds_taint_with_a_value_is_left_alone_and_writes_succeed(plane: ControlPlane, start: Start) -> None:
     reporter = start("valued")
     reporter.acknowledged(reporter.say(True))
     until(lambda: not reporter.is_tainted(), "the taint is lifted")

@@ -124,7 +124,7 @@ def test_the_plugin_is_restarted_when_its_devices_change(
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
 
 
-def test_a_label_whose_plugin_stays_comes_back(
+def test_a_label_returns_after_ten_minutes_if_its_resource_stays_allocatable(
     plane: ControlPlane, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agent.reporter.kubernetes.plugins.PLUGIN_PAUSE", 1.0)

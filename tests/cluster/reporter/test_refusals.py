@@ -96,7 +96,7 @@ def test_where_the_node_may_not_be_written_its_condition_and_lease_say_that_it_i
     until(lambda: not reporter.is_tainted(), "the taint is lifted again")
 
 
-def test_where_the_condition_may_not_be_written_the_taint_comes_and_the_sweep_turns_the_condition(
+def test_if_the_condition_may_not_be_written_the_node_is_tainted_and_the_sweep_sets_the_condition(
     plane: ControlPlane, start: Start
 ) -> None:
     reporter = start("forbidden-status")
@@ -113,7 +113,7 @@ def test_where_the_condition_may_not_be_written_the_taint_comes_and_the_sweep_tu
     assert reporter.name not in fleet(plane, "sweep")["tainted"]
 
 
-def test_where_a_label_may_not_be_taken_away_the_taint_comes_nevertheless(plane: ControlPlane, start: Start) -> None:
+def test_if_a_label_may_not_be_removed_the_node_is_tainted_nevertheless(plane: ControlPlane, start: Start) -> None:
     reporter = start("forbidden-label")
     reporter.acknowledged(reporter.say(True))
     until(lambda: not reporter.is_tainted(), "the taint is lifted")
@@ -146,7 +146,7 @@ def test_unreadable_labels_are_reported_and_do_not_delay_a_loss_of_readiness(pla
     assert "labels.json" in reporter.published().error
 
 
-def test_a_label_that_is_no_longer_listed_can_be_taken_away(plane: ControlPlane, start: Start) -> None:
+def test_a_label_that_is_no_longer_listed_can_be_removed(plane: ControlPlane, start: Start) -> None:
     listed = plane.get("configmap", "reporter", "--namespace=trackbed-system")["data"]["labels"]
 
     def list_labels(text: str) -> None:

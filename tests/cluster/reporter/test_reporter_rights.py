@@ -37,7 +37,7 @@ def test_a_reporter_can_change_only_its_own_fields(thief: Thief, attack: Attack,
         assert thief.seen(attack.on) == before
 
 
-def test_what_a_reporter_needs_is_let_through(thief: Thief) -> None:
+def test_a_reporter_may_write_all_that_it_needs(thief: Thief) -> None:
     own = f"/api/v1/nodes/{OWN}"
     assert thief.tries("PATCH", own, labels(rdma="hca"), MERGE_PATCH) == 200
     assert thief.tries("PATCH", own, add("/spec/taints/-", OURS), JSON_PATCH) == 200
@@ -203,7 +203,7 @@ def test_a_reporter_cannot_write_as_another_manager(owned: ControlPlane, content
     assert managers(owned) == before
 
 
-def test_managers_that_the_api_server_folds_are_no_reason_to_refuse(owned: ControlPlane) -> None:
+def test_writes_are_admitted_although_the_api_server_merges_old_managers(owned: ControlPlane) -> None:
     for number in range(12):
         words = ("label", "node", OWN, f"example.net/many-{number}=x", f"--field-manager=many-{number}")
         owned.kubectl(*words)
@@ -218,7 +218,7 @@ def test_managers_that_the_api_server_folds_are_no_reason_to_refuse(owned: Contr
     owned.kubectl("label", "node", OWN, *[f"example.net/many-{number}-" for number in range(12)])
 
 
-def test_a_node_with_many_fields_of_many_managers_is_no_reason_to_refuse(owned: ControlPlane) -> None:
+def test_writes_to_a_node_with_many_fields_of_many_managers_are_admitted(owned: ControlPlane) -> None:
     """A policy's expressions may cost so much and no more; beyond that, the API server refuses the write."""
 
     def applied(number: int, count: int) -> None:
@@ -290,13 +290,13 @@ def test_the_order_of_others_conditions_stays(cluster: ControlPlane) -> None:
     assert thief.seen(OWN) == before
 
 
-def test_trackbeds_taint_has_no_time(cluster: ControlPlane) -> None:
+def test_a_reporter_cannot_write_a_time_into_its_taint(cluster: ControlPlane) -> None:
     thief = Thief(cluster, by_certificate(cluster, OWN))
     body = add("/spec/taints/-", {**OURS, "timeAdded": "2001-01-01T00:00:00Z"})
     assert thief.tries("PATCH", f"/api/v1/nodes/{OWN}", body, JSON_PATCH) == 403
 
 
-def test_an_old_value_out_of_bounds_does_not_stop_a_not_ready(cluster: ControlPlane) -> None:
+def test_an_old_value_out_of_bounds_does_not_keep_not_ready_from_being_written(cluster: ControlPlane) -> None:
     """As an earlier version of the policies let it through."""
     bad = [
         {**SAID, "message": "x" * 5000},

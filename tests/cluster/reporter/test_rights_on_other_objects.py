@@ -70,7 +70,7 @@ REFUSED: list[tuple[str, str, str, Any]] = [
 @pytest.mark.parametrize(
     ("method", "path", "body"), [r[1:] for r in REFUSED], ids=[r[0].replace(" ", "-") for r in REFUSED]
 )
-def test_everything_else_is_refused(thief: Thief, method: str, path: str, body: Any) -> None:
+def test_a_reporter_may_do_nothing_else(thief: Thief, method: str, path: str, body: Any) -> None:
     assert thief.tries(method, path, body, MERGE_PATCH if method == "PATCH" else JSON) == 403
 
 
@@ -92,7 +92,7 @@ def test_a_lease_that_is_not_its_own_cannot_be_renewed(thief: Thief, place: tupl
 
 
 @pytest.mark.parametrize("who", ["system:admin", "trackbed:node:victim-b", "system:node:victim-a"])
-def test_it_impersonates_nobody(thief: Thief, who: str) -> None:
+def test_a_reporter_can_impersonate_nobody(thief: Thief, who: str) -> None:
     address, session = urlsplit(thief.plane.url), thief.identity.session()
     connection = HTTPSConnection(address.hostname or "", address.port, context=session.tls)
     headers = {"Impersonate-User": who, **({"Authorization": f"Bearer {session.token}"} if session.token else {})}

@@ -25,14 +25,14 @@ def test_the_version_names_machine_and_content() -> None:
     assert archive.version("x86_64") != archive.version("aarch64")
 
 
-def test_a_machine_without_an_agent() -> None:
+def test_a_machine_type_without_an_agent_is_refused() -> None:
     with pytest.raises(
         DeployError, match="the agent does not support the machine type 's390x'; it supports x86_64, aarch64"
     ):
         archive.version("s390x")
 
 
-def test_it_holds_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
+def test_the_archive_has_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
     assert (unpacked / "VERSION").read_text() == archive.version("x86_64") + "\n"
     assert (unpacked / "agent" / "spec" / "node.py").read_bytes() == (
         archive.ROOT / "agent" / "spec" / "node.py"
@@ -47,14 +47,14 @@ def test_it_holds_the_agent_and_what_python_3_10_needs(unpacked: Path) -> None:
     assert not list(unpacked.glob("win_*"))
 
 
-def test_it_runs_isolated(unpacked: Path) -> None:
+def test_the_archive_runs_without_the_python_packages_of_the_host(unpacked: Path) -> None:
     message = subprocess.run(
         [sys.executable, "-I", str(unpacked), "--version"], capture_output=True, text=True, check=True
     ).stdout
     assert message.split()[-1] == archive.version("x86_64")
 
 
-def test_it_is_the_same_each_time(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_builds_give_the_same_bytes(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = archive.build("x86_64")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     second = archive.build("x86_64")

@@ -10,7 +10,7 @@ from tasks.common import archive
 from tasks.common.connection import NoDelay
 
 
-def test_a_connection_waits_for_no_acknowledgement() -> None:
+def test_a_connection_does_not_wait_for_acknowledgements() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         transport = NoDelay()(client, gss_kex=False)
         assert transport.sock is client
@@ -26,6 +26,6 @@ def test_a_channel_that_is_not_a_socket_is_used_unchanged() -> None:
     assert NoDelay()(bastion).sock is bastion
 
 
-def test_every_host_is_connected_so() -> None:
+def test_every_host_gets_such_a_connection() -> None:
     data = runpy.run_path(str(archive.ROOT / "group_data" / "all.py"))
     assert data["ssh_paramiko_connect_kwargs"] == {"transport_factory": NoDelay()}

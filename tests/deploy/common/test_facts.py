@@ -20,7 +20,7 @@ def test_every_fact_survives_any_output() -> None:
     assert [fact.name for fact in FACTS if not issubclass(fact, FactBase)] == []
 
 
-def test_a_node_that_answers_nonsense_fails_by_itself(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_that_answers_nonsense_fails_alone(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     # There is one node here; a deploy to several continues on the others.
     with pytest.raises(PyinfraError, match="No hosts remaining"):
         node.deploy(lambda: host.get_fact(NodeHardware), {"inspect": GARBAGE})

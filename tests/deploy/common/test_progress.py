@@ -111,5 +111,5 @@ def test_only_the_slowest_are_named() -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0.04, "0.0 s"), (9.99, "10.0 s"), (59.7, "1 min 0 s"), (125, "2 min 5 s")]
 )
-def test_seconds_as_people_read_them(seconds: float, said: str) -> None:
+def test_seconds_are_written_as_minutes_and_seconds(seconds: float, said: str) -> None:
     assert say(seconds) == said

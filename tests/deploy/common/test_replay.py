@@ -44,7 +44,7 @@ def test_each_command_and_fact_has_the_arguments_of_its_own_operation(node: Node
     ]  # fmt: skip
 
 
-def test_an_operation_run_again_does_what_is_needed_then(node: Node) -> None:
+def test_an_operation_that_runs_again_does_what_is_needed_at_that_time(node: Node) -> None:
     @operation()
     def name_host() -> Commands:
         if host.get_fact(Hostname) != "new":

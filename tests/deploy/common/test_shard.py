@@ -31,7 +31,7 @@ def connected(done: subprocess.CompletedProcess[str]) -> set[str]:
     return set(re.findall(r"\[@fake/(h\d+)\] Connected", done.stdout + done.stderr))
 
 
-def test_the_shards_are_the_inventory(tmp_path: Path) -> None:
+def test_all_shards_together_are_the_inventory(tmp_path: Path) -> None:
     assert connected(pyinfra(tmp_path, "1/2")) == {"h00", "h02", "h04"}
     assert connected(pyinfra(tmp_path, "2/2")) == {"h01", "h03"}
     assert connected(pyinfra(tmp_path, "")) == {"h00", "h01", "h02", "h03", "h04"}
@@ -41,7 +41,7 @@ def test_a_shard_is_a_part_of_what_the_limit_leaves(tmp_path: Path) -> None:
     assert connected(pyinfra(tmp_path, "2/2", "--limit", "@fake/h0[0-2]", "--exclude", "@fake/h01")) == {"h02"}
 
 
-def test_more_shards_than_hosts(tmp_path: Path) -> None:
+def test_with_more_shards_than_hosts_some_are_empty(tmp_path: Path) -> None:
     assert connected(pyinfra(tmp_path, "7/9")) == set()
 
 
@@ -54,7 +54,7 @@ def test_an_invalid_shard_stops_before_a_host_is_changed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "3", "3/", "-1/2", "1/2/3", "1/0", "one/two", " 1/2", "1/2\n"])
-def test_no_shards(text: str) -> None:
+def test_a_text_that_is_not_a_shard_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a shard"):
         Shard.parse(text)
 

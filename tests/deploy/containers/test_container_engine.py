@@ -40,7 +40,7 @@ def test_without_the_key_nothing_is_done(node: Node) -> None:
     assert node.deploy(container_engine.install, {}).planned == {}
 
 
-def test_fresh_debian_with_containerd_of_the_distribution(node: Node) -> None:
+def test_a_fresh_debian_gets_containerd_of_the_distribution(node: Node) -> None:
     wants(node, name="containerd")
     after = {**DEBIAN, "dpkg -l": have("containerd"), STATE: [RUNNING], DRY_RUN: ["ran", "change x"]}
     result = node.deploy(container_engine.install, DEBIAN, after)
@@ -62,7 +62,7 @@ def test_fresh_debian_with_containerd_of_the_distribution(node: Node) -> None:
     assert applied.endswith(" sh apply")
 
 
-def test_fresh_debian_with_docker_of_the_vendor_at_a_version(node: Node) -> None:
+def test_a_fresh_debian_gets_the_vendors_docker_at_the_given_version(node: Node) -> None:
     wants(node, name="docker", source="vendor", version="5:28.0.4-1~debian.12~bookworm")
     result = node.deploy(
         container_engine.install, {**DEBIAN, "dpkg -l": have(), STATE: [RUNNING.replace("enabled", "disabled")]}
@@ -82,13 +82,13 @@ def test_fresh_debian_with_docker_of_the_vendor_at_a_version(node: Node) -> None
 
 
 @pytest.mark.parametrize(("system", "names"), [(DEBIAN, "docker.io"), (DEBIAN_13, "docker.io docker-cli")])
-def test_docker_of_debian_has_a_client(node: Node, system: Answers, names: str) -> None:
+def test_debians_docker_is_installed_with_its_client(node: Node, system: Answers, names: str) -> None:
     wants(node, name="docker")
     [apt] = node.deploy(container_engine.install, {**system, STATE: [RUNNING]}).commands[f"{PREFIX}Packages"]
     assert apt.endswith(f" sh '' '' {names}")
 
 
-def test_fresh_rocky(node: Node) -> None:
+def test_a_fresh_rocky_gets_packages_repository_and_service(node: Node) -> None:
     wants(node, name="containerd", source="vendor")
     result = node.deploy(container_engine.install, {**ROCKY_9, STATE: [RUNNING], DRY_RUN: ["ran", "change x"]})
     source = result.uploads["/etc/yum.repos.d/trackbed-docker.repo"].decode()
@@ -107,7 +107,7 @@ def test_each_key_is_documented() -> None:
     ] == []
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     wants(node, name="containerd", source="vendor", version="1.7.24-1")
     there = {
         **DEBIAN,
@@ -169,7 +169,7 @@ def test_another_version_is_refused_while_its_restart_would_stop_containers(node
         ([], "the node has no containerd"),
     ],
 )
-def test_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:
+def test_what_cannot_work_is_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:
     wants(node, name="containerd")
     there = {**DEBIAN, "dpkg -l": have("containerd"), STATE: [RUNNING]}
     result = node.deploy(container_engine.install, there, {**there, DRY_RUN: output})
@@ -202,7 +202,7 @@ def test_a_file_that_containerd_has_not_loaded_is_loaded(node: Node) -> None:
         ),
     ],
 )
-def test_bad_data(node: Node, system: Answers, data: dict[str, Any], message: str) -> None:
+def test_bad_data_is_refused(node: Node, system: Answers, data: dict[str, Any], message: str) -> None:
     node.data = {"container_engine": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(container_engine.install, system)
@@ -221,7 +221,9 @@ def test_bad_data(node: Node, system: Answers, data: dict[str, Any], message: st
         ),
     ],
 )
-def test_a_distribution_without_packages(node: Node, system: Answers, source: str, message: str) -> None:
+def test_a_distribution_without_such_packages_is_refused(
+    node: Node, system: Answers, source: str, message: str
+) -> None:
     wants(node, name="docker", source=source)
     with pytest.raises(DeployError, match=re.escape(message)):
         node.deploy(container_engine.install, system)

@@ -42,7 +42,7 @@ def test_without_the_key_nothing_is_done(node: Node) -> None:
     assert node.deploy(container_runtime.configure, {}).planned == {}
 
 
-def test_fresh_debian(node: Node) -> None:
+def test_a_fresh_debian_gets_repository_packages_and_files(node: Node) -> None:
     engines(node, "containerd")
     # The dry run needs the toolkit. Until that is installed, a change is planned.
     result = node.deploy(container_runtime.configure, DEBIAN, {**installed("1.19.0-1"), DRY_RUN: ["ran", "change x"]})
@@ -55,7 +55,7 @@ def test_fresh_debian(node: Node) -> None:
     assert applied.endswith(" sh apply containerd yes no")
 
 
-def test_fresh_rocky(node: Node) -> None:
+def test_a_fresh_rocky_gets_repository_packages_and_files(node: Node) -> None:
     node.data = {"container_runtime": {"engines": ["crio"]}}
     result = node.deploy(container_runtime.configure, ROCKY_9, {**ROCKY_9, DRY_RUN: ["ran", "change x"]})
     source = result.uploads["/etc/yum.repos.d/trackbed-nvidia-container-toolkit.repo"].decode()
@@ -66,7 +66,7 @@ def test_fresh_rocky(node: Node) -> None:
     assert result.commands["Container runtime | NVIDIA's runtime in crio"][0].endswith(" sh apply crio yes no")
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     engines(node, "containerd", "docker", cdi=True)
     there = {**installed(), DRY_RUN: "ran", UNITS: [ENABLED, ENABLED]}
     result = node.deploy(container_runtime.configure, there)
@@ -74,7 +74,7 @@ def test_unchanged(node: Node) -> None:
     assert result.flat == []
 
 
-def test_an_operator_s_own_repository(node: Node) -> None:
+def test_an_operators_own_repository_replaces_nvidias(node: Node) -> None:
     engines(node, "containerd", repository={"uri": "http://mirror.example.net/ctk", "key": "http://mirror.example.net/key",
                                             "fingerprint": "0" * 40})  # fmt: skip
     result = node.deploy(container_runtime.configure, installed())
@@ -109,7 +109,7 @@ def test_the_operator_s_settings_do_not_matter_if_nothing_changes(node: Node) ->
         ),
     ],
 )
-def test_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:
+def test_what_cannot_work_is_refused_with_the_remedy(node: Node, output: list[str], refused: str) -> None:
     engines(node, "containerd")
     result = node.deploy(container_runtime.configure, {**installed(), DRY_RUN: output})
     assert result.failed
@@ -143,7 +143,7 @@ def test_the_units_that_write_specifications_are_enabled(node: Node) -> None:
         ({"engines": ["docker"], "repository": {"uri": "x", "key": "y", "fingerprint": "z"}}, "'x' is not valid"),
     ],
 )
-def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = {"container_runtime": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(container_runtime.configure, DEBIAN)

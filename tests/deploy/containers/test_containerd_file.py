@@ -179,7 +179,7 @@ def test_a_correct_file_is_not_changed(tmp_path: Path) -> None:
         ('version = 2\ndisabled_plugins = [\n  "io.containerd.grpc.v1.cri",\n]\n', "the CRI plugin is still disabled"),
     ],
 )
-def test_a_file_that_cannot_be_edited_stays(tmp_path: Path, before: str, fault: str) -> None:
+def test_a_file_that_cannot_be_edited_is_left_as_it_is(tmp_path: Path, before: str, fault: str) -> None:
     machine = Machine(tmp_path, "1.7.24")
     machine.write(before)
     [said] = machine.run("dry-run").faults
@@ -199,7 +199,7 @@ def test_containers_that_a_restart_would_stop_keep_running(tmp_path: Path) -> No
     assert machine.main.read_text() == "version = 2\n"
 
 
-def test_a_file_that_containerd_does_not_accept_is_taken_back(tmp_path: Path) -> None:
+def test_if_containerd_does_not_accept_a_file_the_former_one_is_restored(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "1.7.24", shim=True, restart="exit 1")
     machine.write("version = 2\n")
     with pytest.raises(AssertionError):
@@ -215,7 +215,9 @@ def test_a_file_that_containerd_does_not_accept_is_taken_back(tmp_path: Path) ->
         ("0 false", []),
     ],
 )
-def test_when_a_restart_of_docker_would_stop_containers(tmp_path: Path, info: str, reason: list[str]) -> None:
+def test_a_restart_of_docker_stops_containers_unless_live_restore_is_on(
+    tmp_path: Path, info: str, reason: list[str]
+) -> None:
     program(tmp_path / "docker", f"echo {info}")
     text = engine_files.SHARED.read_text() + "engine=$1\nstopped_by_restart\n"
     assert sh(text, "docker", PATH=f"{tmp_path}:{os.environ['PATH']}") == reason

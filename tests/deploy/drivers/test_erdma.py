@@ -65,7 +65,7 @@ def test_without_the_key_nothing_is_done(node: Node) -> None:
     assert node.deploy(erdma.install, {}).planned == {}
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {"erdma": DKMS}
     result = node.deploy(erdma.install, there())
     assert result.flat == []
@@ -157,7 +157,7 @@ def test_the_installer_waits_for_the_kernel_that_is_to_run(node: Node) -> None:
         assert result.commands[f"eRDMA | {name}"] == []
 
 
-def test_the_installer(node: Node) -> None:
+def test_the_vendors_installer_gets_its_url_and_checksum(node: Node) -> None:
     node.data = {"erdma": INSTALLER}
     answers = {**there(), **ROCKY_8, erdma.INSTALLED: []}
     result = node.deploy(
@@ -168,13 +168,13 @@ def test_the_installer(node: Node) -> None:
     assert "ERDMA_CM_NO_BOUND_IF=1 ./install.sh --batch" in run
 
 
-def test_the_installer_that_has_run(node: Node) -> None:
+def test_an_installer_that_has_run_is_not_run_again(node: Node) -> None:
     node.data = {"erdma": {**INSTALLER, "compat_mode": True}}
     result = node.deploy(erdma.install, {erdma.INSTALLED: SHA256, **there(), **ROCKY_8})
     assert result.commands["eRDMA | Installer"] == []
 
 
-def test_in_tree(node: Node) -> None:
+def test_the_in_tree_driver_needs_only_options(node: Node) -> None:
     node.data = {"erdma": {"source": "in-tree", "compat_mode": False}}
     kernel_s = "path /lib/modules/6.1.0-9-amd64/kernel/drivers/infiniband/hw/erdma/erdma.ko"
     mine = {MODULE: [kernel_s, "installed AB", "users 0", "loaded AB"]}
@@ -191,7 +191,9 @@ def test_in_tree(node: Node) -> None:
         (DKMS, "path /lib/modules/6/kernel/erdma.ko", "to the one that DKMS built"),
     ],
 )
-def test_refused_before_it_is_loaded(node: Node, data: dict[str, Any], module: str, message: str) -> None:
+def test_what_cannot_work_is_refused_before_the_driver_is_loaded(
+    node: Node, data: dict[str, Any], module: str, message: str
+) -> None:
     node.data = {"erdma": data}
     mine = {MODULE: [module]}
     result = node.deploy(erdma.install, {**mine, **{k: v for k, v in there().items() if k not in mine}})
@@ -211,7 +213,7 @@ def test_refused_before_it_is_loaded(node: Node, data: dict[str, Any], module: s
         (INSTALLER, "erdma.source: the installer does not support Debian 12; it supports Alibaba Cloud Linux 3, Ubuntu"),
     ],
 )  # fmt: skip
-def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = {"erdma": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(erdma.install, DEBIAN)

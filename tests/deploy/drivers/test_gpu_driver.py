@@ -84,14 +84,14 @@ def test_each_key_is_documented() -> None:
     assert [each.name for each in fields(gpu_driver.GpuDriver) if f"| `gpu_driver.{each.name}` |" not in page] == []
 
 
-def test_the_order_of_the_deploy() -> None:
+def test_the_deploy_installs_kernel_ofed_driver_and_engine_in_this_order() -> None:
     calls = re.findall(r"^(\w+)\.(?:install|configure|pin)\(", (ROOT / "deploy.py").read_text(), re.MULTILINE)
     # The driver is built for a kernel, nvidia_peermem against OFED; the runtime is for an engine that is there.
     wanted = ["kernel", "ofed", "gpu_driver", "peer_memory", "container_engine", "container_runtime"]
     assert [name for name in calls if name in wanted] == wanted
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     wants(node)
     result = node.deploy(gpu_driver.install, there())
     assert list(result.planned) == [
@@ -120,7 +120,7 @@ def fresh(distribution: Answers) -> Answers:
     return {STATE: ["LoadState=not-found"], **distribution, **answers, **modules(["path "])}
 
 
-def test_fresh_debian(node: Node) -> None:
+def test_a_fresh_debian_gets_repository_and_packages(node: Node) -> None:
     wants(node, fabric_manager=True)
     before = fresh(DEBIAN)
     after = {
@@ -149,7 +149,7 @@ def test_fresh_debian(node: Node) -> None:
     assert " sh nvidia-fabricmanager.service " in result.commands[f"{PREFIX}Fabric manager"][0]
 
 
-def test_fresh_rocky(node: Node) -> None:
+def test_a_fresh_rocky_gets_repository_and_packages(node: Node) -> None:
     wants(node, open=False)
     result = node.deploy(gpu_driver.install, fresh(ROCKY_9))
     source = result.uploads["/etc/yum.repos.d/trackbed-nvidia-driver.repo"].decode()
@@ -181,7 +181,9 @@ def system(identity: str, version: str) -> OperatingSystem:
          ("nvidia-headless-580-server", "nvidia-utils-580-server", "nvidia-fabricmanager-580")),
     ],
 )  # fmt: skip
-def test_the_packages(identity: str, version: str, data: dict[str, Any], names: tuple[str, ...]) -> None:
+def test_each_distribution_has_its_packages(
+    identity: str, version: str, data: dict[str, Any], names: tuple[str, ...]
+) -> None:
     wanted = gpu_driver.GpuDriver(**{"version": VERSION, **data})
     assert gpu_driver.package_names(wanted, system(identity, version)) == names
 
@@ -194,7 +196,9 @@ def test_the_packages(identity: str, version: str, data: dict[str, Any], names: 
         ("rocky", "8.10", "x86_64", "rhel8/x86_64", "D42D0685"),
     ],
 )
-def test_the_repository(identity: str, version: str, architecture: str, folder: str, key: str) -> None:
+def test_each_distribution_has_its_repository_and_key(
+    identity: str, version: str, architecture: str, folder: str, key: str
+) -> None:
     made = gpu_driver.cuda_repository(system(identity, version), architecture)
     assert made.uri.endswith(f"/compute/cuda/repos/{folder}")
     assert made.key == f"{made.uri.rstrip('/')}/{key}.pub"
@@ -291,7 +295,7 @@ def test_nouveau_requests_a_reboot_once(node: Node) -> None:
     assert not result.failed
 
 
-def test_what_needs_a_pending_kernel_waits_for_it(node: Node) -> None:
+def test_what_is_built_for_a_kernel_waits_until_that_kernel_runs(node: Node) -> None:
     wants(node)
     node.data["kernel"] = {"release": "6.1.0-10-amd64"}
     result = node.deploy(
@@ -323,7 +327,7 @@ def test_what_needs_a_pending_kernel_waits_for_it(node: Node) -> None:
         ({SMI: []}, "but says: nothing"),
     ],
 )
-def test_refused_with_the_remedy(node: Node, answers: Answers, refused: str) -> None:
+def test_what_cannot_work_is_refused_with_the_remedy(node: Node, answers: Answers, refused: str) -> None:
     wants(node)
     result = node.deploy(gpu_driver.install, there(), {**there(), **answers})
     assert result.failed
@@ -350,7 +354,7 @@ def test_refused_with_the_remedy(node: Node, answers: Answers, refused: str) -> 
         ),
     ],
 )
-def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = {"gpu_driver": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(gpu_driver.install, DEBIAN)
@@ -373,7 +377,9 @@ def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
         ),
     ],
 )
-def test_a_node_without_packages(node: Node, machine: str, data: dict[str, Any], message: str) -> None:
+def test_a_system_without_such_packages_is_refused(
+    node: Node, machine: str, data: dict[str, Any], message: str
+) -> None:
     wants(node, **data)
     with pytest.raises(DeployError, match=re.escape(message)):
         node.deploy(gpu_driver.install, {**DEBIAN, "uname -m": machine})

@@ -12,7 +12,7 @@ from tasks.drivers.gpu_driver import modules as driver_modules
 from tests.deploy.test_scripts import program, sh
 
 
-def test_who_has_a_gpu_open(tmp_path: Path) -> None:
+def test_processes_that_have_a_gpu_open_are_found(tmp_path: Path) -> None:
     def process(pid: int, name: str, *opened: str) -> None:
         folder = tmp_path / f"proc/{pid}/fd"
         folder.mkdir(parents=True)
@@ -40,7 +40,7 @@ def test_who_has_a_gpu_open(tmp_path: Path) -> None:
         (None, ["missing"]),
     ],
 )
-def test_what_nvidia_smi_says(tmp_path: Path, smi: str | None, report: list[str]) -> None:
+def test_versions_and_errors_of_nvidia_smi_are_read(tmp_path: Path, smi: str | None, report: list[str]) -> None:
     if smi:
         program(tmp_path / "nvidia-smi", smi)
     assert sh(gpu_driver._CHECK, PATH=f"{tmp_path}:/usr/bin:/bin") == report
@@ -66,7 +66,7 @@ def load(
     return calls, {path.name for path in (tmp_path / "module").iterdir()}
 
 
-def test_the_driver_is_loaded(tmp_path: Path) -> None:
+def test_the_driver_is_loaded_if_it_is_not(tmp_path: Path) -> None:
     assert load(tmp_path, ()) == (["modprobe nvidia"], {"nvidia"})
 
 

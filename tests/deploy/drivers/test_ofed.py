@@ -99,7 +99,7 @@ def test_modules_that_do_not_unload_request_a_reboot_and_name_their_holders(node
         ),
     ],
 )
-def test_refused_with_the_remedy(node: Node, answers: Answers, message: str) -> None:
+def test_what_cannot_work_is_refused_with_the_remedy(node: Node, answers: Answers, message: str) -> None:
     result = node.deploy(in_force, answers)
     assert result.failed
     assert message in result.flat[0]
@@ -150,7 +150,7 @@ def test_inbox_installs_what_is_missing(node: Node) -> None:
     assert again.flat == []
 
 
-def test_inbox_of_a_small_kernel(node: Node) -> None:
+def test_inbox_installs_the_modules_that_a_small_kernel_lacks(node: Node) -> None:
     node.data = {"ofed": {"inbox": {}}}
     answers = {**NO_STACK, RDMA: "no"}
     rpms = [f"{name} 1.0-1" for name in ofed.INBOX["rhel"]]
@@ -172,7 +172,7 @@ def test_inbox_waits_for_the_kernel_that_has_the_modules(node: Node) -> None:
     assert result.flat == []
 
 
-def test_inbox_beside_a_vendor_s_is_refused(node: Node) -> None:
+def test_inbox_is_refused_if_a_vendors_ofed_is_installed(node: Node) -> None:
     node.data = {"ofed": {"inbox": {}}}
     result = node.deploy(ofed.install, {**DEBIAN, **stack(), DPKG: DEBS, RDMA: "yes"})
     assert result.failed
@@ -195,7 +195,7 @@ Signed-By: /etc/apt/keyrings/trackbed-doca.gpg
 """
 
 
-def test_doca_on_a_fresh_debian(node: Node) -> None:
+def test_a_fresh_debian_gets_docas_repository_and_packages(node: Node) -> None:
     node.data = {"ofed": {"doca": DOCA}}
     answers = {
         **DEBIAN,
@@ -220,7 +220,7 @@ def test_doca_on_a_fresh_debian(node: Node) -> None:
     assert " sh rdma-core ibverbs-providers " in result.commands[f"{OPS}The vendor's rdma-core"][0]
 
 
-def test_doca_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_doca_is_in_place(node: Node) -> None:
     node.data = {"ofed": {"doca": DOCA}}
     there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
     there |= file_answers(doca.PREFERENCES, doca.PREFERRED)
@@ -230,7 +230,7 @@ def test_doca_unchanged(node: Node) -> None:
     assert not any(result.planned.values())
 
 
-def test_doca_on_rocky_9(node: Node) -> None:
+def test_a_fresh_rocky_9_gets_docas_repository_and_packages(node: Node) -> None:
     node.data = {"ofed": {"doca": {**DOCA, "profile": "doca-roce"}}}
     answers = {**ROCKY_9, "uname -m": "aarch64", **NO_STACK, RPM: ["gnupg2 2.3"], HEADERS: "yes", **NO_REQUEST, **UNAME}
     result = node.deploy(ofed.install, answers)
@@ -284,7 +284,9 @@ def test_older_folders_of_doca_name_debian_s_minor_release(node: Node) -> None:
         ),
     ],
 )
-def test_a_distribution_that_doca_does_not_support(node: Node, release: dict[str, str], message: str) -> None:
+def test_a_distribution_that_doca_does_not_support_is_refused(
+    node: Node, release: dict[str, str], message: str
+) -> None:
     node.data = {"ofed": {"doca": DOCA}}
     lines = [f'{name}="{value}"' for name, value in release.items()]
     with pytest.raises(DeployError) as caught:
@@ -315,7 +317,7 @@ def test_a_bundle_is_sent_and_installed_without_its_firmware(node: Node, given: 
     assert install.endswith(f" sh {upload.split()[1]} {given['sha256']} {mlnx_ofed.FOLDER} --force --without-fw-update")
 
 
-def test_a_bundle_with_firmware_and_options(node: Node, given: dict[str, Any]) -> None:
+def test_a_bundle_is_installed_with_firmware_and_options(node: Node, given: dict[str, Any]) -> None:
     node.data = {"ofed": {"mlnx_ofed": {**given, "firmware_update": True, "options": ["--add-kernel-support"]}}}
     result = node.deploy(ofed.install, {**ON_DEBIAN, **NO_STACK, BUNDLE: ["none", "none"], **NO_REQUEST, **UNAME})
     assert result.commands[f"{OPS}MLNX_OFED"][-1].endswith(f" {mlnx_ofed.FOLDER} --force --add-kernel-support")
@@ -379,7 +381,7 @@ def test_a_bundle_for_another_system_stops_the_deploy(node: Node, given: dict[st
         ),
     ],
 )
-def test_bad_data(node: Node, data: Any, message: str) -> None:
+def test_bad_data_is_refused(node: Node, data: Any, message: str) -> None:
     node.data = {"ofed": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(ofed.install, DEBIAN)

@@ -35,7 +35,7 @@ def module(root: Path, name: str, refcnt: int = 0, holders: tuple[str, ...] = ()
     return folder
 
 
-def test_the_modules_that_an_ofed_brought(root: Path) -> None:
+def test_the_modules_of_an_ofed_are_found(root: Path) -> None:
     program(root / "bin/modinfo", '[ "$1" = -F ] && echo CD || echo /lib/modules/K/updates/dkms/"$2".ko')
     path = f"{root / 'bin'}:{os.environ['PATH']}"
     fact = modules.OfedStack().process(sh(modules._STACK, root, *modules.NAMES, PATH=path))
@@ -72,14 +72,14 @@ def users(root: Path, *loaded: str) -> list[str]:
     return modules.OfedUsers().process(sh(modules._USERS + "echo end\n", root, *arguments))
 
 
-def test_modules_without_users(root: Path) -> None:
+def test_modules_held_only_by_other_modules_have_no_users(root: Path) -> None:
     module(root, "nvidia_peermem")
     # Held by a module alone, which goes first.
     module(root, "ib_iser", 1, ("other",))
     assert users(root, "rdma_rxe") == []
 
 
-def test_who_uses_the_modules(root: Path) -> None:
+def test_users_of_the_modules_are_named(root: Path) -> None:
     module(root, "nvidia_peermem", 2)
     module(root, "ib_iser", 2, ("other",))
     (root / "sys/class/nvme/nvme1").mkdir(parents=True)
@@ -113,7 +113,7 @@ esac
 """
 
 
-def test_users_of_netdevs_and_vfs(root: Path) -> None:
+def test_users_of_netdevs_and_vfs_are_named(root: Path) -> None:
     driver = root / "sys/bus/pci/drivers/mlx5_core"
     (driver / "0000:21:00.0/net/ens1").mkdir(parents=True)
     (driver / "0000:21:00.2").mkdir()
@@ -148,7 +148,7 @@ def test_users_of_netdevs_and_vfs(root: Path) -> None:
         os.environ["PATH"] = path
 
 
-def test_an_initramfs_older_than_a_module_that_it_has(tmp_path: Path) -> None:
+def test_an_initramfs_that_is_older_than_its_module_is_found(tmp_path: Path) -> None:
     image = tmp_path / f"boot/initrd.img-{os.uname().release}"
     image.parent.mkdir()
     image.touch()

@@ -26,7 +26,7 @@ def test_the_module_is_loaded_now_and_at_boot(node: Node) -> None:
     assert result.uploads == {peer_memory.AT_BOOT: AT_BOOT.encode()}
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {"peer_memory": {"method": "nvidia_peermem"}}
     there = {SUPPORT: ["loaded", "installed", OPEN], **file_answers(peer_memory.AT_BOOT, AT_BOOT)}
     result = node.deploy(peer_memory.configure, there)
@@ -60,7 +60,7 @@ def test_the_kernel_that_is_to_run_is_waited_for(node: Node, method: str) -> Non
         ("dma-buf", [OPEN], "the kernel's RDMA does not support dma-buf"),
     ],
 )
-def test_refused_with_the_remedy(node: Node, method: str, message: list[str], refused: str) -> None:
+def test_what_cannot_work_is_refused_with_the_remedy(node: Node, method: str, message: list[str], refused: str) -> None:
     node.data = {"peer_memory": {"method": method}}
     result = node.deploy(peer_memory.configure, {SUPPORT: message})
     assert result.failed
@@ -77,7 +77,7 @@ def test_refused_with_the_remedy(node: Node, method: str, message: list[str], re
         ({"method": "nv_peer_mem"}, 'method: "nv_peer_mem" is not one of nvidia_peermem, dma-buf'),
     ],
 )
-def test_bad_data(node: Node, data: Any, message: str) -> None:
+def test_bad_data_is_refused(node: Node, data: Any, message: str) -> None:
     node.data = {"peer_memory": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(peer_memory.configure, {})

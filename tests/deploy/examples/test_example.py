@@ -157,7 +157,7 @@ def authorities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_what_is_declared_in_order(node: Node, name: str) -> None:
+def test_each_group_declares_its_operations_in_this_order(node: Node, name: str) -> None:
     node.data = {key: value for key, value in hosts()[name].items() if not key.startswith("ssh_")}
     system = ALINUX if name.startswith("10.") else DEBIAN
     result = node.deploy(lambda: runpy.run_path(str(archive.ROOT / "deploy.py")), {**FRESH, **system})
@@ -205,7 +205,7 @@ def examples() -> dict[str, list[tuple[dict[str, str], set[str]]]]:
 
 
 @pytest.mark.parametrize(("name", "described"), examples().items())
-def test_each_pod_of_the_examples_finds_a_node_that_is_open_once_it_has_what_the_pod_requests(
+def test_each_pod_of_the_examples_finds_a_node_without_taints_that_has_its_resources(
     name: str, described: list[tuple[dict[str, str], set[str]]]
 ) -> None:
     nodes = [

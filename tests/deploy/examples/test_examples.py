@@ -128,7 +128,7 @@ def test_each_file_is_checked_and_explained() -> None:
 
 
 @examples
-def test_it_is_valid_in_the_schema_of_its_kind(name: str) -> None:
+def test_each_example_is_valid_in_the_schema_of_its_kind(name: str) -> None:
     found_faults = [SCHEMAS[name](document) for document in documents(name)]
     assert found_faults
     assert not any(found_faults)

@@ -19,7 +19,7 @@ def specs(name: str) -> dict[str, NodeSpec]:
     return {host.name: node_spec(host.data.dict(), host.name) for host in fleet}
 
 
-def test_prod() -> None:
+def test_the_inventory_prod_gives_valid_specs() -> None:
     by_host = specs("prod.py")
     assert len(by_host) == 20
     assert {len(spec.nics) for name, spec in by_host.items() if name.startswith("gpu-")} == {8}
@@ -27,7 +27,7 @@ def test_prod() -> None:
     assert by_host["gpu-08.example.net"].disruption.allow == "none"
 
 
-def test_lab_that_is_not_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inventory_of_a_lab_that_is_not_up_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKBED_LAB", "never-started")
     done = subprocess.run(
         [sys.executable, "-m", "pyinfra", "inventories/lab.py", "debug-inventory"],
@@ -38,7 +38,7 @@ def test_lab_that_is_not_up(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_inventory_that_a_server_wrote(tmp_path: Path) -> None:
+def test_an_inventory_that_a_server_wrote_gives_its_spec(tmp_path: Path) -> None:
     kernel = Kernel()
     for number in range(2):
         kernel.add_nic(f"0000:{number}1:00.0", f"ens{number}", f"02:00:00:00:0{number}:00")

@@ -145,7 +145,7 @@ def test_the_reason_is_cut_and_has_no_control_characters(slurmd: Slurmd) -> None
     assert len(text) == 300
 
 
-def test_started_by_anything_but_slurmd_it_says_so(slurmd: Slurmd) -> None:
+def test_outside_of_slurmd_the_prolog_fails_and_says_why(slurmd: Slurmd) -> None:
     slurmd.provide("trackbed", "exit 0")
     done = subprocess.run(
         [slurmd.shell, str(PROLOG)], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False
@@ -154,11 +154,11 @@ def test_started_by_anything_but_slurmd_it_says_so(slurmd: Slurmd) -> None:
     assert "SLURMD_NODENAME: is not set; only slurmd starts this script, as Prolog=" in done.stderr
 
 
-def test_the_stand_ins_end_as_the_command_does() -> None:
+def test_the_exit_codes_of_the_stand_in_are_those_of_the_command() -> None:
     page = (ROOT / "docs" / "cli.md").read_text()
     (row,) = re.findall(r"^\| `wait .*\| (.*) \|$", page, re.MULTILINE)
     assert row == "0 ready, 1 not in time"
 
 
-def test_it_can_be_started() -> None:
+def test_the_prolog_is_executable() -> None:
     assert PROLOG.stat().st_mode & 0o111 == 0o111

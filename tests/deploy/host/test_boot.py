@@ -44,14 +44,14 @@ def test_without_the_key_nothing_changes(node: Node) -> None:
     assert result.flat == []
 
 
-def test_arguments_that_are_new(node: Node) -> None:
+def test_new_arguments_are_written_and_request_a_reboot(node: Node) -> None:
     assert commands(node, GRUB, arguments=["iommu=pt", "pci=realloc"]) == [
         str(script(boot._GRUB, boot.DROP_IN, "iommu=pt pci=realloc", HEADER.strip())),
         record("boot", "kernel arguments iommu=pt pci=realloc are not in effect"),
     ]
 
 
-def test_arguments_that_are_in_effect(node: Node) -> None:
+def test_nothing_is_done_if_the_arguments_are_in_effect(node: Node) -> None:
     there = [f"{RUNNING} iommu=pt", "loader grub", "next ro quiet iommu=pt", "ours iommu=pt"]
     assert commands(node, {ARGUMENTS: there, REQUESTS: ["boot-1"]}, arguments=["iommu=pt"]) == []
     kept = {ARGUMENTS: there, REQUESTS: ["boot-2", "boot boot-1 kernel arguments iommu=pt are not in effect "]}
@@ -75,7 +75,7 @@ def test_arguments_that_are_no_longer_wanted_are_removed(node: Node) -> None:
     assert commands(node, gone) == ["rm -f /var/lib/trackbed/reboots/boot-former"]
 
 
-def test_arguments_by_grubby(node: Node) -> None:
+def test_on_rhel_grubby_sets_the_arguments(node: Node) -> None:
     assert commands(node, GRUBBY, arguments=["iommu=pt", "isolcpus=managed_irq,domain,2-7"]) == [
         str(script(boot._GRUBBY, boot.GRUBBY_STATE, "iommu=pt isolcpus=managed_irq,domain,2-7", "pci=realloc")),
         record("boot", "kernel arguments iommu=pt isolcpus=managed_irq,domain,2-7 are not in effect"),
@@ -108,20 +108,20 @@ def test_grubby_reserves_only_the_largest_page_size(node: Node) -> None:
     assert " 'hugepagesz=2M hugepages=512 hugepagesz=1G hugepages=8' " in command
 
 
-def test_a_host_without_a_boot_loader(node: Node) -> None:
+def test_a_host_without_a_boot_loader_is_refused_unless_it_has_the_arguments(node: Node) -> None:
     (message,) = commands(node, {ARGUMENTS: [RUNNING], REQUESTS: ["boot-1"]}, arguments=["iommu=pt", "quiet"])
     assert message.startswith("refuse: kernel arguments iommu=pt are not in effect, and this host has neither GRUB")
     assert commands(node, {ARGUMENTS: [RUNNING], REQUESTS: ["boot-1"]}, arguments=["quiet"]) == []
 
 
-def test_hugepages_as_arguments() -> None:
+def test_huge_pages_become_kernel_arguments() -> None:
     pools = (HugepagePool("2M", 512), HugepagePool("1G", 4, 1), HugepagePool("1G", 8, 0))
     assert boot.hugepage_arguments(pools) == ("hugepagesz=2M hugepages=512", "hugepagesz=1G hugepages=0:8,1:4")
     running = "ro hugepagesz=1G hugepages=512 hugepagesz=2M hugepages=512"
     assert boot.missing_arguments(boot.hugepage_arguments(pools), running) == ["hugepagesz=1G hugepages=0:8,1:4"]
 
 
-def test_sysctls(node: Node) -> None:
+def test_sysctls_are_written_and_loaded_now(node: Node) -> None:
     node.data = {"boot": {"sysctls": {"vm.min_free_kbytes": "65536", "net.ipv4.tcp_rmem": "4096  87380 16777216"}}}
     text = f"{HEADER}net.ipv4.tcp_rmem = 4096  87380 16777216\nvm.min_free_kbytes = 65536\n"
     loaded = str(script(boot._LOAD, boot.SYSCTLS))
@@ -134,7 +134,7 @@ def test_sysctls(node: Node) -> None:
     assert node.deploy(configure, {**there, VALUES: values[:1]}).flat == [loaded]
 
 
-def test_options_of_a_module_in_the_initramfs(node: Node) -> None:
+def test_new_options_of_a_module_in_the_initramfs_rebuild_it(node: Node) -> None:
     node.data = {"kernel_module_options": {"ib_core": {"netns_mode": "N"}}}
     before, after = "/boot/initrd.img-6.1 100 1 sum", "/boot/initrd.img-6.1 200 1 sum"
     look = str(
@@ -181,7 +181,7 @@ def test_options_of_a_module_in_the_initramfs(node: Node) -> None:
         ({1: [], "argument": []}, "unknown key 1; known keys: arguments, hugepages, sysctls; unknown key 'argument'"),
     ],
 )
-def test_bad_data(node: Node, given: Any, message: str) -> None:
+def test_bad_data_is_refused(node: Node, given: Any, message: str) -> None:
     node.data = {"boot": given}
     with pytest.raises(DeployError) as caught:
         node.deploy(configure, GRUB)

@@ -23,23 +23,23 @@ def in_place() -> Answers:
     }
 
 
-def test_it_is_stopped_and_disabled(node: Node) -> None:
+def test_irqbalance_is_stopped_and_disabled(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("disabled"), RUNS)
     assert result.flat == ["systemctl stop irqbalance.service", "systemctl disable irqbalance.service"]
 
 
-def test_a_node_without_irqbalance(node: Node) -> None:
+def test_a_node_without_irqbalance_needs_nothing(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("disabled"), ABSENT)
     assert set(result.planned.values()) == {False}
     assert result.flat == []
 
 
-def test_untouched(node: Node) -> None:
+def test_with_the_policy_untouched_nothing_is_done(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("untouched"), RUNS)
     assert result.flat == []
 
 
-def test_a_node_that_is_only_observed_keeps_it(node: Node) -> None:
+def test_in_observe_mode_irqbalance_is_left_alone(node: Node) -> None:
     result = node.deploy(lambda: irqbalance.policy("disabled", "observe"), RUNS)
     assert result.flat == []
 

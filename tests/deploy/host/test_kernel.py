@@ -26,7 +26,7 @@ def test_without_the_key_nothing_is_done(node: Node) -> None:
     assert node.deploy(kernel.pin, {}).planned == {}
 
 
-def test_headers_of_the_running_kernel(node: Node) -> None:
+def test_the_headers_of_the_running_kernel_are_installed(node: Node) -> None:
     node.data = {"kernel": {}}
     result = node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **dpkg("linux-image-6.1.0-9-amd64")})
     [install] = result.commands["Kernel | Kernel and headers"]
@@ -34,7 +34,7 @@ def test_headers_of_the_running_kernel(node: Node) -> None:
     assert result.commands["Kernel | Kernel of the next boot"] == []
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {"kernel": {"release": "6.1.0-9-amd64", "hold": True}}
     have = dpkg("linux-image-6.1.0-9-amd64", "linux-headers-6.1.0-9-amd64", "linux-image-amd64")
     there = {**DEBIAN, **RUNNING, **have, "showhold": "linux-image-amd64", NEXT: "/boot/vmlinuz-6.1.0-9-amd64"}
@@ -67,7 +67,7 @@ def test_ubuntu_has_drivers_in_a_package_of_their_own(node: Node) -> None:
     assert result.flat[0].endswith(" linux-image-5.15.0-7-generic linux-modules-extra-5.15.0-7-generic")
 
 
-def test_rhel(node: Node) -> None:
+def test_on_rhel_dnf_installs_and_locks_the_release(node: Node) -> None:
     node.data = {"kernel": {"release": "5.14.0-503.el9.x86_64", "hold": True}}
     there = {
         **ROCKY_9,
@@ -108,7 +108,9 @@ def test_rhel_s_kernels_of_other_names(node: Node, release: str, wanted: str) ->
         (False, [], []),
     ],
 )
-def test_holds(node: Node, held: bool, on_hold: list[str], done: list[str]) -> None:
+def test_packages_are_held_and_released_as_the_key_says(
+    node: Node, held: bool, on_hold: list[str], done: list[str]
+) -> None:
     node.data = {"kernel": {"hold": held, "headers": False}}
     have = dpkg("linux-image-amd64", "linux-headers-amd64", "linux-image-6.1.0-9-amd64", "linux-libc-dev", "linux-base")
     assert node.deploy(kernel.pin, {**DEBIAN, **RUNNING, **have, "showhold": on_hold}).flat == done
@@ -122,7 +124,7 @@ def test_holds(node: Node, held: bool, on_hold: list[str], done: list[str]) -> N
         ({"hold": "yes"}, 'hold: "yes" is not true or false'),
     ],
 )
-def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = {"kernel": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(kernel.pin, DEBIAN)

@@ -13,7 +13,7 @@ BOOT = "# Written by Trackbed; changes here are overwritten.\nib_umad\nrdma_ucm\
 OPTIONS = "# Written by Trackbed; changes here are overwritten.\noptions erdma compat_mode=N\n"
 
 
-def test_fresh(node: Node) -> None:
+def test_a_fresh_node_gets_the_files_and_loads_the_modules(node: Node) -> None:
     node.data = {
         "kernel_modules": ["ib_umad", "rdma_ucm"],
         "kernel_module_options": {"erdma": {"compat_mode": False}},
@@ -24,7 +24,7 @@ def test_fresh(node: Node) -> None:
     assert list(result.commands) == ["Kernel module options", "Kernel modules at boot", "Kernel modules now"]
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {
         "kernel_modules": ["ib_umad", "rdma_ucm"],
         "kernel_module_options": {"erdma": {"compat_mode": False}},
@@ -35,7 +35,7 @@ def test_unchanged(node: Node) -> None:
     assert result.flat == []
 
 
-def test_one_is_missing(node: Node) -> None:
+def test_a_module_that_is_not_loaded_is_loaded(node: Node) -> None:
     node.data = {"kernel_modules": ["ib_umad", "rdma_ucm"]}
     result = node.deploy(kernel_modules.configure, {**file_answers(kernel_modules.AT_BOOT, BOOT), PENDING: "rdma_ucm"})
     assert result.flat == ["modprobe -- rdma_ucm"]
@@ -78,7 +78,7 @@ def test_what_left_the_inventory_leaves_the_node(node: Node) -> None:
         ),
     ],
 )
-def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = data
     with pytest.raises(DeployError) as caught:
         node.deploy(kernel_modules.configure, {})

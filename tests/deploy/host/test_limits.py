@@ -16,7 +16,7 @@ def in_place(*units: str) -> Answers:
     return {FIND: ["logins", *(f"current {unit}" for unit in units)]}
 
 
-def test_fresh(node: Node) -> None:
+def test_a_fresh_node_gets_the_files_and_its_daemons_the_limit(node: Node) -> None:
     node.data = {"limits": {}}
     result = node.deploy(limits.lift, {FIND: ["limited containerd", "running containerd"]})
     [command] = result.flat
@@ -25,7 +25,7 @@ def test_fresh(node: Node) -> None:
     assert command.endswith(" containerd docker crio kubelet")
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     node.data = {"limits": {}}
     result = node.deploy(limits.lift, in_place(*UNITS))
     assert set(result.planned.values()) == {False}
@@ -33,7 +33,7 @@ def test_unchanged(node: Node) -> None:
 
 
 @pytest.mark.parametrize("more", ["running docker", "limited docker", "old slurmd"])
-def test_a_drop_in_is_not_enough(node: Node, more: str) -> None:
+def test_a_running_daemon_without_the_limit_gets_it_although_its_drop_in_is_there(node: Node, more: str) -> None:
     node.data = {"limits": {}}
     report = [*in_place(*UNITS)[FIND], more]
     assert len(node.deploy(limits.lift, {FIND: report}).flat) == 1
@@ -67,7 +67,7 @@ def test_the_files_are_written_if_the_fact_has_no_output(node: Node) -> None:
         ({"logins": "yes"}, '"yes" is not true or false'),
     ],
 )
-def test_bad_data(node: Node, data: dict[str, Any], message: str) -> None:
+def test_bad_data_is_refused(node: Node, data: dict[str, Any], message: str) -> None:
     node.data = {"limits": data}
     with pytest.raises(DeployError) as caught:
         node.deploy(limits.lift, {})

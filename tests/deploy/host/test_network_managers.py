@@ -29,12 +29,12 @@ def test_both_managers_get_files_and_existing_vfs_are_marked(node: Node) -> None
     assert "networkctl reload" in command
 
 
-def test_only_networkmanager(node: Node) -> None:
+def test_without_networkd_only_the_rule_for_networkmanager_is_written(node: Node) -> None:
     result = deploy(node, {MANAGERS: ["NetworkManager"]})
     assert list(result.uploads) == [RULE]
 
 
-def test_unchanged(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     there = file_answers(RULE, RULE_TEXT) | file_answers(NETWORK, NETWORK_TEXT)
     result = deploy(node, {**there, MANAGERS: BOTH, UNMARKED: []})
     assert not any(result.planned.values())
@@ -48,13 +48,13 @@ def test_a_vf_older_than_the_rule_is_marked_by_the_next_deploy(node: Node) -> No
     assert result.flat[0].endswith(" sh ens1f0v1")
 
 
-def test_neither_is_installed(node: Node) -> None:
+def test_without_a_network_manager_nothing_is_written(node: Node) -> None:
     result = deploy(node, {MANAGERS: []})
     assert result.flat == []
     assert result.uploads == {}
 
 
-def test_no_vfs_no_files(node: Node) -> None:
+def test_without_vfs_the_files_are_removed(node: Node) -> None:
     result = deploy(
         node, {MANAGERS: BOTH, **file_answers(RULE, RULE_TEXT), **file_answers(NETWORK, NETWORK_TEXT)}, spec(0)
     )
@@ -63,7 +63,7 @@ def test_no_vfs_no_files(node: Node) -> None:
     assert result.uploads == {}
 
 
-def test_networkd_leaves_the_rules_of_addresses(node: Node) -> None:
+def test_networkd_is_told_to_leave_the_rules_of_addresses(node: Node) -> None:
     nic = {"name": "a", "select": {"driver": "igb"}, "rail": 0, "addresses": ["192.0.2.11/24"]}
     result = deploy(node, {MANAGERS: BOTH}, from_mapping({"node_name": "n1", "nics": [nic]}))
     assert list(result.uploads) == [NETWORKD_CONF]

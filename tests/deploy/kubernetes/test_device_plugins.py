@@ -154,7 +154,9 @@ ACS = "registry.cn-shanghai.aliyuncs.com/acs"
         ),
     ],
 )  # fmt: skip
-def test_erdma_s_plugins(plugin: ErdmaPlugin, image: str, resources: dict[str, Any]) -> None:
+def test_each_form_of_the_erdma_plugin_has_its_own_manifests(
+    plugin: ErdmaPlugin, image: str, resources: dict[str, Any]
+) -> None:
     rendered = erdma(plugin)
     config_map, daemon_set = documents(rendered["erdma-device-plugin.yaml"])
     assert config_map["metadata"] == {"name": "rdma-devices", "namespace": "kube-system"}
@@ -181,7 +183,7 @@ def test_the_erdma_controller_brings_its_own_manifests() -> None:
     assert [limits(pod) for pod in documents(rendered["erdma-test-pods.yaml"])] == [{"aliyun/erdma": "1"}] * 2
 
 
-def test_another_region_s_image() -> None:
+def test_an_image_of_another_region_is_used() -> None:
     assert (
         'image: "registry.cn-beijing/x:1"' in erdma("ack", image="registry.cn-beijing/x:1")["erdma-device-plugin.yaml"]
     )

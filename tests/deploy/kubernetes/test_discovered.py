@@ -55,7 +55,7 @@ def test_a_storage_card_without_an_rdma_device_is_ignored_by_the_plugin() -> Non
     assert selected(a=node(*RAILS, {**STORAGE, "rdma": []})) == IDS
 
 
-def test_ids_of_two_cards_that_select_a_third_by_their_product() -> None:
+def test_a_stranger_with_the_vendor_of_one_nic_and_the_device_of_another_stays_out() -> None:
     other = nic("fabric0", function("0000:61:00.0", "8086:1592", "ens3", rdma("irdma0")))
     third = function("0000:62:00.0", "15b3:1592", "ens4", rdma("mlx5_7"))
     assert selected(a=node(*RAILS, other, third))["ifNames"] == ["ens1f0", "ens2f0", "ens3"]
@@ -205,7 +205,7 @@ def test_a_node_s_file_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("[" * 99 + "]" * 99, "nested"),
     ],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, text: str, fault: str) -> None:
+def test_a_node_file_that_cannot_be_read_is_refused(tmp_path: Path, text: str, fault: str) -> None:
     good, path = tmp_path / "a.json", tmp_path / "b.json"
     good.write_text(to_text(node(*RAILS)))
     path.write_text(text)

@@ -82,7 +82,7 @@ def test_a_node_without_capabilities_gets_an_empty_list(node: Node) -> None:
     assert published(deploy(node, {}, has(VIRTIO))) == []
 
 
-def test_every_rule(node: Node) -> None:
+def test_each_capability_is_published_by_its_rule(node: Node) -> None:
     written = published(deploy(node, {"capabilities": list(labels.CAPABILITIES)}, has(CONNECTX, ERDMA, others=GPUS)))
     assert [each["key"] for each in written] == sorted(labels.CAPABILITIES)
     assert {each["key"]: each["value"] for each in written}["network.nvidia.com/operator.mofed.wait"] == "false"
@@ -216,9 +216,7 @@ ARGUMENTS = "/etc/trackbed/.kubelet-registration.env.new"
 
 
 @pytest.mark.parametrize("given", [None, {}, {"capabilities": []}])
-def test_where_a_reporter_publishes_a_node_is_tainted_from_its_first_second(
-    node: Node, given: dict[str, Any] | None
-) -> None:
+def test_where_a_reporter_publishes_a_node_registers_with_the_taint(node: Node, given: dict[str, Any] | None) -> None:
     node.data = {"kubernetes": PUBLISHES, **({} if given is None else {"labels": given})}
     result = node.deploy(labels.publish, has(CONNECTX))
     assert f"--register-with-taints={labels.TAINT}" in result.uploads[ARGUMENTS].decode()
@@ -235,7 +233,7 @@ def test_where_a_reporter_publishes_a_node_is_tainted_from_its_first_second(
     ],
     ids=["told not to", "nobody to lift it", "it is unknown", "another unit"],
 )
-def test_otherwise_it_is_not(node: Node, data: dict[str, Any]) -> None:
+def test_where_no_reporter_publishes_a_node_registers_without_the_taint(node: Node, data: dict[str, Any]) -> None:
     node.data = data
     result = node.deploy(labels.publish, has(CONNECTX))
     assert not result.failed
@@ -288,7 +286,7 @@ def test_a_kubelet_that_reads_its_own_configuration_gets_no_arguments(
         ("example.net/rack", True, True),
     ],
 )
-def test_who_may_write_which_key(key: str, kubelet: bool, nfd: bool) -> None:
+def test_the_kubelet_and_nfd_may_write_only_some_keys(key: str, kubelet: bool, nfd: bool) -> None:
     assert (fault(key, "v", "kubelet") is None) is kubelet
     assert (fault(key, "v", "nfd") is None) is nfd
     assert fault(key, "v", "reporter") is None

@@ -26,7 +26,7 @@ def deploy(node: Node, folder: Path, answers: Answers, **more: Any) -> Result:
     return node.deploy(task.render, answers)
 
 
-def test_they_are_written_on_this_machine_and_not_again(node: Node, tmp_path: Path) -> None:
+def test_manifests_are_written_on_the_control_host_and_only_once(node: Node, tmp_path: Path) -> None:
     result = deploy(node, tmp_path / "made", has(RAIL0), nccl={"network_type": 1})
     assert not result.failed
     assert result.uploads == {}

@@ -45,7 +45,7 @@ def kinds(kind: str) -> dict[str, dict[str, Any]]:
     return {each["metadata"]["name"]: each for file in made().values() for each in file if each["kind"] == kind}
 
 
-def test_each_is_off_until_it_is_chosen() -> None:
+def test_no_plugin_is_rendered_unless_it_is_chosen() -> None:
     assert made(WANTED) == {}
     assert set(made()) == {"kustomization.yaml", *(f"{name}.yaml" for name in NAMES)}
     (kustomization,) = made()["kustomization.yaml"]
@@ -53,13 +53,13 @@ def test_each_is_off_until_it_is_chosen() -> None:
     assert set(made(evolve(WANTED, network_plugins=NetworkPlugins(Multus())))) == {"kustomization.yaml", "multus.yaml"}
 
 
-def test_the_api_takes_them() -> None:
+def test_their_objects_are_valid_in_the_apis_schema() -> None:
     results = [faults(each) for name, file in made().items() if name != "kustomization.yaml" for each in file]
     assert len(results) > 10
     assert not any(results)
 
 
-def test_they_run_on_every_node_before_it_is_ready() -> None:
+def test_they_run_on_every_node_even_before_it_is_ready() -> None:
     daemon_sets = kinds("DaemonSet")
     assert set(daemon_sets) == set(NAMES)
     for daemon_set in daemon_sets.values():
@@ -102,7 +102,7 @@ def test_the_networks_of_pods_are_what_the_kind_allows() -> None:
 
 
 @pytest.mark.parametrize("name", ["multus", "whereabouts"])
-def test_none_may_write_nodes_or_the_heartbeats_of_nodes(name: str) -> None:
+def test_no_plugin_may_write_nodes_or_their_leases(name: str) -> None:
     rules = kinds("ClusterRole")[name]["rules"]
     assert "leases" not in str(rules)
     writing = {
@@ -112,7 +112,7 @@ def test_none_may_write_nodes_or_the_heartbeats_of_nodes(name: str) -> None:
     assert "*" not in {word for rule in rules for words in rule.values() for word in words}
 
 
-def test_those_that_only_copy_a_program_have_no_rights() -> None:
+def test_plugins_that_only_copy_a_program_have_no_rights() -> None:
     for name in PROGRAMS:
         assert [each["kind"] for each in made()[f"{name}.yaml"]] == ["DaemonSet"]
 

@@ -61,27 +61,27 @@ def test_a_fresh_node_gets_unit_and_service(node: Node) -> None:
     ]
 
 
-def test_nothing_to_do(node: Node) -> None:
+def test_nothing_is_done_if_all_is_in_place(node: Node) -> None:
     settled: Answers = {**RUNS, **file_answers(reporter.UNIT_FILE, LOOPBACK)}
     result = node.deploy(serve, settled)
     assert result.flat == []
     assert not any(result.planned.values())
 
 
-def test_another_version_restarts(node: Node) -> None:
+def test_another_version_restarts_the_reporter(node: Node) -> None:
     settled: Answers = {**RUNS, **file_answers(reporter.UNIT_FILE, LOOPBACK)}
     result = node.deploy(lambda: reporter.serve(version="0.1.0-another"), settled)
     assert result.flat == [str(script(agent._CONTROL, "restart", reporter.UNIT))]
 
 
-def test_it_listens_on_this_machine_alone(node: Node) -> None:
+def test_by_default_the_reporter_listens_only_on_loopback(node: Node) -> None:
     text = unit(node)
     assert "reporter --listen 127.0.0.1:9809 --socket /run/trackbed-reporter/http.sock\n" in text
     assert "IPAddressDeny=any\nIPAddressAllow=localhost\n" in text
     assert "LoadCredential" not in text
 
 
-def test_elsewhere_it_has_tls_and_a_token_that_no_command_line_shows(node: Node) -> None:
+def test_on_another_address_it_has_tls_and_a_token_outside_of_its_command_line(node: Node) -> None:
     text = unit(node, **ELSEWHERE)
     (command,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     assert command.endswith(
@@ -149,7 +149,9 @@ def test_a_machine_that_is_busy_with_its_boot_has_time_to_start_it(node: Node) -
 @pytest.mark.parametrize(
     ("server", "allowed"), [("https://10.0.0.1:6443", "localhost 10.0.0.1"), ("https://cluster.example.net", None)]
 )
-def test_it_reaches_the_api_server_and_keeps_its_certificate(node: Node, server: str, allowed: str | None) -> None:
+def test_the_unit_may_reach_the_api_server_and_store_its_certificate(
+    node: Node, server: str, allowed: str | None
+) -> None:
     text = unit(node, kubernetes={"server": server, "ca_file": "/nowhere"})
     (command,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
     assert (

@@ -16,7 +16,7 @@ def installed() -> None:
     dkms.installed(name="built", module="erdma")
 
 
-def test_dkms_status_of_all_versions() -> None:
+def test_the_output_of_each_version_of_dkms_is_parsed() -> None:
     lines = [
         "erdma/1.0, 6.1.0-9-amd64, x86_64: installed",
         "erdma, 1.0, 5.15.0-7-generic, x86_64: installed (WARNING! Diff between built and installed module!)",
@@ -41,7 +41,7 @@ def test_dkms_status_of_all_versions() -> None:
         (["path "], False, False),
     ],
 )
-def test_a_module_in_memory_and_on_disk(lines: list[str], stale: bool, out_of_tree: bool) -> None:
+def test_a_module_in_memory_is_compared_with_its_file(lines: list[str], stale: bool, out_of_tree: bool) -> None:
     module = dkms.ModuleState().process(lines)
     assert (module.stale, module.out_of_tree) == (stale, out_of_tree)
 
@@ -72,7 +72,7 @@ def cause(folder: Path) -> str:
     return done.stderr
 
 
-def test_the_cause_of_a_failed_build(tmp_path: Path) -> None:
+def test_the_cause_of_a_failed_build_is_shown(tmp_path: Path) -> None:
     message = cause(tmp_path)
     assert "the headers of the kernel 0.0.0-none are missing" in message
     assert "install linux-headers-0.0.0-none (Debian, Ubuntu) or kernel-devel-0.0.0-none (RHEL)" in message

@@ -34,19 +34,19 @@ def install(*names: str) -> str:
     return str(script(f'{packages.APT}apt_update\napt_install install -- "$@"', *names))
 
 
-def test_fresh_debian(node: Node) -> None:
+def test_a_fresh_debian_gets_the_base_packages(node: Node) -> None:
     result = node.deploy(base, {**DEBIAN, **dpkg("python3", "kmod")})
     assert result.planned == {"Base packages": True}
     assert result.flat == [install("iproute2", "ethtool", "pciutils", "rdma-core", "ibverbs-utils", "jq")]
 
 
-def test_where_a_nic_must_have_rdma_devices_there_are_programs_to_test_them(node: Node) -> None:
+def test_a_node_that_must_have_rdma_devices_gets_programs_to_test_them(node: Node) -> None:
     result = node.deploy(lambda: base(RAIL), {**DEBIAN, **dpkg(*DEB)})
     assert result.planned == {"Base packages": False, "RDMA tools": True}
     assert result.flat == [install("rdmacm-utils", "infiniband-diags", "perftest")]
 
 
-def test_ofed_brings_its_own_build_of_them(node: Node) -> None:
+def test_with_ofed_these_programs_come_from_ofed(node: Node) -> None:
     node.data = {"ofed": {"inbox": {}}}
     assert node.deploy(lambda: base(RAIL), {**DEBIAN, **dpkg(*DEB)}).planned == {"Base packages": False}
 
@@ -64,7 +64,7 @@ def test_fresh_rocky_9_gets_a_newer_python(node: Node) -> None:
     ]
 
 
-def test_rocky_9_with_a_newer_python(node: Node) -> None:
+def test_a_rocky_9_with_a_newer_python_needs_no_other(node: Node) -> None:
     answers = {**ROCKY_9, **rpm(*RPM, "python3.11"), PYTHON: "/usr/bin/python3.11"}
     assert node.deploy(base, answers).flat == []
 
@@ -106,7 +106,7 @@ def test_rhel_10_s_python_is_new_enough(node: Node) -> None:
         ([], "unknown"),
     ],
 )
-def test_unsupported(node: Node, release: list[str], message: str) -> None:
+def test_an_unsupported_release_is_refused(node: Node, release: list[str], message: str) -> None:
     with pytest.raises(DeployError) as caught:
         node.deploy(base, {"*-release": ["/etc/os-release", *release, "---"]})
     assert str(caught.value).startswith("@fake/node-a: ")

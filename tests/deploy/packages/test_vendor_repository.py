@@ -59,7 +59,7 @@ def have(family: Family = "debian") -> None:
     vendor_repository.packages(name="packages", wanted=WANTED, family=family, module="erdma")
 
 
-def test_the_key_comes_before_the_source(node: Node) -> None:
+def test_the_key_is_installed_before_the_source(node: Node) -> None:
     result = node.deploy(add, dpkg("gpg=2.2"))
     assert list(result.planned) == ["doca: key of its repository", "doca: repository"]
     [key] = result.commands["doca: key of its repository"]
@@ -74,7 +74,7 @@ def test_gpg_is_installed_where_it_is_missing(node: Node) -> None:
     assert FINGERPRINT in key
 
 
-def test_an_unchanged_repository(node: Node) -> None:
+def test_nothing_is_done_if_the_repository_is_in_place(node: Node) -> None:
     there = file_answers("/etc/apt/sources.list.d/trackbed-doca.sources", SOURCE)
     result = node.deploy(add, {**dpkg("gpg=2.2"), "--show-keys": FINGERPRINT, **there})
     assert not any(result.planned.values())
@@ -86,14 +86,14 @@ def test_a_keyring_with_another_key_is_written_anew(node: Node) -> None:
     assert result.planned["doca: key of its repository"]
 
 
-def test_the_rhel_family(node: Node) -> None:
+def test_on_rhel_the_repository_is_a_file_of_dnf(node: Node) -> None:
     result = node.deploy(lambda: add("rhel"), rpm("gnupg2=2.3"))
     [key] = result.commands["doca: key of its repository"]
     assert key.endswith(f" {FINGERPRINT} /etc/pki/rpm-gpg/RPM-GPG-KEY-trackbed-doca --armor")
     assert result.uploads == {"/etc/yum.repos.d/trackbed-doca.repo": DNF.encode()}
 
 
-def test_metadata_that_is_signed_in_the_packages_place(node: Node) -> None:
+def test_signed_metadata_can_replace_signed_packages(node: Node) -> None:
     repository = Repository(**GIVEN, repo_gpgcheck=True)
     result = node.deploy(lambda: vendor_repository.add("doca", repository, "rhel"), rpm("gnupg2=2.3"))
     text = DNF.replace("gpgcheck=1", "gpgcheck=0\nrepo_gpgcheck=1")
@@ -133,7 +133,7 @@ def test_a_removed_hold_is_set_again(node: Node) -> None:
     assert result.flat == ["apt-mark hold erdma-dkms"]
 
 
-def test_installed_packages(node: Node) -> None:
+def test_packages_that_are_installed_and_held_are_left_alone(node: Node) -> None:
     result = node.deploy(have, {**dpkg("erdma-dkms=1.1", "dkms=3.0"), "showhold": "erdma-dkms"})
     assert result.planned == {"packages": False}
     assert result.flat == []
@@ -150,7 +150,7 @@ def test_an_upgrade_by_dnf_removes_the_lock_first(node: Node) -> None:
     ]
 
 
-def test_dnf_s_locks_are_read_where_its_configuration_has_them(tmp_path: Path) -> None:
+def test_dnfs_locks_are_read_from_the_file_that_its_configuration_names(tmp_path: Path) -> None:
     plugins = tmp_path / "etc/dnf/plugins"
     plugins.mkdir(parents=True)
 
@@ -166,7 +166,7 @@ def test_dnf_s_locks_are_read_where_its_configuration_has_them(tmp_path: Path) -
     assert locks() == {"dkms": "3.1"}
 
 
-def test_locked_by_dnf_at_its_version(node: Node) -> None:
+def test_dnf_locks_the_package_at_its_version(node: Node) -> None:
     there = {**rpm("erdma-dkms=1.1", "dkms=3.0"), "versionlock.list": "erdma-dkms-0:1.1.*"}
     assert node.deploy(lambda: have("rhel"), there).flat == []
 
@@ -185,7 +185,7 @@ def test_locked_by_dnf_at_its_version(node: Node) -> None:
         ({"finger": "x"}, "unknown key 'finger'; did you mean 'fingerprint'?"),
     ],
 )
-def test_bad_data(change: dict[str, Any], message: str) -> None:
+def test_bad_data_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(DeployError) as caught:
         KEY.read({"ofed": {**GIVEN, **change}}, "node-a")
     assert str(caught.value).startswith("node-a.ofed: ")
@@ -259,7 +259,7 @@ def test_a_wrong_key_is_refused_with_both_fingerprints(keys: dict[str, Path], tm
     assert not ring.exists()
 
 
-def test_a_page_instead_of_a_key_is_refused(keys: dict[str, Path], tmp_path: Path) -> None:
+def test_a_web_page_in_place_of_the_key_is_refused(keys: dict[str, Path], tmp_path: Path) -> None:
     page, ring = tmp_path / "page", tmp_path / "ring.gpg"
     page.write_text("<html>403</html>")
     done = install_key(page, next(iter(keys)), ring)

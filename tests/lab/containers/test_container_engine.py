@@ -109,7 +109,7 @@ def test_containers_keep_running_while_the_file_is_changed(bare: Node, url: str,
     assert running(bare) == containers
 
 
-def test_a_file_that_containerd_does_not_accept_is_taken_back(bare: Node) -> None:
+def test_if_containerd_does_not_accept_a_file_the_former_one_is_restored(bare: Node) -> None:
     assert deploy().returncode == 0
     unit = f"[Service]\nExecStartPre=/usr/bin/sh -c '! grep -q \"{CGROUP}\" {MAIN}'\n"
     write(bare, "/etc/systemd/system/containerd.service.d/refuses.conf", unit)

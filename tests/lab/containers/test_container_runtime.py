@@ -297,7 +297,7 @@ def test_a_file_that_cannot_be_changed_stops_the_deploy_and_stays(
     assert len(running(node)) == 2
 
 
-def test_an_engine_that_does_not_take_its_files_gets_the_old_ones_back(
+def test_if_an_engine_does_not_accept_its_files_the_former_ones_are_restored(
     engines: Node, vendor: tuple[repository.Repository, str]
 ) -> None:
     node = engines

@@ -46,7 +46,7 @@ def parse(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
         (SharedRdma(rails=True), [SECOND]),
     ],
 )
-def test_the_plugin_s_own_parser_takes_the_configuration(
+def test_the_plugins_own_parser_accepts_the_configuration(
     tmp_path: Path, plugin: SharedRdma, strangers: list[dict[str, Any]]
 ) -> None:
     made = manifests(
@@ -64,7 +64,9 @@ def test_the_plugin_s_own_parser_takes_the_configuration(
         ({"selectors": {"deviceIds": ["101b"], "devices": ["a"]}}, 'unknown field "devices"'),
     ],
 )
-def test_the_plugin_s_own_parser_refuses_another(tmp_path: Path, change: dict[str, Any], error: str) -> None:
+def test_the_plugins_own_parser_refuses_a_wrong_configuration(
+    tmp_path: Path, change: dict[str, Any], error: str
+) -> None:
     document = {"configList": [{"resourceName": "hca", "selectors": {"vendors": ["15b3"]}, **change}]}
     parsed = parse(json.dumps(document), tmp_path)
     assert parsed.returncode == 1

@@ -92,7 +92,7 @@ def test_a_change_that_is_undone_seldom_is_still_written(node: Node) -> None:
     assert is_ready(contend(node, LIMIT * 3, every=WINDOW / (LIMIT - 1)).conditions)
 
 
-def test_other_changes_are_still_written(node: Node) -> None:
+def test_changes_that_nobody_undoes_are_still_written(node: Node) -> None:
     contend(node)
     node.kernel.files.write(f"/sys/bus/pci/devices/{PF}/sriov_numvfs", "0")
     result = node.look()

@@ -80,13 +80,15 @@ def test_huge_pages_are_restored_on_each_node(
     assert pools(kernel) == was
 
 
-def test_the_pool_of_a_node_that_alone_leaves_the_spec_is_restored(kernel: Kernel, originals: Originals) -> None:
+def test_if_one_numa_nodes_pool_leaves_the_spec_only_that_pool_is_restored(
+    kernel: Kernel, originals: Originals
+) -> None:
     follow(kernel, originals, 0.0, hugepages=[ALL])
     follow(kernel, originals, 1000.0, hugepages=[NODE0])
     assert pools(kernel) == ["2", "0"]
 
 
-def test_pages_that_another_program_has_reserved_since_stay(kernel: Kernel, originals: Originals) -> None:
+def test_huge_pages_that_another_program_has_reserved_since_stay(kernel: Kernel, originals: Originals) -> None:
     follow(kernel, originals, 0.0, hugepages=[NODE0])
     kernel.files.write(POOLS[0], "5")
     follow(kernel, originals, 1000.0)
@@ -151,7 +153,7 @@ def test_originals_of_a_former_version_keep_their_names(
 
 
 @pytest.mark.parametrize("name", ["", "x", "route", "route 10.0.0.0/8 table", "from 10.0.0.1 lookup main", "address"])
-def test_a_field_that_this_version_does_not_know_ends_no_pass(tmp_path: Path, name: str) -> None:
+def test_an_original_of_an_unknown_field_does_not_end_the_pass(tmp_path: Path, name: str) -> None:
     kernel = two_nics()
     text = json.dumps(["addresses", PF0, name, "absent", ["present"]]).encode()
     (tmp_path / ORIGINALS).write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))

@@ -175,7 +175,7 @@ DISTRUSTED = {"vf": {"trust": False}, "nic": {"mtu": 1500}, "pin": False, "queue
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=6)), max_size=5), st.integers(0, 5))
-def test_overwritten_bytes_in_the_file_never_make_up_an_original(spots: Any, writes: int) -> None:
+def test_overwritten_bytes_in_the_file_never_become_an_original(spots: Any, writes: int) -> None:
     """A value whose original is unknown stays as it is: no value ever appears that was never set."""
     with TemporaryDirectory() as folder:
         node = Node(Path(folder) / ORIGINALS)
@@ -193,7 +193,7 @@ def test_overwritten_bytes_in_the_file_never_make_up_an_original(spots: Any, wri
         assert node.kernel.files.read(QUEUE) in ("128", "4096")
 
 
-def test_a_lost_original_is_reported_and_not_made_up(tmp_path: Path) -> None:
+def test_a_lost_original_is_reported_and_not_replaced_by_another_value(tmp_path: Path) -> None:
     node = Node(tmp_path / ORIGINALS)
     node.follow(wanting(TRUSTED))
     node.path.write_bytes(b"\xff\xfe[[[[\n" + node.file().replace(b"9000", b"9001"))

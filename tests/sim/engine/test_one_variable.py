@@ -163,14 +163,14 @@ def check(sequence: list[dict[str, int]], before: list[tuple[str, str]], restart
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(specs, min_size=1, max_size=4), st.lists(st.sampled_from(BEFORE), max_size=4), st.booleans())
-def test_after_any_specs_all_is_as_before(
+def test_after_any_specs_the_empty_spec_restores_all_values(
     sequence: list[dict[str, int]], before: list[tuple[str, str]], restarts: bool
 ) -> None:
     check(sequence, before, restarts)
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_after_any_two_ways_of_saying_it_all_is_as_before(name: str) -> None:
+def test_after_any_two_keys_for_one_variable_its_value_is_restored(name: str) -> None:
     ways = range(len(WAYS[name]))
     for first in ways:
         for second in ways:

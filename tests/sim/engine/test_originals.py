@@ -96,7 +96,7 @@ def test_a_value_that_another_program_has_set_since_is_not_restored(kernel: Kern
     assert kernel.netdev(PF0).mtu == 9000
 
 
-def test_a_value_that_the_agent_wrote_only_before_its_last_one_is_another_programs(
+def test_an_earlier_value_of_the_agent_that_returned_counts_as_another_programs(
     kernel: Kernel, originals: Originals
 ) -> None:
     for mtu in (9000, 4000):
@@ -115,7 +115,7 @@ def test_a_value_that_the_spec_itself_brought_back_has_no_original(kernel: Kerne
     assert kernel.netdev(PF0).mtu == 2000
 
 
-def test_a_pass_that_reads_some_devices_begins_to_restore_nothing(kernel: Kernel, originals: Originals) -> None:
+def test_a_pass_that_reads_only_some_devices_does_not_begin_to_restore(kernel: Kernel, originals: Originals) -> None:
     last = settle(kernel, spec(mtu=9000), originals).have
     converge(kernel.machine(), Goal(spec()), Memory(lambda: 0.0, originals=originals), last, frozenset({PF0}))
     assert kernel.netdev(PF0).mtu == 9000
@@ -242,7 +242,9 @@ def test_the_table_of_flows_is_restored_although_it_is_read_only_with_rfs(kernel
     assert kernel.writes == []
 
 
-def test_while_a_nic_may_be_one_that_cannot_be_read_no_device_has_left(kernel: Kernel, originals: Originals) -> None:
+def test_while_a_function_cannot_be_read_no_device_counts_as_removed_from_the_spec(
+    kernel: Kernel, originals: Originals
+) -> None:
     settle(kernel, spec(mtu=9000), originals)
     second = {"name": "rail1", "select": {"netdev": "enp65s0"}, "mtu": 9000}
     kernel.unreadable.add(f"/sys/bus/pci/devices/{PF1}/vendor")

@@ -91,7 +91,7 @@ def test_a_change_that_replaces_no_original_is_not_noted(
     assert lines(path) == []
 
 
-def test_once_originals_are_lost_no_present_value_is_taken_for_one(path: Path) -> None:
+def test_once_originals_are_lost_no_present_value_is_stored_as_one(path: Path) -> None:
     path.write_text("junk\n")
     originals = Originals.load(path)
     originals.keep(MACHINE, LINKS, mtu(9000, 4000))
@@ -100,7 +100,7 @@ def test_once_originals_are_lost_no_present_value_is_taken_for_one(path: Path) -
     assert condition is not None and condition.reason == "Unreadable"
 
 
-def test_what_could_not_be_read_at_all_is_lost(path: Path) -> None:
+def test_an_unreadable_file_of_originals_counts_as_lost(path: Path) -> None:
     path.mkdir()
     originals = Originals.load(path)
     path.rmdir()

@@ -94,7 +94,9 @@ def test_a_pass_says_what_it_reads_next(kernel: Kernel) -> None:
     assert said == [("devices", "read"), *KINDS, ("probes", "read")]
 
 
-def test_it_says_so_also_of_a_device_that_has_left_the_spec(kernel: Kernel, originals: Originals) -> None:
+def test_a_pass_also_says_what_it_reads_for_a_device_that_has_left_the_spec(
+    kernel: Kernel, originals: Originals
+) -> None:
     said: list[tuple[str, str]] = []
     memory = Memory(lambda: 0.0, originals=originals)
     run(kernel, BOTH, memory=memory)
@@ -153,7 +155,7 @@ def test_another_device_at_an_address_is_seen_after_an_event_of_the_function(
     assert ("15b3" in {function.vendor for function in functions}) is seen
 
 
-def test_a_pf_that_is_gone_by_then_is_missing(kernel: Kernel) -> None:
+def test_a_pf_that_is_gone_when_its_event_is_handled_is_missing(kernel: Kernel) -> None:
     last = run(kernel, BOTH)
     kernel.remove_nic(PF1)
     result = run(kernel, BOTH, last, frozenset({own(PF1)}))
@@ -237,7 +239,7 @@ def test_a_failure_is_forgotten_once_its_change_is_no_longer_planned(kernel: Ker
 # --- What it concludes ----------------------------------------------------------------------------------------
 
 
-def test_a_node_as_wanted_says_so(kernel: Kernel) -> None:
+def test_converged_is_true_if_the_node_is_as_wanted(kernel: Kernel) -> None:
     result = run(kernel, BOTH)
     assert (converged(result), result.as_wanted) == (Condition("Converged", "True", "AsWanted"), True)
 
@@ -267,7 +269,7 @@ def test_a_required_change_is_named_before_one_that_is_not(kernel: Kernel) -> No
     assert PF1 in converged(result).message and "more" not in converged(result).message
 
 
-def test_what_is_only_observed_is_never_required(kernel: Kernel) -> None:
+def test_in_observe_mode_no_condition_is_required(kernel: Kernel) -> None:
     result = run(kernel, spec(nic(PF0), mode="observe"))
     first, *others = result.outcomes
     message = f"{first.change}: {first.error} (and {len(others)} more)"
@@ -298,16 +300,14 @@ def test_once_nothing_waits_the_probes_compare_with_the_newer_spec(kernel: Kerne
     assert result.want.spec == newer
 
 
-def test_the_probes_are_asked_as_the_caller_wants(kernel: Kernel) -> None:
+def test_the_caller_decides_how_probes_are_asked(kernel: Kernel) -> None:
     answer = Condition("Asked", "True", "ByTheCaller")
     result = run(kernel, BOTH, callbacks=Callbacks(judge=lambda want, have: [answer]))
     assert [condition.type for condition in result.conditions] == ["Converged", "Uncontended", "Asked"]
 
 
 @pytest.mark.parametrize("mode", ["enforce", "observe"])
-def test_judged_again_the_result_is_that_of_the_pass_with_other_answers_of_the_probes(
-    kernel: Kernel, tmp_path: Path, mode: str
-) -> None:
+def test_judging_a_pass_again_changes_only_the_answers_of_the_probes(kernel: Kernel, tmp_path: Path, mode: str) -> None:
     (tmp_path / ORIGINALS).mkdir()
     memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS, keep=False))
     old, new = (spec(nic(PF0, vfs={"count": count}), mode=mode) for count in (7, 8))
@@ -336,7 +336,7 @@ def placed(kernel: Kernel, *writes: str) -> bool:
     return any(path == PLACED for path, _ in kernel.writes)
 
 
-def test_what_later_plans_come_back_to_is_kept_once_the_node_is_as_wanted(kernel: Kernel) -> None:
+def test_the_placement_is_stored_once_the_node_is_as_wanted(kernel: Kernel) -> None:
     kernel.fault = refusing(PF1)
     run(kernel, BOTH)
     assert not placed(kernel)
@@ -345,7 +345,7 @@ def test_what_later_plans_come_back_to_is_kept_once_the_node_is_as_wanted(kernel
     assert placed(kernel)
 
 
-def test_a_node_that_is_only_observed_keeps_nothing(kernel: Kernel) -> None:
+def test_in_observe_mode_nothing_is_stored(kernel: Kernel) -> None:
     run(kernel, BOTH)
     kernel.tree.remove(PLACED)
     kernel.writes.clear()
@@ -353,7 +353,7 @@ def test_a_node_that_is_only_observed_keeps_nothing(kernel: Kernel) -> None:
     assert kernel.writes == []
 
 
-def test_a_full_run_is_no_fault_of_the_pass(kernel: Kernel) -> None:
+def test_a_full_run_folder_leaves_the_node_ready(kernel: Kernel) -> None:
     def full(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.ENOSPC, "No space left on device") if where == PLACED else None
 

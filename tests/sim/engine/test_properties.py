@@ -16,7 +16,7 @@ from tests.sim.engine.test_faults import node, specs
 
 @settings(max_examples=60)
 @given(specs, specs)
-def test_from_any_spec_to_any_other_and_then_nothing_is_left_to_change(first: NodeSpec, second: NodeSpec) -> None:
+def test_from_any_spec_to_any_other_one_pass_leaves_nothing_to_change(first: NodeSpec, second: NodeSpec) -> None:
     kernel = node()
     for wanted in (first, second):
         result = converge(kernel.machine(), Goal(wanted), Memory(lambda: 0.0))

@@ -246,7 +246,7 @@ HUGE = "9" * 5000
 
 
 @pytest.mark.parametrize("odd", ["x", "-1", "", "\u00b2", HUGE])
-def test_a_name_that_is_no_number_is_none_of_the_devices_parts(odd: str) -> None:
+def test_a_file_name_that_is_no_number_is_ignored_among_a_devices_parts(odd: str) -> None:
     node, usual = Node(), Node()
     pci, port = f"/sys/bus/pci/devices/{FAULTY}", "/sys/class/infiniband/rocep65s0/ports"
     queues = "/sys/class/net/ens1/queues"

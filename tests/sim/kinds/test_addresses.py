@@ -96,7 +96,7 @@ def test_ipv6_alone_leaves_arp_alone(kernel: Kernel) -> None:
     assert kernel.files.read(f"{CONF}/enp33s0/arp_ignore") == "0"
 
 
-def test_a_dry_run_names_all_and_writes_nothing(kernel: Kernel) -> None:
+def test_a_dry_run_names_all_changes_and_writes_nothing(kernel: Kernel) -> None:
     planned = dry_run(kernel.machine(), spec(["192.0.2.11/24"]))
     assert [str(change) for change in planned.changes if change.kind == "addresses"] == [
         f"addresses {PF0} arp_ignore: 0 -> 1",
@@ -135,7 +135,7 @@ def test_an_event_restores_what_another_program_removed(kernel: Kernel, what: st
     assert kernel.files.read(f"{CONF}/enp65s0/arp_ignore") == "1"
 
 
-def test_a_link_that_was_down_and_a_driver_that_was_reloaded_get_all_of_it_again(kernel: Kernel) -> None:
+def test_after_a_link_was_down_or_a_driver_reloaded_addresses_routes_and_rules_return(kernel: Kernel) -> None:
     wanted = spec(DERIVED)
     settle(kernel, wanted)
     kernel.netlink.set_link(index(kernel, PF0), up=False)
@@ -166,7 +166,9 @@ def test_addresses_of_others_stay(kernel: Kernel, originals: Originals) -> None:
     assert (kernel.netlink.routes({479100}), kernel.netlink.rules()) == ((), ())
 
 
-def test_what_leaves_the_spec_is_removed_with_its_table_and_rule(kernel: Kernel, originals: Originals) -> None:
+def test_an_address_that_leaves_the_spec_is_removed_with_its_table_and_rule(
+    kernel: Kernel, originals: Originals
+) -> None:
     settle(kernel, spec(DERIVED, DERIVED), originals)
     settle(kernel, spec(["192.0.2.11/24"], DERIVED), originals)
     assert own_addresses(kernel, PF0) == ("192.0.2.11/24",)
@@ -304,7 +306,7 @@ def test_a_gid_of_an_ipv4_address_comes_with_the_address_and_its_index_is_found(
     assert said(spec(DERIVED, DERIVED, nic=expected)) == ""
 
 
-def test_addresses_do_not_make_a_nic_the_node_s_way_out_when_its_spec_is_derived(kernel: Kernel) -> None:
+def test_a_nic_with_rail_addresses_is_not_taken_for_the_default_route_in_a_derived_spec(kernel: Kernel) -> None:
     gateway = [{"network": "10.{rail}.0.0/16", "gateway": "10.{rail}.255.254"}]
     settle(kernel, spec(gateway))
     kernel.routed.add("enp65s0")

@@ -136,7 +136,7 @@ def test_a_driver_without_either_is_unsupported_with_the_remedy(kernel: Kernel) 
     assert is_ready(settle(kernel, spec({"cnp_dscp": 48}, required=False)).conditions)
 
 
-def test_a_firmware_that_has_only_some_parameters(kernel: Kernel) -> None:
+def test_parameters_that_the_firmware_lacks_are_unsupported(kernel: Kernel) -> None:
     kernel.tree.put(f"{DEBUGFS}/np_cnp_dscp", "0")
     result = settle(kernel, spec({"cnp_dscp": 48, "dcqcn": {"rpg_max_rate": 100}}))
     assert [(o.change.field, o.result) for o in result.outcomes if o.change.kind == "dcqcn"] == [
@@ -155,7 +155,7 @@ def test_a_locked_down_kernel_is_named_and_the_nic_stays_in_the_pass(kernel: Ker
     assert next(c for c in last_pass.conditions if c.type == "NicsPresent").status == "True"
 
 
-def test_values_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:
+def test_values_that_leave_the_spec_are_restored(kernel: Kernel, tmp_path: Path) -> None:
     with_ofed(kernel)
     kernel.files.write(f"{OFED}/roce_np/cnp_dscp", "46")
     memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))

@@ -123,7 +123,7 @@ def test_only_netdevs_with_settings_are_read(kernel: Kernel) -> None:
     assert asked == [kernel.netdev(vf_addresses(kernel.files, PF)[1]).ifindex]
 
 
-def test_a_dry_run_is_silent_about_unset_values(kernel: Kernel) -> None:
+def test_a_dry_run_says_nothing_about_values_that_the_spec_does_not_give(kernel: Kernel) -> None:
     planned = {change.kind for change in dry_run(kernel.machine(), spec({"count": 3}, rings={"rx": 512})).changes}
     assert "rings" in planned
     assert not planned & {"channels", "coalescing", "offloads"}

@@ -111,7 +111,7 @@ def test_a_damaged_placement_is_computed_again(kernel: Kernel, content: str) -> 
     assert (affinities(kernel), kernel.files.read(PLACED)) == (before, good)
 
 
-def test_a_placement_that_cannot_be_written_stops_nothing(kernel: Kernel) -> None:
+def test_a_placement_that_cannot_be_written_does_not_end_the_pass(kernel: Kernel) -> None:
     def full(operation: str, where: str, value: str) -> OSError | None:
         return OSError(errno.ENOSPC, "no space", where) if operation == "replace" else None
 
@@ -136,7 +136,7 @@ def test_a_drifted_mtu_is_put_back_without_placing_all_interrupts_anew(kernel: K
     assert placement(repaired.want, repaired.have) is placed
 
 
-def test_a_node_that_is_only_observed_keeps_no_placement(kernel: Kernel) -> None:
+def test_in_observe_mode_no_placement_is_stored(kernel: Kernel) -> None:
     settle(kernel)
     before = kernel.files.read(PLACED)
     swap_two(kernel)

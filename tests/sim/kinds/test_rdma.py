@@ -260,7 +260,7 @@ def test_a_character_device_that_is_missing_is_named(kernel: Kernel, gone: str, 
 # --- rdma_netns --------------------------------------------------------------------------------------------
 
 
-def test_the_netns_mode_is_set_and_left_alone(kernel: Kernel) -> None:
+def test_the_netns_mode_is_set_once(kernel: Kernel) -> None:
     result = settle(kernel, {}, rdma={"netns_mode": "exclusive"})
     assert is_ready(result.conditions)
     assert kernel.rdma.mode == "exclusive"
@@ -279,7 +279,7 @@ def test_a_netns_mode_that_the_kernel_refuses_now_names_the_module_parameter(ker
     assert not is_ready(last_pass.conditions)
 
 
-def test_a_node_without_rdma_says_so(kernel: Kernel) -> None:
+def test_a_node_without_rdma_says_that_it_has_none(kernel: Kernel) -> None:
     kernel.rdma.mode = None
     result = settle(kernel, {}, rdma={"netns_mode": "shared"})
     assert "load ib_core" in refused(result)["netns_mode"][1]

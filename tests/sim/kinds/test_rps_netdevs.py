@@ -166,7 +166,7 @@ def test_no_more_netdevs_than_the_bound_are_set(kernel: Kernel) -> None:
     assert is_ready(result.conditions)
 
 
-def test_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:
+def test_masks_that_leave_the_spec_are_restored(kernel: Kernel, tmp_path: Path) -> None:
     memory = Memory(lambda: 0.0, originals=Originals.load(tmp_path / ORIGINALS))
     kernel.files.write(f"{NET}/cali1f/queues/rx-0/rps_cpus", "01")
     settle(kernel, spec(), memory=memory)
@@ -194,7 +194,7 @@ def test_a_name_that_returns_with_each_pod_is_no_contention(kernel: Kernel) -> N
         kernel.add_virtual("cali1f")
 
 
-def test_someone_who_writes_the_mask_of_one_netdev_again_and_again_is_left_to_it(kernel: Kernel) -> None:
+def test_a_mask_that_another_program_writes_again_and_again_is_left_to_it(kernel: Kernel) -> None:
     memory = Memory(lambda: 0.0, Failures())
     for _ in range(10):
         result = settle(kernel, spec(), memory=memory)

@@ -244,7 +244,7 @@ def test_a_vf_that_is_up_is_renamed_only_if_its_link_may_flap(kernel: Kernel) ->
     assert kernel.netdev(vf).up
 
 
-def test_a_host_whose_names_are_its_own_keeps_them(kernel: Kernel) -> None:
+def test_names_that_the_host_gives_by_its_own_rules_are_kept(kernel: Kernel) -> None:
     wanted = spec(group())
     settle(kernel, wanted)
     kernel.netlink.set_link(kernel.netdev(PF).ifindex, up=False)

@@ -54,7 +54,7 @@ def specs(draw: st.DrawFn) -> NodeSpec:
 
 @settings(max_examples=60)
 @given(specs(), specs())
-def test_any_spec_after_any_other_reaches_a_fixed_point(first: NodeSpec, second: NodeSpec) -> None:
+def test_after_any_spec_any_other_leaves_nothing_to_change(first: NodeSpec, second: NodeSpec) -> None:
     kernel, originals = made(), Originals()
     kernel.sriov.able.add(PF)
     for wanted in (first, second):

@@ -149,7 +149,7 @@ def test_facts_that_only_an_earlier_spec_needed_may_be_unreadable(kernel: Kernel
     assert is_ready(result.conditions)
 
 
-def test_tables_and_masks_that_leave_the_spec_are_as_they_were(kernel: Kernel, tmp_path: Path) -> None:
+def test_tables_and_masks_that_leave_the_spec_are_restored(kernel: Kernel, tmp_path: Path) -> None:
     originals = Originals.load(tmp_path / ORIGINALS)
 
     def settle_by(wanted: NodeSpec) -> Pass:

@@ -185,7 +185,7 @@ def test_an_event_between_two_readings_does_not_count_as_a_check(node: Node) -> 
     assert node.look(**judged)["PcieLink"].status == "Unknown"
 
 
-def test_readings_coincide_with_the_resync_and_run_alone_only_without_one(node: Node) -> None:
+def test_readings_run_together_with_the_resync_if_there_is_one(node: Node) -> None:
     node.look()
     assert 60 < node.probes.timeout() <= 65
     node.now += 57

@@ -47,20 +47,20 @@ def nic_conditions(kernel: Kernel, *nics: dict[str, Any]) -> list[Condition]:
 
 
 @pytest.mark.parametrize("second", [{"mac": MAC}, {"netdev": "enp33s0"}], ids=str)
-def test_two_entries_that_select_one_function(kernel: Kernel, second: dict[str, str]) -> None:
+def test_two_entries_that_select_one_function_are_both_refused(kernel: Kernel, second: dict[str, str]) -> None:
     (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}), nic("b", second))
     assert (condition.status, condition.reason, condition.severity) == ("False", "NicClaimedTwice", "required")
     assert f"NICs a and b all select {PF}" in condition.message
     assert kernel.writes == []
 
 
-def test_of_two_entries_one_may_be_optional(kernel: Kernel) -> None:
+def test_two_entries_for_one_function_are_refused_even_if_one_is_optional(kernel: Kernel) -> None:
     (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}), {**nic("b", {"mac": MAC}), "required": False})
     assert condition.severity == "required"
 
 
 @pytest.mark.parametrize("mac", [derived_mac(MAC, 0), derived_mac(MAC, 1)])
-def test_a_given_address_that_another_vf_derives(kernel: Kernel, mac: str) -> None:
+def test_an_address_that_is_given_to_one_vf_and_derived_for_another_is_refused(kernel: Kernel, mac: str) -> None:
     (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}), nic("b", {"pci": OTHER}, groups=group(mac)))
     assert (condition.status, condition.reason) == ("False", "AddressGivenTwice")
     assert all(text in condition.message for text in ("NIC a and b", f"{PF}#", f"{OTHER}#1", mac))
@@ -68,14 +68,14 @@ def test_a_given_address_that_another_vf_derives(kernel: Kernel, mac: str) -> No
 
 
 @pytest.mark.parametrize("mac", [MAC, OTHER_MAC, THIRD_MAC])
-def test_a_given_address_that_is_a_physical_function_s(kernel: Kernel, mac: str) -> None:
+def test_a_given_address_that_a_physical_function_has_is_refused(kernel: Kernel, mac: str) -> None:
     (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}, groups=group(mac)))
     assert condition.reason == "AddressGivenTwice"
     assert mac in condition.message
     assert kernel.writes == []
 
 
-def test_a_derived_address_that_another_vf_of_the_nic_is_given(kernel: Kernel) -> None:
+def test_a_derived_address_that_another_vf_of_the_nic_is_given_is_refused(kernel: Kernel) -> None:
     (condition,) = nic_conditions(kernel, nic("a", {"pci": PF}, groups=group(derived_mac(MAC, 0))))
     assert f"{PF}#0 and {PF}#1 would both have" in condition.message
     assert kernel.writes == []

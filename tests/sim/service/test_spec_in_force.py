@@ -147,7 +147,7 @@ def test_an_unreadable_device_during_the_check_of_a_new_spec_keeps_the_old_one(a
     assert (agent.in_force.spec, agent.in_force.refusal) == (spec(5), "")
 
 
-def test_files_that_a_disk_has_spoilt_are_refused(agent: Agent) -> None:
+def test_damaged_files_are_refused(agent: Agent) -> None:
     agent.give(spec(3))
     agent.look()
     agent.file.write_bytes(b"\xff\xfe\x00")
@@ -176,7 +176,7 @@ def test_without_a_verified_spec_the_first_is_in_force_even_if_it_does_not_fit(a
     assert (agent.in_force.spec, agent.in_force.refusal) == (spec(8), "")
 
 
-def test_a_state_folder_that_cannot_be_written_stops_nothing(agent: Agent) -> None:
+def test_a_state_folder_that_cannot_be_written_does_not_stop_the_agent(agent: Agent) -> None:
     (agent.folder / "state").rmdir()
     agent.give(spec(3))
     assert is_ready(agent.look().conditions)

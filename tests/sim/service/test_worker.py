@@ -189,14 +189,14 @@ def test_after_a_pass_that_ended_early_any_event_leads_to_a_full_reading(
     assert [kernel.netdev(pf).mtu for pf in (PF0, PF1)] == [9000, 9000]
 
 
-def test_it_says_that_it_serves_before_anything_else(worker: Callable[[str], Out]) -> None:
+def test_the_worker_first_says_that_it_serves(worker: Callable[[str], Out]) -> None:
     out = worker('{"node_name": "n1"}')
     out.until(lambda report: report.ready)
     assert out.said[0] == {"serving": True}
     assert [line for line in out.said if "serving" in line] == out.said[:1]
 
 
-def test_an_event_about_a_required_device_is_told_at_once(
+def test_the_supervisor_is_told_at_once_of_an_event_about_a_required_device(
     node: Node, announced: Announced, worker: Callable[[str], Out], view: View
 ) -> None:
     out = worker(one(9000))

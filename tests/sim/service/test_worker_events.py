@@ -57,7 +57,7 @@ def test_after_a_burst_of_events_passes_come_at_a_limited_rate(
     assert time.monotonic() - began > (30 / 2 - 2) / 10.0
 
 
-def test_an_event_has_its_device_read_and_no_other_one(
+def test_after_an_event_only_its_device_is_read(
     node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path
 ) -> None:
     kernel = node.kernel
@@ -95,7 +95,7 @@ def test_an_event_of_the_first_pass_about_a_device_that_is_not_known_yet_is_not_
     assert "PassCrashed" not in json.dumps(out.said)
 
 
-def test_after_an_event_about_a_device_of_nobody_the_worker_sleeps(
+def test_after_an_event_about_a_device_outside_the_spec_the_worker_sleeps(
     announced: Announced, worker: Callable[[str], Out], view: View
 ) -> None:
     def sleeps() -> bool | None:

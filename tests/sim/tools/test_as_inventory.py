@@ -84,7 +84,7 @@ def test_equal_nics_are_one_entry(kernel: Kernel) -> None:
     assert f"# rail1: {SECOND} [8086:10c9] ens1 roce_ens1 (RoCE) NUMA node 1\n" in text
 
 
-def test_one_that_differs_has_an_entry_of_its_own(kernel: Kernel) -> None:
+def test_a_nic_that_is_set_differently_has_an_entry_of_its_own(kernel: Kernel) -> None:
     prepare(kernel, (SECOND, {"mtu": 1500}))
     _, spec = written(kernel)
     rails, single = spec.nics
@@ -117,7 +117,7 @@ def test_a_port_that_is_down_is_not_required(kernel: Kernel) -> None:
     assert spec.rdma.at_least == 2
 
 
-def test_rdma_that_does_not_work_anywhere_is_not_asked_for(kernel: Kernel) -> None:
+def test_rdma_that_works_on_no_nic_is_not_required(kernel: Kernel) -> None:
     prepare(kernel)
     for name in NAMES:
         kernel.rdma.set_port(f"roce_{name}", state="1: DOWN")
@@ -125,7 +125,7 @@ def test_rdma_that_does_not_work_anywhere_is_not_asked_for(kernel: Kernel) -> No
     assert [(nic.name, nic.rdma) for nic in spec.nics] == [("nic{index}", None)]
 
 
-def test_rdma_devices_of_vfs_are_asked_for(kernel: Kernel) -> None:
+def test_rdma_devices_that_vfs_have_are_required(kernel: Kernel) -> None:
     prepare(kernel, rdma=False)
     for pci in PFS:
         for vf in vf_addresses(kernel.files, pci).values():
@@ -155,7 +155,7 @@ def gpu(kernel: Kernel, address: str, numa: int, driver: bool) -> None:
         kernel.tree.folder("/sys/module/nvidia/parameters")
 
 
-def test_gpus_that_the_driver_has_are_asked_for(kernel: Kernel) -> None:
+def test_gpus_that_the_driver_has_are_required(kernel: Kernel) -> None:
     prepare(kernel)
     gpu(kernel, "0000:1b:00.0", 0, driver=True)
     gpu(kernel, "0000:9b:00.0", 1, driver=True)
@@ -166,7 +166,7 @@ def test_gpus_that_the_driver_has_are_asked_for(kernel: Kernel) -> None:
     assert "# GPU: 0000:9b:00.0 NUMA node 1\n" in text
 
 
-def test_a_gpu_without_a_driver_is_only_named(kernel: Kernel) -> None:
+def test_a_gpu_without_a_driver_is_only_named_in_a_comment(kernel: Kernel) -> None:
     prepare(kernel)
     gpu(kernel, "0000:1b:00.0", 0, driver=False)
     text, spec = written(kernel)
@@ -174,12 +174,12 @@ def test_a_gpu_without_a_driver_is_only_named(kernel: Kernel) -> None:
     assert "# GPU: 0000:1b:00.0 NUMA node 0 (without the driver, so the key gpus does not count it)\n" in text
 
 
-def test_a_server_without_a_nic_of_the_fabric() -> None:
+def test_a_server_without_a_fabric_nic_is_one_message() -> None:
     derived = write_down(Kernel().machine(), "n1", "n1", ())
     assert executed(derived.text)[1].nics == ()
     assert "no NIC with SR-IOV or RDMA" in derived.text
 
 
-def test_a_nic_that_is_not_there(kernel: Kernel) -> None:
+def test_an_unknown_nic_is_one_message(kernel: Kernel) -> None:
     with pytest.raises(NotFound, match="ens9: no such NIC"):
         write_down(kernel.machine(), "n1", "n1", ["ens9"])

@@ -63,7 +63,7 @@ def test_devices_and_queues_are_shown_at_their_place(kernel: Kernel) -> None:
     ]
 
 
-def test_a_core_has_a_load_beside_the_even_share_of_its_numa_node(kernel: Kernel) -> None:
+def test_the_load_of_a_core_is_compared_with_the_even_share_of_its_numa_node(kernel: Kernel) -> None:
     def loads() -> list[str]:
         return [load for line, load in render(arrange(kernel.machine()), 100) if "CPU " in line]
 
@@ -167,7 +167,7 @@ def test_a_picture_that_cannot_be_made_is_one_message(
     assert "bad.json is not what `trackbed topology --json` prints" in bad.output
 
 
-def test_what_does_not_fit_is_counted(kernel: Kernel) -> None:
+def test_queues_that_do_not_fit_into_a_box_are_counted(kernel: Kernel) -> None:
     assert f"      CPU 0: {NAME0} txrx-0 and 1 more" in lines(kernel, width=40)
 
 

@@ -56,7 +56,7 @@ def test_with_the_service_apply_lets_it_make_the_changes(tmp_path: Path) -> None
     assert applied.stdout.splitlines()[-1] == "ready"
 
 
-def test_ready_for_the_former_spec_is_not_success(tmp_path: Path) -> None:
+def test_apply_fails_if_the_node_is_ready_only_by_the_former_spec(tmp_path: Path) -> None:
     spec(tmp_path)
     lock.take(tmp_path)
     requests = Requests(tmp_path / NAME)

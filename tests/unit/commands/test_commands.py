@@ -95,7 +95,7 @@ def test_status_is_0_only_for_a_fresh_report_of_this_boot(tmp_path: Path) -> Non
         assert reason in said.stderr
 
 
-def test_status_says_first_whether_it_is_ready_how_many_warnings_there_are_and_since_when(tmp_path: Path) -> None:
+def test_status_begins_with_readiness_number_of_warnings_and_since_when(tmp_path: Path) -> None:
     report(tmp_path, since=runtime.uptime() - 7510)
     lines = trackbed(tmp_path, "status").stdout.splitlines()
     assert lines[0] == "n1 is ready, with 1 warning"
@@ -126,7 +126,7 @@ def test_on_a_narrow_terminal_long_texts_have_their_own_rows(tmp_path: Path) -> 
     )
 
 
-def test_a_report_of_another_format_is_one_message(tmp_path: Path) -> None:
+def test_a_report_in_another_format_gives_one_message(tmp_path: Path) -> None:
     (tmp_path / names.REPORT).write_text('{"ready": 3}')
     said = trackbed(tmp_path, "status")
     assert said.returncode == 1
@@ -165,7 +165,7 @@ def test_colours_are_for_terminals_alone_and_can_be_turned_off(tmp_path: Path) -
         assert "\x1b" not in trackbed(tmp_path, name).stdout
 
 
-def test_live_views_are_drawn_over_themselves_on_a_terminal(tmp_path: Path) -> None:
+def test_live_views_redraw_in_place_on_a_terminal(tmp_path: Path) -> None:
     report(tmp_path)
     up_and_clear = "F\x1b[?7l"
     assert up_and_clear in on_a_terminal(tmp_path, "status", "--watch", until=up_and_clear, TERM="xterm")
@@ -181,7 +181,7 @@ def watched(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_watch_says_each_change_in_a_line_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+def test_watch_prints_a_line_for_each_change_and_ends_with_ctrl_c(tmp_path: Path) -> None:
     report(tmp_path)
     process = watched(tmp_path)
     assert process.stdout is not None
@@ -195,7 +195,7 @@ def test_watch_says_each_change_in_a_line_and_ends_with_ctrl_c(tmp_path: Path) -
     assert process.wait(timeout=20) == 1
 
 
-def test_watch_as_json_is_a_document_a_change(tmp_path: Path) -> None:
+def test_watch_json_prints_a_document_for_each_change(tmp_path: Path) -> None:
     process = watched(tmp_path, "--json")
     assert process.stdout is not None
     first = json.loads(process.stdout.readline())
@@ -272,7 +272,7 @@ def test_history_names_the_programs_that_may_have_caused_a_repair(tmp_path: Path
     assert "(event 0000:21:00.0; spec h1; suspects: NetworkManager)" in trackbed(tmp_path, "history", "--all").stdout
 
 
-def test_doctor_has_something_to_do_for_a_node_without_an_agent(tmp_path: Path) -> None:
+def test_doctor_names_a_remedy_on_a_node_without_an_agent(tmp_path: Path) -> None:
     said = trackbed(tmp_path, "doctor")
     assert said.returncode == 1
     assert "1. problem (agent): the spec is refused" in said.stdout
@@ -283,7 +283,7 @@ def test_doctor_has_something_to_do_for_a_node_without_an_agent(tmp_path: Path) 
 # --- apply -----------------------------------------------------------------------------------------------------
 
 
-def test_a_service_that_cannot_have_its_lock_leaves_no_report_behind(tmp_path: Path) -> None:
+def test_a_service_that_cannot_take_its_lock_leaves_no_report_behind(tmp_path: Path) -> None:
     report(tmp_path)
     (tmp_path / lock.NAME).mkdir()
     refused = trackbed(tmp_path, "run")
@@ -299,11 +299,11 @@ def test_a_service_that_cannot_have_its_lock_leaves_no_report_behind(tmp_path: P
 
 
 @pytest.mark.parametrize(("shell", "word"), [("bash", "complete"), ("zsh", "#compdef"), ("fish", "complete")])
-def test_completion_scripts(shell: str, word: str, tmp_path: Path) -> None:
+def test_completion_prints_a_script_for_each_shell(shell: str, word: str, tmp_path: Path) -> None:
     assert word in trackbed(tmp_path, "completion", shell).stdout
 
 
-def test_completion_knows_the_commands() -> None:
+def test_the_completion_script_completes_commands() -> None:
     environment = {**os.environ, "_TRACKBED_COMPLETE": "bash_complete", "COMP_WORDS": "trackbed st", "COMP_CWORD": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "agent"], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
@@ -330,7 +330,7 @@ def test_as_inventory_of_this_machine_is_python_with_a_valid_spec(tmp_path: Path
 
 
 @pytest.mark.parametrize("other", ["--as-spec", "--json"])
-def test_an_inventory_has_one_form(other: str, tmp_path: Path) -> None:
+def test_as_inventory_is_refused_with_as_spec_or_json(other: str, tmp_path: Path) -> None:
     refused = trackbed(tmp_path, "inspect", "--as-inventory", other)
     assert (refused.returncode, "leave --as-spec and --json out" in refused.stderr) == (1, True)
 

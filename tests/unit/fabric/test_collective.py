@@ -60,7 +60,7 @@ def test_the_first_node_starts_the_program_on_each_with_its_own_device_gid_and_c
     assert words[words.index("plm_rsh_agent") + 1] == f"ssh -F {FILES}/ssh_config"
 
 
-def test_the_others_let_in_the_first_node_alone_and_it_knows_their_key() -> None:
+def test_the_others_accept_only_the_first_node_and_it_checks_their_key() -> None:
     keys = Keys.make()
     first, other = (End(node, "fab0", 0, "x", address=f"10.0.0.{n}") for n, node in enumerate("ab", 1))
     files = files_of_other(keys, first, other, 18515)

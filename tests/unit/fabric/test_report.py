@@ -88,7 +88,7 @@ def test_the_page_has_each_nic_and_loads_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("nodes", [8, 512])
-def test_a_browser_shows_the_heat_map_and_asks_nobody(nodes: int, scheme: Scheme, tmp_path: Path) -> None:
+def test_a_browser_shows_the_heat_map_and_makes_no_request(nodes: int, scheme: Scheme, tmp_path: Path) -> None:
     page = tmp_path / "fabric.html"
     # Of one cross alone there are too few pixels of its plain colour.
     bad: dict[str, Kind] = {f"node0000{number}/rail1": "blocked" for number in (1, 3, 5)}

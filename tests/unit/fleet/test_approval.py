@@ -297,7 +297,7 @@ def test_a_node_that_floods_the_cluster_with_requests_gets_no_certificate_and_ot
     assert {one.action for one in verdicts(flood[:8], known)} == {"approve"}
 
 
-def test_who_has_an_enrolment_token_gets_no_flood_of_certificates_either() -> None:
+def test_too_many_requests_with_an_enrolment_token_get_no_certificate() -> None:
     new = common_name(f"{names.NODE_USER}new")
     flood = [asked(new, ENROLMENT, name=f"flood-{number}") for number in range(9)]
     judged = verdicts(flood, KNOWN)

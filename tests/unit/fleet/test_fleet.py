@@ -130,11 +130,11 @@ def test_of_two_conditions_of_one_type_the_one_that_is_not_true_counts(order: in
 
 
 @pytest.mark.parametrize("status", ["Maybe", "", "true", "\x1b[2J"])
-def test_a_status_that_there_is_not_is_unknown(status: str) -> None:
+def test_a_condition_with_a_made_up_status_counts_as_unknown(status: str) -> None:
     assert standing("a", node(ready=status or None), lease(), NOW).ready == "Unknown"
 
 
-def test_what_others_write_is_shown_in_part() -> None:
+def test_long_texts_that_others_write_are_cut() -> None:
     there = node(ready="False", reason="x" * 100_000)
     assert there.status and there.status.conditions
     there.status.conditions[-1].message = "x" * 1_400_000
@@ -148,7 +148,7 @@ def test_what_others_write_is_shown_in_part() -> None:
 
 
 @pytest.mark.parametrize("effect", ["PreferNoSchedule", "NoExecute"])
-def test_a_taint_of_our_key_that_lets_pods_come_is_not_ours(effect: str) -> None:
+def test_trackbeds_taint_with_another_effect_does_not_count(effect: str) -> None:
     there = node()
     assert there.spec
     there.spec.taints = [Taint(effect, names.TAINT)]
@@ -156,7 +156,7 @@ def test_a_taint_of_our_key_that_lets_pods_come_is_not_ours(effect: str) -> None
     assert sweeping.taint_patch(there)[1]["value"] == {"key": names.TAINT, "effect": "NoSchedule"}
 
 
-def test_a_lease_that_was_never_renewed_is_not_gone() -> None:
+def test_a_lease_that_was_never_renewed_is_expired_and_not_missing() -> None:
     for spec in (None, LeaseSpec(), LeaseSpec(leaseDurationSeconds=900, holderIdentity="other")):
         status = standing("a", node(), Lease(metadata=ObjectMeta(name="a"), spec=spec), NOW)
         assert (status.ready, status.message, status.missing) == ("Unknown", "its Lease was never renewed", False)
@@ -260,7 +260,7 @@ def test_if_more_nodes_than_the_share_are_silent_none_is_swept() -> None:
     assert (decided.refused, decided.taint, decided.expired) == (True, (), ("n2", "n3"))
 
 
-def test_nodes_that_were_swept_before_count_for_the_share() -> None:
+def test_nodes_that_were_swept_before_count_towards_the_share() -> None:
     nodes = {f"n{index}": node(f"n{index}") for index in range(4)}
     nodes["n0"] = node("n0", "Unknown", names.EXPIRED, (names.TAINT,))
     leases = {name: lease(name, 1000 if name in ("n0", "n1") else 60) for name in nodes}

@@ -169,7 +169,7 @@ def test_of_a_large_fleet_only_nodes_that_were_not_ready_have_a_course(many: Pro
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("fleet", ["eight", "many"])
-def test_a_browser_shows_the_page_and_asks_nobody(
+def test_a_browser_shows_the_page_and_makes_no_request(
     fleet: str, scheme: Scheme, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     page = tmp_path / "fleet.html"
@@ -182,7 +182,7 @@ def test_a_browser_shows_the_page_and_asks_nobody(
     assert paper["dark" if scheme == "light" else "light"] not in seen.colours()
 
 
-def test_a_page_that_asks_somebody_is_noticed(tmp_path: Path) -> None:
+def test_a_page_that_makes_a_request_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "fleet.html"
     page.write_text('<img src="http://127.0.0.1:9/image">')
     assert shown(page, "light", tmp_path).asked == {"http://127.0.0.1:9/image"}
@@ -210,7 +210,7 @@ def test_the_page_says_what_the_pictures_show(eight: Prometheus, tmp_path: Path)
     assert "<build>" not in text and "OFED: &lt;build&gt;" in text
 
 
-def test_a_name_is_no_formula_and_may_be_long(tmp_path: Path) -> None:
+def test_a_name_is_not_drawn_as_a_formula_and_may_be_long(tmp_path: Path) -> None:
     name, nothing = f"{'gpu' * 80}$\\frac{{$", LastDeploy((), 0, 0, (Operation("echo $A ${B}", 1, 1.0, 1.0, "n1"),), {})
     course = NodeCourse(name, (1.0, 0.0), (0.0, 0.0))
     once = History(
@@ -230,13 +230,13 @@ def test_a_page_without_a_deploy_says_so(eight: Prometheus, tmp_path: Path) -> N
     assert "None was made from this control host." in page.read_text()
 
 
-def test_json_has_the_same(eight: Prometheus) -> None:
+def test_json_has_what_the_page_shows(eight: Prometheus) -> None:
     said = json.loads(report(eight.url, "--json").output)
     assert said["history"]["repaired"]["links"] == [23, 1]
     assert said["deploy"]["operations"][0]["slowest"] == "gpu-0004"
 
 
-def test_what_is_no_prometheus_with_nodes_is_one_message(eight: Prometheus, tmp_path: Path) -> None:
+def test_a_url_that_is_no_prometheus_with_nodes_gives_one_message(eight: Prometheus, tmp_path: Path) -> None:
     closed = report("http://127.0.0.1:9")
     assert closed.exit_code == 1
     assert closed.output.startswith("trackbed: http://127.0.0.1:9 does not answer")

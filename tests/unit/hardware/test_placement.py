@@ -51,16 +51,16 @@ def test_a_node_without_a_usable_cpu_gives_way_to_the_nearest() -> None:
     assert pool(topology, 2) == Pool((2, 3), degraded=True)
 
 
-def test_a_policy_that_leaves_no_cpu_never_gives_an_empty_pool() -> None:
+def test_if_all_cpus_are_excluded_the_pool_has_them_nevertheless() -> None:
     assert pool(machine(nodes=1, cores=2, threads=1), 0, frozenset({0, 1})) == Pool((1, 0), degraded=True)
 
 
-def test_an_unknown_node_takes_all() -> None:
+def test_the_pool_of_an_unknown_numa_node_has_all_cpus() -> None:
     assert set(pool(machine(), -1).cpus) == set(range(16))
 
 
 @given(machines, st.data())
-def test_any_machine_any_queues(topology: Topology, data: st.DataObject) -> None:
+def test_on_any_machine_any_queues_are_spread_evenly_and_stay(topology: Topology, data: st.DataObject) -> None:
     nodes = sorted({cpu.node for cpu in topology.cpus.values()})
     pools: dict[Key, Pool] = {
         (f"0000:{nic:02x}:00.0", str(queue)): pool(topology, node)
@@ -111,6 +111,6 @@ def test_rps_stays_in_the_interrupt_s_cache() -> None:
 
 
 @given(st.frozensets(st.integers(0, 2047)))
-def test_masks_read_back(cpus: frozenset[int]) -> None:
+def test_a_mask_is_parsed_to_the_cpus_it_was_made_of(cpus: frozenset[int]) -> None:
     assert from_mask(mask(cpus)) == cpus
     assert all(len(group) == 8 for group in mask(cpus).split(","))

@@ -17,7 +17,9 @@ from agent.spec.node import SpecError, from_mapping
         ("", None, None),
     ],
 )
-def test_transport(node_type: str, link_layer: str | None, expected: str | None) -> None:
+def test_the_transport_follows_from_node_type_and_link_layer(
+    node_type: str, link_layer: str | None, expected: str | None
+) -> None:
     assert transport(node_type, link_layer) == expected
 
 

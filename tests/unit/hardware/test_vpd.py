@@ -47,7 +47,7 @@ def test_no_device_serial_number(space: bytes) -> None:
     assert device_serial_number(space) is None
 
 
-def test_the_vpd_s_serial_number() -> None:
+def test_the_serial_number_is_read_from_the_vpd() -> None:
     assert vpd_serial_number(VPD) == "MT2231X001"
 
 
@@ -56,7 +56,7 @@ def test_no_serial_number_in_the_vpd(vpd: bytes) -> None:
     assert vpd_serial_number(vpd) is None
 
 
-def test_product_name_is_the_identifier_string() -> None:
+def test_the_product_name_is_the_identifier_string_of_the_vpd() -> None:
     name = "NVIDIA ConnectX-7 HHHL Adapter card, 400GbE / NDR IB (default mode), Single-port OSFP, PCIe 5.0 x16, " * 2
     tag = b"\x82" + len(name).to_bytes(2, "little")
     assert product_name(tag + name.encode() + b"\x90\x02\x00PN\x78") == name.strip()

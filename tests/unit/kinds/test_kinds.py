@@ -15,7 +15,7 @@ from agent.state.snapshot import Memo, Snapshot
 from agent.state.wanted import Wanted
 
 
-def test_an_observer_makes_no_changes() -> None:
+def test_queues_and_rdma_are_observers_and_make_no_changes() -> None:
     observers = {each.NAME for each in ordered() if not isinstance(each, Kind)}
     assert observers == {"queues", "rdma"}
     assert not observers & by_name().keys()
@@ -36,7 +36,7 @@ def test_parts_that_a_module_leaves_out_have_a_default() -> None:
     assert record.read_for(Wanted(from_mapping({"node_name": "n1"}))) is None
 
 
-def test_numbers_that_are_set_in_one_step_are_data_in_the_report() -> None:
+def test_numbers_that_are_set_in_one_step_are_a_mapping_in_the_report() -> None:
     change = Change(
         "rings", "0000:41:00.0", "rings", Numbers.of({"tx": None, "rx": 64}), Numbers.of({"rx": 256, "tx": 512})
     )
@@ -70,7 +70,7 @@ def test_snapshots_made_of_one_another_share_results_and_others_do_not() -> None
     assert Snapshot((), Topology({}, frozenset(), {})).memo is not first.memo
 
 
-def test_no_kind_takes_what_its_module_imports_for_a_part_of_itself() -> None:
+def test_no_kind_has_a_part_that_its_module_only_imports() -> None:
     for kind in by_name().values():
         parts = [getattr(kind, part.name) for part in fields(type(kind))]
         own = (f"agent.kinds.{kind.NAME}", f"agent.kinds.host.{kind.NAME}", "agent.kinds")

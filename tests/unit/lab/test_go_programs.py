@@ -102,7 +102,7 @@ def test_another_version_of_the_control_plane_is_built_beside_that_of_go_mod(
 
 
 @pytest.mark.parametrize("version", ["1.34", "v1.34", "v2.0.0", "v1.34.2-rc.1", "v1.34.2\n"])
-def test_a_version_that_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+def test_a_text_that_is_no_version_is_an_error(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setenv("TRACKBED_TEST_KUBERNETES", version)
     with pytest.raises(LabError, match=r"Give it as v1\.34\.2"):
         programs.kubernetes("kube-apiserver")

@@ -86,7 +86,7 @@ def test_a_node_that_is_off_or_started_again_holds_up_no_other(folder: Path, out
             until(lambda: other.recv(100) == b"again")
 
 
-def test_it_ends_with_qemu(folder: Path, outlet: socket.socket, qemu: subprocess.Popen[bytes]) -> None:
+def test_the_splitter_ends_with_qemu(folder: Path, outlet: socket.socket, qemu: subprocess.Popen[bytes]) -> None:
     qemu.kill()
     qemu.wait()
 

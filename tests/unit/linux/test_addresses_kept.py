@@ -128,5 +128,5 @@ def beside_a_worker(check: Check) -> None:
     ],
     ids=["addresses", "routes", "rules", "link", "source"],
 )
-def test_on_this_kernel(check: Check) -> None:
+def test_addresses_and_routes_are_kept_on_this_kernel(check: Check) -> None:
     check_in_namespace(MADE, lambda: beside_a_worker(check), within=90)

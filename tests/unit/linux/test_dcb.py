@@ -6,7 +6,7 @@ from agent.linux.dcb import IEEE_DEL, IEEE_GET, IEEE_SET, app_table, refusal_in,
 from agent.linux.messages import attributes
 
 
-def test_requests_are_those_of_iproute2() -> None:
+def test_dcb_requests_have_the_bytes_of_iproute2() -> None:
     """Seen with `strace -e write=all dcb ... dev v0` of iproute2 6.1, without the header."""
     assert request(IEEE_GET, "v0") == bytes.fromhex("00150000 0700010076300000")
     added = request(IEEE_SET, "v0", app_table({27: 3, 26: 3}))
@@ -21,6 +21,6 @@ def test_a_driver_s_refusal_is_read_from_the_answer_s_octet() -> None:
     assert refusal_in(bytes.fromhex("00140000")) == 0
 
 
-def test_attributes_end_at_an_impossible_length() -> None:
+def test_parsing_attributes_ends_at_an_impossible_length() -> None:
     assert list(attributes(bytes.fromhex("05000180ff000000 0300"))) == [(1, b"\xff")]
     assert list(attributes(bytes(8))) == []

@@ -239,12 +239,12 @@ def test_a_claimed_device_counts_where_its_name_has_a_pci_address(
     assert list(served.allocations(claimant("a", **claimed))) == devices
 
 
-def test_nothing_is_allocated(served: Served) -> None:
+def test_pods_without_devices_have_no_allocations(served: Served) -> None:
     assert served.allocations() == {}
     assert served.allocations(pod("a"), claimant("b")) == {}
 
 
-def test_an_answer_beyond_http2_s_initial_window(served: Served) -> None:
+def test_an_answer_beyond_http2_s_initial_window_is_read_whole(served: Served) -> None:
     pods = [pod(f"trainer-{number}", f"{number // 8:04x}:00:00.{number % 8}") for number in range(5000)]
     assert len(encoded(*pods)) > 5 * 65535
     assert len(served.allocations(*pods)) == 5000
@@ -265,7 +265,7 @@ def test_the_kubelet_of_another_distribution_is_found(served: Served, path: str)
     assert LinuxKubelet((path, served.path)).allocations() == {"0000:3b:00.2": ("team/a",)}
 
 
-def test_a_kubelet_that_does_not_accept(path: str) -> None:
+def test_a_kubelet_that_does_not_accept_the_connection_times_out(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen()
@@ -274,7 +274,7 @@ def test_a_kubelet_that_does_not_accept(path: str) -> None:
     assert "no answer within 0.1 s; see the kubelet's log" in str(error)
 
 
-def test_a_kubelet_that_accepts_and_does_not_answer(served: Served) -> None:
+def test_a_kubelet_that_accepts_and_does_not_answer_times_out(served: Served) -> None:
     served.does("hang")
     assert refusal(served.path, timeout=0.3).errno == errno.ETIMEDOUT
 
@@ -309,7 +309,7 @@ def test_a_kubelet_that_refuses_is_quoted(served: Served) -> None:
 
 
 @pytest.mark.parametrize("message", [b"\xff", b"\x0a\x7f", b"\x0a\x03\x0a\x01\xff", b"\x0b\x0c"])
-def test_an_answer_that_is_no_list_of_pods(served: Served, message: bytes) -> None:
+def test_an_answer_that_is_no_list_of_pods_is_an_error(served: Served, message: bytes) -> None:
     served.does("answer", message)
     error = refusal(served.path)
     assert error.errno == errno.EPROTO
@@ -325,14 +325,14 @@ def test_an_answer_that_is_no_list_of_pods(served: Served, message: bytes) -> No
         (b"\0\0\0" + b"\0" * 6, "not HTTP/2"),
     ],
 )
-def test_a_server_that_speaks_another_protocol(path: str, said: bytes, complaint: str) -> None:
+def test_a_server_that_speaks_another_protocol_is_an_error(path: str, said: bytes, complaint: str) -> None:
     with saying(path, said):
         error = refusal(path)
     assert error.errno == errno.EPROTO
     assert complaint in str(error)
 
 
-def test_a_kubelet_with_changing_answers(path: str) -> None:
+def test_a_kubelet_that_sends_without_end_times_out(path: str) -> None:
     with saying(path, PING_ACKNOWLEDGED, times=1_000_000):
         assert refusal(path, timeout=0.2).errno == errno.ETIMEDOUT
 

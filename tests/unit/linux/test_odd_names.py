@@ -65,7 +65,7 @@ def test_a_vf_that_comes_back_with_an_odd_name_is_configured(kernel: Kernel, tmp
     view.close()
 
 
-def test_inspect_shows_it_with_escapes(kernel: Kernel) -> None:
+def test_inspect_shows_an_odd_name_with_escapes(kernel: Kernel) -> None:
     converge(kernel.machine(), Goal(from_mapping(spec())), Memory(lambda: 0.0))
     kernel.move_away(VF)
     kernel.come_back(VF, ODD + "\x1b[2J")
@@ -74,7 +74,7 @@ def test_inspect_shows_it_with_escapes(kernel: Kernel) -> None:
     shown.encode()
 
 
-def test_this_kernel_names_it_alike_in_sysfs_and_in_netlink() -> None:
+def test_this_kernel_gives_the_same_odd_name_in_sysfs_and_netlink() -> None:
     def check() -> None:
         with devices({ADDRESS: "fab0"}) as root:
             real = machine(root)

@@ -50,7 +50,7 @@ def entry(data: bytes) -> Any:
     return info
 
 
-def test_all_that_is_written_is_read_back() -> None:
+def test_every_vf_attribute_that_is_encoded_is_decoded_again() -> None:
     assert decode(inner(encoded(3, GIVEN))) == VfInfo(index=3, **GIVEN)
 
 

@@ -42,13 +42,13 @@ def test_a_repeated_failure_is_written_once_and_each_applied_change_always(kept:
     assert len(list(read(tmp_path))) == 5
 
 
-def test_the_next_boot_goes_on_in_the_same_file(kept: History, tmp_path: Path) -> None:
+def test_the_next_boot_appends_to_the_same_file(kept: History, tmp_path: Path) -> None:
     kept.record([APPLIED], "h1", "start")
     History(tmp_path, "boot-2").record([APPLIED], "h1", "start")
     assert [entry.boot_id for entry in read(tmp_path)] == ["boot-1", "boot-2"]
 
 
-def test_a_line_cut_by_a_power_cut_spoils_no_other(kept: History, tmp_path: Path) -> None:
+def test_a_line_that_a_power_cut_has_cut_does_not_affect_others(kept: History, tmp_path: Path) -> None:
     kept.record([APPLIED], "h1", "start")
     with (tmp_path / history.NAME).open("a") as file:
         file.write('{"time": 1.0, "boot')
@@ -69,7 +69,7 @@ def test_the_history_takes_at_most_two_files_of_the_largest_size(
     assert hashes == [f"h{number}" for number in range(100 - len(hashes), 100)]
 
 
-def test_a_missing_folder_is_reported_once_and_stops_nothing(tmp_path: Path) -> None:
+def test_a_missing_folder_is_logged_once_and_nothing_fails(tmp_path: Path) -> None:
     kept = History(tmp_path / "absent", "boot-1")
     assert "No such file" in kept.record([APPLIED], "h1", "start")
     assert kept.record([APPLIED], "h1", "start") == ""

@@ -73,7 +73,7 @@ def test_a_heartbeat_changes_neither_the_generation_nor_the_time_of_the_change(t
     assert again.uptime > once.uptime
 
 
-def test_a_restart_in_one_boot_goes_on_with_higher_generations(tmp_path: Path) -> None:
+def test_after_a_restart_in_one_boot_generations_are_higher(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     for number in range(20):
         publisher.publish_pass(body(number % 2 == 0))
@@ -82,7 +82,7 @@ def test_a_restart_in_one_boot_goes_on_with_higher_generations(tmp_path: Path) -
     assert read(tmp_path).generation > last
 
 
-def test_while_no_worker_watches_the_last_result_stands_beside_the_reason(tmp_path: Path) -> None:
+def test_without_a_worker_the_report_keeps_the_last_result_and_has_the_reason(tmp_path: Path) -> None:
     publisher = begin(tmp_path)
     publisher.publish_pass(body())
     publisher.publish_unattended("WorkerLost", "it is gone")
@@ -126,7 +126,7 @@ def test_the_gate_opens_with_the_first_verified_pass_and_stays_open(tmp_path: Pa
     assert marker.read_text() == "boot-1\n"
 
 
-def test_others_than_root_may_read_both_files(tmp_path: Path) -> None:
+def test_every_user_may_read_both_files(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
         begin(tmp_path).publish_pass(body())
@@ -177,7 +177,7 @@ def test_an_outdated_report_that_can_be_neither_written_nor_removed_is_logged(
     assert f"report.json cannot be written: Is a directory; {counts}" in capfd.readouterr().err
 
 
-def test_a_reader_of_the_json_finds_true_or_false(tmp_path: Path) -> None:
+def test_ready_and_up_to_date_are_true_or_false_in_the_json(tmp_path: Path) -> None:
     def flags() -> tuple[Any, Any]:
         report = json.loads((tmp_path / "report.json").read_text())
         return report["ready"], report["up_to_date"]

@@ -29,27 +29,27 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def test_a_report_is_read_and_not_believed_in_another_boot(folder: Path) -> None:
+def test_a_report_of_another_boot_is_read_but_does_not_count(folder: Path) -> None:
     report = report_from_json((folder / "report.json").read_text())
     assert (report.node_name, report.ready, report.generation) == ("n1", True, 7)
     assert [(outcome.change.target, outcome.result) for outcome in report.outcomes] == [(PF, "applied"), (PF, "failed")]
     assert "boot" in str(why_not_ready(report, "another boot", report.uptime))
 
 
-def test_the_verified_spec_is_the_one_to_fall_back_to(folder: Path, tmp_path: Path) -> None:
+def test_the_verified_spec_of_each_version_is_read(folder: Path, tmp_path: Path) -> None:
     verified = SpecInForce(folder, tmp_path).verified
     assert verified is not None
     [nic] = verified.nics
     assert (nic.name, nic.mtu, nic.vfs and nic.vfs.count) == ("rail0", 9000, 4)
 
 
-def test_the_history_goes_on(folder: Path) -> None:
+def test_the_history_of_each_version_is_read(folder: Path) -> None:
     entries = list(history.read(folder))
     assert [entry.outcome.result for entry in entries] == (["applied", "failed"] if entries else [])
     assert bool(entries) is (folder / history.NAME).exists()
 
 
-def test_originals_are_read_or_said_to_be_lost(folder: Path) -> None:
+def test_the_originals_of_each_version_are_read_or_reported_lost(folder: Path) -> None:
     originals = Originals.load(folder / "originals.jsonl", keep=False)
     condition = originals.condition
     if folder.name == "originals-without-checksums":
@@ -71,7 +71,7 @@ def test_originals_are_read_or_said_to_be_lost(folder: Path) -> None:
         ["links", PF, "mtu", {"a": "b"}, []],
     ],
 )
-def test_originals_in_a_form_of_another_version_are_said_to_be_lost(tmp_path: Path, document: object) -> None:
+def test_originals_in_an_unknown_form_are_reported_lost(tmp_path: Path, document: object) -> None:
     text = json.dumps(document).encode()
     (tmp_path / "originals.jsonl").write_bytes(b"%08x %s\n" % (zlib.crc32(text), text))
     condition = Originals.load(tmp_path / "originals.jsonl", keep=False).condition

@@ -72,7 +72,7 @@ WRITES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_what_root_writes_goes_through_no_link(theirs: Path, precious: Path, name: str) -> None:
+def test_root_writes_through_no_symbolic_link(theirs: Path, precious: Path, name: str) -> None:
     write, names = WRITES[name]
     assert as_nobody(links(theirs, precious, *names)) is None
     try:
@@ -82,7 +82,7 @@ def test_what_root_writes_goes_through_no_link(theirs: Path, precious: Path, nam
     assert (precious.read_text(), stat.S_IMODE(precious.stat().st_mode)) == ("root's", 0o600)
 
 
-def test_a_file_is_nobodys_before_it_has_its_mode(theirs: Path) -> None:
+def test_no_other_user_can_open_a_new_file_before_it_has_its_mode(theirs: Path) -> None:
     # A process that opens the file when it is created can read what is written later.
     made: list[int] = []
     before = os.umask(0)
@@ -101,7 +101,7 @@ def test_a_file_is_nobodys_before_it_has_its_mode(theirs: Path) -> None:
     assert [stat.S_IMODE(mode) for mode in made] == [0o600]
 
 
-def test_the_folder_that_is_made_for_the_lock_is_roots(folder: Path) -> None:
+def test_only_root_can_use_the_folder_that_is_made_for_the_lock(folder: Path) -> None:
     before = os.umask(0)
     try:
         os.close(lock.take(folder / "run"))

@@ -133,7 +133,7 @@ def test_a_ready_node_that_loses_a_resource_is_not_tainted_again() -> None:
 
 
 @pytest.mark.parametrize("amount", ["0", "", "0k", "00"])
-def test_a_resource_of_which_none_is_allocatable_does_not_lift_the_taint(amount: str) -> None:
+def test_a_resource_with_the_amount_0_is_not_allocatable(amount: str) -> None:
     assert not node(status={"allocatable": {RESOURCE: amount}}).can_give(RESOURCE)
     assert node(status={"allocatable": {RESOURCE: "1k"}}).can_give(RESOURCE)
 
@@ -169,7 +169,7 @@ def test_the_plugins_label_is_absent_while_its_devices_change() -> None:
     assert after is not None and after["metadata"]["labels"] == {FACT.key: "true", READY_LABEL: "true"}
 
 
-def test_the_taint_stays_while_a_plugin_restarts_and_the_resource_is_its_predecessors() -> None:
+def test_the_taint_stays_while_a_plugin_restarts_and_its_old_resource_is_still_allocatable() -> None:
     was = labelled({PLUGIN.key: "hca", READY_LABEL: "true"}, [OURS], allocatable={RESOURCE: "8"})
     for away, taints in ((True, [OURS]), (False, [])):
         after = apply(node_patch(desired(READY_NOW, SETTINGS, LABELS, read_node(was), away), read_node(was)), was)
@@ -291,7 +291,7 @@ def test_the_condition_of_a_ready_node_says_which_warnings_it_has() -> None:
     assert (said.status, said.message) == ("True", "the node is as its spec says, with 1 warning: ClockSynchronised")
 
 
-def test_a_taint_of_our_key_with_a_value_is_anothers_and_enough() -> None:
+def test_trackbeds_taint_with_a_value_counts_and_is_left_alone() -> None:
     """The API server accepts one taint of a key and an effect: ours beside it would be refused for ever."""
     valued = node(spec={"taints": [{**OURS, "value": "x"}]})
     assert node_patch(desired(NOT_READY, SETTINGS, LABELS, valued, False), valued) == []

@@ -101,7 +101,7 @@ def test_an_outage_is_reported_without_writing_to_the_disk(running: tuple[Public
     assert reporter.files.memory.stat().st_ino == before
 
 
-def test_a_ready_node_gets_its_lease_first_and_one_that_is_not_ready_its_taint(
+def test_for_a_ready_node_the_lease_is_written_first_and_else_the_taint(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
     reporter, cluster, _ = running
@@ -117,7 +117,7 @@ def test_a_ready_node_gets_its_lease_first_and_one_that_is_not_ready_its_taint(
     assert cluster.writes == ["n1", "status", "lease"]
 
 
-def test_a_heartbeat_is_no_change_unless_the_one_before_was_stale(tmp_path: Path) -> None:
+def test_a_heartbeat_is_a_change_only_after_a_stale_one(tmp_path: Path) -> None:
     path = tmp_path / "report"
 
     def heard(age: float, **more: Any) -> Verdict:
@@ -164,7 +164,9 @@ def test_a_ready_that_comes_and_goes_is_published_only_after_it_has_lasted(
     assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.error) == (True, "")
 
 
-def test_a_wrong_clock_does_not_stop_a_not_ready(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_a_wrong_clock_does_not_keep_not_ready_from_being_published(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
     reporter, cluster, clocks = running
     for clocks.day in (-1e12, 1e15):
         cluster.writes.clear()

@@ -118,7 +118,7 @@ OTHER = evolve(UNREADY, conditions=(evolve(NO_CARRIER, message="no carrier on en
 
 
 @pytest.mark.parametrize(("first", "second"), [(REPORT, WARNED), (UNREADY, OTHER)], ids=["ready", "not ready"])
-def test_another_message_waits_until_a_minute_after_the_last_write(
+def test_a_new_message_alone_is_written_at_most_once_a_minute(
     running: tuple[Publication, Cluster, Clocks], first: Report, second: Report
 ) -> None:
     reporter, cluster, clocks = running
@@ -135,7 +135,7 @@ def test_another_message_waits_until_a_minute_after_the_last_write(
     assert cluster.writes == ["status"]
 
 
-def test_conditions_that_the_node_has_since_its_taint_was_set_are_not_written(
+def test_conditions_that_the_node_already_has_are_not_written(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
     reporter, cluster, _ = running
@@ -148,7 +148,7 @@ def test_conditions_that_the_node_has_since_its_taint_was_set_are_not_written(
     assert cluster.writes == ["n1", "lease"]
 
 
-def test_what_was_wrong_with_the_labels_is_forgotten_once_a_ready_node_has_them(
+def test_an_error_of_the_labels_is_cleared_once_the_labels_are_published(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
     reporter, _, clocks = running

@@ -32,7 +32,7 @@ def running(tmp_path: Path) -> Iterator[tuple[Publication, Cluster, Clocks]]:
 UNREADY = evolve(REPORT, ready=False, conditions=(NO_CARRIER,))
 
 
-def test_a_cluster_without_the_node_is_said_until_it_is_there(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_the_error_names_a_missing_node_until_the_cluster_has_it(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     reporter.watch.node = None
@@ -44,7 +44,7 @@ def test_a_cluster_without_the_node_is_said_until_it_is_there(running: tuple[Pub
     assert (reporter.acknowledged.now.ready, reporter.acknowledged.now.boot_id) == (True, boot_id())
 
 
-def test_nothing_is_written_to_a_node_that_is_not_known(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_nothing_is_written_before_the_node_was_read(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     reporter.watch.known, reporter.watch.trouble = False, "the API server does not answer in time"
@@ -52,7 +52,7 @@ def test_nothing_is_written_to_a_node_that_is_not_known(running: tuple[Publicati
     assert (reporter.acknowledged.now.error, cluster.writes) == ("the API server does not answer in time", [])
 
 
-def test_one_trouble_of_several_steps_is_said_once(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_an_error_of_several_steps_is_reported_once(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, _ = running
     say(reporter, UNREADY)
     cluster.busy = True
@@ -81,7 +81,7 @@ class Renewing:
         return self.after
 
 
-def test_credentials_are_kept_when_they_are_due(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_credentials_are_renewed_when_they_are_due(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, _, clocks = running
     reporter.identity = who = Renewing(reporter.identity.session(), 20.0)
     say(reporter, REPORT)
@@ -105,7 +105,9 @@ class Expired:
         raise OSError("no route to the authority")
 
 
-def test_credentials_that_cannot_be_renewed_are_said_and_used(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_credentials_that_cannot_be_renewed_are_reported_and_still_used(
+    running: tuple[Publication, Cluster, Clocks],
+) -> None:
     reporter, cluster, _ = running
     reporter.identity = Expired(reporter.identity.session)
     say(reporter, REPORT)
@@ -114,7 +116,7 @@ def test_credentials_that_cannot_be_renewed_are_said_and_used(running: tuple[Pub
     assert cluster.writes == ["lease", "status", "n1"]
 
 
-def test_what_failed_is_tried_again_at_once_if_asked_for(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_on_request_a_failed_step_is_tried_again_at_once(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, cluster, _ = running
     say(reporter, REPORT)
     cluster.busy = True
@@ -128,7 +130,7 @@ def test_what_failed_is_tried_again_at_once_if_asked_for(running: tuple[Publicat
     assert cluster.writes == ["lease", "status", "n1"]
 
 
-def test_the_first_credentials_have_what_failed_tried_again_and_renewed_ones_do_not(
+def test_a_failed_step_is_tried_again_after_the_first_credentials_but_not_after_renewed_ones(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
     reporter, cluster, clocks = running
@@ -201,7 +203,7 @@ def test_a_lease_is_not_renewed_without_a_fresh_report(running: tuple[Publicatio
 
 
 @pytest.mark.parametrize("report", [REPORT, UNREADY])
-def test_it_looks_again_just_after_the_heartbeat_would_be_stale(
+def test_the_next_turn_is_just_after_the_heartbeat_would_be_stale(
     running: tuple[Publication, Cluster, Clocks], report: Report
 ) -> None:
     reporter, _, _ = running
@@ -235,7 +237,7 @@ def test_labels_of_a_node_that_cannot_be_read_leave_it_tainted(running: tuple[Pu
     assert said.get("/metadata/labels/example.net~1rail") == "8", cluster.patches
 
 
-def test_a_change_wakes_it_and_a_heartbeat_does_not(running: tuple[Publication, Cluster, Clocks]) -> None:
+def test_a_change_wakes_the_reporter_and_a_heartbeat_does_not(running: tuple[Publication, Cluster, Clocks]) -> None:
     reporter, _, _ = running
     say(reporter, REPORT)
     reporter.turn()
@@ -247,7 +249,7 @@ def test_a_change_wakes_it_and_a_heartbeat_does_not(running: tuple[Publication, 
     assert reporter._changed.is_set()
 
 
-def test_it_publishes_what_the_watch_and_the_report_say_until_it_ends(
+def test_the_reporter_publishes_until_it_ends(
     running: tuple[Publication, Cluster, Clocks],
 ) -> None:
     def end() -> float:

@@ -152,13 +152,13 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
     return certificate, secret
 
 
-def test_ready_is_200(served: Served) -> None:
+def test_readyz_of_a_ready_node_is_200(served: Served) -> None:
     assert served.get("/readyz") == (200, "ready\n")
     assert served.get_by_unix("/readyz") == (200, "ready\n")
     assert served.get("/readyz", "HEAD") == (200, "")
 
 
-def test_not_ready_is_503_with_the_reasons(served: Served) -> None:
+def test_readyz_of_a_node_that_is_not_ready_is_503_with_the_reasons(served: Served) -> None:
     served.give(report(ready=False, conditions=NO_CARRIER))
     assert served.get("/readyz") == (503, "Carrier is False (NoCarrier): no carrier on ens1f0\n")
 
@@ -227,7 +227,7 @@ def test_the_metrics_are_what_prometheus_reads(served: Served) -> None:
         "x" * (drift.LARGEST + 1),
     ],
 )
-def test_counts_that_are_not_understood_are_left_out(served: Served, text: str) -> None:
+def test_a_damaged_file_of_counts_is_left_out_of_the_metrics(served: Served, text: str) -> None:
     served.give_drift(text)
     metrics = served.metrics()
     assert metrics["trackbed_ready", NONE] == 1
@@ -311,7 +311,7 @@ def test_a_token_that_no_client_could_send_is_refused(content: bytes, why: str, 
 
 
 @pytest.mark.parametrize("what", ["file", "link", "folder", "listener"])
-def test_what_is_not_a_socket_left_behind_is_not_replaced(what: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_socket_is_not_replaced(what: str, tmp_path: Path) -> None:
     path, other = tmp_path / "there", socket.socket(socket.AF_UNIX)
     with other:
         if what == "file":

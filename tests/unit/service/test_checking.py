@@ -247,7 +247,7 @@ def test_a_hundred_harmless_events_change_nothing_in_the_report(start: Start) ->
     assert (after.ready, after.generation) == (True, before.generation)
 
 
-def test_only_required_devices_count_also_while_another_reading_waits(start: Start) -> None:
+def test_events_of_optional_devices_do_not_withdraw_ready_even_while_another_reading_waits(start: Start) -> None:
     agent = start()
     before = agent.heartbeats(1)
     pipe, reads = agent.block(OPTIONAL), agent.reads(OPTIONAL)
@@ -339,7 +339,7 @@ def test_an_event_during_the_first_pass_is_answered_after_it(start: Start) -> No
     agent.wait_for(lambda r: r.ready and has_nothing_to_do(r))
 
 
-def test_events_that_never_end_do_not_make_ready_what_could_not_be_read_in_time(start: Start) -> None:
+def test_with_endless_events_a_device_that_is_not_read_in_time_is_not_ready(start: Start) -> None:
     agent = start()
     pipe, reads = agent.block(), agent.reads()
     agent.event(REQUIRED)
@@ -354,7 +354,7 @@ def test_events_that_never_end_do_not_make_ready_what_could_not_be_read_in_time(
     agent.wait_for(lambda r: r.ready)
 
 
-def test_facts_from_before_a_failed_reading_are_not_used(start: Start) -> None:
+def test_after_a_failed_reading_the_node_is_not_ready_until_the_device_was_read(start: Start) -> None:
     agent = start()
     (agent.folder / REQUIRED).write_text("EIO")
     agent.event(REQUIRED)

@@ -72,7 +72,7 @@ def test_an_entry_says_what_the_pass_did(journald: socket.socket, capsys: pytest
     assert capsys.readouterr().err == ""
 
 
-def test_only_news_has_a_priority_that_a_reader_sees(journald: socket.socket) -> None:
+def test_a_pass_without_news_has_the_priority_debug(journald: socket.socket) -> None:
     log = PassLog()
     waiting = Outcome(MTU, "deferred")
     passes = [
@@ -103,7 +103,7 @@ def test_no_entry_is_large(journald: socket.socket) -> None:
     assert "\n" in entry["TRACKBED_CHANGE"][0]
 
 
-def test_without_journald_news_is_on_standard_error(
+def test_without_journald_a_pass_with_news_is_written_to_standard_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(pass_log, "SOCKET", tmp_path / "nothing")

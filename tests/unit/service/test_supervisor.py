@@ -207,7 +207,7 @@ sys.stdin.read()
     supervised.wait_until_noted(*["start", ""] * 3, "start", crashed)
 
 
-def test_a_worker_that_waits_and_makes_calls_now_and_then_is_left(start: Start) -> None:
+def test_a_worker_that_makes_calls_now_and_then_is_not_replaced(start: Start) -> None:
     # As the worker's own loop: each wait for events has a time-out, and is recorded.
     body = """import select
 report(True)
@@ -290,7 +290,7 @@ def test_sigterm_ends_it_and_the_node_is_not_ready_from_then_on(start: Start) ->
     assert report.conditions[-1].message == "the agent was stopped; start it: systemctl start trackbed"
 
 
-def test_a_worker_is_told_how_those_before_it_crashed_until_a_reload(start: Start) -> None:
+def test_after_three_crashes_a_worker_learns_of_them_until_a_reload(start: Start) -> None:
     body = """note(os.environ.get("TRACKBED_CRASHED", ""))
 if starts <= 3: sys.exit(3)
 report(True)
@@ -310,7 +310,7 @@ if starts >= 5 or sys.stdin.readline(): sys.exit(3)
     [(False, 0.0), (True, 600.0)],
     ids=["never ready, however long they lived", "ready, and died soon"],
 )
-def test_workers_that_were_not_well_have_crashed_in_a_row(start: Start, ready: bool, well: float) -> None:
+def test_workers_that_reported_no_ready_or_lived_shortly_crash_in_a_row(start: Start, ready: bool, well: float) -> None:
     body = f"""note(os.environ.get("TRACKBED_CRASHED", ""))
 report({ready})
 sys.exit(3)

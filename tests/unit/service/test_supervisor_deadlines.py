@@ -158,7 +158,7 @@ def test_while_an_event_waits_outside_of_any_call_no_call_is_named(start: Start)
     assert not is_busy(supervised, 1)
 
 
-def test_ready_is_withdrawn_while_an_event_waits_that_came_after_the_worker_spoke_of_another(start: Start) -> None:
+def test_ready_is_withdrawn_while_an_event_waits_that_came_long_after_the_workers_message(start: Start) -> None:
     # The worker speaks of events at most twice a second. This one comes two seconds after it did.
     body = """report(True)
 activity.idle()
@@ -173,7 +173,7 @@ sys.stdin.read()
     assert checking.since >= uptime() - time.monotonic() + float(supervised.noted()[1]) + 0.5
 
 
-def test_an_event_that_comes_soon_after_the_worker_spoke_of_another_is_seen(start: Start) -> None:
+def test_an_event_that_comes_soon_after_the_workers_message_is_noticed(start: Start) -> None:
     body = """report(True)
 activity.idle()
 say({"checking": True}); report(True, "h2")
@@ -377,7 +377,7 @@ def test_many_signals_at_once_leave_no_traceback(start: Start) -> None:
     assert "wakeup" not in printed, printed
 
 
-def test_crashes_after_one_that_was_well_are_counted_from_there(start: Start) -> None:
+def test_after_a_worker_that_was_well_crashes_are_counted_from_one(start: Start) -> None:
     body = """note(os.environ.get("TRACKBED_CRASHED", ""))
 report(starts == 1)
 sys.exit(3)

@@ -69,7 +69,7 @@ def test_a_link_of_a_wanted_function_names_it() -> None:
     assert link_scope(link_message(3, 7), False, KNOWN) == {PF}
 
 
-def test_links_that_nobody_wants_wake_nobody() -> None:
+def test_events_of_links_outside_the_spec_wake_nobody() -> None:
     assert link_scope(link_message(1, 2, 3), False, KNOWN) == set()
 
 
@@ -92,7 +92,7 @@ def test_a_new_netdev_that_the_spec_steers_concerns_the_host() -> None:
     assert link_scope(named_message(99, b"cali1f"), True, STEERED) == set()
 
 
-def test_a_name_in_a_message_that_is_cut_off_wakes_nobody() -> None:
+def test_a_message_that_is_cut_within_the_name_wakes_nobody() -> None:
     whole = named_message(99, b"cali1f")
     first = HEADER.size + IFINFOMSG.size
     assert [link_scope(whole[:length], False, STEERED) for length in range(first + 8)] == [set()] * (first + 8)
@@ -225,13 +225,13 @@ def test_after_a_quiet_time_the_first_event_is_taken_at_once() -> None:
     assert pace.pause(100.0 / RATE + 1) == 0.0
 
 
-def test_wake_ups_join() -> None:
+def test_two_wake_ups_become_one_with_the_devices_of_both() -> None:
     one, other = WakeUp(frozenset({"a"})), WakeUp(frozenset({"b"}), reload=True)
     assert one.joined(other) == WakeUp(frozenset({"a", "b"}), reload=True)
     assert one.joined(WakeUp(None, stop=True)) == WakeUp(None, stop=True)
 
 
-def test_a_command_does_not_wait_for_the_pace() -> None:
+def test_a_command_is_taken_at_once_although_events_are_paced() -> None:
     read, write = os.pipe()
     watch = Watch(LinuxEvents().subscribe(), read)
     for _ in range(10 * BURST):
@@ -261,7 +261,7 @@ class Failing:
         return [], False
 
 
-def test_a_listener_that_can_hear_no_more_is_no_secret() -> None:
+def test_a_listener_that_fails_raises_its_error_in_the_next_wait() -> None:
     """The worker ends with the error, and the next one listens."""
     source = Failing(os.eventfd(1, os.EFD_NONBLOCK))
     listener = Listener(Watch([source], None), Activity.at(None), lambda: None)

@@ -116,7 +116,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         worker.view.close()
 
 
-def test_it_reports_on_standard_output_alone_and_ends_with_its_control(start: Start, tmp_path: Path) -> None:
+def test_the_worker_reports_only_on_standard_output_and_ends_with_its_standard_input(
+    start: Start, tmp_path: Path
+) -> None:
     worker = start(vfs={"count": 3})
     assert worker.said() == {"serving": True}
     announced = worker.until(lambda report: bool(report.announcement))
@@ -154,7 +156,7 @@ def test_after_repeated_crashes_the_spec_that_was_verified_is_in_force(start: St
     assert any("status 3, 3 times" in condition.message for condition in fallen_back.conditions)
 
 
-def test_it_ends_once_nobody_reads_its_reports(start: Start) -> None:
+def test_the_worker_ends_once_nobody_reads_its_reports(start: Start) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     worker = start(stdout=writing)
@@ -162,7 +164,7 @@ def test_it_ends_once_nobody_reads_its_reports(start: Start) -> None:
     assert worker.process.wait(60) == 1
 
 
-def test_it_is_killed_when_its_parent_is_killed(start: Start) -> None:
+def test_the_worker_is_killed_when_its_parent_is_killed(start: Start) -> None:
     started = start(parent=PARENT)
     assert started.said() == {"serving": True}
     (worker,) = psutil.Process(started.process.pid).children()

@@ -164,7 +164,7 @@ def test_addresses_that_contradict_each_other_are_refused_by_naming_both(
         ({"mtu": 1279, "addresses": ["fd00::1/64"]}, ["nics[0].mtu 1279", "nics[0].addresses[0]", "1280"]),
     ],
 )
-def test_what_addresses_need_of_their_nic(changed: dict[str, Any], keys: list[str]) -> None:
+def test_addresses_without_what_they_need_of_their_nic_are_refused(changed: dict[str, Any], keys: list[str]) -> None:
     document = node(["192.0.2.1/24"], ["192.0.2.2/24"])
     document["nics"][0] |= changed
     with pytest.raises(SpecError) as refused:

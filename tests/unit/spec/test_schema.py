@@ -22,7 +22,7 @@ def validator() -> Any:
 
 
 @pytest.mark.parametrize("text", [FULL, to_json(parse(FULL)), '{"node_name": "n1"}', NIC % '"mtu": null'])
-def test_what_the_parser_takes_is_valid(validator: Any, text: str) -> None:
+def test_a_spec_that_the_parser_accepts_is_valid_in_the_schema(validator: Any, text: str) -> None:
     parse(text)
     validator.validate(json.loads(text))
 
@@ -47,7 +47,7 @@ def test_what_the_parser_takes_is_valid(validator: Any, text: str) -> None:
         '{"node_name": "n1", "disruption": {"allow": "all"}}',
     ],
 )
-def test_what_the_parser_refuses_is_not(validator: Any, text: str) -> None:
+def test_a_spec_that_the_parser_refuses_is_not_valid_in_the_schema(validator: Any, text: str) -> None:
     with pytest.raises(SpecError):
         parse(text)
     assert not validator.is_valid(json.loads(text))

@@ -178,7 +178,7 @@ def test_every_fault_is_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "numbers"), [("0-3,8", (0, 1, 2, 3, 8)), ("", ()), ("5", (5,)), ("8,0-1", (0, 1, 8)), (" 1 , 2 ", (1, 2))]
 )
-def test_ranges(text: str, numbers: tuple[int, ...]) -> None:
+def test_ranges_are_parsed_and_written(text: str, numbers: tuple[int, ...]) -> None:
     assert parse_ranges(text) == numbers
     assert parse_ranges(format_ranges(numbers)) == numbers
 

@@ -41,7 +41,7 @@ def test_a_healthy_node_has_no_findings() -> None:
         ("", None),
     ],
 )
-def test_what_systemctl_shows_of_the_service(output: str, service: Service | None) -> None:
+def test_the_output_of_systemctl_show_is_parsed(output: str, service: Service | None) -> None:
     assert Service.shown(output) == service
 
 
