@@ -138,6 +138,7 @@ def _write(context: PassContext, kind: Kind, change: Change) -> Outcome | None:
     except OSError as error:
         if kind.TARGETS_VANISH and error.errno in (errno.ENOENT, errno.ENODEV):
             return None
+        originals.not_made(context.machine, kind, change)
         if error.errno in FINAL:
             originals.give_up(change)
         unsupported = error.errno in (errno.EOPNOTSUPP, errno.ENOSYS)

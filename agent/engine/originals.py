@@ -145,10 +145,20 @@ class Originals:
         # If the value cannot be read now, each value that may have been written stays noted until the next write.
         with suppress(OSError):
             for noted in kind.originals_of(machine, change, self._originals.keys()):
-                known = self._originals.get(_key(noted))
-                after = noted.before if noted.after == ANY_VALUE else noted.after
-                if known is not None:
-                    self._remember(_key(noted), evolve(known, written=() if after == known.value else (after,)))
+                self._written(noted, noted.before if noted.after == ANY_VALUE else noted.after)
+
+    def not_made(self, machine: Machine, kind: Kind, change: Change) -> None:
+        """Note that a change failed: a value that others set from now on is not the agent's."""
+        with suppress(OSError):
+            for noted in () if change.original else kind.originals_of(machine, change, self._originals.keys()):
+                if noted.after == ANY_VALUE:
+                    self._written(noted, noted.before)
+
+    def _written(self, noted: Change, value: Value) -> None:
+        """Note the one value of the agent's that is there now."""
+        known = self._originals.get(_key(noted))
+        if known is not None:
+            self._remember(_key(noted), evolve(known, written=() if value == known.value else (value,)))
 
     def give_up(self, change: Change) -> None:
         """Forget an original that the device cannot have any more, such as channels that its VFs use now."""

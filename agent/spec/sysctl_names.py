@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
+
+from agent.spec.ranges import parse_ranges
 
 SYSCTL = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_@:-]*([./][A-Za-z0-9_@:-]+)+")
 
@@ -63,6 +66,12 @@ _ONE_VARIABLE = {
     ("sunrpc", "udp_slot_table_entries"): "sunrpc/udp_slot_table_entries",
 }
 
+# Masks of CPUs: hexadecimal without 0x, and as many digits as the node has CPUs (cpumask_parse, %*pb).
+_MASKS = frozenset({"net/core/rps_default_mask", "net/core/flow_limit_cpu_bitmap"})
+
+_NUMBERS = re.compile(r"[0-9]+([,-][0-9]+)*")
+_OCTAL = re.compile(r"(?<![0-9])0[0-9]")
+
 _SWAPPED = str.maketrans("./", "/.")
 
 
@@ -98,6 +107,26 @@ def either(name: str) -> tuple[str, str] | None:
     return (ratio.translate(_SWAPPED), amount.translate(_SWAPPED)) if ratio else None
 
 
+def meaning(name: str, value: str) -> Hashable:
+    """What the kernel makes of a value: equal for all notations of it.
+
+    The kernel shows ``0x403`` as ``1027`` (proc_dointvec), and ``30000-30000,30001`` as ``30000-30001`` (proc_do_large_bitmap).
+    """
+    if identity(name) in _MASKS:
+        with suppress(ValueError):
+            return int(value.replace(",", ""), 16)
+    return tuple(_meaning(word) for word in value.split())
+
+
+def _meaning(word: str) -> Hashable:
+    with suppress(ValueError):
+        return (int(word, 0),)
+    if _NUMBERS.fullmatch(word):
+        with suppress(ValueError):
+            return parse_ranges(word)
+    return word
+
+
 def of_module_parameter(module: str, parameter: str) -> str:
     """The :func:`identity` of the sysctl that sets the same variable as a module's parameter; empty if there is none."""
     return _ONE_VARIABLE.get((module.replace("-", "_"), parameter.replace("-", "_")), "")
@@ -111,6 +140,10 @@ def faults(key: str, sysctls: Mapping[str, str]) -> Iterator[str]:
             yield f"{key}: {name!r} is not a sysctl; write it as sysctl -a prints it"
         elif not value.strip() or len(value.splitlines()) != 1:
             yield f"{key}.{name}: {value!r} is not a value; give one line of text"
+        elif identity(name) not in _MASKS and any(_NUMBERS.fullmatch(w) and _OCTAL.search(w) for w in value.split()):
+            yield f"{key}.{name}: the kernel reads a number in {value!r} as octal; leave leading zeros out"
+        elif identity(name) == FLOW_ENTRIES and not _is_power_of_two(value):
+            yield f"{key}.{name}: the kernel rounds {value!r} up to a power of two; give 0 or one"
         elif (own := identity(name)) in seen:
             yield f"{key}[{seen[own]!r}] and {key}[{name!r}] are the same parameter; keep one"
         seen.setdefault(identity(name), name)
@@ -136,6 +169,14 @@ def _watchdogs(key: str, sysctls: Mapping[str, str], seen: Mapping[str, str]) ->
     elif len(given) == len(each) and not on:
         names = " and ".join(f"{key}[{one!r}]" for one in given)
         yield f"{names} and {key}[{switch!r}]: the third one is off if the first two are; keep two of them, or switch one on"
+
+
+def _is_power_of_two(value: str) -> bool:
+    try:
+        number = int(value, 0)
+    except ValueError:
+        return True  # the kernel refuses it, and the agent says so
+    return not number & (number - 1)
 
 
 def _is_zero(value: str) -> bool:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import re
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from agent.spec.ranges import format_ranges, parse_ranges
 from tests.sim.tree import error
 
 if TYPE_CHECKING:
     from tests.sim.kernel import Kernel
 
 VM = "/proc/sys/vm"
+RESERVED_PORTS = "/proc/sys/net/ipv4/ip_local_reserved_ports"
 NEIGHBOUR = "/proc/sys/net/ipv4/neigh/default"
 
 
@@ -51,6 +54,7 @@ def boot(kernel: Kernel) -> None:
     for parameter, _, value in _ONE:
         _show(kernel, parameter, value)
     kernel.tree.put("/proc/sys/net/core/somaxconn", "4096")
+    kernel.tree.put(RESERVED_PORTS, "")
     _show(kernel, f"{NEIGHBOUR}/base_reachable_time_ms", "30500")
 
 
@@ -85,3 +89,31 @@ def _show(kernel: Kernel, path: str, text: str) -> bool:
     kernel.tree.put(f"{NEIGHBOUR}/base_reachable_time_ms", text)
     kernel.tree.put(f"{NEIGHBOUR}/base_reachable_time", str(int(text) // 1000))
     return True
+
+
+def shown(path: str, before: str, text: str) -> str:
+    """What a parameter reads after a write: proc_dointvec() and proc_do_large_bitmap() of kernel/sysctl.c (6.18)."""
+    if not text:
+        return before
+    if path == RESERVED_PORTS:
+        if text == "\n":
+            return ""
+        if " " in text:
+            raise error(errno.EINVAL, path)
+        try:
+            return format_ranges(parse_ranges(text))
+        except ValueError:
+            raise error(errno.EINVAL, path) from None
+    words, numbers = text.split(), before.split()
+    if not numbers or not all(re.fullmatch("-?[0-9]+", number) for number in numbers):
+        return text
+    # Of a vector, as many numbers are set as are given. Further words are not read.
+    for place, word in enumerate(words[: len(numbers)]):
+        numbers[place] = str(_number(path, word))
+    return "\t".join(numbers)
+
+
+def _number(path: str, word: str) -> int:
+    if re.fullmatch("-?(0x[0-9a-fA-F]+|[0-9]+)", word) is None or re.fullmatch("-?0[0-9]*[89][0-9]*", word):
+        raise error(errno.EINVAL, path)
+    return int(word, 8 if re.fullmatch("-?0[0-9]+", word) else 0)

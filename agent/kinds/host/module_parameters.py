@@ -7,6 +7,7 @@ reboot. Names are compared as modprobe(8) does: ``-`` and ``_`` are the same.
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Collection, Mapping
 
 from attrs import evolve, frozen
@@ -34,6 +35,9 @@ class Parameter:
     value: str = ""
     writable: bool = False
     missing: str = ""
+
+
+_OCTAL = re.compile("0[0-7]+")
 
 
 def canonical(name: str) -> str:
@@ -89,7 +93,8 @@ def _number(text: str) -> int | str:
     if text.lower() in ("y", "n"):
         return int(text.lower() == "y")
     try:
-        return int(text, 0)
+        # As kstrtoint() reads it: in base 0, where a leading zero makes a number octal.
+        return int(text, 8 if _OCTAL.fullmatch(text) else 0)
     except ValueError:
         return text
 

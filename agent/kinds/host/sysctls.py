@@ -1,7 +1,7 @@
 """Kernel parameters below /proc/sys, by the names that sysctl(8) takes.
 
-Network parameters (``net.``) are those of the host's network namespace. Values are compared word by word, since the kernel
-separates the words of ``net.ipv4.tcp_rmem`` by tabs, whatever was written.
+Network parameters (``net.``) are those of the host's network namespace. Values are compared by their meaning, since the kernel
+shows a value in its own form, whatever was written: ``net.ipv4.tcp_rmem`` with tabs, and 0x403 as 1027.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.kinds import ANY_VALUE, Reading, addresses, rfs
 from agent.kinds.host import SYSCTLS, hugepages, module_parameters, words
 from agent.machine import Machine
 from agent.report.records import HOST, Change
-from agent.spec.sysctl_names import FLOW_ENTRIES, either, finest, identity, path
+from agent.spec.sysctl_names import FLOW_ENTRIES, either, finest, identity, meaning, path
 from agent.state.scope import Scope, host_in_scope
 from agent.state.snapshot import Snapshot
 from agent.state.wanted import Wanted
@@ -70,7 +70,7 @@ def plan(want: Wanted, have: Snapshot) -> list[Change]:
         elif now.value is None:
             remedy = f"load the module that provides {name}, or take it out of the spec"
             changes.append(Change(NAME, HOST, name, None, after, remedy=remedy, grace_period=GRACE_PERIOD))
-        elif now.value != after:
+        elif meaning(name, now.value) != meaning(name, after):
             changes.append(
                 Change(NAME, HOST, name, now.value, after, remedy=f"see which values {name} accepts: sysctl(8)")
             )
@@ -116,8 +116,7 @@ def originals_of(machine: Machine, change: Change, known: Collection[tuple[str, 
     if not name and (elsewhere := _original_of_other_kind(machine, change, known)) is not None:
         return [elsewhere]
     name = name or (SEPARATOR.join(pair) if pair else finest(change.field))
-    if path(name) == path(change.field):
-        return [evolve(change, field=name)]
+    # The kernel may show another text than the one that is written, so each text that it shows after the write is the agent's.
     now = _read_each(machine, name)
     return [change] if now is None else [Change(NAME, HOST, name, now, ANY_VALUE)]
 
@@ -141,7 +140,8 @@ def apply(machine: Machine, change: Change) -> None:
         _write_either(machine, change)
         return
     try:
-        machine.files.write(path(change.field), str(change.after))
+        # A write of nothing is no write: proc_dostring() and proc_do_large_bitmap() take a line end for an empty value.
+        machine.files.write(path(change.field), str(change.after) or "\n")
     except (FileNotFoundError, NotADirectoryError) as error:
         raise OSError(errno.EOPNOTSUPP, "this kernel has no such parameter") from error
     except OSError as error:

@@ -29,6 +29,16 @@ WAYS: dict[str, list[dict[str, Any]]] = {
         {"sysctls": {"net.core.rps_sock_flow_entries": "8192"}},
         {"sysctls": {"net/core/rps_sock_flow_entries": "1024"}},
     ],
+    "ports": [
+        {},
+        {"sysctls": {"net.ipv4.ip_local_reserved_ports": "30000-30000"}},
+        {"sysctls": {"net/ipv4/ip_local_reserved_ports": "30001,30000"}},
+    ],
+    "connections": [
+        {},
+        {"sysctls": {"net.core.somaxconn": "0x403"}},
+        {"sysctls": {"net/core/somaxconn": "1027"}},
+    ],
     "panic": [
         {},
         {"sysctls": {"kernel.panic_on_warn": "1"}},

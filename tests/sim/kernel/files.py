@@ -52,7 +52,7 @@ class SimFiles:
         elif path.endswith(("/rps_flow_cnt", "/rps_sock_flow_entries")):
             self._kernel.tree.put(path, str(1 << (int(text) - 1).bit_length() if int(text) else 0))
         elif path.startswith("/proc/sys/"):
-            self._kernel.tree.put(path, "\t".join(text.split()))
+            self._kernel.tree.put(path, variables.shown(path, self._kernel.tree.read(path), text))
         elif path.endswith("/sriov_numvfs"):
             self._kernel.sriov.set_count(path.split("/")[-2], int(text))
         elif path.endswith("/driver_override"):

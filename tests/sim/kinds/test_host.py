@@ -8,6 +8,7 @@ import pytest
 from agent.engine.context import Goal, Memory
 from agent.engine.converge import Pass, converge
 from agent.engine.dry_run import dry_run
+from agent.engine.originals import Originals
 from agent.engine.retry import Failures
 from agent.report.records import Disruption, Outcome
 from agent.report.verdict import is_ready
@@ -34,12 +35,13 @@ def settle(
     kernel: Kernel,
     nic: dict[str, object] | None = None,
     failures: Failures | None = None,
+    originals: Originals | None = None,
     now: float = 0.0,
     **wanted: object,
 ) -> Pass:
     nics = [{"name": "rail0", "select": {"pci": PF}, **(nic or {})}]
     spec = from_mapping({"node_name": "n1", "nics": nics, **wanted})
-    return converge(kernel.machine(), Goal(spec), Memory(lambda: now, failures or Failures()))
+    return converge(kernel.machine(), Goal(spec), Memory(lambda: now, failures or Failures(), originals or Originals()))
 
 
 def only(result: Pass, kind: str) -> Outcome:
@@ -68,6 +70,45 @@ def test_sysctls_are_set_and_their_white_space_does_not_count(kernel: Kernel) ->
     assert [path for path, _ in kernel.writes if path.startswith("/proc/sys")] == [
         "/proc/sys/net/ipv4/ip_local_port_range"
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "shown"),
+    [
+        ("net.ipv4.ip_local_reserved_ports", "30000-30000", "30000"),
+        ("net.ipv4.ip_local_reserved_ports", "30001,30000", "30000-30001"),
+        ("net.core.somaxconn", "0x403", "1027"),
+        ("net.ipv4.ip_local_port_range", "0x8001  60999", "32769\t60999"),
+    ],
+)
+def test_a_value_in_another_notation_than_the_kernel_s_is_written_once_and_taken_back(
+    kernel: Kernel, name: str, wanted: str, shown: str
+) -> None:
+    path, originals = sysctl_names.path(name), Originals()
+    before = kernel.files.read(path)
+    for _ in range(2):
+        assert is_ready(settle(kernel, originals=originals, sysctls={name: wanted}).conditions)
+        assert kernel.files.read(path) == shown
+    assert [text for at, text in kernel.writes if at == path] == [" ".join(wanted.split())]
+    settle(kernel, originals=originals)
+    assert kernel.files.read(path) == before
+
+
+def test_a_value_that_the_kernel_changes_is_a_failure_and_is_taken_back(kernel: Kernel) -> None:
+    path, originals = sysctl_names.path("net.ipv4.ip_local_port_range"), Originals()
+    result = settle(kernel, originals=originals, sysctls={"net.ipv4.ip_local_port_range": "20000"})
+    assert only(result, "sysctls").error == "written 2 times, and it still reads 20000 60999"
+    settle(kernel, originals=originals)
+    assert kernel.files.read(path) == "32768\t60999"
+
+
+def test_what_an_administrator_writes_instead_of_a_value_that_the_kernel_refuses_stays(kernel: Kernel) -> None:
+    path, originals = sysctl_names.path("net.core.somaxconn"), Originals()
+    result = settle(kernel, originals=originals, sysctls={"net.core.somaxconn": "1e3"})
+    assert only(result, "sysctls").error == "the kernel does not accept the value '1e3'"
+    kernel.tree.put(path, "1000")
+    settle(kernel, originals=originals)
+    assert kernel.files.read(path) == "1000"
 
 
 def test_a_sysctl_that_this_kernel_lacks_is_unsupported_after_its_grace_period(kernel: Kernel) -> None:

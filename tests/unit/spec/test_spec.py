@@ -132,6 +132,18 @@ NIC = '{"node_name": "n1", "nics": [{"name": "rail0", "select": {"pci": "0000:3b
         ),
         ('{"node_name": "n1", "sysctls": {"vm.swappiness": 10}}', "sysctls['vm.swappiness']: 10 is not a string"),
         ('{"node_name": "n1", "sysctls": {"swappiness": "10"}}', "'swappiness' is not a sysctl; write it as sysctl -a"),
+        (
+            '{"node_name": "n1", "sysctls": {"kernel.panic": "010"}}',
+            "sysctls.kernel.panic: the kernel reads a number in '010' as octal; leave leading zeros out",
+        ),
+        (
+            '{"node_name": "n1", "sysctls": {"net.ipv4.ip_local_reserved_ports": "1-2,030000"}}',
+            "the kernel reads a number in '1-2,030000' as octal",
+        ),
+        (
+            '{"node_name": "n1", "sysctls": {"net.core.rps_sock_flow_entries": "1000"}}',
+            "the kernel rounds '1000' up to a power of two; give 0 or one",
+        ),
         ('{"node_name": "n1", "sysctls": {"net/../../etc/x": "1"}}', "'net/../../etc/x' is not a sysctl"),
         (
             '{"node_name": "n1", "sysctls": {"vm.x": "1\\n2"}}',
