@@ -1,4 +1,4 @@
-"""Scripts for a node that print how much its supervisor and worker hold."""
+"""Scripts for a node that print how much memory and how many descriptors its supervisor and worker use."""
 
 # The kernel's own threads of a process, and what it has mapped, are no descriptors.
 _PIDS = "$(pgrep -f '[t]rackbed.* (run|worker --activity)')"

@@ -68,7 +68,7 @@ class Prometheus:
             time.sleep(0.1)
 
 
-def impatient(rules: str, back: int) -> str:
+def with_short_times(rules: str, back: int) -> str:
     """The rules with short times: an alert fires at once, and looks back for ``back`` seconds."""
     return re.sub(r"(?m)^( +for: )\w+$", r"\g<1>0s", re.sub(r"\[\d+[mh]\]", f"[{back}s]", rules))
 
@@ -80,7 +80,7 @@ def scraping(folder: Path, targets: Mapping[str, int], every: int) -> Iterator[P
     :param targets: ports of this host, by the instance that the metrics are to have.
     :param every: seconds between two scrapes, which is also the time that one may take.
     """
-    (folder / "nodes.yaml").write_text(impatient((RULES / "nodes.yaml").read_text(), 10 * every))
+    (folder / "nodes.yaml").write_text(with_short_times((RULES / "nodes.yaml").read_text(), 10 * every))
     jobs = {
         "job_name": "trackbed",
         "static_configs": [

@@ -88,7 +88,7 @@ def stop(plane: ControlPlane, folder: Path, pods: str) -> None:
     plane.try_kubectl("delete", "--ignore-not-found", "-f", str(folder / f"{pods}-pods.yaml"), timeout=LONG)
 
 
-def modest(command: str, device: str, address: str) -> list[str]:
+def with_little_load(command: str, device: str, address: str) -> list[str]:
     """The words of a page's command, with options that make it modest and do not contradict its own."""
     given = [{"DEVICE": device, "ADDRESS": address, "RAIL": address}.get(word, word) for word in command.split()]
     few, small = () if "-D" in given or "-a" in given else FEW, () if "-a" in given else SMALL
@@ -166,7 +166,7 @@ def _own_netdev(plane: ControlPlane, pod: str, device: str | None) -> OwnNetdev:
 def exchange_by(cluster: Cluster, pods: str, netdevs: list[OwnNetdev], pair: tuple[str, str]) -> None:
     """Run a page's pair of commands between two pods by their own netdevs."""
     serve, ask = (
-        [*modest(words, own.device, netdevs[0].address), "-x", str(own.gid)]
+        [*with_little_load(words, own.device, netdevs[0].address), "-x", str(own.gid)]
         for words, own in zip(pair, netdevs, strict=True)
     )
     exchange(cluster, pods, serve, ask)

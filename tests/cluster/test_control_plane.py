@@ -1,4 +1,4 @@
-"""The control plane of the lab itself: what other suites take for granted."""
+"""The control plane of the lab: the properties on which other suites rely."""
 
 import base64
 import json

@@ -7,7 +7,7 @@ from lab.cluster.control_plane import ControlPlane
 from lab.node import Node
 from tests.cluster.conftest import LONG, Cluster, restore
 from tests.lab.conftest import eventually, wait_ready
-from tests.lab.test_gate import BLOCKER, VERIFIED, moment, started, unit
+from tests.lab.test_gate import BLOCKER, VERIFIED, first_said_at, started, unit
 
 TAINT = {"key": "readiness.k8s.io/trackbed", "effect": "NoSchedule"}
 
@@ -33,7 +33,7 @@ def plugin_pods(plane: ControlPlane, node: str) -> list[dict[str, Any]]:
     return items
 
 
-def hinder(node: Node) -> None:
+def make_unverifiable(node: Node) -> None:
     """Make a node one that cannot be verified.
 
     The agent comes with the kubelet (Wants=) even if it was stopped; so it is given what it cannot repair.
@@ -52,7 +52,7 @@ def test_a_fresh_node_registers_tainted_and_gets_nothing_to_run(fresh_cluster: C
     plane, (node, _) = fresh_cluster.plane, fresh_cluster.nodes
     restore(plane, node)
     # A node that is not verified joins nevertheless: `kubeadm join` waits for the kubelet's restart.
-    hinder(node)
+    make_unverifiable(node)
     name = join.join(plane, node)
     join.wait_ready(plane, node)
     assert has_our_taint(plane, name)
@@ -88,7 +88,7 @@ def test_after_a_power_cut_the_kubelet_waits_until_the_node_is_verified(fresh_cl
     node.sh(f"rm {BLOCKER}; modprobe igbvf")
     wait_ready(node)
     eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"], LONG)
-    assert started(node, "kubelet") > moment(node, "trackbed", VERIFIED)
+    assert started(node, "kubelet") > first_said_at(node, "trackbed", VERIFIED)
 
 
 def test_after_the_first_verified_pass_no_kubelet_waits_and_a_restart_of_the_agent_leaves_it_running(

@@ -11,7 +11,7 @@ from lab.cluster import join, programs
 from lab.cluster.control_plane import ControlPlane
 from lab.node import Node
 from tests.cluster.conftest import LONG, Cluster, restore
-from tests.cluster.test_gate import has_our_taint, hinder
+from tests.cluster.test_gate import has_our_taint, make_unverifiable
 from tests.lab.test_gate import BLOCKER, unit
 
 CONFIG = "/var/lib/kubelet/config.yaml"
@@ -57,7 +57,7 @@ def test_kubeadm_joins_a_node_that_is_not_verified(fresh_cluster: Cluster) -> No
         tar.add(programs.kubernetes("kubeadm"), "kubeadm")
     node.unpack(packed.getvalue(), "/usr/local/bin", LONG)
     join.put(node, INVITATION, join.invitation(plane, node), mode="600")
-    hinder(node)
+    make_unverifiable(node)
     name = join.node_name(node)
     # The lab's nodes have not all that it looks for first: swap, ports, host names, and the kernel's configuration.
     node.sh(f"kubeadm join --discovery-file {INVITATION} --node-name {name} --ignore-preflight-errors all", LONG)

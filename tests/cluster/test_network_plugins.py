@@ -1,4 +1,4 @@
-"""The lab's images of the plugins that pods' networks need: it does without those that the Go module proxy does not serve."""
+"""The lab's images of the plugins that pods' networks need: those that the Go module proxy does not serve are left out."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What an operator does with a node of a real cluster: a silent one is found, a busy one is maintained, a VF given to a pod."""
+"""An operator's work on a real cluster: a silent node is found, a busy node is maintained, VFs are moved into pods."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What is rendered for the networks of pods, by the real Multus, whereabouts and macvlan, with a real API server.
+"""The rendered networks for pods, with the real Multus, whereabouts and macvlan and a real API server.
 
 Two network namespaces of this host are the nodes, joined by a cable, and two more are the pods. The test is the container
 engine: it calls Multus as one does. So Multus and whereabouts have the rights that are rendered for them, and no others.

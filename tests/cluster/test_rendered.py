@@ -19,7 +19,7 @@ from lab.cluster import bundle, manifests, network_plugins
 from lab.cluster.control_plane import ControlPlane
 from tests.cluster import rendered
 from tests.cluster.conftest import LONG, Cluster, restore
-from tests.cluster.rendered import FIRST_NUMBER, exchange, modest, start, stop
+from tests.cluster.rendered import FIRST_NUMBER, exchange, start, stop, with_little_load
 from tests.cluster.test_gate import phase
 from tests.deploy.examples.perftest_commands import commands
 from tests.lab.conftest import ROOT, eventually
@@ -101,7 +101,7 @@ def measured(cluster: Cluster, pods: str, serve: str, ask: str) -> None:
     """Run a server and a client of perftest in two pods on the nodes' network, over the first rail."""
     node = rendered.node_of(cluster, f"{pods}-server")
     rail = FIRST_RAIL.format(number=FIRST_NUMBER + cluster.nodes.index(node))
-    exchange(cluster, pods, *(modest(words, rdma_device(node, 0), rail) for words in (serve, ask)))
+    exchange(cluster, pods, *(with_little_load(words, rdma_device(node, 0), rail) for words in (serve, ask)))
 
 
 @pytest.mark.parametrize("pair", commands("rdma-test"), ids=lambda pair: pair[1])

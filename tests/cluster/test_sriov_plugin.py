@@ -1,4 +1,4 @@
-"""A VF that the kubelet has given to a pod, by the real sriov-network-device-plugin, told by its PodResources API."""
+"""A VF that the kubelet has given to a pod, with the real sriov-network-device-plugin: only the PodResources API shows this."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What the product promises of a node in a cluster, on a real one: by the API, the audit log and the nodes' journals."""
+"""Trackbed's promises about a node in a real cluster, checked by the API, the audit log and the nodes' journals."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from lab.cluster.control_plane import ControlPlane
 from tests.cluster.conftest import LONG, Cluster, Member, condition, restore, tainted
 from tests.cluster.test_gate import phase, plugin_pods, unschedulable
 from tests.lab.conftest import eventually
-from tests.lab.test_gate import VERIFIED, moment, started, unit
+from tests.lab.test_gate import VERIFIED, first_said_at, started, unit
 
 SIZE = 4096
 
@@ -102,10 +102,10 @@ def test_after_a_power_cut_no_container_starts_before_the_node_is_verified(membe
     node.power_cut()
     node.boot()
     eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"], LONG)
-    verified = moment(node, "trackbed", VERIFIED)
+    verified = first_said_at(node, "trackbed", VERIFIED)
     assert started(node, "kubelet") > verified
     eventually("ready again", lambda: condition(plane, name) == "True" and not tainted(plane, name), LONG)
-    assert moment(node, "containerd", "StartContainer|RunPodSandbox") > verified
+    assert first_said_at(node, "containerd", "StartContainer|RunPodSandbox") > verified
     # What was allocatable before the boot lifts no taint: the kubelet has told the Node of this boot first.
     boot = node.sh("cat /proc/sys/kernel/random/boot_id").strip()
     published = first_write(plane, name, cut, lambda e: boot in body(e))
@@ -151,8 +151,8 @@ def test_pods_on_two_nodes_move_data_between_their_devices(fresh_cluster: Cluste
         node.sh(f"ip addr replace {address}/24 dev {netdev}")
         device = node.sh(f"ls /sys/bus/pci/devices/{nic.vf_pcis[0]}/infiniband").strip()
         # An emulated node answers late, and rxe of Linux 6.1 refuses what is then sent again (REM_INV_REQ_ERR).
-        modest = ["-F", "-n", "200", "-s", str(SIZE), "-t", "4"]
-        arguments.append(["-d", device, "-x", str(roce_gid(node, device, address)), *modest])
+        with_little_load = ["-F", "-n", "200", "-s", str(SIZE), "-t", "4"]
+        arguments.append(["-d", device, "-x", str(roce_gid(node, device, address)), *with_little_load])
     for tool, more in (("ib_write_bw", []), ("ib_send_bw", ["-R"])):
         pods = [f"{tool.replace('_', '-')}-{side}" for side in ("server", "client")]
         commands = [[tool, *arguments[0], *more], [tool, *arguments[1], *more, addresses[0]]]

@@ -1,4 +1,4 @@
-"""The ends of a node, from what its agent says of it; and the keys of the test's settings."""
+"""The ends of a node in the fabric test, from the output of its agent; and the keys of the test's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node was before Trackbed: written down once."""
+"""The state of a node from before its first deploy is recorded, and only once."""
 
 from __future__ import annotations
 

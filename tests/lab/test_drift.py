@@ -1,4 +1,4 @@
-"""What others change is put back, on events, without being asked."""
+"""Drift is repaired by itself, on the kernel's events."""
 
 import json
 from typing import Any

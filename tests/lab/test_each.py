@@ -1,4 +1,4 @@
-"""One entry for both NICs of a node of the lab, and an inventory that the node writes of itself."""
+"""One entry for both NICs of a node of the lab, and `trackbed inspect --as-inventory` on that node."""
 
 from __future__ import annotations
 

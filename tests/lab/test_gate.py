@@ -23,7 +23,7 @@ def unit(node: Node, name: str, *properties: str) -> list[str]:
     return [values[each] for each in properties]
 
 
-def moment(node: Node, name: str, message: str) -> float:
+def first_said_at(node: Node, name: str, message: str) -> float:
     """Seconds since the boot at which a unit said this for the first time, by the journal."""
     lines = node.sh(f"journalctl -b -u {name} -o json --output-fields=MESSAGE --no-pager").splitlines()
     entries = [json.loads(line) for line in lines]
@@ -73,7 +73,7 @@ def test_the_gate_holds_only_members_of_a_cluster_until_they_are_verified(gated:
     node.sh(f"rm {BLOCKER}; modprobe igbvf")
     wait_ready(node)
     eventually("the kubelet", lambda: unit(node, "kubelet", "SubState") == ["running"])
-    assert started(node, "kubelet") > moment(node, "trackbed", VERIFIED)
+    assert started(node, "kubelet") > first_said_at(node, "trackbed", VERIFIED)
     assert "ordering cycle" not in node.sh("journalctl -b --no-pager")
     # The agent comes and goes without it, and once verified it waits no more.
     before = unit(node, "kubelet", "MainPID")

@@ -1,4 +1,4 @@
-"""A VF in another network namespace, as a pod has it: its interrupts and its steering stay ours."""
+"""A VF in another network namespace, as a pod has it: the agent still keeps its interrupts and its steering."""
 
 from lab import MACHINES, Node
 from tests.lab.conftest import eventually, settled

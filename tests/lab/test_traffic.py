@@ -1,4 +1,4 @@
-"""`trackbed stat` beside the programs' own counts: perftest over rxe, and iperf3 over TCP."""
+"""`trackbed stat` compared with the counts of perftest over rxe, and of iperf3 over TCP."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def rates(node: Node) -> list[str]:
     return node.run(["cat", "/run/stat.json"]).stdout.splitlines()
 
 
-def again(nodes: tuple[Node, ...], names: list[str]) -> list[str]:
+def discarded_packets(nodes: tuple[Node, ...], names: list[str]) -> list[str]:
     """rxe's counters of packets that came twice, not in order, or too late."""
     counters = "duplicate_request out_of_seq_request rcvd_seq_err completer_retry_err"
     return [
@@ -63,7 +63,7 @@ def test_the_counted_bytes_and_packets_match_perftest_s(rails: tuple[Node, ...])
     names = [node.sh(f"ls /sys/bus/pci/devices/{nic.pci}/infiniband").strip() for node in rails]
     options = "-R --size=65536 --iters=100 --report_gbits"
     for _ in range(RUNS):
-        before = again(rails, names)
+        before = discarded_packets(rails, names)
         rdma, netdev, result = counted(
             client,
             nic.pci,
@@ -72,7 +72,7 @@ def test_the_counted_bytes_and_packets_match_perftest_s(rails: tuple[Node, ...])
             ),
         )
         # perftest does not count what was sent twice: packets are lost while one thread emulates all CPUs of a node.
-        if again(rails, names) == before:
+        if discarded_packets(rails, names) == before:
             break
     else:
         pytest.skip(f"packets were lost in each of {RUNS} runs")

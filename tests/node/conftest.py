@@ -1,4 +1,4 @@
-"""Checks of deployed nodes with tools that are not ours: `pytest tests/node --hosts=ssh://root@gpu-01,ssh://root@gpu-02`.
+"""Checks of deployed nodes with the distribution's tools: `pytest tests/node --hosts=ssh://root@gpu-01,ssh://root@gpu-02`.
 
 A check that has nothing to look at is skipped, by name; TRACKBED_NO_SKIP=1 makes that a failure, but for those whose
 reasons end with one of the words in TRACKBED_MAY_SKIP ("link_state,min_tx_rate").

@@ -1,4 +1,4 @@
-"""Container engines: NVIDIA's runtime as their files say, by the engines' own words; and the daemons' locked memory."""
+"""Container engines: the engines themselves show NVIDIA's runtime as their files say; the daemons' locked memory."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""SR-IOV of the simulated NICs: their VFs, what a PF grants each of them, and what igb and igbvf make of it."""
+"""SR-IOV of the simulated NICs: their VFs, what a PF grants each of them, and how igb and igbvf react."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tree of files, links and folders, as sysfs and /proc look to who reads them."""
+"""A tree of files, links and folders, as a reader of sysfs and /proc sees them."""
 
 import errno
 import os

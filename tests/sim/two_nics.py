@@ -1,4 +1,4 @@
-"""A machine with two NICs, one on each NUMA node: what most tests of several NICs begin with."""
+"""A machine with two NICs, one on each NUMA node, with which most tests of several NICs begin."""
 
 from tests.sim.kernel import Kernel
 

@@ -1,4 +1,4 @@
-"""What the bench of boots makes of what a node says."""
+"""bench.boot computes the agent's share of a boot from what a node prints."""
 
 import json
 

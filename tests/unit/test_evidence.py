@@ -1,4 +1,4 @@
-"""How the checks of a node find the NICs of its spec, by what the node's own tools print."""
+"""The operators' checks find the NICs of a spec by the output of the node's own tools."""
 
 from __future__ import annotations
 

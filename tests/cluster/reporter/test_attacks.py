@@ -1,4 +1,4 @@
-"""What others than a reporter try: the kubelet's credentials of one node, and a user with rights in one namespace."""
+"""Attacks with the credentials of one node's kubelet, and with those of a user with rights in one namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the reporter makes of what others write on its Node and in its Lease, against a real API server."""
+"""How the reporter reacts to what others write into its Node and its Lease, against a real API server."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What the reporter keeps on its Node and in its Lease, and by which credentials, against a real API server."""
+"""What the reporter writes into its Node and its Lease, and with which credentials, against a real API server."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A reporter that may not write everything loses readiness all the same, against a real API server."""
+"""A reporter whose writes are partly refused still publishes that its node is not ready, against a real API server."""
 
 import json
 import subprocess

@@ -85,7 +85,7 @@ def updated(managed: Managed) -> Managed:
     return managed
 
 
-def less(managed: Managed) -> Managed:
+def without_a_field(managed: Managed) -> Managed:
     del entry(managed)["fieldsV1"]["f:metadata"]["f:labels"]["f:example.net/tier"]
     return managed
 
@@ -95,7 +95,7 @@ def no_annotations(managed: Managed) -> Managed:
     return managed
 
 
-def more(managed: Managed) -> Managed:
+def with_another_field(managed: Managed) -> Managed:
     # What it no longer applies, it would take away: here the cordon.
     entry(managed)["fieldsV1"].setdefault("f:spec", {})["f:unschedulable"] = {}
     return managed
@@ -110,7 +110,7 @@ def made_up(managed: Managed) -> Managed:
     return [*managed, {**entry(managed), "manager": "somebody", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}]
 
 
-def ancient(managed: Managed) -> Managed:
+def with_merged_changes(managed: Managed) -> Managed:
     return [*dropped(managed), {**entry(managed), "manager": "ancient-changes", "operation": "Update"}]
 
 
@@ -124,20 +124,24 @@ def dated(managed: Managed) -> Managed:
     return managed
 
 
-def mine(managed: Managed, fields: dict[str, Any]) -> Managed:
+def with_an_entry_of_the_reporter(managed: Managed, fields: dict[str, Any]) -> Managed:
     return [*managed, {**entry(managed), "manager": "trackbed-reporter", "operation": "Update", "fieldsV1": fields}]
 
 
 def deep_label(managed: Managed) -> Managed:
-    return mine(managed, {"f:metadata": {"f:labels": {"f:rdma": {f"f:x{number}": {} for number in range(2000)}}}})
+    return with_an_entry_of_the_reporter(
+        managed, {"f:metadata": {"f:labels": {"f:rdma": {f"f:x{number}": {} for number in range(2000)}}}}
+    )
 
 
 def deep_condition(managed: Managed) -> Managed:
     inside: dict[str, Any] = {f"f:x{number}": {} for number in range(2000)}
-    return mine(managed, {"f:status": {"f:conditions": {'k:{"type":"TrackbedReady"}': inside}}})
+    return with_an_entry_of_the_reporter(
+        managed, {"f:status": {"f:conditions": {'k:{"type":"TrackbedReady"}': inside}}}
+    )
 
 
-def nobodys(managed: Managed) -> Managed:
+def without_entries(managed: Managed) -> Managed:
     return []
 
 
@@ -147,14 +151,14 @@ TAMPERED = [
     taken_over,
     exchanged,
     updated,
-    less,
+    without_a_field,
     no_annotations,
-    more,
+    with_another_field,
     another_label,
     made_up,
-    ancient,
+    with_merged_changes,
 ]
-TAMPERED += [claimed, dated, nobodys, deep_label, deep_condition]
+TAMPERED += [claimed, dated, without_entries, deep_label, deep_condition]
 
 
 @pytest.fixture

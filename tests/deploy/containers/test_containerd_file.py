@@ -1,4 +1,4 @@
-"""The scripts that edit containerd's main file, run here for real, with containerd and systemctl made up."""
+"""The scripts that edit containerd's main file, run here with stand-ins for containerd and systemctl."""
 
 from __future__ import annotations
 

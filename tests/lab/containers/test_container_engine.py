@@ -43,7 +43,7 @@ def from_vendor(url: str, vendor: repository.Repository) -> dict[str, object]:
     return {"source": "vendor", "version": docker.VERSION, "repository": vendor.given(url)}
 
 
-def suits_kubernetes(node: Node) -> None:
+def is_set_for_kubernetes(node: Node) -> None:
     """By containerd's own word."""
     plugins = [line.split() for line in node.sh("ctr plugins ls").splitlines() if " cri " in line]
     assert [plugin[-1] for plugin in plugins] == ["ok"]
@@ -64,7 +64,7 @@ def start_container(node: Node) -> list[str]:
 def test_containerd_of_the_distribution(bare: Node) -> None:
     first = deploy()
     assert first.returncode == 0, said(first)
-    suits_kubernetes(bare)
+    is_set_for_kubernetes(bare)
     # Debian's own settings are still there.
     assert 'bin_dir = "/usr/lib/cni"' in bare.sh(f"cat {MAIN}")
     again = deploy()
@@ -76,7 +76,7 @@ def test_containerd_of_the_vendor_serves_kubernetes(bare: Node, url: str, vendor
     wanted = from_vendor(url, vendor)
     first = deploy(**wanted)
     assert first.returncode == 0, said(first)
-    suits_kubernetes(bare)
+    is_set_for_kubernetes(bare)
     # The packaged comments are there, and so is the former file.
     assert "#root = " in bare.sh(f"cat {MAIN}")
     assert bare.sh(f"cat {MAIN}.previous") == docker.CONFIG
@@ -88,7 +88,7 @@ def test_containerd_of_the_vendor_serves_kubernetes(bare: Node, url: str, vendor
     refused = deploy()
     assert refused.returncode != 0
     assert "the node has containerd.io, which the packages of the source 'distribution' replace" in said(refused)
-    suits_kubernetes(bare)
+    is_set_for_kubernetes(bare)
 
 
 def test_containers_keep_running_while_the_file_is_changed(bare: Node, url: str, vendor: repository.Repository) -> None:
@@ -102,7 +102,7 @@ def test_containers_keep_running_while_the_file_is_changed(bare: Node, url: str,
     write(bare, MAIN, 'version = 2\n# mine\noom_score = -10\n[metrics]\n  address = "127.0.0.1:1338"\n')
     done = deploy(**wanted)
     assert done.returncode == 0, said(done)
-    suits_kubernetes(bare)
+    is_set_for_kubernetes(bare)
     text = bare.sh(f"cat {MAIN}")
     assert "# mine" in text
     assert 'address = "127.0.0.1:1338"' in text

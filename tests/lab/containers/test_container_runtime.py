@@ -1,4 +1,4 @@
-"""NVIDIA's toolkit, installed from a repository of the lab's by the deploy, and given to real dockerd and containerd.
+"""NVIDIA's toolkit, which the deploy installs from a repository of the lab and configures for real dockerd and containerd.
 
 There is no GPU: a container that asks for one must be refused, and a device of the test's own stands for it.
 """

@@ -1,4 +1,4 @@
-"""What only a boot can give, by the real grub: it boots the node by the menu that the deploy has it write."""
+"""Settings that need a boot, with the real grub: it boots the node from the menu that the deploy has made it write."""
 
 import json
 from collections.abc import Iterator

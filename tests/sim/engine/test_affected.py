@@ -1,4 +1,4 @@
-"""Users keep their devices: whom a change would affect, by each way to use a device."""
+"""Users keep their devices: each way to use a device defers the changes that would disturb it."""
 
 import errno
 from typing import Any

@@ -1,4 +1,4 @@
-"""Anything may fail, die or change under the agent at any write: afterwards it converges, and nobody has lost a device."""
+"""At any write the kernel may fail, the agent die, or the machine change: later passes converge, and nobody loses a device."""
 
 import errno
 import os

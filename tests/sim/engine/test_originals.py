@@ -175,7 +175,7 @@ HUGEPAGES = "/sys/devices/system/node/node1/hugepages/hugepages-2048kB/nr_hugepa
 
 
 @pytest.fixture
-def rich(kernel: Kernel) -> Kernel:
+def full_node(kernel: Kernel) -> Kernel:
     """A node that supports every setting."""
     kernel.tree.put(TCP_RMEM, "4096\t131072\t6291456")
     kernel.tree.put(IO_TIMEOUT, "30")
@@ -204,31 +204,31 @@ def one(nic: dict[str, object], **more: object) -> NodeSpec:
 
 @pytest.mark.parametrize("nics", [[{"name": "rail0", "select": {"pci": PF0}}], []])
 def test_settings_that_are_read_only_while_in_the_spec_are_restored(
-    rich: Kernel, originals: Originals, nics: list[object]
+    full_node: Kernel, originals: Originals, nics: list[object]
 ) -> None:
-    settle(rich, one({}), originals)
-    before = everything(rich)
-    settle(rich, one(SETTINGS, **OF_THE_HOST), originals)
-    changed = everything(rich)
+    settle(full_node, one({}), originals)
+    before = everything(full_node)
+    settle(full_node, one(SETTINGS, **OF_THE_HOST), originals)
+    changed = everything(full_node)
     assert all(now != was for now, was in zip(changed, before, strict=True))
-    settle(rich, one(SETTINGS, **OF_THE_HOST), originals)
-    assert everything(rich) == changed
+    settle(full_node, one(SETTINGS, **OF_THE_HOST), originals)
+    assert everything(full_node) == changed
     left = from_mapping({"node_name": "n1", "nics": nics})
-    planned = {str(change) for change in dry_run(rich.machine(), left, originals).changes}
+    planned = {str(change) for change in dry_run(full_node.machine(), left, originals).changes}
     assert nics == [] or f"rings {PF0} rings: rx=1024 tx=512 -> rx=256 tx=256 (as it was before)" in planned
-    settle(rich, left, originals)
-    assert everything(rich) == before
-    rich.writes.clear()
-    assert settle(rich, left, originals).outcomes == ()
-    assert rich.writes == []
+    settle(full_node, left, originals)
+    assert everything(full_node) == before
+    full_node.writes.clear()
+    assert settle(full_node, left, originals).outcomes == ()
+    assert full_node.writes == []
 
 
-def test_settings_of_the_host_stay_when_a_device_leaves_the_spec(rich: Kernel, originals: Originals) -> None:
-    settle(rich, one({"mtu": 9000}, **OF_THE_HOST), originals)
-    changed = [rich.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)]
-    settle(rich, from_mapping({"node_name": "n1", "nics": [], **OF_THE_HOST}), originals)
-    assert rich.netdev(PF0).mtu == 1500
-    assert [rich.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)] == changed
+def test_settings_of_the_host_stay_when_a_device_leaves_the_spec(full_node: Kernel, originals: Originals) -> None:
+    settle(full_node, one({"mtu": 9000}, **OF_THE_HOST), originals)
+    changed = [full_node.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)]
+    settle(full_node, from_mapping({"node_name": "n1", "nics": [], **OF_THE_HOST}), originals)
+    assert full_node.netdev(PF0).mtu == 1500
+    assert [full_node.files.read(path) for path in (TCP_RMEM, IO_TIMEOUT, HUGEPAGES)] == changed
 
 
 def test_the_table_of_flows_is_restored_although_it_is_read_only_with_rfs(kernel: Kernel, originals: Originals) -> None:
@@ -253,13 +253,15 @@ def test_while_a_function_cannot_be_read_no_device_counts_as_removed_from_the_sp
     assert kernel.netdev(PF0).mtu == 9000
 
 
-def test_a_setting_that_another_program_has_changed_since_is_not_restored(rich: Kernel, originals: Originals) -> None:
-    settle(rich, one({"coalescing": {"rx_usecs": 50}}, **OF_THE_HOST), originals)
-    rich.machine().ethtool.set_coalescing(rich.netdev(PF0).ifindex, {"rx_usecs": 70})
-    rich.tree.put(IO_TIMEOUT, "60")
-    settle(rich, one({}), originals)
-    assert rich.machine().ethtool.coalescing(rich.netdev(PF0).ifindex)["rx_usecs"] == 70
-    assert rich.files.read(IO_TIMEOUT) == "60"
+def test_a_setting_that_another_program_has_changed_since_is_not_restored(
+    full_node: Kernel, originals: Originals
+) -> None:
+    settle(full_node, one({"coalescing": {"rx_usecs": 50}}, **OF_THE_HOST), originals)
+    full_node.machine().ethtool.set_coalescing(full_node.netdev(PF0).ifindex, {"rx_usecs": 70})
+    full_node.tree.put(IO_TIMEOUT, "60")
+    settle(full_node, one({}), originals)
+    assert full_node.machine().ethtool.coalescing(full_node.netdev(PF0).ifindex)["rx_usecs"] == 70
+    assert full_node.files.read(IO_TIMEOUT) == "60"
 
 
 def test_only_altnames_that_the_agent_added_are_removed(kernel: Kernel, originals: Originals) -> None:

@@ -1,4 +1,4 @@
-"""One pass: what it reads and says that it reads, how often it tries, and what it concludes."""
+"""One pass: what it reads and announces to read, how often it tries a change, and the conditions that it gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of any two valid specs: the second one's plan, applied to what the first has left, reaches a fixed point."""
+"""For any two valid specs: after a pass with the first, a pass with the second leaves an empty plan."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Who uses a function, and who owns it, by each of the sources that can tell."""
+"""Who uses a function, and who owns it, by each source."""
 
 import pytest
 from attrs import evolve

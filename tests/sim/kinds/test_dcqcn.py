@@ -1,4 +1,4 @@
-"""RoCE congestion control on the simulated kernel: MLNX_OFED's files, the in-tree driver's debugfs, and neither."""
+"""RoCE congestion control on the simulated kernel, with MLNX_OFED's files, the in-tree driver's debugfs, or neither."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -95,7 +95,7 @@ def test_a_spec_in_another_order_has_the_same_plan(kernel: Kernel) -> None:
     assert dry_run(kernel.machine(), spec(**EVERYTHING)) == dry_run(kernel.machine(), spec(**turned))
 
 
-class Deaf:
+class RefusesReads:
     def __getattr__(self, name: str) -> Callable[[int], object]:
         def asked(ifindex: int) -> object:
             raise AssertionError(f"{name} of {ifindex} was asked for")
@@ -104,7 +104,7 @@ class Deaf:
 
 
 def test_a_nic_without_settings_is_not_read(kernel: Kernel) -> None:
-    machine = evolve(kernel.machine(), ethtool=Deaf())  # type: ignore[arg-type]
+    machine = evolve(kernel.machine(), ethtool=RefusesReads())  # type: ignore[arg-type]
     result = converge(machine, Goal(spec({"count": 3})), Memory(lambda: 0.0))
     assert is_ready(result.conditions)
 

@@ -1,4 +1,4 @@
-"""What belongs to no device, and the PCIe settings of those that do: sysctls, module parameters, huge pages, MRRS."""
+"""Sysctls, module parameters and huge pages of the host, and the largest PCIe read request of a device."""
 
 import errno
 import os
@@ -222,13 +222,13 @@ def test_the_largest_read_request_is_set_and_the_rest_of_the_register_kept(kerne
 
 
 def test_a_device_that_keeps_its_read_request_is_named_after_two_tries(kernel: Kernel) -> None:
-    kernel.config[CONFIG] = Deaf(kernel.config[CONFIG])
+    kernel.config[CONFIG] = IgnoresWrites(kernel.config[CONFIG])
     outcome = only(settle(kernel, {"max_read_request": 4096}), "max_read_request")
     assert (outcome.result, outcome.error) == ("failed", "written 2 times, and it still reads 512")
     assert "setpci" in outcome.remedy
 
 
-class Deaf(bytearray):
+class IgnoresWrites(bytearray):
     """A configuration space that ignores writes."""
 
     def __setitem__(self, *_: object) -> None:

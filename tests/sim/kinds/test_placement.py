@@ -21,7 +21,7 @@ from tests.sim.kernel import Kernel
 from tests.sim.two_nics import PF0, PF1, two_nics
 
 
-class Through:
+class SameFiles:
     """The same files in another object, as in another process."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -176,7 +176,7 @@ def test_an_interrupt_that_finds_its_cpu_full_goes_to_the_next_one(kernel: Kerne
     assert any(where.endswith("smp_affinity_list") and value == "2" for where, value in kernel.writes)
     assert "2" not in affinities(kernel).values()
     assert not dry_run(machine, spec()).changes
-    another_process = evolve(machine, files=cast(Files, Through(kernel)))
+    another_process = evolve(machine, files=cast(Files, SameFiles(kernel)))
     assert not dry_run(another_process, spec()).changes
 
 

@@ -1,4 +1,4 @@
-"""RDMA devices and the RDMA subsystem on the simulated kernel: what is reached, and what the probes say."""
+"""RDMA devices and the RDMA subsystem on the simulated kernel: what is set, and the conditions of the probes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each probe says of what it reads."""
+"""The condition of each probe for what it reads."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An entry with `select.each` on the simulated kernel: a NIC for each function, numbered; left alone where that is unsafe."""
+"""An entry with `select.each`: each function is a numbered NIC, and none is changed while the numbers may be wrong."""
 
 import errno
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What a worker on the simulated kernel says, and what its kernel announces."""
+"""The messages of a worker on the simulated kernel, and the events of that kernel."""
 
 import json
 import os

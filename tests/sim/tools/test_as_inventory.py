@@ -1,4 +1,4 @@
-"""`trackbed inspect --as-inventory`: its spec plans nothing on that server, and the server is ready by it."""
+"""`trackbed inspect --as-inventory`: the plan of its spec is empty on that server, and the server is ready with it."""
 
 from typing import Any
 

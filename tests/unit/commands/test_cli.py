@@ -1,4 +1,4 @@
-"""The command line as a person and a script meet it: what it says, and its exit codes."""
+"""The command line as people and scripts use it: its messages and exit codes."""
 
 import json
 import os

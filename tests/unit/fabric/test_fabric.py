@@ -1,4 +1,4 @@
-"""The fabric's acceptance test without a fabric: who is tested with whom, and who is blamed."""
+"""The fabric test without a fabric: which NICs are tested with each other, and which are blamed."""
 
 from collections import Counter
 

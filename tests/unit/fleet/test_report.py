@@ -1,4 +1,4 @@
-"""`trackbed fleet report`: what a real Prometheus remembers of a day, as a page in a real browser."""
+"""`trackbed fleet report`: the page of a day that a real Prometheus has stored, in a real browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trackbed stat`: counters of every vendor under four names, and what is made of them."""
+"""`trackbed stat`: every vendor's counters under four names, and the rates computed from them."""
 
 import pytest
 

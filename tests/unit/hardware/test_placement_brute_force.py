@@ -1,4 +1,4 @@
-"""The placement beside all placements that there are, on machines small enough to try each of them."""
+"""The placement compared with every possible one, on machines that are small enough to try all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds of the placement on any machine: hypothesis looks for one where it does not."""
+"""Properties of the placement that hold on any machine: hypothesis searches for a counterexample."""
 
 import random
 from collections import Counter

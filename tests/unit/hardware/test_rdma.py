@@ -1,4 +1,4 @@
-"""RDMA devices: what follows from what sysfs says, and which GID is meant."""
+"""RDMA devices: what follows from the files of sysfs, and which GID is chosen."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`python -m lab` as a person meets it without a node that runs: what it says, what to do next, and its exit codes."""
+"""`python -m lab` without a running node: its messages, which say what to do next, and its exit codes."""
 
 import json
 import os

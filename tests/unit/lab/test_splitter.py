@@ -1,4 +1,4 @@
-"""What a NIC of a lab of three nodes sends reaches both others: the process that copies, as two QEMUs meet it."""
+"""In a lab of three nodes, the frames of a NIC reach both other nodes: the splitter, tested with sockets in place of QEMU."""
 
 from __future__ import annotations
 

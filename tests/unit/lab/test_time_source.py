@@ -1,4 +1,4 @@
-"""The lab's nodes get this host's time: the process that answers them, as an NTP client meets it."""
+"""The lab's nodes get this host's time: the time source, asked by an NTP client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kubelet's allocations, asked of a gRPC server and encoded by a protobuf that are not ours."""
+"""The kubelet's allocations, from a server of the library grpcio, encoded by the library protobuf."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""rtnetlink on this machine's own kernel, in a network namespace of its own, beside what ip(8) says of the same."""
+"""rtnetlink on this machine's own kernel, in a network namespace of its own, compared with ip(8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of netdevs that are no UTF-8: a pod with CAP_NET_ADMIN may give its VF one, and the VF comes back with it."""
+"""Names of netdevs that are not UTF-8: a pod with CAP_NET_ADMIN may give its VF such a name, and the VF comes back with it."""
 
 from __future__ import annotations
 

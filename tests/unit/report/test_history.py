@@ -1,4 +1,4 @@
-"""What was changed, when and why: a file that outlives the agent, and stays small."""
+"""The history: a file that survives the agent, and stays small."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What earlier versions of the agent have left on a node: today's reads it, or says in words that it does not.
+"""State files of earlier versions of the agent: the present one reads them, or reports that it cannot.
 
 Each folder of `state_files/` has what one version wrote (by its own code), named after what is different from the one before.
 A version that writes one of these files in another form adds a folder.

@@ -1,4 +1,4 @@
-"""An API server that says what a test wants: HTTPS on the loopback address, and a function that answers."""
+"""An API server whose answers a test gives: HTTPS on the loopback address, and a function that answers each request."""
 
 import datetime
 import ipaddress

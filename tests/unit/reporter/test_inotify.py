@@ -1,4 +1,4 @@
-"""Hearing of files that are replaced, by the kernel's own inotify."""
+"""The kernel's own inotify reports files that are replaced."""
 
 import threading
 from pathlib import Path

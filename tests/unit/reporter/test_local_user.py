@@ -43,7 +43,7 @@ def theirs(folder: Path) -> Path:
 
 
 @pytest.fixture
-def precious(folder: Path) -> Path:
+def file_of_root(folder: Path) -> Path:
     """A file of root's that must stay as it is."""
     made = folder / "precious"
     made.write_text("root's")
@@ -72,14 +72,14 @@ WRITES: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_root_writes_through_no_symbolic_link(theirs: Path, precious: Path, name: str) -> None:
+def test_root_writes_through_no_symbolic_link(theirs: Path, file_of_root: Path, name: str) -> None:
     write, names = WRITES[name]
-    assert as_nobody(links(theirs, precious, *names)) is None
+    assert as_nobody(links(theirs, file_of_root, *names)) is None
     try:
         write(theirs)
     except OSError as error:
         assert str(error)
-    assert (precious.read_text(), stat.S_IMODE(precious.stat().st_mode)) == ("root's", 0o600)
+    assert (file_of_root.read_text(), stat.S_IMODE(file_of_root.stat().st_mode)) == ("root's", 0o600)
 
 
 def test_no_other_user_can_open_a_new_file_before_it_has_its_mode(theirs: Path) -> None:

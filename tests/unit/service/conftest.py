@@ -15,6 +15,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def let_go(tmp_path: Path) -> Iterator[Callable[[], None]]:
+def end_hang(tmp_path: Path) -> Iterator[Callable[[], None]]:
     with hanging_file(tmp_path) as end:
         yield end

@@ -108,7 +108,7 @@ def test_an_idle_worker_that_does_not_end_is_killed_and_the_device_is_tried_agai
 
 @needs_fuse
 def test_no_worker_starts_while_a_process_hangs_in_a_write_to_no_device(
-    start: Start, let_go: Callable[[], None]
+    start: Start, end_hang: Callable[[], None]
 ) -> None:
     held = """
 if starts == 1: activity.doing("sysctls", "write"); activity.call("", "write"); open(folder / "mounted/value").read()
@@ -118,12 +118,12 @@ report(True); sys.stdin.read()
     stuck = supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
     supervised.wait_for(lambda report: report.heartbeat > stuck.heartbeat + 3)
     assert supervised.noted() == ["start"]
-    let_go()
+    end_hang()
     supervised.wait_for(lambda report: report.ready)
 
 
 @needs_fuse
-def test_on_sigterm_a_worker_that_cannot_be_killed_is_waited_for(start: Start, let_go: Callable[[], None]) -> None:
+def test_on_sigterm_a_worker_that_cannot_be_killed_is_waited_for(start: Start, end_hang: Callable[[], None]) -> None:
     supervised = start(NOTED + 'note(str(os.getpid())); open(folder / "mounted/value").read()', leave=0.1)
     supervisor = supervised.process
     worker = soon(lambda: int(supervised.noted()[1]) if supervised.noted()[1:] else None, "worker", 60.0)
@@ -131,7 +131,7 @@ def test_on_sigterm_a_worker_that_cannot_be_killed_is_waited_for(start: Start, l
     supervisor.send_signal(signal.SIGTERM)
     soon(lambda: supervisor.poll() is not None or waits_in(supervisor.pid, "do_wait") or None, "waiting", 60.0)
     assert supervisor.poll() is None, "it has ended, and the worker has not"
-    let_go()
+    end_hang()
     assert supervisor.wait(timeout=60) == 0
 
 

@@ -1,4 +1,4 @@
-"""What the supervisor does at its time: most of these tests have no heartbeat that would wake it anyway."""
+"""The supervisor acts at its deadlines: in most of these tests no heartbeat wakes it before."""
 
 import re
 import signal
@@ -200,7 +200,7 @@ def is_busy(supervised: Supervised, times: int) -> bool:
 
 @needs_fuse
 def test_while_a_process_hangs_in_a_write_to_no_device_the_supervisor_waits(
-    start: Start, let_go: Callable[[], None]
+    start: Start, end_hang: Callable[[], None]
 ) -> None:
     held = """
 if starts == 1: activity.doing("sysctls", "write"); activity.call("", "write"); open(folder / "mounted/value").read()
@@ -210,12 +210,12 @@ report(True); sys.stdin.read()
     supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
     beats(supervised, 1)
     assert not is_busy(supervised, 1)
-    let_go()
+    end_hang()
     supervised.wait_for(lambda report: report.ready)
 
 
 @needs_fuse
-def test_a_device_is_not_tried_again_while_a_process_hangs_in_it(start: Start, let_go: Callable[[], None]) -> None:
+def test_a_device_is_not_tried_again_while_a_process_hangs_in_it(start: Start, end_hang: Callable[[], None]) -> None:
     held = """
 if starts == 1: activity.call(PF, "read"); open(folder / "mounted/value").read()
 report(True); sys.stdin.read()
@@ -225,7 +225,7 @@ report(True); sys.stdin.read()
     beats(supervised, 3)
     assert supervised.noted() == ["start", AVOIDING]
     assert not is_busy(supervised, 1)
-    let_go()
+    end_hang()
     supervised.wait_until_noted("start", AVOIDING, "start")
     supervised.wait_for(lambda report: report.ready)
     assert not is_busy(supervised, 1)
@@ -233,7 +233,7 @@ report(True); sys.stdin.read()
 
 @needs_fuse
 def test_a_process_that_hangs_in_a_read_of_no_device_does_not_bar_the_next_worker(
-    start: Start, let_go: Callable[[], None]
+    start: Start, end_hang: Callable[[], None]
 ) -> None:
     held = """
 if starts == 1: activity.call("", "read"); open(folder / "mounted/value").read()
@@ -245,7 +245,7 @@ report(True); sys.stdin.read()
 
 
 @needs_fuse
-def test_after_a_process_hung_in_no_device_the_next_worker_waits(start: Start, let_go: Callable[[], None]) -> None:
+def test_after_a_process_hung_in_no_device_the_next_worker_waits(start: Start, end_hang: Callable[[], None]) -> None:
     supervised = start(NOTED + 'activity.call("", "read"); open(folder / "mounted/value").read()', read=1.0)
     supervised.wait_for(lambda report: report.conditions[-1].reason == "WorkerStuck")
     beats(supervised, 3)

@@ -1,4 +1,4 @@
-"""What the parent learns of the worker's calls."""
+"""What the supervisor can see of the worker's calls."""
 
 import mmap
 import time

@@ -1,4 +1,4 @@
-"""The worker's process on the simulated kernel, without a supervisor: what it is given, and how it ends."""
+"""The worker's process on the simulated kernel, without a supervisor: its arguments and environment, and how it ends."""
 
 from __future__ import annotations
 

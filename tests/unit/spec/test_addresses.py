@@ -1,4 +1,4 @@
-"""The addresses of a spec: what they derive to, and what is refused."""
+"""The addresses of a spec: which ones are derived, and which are refused."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Documents of others: too large, too deep, or not what JSON is."""
+"""Foreign documents: too large, too deep, or not JSON."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`trackbed schema`, against a validator that is not ours."""
+"""`trackbed schema`, checked by an independent validator."""
 
 import json
 from typing import Any

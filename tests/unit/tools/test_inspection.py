@@ -1,4 +1,4 @@
-"""`trackbed inspect`: what is derived rather than read, a machine that is gone, and what people see."""
+"""`trackbed inspect`: derived values, devices that go away while they are read, and the printed text."""
 
 import errno
 import re

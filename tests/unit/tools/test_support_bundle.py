@@ -1,4 +1,4 @@
-"""`trackbed bundle`: no secret goes out, and nothing that hangs or fails holds it up."""
+"""`trackbed bundle`: the archive has no secret, and a part that hangs or fails does not stop the others."""
 
 import json
 import stat
