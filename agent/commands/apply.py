@@ -18,7 +18,7 @@ from agent.service.apply_socket import NAME, ApplyRefused, Progress, ask
 from agent.spec.node import NodeSpec, spec_hash
 
 AGAIN = 0.5
-"""Seconds after which everything is looked at again, if no event comes before."""
+"""Seconds after which the next pass runs, if no event comes before."""
 
 
 @click.command()
@@ -62,7 +62,7 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
     progress = Progress(False)
     for progress in passes:
         applied += [outcome for outcome in progress.outcomes if outcome.result == "applied"]
-        # A netdev, a carrier or a probe's answer may still come, so wait; a refusal is final.
+        # A netdev, a carrier or a probe's answer may still come, so wait. A refused change will not be made by waiting.
         refused = any(outcome.result in ("deferred", "unsupported") for outcome in progress.outcomes)
         if _is_done(progress) or (refused and not progress.waiting) or time.monotonic() >= deadline:
             break
@@ -71,7 +71,7 @@ def apply(spec_file: str | None, allow: str | None, timeout: float, as_json: boo
 
 
 def _is_done(progress: Progress) -> bool:
-    """While a part of the newest spec waits, Ready refers to the spec before."""
+    """Whether the node is ready with the newest spec. While a part of that waits, Ready refers to the spec before it."""
     return progress.ready and all(c.status == "True" for c in progress.conditions if c.type == "UpToDate")
 
 
@@ -93,7 +93,9 @@ def _by_ourselves(spec: NodeSpec, limit: Disruption | None, deadline: float) -> 
     try:
         lock.take(_common.RUN)
     except lock.Held:
-        raise _common.Failed("another `trackbed apply`, or the service, has just begun; run it again") from None
+        raise _common.Failed(
+            "another `trackbed apply` or the service has just started; run this command again"
+        ) from None
     readiness = Readiness(machine)
     watch = Watch(machine.events.subscribe(), None, readiness)
     failures = Failures()

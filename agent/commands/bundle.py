@@ -42,9 +42,9 @@ def bundle(output: Path | None, as_json: bool) -> None:
     try:
         failed = write(made, collectors(own, (_common.SPEC.parent, _common.RUN, _common.STATE)))
     except FileExistsError:
-        raise _common.Failed(f"{made} is there already; give another with --output") from None
+        raise _common.Failed(f"{made} is there already; give another path with --output") from None
     except OSError as error:
-        raise _common.Failed(f"{made} cannot be written: {error.strerror}; give another with --output") from None
+        raise _common.Failed(f"{made} cannot be written: {error.strerror}; give another path with --output") from None
     if as_json:
         click.echo(json.dumps({"path": str(made), "not_collected": failed}))
         return

@@ -49,13 +49,13 @@ def inspect(as_spec: bool, as_inventory: bool, nics: tuple[str, ...], node_name:
 def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> None:
     from agent import linux
     from agent.spec.node import SpecError, to_json
-    from agent.tools.as_inventory import write_down
+    from agent.tools.as_inventory import derive_inventory
     from agent.tools.as_spec import NotFound, derive_spec
 
     name = _name() if node_name is None else node_name
     try:
         if as_inventory:
-            starter = write_down(linux.machine(), _host(), name, nics)
+            starter = derive_inventory(linux.machine(), _host(), name, nics)
             text, remaining = starter.text, starter.remaining
         else:
             derived = derive_spec(linux.machine(), name, nics, _spec())
@@ -64,10 +64,10 @@ def _write(as_inventory: bool, nics: tuple[str, ...], node_name: str | None) -> 
         raise _common.Failed(str(error)) from None
     except SpecError as error:
         raise _common.Failed(
-            f"no spec says what this node has: {error}; correct that, or name the NICs to take"
+            f"a spec cannot say what this node has: {error}; correct that, or choose NICs with --nic"
         ) from None
     except ValueError as error:
-        raise _common.Failed(f"{error}; give another with --node-name") from None
+        raise _common.Failed(f"{error}; give another name with --node-name") from None
     click.echo(text, nl=False)
     for line in remaining:
         click.echo(f"trackbed: the plan of this spec is not empty: {line}", err=True)

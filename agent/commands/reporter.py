@@ -66,7 +66,7 @@ def reporter(
         address = Address.parse(listen)
         guard = Guard.load(address, certificate, key, token)
         # Any user of the node can take a free port. That must not stop the publishing.
-        serve(_common.RUN / names.REPORT, address, guard, unix, started, patient=settings is not None)
+        serve(_common.RUN / names.REPORT, address, guard, unix, started, keep_trying=settings is not None)
     except CannotServe as error:
         raise _common.Failed(str(error)) from None
 

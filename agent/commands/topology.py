@@ -87,11 +87,11 @@ def _given(source: str) -> tuple[NumaNode, ...]:
 def _draw(nodes: tuple[NumaNode, ...], picture: Path) -> None:
     from agent.tools.hwloc import FORMATS, NotDrawn, draw
 
-    format = picture.suffix.removeprefix(".")
-    if format not in FORMATS:
+    form = picture.suffix.removeprefix(".")
+    if form not in FORMATS:
         raise click.UsageError(f"{picture} ends with none of {', '.join(f'.{each}' for each in FORMATS)}")
     try:
-        draw(nodes, picture, format)
+        draw(nodes, picture, form)
     except NotDrawn as error:
         raise _common.Failed(str(error)) from None
     except OSError as error:

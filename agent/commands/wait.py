@@ -67,7 +67,7 @@ def wait(
             return
         if over:
             raise _common.Failed("\n".join([f"not ready after {timeout:.0f} s", *reasons]))
-        # The report is a file that is replaced: looking at it costs less than a watch that must survive restarts.
+        # Reading the report, which is small, costs less than a watch that must survive restarts of the agent.
         time.sleep(0.1)
 
 

@@ -1,8 +1,8 @@
-"""Writes a running server as an inventory: a host's line and the data of its group, to start a fleet's inventory from.
+"""Writes a running server as an inventory: a host's line and the data of its group, from which to start a fleet's inventory.
 
-It begins with what :mod:`agent.tools.as_spec` takes over. NICs of a kind that are set alike become one entry with
-``select.each``; RDMA devices and GPUs that work now are asked for. The text is Python as pyinfra reads it; its plan on this
-server is empty.
+The data begins with the spec of :mod:`agent.tools.as_spec`. NICs of one kind with the same settings become one entry with
+``select.each``. The data also requires the RDMA devices and GPUs that work now. The text is Python, as pyinfra reads it, and
+on this server the plan of its data is empty.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ Kind = tuple[str, str]
 
 @frozen
 class Starter:
-    """The inventory's text, and what the plan of its data would still change on this server: nothing, as a rule."""
+    """The inventory's text. ``remaining``: what the plan of its data would still change on this server, usually nothing."""
 
     text: str
     remaining: tuple[str, ...]
 
 
-def write_down(machine: Machine, host: str, node_name: str, chosen: Collection[str]) -> Starter:
+def derive_inventory(machine: Machine, host: str, node_name: str, chosen: Collection[str]) -> Starter:
     """Write the server as an inventory.
 
     :param host: the name by which the control host connects to it.
@@ -96,7 +96,7 @@ def _active(function: NetworkFunction) -> bool:
 
 
 def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
-    """The ``nics[].rdma`` of a function. ``alike``: all functions of its kind; their ACTIVE ports give the values."""
+    """The ``nics[].rdma`` of a function. Its values are those of the ACTIVE ports of all functions of its kind (``alike``)."""
     owners = [owner for each in alike for owner in (each, *each.vfs)]
     ports = [port for owner in owners for port in _ports(owner) if port.state == "ACTIVE"]
     vfs = bool(function.vfs) and all(_active(vf) for vf in function.vfs)
@@ -117,7 +117,7 @@ def _rdma(function: NetworkFunction, alike: Sequence[NetworkFunction]) -> Entry:
 
 
 def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], inspection: Inspection) -> list[Entry]:
-    """The list ``nics``: one entry for the NICs of a kind that are set alike, and one for each other NIC."""
+    """The list ``nics``: one entry for the NICs of a kind that have the same settings, and one for each other NIC."""
     of_kind: dict[Kind, list[tuple[NetworkFunction, Entry]]] = {}
     for function, nic in nics:
         of_kind.setdefault(_kind(function), []).append((function, nic))
@@ -125,7 +125,7 @@ def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], inspection: Inspecti
     for kind, members in of_kind.items():
         bodies = Counter(_body(nic) for _, nic in members)
         body, count = bodies.most_common(1)[0]
-        # A function of the kind that is no NIC here would match the rule, too.
+        # A function of the kind that is not among the NICs would match ``select`` too.
         all_taken = len(members) == sum(_kind(function) == kind for function in inspection.functions)
         if count < 2 or not all_taken:
             single += [_single(nic, kind) for _, nic in members]
@@ -143,21 +143,21 @@ def _entries(nics: Sequence[tuple[NetworkFunction, Entry]], inspection: Inspecti
 
 
 def _body(nic: Entry) -> str:
-    """A NIC's settings, which may be those of others."""
+    """A NIC's settings as a text, to compare them with those of other NICs."""
     return json.dumps({key: value for key, value in nic.items() if key not in ("name", "select")}, sort_keys=True)
 
 
 def _single(nic: Entry, kind: Kind) -> Entry:
-    """An entry of one NIC, by its slot and the card that is in it."""
+    """An entry for one NIC. It selects the slot, and the kind of card that is in it."""
     select = {**nic["select"], "vendor": kind[0], "device": kind[1]}
     return {"name": nic["name"], "select": select, **{key: nic[key] for key in nic if key not in ("name", "select")}}
 
 
 def _pattern(entry: Entry, taken: Collection[str]) -> str:
-    """A pattern for the names of an entry's NICs that makes none of the names in ``taken``."""
+    """A pattern for the names of an entry's NICs. None of the names that it makes is in ``taken``."""
     select = entry["select"]
     usual = "rail" if "rdma" in entry else "nic"
-    # No netdev's name is as long as the last one.
+    # The last prefix is longer than the name of any netdev, so no name in ``taken`` begins with it.
     prefixes = (usual, f"{usual}-{select['device']}-", f"{usual}-{select['vendor']}-{select['device']}-")
     free = (prefix for prefix in prefixes if not any(name.startswith(prefix) for name in taken))
     return next(free, prefixes[-1]) + INDEX
@@ -185,7 +185,7 @@ def _network(inspection: Inspection) -> Iterator[str]:
 
 
 def _gpu_lines(files: Files) -> Iterator[str]:
-    """A line for each GPU on the bus, also without a driver."""
+    """A line for each GPU on the bus, also for one without a driver."""
     driven = names_or_none(files, GPUS)
     for address, node in topology.gpus(files):
         known = [] if address in driven else ["(without the driver, so the key gpus does not count it)"]

@@ -1,7 +1,7 @@
 """Writes a node's present state as a spec, so that Trackbed can take over a running fleet without changing it.
 
-A value is taken over if a record of the spec and the observed state have a field of the same name. Whatever the agent would
-still change is then left out of the spec, so that its plan is empty: interrupts that somebody placed in another way, or
+A value is taken over if a record of the spec and the observed state have a field of the same name. What the agent would still
+change is then left out of the spec, so that the spec's plan is empty: interrupts that somebody has placed in another way, and
 MACs that the PF did not set.
 """
 
@@ -35,7 +35,7 @@ INHERITED = ("mtu", "state", "txqueuelen")
 
 @frozen
 class DerivedSpec:
-    """A spec of the machine's present state, and what its plan would still change: nothing, if no device changes meanwhile."""
+    """A spec of the machine's present state. ``remaining``: what its plan would still change, nothing if no device changes."""
 
     spec: NodeSpec
     remaining: tuple[str, ...]
@@ -75,7 +75,7 @@ def derive_spec(
     processes = machine.processes.running()
     irqs = Irqs(irqbalance="untouched") if "irqbalance" in processes else Irqs()
     spec = NodeSpec(node_name, nics, irqs)
-    # Interrupts first: the plans of RPS and XPS depend on where they are.
+    # Interrupts first: the plans of RPS and XPS depend on where the interrupts are.
     if any(change.kind == "irqs" for change in dry_run(machine, spec).changes):
         spec = evolve(spec, irqs=evolve(spec.irqs, pin=False))
     if any(change.kind == "rps" for change in dry_run(machine, spec).changes):
@@ -102,7 +102,7 @@ def _nic(machine: Machine, function: Function, names: Mapping[str, str]) -> Nic:
     link = machine.netlink.link(function.link.name) if function.link else None
     name = names.get(function.address) or _name(link, function, names)
     values = _shared(Nic, link) if link else {}
-    # Fields of the same name with another meaning, and a txqueuelen of 0, which a spec cannot ask for.
+    # Fields of the same name that mean something else, and a txqueuelen of 0, which a spec cannot have.
     values |= {"name": name, "state": "down" if link and not link.up else "up", "vfs": None}
     values |= {"txqueuelen": link.txqueuelen or None} if link else {}
     nic = Nic(select=Selector(pci=function.address), **values)
@@ -112,7 +112,7 @@ def _nic(machine: Machine, function: Function, names: Mapping[str, str]) -> Nic:
 
 
 def _name(link: Link | None, function: Function, taken: Mapping[str, str]) -> str:
-    """The netdev's name, unless a NIC cannot be called so (`fab@0`), or another one is; else the address."""
+    """The netdev's name, if a NIC may have that name (not `fab@0`) and no other NIC has it; else the PCI address."""
     usable = link is not None and NIC_NAME.fullmatch(link.name) and link.name not in taken.values()
     return link.name if link is not None and usable else function.address.replace(":", "-")
 
@@ -122,7 +122,7 @@ def _vfs(machine: Machine, nic: Nic, function: Function, granted: Mapping[int, V
     permanent = function.link.permanent_mac if function.link else ""
     given = {index: granted[index].mac if index in granted else "" for index in addresses}
     links = {index: _vf_link(machine, address) for index, address in addresses.items()}
-    # Leave out a MAC that the VF's driver does not use: the plan would bind the driver again to set it.
+    # Leave out a MAC that the VF's driver does not use: the plan would bind the driver again, to set it.
     keep = {i for i, mac in given.items() if mac.strip("0:") and links[i].get("mac", mac) == mac}
     derive = bool(permanent) and all(i in keep for i in addresses)
     guid = port_guid(function.link)
@@ -156,7 +156,7 @@ def _guids(vf: VfInfo) -> set[str | None]:
 
 
 def _granted(vf: VfInfo, without_guids: bool) -> Values:
-    """A VF's attributes by its PF. A GUID of zeros means that none was set, and that the driver uses its own."""
+    """The attributes that the PF has set for a VF. A GUID or MAC of zeros means that none was set."""
     values = _shared(VfAttributes, vf)
     if without_guids:
         values = {name: value for name, value in values.items() if name not in GUIDS}
@@ -164,7 +164,7 @@ def _granted(vf: VfInfo, without_guids: bool) -> Values:
 
 
 def _vf_link(machine: Machine, address: str) -> Values:
-    """The values of a VF's netdev that the PF does not show; empty while it is in another network namespace."""
+    """The values of a VF's own netdev; empty while that is in another network namespace."""
     name = netdev(machine.files, address)
     link = machine.netlink.link(name) if name else None
     if link is None:
@@ -183,7 +183,7 @@ def _unlike(values: Values, others: Values) -> dict[str, Any]:
 
 
 def _most_common(each: Mapping[int, Values]) -> dict[str, Any]:
-    """For each attribute that all VFs have, the most frequent value; addresses are left out."""
+    """The most frequent value of each attribute that all VFs have, without addresses."""
     names = sorted({name for values in each.values() for name in values} - set(of_one_vf()))
     columns = {name: [values.get(name) for values in each.values()] for name in names}
     return {name: Counter(column).most_common(1)[0][0] for name, column in columns.items() if None not in column}

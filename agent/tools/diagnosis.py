@@ -1,7 +1,7 @@
-"""Pure functions: what is wrong with a node and what to do about it, causes before consequences.
+"""Pure functions: what is wrong with a node, and what to do about it. Causes come before their consequences.
 
-Findings are sorted by stage: the agent (without it nothing else is known), devices, network, cluster. Within a stage, problems
-come before warnings, and both follow the order of kinds.
+Findings are sorted by stage: agent (without it nothing else is known), device, network, cluster. Within a stage, problems come
+before warnings, and both follow the order of kinds.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from agent.spec.node import NodeSpec
 Stage = Literal["agent", "device", "network", "cluster"]
 STAGES: tuple[Stage, ...] = ("agent", "device", "network", "cluster")
 
-SAID_BY_OUTCOMES = ("Converged", "Uncontended", "UpToDate")
+REPEAT_OUTCOMES = ("Converged", "Uncontended", "UpToDate")
+"""Conditions whose messages repeat outcomes."""
+
 CAUSES = ("WorkerAlive", "NicsPresent")
-"""Conditions that explain others: nobody reads the devices; a NIC is missing, and so is everything on it."""
+"""Conditions that explain others: if nobody reads the devices, or a NIC is missing, other conditions are not True either."""
 
 FEW = 3
 """How many outcomes with the same reason are listed one by one."""
@@ -41,7 +43,7 @@ class Finding:
 
 @frozen
 class Service:
-    """The unit's state by `systemctl show`: ActiveState, SubState, UnitFileState, Result, NRestarts."""
+    """The unit's state as `systemctl show` prints it: ActiveState, SubState, UnitFileState, Result, NRestarts."""
 
     active: str
     sub: str
@@ -51,7 +53,7 @@ class Service:
 
     @classmethod
     def shown(cls, output: str) -> Service | None:
-        """The state in what `systemctl show` printed, one ``NAME=VALUE`` a line; None if it says nothing of a unit."""
+        """Read what `systemctl show` printed, a ``NAME=VALUE`` a line; None if that describes no unit."""
         properties = dict(line.split("=", 1) for line in output.splitlines() if "=" in line)
         if "ActiveState" not in properties:
             return None
@@ -62,7 +64,7 @@ class Service:
 
 @frozen
 class SriovFact:
-    """A PF on which the spec wants VFs. ``total``: its sriov_totalvfs; None: the function has no SR-IOV."""
+    """A PF of which the spec wants VFs. ``total``: its sriov_totalvfs; None: the function has no SR-IOV."""
 
     address: str
     nic: str
@@ -109,7 +111,7 @@ def _agent(evidence: Evidence) -> Iterator[Finding]:
     service = evidence.service
     running = _runs(service)
     if evidence.spec_fault:
-        # One line for each fault, with its remedy.
+        # The refusal has a line for each fault, with its remedy.
         what = f"the spec is refused: {evidence.spec_fault}"
         yield Finding("agent", "required", what, "correct it, or deploy again")
     if service is not None and not running:
@@ -125,13 +127,13 @@ def _agent(evidence: Evidence) -> Iterator[Finding]:
     if evidence.no_report is not None:
         yield Finding("agent", "required", evidence.no_report.reason, evidence.no_report.remedy, 2)
     for reason in evidence.not_fresh:
-        hung = "it runs, but says nothing; see `dmesg` for blocked tasks: it may hang in a driver. " if running else ""
+        hung = "it runs, but may hang in a driver: see dmesg for blocked tasks. " if running else ""
         yield Finding("agent", "required", reason, f"{hung}systemctl restart trackbed", 2)
     report = evidence.report
     if report is None or evidence.not_fresh:
         return
     if report.refusal:
-        remedy = "correct the spec and deploy again; the one before is kept true meanwhile"
+        remedy = "correct the spec and deploy again; until then the spec before it is kept true"
         yield Finding("agent", "required", f"the newest spec was refused: {report.refusal}", remedy, 4)
     elif evidence.spec is not None and evidence.spec_hash != report.spec_hash:
         what = f"the agent follows spec {report.spec_hash or 'none'}, the file has {evidence.spec_hash}"
@@ -139,7 +141,7 @@ def _agent(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _hints(evidence: Evidence) -> Iterator[Finding]:
-    """Findings outside of the report that may explain its conditions."""
+    """Findings that are not in the report, and may explain its conditions."""
     for fact in evidence.sriov:
         if fact.total is None:
             what = f"NIC {fact.nic} ({fact.address}) should have {fact.wanted} VFs, and shows no SR-IOV"
@@ -154,7 +156,7 @@ def _hints(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("device", "required", what, remedy, -2)
     if evidence.managed:
         what = f"NetworkManager manages {', '.join(evidence.managed)}: it may set MTU and state again"
-        remedy = "tell it to keep off: [keyfile] unmanaged-devices= in /etc/NetworkManager/conf.d/, then nmcli general reload"
+        remedy = "exclude them: [keyfile] unmanaged-devices= in /etc/NetworkManager/conf.d/, then nmcli general reload"
         yield Finding("network", "warn", what, remedy, -1)
     pins = evidence.spec is not None and evidence.spec.irqs.pin and evidence.spec.irqs.irqbalance == "untouched"
     if pins and "irqbalance" in evidence.processes:
@@ -172,8 +174,8 @@ def _report(report: Report, kinds: Sequence[str]) -> Iterator[Finding]:
     differing = [outcome for outcome in report.outcomes if outcome.result != "applied"]
     yield from _outcomes(differing, kinds)
     for condition in report.conditions:
-        # These conditions repeat the first of the outcomes, which are all listed above.
-        explained = condition.type in SAID_BY_OUTCOMES and (differing or report.refusal)
+        # All outcomes are listed above.
+        explained = condition.type in REPEAT_OUTCOMES and (differing or report.refusal)
         if condition.status != "True" and not explained:
             yield _finding(condition)
 

@@ -1,4 +1,4 @@
-"""Writes the topology as XML of hwloc 2, whose lstopo draws it: the machine with NICs, GPUs, and the queues of each CPU."""
+"""Writes the topology as XML of hwloc 2, which its lstopo draws: the machine with NICs, GPUs, and the queues of each CPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from agent.tools.programs import run
 from agent.tools.topology import EVERYWHERE, Cache, Device, Load, NumaNode, Served
 
 NAMED = 4
-"""Lines of queues of one CPU that are shown. What is left is counted."""
+"""How many lines of queues a CPU shows. The others are counted."""
 
 LOADS: Mapping[Load, str] = {"none": "#f0f0f0", "even": "#a8d8a8", "double": "#ffe066", "more": "#ff9f5a"}
+"""The colours of cores, by their load."""
+
 SOCKET, NIC, GPU, MISPLACED = "#fafafa", "#cfe2f3", "#d9d2e9", "#ff7a7a"
-"""Colours of boxes: of cores by their load, of sockets and devices, and of queues on a CPU that is far from their device."""
+"""The colours of the other boxes; the last is that of queues on a CPU that is far from their device."""
 
 LEGEND = (
     "The box of a CPU names the queues whose interrupts arrive there.",
@@ -27,8 +29,8 @@ LEGEND = (
     "Red, with !: the queue's device is on another NUMA node.",
 )
 
-DRAWN = 60.0
-"""Seconds after which lstopo is taken for hung."""
+DEADLINE = 60.0
+"""Seconds after which lstopo is killed."""
 
 FORMATS = ("svg", "png", "xml")
 
@@ -40,52 +42,52 @@ LAYOUT = (
 
 
 class NotDrawn(Exception):
-    """There is no picture; the message says why, and the remedy."""
+    """The picture cannot be drawn. The message says why, and the remedy."""
 
 
 @define
 class _Tree:
-    """hwloc numbers the objects of a tree."""
+    """Makes the objects of the tree, each with a number of its own."""
 
     _objects: int = field(default=0, init=False)
 
-    def add(self, parent: Element, type: str, **attributes: str | int) -> Element:
+    def add(self, parent: Element, object_type: str, **attributes: str | int) -> Element:
         """Add an object."""
         self._objects += 1
         given = {name: str(value) for name, value in attributes.items()}
-        return SubElement(parent, "object", {"type": type, "gp_index": str(self._objects), **given})
+        return SubElement(parent, "object", {"type": object_type, "gp_index": str(self._objects), **given})
 
     def box(self, parent: Element, text: str, colour: str = "") -> Element:
-        """A box with a text and nothing else."""
+        """Add a box that shows a text."""
         box = self.add(parent, "Misc", name=printable(text))
         if colour:
             _paint(box, colour)
         return box
 
 
-def draw(nodes: Sequence[NumaNode], path: Path, format: str) -> None:
-    """Write a picture, or (``xml``) what lstopo makes one of.
+def draw(nodes: Sequence[NumaNode], path: Path, form: str) -> None:
+    """Write a picture in one of :data:`FORMATS`; ``xml`` is the text from which lstopo draws the others.
 
-    :raises NotDrawn: lstopo is not there, or fails.
+    :raises NotDrawn: lstopo is not installed, or fails.
     :raises OSError: the file cannot be written.
     """
-    if format == "xml":
+    if form == "xml":
         path.write_text(to_xml(nodes))
         return
     with tempfile.TemporaryDirectory() as folder:
-        described, drawn = Path(folder) / "topology.xml", Path(folder) / f"topology.{format}"
+        described, drawn = Path(folder) / "topology.xml", Path(folder) / f"topology.{form}"
         described.write_text(to_xml(nodes))
         try:
             ran = run(
-                ["lstopo", "--input", str(described), "--output-format", format, *LAYOUT, str(drawn)], timeout=DRAWN
+                ["lstopo", "--input", str(described), "--output-format", form, *LAYOUT, str(drawn)], timeout=DEADLINE
             )
         except FileNotFoundError:
             raise NotDrawn(
-                "lstopo is not installed; install hwloc, or draw where it is: topology --json here, --input - there"
+                "lstopo is not installed; install hwloc, or draw on another machine: topology --json here, --input - there"
             ) from None
         if ran.code != 0 or not drawn.exists():
-            output = ran.output.strip() or "it does not end"
-            raise NotDrawn(f"lstopo draws nothing: {output}; what it was given: --picture FILE.xml")
+            output = ran.output.strip() or f"it did not end within {DEADLINE:.0f} s"
+            raise NotDrawn(f"lstopo has drawn nothing: {output}; write its input and look at that: --picture FILE.xml")
         path.write_bytes(drawn.read_bytes())
 
 
@@ -136,7 +138,7 @@ def _add_devices(tree: _Tree, parent: Element, devices: Iterable[Device]) -> Non
 
 
 def _lines(serves: Sequence[Served]) -> list[tuple[str, bool]]:
-    """The queues of a CPU, each line with those of one device, and whether the CPU is near it; misplaced ones first."""
+    """The queues of a CPU in lines, one line a device, with whether the device is near. Misplaced queues come first."""
     by_device: dict[tuple[bool, str], list[str]] = {}
     for served in serves:
         by_device.setdefault((not served.misplaced, served.device), []).append(served.queue)
@@ -153,7 +155,7 @@ def _paint(element: Element, colour: str) -> None:
 
 
 def _sets(nodes: Sequence[NumaNode], cpus: Iterable[int] | None = None, allowed: bool = False) -> dict[str, str]:
-    """The sets of CPUs and of NUMA nodes that hwloc wants of each object."""
+    """The sets of CPUs and NUMA nodes that hwloc requires of each object."""
     own = (
         cpus
         if cpus is not None

@@ -1,6 +1,6 @@
 """Reads the node's network functions, and prints them.
 
-It combines the output of `ibdev2netdev`, `lspci -s`, `ip a`, `ibv_devinfo`, `ls /dev/infiniband` and /proc/interrupts.
+The text combines what `ibdev2netdev`, `lspci -s`, `ip a`, `ibv_devinfo`, `ls /dev/infiniband` and /proc/interrupts show.
 Devices may come and go meanwhile: what cannot be read is None or empty.
 """
 
@@ -124,7 +124,7 @@ class Inspection:
 
 
 def inspect(machine: Machine, spec: NodeSpec | None = None) -> Inspection:
-    """Read the machine once. ``spec``: whose NICs the functions are."""
+    """Read the machine once. ``spec``: names the NICs of the functions."""
     reader = _Reader(machine, nic_names(machine, spec) if spec else {})
     functions = tuple(reader.functions())
     claimed = {device.name for function in functions for owner in (function, *function.vfs) for device in owner.rdma}
@@ -133,7 +133,7 @@ def inspect(machine: Machine, spec: NodeSpec | None = None) -> Inspection:
 
 
 class _Reader:
-    """Reads functions; keeps what is read once for all of them."""
+    """Reads functions. What all of them need is read once and kept."""
 
     def __init__(self, machine: Machine, nics: Mapping[str, str]) -> None:
         self._machine = machine
@@ -246,7 +246,7 @@ class _Reader:
         )
 
     def _netdev_of(self, mac: str | None) -> str | None:
-        # A VLAN or a bond may have the same MAC, but has no device.
+        # A VLAN or a bond may have the same MAC, but no device.
         names = [name for name, link in self._links.items() if link.mac == mac and self._names(f"{NET}/{name}/device")]
         return names[0] if mac and len(names) == 1 else None
 
@@ -379,7 +379,7 @@ def _irq_fact(irq: Interrupt) -> str:
 
 
 def _wrapped(indent: str, label: str, facts: Iterable[str], width: int, column: int | None = None) -> list[str]:
-    """A label and its facts, two spaces apart; further lines start below the first fact. No fact is broken."""
+    """A label and its facts, two spaces apart. Further lines start below the first fact, and each fact is on one line."""
     first = indent + (f"{label:<8} " if label or column else "")
     # Non-breaking spaces keep a fact in one piece.
     text = "  ".join(fact.replace(" ", "\xa0") for fact in facts)

@@ -11,7 +11,7 @@ from attrs import frozen
 
 @frozen
 class Ran:
-    """A program's output, both streams together, and its exit code; ``code`` None: it did not end in time."""
+    """A program's output, both streams together, and its exit code. ``code`` None: it did not end in time."""
 
     code: int | None
     output: str

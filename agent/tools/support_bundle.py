@@ -1,7 +1,7 @@
-"""Collects what support needs to know about a node in one archive, without secrets.
+"""Collects in one archive what support needs to know about a node, without secrets.
 
-A program with a deadline reads each part, even files, since a read of sysfs may never return. The archive lists the parts that
-failed or took too long.
+Each part is the output of a program with a deadline, even if it is a file: a read of sysfs may never return. The archive lists
+the parts that failed or took too long.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Collector:
 
 
 ANY_ANSWER = frozenset({0, 1, 2})
-"""Exit codes that are no failure: Trackbed's commands describe the node by theirs, and grep may find nothing or lose a file."""
+"""Exit codes that are no failure: those of Trackbed's commands describe the node, and grep may find nothing or miss a file."""
 
 
 def collectors(trackbed: Iterable[str], folders: Iterable[Path]) -> Iterator[Collector]:
@@ -164,7 +164,7 @@ def write(path: Path, wanted: Iterable[Collector], deadline: float = DEADLINE) -
 
 def _trouble(ran: Ran, collector: Collector, deadline: float) -> str:
     if ran.code is None:
-        return f"no end after {deadline:.0f} s"
+        return f"it did not end within {deadline:.0f} s"
     return "" if ran.code in collector.fine else f"exit code {ran.code}"
 
 

@@ -40,7 +40,7 @@ class Served:
 
 
 Load = Literal["none", "even", "double", "more"]
-"""How many queues a core serves beside an even share of its NUMA node's: none, that many at most, up to twice that, or more."""
+"""How many queues a core serves, in even shares of its NUMA node's queues: none, one share at most, two at most, or more."""
 
 
 @frozen
@@ -73,7 +73,7 @@ class Device:
 
 @frozen
 class NumaNode:
-    """A NUMA node. :data:`EVERYWHERE` has no CPUs; it has the devices for which the firmware gives no node."""
+    """A NUMA node. The node :data:`EVERYWHERE` has no CPUs, but the devices for which the firmware gives no node."""
 
     number: int
     socket: int | None
@@ -98,7 +98,7 @@ def gpus(files: Files) -> Iterator[tuple[str, int]]:
 
 
 def arrange(machine: Machine, spec: NodeSpec | None = None) -> tuple[NumaNode, ...]:
-    """The machine as it is now, by NUMA node. ``spec``: whose NICs the functions are."""
+    """The machine as it is now, by NUMA node. ``spec``: names the NICs of the functions."""
     files, cpus = machine.files, read_topology(machine)
     functions = inspect(machine, spec).functions
     serves = _served(cpus, functions)
@@ -189,7 +189,7 @@ def _line(device: Device) -> str:
 
 
 def _shortened(core: Core, width: int) -> str:
-    """A core's line; what does not fit is counted, misplaced queues come first."""
+    """A core's line. Misplaced queues come first, and queues that do not fit are counted."""
     text = f"      CPU {format_ranges(core.cpus)}"
     named = [printable(str(served)) for served in sorted(core.serves, key=lambda served: not served.misplaced)]
     for number, name in enumerate(named):

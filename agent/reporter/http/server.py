@@ -35,13 +35,13 @@ from agent.report.verdict import Verdict, judge
 from agent.reporter.http.metrics import render
 
 AT_ONCE = 16
-"""Requests that are answered at the same time. Further ones wait until they are accepted."""
+"""How many requests are answered at the same time. Further ones wait until they are accepted."""
 
 TIMEOUT = 10.0
 """Seconds that a client may take to send its request and to take the answer."""
 
 LONGEST_REQUEST = 16 << 10
-"""Bytes of a request line and headers. The library would allow 6 MB for each request, and the unit has 128 MB in all."""
+"""Bytes of a request's first line and headers. The library would allow 6 MB a request, and the unit has 128 MB in all."""
 
 LONGEST_TOKEN = 4096
 """Bytes of the token's file: a client must be able to send the token in a request."""
@@ -251,8 +251,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.guard = guard
         self.report = report
         self._freed = freed
-        # When each request that is being answered is cut off. The handler's own timeout is per read: a client that sends byte
-        # after byte would never reach it.
+        # When the connection of each request is closed. The handler's own timeout is for one read: a client that sends one byte
+        # after the other would never reach it.
         self._ends: dict[socket.socket, float] = {}
         super().__init__(address, _Handler)
         # A client may close its connection before it is accepted: accept() must not wait for the next one then.
@@ -270,7 +270,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return len(self._ends) < AT_ONCE
 
     def cut_off(self, now: float) -> float:
-        """Close the connections of requests whose time is up. Returns when the next one's time is up."""
+        """Close the connections of requests whose time is up. :returns: when the time of the next request is up."""
         ends = list(self._ends.items())
         for request, end in ends:
             if end <= now:
@@ -279,7 +279,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         return min((end for _, end in ends if end > now), default=math.inf)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Start a thread for a request. If the system has none left, the request fails, and takes no room."""
+        """Start a thread for a request. If that is impossible, the request fails, and does not count any more."""
         self._ends[request] = time.monotonic() + TIMEOUT
         try:
             super().process_request(request, client_address)
@@ -306,15 +306,15 @@ def serve(
     guard: Guard,
     unix: Path | None,
     started: Callable[[int], None],
-    patient: bool = False,
+    keep_trying: bool = False,
 ) -> None:
     """Answer requests until the process ends.
 
-    :param report: the report's file; the drift counts are in one beside it.
-    :param unix: a socket's path, for those who may reach that; a socket that a killed reporter has left there is replaced.
-    :param started: called with the port once it was tried to listen; with 0 if the port is somebody else's.
-    :param patient: where it cannot be listened, that is said and tried again, so that the process goes on with its other work.
-    :raises CannotServe: it cannot be listened there.
+    :param report: the report's file. The file with the counts of drift is beside it.
+    :param unix: the path of a socket, which whoever can reach it may use. A socket that a killed reporter has left is replaced.
+    :param started: called once, with the port, or with 0 if another process has the port.
+    :param keep_trying: log an address that cannot be opened and try it again, so that the process goes on with its other work.
+    :raises CannotServe: an address cannot be opened, and ``keep_trying`` is False.
     """
     port_at, open_servers = f"{address.host}:{address.port}", _Open()
     closed: dict[str, Callable[[], _Server]] = {
@@ -323,7 +323,7 @@ def serve(
     if unix is not None:
         closed[str(unix)] = lambda: _unix_server(unix, report, open_servers.freed)
     opened, faults = _listen(closed, open_servers)
-    if faults and not patient:
+    if faults and not keep_trying:
         raise CannotServe("; ".join(faults))
     for fault in faults:
         _say(f"{fault}; it is tried again every {AGAIN:.0f} s")
@@ -338,7 +338,7 @@ def serve(
 
 @define
 class _Open:
-    """The servers that listen. A server with too many requests accepts none, and does not block the others."""
+    """The servers that listen. A server with too many requests accepts none for a while, and does not delay the others."""
 
     _servers: list[_Server] = field(factory=list)
     _selector: selectors.BaseSelector = field(factory=selectors.DefaultSelector)
@@ -348,11 +348,11 @@ class _Open:
         self._selector.register(self._room, selectors.EVENT_READ)
 
     def add(self, server: _Server) -> None:
-        """Answer its requests, too."""
+        """Answer the requests of this server, too."""
         self._servers.append(server)
 
     def freed(self) -> None:
-        """A request has ended, in another thread."""
+        """Note that a request has ended. Any thread may call this."""
         os.eventfd_write(self._room, 1)
 
     def answer(self, timeout: float) -> None:
@@ -374,7 +374,7 @@ class _Open:
 
 
 def _listen(closed: dict[str, Callable[[], _Server]], open_servers: _Open) -> tuple[dict[str, _Server], list[str]]:
-    """Listen on the addresses that are not open yet. Returns the new ones, and why others cannot be opened."""
+    """Listen on the addresses that are not open yet. :returns: the new servers, and why other addresses cannot be opened."""
     opened, faults = {}, []
     for where, make in list(closed.items()):
         try:
@@ -388,9 +388,9 @@ def _listen(closed: dict[str, Callable[[], _Server]], open_servers: _Open) -> tu
 
 
 def _unix_server(path: Path, report: Path, freed: Callable[[], None]) -> _Server:
-    """Listen on a unix socket. A socket there on which nobody listens is replaced: a reporter that was killed has left it.
+    """Listen on a unix socket. A socket on which nobody listens is replaced: a reporter that was killed has left it.
 
-    :raises OSError: something else is there, or it cannot be listened there.
+    :raises OSError: something else has this path, or the socket cannot be opened.
     """
     with suppress(FileNotFoundError), socket.socket(socket.AF_UNIX) as client:
         if not stat.S_ISSOCK(path.lstat().st_mode):

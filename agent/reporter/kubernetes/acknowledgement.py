@@ -39,7 +39,7 @@ class Acknowledgement:
         self.now = self._written = evolve(self.now, since=time)
         if not published.write(self.file, self.now):
             self._written = None
-        # Each try during an outage may give another error. Those are not written to the disk.
+        # Each try during an outage may end with another error. A new error alone is not written to the disk.
         if before is None or _differ(evolve(self.now, error=""), evolve(before, error="")):
             published.write(self.memory, self.now)
 

@@ -27,11 +27,11 @@ TIMEOUT = 10.0
 """Seconds within which the API server must take a request and answer it."""
 
 KEEPALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
-"""TCP keepalive for the watch, which sends nothing: a server that vanished is noticed after a minute."""
+"""TCP keepalive for the watch, which sends nothing: after a minute it notices that the server has vanished."""
 
 SILENCE = 180.0
 """Seconds without data after which a watch is begun again. The API server sends a bookmark about once a minute
-(k8s.io/apiserver, cacher.go): silence does not mean that the Node is unchanged, but that the server or the path to it hangs."""
+(k8s.io/apiserver, cacher.go), even if the Node is unchanged. So silence means that the server hangs, or the path to it."""
 
 LONGEST = 32 << 20
 """Bytes of an answer, or of one line of a watch; no Node is larger."""
@@ -105,8 +105,8 @@ def trust(ca_file: Path) -> ssl.SSLContext:
 class Backoff:
     """How long to wait after a failure: a random time, from a range that doubles with each failure up to a limit.
 
-    At the limit every wait is the whole limit. Each node then keeps its random offset; with new random times, twice as many
-    nodes would come in the first second after the API server returned.
+    At the limit every wait is the whole limit, so that each node keeps its random offset. With new random times, twice as many
+    nodes would come in the first second after an outage.
     """
 
     failures: int = 0
@@ -184,11 +184,11 @@ class Api:
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with suppress(OSError):  # it has just ended by itself
-                # TLS's own end would be a message, and wait for an answer.
+                # Ending TLS properly would send a message, and wait for an answer.
                 socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Drop the connection. The next request opens another one, with the credentials of that time."""
+        """Close the connection. The next request opens another one, with the credentials that are valid then."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -213,7 +213,7 @@ class Api:
         if body is not None:
             headers["Content-Type"] = content_type
         where = f"{path}?{urlencode(query)}" if query else path
-        # The server may have closed a connection that was idle for long: then open a new one, once.
+        # The server may have closed a connection that was idle. Then try once more, with a new one.
         for connection in ([self._connection] if self._connection else []) + [None]:
             opened = connection or self._open(session)
             try:

@@ -13,7 +13,7 @@ WITHIN = 600.0
 LASTING = 60.0
 """Seconds for which a node that is not calm must be ready before that is published."""
 
-TO_AND_FRO = (
+NOT_CALM = (
     f"Ready was lost {LOSSES} times within {WITHIN / 60:.0f} minutes; "
     f"it is published once it has lasted for {LASTING:.0f} s"
 )
@@ -21,13 +21,13 @@ TO_AND_FRO = (
 
 @define
 class Calm:
-    """When Ready was lost lately, in seconds since the boot."""
+    """Remembers when Ready was lost lately, in seconds since the boot."""
 
     _losses: deque[float] = field(factory=lambda: deque(maxlen=LOSSES), init=False)
     _ready_since: float | None = field(default=None, init=False)
 
     def hold(self, ready: bool, now: float) -> float:
-        """Seconds for which a Ready must not be published yet; 0: publish at once. A NotReady is never held back."""
+        """Seconds for which Ready must not be published yet; 0: publish it now. A NotReady is never held back."""
         if not ready:
             if self._ready_since is not None:
                 self._losses.append(now)

@@ -31,25 +31,24 @@ DAY = 86400
 RENEW_AT = 2 / 3
 """The share of its life after which a certificate is renewed."""
 
-LOOK = 5.0
-LAST_LOOK = 600.0
+FIRST_CHECK = 5.0
+LAST_CHECK = 600.0
 """Seconds between two checks whether a request was approved: the first wait, and the longest."""
 
-ANEW = 3600.0
+AFTER_DENIAL = 3600.0
 """Seconds after which another request follows one that was denied."""
 
-
-# Certificates as a cluster's signer writes them, and nothing else: beside other data, two programs may read two certificates.
+# Certificates as a cluster's signer writes them, and nothing else. In other data, two programs may find different certificates.
 _CERTIFICATES = re.compile(rb"(-----BEGIN CERTIFICATE-----\n[A-Za-z0-9+/=\n]+-----END CERTIFICATE-----\n)+")
 
 BACKDATED = 3600
-"""Seconds that a certificate may be valid beyond the requested lifetime: a signer dates it back, since clocks differ."""
+"""Seconds by which a certificate may be valid for longer than requested: a signer dates it back, since clocks differ."""
 
 LONGEST_TOKEN = 64 << 10
 """Bytes of a token's file."""
 
 LONGEST_CERTIFICATE = 64 << 10
-"""Bytes of a certificate and of the intermediate authorities' certificates."""
+"""Bytes of a certificate with those of the intermediate authorities."""
 
 
 class Identity(Protocol):
@@ -62,7 +61,7 @@ class Identity(Protocol):
         """
 
     def keep(self, now: float) -> float:
-        """Renew the credentials if it is time to; the seconds until it may be again.
+        """Renew the credentials if they are due. :returns: the seconds until they may be due again.
 
         Raises as :meth:`Api.ask` does.
 
@@ -118,7 +117,7 @@ class Certificate:
     settings: Settings
     folder: Path
     enrolment: Path | None
-    _wait: float = field(default=LOOK, init=False)
+    _wait: float = field(default=FIRST_CHECK, init=False)
     _loaded: tuple[Life, ssl.SSLContext] | None = field(default=None, init=False)
     _denied: str = field(default="", init=False)
 
@@ -171,11 +170,11 @@ class Certificate:
         return loaded[0] if loaded else None
 
     def keep(self, now: float) -> float:
-        """Request a certificate if it is time to, and install it once it was issued."""
+        """Request a certificate if one is due, and install it when it is issued."""
         life = self._life()
         if life is not None and now < life.renewal():
             return life.renewal() - now
-        api = self._asking(life, now)
+        api = self._client(life, now)
         try:
             if not self._name.exists():
                 self._ask(api)
@@ -183,8 +182,8 @@ class Certificate:
         finally:
             api.close()
 
-    def _asking(self, life: Life | None, now: float) -> Api:
-        """A client that may request a certificate: with the node's valid certificate, else with the enrolment token."""
+    def _client(self, life: Life | None, now: float) -> Api:
+        """A client that may request a certificate: by the node's certificate if that is valid, else by the enrolment token."""
         if life is not None and now < life.end:
             return Api(self.settings.server, self.session)
         if self.enrolment is None:
@@ -220,7 +219,7 @@ class Certificate:
             if error.status != 409:
                 raise
         self._name.write_text(name + "\n")
-        self._wait = LOOK
+        self._wait = FIRST_CHECK
 
     def _forget(self) -> None:
         """Remove key and request, so that the next request is a new one."""
@@ -242,7 +241,7 @@ class Certificate:
             ended = [one for one in status.get("conditions", []) if one["type"] in ("Denied", "Failed")]
             why = [f"{one['type']}: {one.get('message', '')}" for one in ended]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise Refused(HTTPStatus.OK, f"what is no request for a certificate: {error!r}") from None
+            raise Refused(HTTPStatus.OK, f"something that is not a certificate request: {error!r}") from None
         if given:
             if faults := self._take(given, seconds):
                 name = self._name.read_text().strip()
@@ -250,20 +249,21 @@ class Certificate:
                     f"{name} was answered with a certificate that is not what it asked for: {'; '.join(faults)}"
                 )
                 self._forget()
-                return ANEW
+                return AFTER_DENIAL
             life = self._life()
-            return max(0.0, life.renewal() - now) if life else LOOK
+            return max(0.0, life.renewal() - now) if life else FIRST_CHECK
         if why:
             self._denied = f"{self._name.read_text().strip()} was {why[0]}"
             self._forget()
-            return ANEW
-        wait, self._wait = self._wait, min(self._wait * 2, LAST_LOOK)
+            return AFTER_DENIAL
+        wait, self._wait = self._wait, min(self._wait * 2, LAST_CHECK)
         return wait
 
     def _take(self, certificate: bytes, seconds: float) -> list[str]:
-        """Install the certificate and its key in one step; the faults for which it is refused, if there are any.
+        """Install the certificate and its key in one step, unless it has faults.
 
         :param seconds: the requested lifetime.
+        :returns: the faults for which it is refused.
         """
         if len(certificate) > LONGEST_CERTIFICATE or not _CERTIFICATES.fullmatch(certificate):
             return ["it is not a certificate in PEM, or has something beside it"]

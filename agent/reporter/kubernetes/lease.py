@@ -24,7 +24,7 @@ LEASE_EVERY = (300.0, 360.0)
 
 @define
 class LeaseWriter:
-    """Writes the node's Lease. ``_last`` is the Lease as the API server last answered it, ``_node`` the uid of its Node."""
+    """Writes the node's Lease. ``_last``: the Lease in the API server's last answer. ``_node``: the uid of its Node."""
 
     settings: Settings
     api: Api
@@ -33,7 +33,7 @@ class LeaseWriter:
     _last: dict[str, Any] = field(factory=dict, init=False)
 
     def renew(self, node: Node, report: Report, notice: str | None, clock: float, now: float) -> float:
-        """Renew the Lease if it is due or would say something else; the seconds until it is due again.
+        """Renew the Lease if it is due or its content differs. :returns: the seconds until it is due again.
 
         :param notice: why the node is not ready, if the Node itself does not say it; else None.
         :param clock: seconds since the boot.
@@ -55,7 +55,7 @@ class LeaseWriter:
         """Send what differs from the API server's last answer: usually the time alone."""
         path = f"{LEASES}/{self.settings.node_name}"
         try:
-            # The answer may show that somebody changed the Lease: then it is patched once more, but not again and again.
+            # The answer may show that somebody has changed the Lease: then patch it once more, but only once.
             for _ in range(2):
                 if patch := difference(wanted, self._last):
                     self._last = self._ask("PATCH", path, patch, MERGE_PATCH)
@@ -104,7 +104,7 @@ def lease(settings: Settings, node: Node, report: Report, now: float, notice: st
 
 
 def difference(wanted: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON merge patch (RFC 7396) that brings ``there`` to what is wanted."""
+    """The JSON merge patch (RFC 7396) that gives ``there`` the wanted values."""
     patch = {}
     for key, value in wanted.items():
         beside = there.get(key)

@@ -15,7 +15,7 @@ NODES = "/api/v1/nodes"
 GONE = 410
 
 SPREAD = 10.0
-"""A watch that the server ended is begun again after up to so many seconds, drawn at random: an API server that stops ends the
+"""Seconds within which a watch that the server has ended is begun again, at a random time: an API server that stops ends the
 watches of all nodes at the same moment."""
 
 
@@ -76,7 +76,7 @@ class NodeWatch:
         selector = {"fieldSelector": f"metadata.name={self.name}", "resourceVersion": "0"}
         listing = self.api.ask("GET", NODES, selector)
         items = listing.get("items") or []
-        # The Node from before may have the higher version: an etcd restored from a backup counts from a lower one.
+        # The old Node may have the higher version: an etcd that was restored from a backup counts from a lower one.
         self._received(read_node(items[0]) if items else None, before)
         return str(listing["metadata"]["resourceVersion"])
 

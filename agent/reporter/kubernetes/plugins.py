@@ -14,7 +14,7 @@ from agent.reporter.kubernetes.steps import LONGEST_SLEEP
 from agent.reporter.settings import Label
 
 PLUGIN_PAUSE = 30.0
-"""Seconds for which a label is absent at least: the DaemonSet's controller deletes the pod some time after its removal."""
+"""Seconds for which a label is absent at least: the DaemonSet's controller takes some time to delete the pod."""
 
 PLUGIN_LONGEST = 600.0
 """Seconds after which a label is set again although its resource is still allocatable: another plugin offers it."""
@@ -24,7 +24,7 @@ PLUGIN_LONGEST = 600.0
 class PluginLabels:
     """Decides whether the labels of device plugins are absent now.
 
-    ``devices``: the set of devices that the plugins were started with, as reports name it; empty before the first one.
+    ``devices``: the hash of the devices with which the plugins were started, as reports have it; empty before the first report.
     """
 
     devices: str = ""
@@ -33,7 +33,7 @@ class PluginLabels:
     def absent(self, devices: str, labels: Collection[Label], node: Node, clock: float) -> tuple[bool, float]:
         """Whether the labels must be absent, and the seconds until that may change by itself.
 
-        :param devices: the set of devices that there are now; empty: unknown.
+        :param devices: the hash of the present devices; empty if they are unknown.
         :param clock: seconds since the boot.
         """
         devices = devices or self.devices

@@ -1,7 +1,6 @@
 """Publishes the report in Kubernetes: the Node's conditions, labels and taint, and the node's Lease.
 
-It waits for changes, and writes only what differs. There is no queue: whenever it can write, it writes what the report then
-says.
+It waits for changes, and writes only what differs. It has no queue: when it can write, it writes what the report says then.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from agent.report.verdict import STALE, Verdict, judge
 from agent.reporter.kubernetes.acknowledgement import Acknowledgement
 from agent.reporter.kubernetes.api import Api, NoCredentials, Refused
-from agent.reporter.kubernetes.calm import TO_AND_FRO, Calm
+from agent.reporter.kubernetes.calm import NOT_CALM, Calm
 from agent.reporter.kubernetes.identity import Identity
 from agent.reporter.kubernetes.lease import LeaseWriter, notice_of
 from agent.reporter.kubernetes.node import Node, desired, node_patch
@@ -85,7 +84,7 @@ class Publication:
         self._changed.set()
 
     def report_written(self) -> None:
-        """Look again if more of the report has changed than its heartbeat. A look is due before a heartbeat is stale."""
+        """Look again if more of the report has changed than its heartbeat. A look is due anyway before a heartbeat is stale."""
         if judge(self.files.report).without_heartbeat() != self._published:
             self.wake()
 
@@ -104,7 +103,7 @@ class Publication:
             self._changed.clear()
 
     def turn(self) -> float:
-        """Write what differs; the seconds until there may be something to do although nothing has changed."""
+        """Write what differs. :returns: the seconds until there may be something to do although nothing has changed."""
         verdict = judge(self.files.report)
         self._published = verdict.without_heartbeat()
         hold = self._calm.hold(verdict.ready, self.clock())
@@ -121,7 +120,7 @@ class Publication:
         return max(0.0, min(due))
 
     def _write(self, verdict: Verdict, node: Node, hold: float) -> list[float]:
-        """Take the steps for a verdict; the seconds until each is due again.
+        """Take the steps for a verdict. :returns: the seconds until each is due again.
 
         :param hold: seconds for which a Ready must not be published yet.
         """
@@ -130,7 +129,7 @@ class Publication:
         if hold:
             # Renew the Lease only: the Node goes on saying NotReady.
             steps, due = steps[:1], [hold]
-            self.steps.trouble["calm"] = TO_AND_FRO
+            self.steps.trouble["calm"] = NOT_CALM
         self._taken = frozenset(name for name, _ in steps)
         due += [self.steps.take(name, partial(step, verdict, node)) for name, step in steps]
         report = verdict.report
@@ -143,9 +142,10 @@ class Publication:
     def _steps(self, verdict: Verdict) -> list[tuple[str, Step]]:
         """The steps for a verdict, in order. A step that fails stops no other one, and has a back-off of its own.
 
-        A ready node's Lease comes first, or a sweep would take Ready back. Its conditions, labels and taint are one step, so
-        that the taint stays until the condition is True. If the node is not ready, the taint comes first: it keeps pods away.
-        The two verdicts have different steps, so that the back-off of a failed Ready never delays a NotReady.
+        The Lease of a ready node comes first: if it had expired, a sweep would withdraw Ready again. The conditions, labels and
+        taint are one step, so that the taint stays until the condition is True. If the node is not ready, the taint comes
+        first: it keeps pods away. Ready and NotReady have steps of different names, so that the back-off of one never delays
+        the other.
         """
         if verdict.ready:
             return [("lease", self._renew), ("ready", self._publish_ready)]
@@ -170,7 +170,7 @@ class Publication:
         """Renew the identity if it is due; the seconds until it is due again."""
         if clock >= self._identity_due:
             before = self._has_credentials()
-            # At most an hour: a certificate's end is a time of day, and that may be set.
+            # At most an hour: a certificate ends at a time of day, and somebody may set the clock.
             self._identity_due = clock + min(self.identity.keep(self.now()), LONGEST_SLEEP)
             if self._has_credentials() and not before:
                 self.retry_now()
@@ -237,5 +237,5 @@ class Publication:
 
 
 def _stale_in(verdict: Verdict) -> float:
-    """Seconds until the heartbeat is stale: nobody writes a file then that would wake the reporter."""
+    """Seconds until the heartbeat is stale. No file is written then that would wake the reporter."""
     return STALE - verdict.age + 1.0 if verdict.fresh else LONGEST_SLEEP

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.spec.node import NodeSpec
-from agent.tools.as_inventory import write_down
+from agent.tools.as_inventory import derive_inventory
 from tasks.common import archive
 from tasks.node_spec import node_spec
 from tests.deploy.examples.inventories import inventory_of
@@ -42,7 +42,7 @@ def test_an_inventory_that_a_server_wrote_gives_its_spec(tmp_path: Path) -> None
     kernel = Kernel()
     for number in range(2):
         kernel.add_nic(f"0000:{number}1:00.0", f"ens{number}", f"02:00:00:00:0{number}:00")
-    inventory = write_down(kernel.machine(), "gpu-01.example.net", "gpu-01", ())
+    inventory = derive_inventory(kernel.machine(), "gpu-01.example.net", "gpu-01", ())
     (tmp_path / "new.py").write_text(inventory.text)
     (host,) = inventory_of(tmp_path / "new.py")
     assert {"servers", "new"} <= set(host.groups)

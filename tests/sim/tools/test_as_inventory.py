@@ -10,7 +10,7 @@ from agent.engine.dry_run import dry_run
 from agent.hardware.functions import vf_addresses
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
-from agent.tools.as_inventory import write_down
+from agent.tools.as_inventory import derive_inventory
 from agent.tools.as_spec import NotFound
 from tests.sim.kernel import Kernel
 
@@ -59,7 +59,7 @@ def executed(text: str) -> tuple[str, NodeSpec]:
 def written(kernel: Kernel, *chosen: str) -> tuple[str, NodeSpec]:
     """The text and its spec, which changes nothing on this server, and by which it is ready."""
     kernel.writes.clear()
-    derived = write_down(kernel.machine(), "gpu-01.example.net", "gpu-01", chosen)
+    derived = derive_inventory(kernel.machine(), "gpu-01.example.net", "gpu-01", chosen)
     assert derived.remaining == ()
     name, spec = executed(derived.text)
     assert (name, spec.node_name) == ("gpu-01.example.net", "gpu-01")
@@ -175,11 +175,11 @@ def test_a_gpu_without_a_driver_is_only_named_in_a_comment(kernel: Kernel) -> No
 
 
 def test_a_server_without_a_fabric_nic_is_one_message() -> None:
-    derived = write_down(Kernel().machine(), "n1", "n1", ())
+    derived = derive_inventory(Kernel().machine(), "n1", "n1", ())
     assert executed(derived.text)[1].nics == ()
     assert "no NIC with SR-IOV or RDMA" in derived.text
 
 
 def test_an_unknown_nic_is_one_message(kernel: Kernel) -> None:
     with pytest.raises(NotFound, match="ens9: no such NIC"):
-        write_down(kernel.machine(), "n1", "n1", ["ens9"])
+        derive_inventory(kernel.machine(), "n1", "n1", ["ens9"])

@@ -159,7 +159,8 @@ def test_a_picture_that_cannot_be_made_is_one_message(
     monkeypatch.setenv("PATH", str(tmp_path))
     missing = drawn(kernel, tmp_path, str(tmp_path / "n1.svg"))
     assert missing.exit_code == 1
-    assert missing.output.startswith("trackbed: lstopo is not installed; install hwloc")
+    assert missing.output.count("\n") == 1
+    assert "lstopo is not installed; install hwloc" in missing.output
     assert drawn(kernel, tmp_path, str(tmp_path / "n1.jpg")).exit_code == 2
     (tmp_path / "bad.json").write_text('[{"number": 1}]')
     bad = CliRunner().invoke(cli, ["topology", "--input", str(tmp_path / "bad.json")])

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.reporter.kubernetes.api import TROUBLE, NoCredentials, Refused
-from agent.reporter.kubernetes.identity import ANEW, REQUESTS, Certificate
+from agent.reporter.kubernetes.identity import AFTER_DENIAL, REQUESTS, Certificate
 from agent.reporter.settings import Settings
 from tests.unit.reporter.scripted import api_server
 
@@ -82,7 +82,7 @@ def test_after_a_failed_request_another_one_has_another_key(cluster: Cluster, id
     ((first, made),) = cluster.requests.items()
     if how == "denied":
         made["status"] = {"conditions": [{"type": "Denied", "message": "nobody knows it"}]}
-        assert identity.keep(0.0) == ANEW
+        assert identity.keep(0.0) == AFTER_DENIAL
     elif how == "removed":
         cluster.requests.clear()
         assert identity.keep(0.0) == 0.0
@@ -180,7 +180,7 @@ def test_a_certificate_that_was_not_requested_is_not_installed(
         "another one before it": signed(request, CLIENT, key=SIGNERS_KEY.public_key()) + good,
         "no certificate": b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
     }
-    assert answered(cluster, identity, beside.get(what, other)) == ANEW
+    assert answered(cluster, identity, beside.get(what, other)) == AFTER_DENIAL
     with pytest.raises(NoCredentials, match="not what it asked for"):
         identity.session()
     assert not list(identity.folder.glob("*.pem.new"))
@@ -205,7 +205,7 @@ def test_an_answer_that_is_no_request_is_an_error_of_the_server(
     asked(cluster, identity)
     ((name, made),) = cluster.requests.items()
     cluster.requests[name] = {**made, **different}
-    with pytest.raises(Refused, match="no request for a certificate"):
+    with pytest.raises(Refused, match="not a certificate request"):
         identity.keep(0.0)
     cluster.requests[name] = made
     assert identity.keep(0.0) > 0

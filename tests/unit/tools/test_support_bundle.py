@@ -87,7 +87,7 @@ def test_the_archive_has_all_output_and_names_what_failed(tmp_path: Path) -> Non
     assert parts["good.txt"] == f"fine password={REMOVED}\n"
     assert (parts["bad.txt"], parts["slow.txt"], parts["code.txt"]) == ("half\n", "so far\n", "")
     assert "exit code 3" in failed["bad.txt"]
-    assert "no end after" in failed["slow.txt"]
+    assert "did not end within" in failed["slow.txt"]
     assert "No such file" in failed["absent.txt"]
     assert failed.keys() == {"bad.txt", "slow.txt", "absent.txt"}
     assert json.loads(parts["not-collected.json"]) == failed
