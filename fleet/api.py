@@ -56,22 +56,22 @@ class Failed(click.ClickException):
 
 @frozen
 class Api:
-    """A cluster's API. ``user``: the name under which the server knows this client. ``asked``: its time when this was made."""
+    """A cluster's API. ``user``: this client's name in the cluster. ``started``: its time when this object was made."""
 
     client: Client
     user: str
-    asked: datetime
+    started: datetime
     clock: Callable[[], float] = monotonic
-    _asked_at: float = field(init=False)
+    _started_at: float = field(init=False)
 
-    @_asked_at.default
+    @_started_at.default
     def _(self) -> float:
         return self.clock()
 
     @property
     def now(self) -> datetime:
-        """The server's time. A sweep of a large fleet takes minutes, and a Lease must not seem to be renewed in the future."""
-        return self.asked + timedelta(seconds=self.clock() - self._asked_at)
+        """The server's time now. A sweep takes minutes, and a Lease that is renewed meanwhile must not be in the future."""
+        return self.started + timedelta(seconds=self.clock() - self._started_at)
 
     def nodes(self) -> Read[Node]:
         """Every Node."""
@@ -90,7 +90,7 @@ class Api:
 
         :raises Failed: nothing of it can be read.
         """
-        return _understood(name, *read(self.client.get(PlainNode, name), Node))
+        return _if_readable(name, *read(self.client.get(PlainNode, name), Node))
 
     def remove_bad_times(self, name: str) -> None:
         """Remove times that cannot be read from a Node.
@@ -106,7 +106,7 @@ class Api:
         self.client.replace(PlainNodeStatus.from_dict(readable), name)
 
     def remove_bad_lease_times(self, name: str) -> None:
-        """Remove times that cannot be read from a node's Lease, for the same reason: its reporter could not renew it."""
+        """Remove times that cannot be read from a node's Lease, since its reporter could not renew such a Lease."""
         document = self.client.get(PlainLease, name, namespace=names.NAMESPACE)
         self.client.replace(PlainLease.from_dict(without_bad_times(document)), name, namespace=names.NAMESPACE)
 
@@ -116,10 +116,10 @@ class Api:
         :raises Failed: nothing of it can be read.
         """
         patched = self.client.patch(PlainNode, name, body, patch_type=kind)
-        return _understood(name, *read(patched, Node))[0]
+        return _if_readable(name, *read(patched, Node))[0]
 
 
-def _understood(name: str, node: Node | None, fault: str) -> tuple[Node, str]:
+def _if_readable(name: str, node: Node | None, fault: str) -> tuple[Node, str]:
     if node is None:
         raise Failed(f"{name}: its Node cannot be read: {fault}; see: kubectl get node {name} -o yaml")
     return node, fault
@@ -137,7 +137,7 @@ def options(command: F) -> F:
             user = review.status.userInfo.username if review.status and review.status.userInfo else None
             now = review.metadata.creationTimestamp if review.metadata else None
             if now is None:
-                raise Failed(f"{client.config.cluster.server} does not say what time it is; it needs Kubernetes 1.28")
+                raise Failed(f"{client.config.cluster.server} does not say its time, which needs Kubernetes 1.28")
             return command(api=Api(client, user or "unknown", now), **arguments)
 
     return connected  # type: ignore[return-value]  # click's options add parameters
@@ -167,7 +167,7 @@ def errors() -> Iterator[None]:
     except ConfigError as error:
         raise Failed(f"{error}; give --kubeconfig FILE (and --context NAME)") from None
     except ApiError as error:
-        raise Failed(say(error)) from None
+        raise Failed(explain(error)) from None
     except httpx2.TransportError as error:
         at = error.request.url.copy_with(path=None, query=None) if _has_request(error) else "the API server"
         raise Failed(
@@ -176,7 +176,7 @@ def errors() -> Iterator[None]:
     except httpx2.HTTPStatusError as error:
         raise Failed(f"{error.request.url} answered {error.response.status_code}; is this an API server?") from None
     except (ssl.SSLError, httpx2.HTTPError) as error:
-        raise Failed(f"the API server cannot be asked: {error}") from None
+        raise Failed(f"the API server does not answer: {error}") from None
 
 
 def _has_request(error: httpx2.RequestError) -> bool:
@@ -186,8 +186,8 @@ def _has_request(error: httpx2.RequestError) -> bool:
         return False
 
 
-def say(error: ApiError) -> str:
-    """The API server's answer, and what to do."""
+def explain(error: ApiError) -> str:
+    """Why the API server refused, and the remedy."""
     message = error.status.message or f"it answered {error.status.code}"
     remedy = {
         401: "the credentials of the kubeconfig are not valid (any more)",

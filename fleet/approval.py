@@ -27,7 +27,7 @@ YEAR = 365 * 86400
 """The longest life of a certificate, in seconds."""
 
 MOST_PENDING = 8
-"""Pending requests in one node's name that are approved. A reporter has one; another, which it forgot, ends after a day."""
+"""At most so many pending requests in one node's name are approved. A reporter has one; forgotten ones end after a day."""
 
 Action = Literal["approve", "deny", "leave"]
 

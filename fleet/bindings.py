@@ -5,6 +5,8 @@ A certificate cannot be revoked. To shut out a node, delete its two bindings: th
 
 from __future__ import annotations
 
+from http import HTTPStatus
+
 from lightkube import ApiError, Client
 from lightkube.models.meta_v1 import ObjectMeta
 from lightkube.models.rbac_v1 import RoleRef, Subject
@@ -16,8 +18,6 @@ GROUP = "rbac.authorization.k8s.io"
 CLUSTER_ROLE = "trackbed:node"
 ROLE = "trackbed:reporter"
 """The roles in fleet/cluster/rbac.yaml: one for Nodes and certificates, one for Leases."""
-
-EXISTS = 409
 
 
 def bindings(node: str) -> tuple[ClusterRoleBinding, RoleBinding]:
@@ -41,7 +41,7 @@ def admit(client: Client, node: str) -> None:
         try:
             client.create(binding)
         except ApiError as error:
-            if error.status.code != EXISTS:
+            if error.status.code != HTTPStatus.CONFLICT:
                 raise
 
 

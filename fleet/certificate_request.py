@@ -59,15 +59,15 @@ def read(text: str) -> Asked:
     if len(text) > LONGEST:
         return Asked(faults=(f"the request is too large: {len(text)} characters, and at most {LONGEST} are read",))
     try:
-        with _quietly():
+        with _without_warnings():
             return _asked(text)
     except _UNREADABLE as error:
         return Asked(faults=(f"the request cannot be read: {error}",))
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Suppress the library's warnings. They would be printed, and what is wrong with the input is said anyway."""
+def _without_warnings() -> Iterator[None]:
+    """Suppress the library's warnings, which it would print. The faults of the input are reported in any case."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -137,7 +137,7 @@ def differences(certificate: str, request: str, seconds: float) -> list[str]:
     :param seconds: the requested lifetime.
     """
     try:
-        with _quietly():
+        with _without_warnings():
             given, *_ = x509.load_pem_x509_certificates(base64.b64decode(certificate, validate=True))
             return _differences(given, read(request), seconds)
     except _UNREADABLE as error:

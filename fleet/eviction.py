@@ -41,16 +41,16 @@ def drain(pods: Iterable[Pod], rules: Rules) -> Drain:
             continue
         if not rules.force and not metadata_of(pod).ownerReferences:
             blockers.append(
-                f"{say(pod)} has no controller, so nothing would start it again; delete it, or give --force"
+                f"{full_name(pod)} has no controller, so nothing would start it again; delete it, or give --force"
             )
         if not rules.delete_emptydir_data and (names := _local_data(pod)):
             blockers.append(
-                f"{say(pod)} has local data (emptyDir {', '.join(names)}), which goes with it; give --delete-emptydir-data"
+                f"{full_name(pod)} has local data (emptyDir {', '.join(names)}), which is lost; give --delete-emptydir-data"
             )
     return Drain(tuple(evict), tuple(blockers))
 
 
-def say(pod: Pod) -> str:
+def full_name(pod: Pod) -> str:
     """A pod's namespace and name."""
     return f"{metadata_of(pod).namespace}/{metadata_of(pod).name}"
 

@@ -32,11 +32,11 @@ class Host:
 
 
 @frozen
-class Ran:
-    """A command that ran on a host. ``said``: the last lines that it printed."""
+class CommandResult:
+    """The result of a command on a host. ``output``: the last lines that it printed."""
 
     failed: bool
-    said: str
+    output: str
 
 
 @frozen
@@ -70,18 +70,18 @@ class Inventory:
                 )
         return cls(path, hosts)
 
-    def run(self, node: str, command: Sequence[str], timeout: float) -> Ran:
+    def run(self, node: str, command: Sequence[str], timeout: float) -> CommandResult:
         """Run a command on a node's host, as the user that the inventory's connection data give."""
         host = self.hosts[node].name
         words = ("-y", str(self.path), "--limit", host, "exec", "--", shlex.join(command))
         try:
             done = _pyinfra(*words, timeout=timeout)
         except subprocess.TimeoutExpired:
-            return Ran(True, f"no answer from {host} within {timeout:.0f} s")
-        # pyinfra indents what it says itself.
+            return CommandResult(True, f"no answer from {host} within {timeout:.0f} s")
+        # pyinfra indents its own messages.
         lines = (line for line in done.stderr.splitlines() if line.startswith(f"[{host}]"))
         printed = [line.removeprefix(f"[{host}]").strip() for line in lines]
-        return Ran(done.returncode != 0, "; ".join(filter(None, printed[-LINES:])) or _last(done.stderr))
+        return CommandResult(done.returncode != 0, "; ".join(filter(None, printed[-LINES:])) or _last(done.stderr))
 
 
 def _pyinfra(*arguments: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
@@ -100,4 +100,4 @@ def _pyinfra(*arguments: str, timeout: float | None = None) -> subprocess.Comple
 
 def _last(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it says nothing"
+    return lines[-1] if lines else "it printed nothing"

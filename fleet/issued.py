@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 from lightkube import ApiError, Client
@@ -14,10 +15,9 @@ from fleet.objects import name_of
 from fleet.reading import PlainApproval, PlainRequest
 
 TIMEOUT = 15.0
-"""Seconds to wait for the signer. Only the reporter compares a certificate that comes later."""
+"""Seconds to wait for the signer. If a certificate comes later, only the node's reporter compares it with the request."""
 
-LOOK = 0.2
-ABSENT = 404
+CHECK_INTERVAL = 0.2
 
 
 def decide(client: Client, request: CertificateSigningRequest) -> None:
@@ -53,7 +53,7 @@ def wrong(client: Client, approved: Mapping[str, CertificateSigningRequest]) -> 
                 )
         if waiting and time.monotonic() >= end:
             break
-        time.sleep(LOOK if waiting else 0)
+        time.sleep(CHECK_INTERVAL if waiting else 0)
     return reasons
 
 
@@ -62,7 +62,7 @@ def _status(client: Client, name: str) -> dict[str, Any] | None:
     try:
         status: dict[str, Any] = client.get(PlainRequest, name).get("status") or {}
     except ApiError as error:
-        if error.status.code == ABSENT:
+        if error.status.code == HTTPStatus.NOT_FOUND:
             return None
         raise
     failed = any(condition.get("type") in ("Denied", "Failed") for condition in status.get("conditions", []))

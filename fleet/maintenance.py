@@ -26,15 +26,12 @@ from agent.documents import LARGEST_SPEC, load
 from agent.report import names
 from agent.report.records import Disruption
 from fleet.api import ABSENT, CONFLICTS, Api, Failed, code, errors
-from fleet.eviction import Rules, drain, is_terminating, say
+from fleet.eviction import Rules, drain, full_name, is_terminating
 from fleet.inventory import Inventory
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of, version_of
 from fleet.reading import PlainPod, read
 
-COMMAND = "/usr/local/bin/trackbed"
-"""The command on the node. The path is absolute, since sudo's PATH on RHEL does not include /usr/local/bin."""
-
-LOOK = 2.0
+CHECK_INTERVAL = 2.0
 """Seconds between two checks of a node's pods or conditions."""
 
 MARGIN = 60.0
@@ -46,8 +43,8 @@ TRIES = 5
 REFUSED = 429
 """HTTP status code of an eviction that a PodDisruptionBudget forbids for now."""
 
-PASSING = (429, 503, 504)
-"""HTTP status codes of an API server that is overloaded or restarting: a retry may succeed."""
+TEMPORARY = (429, 503, 504)
+"""HTTP status codes of an API server that is overloaded or restarts, so that a retry may succeed."""
 
 T = TypeVar("T")
 
@@ -84,7 +81,7 @@ def record_of(node: Node) -> Record | None:
 
 
 class Interrupted(Exception):
-    """The operator wants to stop."""
+    """The operator has pressed Ctrl-C."""
 
 
 class CannotDrain(Exception):
@@ -110,14 +107,14 @@ class Maintenance:
         results: dict[str, tuple[NodeResult, str]] = dict.fromkeys(nodes, ("not started", ""))
         failed = Event()
 
-        def one(node: str) -> None:
+        def maintain_unless_stopped(node: str) -> None:
             if not failed.is_set() and not self.stop.is_set():
-                results[node] = self._one(node)
+                results[node] = self._maintain(node)
                 if results[node][0] != "done":
                     failed.set()
 
         with ThreadPoolExecutor(at_once) as pool:
-            waiting = [pool.submit(one, node) for node in nodes]
+            waiting = [pool.submit(maintain_unless_stopped, node) for node in nodes]
             try:
                 for future in waiting:
                     future.result()
@@ -132,7 +129,7 @@ class Maintenance:
         if record is not None:
             self.tell(f"{name}: {'uncordoned' if record.cordoned else 'left cordoned, as it was before'}")
 
-    def _one(self, name: str) -> tuple[NodeResult, str]:
+    def _maintain(self, name: str) -> tuple[NodeResult, str]:
         again = f"trackbed fleet maintain {name}"
         try:
             with errors():
@@ -183,27 +180,28 @@ class Maintenance:
 
     def _drain(self, name: str) -> None:
         deadline = monotonic() + self.drain_timeout
-        asked: set[str] = set()
+        announced: set[str] = set()
         while True:
             if self.stop.is_set():
                 raise Interrupted
             try:
-                left, why = self._evict_all(name, asked)
+                left, why = self._evict_all(name, announced)
             except (ApiError, httpx2.TransportError) as error:
-                left, why = "its pods", _passing(error)
+                left, why = "its pods", _if_temporary(error)
             if not left:
                 return
             if monotonic() >= deadline:
                 raise CannotDrain(f"after {self.drain_timeout:.0f} s there are still {left}: {why}")
             self._pause()
 
-    def _evict_all(self, name: str, asked: set[str]) -> tuple[str, str]:
+    def _evict_all(self, name: str, announced: set[str]) -> tuple[str, str]:
         """Request the eviction of the node's remaining pods; their names, and why they are still there."""
         plan = drain(self._pods(name), self.rules)
         if plan.blockers:
             raise CannotDrain("; ".join(plan.blockers))
-        refused = [self._evict(name, pod, asked) for pod in plan.evict if not is_terminating(pod)]
-        return ", ".join(map(say, plan.evict)), "; ".join(dict.fromkeys(filter(None, refused))) or "they do not end"
+        refused = [self._evict(name, pod, announced) for pod in plan.evict if not is_terminating(pod)]
+        why = "; ".join(dict.fromkeys(filter(None, refused)))
+        return ", ".join(map(full_name, plan.evict)), why or "they do not end"
 
     def _pods(self, name: str) -> list[Pod]:
         pods = []
@@ -214,7 +212,7 @@ class Maintenance:
             pods.append(pod)
         return pods
 
-    def _evict(self, node: str, pod: Pod, asked: set[str]) -> str:
+    def _evict(self, node: str, pod: Pod, announced: set[str]) -> str:
         """Request a pod's eviction; why it is refused, or an empty text."""
         metadata = metadata_of(pod)
         body = Pod.Eviction(metadata=ObjectMeta(name=metadata.name, namespace=metadata.namespace))
@@ -224,21 +222,21 @@ class Maintenance:
             if code(error) == ABSENT:
                 return ""
             if code(error) == REFUSED:
-                return f"{say(pod)}: {_budget(error)}"
-            if code(error) in PASSING:
+                return f"{full_name(pod)}: {_budget(error)}"
+            if code(error) in TEMPORARY:
                 raise
-            raise CannotDrain(f"{say(pod)}: {error.status.message}") from None
-        if say(pod) not in asked:
-            asked.add(say(pod))
-            self.tell(f"{node}: evicting {say(pod)}")
+            raise CannotDrain(f"{full_name(pod)}: {error.status.message}") from None
+        if full_name(pod) not in announced:
+            announced.add(full_name(pod))
+            self.tell(f"{node}: evicting {full_name(pod)}")
         return ""
 
     def _apply(self, name: str) -> None:
         self.tell(f"{name}: making the changes of its spec, up to {self.allow}")
-        words = [COMMAND, "apply", "--allow", str(self.allow), "--timeout", f"{self.apply_timeout:.0f}"]
+        words = [names.COMMAND, "apply", "--allow", str(self.allow), "--timeout", f"{self.apply_timeout:.0f}"]
         ran = self.inventory.run(name, words, self.apply_timeout + MARGIN)
         if ran.failed:
-            raise Failed(f"trackbed apply on the node failed, and it stays cordoned: {ran.said}")
+            raise Failed(f"trackbed apply on the node failed, and it stays cordoned: {ran.output}")
 
     def _wait(self, name: str) -> None:
         deadline = monotonic() + self.ready_timeout
@@ -253,10 +251,10 @@ class Maintenance:
             return unready(self.api.node(name)[0])
         except (ApiError, httpx2.TransportError) as error:
             # The change may interrupt the connection to the API server: go on waiting.
-            return [_passing(error)]
+            return [_if_temporary(error)]
 
     def _pause(self) -> None:
-        if self.stop.wait(LOOK):
+        if self.stop.wait(CHECK_INTERVAL):
             raise Interrupted
 
 
@@ -271,10 +269,10 @@ def unready(node: Node) -> list[str]:
     return [*reasons, f"it has the taint {names.TAINT}"] if is_tainted(node) else reasons
 
 
-def _passing(error: ApiError | httpx2.TransportError) -> str:
-    """Describe an error of the API server that a retry may overcome; raise any other one again."""
+def _if_temporary(error: ApiError | httpx2.TransportError) -> str:
+    """Describe an error after which a retry may succeed; raise any other error again."""
     if isinstance(error, ApiError):
-        if code(error) not in PASSING:
+        if code(error) not in TEMPORARY:
             raise error
         return f"the API server answers {code(error)}: {error.status.message}"
     return f"the API server cannot be reached: {str(error) or type(error).__name__}"

@@ -1,4 +1,4 @@
-"""HTML pages of one file, light or dark as the browser is, with pictures by matplotlib. They ask nothing of any server."""
+"""HTML pages in one file, with pictures by matplotlib. They load nothing from a server, and follow the browser's dark mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 INK = "#010203"
-"""Stands in a picture for the colour of the page's text, which differs between light and dark."""
+"""A placeholder in pictures for the colour of the page's text, which differs between light and dark."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #c8c8c8; --bad: #b00020; --good: #0a6b2d; }
@@ -31,7 +31,7 @@ svg { max-width: 100%; height: auto; }
 """
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-"""The browser itself refuses what would load or run anything, whatever a node has as its name."""
+"""With this policy the browser loads and runs nothing, even if a node's name contains HTML."""
 
 
 def document(title: str, parts: Iterable[str]) -> str:
@@ -71,8 +71,8 @@ class Picture:
 @contextmanager
 def picture(width: float, height: float) -> Iterator[Picture]:
     """Draw a picture of this size, in inches."""
-    # matplotlib numbers what it draws by a hash: with a salt of ours, the same picture is the same text. What stands between
-    # two dollars is part of a name, and no formula.
+    # With a fixed salt for the IDs of its elements, the same picture is the same text. Text between two dollar signs is part of
+    # a name, and not a formula.
     with rc_context(
         {
             "svg.fonttype": "none",

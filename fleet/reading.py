@@ -1,4 +1,4 @@
-"""Reads objects that nodes may write. An object that cannot be read does not stop the reading of the others.
+"""Reads API objects that nodes can write. One unreadable object does not prevent the reading of the others.
 
 The API server accepts times that Python cannot represent: the years 0 and 10000. A client that decodes a whole list at once
 would fail at the first of them, so objects are fetched as plain JSON and decoded one by one.
@@ -64,7 +64,7 @@ class PlainApproval(GenericGlobalStatus):
 # JSON can express half of a surrogate pair, which UTF-8 cannot.
 _UNREADABLE = (msgspec.ValidationError, UnicodeEncodeError)
 
-# Fields whose values are texts, also if they look like times.
+# Fields whose values are texts, even if they look like times.
 _TEXTS = ("annotations", "labels")
 
 _TIME = re.compile(r"[+-]?\d{4,}-\d\d-\d\d[Tt]")

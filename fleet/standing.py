@@ -14,8 +14,8 @@ from agent.report.age import say_age
 from fleet.objects import annotations_of, condition_of, is_cordoned, is_tainted, metadata_of, name_of
 
 AHEAD = 300.0
-"""Seconds that a renewal may be ahead of the API server's clock, since several API servers have several clocks and a long list
-takes time. A time further ahead was made up: a node can write any time there."""
+"""Seconds by which a renewal may be ahead of the API server's clock: several API servers have several clocks, and a long list
+takes time. A time further ahead is forged: a node can write any time there."""
 
 UNREADABLE = "Unreadable"
 """The reason of a node whose Node or Lease cannot be read in full."""
@@ -32,9 +32,9 @@ class Standing:
     ``joined``: there is a Node of this name. Without one, the node has not joined the cluster yet, or its Node was deleted.
     ``renewed``: when the Lease was last renewed, by the API server's clock; None: there is no Lease.
     ``condition``: the status of its condition TrackbedReady; None: it has no such condition.
-    ``swept``: it is tainted and its condition Unknown, by a sweep or by a reporter that does not hear its agent.
+    ``swept``: it is tainted and its condition is Unknown, by a sweep, or by a reporter without a fresh report of its agent.
     ``missing``: it has the condition, but no Lease.
-    ``notice``: why it is not ready, as its Lease says because the reporter could not write the Node; empty: there is none.
+    ``notice``: why it is not ready, if its Lease says so, since the reporter could not write the Node; else empty.
     """
 
     name: str

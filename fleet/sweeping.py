@@ -103,7 +103,7 @@ def sweep(api: Api, share: float, dry: bool) -> SweepResult:
             failed[name] = error.message
     for name in decided.renew:
         try:
-            (renewed if _give_lease(api, name) else recovered).append(name)
+            (renewed if _create_lease(api, name) else recovered).append(name)
         except ApiError as error:
             failed[name] = f"its Lease was deleted and cannot be created again: {error.status.message or error}"
     return SweepResult(decided, tuple(tainted), tuple(recovered), tuple(renewed), failed)
@@ -136,7 +136,7 @@ def _sweep_node(api: Api, name: str) -> bool:
             body = {"metadata": {"resourceVersion": version_of(node)}, "status": {"conditions": conditions}}
             api.client.patch(PlainNodeStatus, name, body, patch_type=PatchType.STRATEGIC)
             if lease_fault:
-                # Last: whoever may not write Leases has swept the node nevertheless.
+                # This comes last: even a user who may not write Leases has swept the node by now.
                 api.remove_bad_lease_times(name)
             return True
         except ApiError as error:
@@ -147,7 +147,7 @@ def _sweep_node(api: Api, name: str) -> bool:
     return False
 
 
-def _give_lease(api: Api, name: str) -> bool:
+def _create_lease(api: Api, name: str) -> bool:
     """Create another Lease for a node; False: there is one again, or the Node is gone."""
     try:
         node, _ = api.node(name)

@@ -1,6 +1,7 @@
 """Measures an all-reduce over MPI: sums an array of single-precision numbers over all processes.
 
-Arguments: its bytes, and how often. The first process prints the bytes and the average microseconds.
+Arguments: the bytes of the array, and how many times it is summed. The first process prints the bytes and the average
+microseconds.
 """
 
 import sys

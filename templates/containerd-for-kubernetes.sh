@@ -8,7 +8,7 @@ command -v containerd >/dev/null || exit 0
 
 overlay
 
-# The version of the file, and the ID of the plugin in it. A version 2 is still read by containerd 2.
+# The version of the file, and the ID of the plugin in it. containerd 2 still reads version 2.
 file_version() { sed -n '/^[ \t]*\[/q; s/^[ \t]*version[ \t]*=[ \t]*\([0-9]*\).*/\1/p' "$main" 2>/dev/null || true; }
 newest() { if [ "$(version | cut -d. -f1)" -ge 2 ]; then echo 3; else echo 2; fi; }
 plugin() { if [ "$1" = 2 ]; then echo io.containerd.grpc.v1.cri; else echo io.containerd.cri.v1.runtime; fi; }
@@ -17,8 +17,8 @@ disabled='^disabled_plugins = .*["'\''](cri|io\.containerd\.grpc\.v1\.cri|io\.co
 set_for_runc='\.containerd\.runtimes\.runc\.options\.SystemdCgroup = true'
 suits() { ! grep -qE "$disabled" "$1" && grep -qE "$set_for_runc" "$1"; }
 
-# Edits the file by lines, so that comments stay. Reads it twice: first for what is there, then to print it. With entries of its
-# own in a map, containerd before 2.1 takes none of the defaults: so runc's entry needs its type, too.
+# Edits the file by lines, so that comments stay. Reads it twice: first to see what it has, then to print it. If the file has
+# entries of a map, containerd before 2.1 ignores the map's default entries, so runc's entry needs its type, too.
 edit() {
   awk -v id="$(plugin "$1")" -v version="$1" '
     BEGIN {
@@ -81,7 +81,7 @@ else
   ours='^disabled_plugins = |\.runc\.(runtime_type|options\.SystemdCgroup) = '
   # containerd 2 converts a section of version 2 only when the plugin is enabled.
   if grep -qE "$disabled" present; then ours="$ours|^plugins\.['\"]io\.containerd\.grpc\.v1\.cri['\"]\."; fi
-  # A default value that is not dumped any more, since the entry is a given one now, is nobody's setting.
+  # A default value that the dump no longer has, because the file has that entry now, is not a setting of the operator's.
   LC_ALL=C comm -23 present result | LC_ALL=C comm -23 - default | grep -vE "$ours" >lost || true
 fi
 # If the plugin was disabled, each of its keys is new.

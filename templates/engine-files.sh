@@ -40,7 +40,7 @@ started_since() {
 stopped_by_restart() {
   case $engine in
   containerd)
-    # By the name of the process, which ends there: the text of this script has the word, too.
+    # -x matches the process's name, which the kernel cuts off there. -f would match this script's own text, too.
     if pgrep -x containerd-shim >/dev/null && [ "$(systemctl show --property=KillMode --value containerd)" = control-group ]; then
       echo 'with KillMode=control-group in its unit would stop all containers; set KillMode=process'
     fi ;;
@@ -53,8 +53,8 @@ stopped_by_restart() {
   esac
 }
 
-# Installs the overlay's files as the real ones, and keeps the former ones as FILE.previous. A file that is the same stays, but
-# for the drop-in: started_since compares its time.
+# Installs the overlay's files as the real ones, and keeps the former ones as FILE.previous. An unchanged file is left alone. Only
+# the drop-in is always written, since started_since compares its time.
 install_files() {
   changed=
   for file; do

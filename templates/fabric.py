@@ -1,8 +1,9 @@
 """Runs the servers and clients of one round of the fabric's test on this node.
 
-Standard input is a JSON object: `do` (serve, measure, collect) and `jobs`, each with `id`, `argv`, `port`, `seconds` and
-`rdma_cm`; `ends`: the server will end by itself; `files`: by name, the content of files, in whose folder's place `argv` and the
-files have @FILES@. They are deleted by `collect`. The answer, a JSON object by `id`, is the last line of standard output.
+Standard input is a JSON object with `do` (serve, measure, collect) and `jobs`. Each job has `id`, `argv`, `port`, `seconds` and
+`rdma_cm`. `ends` says that the server will end by itself. `files` has contents of files by their names. They are written to a
+folder, whose path replaces @FILES@ in `argv` and in the files; `collect` deletes it. The last line of standard output is a JSON
+object with an answer for each `id`.
 """
 
 import json
@@ -16,13 +17,13 @@ from typing import Any
 
 FOLDER = Path(os.environ.get("TRACKBED_FABRIC", "/run/trackbed-fabric"))
 START = 15.0
-"""Seconds for a server to listen."""
+"""Seconds within which a server must listen."""
 
 UP = 2.0
-"""Seconds after which a server of the RDMA connection manager is taken to listen: the kernel shows its port to nobody."""
+"""Seconds after which a server of the RDMA connection manager counts as listening: the kernel does not show its port."""
 
 KILLED = 10.0
-"""Seconds for a client to be gone after its time is over: the kernel may hold it while it waits for the peer's answers."""
+"""Seconds that a killed client may take to end: the kernel may hold it while it waits for the peer's answers."""
 
 END = 10.0
 """Seconds for a server to end after its client."""
@@ -31,9 +32,9 @@ TIMED_OUT = 124
 """The exit status of timeout(1) for a program that it has stopped."""
 
 LONGEST = 8000
-"""Characters of a program's output that are sent, the last ones."""
+"""The most characters of a program's output that are sent: the last ones."""
 
-# Keeps the exit status after this program has ended.
+# A shell script that writes a program's exit status to a file, since this process does not wait for the program.
 KEEP = 'file=$1; shift; code=0; "$@" || code=$?; echo "$code" > "$file.new"; mv "$file.new" "$file"'
 
 
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def serve(jobs: list[dict[str, Any]]) -> dict[str, str]:
-    """Start servers, and say of each why it does not listen; an empty text if it does."""
+    """Start servers. The answer for each is why it does not listen, or an empty text."""
     for job in jobs:
         files = _files(job)
         stop(job)
@@ -56,36 +57,36 @@ def serve(jobs: list[dict[str, Any]]) -> dict[str, str]:
         with log.open("w") as output:
             try:
                 words = ["sh", "-c", KEEP, "sh", str(code), *_limited(job)]
-                made = subprocess.Popen(
+                process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
                 )
-                pid.write_text(str(made.pid))
+                pid.write_text(str(process.pid))
             except OSError as error:
                 code.write_text("127\n")
                 output.write(str(error))
     began = time.monotonic()
-    said = {}
-    while len(said) < len(jobs):
+    answers = {}
+    while len(answers) < len(jobs):
         waited = time.monotonic() - began
-        heard = listening()
+        ports = listening()
         for job in jobs:
             code, log, _ = _files(job)
-            if job["id"] in said:
+            if job["id"] in answers:
                 continue
             if code.exists():
-                said[job["id"]] = f"exit status {code.read_text().strip()}: {log.read_text()[-LONGEST:]}"
-            elif job["port"] in heard or (job["rdma_cm"] and waited > UP):
-                said[job["id"]] = ""
+                answers[job["id"]] = f"exit status {code.read_text().strip()}: {log.read_text()[-LONGEST:]}"
+            elif job["port"] in ports or (job["rdma_cm"] and waited > UP):
+                answers[job["id"]] = ""
             elif waited > START:
-                said[job["id"]] = f"it does not listen after {START:.0f} s: {log.read_text()[-LONGEST:]}"
+                answers[job["id"]] = f"it does not listen after {START:.0f} s: {log.read_text()[-LONGEST:]}"
         time.sleep(0.05)
-    return said
+    return answers
 
 
 def measure(jobs: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Run clients at the same time; the exit status and the output of each."""
+    """Run clients at the same time. The answer for each is its exit status and output."""
     running = {}
-    said = {}
+    answers = {}
     for job in jobs:
         prepare(job)
         try:
@@ -97,32 +98,32 @@ def measure(jobs: list[dict[str, Any]]) -> dict[str, list[Any]]:
                 errors="replace",
             )
         except OSError as error:
-            said[job["id"]] = [127, str(error)]
+            answers[job["id"]] = [127, str(error)]
     end = time.monotonic() + max((job["seconds"] for job in jobs), default=0) + KILLED
     for name, process in running.items():
         try:
-            # Also the output of one that ended long ago must be read.
+            # At least a second, so that the output of a client that has ended is read, too.
             output = process.communicate(timeout=max(1.0, end - time.monotonic()))[0]
-            said[name] = [process.returncode, output[-LONGEST:]]
+            answers[name] = [process.returncode, output[-LONGEST:]]
         except subprocess.TimeoutExpired:
-            said[name] = [TIMED_OUT, "it has not ended although its time is over"]
-    return said
+            answers[name] = [TIMED_OUT, "it has not ended although its time is over"]
+    return answers
 
 
 def collect(jobs: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """End the servers; the exit status and the output of each. The status is null if it had to be stopped."""
+    """End the servers. The answer for each is its exit status and output; the status is null if it had to be stopped."""
     end = time.monotonic() + END
-    # The server of a client that has failed may wait for that client for ever.
+    # If its client has failed, a server may wait for it for ever.
     while any(job["ends"] and not _files(job)[0].exists() for job in jobs) and time.monotonic() < end:
         time.sleep(0.05)
-    said = {}
+    answers = {}
     for job in jobs:
         code, log, _ = _files(job)
         status = int(code.read_text()) if code.exists() else None
         stop(job)
         shutil.rmtree(_folder(job), ignore_errors=True)
-        said[job["id"]] = [status, log.read_text(errors="replace")[-LONGEST:] if log.exists() else ""]
-    return said
+        answers[job["id"]] = [status, log.read_text(errors="replace")[-LONGEST:] if log.exists() else ""]
+    return answers
 
 
 def prepare(job: dict[str, Any]) -> None:
@@ -140,7 +141,7 @@ def stop(job: dict[str, Any]) -> None:
     """Stop a server that still runs, with all that it started."""
     pid = _files(job)[2]
     if pid.exists():
-        # The session's number may belong to somebody else by now: a program of ours has the file's path in its words.
+        # Another program may have this process ID by now. Ours has the path of the file in its command line.
         number = int(pid.read_text())
         try:
             words = Path(f"/proc/{number}/cmdline").read_bytes().split(b"\0")
@@ -152,7 +153,7 @@ def stop(job: dict[str, Any]) -> None:
 
 
 def listening() -> set[int]:
-    """The TCP ports on which something listens, by /proc/net/tcp (state 0A, proc_net_tcp.rst)."""
+    """The TCP ports on which a program listens (/proc/net/tcp, state 0A: proc_net_tcp.rst)."""
     ports = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

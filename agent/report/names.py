@@ -1,5 +1,8 @@
 """Names that several programs use: files on a node, and what the reporter and the fleet's commands share in Kubernetes."""
 
+COMMAND = "/usr/local/bin/trackbed"
+"""The agent's command on a node. Callers use the whole path, since sudo's PATH on RHEL does not include /usr/local/bin."""
+
 SPEC_FILE = "/etc/trackbed/node.json"
 """The node's spec: the deploy writes it, and the agent reads it."""
 

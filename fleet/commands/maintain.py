@@ -48,7 +48,7 @@ INTERRUPTED = 130
 @click.option(
     "--apply-timeout", type=seconds, default=300.0, show_default=True, help="Seconds for the change on the node."
 )
-# Longer than the reporter waits for a device plugin that it cannot stop to end (PLUGIN_LONGEST).
+# Longer than PLUGIN_LONGEST: for so long the reporter waits until a device plugin ends that it cannot stop.
 @click.option(
     "--ready-timeout", type=seconds, default=900.0, show_default=True, help="Seconds until the Node is ready again."
 )
@@ -114,7 +114,7 @@ def _plain(result: str, reason: str) -> dict[str, str]:
 
 
 def _check(api: Api, inventory: Inventory, nodes: list[str], continuing: bool) -> None:
-    """Every fault of all nodes, before the first is touched."""
+    """Refuse with the faults of all nodes, before any node is changed."""
     faults = []
     for name in nodes:
         if name not in inventory.hosts:
@@ -127,7 +127,7 @@ def _check(api: Api, inventory: Inventory, nodes: list[str], continuing: bool) -
             faults.append(f"the cluster has no Node {name}; see: trackbed fleet status")
             continue
         if condition_of(node, names.READY) is None:
-            faults.append(f"{name} does not say {names.READY}; deploy it first")
+            faults.append(f"{name} has no condition {names.READY}; deploy it first")
         if (record := record_of(node)) and not continuing:
             faults.append(
                 f"{record.by} began to maintain {name} at {record.since} and has not finished; if that run is over, give "

@@ -14,7 +14,7 @@ from agent.report.options import number
 from agent.runtime import write_atomically
 from fleet.api import Failed
 from fleet.report.history import read_history
-from fleet.report.prometheus import asking
+from fleet.report.prometheus import connected
 
 
 @click.command()
@@ -40,13 +40,13 @@ def report(url: str, hours: float, page_file: Path, as_json: bool) -> None:
 
     Example: trackbed fleet report --prometheus http://prometheus:9090 --hours 168 --html fleet.html
     """
-    with asking(url, hours, time.time()) as prometheus:
+    with connected(url, hours, time.time()) as prometheus:
         history = read_history(prometheus)
     deploy = _deploy()
     if as_json:
         click.echo(json.dumps(cattrs.unstructure({"history": history, "deploy": deploy})))
         return
-    # Imported here: the library that draws takes a second.
+    # Imported here, since importing matplotlib takes a second.
     from fleet.report.page import page
 
     try:

@@ -24,7 +24,7 @@ NOT_READY = 2
 FORBIDDEN = 403
 COLOURS = {"True": "green", "False": "red", "Unknown": "yellow"}
 WORDS = {"True": "ready", "False": "not ready"}
-"""What a node is, as `trackbed status` on the node says it; "unknown" if the node does not say it now."""
+"""The words for a node's status, the same as in `trackbed status`. Every other status is "unknown"."""
 
 
 @click.command()
@@ -39,7 +39,7 @@ def status(api: Api, inventory: Path | None, as_json: bool) -> None:
     If the Lease of a node has expired, the node is unknown, also before a sweep. If its kubelet is not ready, the node is not
     ready. A node that was enrolled, or is in the inventory, is shown even if the cluster has no Node of its name.
 
-    Exit code: 0 every node is ready, 2 some are not, 1 the cluster could not be asked.
+    Exit code: 0 every node is ready, 2 some are not, 1 the cluster did not answer.
 
     Example: trackbed fleet status --json
     """
@@ -103,5 +103,5 @@ def print_nodes(listed: list[Standing], now: datetime, others: int) -> None:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """What a node has written: neither rich's markup nor the terminal's escape sequences have a meaning in it."""
+    """Text that a node has written. Rich's markup and the terminal's escape sequences in it have no effect."""
     return Text(printable(text), style)

@@ -1,6 +1,6 @@
 """The collective stage: groups of good NICs of one rail reduce data among all of them, by NCCL or MPI.
 
-Tests of pairs do not show what many at the same time do to each other. All that is here is pure, as in the rest of the folder.
+Tests of pairs do not show how NICs affect each other when many send at the same time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fleet.fabric.results import LEAST, LONGEST_TEXT, MOST, TIMED_OUT, Fault
 from fleet.fabric.tests import ALL_REDUCE, pinned, rounded
 
 LARGEST_GROUP = 32
-"""NICs of one group. With several groups there is something to compare each with, and a failure names at most so many."""
+"""The most NICs of a group. A failure names no more than these, and the groups of a large rail can be compared."""
 
 FEWEST_GROUPS = 3
-"""From so many on, a group is compared with the others."""
+"""A group is compared with the others only if there are so many groups or more."""
 
 ITERATIONS = 20
 
@@ -33,7 +33,7 @@ SOURCE = Path(__file__).parents[2] / "templates" / "allreduce.py"
 
 @frozen
 class Group:
-    """NICs that reduce together; ``number``: the place within the stage. The first one's node starts the program on all."""
+    """NICs that reduce together; ``number`` is unique in the stage. The first NIC's node starts the program on all nodes."""
 
     number: int
     rail: int
@@ -64,7 +64,7 @@ class CollectiveVerdict:
 
 
 def groups(ends: Ends, good: Iterable[str], seed: int) -> list[Group]:
-    """Of each rail, groups of nearly equal size of its good ends that have the same program. The seed decides them."""
+    """Divide the good ends of each rail that have the same program into groups of nearly equal size, by the seed."""
     alike: dict[tuple[int, str], list[str]] = defaultdict(list)
     for name in sorted(good):
         end = ends[name]
@@ -84,12 +84,12 @@ def groups(ends: Ends, good: Iterable[str], seed: int) -> list[Group]:
 
 
 def launcher(group: Group, ends: Ends, size: int, ssh: str) -> tuple[str, ...]:
-    """The command line of the first node of the group. ``ssh``: the command by which it starts programs on the others."""
+    """The command line for the first node of the group. ``ssh``: the command by which it starts programs on the others."""
     members = [ends[name] for name in group.ends]
     words = [LAUNCHER, "--allow-run-as-root", "--bind-to", "none", "--mca", "plm_rsh_agent", ssh]
     # With a tree, the other nodes would have to reach each other by ssh.
     words += ["--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "oob_tcp_if_include", str(_network(members))]
-    # UCX is taken on any RDMA device. Without "any" Open MPI 4 takes it on Mellanox's only (opal/mca/common/ucx).
+    # Use UCX on any RDMA device. Without "any" Open MPI 4 uses it on Mellanox's only (opal/mca/common/ucx).
     words += ["--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"]
     for place, end in enumerate(members):
         words += [":"] if place else []
@@ -130,7 +130,7 @@ PROGRAMS: Mapping[str, Callable[[int], list[str]]] = {
     "osu_allreduce": _osu,
     "mpi4py": _mpi4py,
 }
-"""By name the words of each program that can measure, the first the best: nccl-tests, OSU's, and one of this project."""
+"""The command line of each program that can measure, for a size; the preferred one first, this project's own last."""
 
 
 def outcome(group: Group, size: int, code: int, output: str) -> Collective:
@@ -167,7 +167,7 @@ def parse(group: Group, size: int, output: str) -> float | None:
 
 
 def judge(ends: Ends, collectives: Iterable[Collective]) -> list[CollectiveVerdict]:
-    """Each group is bad by a fault, by the floor, or by half of what is usual of the groups with the same program."""
+    """Judge each group. It is bad if it failed, is below its floor, or has less than half of the usual rate of its program."""
     made = list(collectives)
     by_program: dict[str, list[float]] = defaultdict(list)
     for each in made:

@@ -1,4 +1,4 @@
-"""The ends of the fabric. An end is a NIC of a node, with its RDMA device and all that a test of it needs."""
+"""The ends of the fabric. An end is a NIC of a node, with its RDMA device and what its tests need."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attrs import field, frozen
 
 OLD_SOURCE_OPTION = "--source_ip"
-"""The name in perftest 4.5. Later versions have `--bind_source_ip` for it, and the old name is for raw Ethernet tests."""
+"""perftest 4.5's option for a client's own address. Later versions have `--bind_source_ip` for that."""
 
 
 @frozen
@@ -19,8 +19,8 @@ class End:
     where GIDs are not needed (InfiniBand, iWARP). ``cpus``: those of the NIC's NUMA node, as taskset takes them; empty if
     unknown. ``gpu``: the PCI address of a GPU of that NUMA node. ``group``: hardware that is alike has the same rates.
     ``floors``: by test, the least Gbit/s (or, of a latency, the most microseconds) that is accepted.
-    ``source_option``: how the node's perftest calls the client's own address. ``programs``: those of the collective stage that
-    the node has. ``identity``: the firmware, driver and port that were tested, by name.
+    ``source_option``: the option of the node's perftest for a client's own address. ``programs``: the node's programs for the
+    collective stage. ``identity``: the firmware, driver and port that were tested, by name.
     """
 
     node: str

@@ -1,4 +1,4 @@
-"""The file of a run: a JSON line for the run, one for each result, and one for its end. A stopped run is resumed from it."""
+"""The file of a run, from which a stopped run is resumed: a JSON line for the run, one for each result, and one for its end."""
 
 from __future__ import annotations
 

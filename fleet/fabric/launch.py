@@ -1,6 +1,7 @@
-"""How a node of a group starts programs on the others: each has an sshd of its own for that time, with keys for it alone.
+"""Lets the first node of a group start programs on the other nodes by ssh.
 
-Nodes need no keys for each other, and none are left. ``@FILES@`` stands for the folder in which the node puts the files.
+For this time each other node runs an sshd of its own with new keys, so that the nodes need no keys for each other. Nothing of
+it stays on a node. ``@FILES@`` stands for the folder in which the node puts the files.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from fleet.fabric.ends import End
 FILES = "@FILES@"
 
 SSH = f"ssh -F {FILES}/ssh_config"
-"""The command of the first node."""
+"""The command by which the first node starts a program on another."""
 
 SSHD = "/usr/sbin/sshd"
-"""sshd starts itself again, and so must be given by its path."""
+"""The whole path, since sshd executes itself again for each connection."""
 
 
 def daemon() -> tuple[str, ...]:
-    """The command of the others."""
+    """The command that runs sshd on another node."""
     return SSHD, "-D", "-e", "-f", f"{FILES}/sshd_config"
 
 
@@ -46,7 +47,7 @@ class Key:
 
 @frozen
 class Keys:
-    """Those of a group: the first node logs in with one, the others' sshds prove themselves with the other."""
+    """The keys of a group: the first node logs in with ``login``, and the sshds of the others have ``host``."""
 
     login: Key
     host: Key
@@ -58,7 +59,7 @@ class Keys:
 
 
 def files_of_first(keys: Keys, others: Sequence[tuple[End, int]]) -> Mapping[str, str]:
-    """The files of the first node: by name, their content. ``others``: the other ends, with the ports of their sshds."""
+    """The contents of the first node's files, by name. ``others``: the other ends, with the ports of their sshds."""
     ports = "".join(f"Host {end.address}\n  Port {port}\n" for end, port in others)
     return {
         "login": keys.login.private,
@@ -76,7 +77,7 @@ def files_of_first(keys: Keys, others: Sequence[tuple[End, int]]) -> Mapping[str
 
 
 def files_of_other(keys: Keys, first: End, end: End, port: int) -> Mapping[str, str]:
-    """The files of another node: by name, their content."""
+    """The contents of another node's files, by name."""
     return {
         "host_key": keys.host.private,
         "authorized_keys": f'restrict,from="{first.address}" {keys.login.public}\n',
@@ -89,6 +90,6 @@ def files_of_other(keys: Keys, first: End, end: End, port: int) -> Mapping[str, 
         "PermitRootLogin prohibit-password\n"
         "PasswordAuthentication no\n"
         "KbdInteractiveAuthentication no\n"
-        # The limits of a session are what jobs get.
+        # PAM sets the limits of a session, which jobs have, too.
         "UsePAM yes\n",
     }

@@ -68,17 +68,17 @@ COLUMNS = {"Gbit/s": "BW average[Gb/sec]", "us": "t_typical[usec]"}
 MESSAGES, COUNT = "MsgRate[Mpps]", "#iterations"
 
 LEAST, MOST = 1e-6, 1e6
-"""Results that can be, in Gbit/s or in microseconds. The node says them, and they are divided by."""
+"""The range of plausible results, in Gbit/s or microseconds. Nodes report them, and the code divides by them."""
 
 _HEADING = re.compile(r"#bytes|#iterations|BW (?:peak|average)\[[^\]]*\]|MsgRate\[Mpps\]|\S+(?: percentile)?\[usec\]")
 
 
 def parse(test: FabricTest, output: str, load: Load) -> float | None:
-    """The result in perftest's output; None if there is none, or one that cannot be.
+    """The result in perftest's output; None if there is none, or an impossible one.
 
-    perftest prints the rate with two decimals, so a rate below 1 Gbit/s is computed from the message rate, which has six. If
-    both are 0, the rate is computed from the number of messages: without the frequency of the CPU, which it cannot measure on
-    some virtual machines ("Correlation coefficient", get_clock.c), perftest counts messages and has no time. No message: None.
+    perftest prints the rate with two decimals, so a rate below 1 Gbit/s is computed from the message rate, which has six. Both
+    are 0 if perftest cannot measure the CPU's frequency, as on some virtual machines ("Correlation coefficient", get_clock.c).
+    Then the rate is computed from the number of messages.
     """
     columns: list[str] = []
     for line in output.splitlines():

@@ -1,4 +1,4 @@
-"""Runs the tests on nodes, round by round. A failure on a node is a result, and never ends the run."""
+"""Runs the tests on nodes, round by round. A failure on a node is a result, and does not end the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fleet.fabric.tests import ALL_REDUCE, TESTS, Load, client, server
 from fleet.fabric.verdict import Verdict, good_ends, lost_nodes, verdict
 
 PORT = 18515
-"""perftest's default port. The NICs of a node use this one and those above it."""
+"""perftest's default port. The first NIC of a node uses it, the others the next ones."""
 
 ANSWER = 45
 """How many seconds longer than its tests a node may take to answer."""
@@ -29,7 +29,7 @@ LAUNCH = 30
 """Seconds for a group's programs to be started on its nodes."""
 
 Request = Mapping[str, Any]
-"""A node's part of a round, as templates/fabric.py reads it."""
+"""What a node is to do in a round, as templates/fabric.py reads it."""
 
 _T = TypeVar("_T")
 
@@ -217,14 +217,14 @@ class Runner:
         answers = self.nodes.ask(requests, timeout)
         collected: dict[str, Any] = {}
         for node, asked_jobs in by_node.items():
-            # A node may answer anything. It is heard of the jobs that it was given, not of those of other nodes.
-            given = answers.get(node) or {}
-            heard = {each["id"]: given[each["id"]] for each in asked_jobs if _is_answer(do, given.get(each["id"]))}
-            if len(heard) < len(asked_jobs):
+            # A node may answer anything. Only its answers about its own jobs count.
+            answer = answers.get(node) or {}
+            valid = {each["id"]: answer[each["id"]] for each in asked_jobs if _is_answer(do, answer.get(each["id"]))}
+            if len(valid) < len(asked_jobs):
                 self._lost.add(node)
                 self.tell(f"{node} does not answer; it is left out from now on")
             else:
-                collected |= heard
+                collected |= valid
         return collected
 
     def _gone(self, ends: Sequence[str]) -> bool:

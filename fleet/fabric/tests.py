@@ -59,7 +59,7 @@ TESTS = {
         FabricTest("ib_write_lat", "us", timed=False),
     )
 }
-"""By the names of their programs."""
+"""The tests by the names of their programs."""
 
 ALL_REDUCE = "all_reduce"
 """The name of the stage in which groups of nodes run a collective (fleet/fabric/collective.py)."""

@@ -1,1 +1,1 @@
-"""The report on a whole fleet: what Prometheus has of its nodes, and what the last deploy has noted."""
+"""The report on a whole fleet, from Prometheus and from the record of the last deploy."""

@@ -1,7 +1,7 @@
-"""What a Prometheus that scrapes the nodes' reporters (docs/metrics.md) knows of a fleet over some time.
+"""The history of a fleet, from a Prometheus that scrapes the nodes' reporters (docs/metrics.md).
 
-It is asked for sums and for the nodes that stand out, so its answers grow little with the fleet: each node has a few numbers,
-and only the nodes that were ready for the least time have a course.
+The queries ask for sums, for a few numbers of each node, and for the course of those nodes only that were ready for the least
+time. So the answers are small for a large fleet, too.
 
 Root on a node can answer a scrape with any text: numbers such as NaN, series without a label, another series named up. Each
 query therefore bounds the values of each node before it adds them, and counts nodes instead of series. So a node can make up
@@ -20,25 +20,25 @@ from fleet.api import Failed
 from fleet.report.prometheus import Course, Prometheus
 
 COURSES = 40
-"""Nodes whose course is shown: in a larger fleet those only that were not ready at times."""
+"""At most so many nodes have a course. In a larger fleet, nodes that were always ready have none."""
 
 ALWAYS = 0.9999
-"""The share of the time from which on it counts as all of it: a day has 5,760 scrapes at 15 s."""
+"""From this share of the time on, a node counts as always ready. (A day has 5,760 scrapes at 15 s.)"""
 
 MOST = 20
-"""Nodes with their kinds of state, and kinds with their programs, that are named of those with repairs."""
+"""At most so many pairs of a node and a kind of state, and of a kind and a program, are named with their repairs."""
 
-# Of each node the share of the time for which it was ready. Without an answer, or with NaN, it has no share of its own.
+# For each node, the share of the time for which it was ready. A node without an answer, or with NaN, was never ready.
 SHARE = (
     "(clamp(sum by (instance) (sum_over_time(trackbed_ready{0}[{1}])) / {2}, 0, 1) >= 0 or 0 * {2})",
     "sum by (instance) (count_over_time(up{0}[{1}]))",
 )
 
-# Of each node the share of the time for which it did not answer.
+# For each node, the share of the time for which it did not answer.
 SILENT = "(1 - clamp(min by (instance) (avg_over_time(up{0}[{1}])), 0, 1) >= 0)"
 
-# Repairs in a step. increase() would not see those between the last scrape of a step and the first of the next one, which are
-# many where a step has few scrapes. A counter that is less than before began again with a boot.
+# Repairs in a step. increase() misses those between the last scrape of a step and the first of the next. If a step has few
+# scrapes, these are many. A counter that has decreased was reset by a boot.
 COUNT = 'trackbed_drift_repairs_total{kind!=""}'
 REPAIRED = f"({COUNT} - {COUNT} offset $step) >= 0 or ({COUNT} < {COUNT} offset $step)"
 REPAIRED_AT_ALL = f"increase({COUNT}[$range]) > 0"
@@ -47,7 +47,7 @@ SUSPECTED_AT_ALL = 'increase(trackbed_drift_suspects_total{kind!="",program!=""}
 CONDITION = 'trackbed_condition{type!="",status!~"|True",severity!=""} == 1'
 
 TOO_MANY = 1e9
-"""Repairs of a kind that no node can make: such a number, or an infinite one, is left out."""
+"""No node can make so many repairs of a kind. Larger numbers, and infinite ones, are left out."""
 
 OURS = '{job="trackbed"}'
 
@@ -68,7 +68,7 @@ def _nodes(of: str, series: str) -> str:
 
 @frozen
 class NodeCourse:
-    """A node over time, in shares of each step: ``ready``, and ``silent``, when its reporter did not answer."""
+    """A node over time. For each step: the share for which it was ``ready``, and for which its reporter was ``silent``."""
 
     name: str
     ready: Course
@@ -99,7 +99,7 @@ class History:
     """A fleet over time.
 
     ``times``: the points, in seconds since the epoch. ``ready``, ``silent``, ``nodes``: how many nodes were ready, did not
-    answer, and were asked, on average of each step. ``is_ready``: the nodes, and whether they are ready at the end. ``shares``:
+    answer, and were scraped, on average of each step. ``is_ready``: whether each node is ready at the end. ``shares``:
     the share of the time for which each node was ready. ``courses``: the nodes that were ready for the least time.
     ``repairs``: repairs of drift in each step, by kind of state. ``repaired``: by kind, how often and on how many nodes.
     ``suspects``: by kind, how often while a program ran that is known to set such state.

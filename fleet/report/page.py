@@ -81,13 +81,14 @@ def _readiness(history: History) -> Iterator[str]:
 
 
 def _rest(history: History) -> str:
-    """What is to be said of nodes that were not ready at times and have no course."""
+    """A sentence about the nodes that were not always ready and are not in the picture; empty if there are none."""
     shown = {course.name for course in history.courses}
     rest = [share for name, share in history.shares.items() if name not in shown and share < ALWAYS]
     if not rest:
         return ""
     return (
-        f" Shown are those that were it for the least time; {len(rest)} more were it for {_percent(min(rest))} or more."
+        f" The picture shows those that were ready for the least time; {len(rest)} more were ready for at least "
+        f"{_percent(min(rest))} of it."
     )
 
 

@@ -1,4 +1,4 @@
-"""Asks a Prometheus for values at the end of some time, and in equal steps over it."""
+"""Queries a Prometheus for values at the end of a period, and in equal steps over the period."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attrs import field, frozen
 from fleet.api import Failed
 
 POINTS = 96
-"""Points of a course at most: a quarter of an hour each of a day."""
+"""The most points of a course. A day has one for each quarter of an hour."""
 
 SHORTEST = 60
 """Seconds: the shortest time between two points."""
@@ -27,7 +27,7 @@ Course = Sequence[float | None]
 
 @frozen
 class Prometheus:
-    """A server, and the time that is asked for: points until ``end``, each at the end of ``step`` seconds."""
+    """A server, and the queried period: ``points`` steps of ``step`` seconds each. The last one ends at ``end``."""
 
     url: str
     end: int
@@ -41,12 +41,12 @@ class Prometheus:
         return tuple(self.end - self.step * left for left in reversed(range(self.points)))
 
     def at_end(self, query: str) -> list[tuple[Labels, float]]:
-        """Each series of a query's result at the end. ``$range`` in the query is the whole time."""
+        """Each series of a query's result at the end. ``$range`` in the query is the whole period."""
         result = self._ask("query", query, time=self.end)
         return [(each["metric"], float(each["value"][1])) for each in result]
 
     def over_time(self, query: str) -> list[tuple[Labels, Course]]:
-        """Each series of a query's result over time. ``$step`` in the query is the time that each point stands for."""
+        """Each series of a query's result over time. ``$step`` in the query is the length of a step."""
         times = self.times
         result = self._ask("query_range", query, start=times[0], end=times[-1], step=self.step)
         courses: list[tuple[Labels, Course]] = []
@@ -77,7 +77,7 @@ class Prometheus:
 
 
 @contextmanager
-def asking(url: str, hours: float, end: float) -> Iterator[Prometheus]:
+def connected(url: str, hours: float, end: float) -> Iterator[Prometheus]:
     """Connect to a Prometheus.
 
     :param end: seconds since the epoch.

@@ -5,14 +5,11 @@ from __future__ import annotations
 from attrs import frozen
 from pyinfra.api.command import StringCommand
 
-from agent.report.names import RUN_FOLDER, SPEC_FILE, STATE_FOLDER
+from agent.report import names
 from agent.report.records import Report, report_from_json
 from agent.report.verdict import why_not_ready
 from tasks.common.commands import script
 from tasks.common.facts import FactBase
-
-COMMAND = "/usr/local/bin/trackbed"
-"""An absolute path, since sudo's PATH on RHEL does not include /usr/local/bin."""
 
 
 @frozen
@@ -27,9 +24,10 @@ class Status:
         return self.ready and (self.report.agent_version, self.report.spec_hash) == (version, spec_hash)
 
 
-REPORT = f"{RUN_FOLDER}/report.json"
-SPEC = SPEC_FILE
-VERIFIED = f"{STATE_FOLDER}/verified.json"
+COMMAND = names.COMMAND
+REPORT = f"{names.RUN_FOLDER}/{names.REPORT}"
+SPEC = names.SPEC_FILE
+VERIFIED = f"{names.STATE_FOLDER}/verified.json"
 """The last spec that the agent verified in full. The agent writes it."""
 
 # The file is read, since `trackbed status` starts a Python, which takes as long as all other facts of a deploy.

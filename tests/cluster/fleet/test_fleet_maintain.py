@@ -225,5 +225,5 @@ def test_every_fault_is_named_before_a_node_is_touched(plane: ControlPlane, inve
     assert done.code == 1
     assert "nobody is the Node of no host in" in done.err
     assert "the cluster has no Node nobody" in done.err
-    assert "bare does not say TrackbedReady; deploy it first" in done.err
+    assert "bare has no condition TrackbedReady; deploy it first" in done.err
     assert cordoned(plane, "m1") == (False, False)

@@ -29,7 +29,7 @@ from lightkube.resources.core_v1 import Node, Pod
 from agent.report import names
 from agent.report.records import Disruption
 from fleet.api import Api, Failed
-from fleet.eviction import MIRROR, Rules, drain, say
+from fleet.eviction import MIRROR, Rules, drain, full_name
 from fleet.inventory import Host, Inventory
 from fleet.maintenance import Maintenance, Record, record_of, unready
 from tests.unit.fleet.test_fleet import node, trackbed
@@ -65,7 +65,7 @@ def test_daemons_static_and_finished_pods_stay() -> None:
         pod("pending", phase="Pending"),
     ]
     planned = drain(pods, Rules())
-    assert [say(one) for one in planned.evict] == ["ml/job", "ml/pending"]
+    assert [full_name(one) for one in planned.evict] == ["ml/job", "ml/pending"]
     assert planned.blockers == ()
 
 
@@ -142,10 +142,10 @@ def test_a_command_runs_on_a_nodes_host_with_each_word_as_it_is(tmp_path: Path) 
     file.write_text('hosts = [("@local", {"node_name": "a"})]\n')
     inventory = Inventory.read(file)
     ran = inventory.run("a", ["printf", "%s|", "two words", "$HOME", "it's"], 60)
-    assert (ran.failed, ran.said) == (False, "two words|$HOME|it's|")
+    assert (ran.failed, ran.output) == (False, "two words|$HOME|it's|")
     assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).failed
-    assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).said.startswith("why")
-    assert "no answer" in inventory.run("a", ["sleep", "30"], 2.5).said
+    assert inventory.run("a", ["sh", "-c", "echo why >&2; exit 3"], 60).output.startswith("why")
+    assert "no answer" in inventory.run("a", ["sleep", "30"], 2.5).output
 
 
 def test_an_unknown_level_is_refused_before_any_request(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ Serve = Callable[[Answers], tuple[Scripted, Maintenance]]
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
     """Start such a server, and a maintenance that uses it."""
-    monkeypatch.setattr("fleet.maintenance.LOOK", 0.01)
+    monkeypatch.setattr("fleet.maintenance.CHECK_INTERVAL", 0.01)
     running: list[HTTPServer] = []
 
     def begin(answers: Answers) -> tuple[Scripted, Maintenance]:

@@ -19,7 +19,7 @@ from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from fleet.page import POLICY
 from fleet.report.history import History, NodeCourse, read_history
 from fleet.report.page import KINDS, LONGEST, NOT_READY, READY, SILENT, page
-from fleet.report.prometheus import asking
+from fleet.report.prometheus import connected
 from tests.chromium import Scheme, shown
 from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, name, samples
 from tests.fleet_samples import SILENT as SILENT_NODE
@@ -64,7 +64,7 @@ def report(server: str, *more: str) -> Result:
 
 
 def history(server: Prometheus, end: int = END) -> History:
-    with asking(server.url, 24, end) as prometheus:
+    with connected(server.url, 24, end) as prometheus:
         return read_history(prometheus)
 
 
