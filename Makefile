@@ -94,7 +94,7 @@ sbom: $(STAMP)
 	@$(BIN)/python -m tasks.common.bill_of_materials x86_64 >sbom-x86_64.json
 	@$(BIN)/python -m tasks.common.bill_of_materials aarch64 >sbom-aarch64.json
 
-# After an hour it is interrupted (124). What it has not reached by then is the next call's.
+# After an hour it is interrupted (124). The next call goes on from there.
 mutants: $(STAMP)
 	timeout --signal=INT 1h $(BIN)/python -m bench.try_mutants || test $$? = 124
 	$(BIN)/python -m bench.mutants

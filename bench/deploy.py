@@ -117,7 +117,7 @@ def with_silent(hosts: Fleet, folder: Path, listen: int, count: int) -> float:
     changed = _changed(results["operations"], len(hosts.addresses))
     if changed or len(results["failed_hosts"]) != count:
         raise click.ClickException(
-            f"not only they failed: {changed}, {results['failed_hosts']}: {done.stderr.strip()[-2000:]}"
+            f"hosts that answer changed or failed: {changed}, {results['failed_hosts']}: {done.stderr.strip()[-2000:]}"
         )
     return took
 
@@ -192,7 +192,7 @@ def main(hosts: int, rounds: int) -> None:
             execs.append(seconds(simulated.ssh(one[0], "true"))[0])
             deploys.append(deploy(file, one))
         one_cpu = (used_s() - begun) / rounds
-        # The second deploy of a host asks it all at once.
+        # From the second deploy on, the facts of a host are prefetched.
         deploy(file, simulated.addresses)
         begun = used_s()
         many = deploy(file, simulated.addresses)
@@ -215,13 +215,13 @@ def main(hosts: int, rounds: int) -> None:
 
 
 def used_s() -> float:
-    """CPU seconds of all processes that this one has waited for. What else runs here changes them little."""
+    """CPU seconds of all processes that this one has waited for. Other programs on this machine hardly change them."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def memory_mib() -> float:
-    """The most that one process had that this one has waited for."""
+    """The most memory of a process that this one has waited for."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
 
 

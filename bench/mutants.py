@@ -12,9 +12,9 @@ from attrs import frozen
 PAGE = Path(__file__).parent.parent / "docs" / "mutants.md"
 BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
 
-# Of mutmut's words: a mutant that a test could not finish with was noticed, too.
+# mutmut's words for mutants that the tests noticed; a test that could not finish has noticed its mutant, too.
 KILLED = ("killed", "timeout", "segfault", "suspicious")
-LIVES = ("survived", "no tests")
+NOT_NOTICED = ("survived", "no tests")
 
 HEAD = """\
 | Module | Mutants | Killed | Survived | Not reached | Killed of those reached |
@@ -32,7 +32,7 @@ class Module:
 
     def row(self) -> str:
         """The module's row of the table."""
-        killed, lived = (sum(self.words[word] for word in words) for words in (KILLED, LIVES))
+        killed, lived = (sum(self.words[word] for word in words) for words in (KILLED, NOT_NOTICED))
         reached = killed + lived
         share = f"{100 * killed / reached:.1f} %" if reached else ""
         return f"| `{self.name}` | {self.words.total()} | {killed} | {lived} | {self.words.total() - reached} | {share} |\n"
@@ -46,7 +46,9 @@ def modules(results: str) -> list[Module]:
         module, _, function = mutant.rpartition(".")
         by_module.setdefault(module, []).append((function, word))
     return [
-        Module(name, Counter(word for _, word in mutants), tuple(mutant for mutant, word in mutants if word in LIVES))
+        Module(
+            name, Counter(word for _, word in mutants), tuple(mutant for mutant, word in mutants if word in NOT_NOTICED)
+        )
         for name, mutants in sorted(by_module.items())
     ]
 

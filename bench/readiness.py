@@ -1,4 +1,4 @@
-"""Measures how long a node still says that it is ready after the kernel took a device away: `python -m bench.readiness`.
+"""Measures for how long a node still says that it is ready after it has lost a device: `python -m bench.readiness`.
 
 It runs on the first node of the lab. A watcher on the node looks at the kernel and at the report ten times a second. It
 measures how long the report says "ready" while the PF has too few VFs or is gone. It only lists folders: reading `sriov_numvfs`

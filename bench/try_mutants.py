@@ -43,19 +43,19 @@ TOGETHER = 4 * len(os.sched_getaffinity(0))
 """How many mutants are tried at the same time: four for each CPU that taskset has left to this process. Tests mostly wait."""
 
 SHORTEST = 14.0
-"""Seconds. Every deadline of a test is longer, so a test that fails sooner has failed by what it saw."""
+"""Seconds. Every deadline in a test is longer. So a test that fails sooner has not failed by a deadline."""
 
 BUSY = 0.25
-"""The part of a test's time for which it may wait for a CPU. If it is more, a deadline that is over proves nothing."""
+"""If a test waits for a CPU for more than this part of its time, a missed deadline proves nothing."""
 
 ARGUMENTS = ("--rootdir=.", "-q", "-p", "tests.mutants", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 @define
 class Trial:
-    """A plugin of pytest that tries one module's mutants in place of running the tests.
+    """A plugin of pytest that tries one module's mutants instead of running the tests once.
 
-    ``again``: the results of mutants that are tried; None: no result yet. ``reached``: the tests that call a function.
+    ``again``: mutants with these results are tried; None: those without a result. ``reached``: the tests that call a function.
     ``took``: the seconds of each test. ``noticed``: how many mutants of a function a test has noticed.
     """
 
@@ -71,7 +71,7 @@ class Trial:
         items = {item.nodeid: item for item in session.items}
         set_mutant_under_test("stats")
         for item in items.values():
-            self._look_at(item)
+            self._run_without_mutant(item)
         self._try_none(session.items)
         codes = self.results.exit_code_by_key
         chosen = [mutant for mutant, code in codes.items() if code in self.again]
@@ -126,7 +126,7 @@ class Trial:
     def _seconds(self, tests: set[str]) -> float:
         return sum(self.took[test] for test in tests)
 
-    def _look_at(self, item: pytest.Item) -> None:
+    def _run_without_mutant(self, item: pytest.Item) -> None:
         state()._stats.clear()
         began = time.monotonic() - _waited_for_a_cpu(os.getpid())
         if _fails(item):
@@ -141,8 +141,8 @@ class Trial:
 class Attempt:
     """A fork that runs tests with a mutant until one fails.
 
-    ``test``: the one that runs, since ``began``. ``waited``: for how many seconds of it its processes have waited for a CPU.
-    ``seen``: for how long those that run have.
+    ``test``: the test that runs, since ``began``. ``waited``: the seconds since then for which its processes waited for a CPU.
+    ``seen``: the seconds for which its present processes have waited in all.
     """
 
     mutant: str
@@ -181,7 +181,7 @@ class Attempt:
         return TIMEOUT if late else KILLED if status else SURVIVED
 
     def was_starved(self) -> bool:
-        """Whether the last test may have failed since the machine was too busy."""
+        """Whether the last test may have failed because the machine was too busy."""
         lasted = time.monotonic() - self.began
         return lasted > SHORTEST and self.waited > BUSY * lasted
 

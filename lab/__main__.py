@@ -40,7 +40,7 @@ REMEDIES = {
     "report not understood": "has another agent: `.venv/bin/pyinfra -y inventories/lab.py deploy.py` deploys this one",
 }
 """The remedy for each state that `status` shows for a node."""
-ANYWAY = "`python -m lab status` shows the nodes; `python -m lab logs NODE` collects the logs of one."
+NO_OTHER_REMEDY = "`python -m lab status` shows the nodes; `python -m lab logs NODE` collects the logs of one."
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -153,7 +153,7 @@ def ssh(name: str, cmd: tuple[str, ...]) -> None:
     """Log in to a node as root, or run one command there."""
     (node,) = _chosen(name)
     words = ["ssh", "-F", str(node.ssh_config), node.name, *(["--", " ".join(cmd)] if cmd else [])]
-    os.execvp("ssh", words)  # noqa: S606 - a shell is what is avoided
+    os.execvp("ssh", words)  # noqa: S606 - no shell is needed
 
 
 @main.command("console")
@@ -207,7 +207,7 @@ def snapshot(name: str, snapshot_name: str) -> None:
 @_some
 @click.argument("snapshot_name", metavar="SNAPSHOT")
 def restore(name: str, snapshot_name: str) -> None:
-    """Go back to a snapshot; the clock is set right."""
+    """Go back to a snapshot; the clock is set to the present time."""
     with step(f"restoring {snapshot_name} of {name}"):
         _at_once(lambda node: node.restore(snapshot_name), _chosen(name))
 
@@ -242,14 +242,14 @@ def logs(name: str) -> None:
         if log.exists():
             shutil.copy(log, folder)
     if node.pid() is not None and node.answers(5.0):
-        _keep(node, folder / "journal.txt", ["journalctl", "--no-pager", "-o", "short-precise"])
-        _keep(node, folder / "dmesg.txt", ["dmesg", "-T"])
+        _save_output(node, folder / "journal.txt", ["journalctl", "--no-pager", "-o", "short-precise"])
+        _save_output(node, folder / "dmesg.txt", ["dmesg", "-T"])
     else:
-        say(f"{name} does not answer: the folder has only its console's output")
+        say(f"{name} does not answer: the folder has only its console's output and QEMU's messages")
     click.echo(folder)
 
 
-def _keep(node: Node, file: Path, argv: list[str]) -> None:
+def _save_output(node: Node, file: Path, argv: list[str]) -> None:
     file.write_text(node.run(argv, timeout=120).stdout)
 
 
@@ -265,7 +265,7 @@ def cli() -> None:
     except LabError as error:
         say(f"lab: {error}")
         if not error.remedy:
-            say(ANYWAY)
+            say(NO_OTHER_REMEDY)
         sys.exit(2 if isinstance(error, BadInput) else 1)
 
 

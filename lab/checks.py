@@ -11,9 +11,9 @@ from lab.node import Node
 
 ROOT = Path(__file__).parent.parent
 
-# igb does not support some settings, or only while the PF's link is up. irqbalance is either off or has our interrupts banned.
-# There is a kubelet in the lab's cluster only. The image has neither DKMS nor a container engine. The fabric has no IPv4
-# address, hence no GID for NCCL. igb has no InfiniBand, and no pod's netdev is there to be steered.
+# igb does not support some settings, or only while the PF's link is up; it has no InfiniBand. irqbalance is either off, or its
+# policy bans the agent's interrupts. Only the lab's cluster has a kubelet and pods, whose netdevs are steered. The image has
+# neither DKMS nor a container engine. The fabric has no IPv4 address, so no GID for NCCL.
 MAY_SKIP = (
     *("link_state", "min_tx_rate", "max_tx_rate", "node_guid", "port_guid", "banned", "gate", "DKMS", "gid"),
     *("addresses", "rule", "ARP", "rps.netdevs"),

@@ -1,4 +1,4 @@
-"""Which Debian the nodes run: 12, or by TRACKBED_LAB_DEBIAN another one."""
+"""The releases of Debian that nodes can run. TRACKBED_LAB_DEBIAN selects one; the default is 12."""
 
 import os
 
@@ -24,7 +24,7 @@ class Debian:
 
     @property
     def name(self) -> str:
-        """Its name in the names of files."""
+        """The release's part of file names."""
         return f"{self.suite}-backports" if self.backports else self.suite
 
 
@@ -36,13 +36,13 @@ DEBIANS = (
 )
 
 HOST = DEBIANS[0]
-"""The one that the build host runs."""
+"""The release of the build host."""
 
 
 def of_nodes() -> Debian:
-    """The one that a new lab gets.
+    """The release for a new lab.
 
-    :raises BadInput: the variable names another.
+    :raises BadInput: the variable names a release that is not in the list.
     """
     wanted = os.environ.get(VARIABLE) or HOST.version
     for debian in DEBIANS:

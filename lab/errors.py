@@ -11,4 +11,4 @@ class LabError(Exception):
 
 
 class BadInput(LabError):
-    """The arguments cannot be right; nothing was done."""
+    """The arguments are wrong, and nothing was done."""

@@ -63,7 +63,7 @@ def _machine(number: int) -> Machine:
 
 
 MACHINES = (_machine(1), _machine(2))
-"""Those of a lab, if it is not asked for more."""
+"""The machines of a lab by default."""
 
 ALL_MACHINES = (*MACHINES, _machine(3))
-"""All that a lab may have."""
+"""All machines that a lab can have."""

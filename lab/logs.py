@@ -18,7 +18,7 @@ SCRIPTS = (
 
 
 def keep(node: Node, folder: Path) -> None:
-    """Write the logs into the folder. A node on which a test has failed may hang, so a missing log is no error."""
+    """Write the logs into the folder. A node on which a test has failed may hang, so a log may be missing."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(node.console_log, folder / "console.log")
     if node.pid() is None or not node.answers():

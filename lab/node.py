@@ -121,7 +121,7 @@ class Node:
         remedy = f"Its messages are in {self.qemu_log}."
         run(["qemu-system-x86_64", *self._qemu_arguments()], timeout=60, remedy=remedy)
         if (pid := self.pid()) is not None:
-            # UDP's ports are others than TCP's: the number is free if ssh's is.
+            # TCP and UDP have separate ports, so the UDP port with the number of ssh's TCP port is free.
             time_source.start(self.ssh_port, pid, self.folder / "time-source.log")
             if len(self.peers) > 1:
                 copies = {
@@ -267,11 +267,11 @@ class Node:
         self.sh("echo 1 > /sys/bus/pci/rescan")
 
     def _inlet(self, machine: Machine, nic: Nic) -> Path:
-        """The socket of a NIC's QEMU: what comes here is received."""
+        """The socket at which a NIC's QEMU receives frames."""
         return self.instance.node_folder(machine) / f"{nic.name}.sock"
 
     def _outlet(self, nic: Nic) -> Path:
-        """The socket to which QEMU sends what a NIC of a lab of more than two nodes sends."""
+        """The socket to which QEMU sends a NIC's frames in a lab of more than two nodes."""
         return self.folder / f"{nic.name}.out"
 
     def _vfs_of(self, snapshot: str) -> Path:
@@ -322,7 +322,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def wait(condition: Callable[[], bool], deadline: float, what: str) -> None:
-    """Ask until the answer is true, for at most the given seconds."""
+    """Check a condition until it is true, for at most the given seconds."""
     end = time.monotonic() + deadline
     while not condition():
         if time.monotonic() > end:

@@ -52,7 +52,7 @@ def serve(port: int, qemu: int) -> None:
 
 
 def answer(request: bytes, received: float) -> bytes:
-    """The answer to a client's packet that came at this time; empty if it is no client's."""
+    """The reply to a packet that was received at this time; empty if the packet is not a client's request."""
     if len(request) < HEADER.size:
         return b""
     first, _, poll, *_, transmitted = HEADER.unpack_from(request)

@@ -54,7 +54,7 @@ def bring_up(lab: Instance) -> ControlPlane:
 
 @cluster.command()
 def up() -> None:
-    """Start the control plane and install a member's programs on the nodes; the programs are built once (6 minutes)."""
+    """Start the control plane, and install kubelet and containerd on the nodes; the programs are built once (6 minutes)."""
     plane = bring_up(instance.named())
     say(f"the control plane runs: {plane.url}; `python -m lab cluster join` lets the nodes join")
 

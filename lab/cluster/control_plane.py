@@ -30,6 +30,7 @@ from typing import Any
 
 import attrs
 
+from lab import repository
 from lab.cluster import egress, programs
 from lab.cluster.certificates import Authority, inline, write_kubeconfig, write_secret
 from lab.cluster.daemon import Daemon
@@ -39,7 +40,7 @@ from lab.node import wait
 
 READY_S = 120.0
 ROOT = Path(__file__).parent.parent.parent
-GATEWAY = "10.0.2.2"
+GATEWAY = repository.HOST
 """The address at which the nodes reach this host's loopback."""
 
 SERVICES = "10.96.0.0/16"
@@ -119,8 +120,8 @@ class ControlPlane:
     @property
     def daemons(self) -> tuple[Daemon, ...]:
         """Its processes, in the order of their start."""
-        ways_out = () if self.lab is None else (self._egress,)
-        return (*ways_out, self._etcd, self.api_server, self._controllers, self._scheduler)
+        proxies = () if self.lab is None else (self._egress,)
+        return (*proxies, self._etcd, self.api_server, self._controllers, self._scheduler)
 
     @property
     def api_server(self) -> Daemon:
@@ -297,7 +298,7 @@ class ControlPlane:
     def _no_kubelets(self, *options: str) -> tuple[str, ...]:
         """Options for Nodes that are objects only.
 
-        No kubelet renews them, so the controller would taint each and turn its conditions, some 50 s after it was created.
+        No kubelet renews them, so 50 s after a Node is created the controller would taint it and set its conditions to Unknown.
         """
         return () if self.lab else options
 

@@ -16,7 +16,7 @@ from lab.progress import step
 
 READY_S = 240.0
 INSTALL_S = 3600.0
-"""For hangs, not for speed: on a host with a load of 20 on two CPUs, an emulated one had not unpacked 125 MiB after 600 s."""
+"""A limit for hangs only: on a host with a load of 20 on two CPUs, a node had not unpacked 125 MiB after 600 s."""
 
 SERVICE = "10.96.0.1"
 """The address of the Service `kubernetes`, at which pods find the API server."""

@@ -23,9 +23,9 @@ SUBNET = "10.56.217.0/24"
 def wanted(folder: Path, plugins: Sequence[str] = (), vfs: str | None = None) -> dict[str, Any]:
     """The inventory's key `device_plugins` for the lab, with its own images.
 
-    ``folder``: where the deploy writes the manifests, which are applied as they are. ``plugins``: what the networks of pods
-    need, of that which is built here; with Multus every pod takes longer to start. ``vfs``: the indexes of the VFs that the
-    SR-IOV plugin gives to one pod each; None: all RDMA devices are shared.
+    ``folder``: where the deploy writes the manifests, which are applied as they are. ``plugins``: the network
+    plugins to install, of those that are built here; with Multus every pod takes longer to start. ``vfs``: the indexes of the
+    VFs that the SR-IOV plugin gives to one pod each; None: all RDMA devices are shared.
     """
     shared = {
         "image": f"{REGISTRY}/{bundle.DEVICE_PLUGIN}",

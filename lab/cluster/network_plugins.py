@@ -1,4 +1,4 @@
-"""The plugins that pods' networks need (`device_plugins.network_plugins`), as images: each that the Go module proxy serves."""
+"""Images of the plugins that pods' networks need (`device_plugins.network_plugins`), built from the Go module proxy."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ def reference(name: str) -> str:
 
 
 def build() -> None:
-    """Build those that are not built yet, and say which are not to be had: a proxy may not serve every module."""
+    """Build the plugins that are not built yet. Say which cannot be built: a module proxy may lack a module."""
     for name, each in {**BUILDS, programs.SRIOV_PLUGIN.name: programs.SRIOV_PLUGIN}.items():
         try:
             go_programs.ensure(each)
@@ -56,7 +56,7 @@ def builds() -> list[Build]:
 
 
 def images() -> list[Image]:
-    """The images of the plugins that are built, as their own images are for the manifests."""
+    """The images of the built plugins. The manifests use them like the projects' own images."""
     return [*(_IMAGES[name]() for name in built()), *([_sriov_device_plugin()] if has_sriov_device_plugin() else [])]
 
 

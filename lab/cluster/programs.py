@@ -178,7 +178,7 @@ def _control_plane(version: str) -> Build:
 
 
 def _module(version: str) -> str:
-    """The go.mod of another version: what Kubernetes is made of has the version's number with 0 in front."""
+    """The go.mod of another version. Kubernetes' own modules have version 0.34.2 where Kubernetes has 1.34.2."""
     ours = (HERE / "kubernetes" / "go.mod").read_text()
     parts = re.findall(r"(k8s\.io/\S+) => ", ours)
     number = f"v0.{version.removeprefix('v1.')}"
@@ -241,7 +241,7 @@ def unpacked(package: str, *more: str) -> Path:
 
 
 def runnable(package: str) -> Path:
-    """The same of a package and of what it needs and this host lacks. Its programs need the environment of :func:`found_in`."""
+    """The content of a package and of its dependencies that this host lacks. Its programs need :func:`found_in`."""
     return _unpacked(f"{package}+needed", package, lambda ours: ours.lacking(package))
 
 

@@ -39,15 +39,15 @@ printf %s "$core" > "$work/core.cfg"
 grub-mkimage -O i386-pc -p /boot/grub -c "$work/core.cfg" -o "$work/core.img" "$@"
 cat /usr/lib/grub/i386-pc/boot.img "$work/core.img" | base64
 """
-# Of a disk: QEMU needs whole sectors.
+# The size of the boot loader's disk. QEMU needs whole sectors.
 _SIZE = 4 << 20
 
 
 def install(node: Node, loader: Path) -> Node:
-    """Power the node off, and on again by its own boot loader. The given file of this host becomes that loader's disk.
+    """Install a boot loader, and power the node off and on by it.
 
-    Returns the same node with that disk. An earlier snapshot is of a machine without the disk: power the node off before you
-    restore one.
+    ``loader``: the file on this host for its disk. Returns the same node with that disk. An earlier snapshot is of a machine
+    without the disk: power the node off before you restore one.
     """
     disk = base64.b64decode(node.run(["sh", "-euc", _MAKE, "sh", _CORE, *_MODULES], timeout=300, check=True).stdout)
     loader.write_bytes(disk.ljust(_SIZE, b"\0"))

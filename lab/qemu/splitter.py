@@ -1,6 +1,6 @@
 """Copies what a NIC of a node sends to the NICs of that name on all other nodes, as long as the node's QEMU runs.
 
-QEMU connects a NIC to one socket. In a lab of two nodes that is the other node's, in a larger one it is this process's.
+QEMU connects a NIC to one socket: in a lab of two nodes to the other node's, in a larger lab to this process's.
 """
 
 import json
@@ -14,23 +14,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 MOST_WAITING = 256
-"""Frames that may wait for a node that reads none now (while it is saved, or its host is busy). More are dropped."""
+"""The most frames that wait for a node that does not read (while it is saved, or if its host is busy). Others are dropped."""
 
 LONGEST = 1 << 17
-"""Bytes; a frame has less."""
+"""More bytes than a frame can have."""
 
 
 def start(copies: Mapping[Path, Sequence[Path]], qemu: int, log: Path) -> None:
     """Start a process that copies from each socket to those of the other nodes until QEMU has ended."""
     named = {str(one): [str(other) for other in others] for one, others in copies.items()}
-    # setsid --fork: it outlives this command, and is nobody's child to wait for.
+    # setsid --fork: the process outlives this command, and nobody has to wait for it.
     words = ["setsid", "--fork", sys.executable, "-I", __file__, json.dumps(named), str(qemu)]
     with log.open("a") as messages:
         subprocess.run(words, stdin=subprocess.DEVNULL, stdout=messages, stderr=messages, check=True)
 
 
 class Receiver:
-    """The NIC of another node: its socket, which is another one after each start of its QEMU."""
+    """The NIC of another node. Each start of its QEMU makes a new socket at the same path."""
 
     def __init__(self, path: str) -> None:
         self.path = path
