@@ -38,15 +38,18 @@ def test_a_worker_that_sends_a_malformed_message_is_replaced(start: Start, said:
     supervised = start(
         NOTED
         + f"""
+def note_report(): note((folder / "report.json").read_text().strip())
 if starts == 1:
     report(True)
     os.write(1, {said})
-    sys.stdin.read(); sys.exit()
-note(open(folder / "report.json").read()); report(True, "h2"); sys.stdin.read()
+    sys.stdin.read(); note_report(); sys.exit()
+note_report(); report(True, "h2"); sys.stdin.read()
 """
     )
     supervised.wait_for(lambda report: report.ready and report.spec_hash == "h2")
-    between = report_from_json(supervised.noted()[2])
+    leaving, between = (report_from_json(supervised.noted()[line]) for line in (1, 3))
+    assert (leaving.ready, leaving.conditions[-1].reason) == (False, "WorkerLost")
+    assert leaving.conditions[-1].message.endswith("; another one takes its place")
     assert not between.ready
     message = between.conditions[-1].message
     assert message.startswith("the worker sent a message that cannot be understood: ")
