@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -10,6 +11,8 @@ import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def boot_id() -> str:
@@ -34,6 +37,18 @@ def fault(error: Exception) -> str:
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     what = f"{type(error).__name__}: {str(error)[:400]}{where}"
     return f"a fault of trackbed itself: {what}; please report it, with `trackbed bundle`"
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, however that happens (prctl(2)).
+
+    :raises OSError: the kernel refuses.
+    """
+    import ctypes  # here, since only the worker needs it
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
+        raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -22,6 +20,7 @@ from agent.machine import Machine
 from agent.report.activity import Activity
 from agent.report.drift import Drift
 from agent.report.history import History
+from agent.runtime import end_with_parent
 from agent.service.apply_socket import NAME, Requests
 from agent.service.listener import Listener
 from agent.service.messages import Body, Output
@@ -34,8 +33,6 @@ from agent.state.scope import Scope
 
 PROBES_WAIT = 0.05
 """Seconds that the result of a pass waits for the probes. Most end by then, so one report has both."""
-
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 POSTPONED = 5
 """How many times in a row Ready is held back because an event came during the pass. The next Ready is published all the same:
@@ -223,16 +220,6 @@ class _Loop:
             passes.start_over()
 
 
-def _end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, however that happens: the lock is free then.
-
-    :raises OSError: the kernel refuses.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
-        raise OSError(ctypes.get_errno(), "PR_SET_PDEATHSIG")
-
-
 def main(
     machine: Machine,
     path: Path,
@@ -249,7 +236,7 @@ def main(
     :param activity_fd: the memory that the supervisor has made for :class:`Activity`.
     :param wait_until_published: as in :func:`work`.
     """
-    _end_with_parent()
+    end_with_parent()
     control = os.dup(sys.stdin.fileno())
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a library that prints must not write between the messages
