@@ -1,5 +1,6 @@
 """When the worker publishes the result of a pass: at once, after its probes, or not at all since devices have changed."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.engine import retry
 from agent.machine import Event
 from agent.report.activity import View
+from agent.report.history import read as read_history
 from agent.service import passes, wake
 from agent.service import worker as worker_module
 from agent.service.apply_socket import ask
@@ -20,6 +23,9 @@ from tests.sim.service.running import STUCK, Announced, Endless, Out, condition,
 from tests.sim.two_nics import PF0, PF1
 
 NEVER = 10**9
+
+OFF = {name: {"severity": "off"} for name in probe_names()}
+"""The settings of all probes."""
 
 OPTIONAL = json.dumps(
     {
@@ -81,8 +87,7 @@ def test_without_probes_the_first_report_waits_for_nothing(
     # Everything is read again, and a result is published at the latest then, after this test.
     monkeypatch.setattr(passes, "RESYNC", 600.0)
     monkeypatch.setattr(worker_module, "PROBES_WAIT", 600.0)
-    off = {name: {"severity": "off"} for name in probe_names()}
-    assert worker(json.dumps({"node_name": "n1", "readiness": {"probes": off}})).until(lambda report: True)
+    assert worker(json.dumps({"node_name": "n1", "readiness": {"probes": OFF}})).until(lambda report: True)
 
 
 def test_a_probe_may_answer_after_a_pass_that_ended_early(
@@ -123,3 +128,65 @@ def test_a_read_that_hangs_while_a_new_spec_is_checked_is_named(
         file.write("0\n")
     assert (step.kind, step.mode, step.device) == ("plan", "read", PF0)
     assert out.until(lambda report: report.ready and report.up_to_date)
+
+
+def test_an_event_does_not_have_another_devices_failed_change_tried_again(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "FIRST_RETRY", 600.0)
+    monkeypatch.setattr(retry, "HASTENED_RETRY", 0.0)
+    tried = []
+
+    def refuse(operation: str, where: str, value: str) -> OSError | None:
+        if "mtu=9000" not in value:
+            return None
+        tried.append(where)
+        return OSError(errno.EBUSY, "busy")
+
+    node.kernel.netlink.set_link(node.kernel.netdev(PF1).ifindex, mtu=9000)
+    node.kernel.fault = refuse
+    disturb(node, announced)
+    worker(OPTIONAL)
+    soon((tmp_path / "apply.sock").exists, "socket", 60.0)
+    soon(lambda: tried or None, "first try", 60.0)
+    for _ in islice(ask(tmp_path / "apply.sock", None, 60.0), 20):
+        pass
+    # One more, since a client has everything tried.
+    assert len(tried) <= 2
+
+
+def test_once_ready_was_postponed_often_enough_it_is_published_although_an_event_waits(
+    node: Node, announced: Announced, worker: Callable[[str], Out], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "POSTPONED", 0)
+    disturb(node, announced)
+    # No probe's answer is waited for, and the next pass would have nothing to change.
+    spec = json.dumps({**json.loads(OPTIONAL), "readiness": {"probes": OFF}})
+    assert worker(spec).until(lambda report: report.ready).outcomes
+
+
+def test_a_published_result_ends_the_row_of_postponed_ones(
+    node: Node, announced: Announced, worker: Callable[[str], Out], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "POSTPONED", 1)
+    index = node.kernel.netdev(PF0).ifindex
+    node.kernel.events = Endless(announced.descriptor, Event(ifindex=index))
+    out = worker(one(9000))
+    out.until(lambda report: report.ready)
+    before = len(out.said)
+    made = soon(lambda: len(list(read_history(tmp_path))) or None, "record of the first pass", 60.0)
+    node.kernel.netlink.set_link(index, mtu=1500)
+    os.eventfd_write(announced.descriptor, 1)
+    soon(lambda: len(list(read_history(tmp_path))) > made or None, "record of the repair", 45.0)
+    assert not any(message.get("ready") and message["outcomes"] for message in out.said[before:])
+
+
+def test_a_repair_after_the_same_spec_was_read_again_is_not_the_specs(
+    node: Node, worker: Callable[[str], Out], reload: Callable[[str], None], tmp_path: Path
+) -> None:
+    worker(one(9000)).until(lambda report: report.ready)
+    made = soon(lambda: len(list(read_history(tmp_path))) or None, "record of the first pass", 60.0)
+    node.kernel.netlink.set_link(node.kernel.netdev(PF0).ifindex, mtu=1500)
+    reload(one(9000))
+    repairs = soon(lambda: list(read_history(tmp_path))[made:] or None, "record of the repair", 45.0)
+    assert {repair.trigger for repair in repairs} == {"resync"}
