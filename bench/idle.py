@@ -192,7 +192,8 @@ def _serve(folder: Path) -> None:
 @click.argument("folder", type=click.Path(path_type=Path))
 def _reporter(folder: Path) -> None:
     from agent.report.names import REPORT
-    from agent.reporter.http.server import Address, Guard, serve
+    from agent.reporter.http.guard import Address, Guard
+    from agent.reporter.http.server import serve
 
     address = Address.parse("127.0.0.1:0")
     serve(folder / REPORT, address, Guard.load(address, None, None, None), None, lambda port: None)

@@ -49,7 +49,8 @@ def reporter(
 
     Example: trackbed reporter --listen 127.0.0.1:9809
     """
-    from agent.reporter.http.server import Address, CannotServe, Guard, serve
+    from agent.reporter.http.guard import Address, CannotServe, Guard
+    from agent.reporter.http.server import serve
 
     def started(port: int) -> None:
         if port:

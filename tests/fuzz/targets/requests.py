@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent.reporter.http.server import Guard, _Handler
+from agent.reporter.http.guard import Guard
+from agent.reporter.http.server import _Handler
 from agent.service.apply_socket import Requests
 from tests.fuzz.targets import choose, chosen
 

@@ -27,8 +27,9 @@ from agent.__main__ import cli
 from agent.report import drift
 from agent.report.records import Change, Condition, Outcome, Report, report_to_json
 from agent.report.verdict import STALE
-from agent.reporter.http import server
-from agent.reporter.http.server import Address, CannotServe, Guard, serve
+from agent.reporter.http import guard, server
+from agent.reporter.http.guard import Address, CannotServe, Guard
+from agent.reporter.http.server import serve
 from agent.reporter.settings import Settings, to_json
 from agent.runtime import NOTIFY_TIMEOUT, boot_id, uptime
 from tests.notify_socket import full_socket, wait_for
@@ -300,7 +301,7 @@ def test_it_refuses_to_serve_in_an_unsafe_way(arguments: tuple[str, ...], why: s
     [
         (b"0123456789abcde\n", "a token has 16 characters at least"),
         ("\u00fc".encode() * 16, "all of ASCII"),
-        (b"x" * (server.LONGEST_TOKEN + 1), "it has more than the 4096 bytes that it may have"),
+        (b"x" * (guard.LONGEST_TOKEN + 1), "it has more than the 4096 bytes that it may have"),
         (b"\xff" * 16, "it is not UTF-8 text"),
     ],
 )
