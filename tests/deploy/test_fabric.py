@@ -14,6 +14,7 @@ from agent.spec.node import from_mapping
 from fleet.fabric.journal import Journal
 from fleet.fabric.stages import FabricSettings
 from tasks import fabric
+from tasks.fabric.ends import NodeEnds, ends_of, read_ends
 from tests.deploy.conftest import DEBIAN, Node
 from tests.deploy.packages.test_packages import dpkg, install
 
@@ -61,7 +62,7 @@ def printed(*functions: dict[str, Any]) -> list[str]:
 
 
 def ends(*functions: dict[str, Any]) -> list[Any]:
-    return fabric.ends_of("n1", fabric.NodeEnds.parse(printed(*functions)), {"fab1": 7}, {"ib_write_bw": 90.0})
+    return ends_of("n1", NodeEnds.parse(printed(*functions)), {"fab1": 7}, {"ib_write_bw": 90.0})
 
 
 def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address() -> None:
@@ -75,7 +76,7 @@ def test_an_end_is_the_device_of_the_nic_itself_with_the_gid_of_its_ipv4_address
 def test_the_client_s_address_has_the_name_that_the_node_s_perftest_knows() -> None:
     lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
     options = [
-        fabric.ends_of("n1", fabric.NodeEnds.parse(each), {}, {})[0].source_option
+        ends_of("n1", NodeEnds.parse(each), {}, {})[0].source_option
         for each in (lines, ["source --bind_source_ip", *lines])
     ]
     assert options == ["--source_ip", "--bind_source_ip"]
@@ -92,7 +93,7 @@ def test_without_a_device_of_its_own_it_is_the_first_vf_that_can_be_reached() ->
 def test_other_functions_are_not_tested_and_a_node_without_an_agent_is_named() -> None:
     assert ends(function("0000:21:00.0", None, [device("rx0", gids=GIDS)], [])) == []
     with pytest.raises(ValueError, match=r"no agent of Trackbed; run deploy\.py first"):
-        fabric.NodeEnds.parse([])
+        NodeEnds.parse([])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_an_address_is_nothing_else_since_it_stands_on_the_command_lines_of_othe
     made_up = device("rx0", gids=(gid(0, "RoCE v2", address),)) | {"transport": transport}
     owner = function("0000:21:00.0", "fab0", [made_up], []) | {"netdevs": [{"addresses": [address]}]}
     with pytest.raises(ValueError, match=r"scope|IPv4 or IPv6"):
-        fabric.read_ends("n1", printed(owner), {}, {})
+        read_ends("n1", printed(owner), {}, {})
 
 
 @pytest.mark.parametrize(
@@ -124,12 +125,12 @@ def test_an_address_is_nothing_else_since_it_stands_on_the_command_lines_of_othe
 )  # fmt: skip
 def test_an_answer_that_is_nonsense_is_that_nodes_fault(answer: str) -> None:
     with pytest.raises(ValueError):
-        fabric.read_ends("n1", ["cpus 0000:21:00.0", "gpu", "program", "source", "inspection", answer], {}, {})
+        read_ends("n1", ["cpus 0000:21:00.0", "gpu", "program", "source", "inspection", answer], {}, {})
 
 
 def test_cpus_are_a_list_of_cpus() -> None:
     lines = printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))
-    (end,) = fabric.read_ends("n1", [line.replace("4-7", ":") for line in lines], {}, {})
+    (end,) = read_ends("n1", [line.replace("4-7", ":") for line in lines], {}, {})
     assert end.cpus == ""
 
 

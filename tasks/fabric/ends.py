@@ -1,0 +1,168 @@
+"""The ends of a node for the fabric's test, read from what the node says of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Any
+
+import cattrs
+
+from agent.report.fabric import identity
+from agent.spec.node import NodeSpec
+from fleet.fabric.ends import OLD_SOURCE_OPTION, End
+
+ROUTED_GIDS = ("RoCE v2",)
+"""The types of GIDs that are IP addresses by which packets are routed."""
+
+FACTS = """
+agent=$1; shift
+[ -x "$agent" ] || exit 0
+for program; do if command -v "$program" > /dev/null; then echo "program $program"; fi; done
+if ib_send_bw --help 2>&1 | grep -q -e --bind_source_ip; then echo "source --bind_source_ip"; fi
+python=$(command -v python3 || true)
+if [ "$python" ] && "$python" -I -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("mpi4py"))'; then
+  echo "program mpi4py"
+fi
+for d in /sys/bus/pci/devices/*; do
+  read -r class < "$d/class"; read -r vendor < "$d/vendor"
+  a=${d##*/}
+  if [ -e "$d/net" ] || [ -e "$d/infiniband" ]; then
+    m=$(basename "$(readlink "$d/driver/module")" 2>/dev/null || true)
+    v=; if [ -e "/sys/module/$m/srcversion" ]; then read -r v < "/sys/module/$m/srcversion"; fi
+    echo "cpus $a $(cat "$d/local_cpulist") ${v:-$(uname -r)}"
+  fi
+  case "$vendor $class" in "0x10de 0x0300"*|"0x10de 0x0302"*) echo "gpu $a $(cat "$d/numa_node")" ;; esac
+done
+echo inspection
+"$agent" inspect --json
+"""
+
+
+_CPUS = re.compile("[0-9,-]+")
+"""A list of CPUs in sysfs."""
+
+
+class NodeEnds(dict[str, Any]):
+    """The JSON of `trackbed inspect`, with ``cpus`` and ``driver_version`` by PCI address and ``gpus`` by NUMA node.
+
+    ``programs``: the installed programs of the collective stage. ``source_option``: the option of its perftest for a client's
+    own address.
+    """
+
+    @classmethod
+    def parse(cls, output: list[str]) -> NodeEnds:
+        """Parse what :data:`FACTS` prints.
+
+        :raises ValueError: the node has no agent, or the agent printed nothing.
+        """
+        if "inspection" not in output:
+            raise ValueError("it has no agent of Trackbed; run deploy.py first")
+        at = output.index("inspection")
+        lines = [line.split() for line in output[:at]]
+        answer = json.loads("\n".join(output[at + 1 :]))
+        answer["cpus"] = {line[1]: line[2] for line in lines if len(line) == 4 and _CPUS.fullmatch(line[2])}
+        answer["driver_version"] = {line[1]: line[-1] for line in lines if line[0] == "cpus"}
+        answer["programs"] = sorted(line[1] for line in lines if line[0] == "program")
+        answer["source_option"] = next((line[1] for line in lines if line[0] == "source"), OLD_SOURCE_OPTION)
+        answer["gpus"] = {line[2]: line[1] for line in reversed(lines) if line[0] == "gpu"}
+        return cls(answer)
+
+
+def read_ends(node: str, printed: list[str] | None, rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
+    """The ends of a node, from what :data:`FACTS` printed; None: the command failed.
+
+    :raises ValueError: it cannot be read. Root on a node can answer anything, and so excludes only this node.
+    """
+    if printed is None:
+        raise ValueError("its NICs cannot be read")
+    try:
+        made = ends_of(node, NodeEnds.parse(printed), rails, floors)
+    except (LookupError, TypeError, AttributeError, RecursionError, cattrs.BaseValidationError) as error:
+        raise ValueError(f"its NICs cannot be read: {type(error).__name__} in its answer") from None
+    if not made:
+        raise ValueError("no NIC of its spec has an RDMA device with an active port and an IP address")
+    return made
+
+
+def ends_of(node: str, facts: Mapping[str, Any], rails: Mapping[str, int], floors: Mapping[str, float]) -> list[End]:
+    """The ends of a node. A NIC's end is the RDMA device of its PF, or of the first VF with an address if the PF has none."""
+    owned = []
+    for function in facts["functions"]:
+        nic = function["nic"]
+        if nic is None:
+            continue
+        for owner in (function, *function["vfs"]):
+            if (end := _end(node, nic, owner, facts)) is not None:
+                owned.append((end, owner))
+                break
+    ordered = sorted(owned, key=lambda each: each[0].pci)
+    return [
+        cattrs.structure({**cattrs.unstructure(end), "rail": rails.get(end.nic, place), "floors": dict(floors)}, End)
+        for place, (end, _) in enumerate(ordered)
+    ]
+
+
+def _end(node: str, nic: str, owner: Mapping[str, Any], facts: Mapping[str, Any]) -> End | None:
+    """The end of a function; None if it has no RDMA device with an active port and an address."""
+    for device in owner["rdma"]:
+        for port in device["ports"]:
+            reached = _address(device, port, owner)
+            if port["state"] != "ACTIVE" or reached is None:
+                continue
+            address, gid = reached
+            return End(
+                node=node,
+                nic=nic,
+                rail=0,
+                group=f"{owner['vendor']}:{owner['device']} {port['rate'] or ''}".strip(),
+                pci=owner["address"],
+                device=device["name"],
+                port=port["number"],
+                netdev=port["netdev"] or "",
+                address=address,
+                gid_index=gid,
+                cpus=facts["cpus"].get(owner["address"], ""),
+                gpu=facts["gpus"].get(str(owner["numa_node"])),
+                programs=tuple(facts["programs"]),
+                source_option=facts["source_option"],
+                identity=identity(
+                    owner["driver"],
+                    facts["driver_version"].get(owner["address"]),
+                    device["firmware"],
+                    device["node_guid"],
+                    port["link_layer"],
+                    port["rate"],
+                ),
+            )
+    return None
+
+
+def _address(
+    device: Mapping[str, Any], port: Mapping[str, Any], owner: Mapping[str, Any]
+) -> tuple[str, int | None] | None:
+    """The IP address of a port, and on RoCE the index of its GID. IPv4 is preferred, as perftest uses it by default."""
+    gids = [gid for gid in port["gids"] if gid["type"] in ROUTED_GIDS and not gid["address"].startswith("fe80:")]
+    if device["transport"] == "RoCE":
+        best = min(gids, key=lambda gid: (":" in gid["address"], gid["index"]), default=None)
+        return (_plain(best["address"]), best["index"]) if best else None
+    addresses = [each.partition("/")[0] for netdev in owner["netdevs"] for each in netdev["addresses"]]
+    usable = [each for each in addresses if not each.startswith("fe80:")]
+    return (_plain(min(usable, key=lambda each: ":" in each)), None) if usable else None
+
+
+def _plain(address: str) -> str:
+    """The address in its usual form. It is checked, since it goes onto command lines and into files of other nodes.
+
+    :raises ValueError: it is not an IP address, or it has a scope, which may be any text.
+    """
+    if "%" in address:
+        raise ValueError(f"{address[:60]!r} is an address with a scope")
+    return str(ip_address(address))
+
+
+def rails_of(spec: NodeSpec) -> dict[str, int]:
+    """The rails that the spec gives, by the names of the NICs."""
+    return {nic.name: nic.rail for nic in spec.nics if isinstance(nic.rail, int)}
