@@ -21,7 +21,7 @@ WINDOW = 600.0
 """Seconds."""
 
 PAUSE = 3600.0
-"""Seconds for which the agent leaves the value. Then it writes it once more."""
+"""Seconds for which the agent does not write the value. Then it writes it once more."""
 
 COMM = 15
 """How many characters of a process's name the kernel keeps (TASK_COMM_LEN, include/linux/sched.h)."""

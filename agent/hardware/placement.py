@@ -131,7 +131,7 @@ def _by_rank(pools: Mapping[Key, Pool], rank: Mapping[Key, int]) -> list[tuple[i
 
 
 def _nested(pools: Iterable[tuple[int, ...]], place_of: Mapping[int, int]) -> bool:
-    """Whether any two pools are disjoint, or one contains the other. ``place_of``: of each CPU, itself or its core."""
+    """Whether any two pools are disjoint, or one contains the other. ``place_of`` maps each CPU to itself or to its core."""
     sets = [frozenset(place_of[id] for id in cpus) for cpus in pools]
     return all(a.isdisjoint(b) or a <= b or b <= a for a, b in combinations(sets, 2))
 

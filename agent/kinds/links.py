@@ -82,7 +82,7 @@ def initialised(files: Files, ifindex: int) -> bool:
     """Whether udev has initialised a netdev (its database has an entry), or does not run on this machine."""
     if udev_entry(files, ifindex):
         return True
-    # The database has an entry for each device of the node: too many to list for every netdev.
+    # udev's database has an entry for each device of the node. To list it for every netdev would take too long.
     try:
         files.names(UDEV)
     except FileNotFoundError:

@@ -119,7 +119,7 @@ class LinuxEvents:
 
 
 def _links() -> NetlinkSource:
-    """Links, also in other namespaces: these get a number in ours when a netdev is moved there, and then their events arrive.
+    """Events of links, also of those in another network namespace once a netdev was moved there: then it has a number in ours.
 
     A socket inside a pod's namespace would keep that namespace alive. Without CAP_NET_BROADCAST, only the regular full reading
     notices changes of VFs in other namespaces.

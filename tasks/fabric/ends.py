@@ -1,4 +1,4 @@
-"""The ends of a node for the fabric's test, read from what the node says of itself."""
+"""Makes the ends of a node for the fabric test from what its commands print."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """What the tests on the simulated machine share. A test with another machine has a fixture of its own."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,11 @@ def kernel() -> Kernel:
 @pytest.fixture
 def originals(tmp_path: Path) -> Originals:
     return Originals.load(tmp_path / ORIGINALS)
+
+
+@pytest.fixture
+def fifo(tmp_path: Path) -> Path:
+    """A named pipe without a writer: reading it hangs."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    return path

@@ -1,6 +1,8 @@
 """State that belongs to no device, and PCI configuration space."""
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from agent.hardware.config_space import device_control, max_read_request, with_max_read_request
 from agent.hardware.functions import PCI
@@ -17,51 +19,49 @@ def _errno(machine: Machine, path: str, text: str) -> int | None:
     return errno_of(lambda: machine.files.write(path, text))
 
 
-def words_of_a_sysctl_are_read_back_with_tabs_between(machine: Machine, pf: str) -> None:
-    path = sysctl_names.path("net.ipv4.ip_local_port_range")
+@contextmanager
+def _put_back(machine: Machine, name: str) -> Iterator[str]:
+    """The path of a sysctl, whose value is written back at the end, and reads as before then."""
+    path = sysctl_names.path(name)
     before = machine.files.read(path)
-    machine.files.write(path, "20000 60000")
-    assert machine.files.read(path) == "20000\t60000"
+    yield path
     machine.files.write(path, before)
     assert machine.files.read(path) == before
+
+
+def words_of_a_sysctl_are_read_back_with_tabs_between(machine: Machine, pf: str) -> None:
+    with _put_back(machine, "net.ipv4.ip_local_port_range") as path:
+        machine.files.write(path, "20000 60000")
+        assert machine.files.read(path) == "20000\t60000"
 
 
 def numbers_of_a_sysctl_are_read_as_c_reads_them_and_shown_in_decimal(machine: Machine, pf: str) -> None:
-    path = sysctl_names.path("net.core.somaxconn")
-    before = machine.files.read(path)
-    for text, shown in (("0x1000", "4096"), ("010", "8"), ("4096 7", "4096"), (" 5", "5")):
-        machine.files.write(path, text)
-        assert machine.files.read(path) == shown
-    for text in ("+4096", "08", "4096x", "1e3", "true"):
-        assert _errno(machine, path, text) == errno.EINVAL
-    machine.files.write(path, before)
-    assert machine.files.read(path) == before
+    with _put_back(machine, "net.core.somaxconn") as path:
+        for text, shown in (("0x1000", "4096"), ("010", "8"), ("4096 7", "4096"), (" 5", "5")):
+            machine.files.write(path, text)
+            assert machine.files.read(path) == shown
+        for text in ("+4096", "08", "4096x", "1e3", "true"):
+            assert _errno(machine, path, text) == errno.EINVAL
 
 
 def of_a_sysctl_with_several_numbers_the_first_ones_may_be_written(machine: Machine, pf: str) -> None:
-    path = sysctl_names.path("net.ipv4.ip_local_port_range")
-    before = machine.files.read(path)
-    for text in ("0x4e20 60000", "20000 60000 7", "20000"):
-        machine.files.write(path, text)
-        assert machine.files.read(path) == "20000\t60000"
-    machine.files.write(path, before)
-    assert machine.files.read(path) == before
+    with _put_back(machine, "net.ipv4.ip_local_port_range") as path:
+        for text in ("0x4e20 60000", "20000 60000 7", "20000"):
+            machine.files.write(path, text)
+            assert machine.files.read(path) == "20000\t60000"
 
 
 def a_list_of_ports_is_shown_as_rising_ranges(machine: Machine, pf: str) -> None:
-    path = sysctl_names.path("net.ipv4.ip_local_reserved_ports")
-    before = machine.files.read(path)
-    for text, shown in (("30000-30000", "30000"), ("4-6,1-1,3-4", "1,3-6"), ("30001,30000", "30000-30001")):
-        machine.files.write(path, text)
-        assert machine.files.read(path) == shown
-    for text in ("30000, 30002", "30002-30000", "+30000"):
-        assert _errno(machine, path, text) == errno.EINVAL
-    machine.files.write(path, "")
-    assert machine.files.read(path) == "30000-30001"
-    machine.files.write(path, "\n")
-    assert machine.files.read(path) == ""
-    machine.files.write(path, before)
-    assert machine.files.read(path) == before
+    with _put_back(machine, "net.ipv4.ip_local_reserved_ports") as path:
+        for text, shown in (("30000-30000", "30000"), ("4-6,1-1,3-4", "1,3-6"), ("30001,30000", "30000-30001")):
+            machine.files.write(path, text)
+            assert machine.files.read(path) == shown
+        for text in ("30000, 30002", "30002-30000", "+30000"):
+            assert _errno(machine, path, text) == errno.EINVAL
+        machine.files.write(path, "")
+        assert machine.files.read(path) == "30000-30001"
+        machine.files.write(path, "\n")
+        assert machine.files.read(path) == ""
 
 
 def a_sysctl_that_is_not_there_is_enoent(machine: Machine, pf: str) -> None:

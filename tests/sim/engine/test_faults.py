@@ -1,4 +1,4 @@
-"""At any write the kernel may fail, the agent die, or the machine change: later passes converge, and nobody loses a device."""
+"""The kernel fails, the agent dies, or the machine changes at any write: later passes converge, and no user loses a device."""
 
 import errno
 import os

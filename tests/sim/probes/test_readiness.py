@@ -1,6 +1,5 @@
 """The probes over time: the conditions while probes are first read, fail now and then, hang, or are silenced."""
 
-import os
 from datetime import date
 from pathlib import Path
 
@@ -20,14 +19,6 @@ def node() -> Node:
     return Node.with_two_nics()
 
 
-@pytest.fixture
-def pipe(tmp_path: Path) -> Path:
-    """A named pipe without a writer: reading it hangs."""
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    return path
-
-
 REQUIRED = {"pcie_link": {"severity": "required"}}
 
 
@@ -38,12 +29,12 @@ def test_the_node_is_not_ready_before_a_required_probe_has_answered(node: Node) 
     assert is_ready(node.until("PcieLink", "FullWidthAndSpeed").values())
 
 
-def test_a_reading_that_hangs_is_unknown_after_its_deadline_and_is_not_started_again(node: Node, pipe: Path) -> None:
+def test_a_reading_that_hangs_is_unknown_after_its_deadline_and_is_not_started_again(node: Node, fifo: Path) -> None:
     assert is_ready(node.look(probes=REQUIRED).values())
-    node.kernel.pipes[WIDTH] = str(pipe)
+    node.kernel.pipes[WIDTH] = str(fifo)
     node.now += 60
     assert is_ready(node.begin(probes=REQUIRED).values()), "the last answer holds until the deadline"
-    with writer(pipe) as end:
+    with writer(fifo) as end:
         node.now += 9
         assert is_ready(node.again().values())
         node.now += 1
@@ -62,11 +53,11 @@ def test_a_reading_that_hangs_is_unknown_after_its_deadline_and_is_not_started_a
     assert is_ready(node.until("PcieLink", "FullWidthAndSpeed").values())
 
 
-def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(node: Node, pipe: Path) -> None:
+def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(node: Node, fifo: Path) -> None:
     stuck = "/sys/module/ib_core/srcversion"
-    node.kernel.pipes[stuck] = str(pipe)
+    node.kernel.pipes[stuck] = str(fifo)
     node.begin()
-    with writer(pipe):  # the readings before it have ended
+    with writer(fifo):  # the readings before it have ended
         assert 0 < node.probes.timeout() <= HANDOVER
         node.now += HANDOVER
         assert node.probes.timeout() == 0
@@ -81,10 +72,10 @@ def test_a_reading_that_hangs_delays_neither_those_before_it_nor_those_after_it(
         assert 50 < node.probes.timeout() <= 65, "nothing more to do before the others are due"
 
 
-def test_the_spec_can_set_a_probes_deadline(node: Node, pipe: Path) -> None:
-    node.kernel.pipes[WIDTH] = str(pipe)
+def test_the_spec_can_set_a_probes_deadline(node: Node, fifo: Path) -> None:
+    node.kernel.pipes[WIDTH] = str(fifo)
     node.begin(probes={"pcie_link": {"deadline": 2}})
-    with writer(pipe):
+    with writer(fifo):
         node.now += 2
         assert node.again()["PcieLink"].reason == "ProbeTimedOut"
 
@@ -139,8 +130,8 @@ def test_a_slow_link_is_degraded_and_a_link_without_a_speed_is_ignored(node: Nod
     assert node.look()["PcieLink"].status == "True"
 
 
-def test_a_probe_that_is_off_is_neither_read_nor_reported(node: Node, pipe: Path) -> None:
-    node.kernel.pipes[WIDTH] = str(pipe)
+def test_a_probe_that_is_off_is_neither_read_nor_reported(node: Node, fifo: Path) -> None:
+    node.kernel.pipes[WIDTH] = str(fifo)
     assert "PcieLink" not in node.look(probes={"pcie_link": {"severity": "off"}})
 
 

@@ -52,15 +52,13 @@ def test_an_unreadable_file_of_no_device_is_reported_and_read_again(node: Node, 
 
 
 def test_while_a_probe_hangs_the_others_are_reported_and_then_its_timeout(
-    node: Node, worker: Callable[[str], Out], view: View, tmp_path: Path
+    node: Node, worker: Callable[[str], Out], view: View, fifo: Path
 ) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    node.kernel.pipes[STUCK] = str(pipe)
+    node.kernel.pipes[STUCK] = str(fifo)
     out = worker(
         '{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required", "deadline": 2}}}}'
     )
-    with writer(pipe):
+    with writer(fifo):
         report = out.until(lambda report: condition(report, "PcieLink").status == "True")
         assert condition(report, "ClockSynchronised").status == "True"
         # On a busy machine its two seconds may be over already.

@@ -132,15 +132,13 @@ def test_a_result_does_not_wait_for_probes_that_have_answered(
 
 
 def test_a_client_of_apply_sees_what_a_probe_answers_after_the_pass(
-    node: Node, worker: Callable[[str], Out], tmp_path: Path
+    node: Node, worker: Callable[[str], Out], fifo: Path, tmp_path: Path
 ) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    node.kernel.pipes[STUCK] = str(pipe)
+    node.kernel.pipes[STUCK] = str(fifo)
     out = worker(
         '{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required", "deadline": 3}}}}'
     )
-    with writer(pipe):
+    with writer(fifo):
         out.until(lambda report: True)
         reasons: list[str] = []
         for result in ask(tmp_path / "apply.sock", None, 60.0):

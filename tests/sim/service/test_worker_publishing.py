@@ -91,13 +91,11 @@ def test_without_probes_the_first_report_waits_for_nothing(
 
 
 def test_a_probe_may_answer_after_a_pass_that_ended_early(
-    node: Node, worker: Callable[[str], Out], tmp_path: Path
+    node: Node, worker: Callable[[str], Out], fifo: Path, tmp_path: Path
 ) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    node.kernel.pipes[STUCK] = str(pipe)
+    node.kernel.pipes[STUCK] = str(fifo)
     out = worker('{"node_name": "n1", "readiness": {"probes": {"kernel_modules": {"severity": "required"}}}}')
-    with writer(pipe):
+    with writer(fifo):
         out.until(lambda report: condition(report, "KernelModules").reason == "NotYetRead")
         node.kernel.unreadable.add("/sys/devices/system/cpu/online")
         for _ in ask(tmp_path / "apply.sock", None, 60.0):
@@ -113,16 +111,14 @@ def test_a_read_that_hangs_while_a_new_spec_is_checked_is_named(
     worker: Callable[[str], Out],
     reload: Callable[[str], None],
     view: View,
-    tmp_path: Path,
+    fifo: Path,
 ) -> None:
     path = f"/sys/bus/pci/devices/{PF0}/numa_node"
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
     out = worker(one(9000))
     out.until(lambda report: report.ready)
-    node.kernel.pipes[path] = str(pipe)
+    node.kernel.pipes[path] = str(fifo)
     reload(one(4000))
-    with writer(pipe) as file:
+    with writer(fifo) as file:
         step = soon(view.step, "hanging read", 60.0)
         del node.kernel.pipes[path]
         file.write("0\n")
