@@ -1,18 +1,21 @@
 """Measures what placing interrupts and RPS gain on each path of packets: `python -m bench.tuning`.
 
-Two nodes of the lab exchange messages and a stream (qperf) from PF to PF, and between two network namespaces, as containers
-have them: by a bridge, by macvlan, and by a VF of their own. Each is measured twice: with interrupts and queues as the agent
-placed them, and as a kernel and its drivers leave them (each interrupt on any CPU, no packet steering). It prints the medians,
-and draws them with the range of the rounds. On one emulated CPU thread the differences mean little; the command is for servers
-of yours that you add to the lab's ssh configuration.
+Two hosts exchange messages and a stream (qperf) from PF to PF, and between two network namespaces, as containers have them: by
+a bridge, by macvlan, and by a VF of their own. Each is measured twice: with interrupts and queues as the agent placed them, and
+as a kernel and its drivers leave them (each interrupt on any CPU, neither RPS nor XPS). It prints the medians, and draws them
+with the range of the rounds. The hosts are two nodes of the lab, whose emulated CPUs make the differences small, or two servers
+of yours (`--hosts`) that have an agent and qperf, and no jobs: the PF carries nothing else meanwhile.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import click
 from attrs import frozen
@@ -25,22 +28,22 @@ from rich.table import Table
 import lab
 from bench.nodes import nodes
 
-NIC = lab.MACHINES[0].nics[0]
-PF, VF = NIC.netdev, f"{NIC.netdev}v0"
+PF = lab.MACHINES[0].nics[0].netdev
 IN = "ip netns exec tuning"
 # qperf's units, in microseconds and in bytes a second.
 UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "sec": 1e6, "KB/sec": 1e3, "MB/sec": 1e6, "GB/sec": 1e9}
 
-AS_FOUND = f"""
-for irq in /sys/bus/pci/devices/{NIC.pci}/msi_irqs/* /sys/bus/pci/devices/{NIC.pci}/virtfn0/msi_irqs/*; do
+AS_FOUND = """
+for irq in /sys/class/net/{pf}/device/msi_irqs/* /sys/class/net/{pf}/device/virtfn0/msi_irqs/*; do
   echo 0-$(($(nproc) - 1)) > /proc/irq/${{irq##*/}}/smp_affinity_list 2>/dev/null || true
 done
 """
 
 # In the network namespace of the path, too: /sys shows the netdevs of one namespace.
-NO_STEERING = f"""
-for queue in /sys/class/net/{PF}/queues/rx-* /sys/class/net/{VF}/queues/rx-*; do
-  if [ -e $queue ]; then echo 0 > $queue/rps_cpus; fi
+NO_STEERING = """
+for mask in /sys/class/net/{pf}/queues/*/?ps_cpus /sys/class/net/{vf}/queues/*/?ps_cpus; do
+  # A netdev with one queue has no XPS: its file refuses every write.
+  if [ -e $mask ]; then echo 0 > $mask 2>/dev/null || true; fi
 done
 """
 
@@ -57,9 +60,61 @@ COLOURS = {True: "#8a929c", False: "#2f6fb7"}
 LABELS = {True: "as found", False: "as planned"}
 
 
+class Host(Protocol):
+    """A host on which commands run as root."""
+
+    def run(
+        self, argv: Sequence[str], timeout: float = 60.0, *, check: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command. With `check` a failure is an error."""
+        ...
+
+
+@frozen
+class Server:
+    """A server that ssh reaches as root by this name."""
+
+    name: str
+
+    def run(
+        self, argv: Sequence[str], timeout: float = 60.0, *, check: bool = False
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command by ssh. With `check` a failure ends the benchmark."""
+        words = ["ssh", "-o", "BatchMode=yes", "-l", "root", "--", self.name, shlex.join(argv)]
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        if check and done.returncode:
+            raise click.ClickException(f"{self.name}: {shlex.join(argv)[:80]}: {done.stderr.strip()[-500:]}")
+        return done
+
+
+@frozen
+class End:
+    """One end of the paths: a host, the names of its PF and its first VF, and its address on each path."""
+
+    host: Host
+    pf: str
+    vf: str
+    ip: str
+
+    @classmethod
+    def of(cls, host: Host, pf: str, ip: str) -> End:
+        """Read the VF's name on the host."""
+        vfs = host.run(["ls", f"/sys/class/net/{pf}/device/virtfn0/net"], check=True).stdout.split()
+        if not vfs:
+            raise click.ClickException(f"the first VF of {pf} has no netdev; `trackbed status` says why")
+        return cls(host, pf, vfs[0], ip)
+
+    def sh(self, script: str, timeout: float = 60.0, *, prefix: str = "") -> str:
+        """Run a shell script with `{pf}`, `{vf}` and `{ip}` filled in, perhaps in a namespace; return what it prints."""
+        text = script.format(pf=shlex.quote(self.pf), vf=shlex.quote(self.vf), ip=self.ip)
+        return self.host.run([*prefix.split(), "sh", "-euc", text], timeout, check=True).stdout
+
+
 @frozen
 class Way:
-    """A path between the nodes: commands that create and remove its end (at address ``{ip}``), and where programs run."""
+    """A path between the hosts: scripts that create and remove its end, and where programs run."""
 
     name: str
     make: str
@@ -72,46 +127,44 @@ def _inside(netdev: str) -> str:
 
 
 WAYS = (
-    Way("PF to PF", f"ip address add {{ip}}/24 dev {PF}", f"ip address del {{ip}}/24 dev {PF}", ""),
+    Way("PF to PF", "ip address add {ip}/24 dev {pf}", "ip address del {ip}/24 dev {pf}", ""),
     Way(
         "bridge",
-        f"ip netns add tuning; ip link add tuning-br type bridge; ip link set {PF} master tuning-br; ip link set tuning-br up"
+        "ip netns add tuning; ip link add tuning-br type bridge; ip link set {pf} master tuning-br; ip link set tuning-br up"
         "; ip link add tuning-out type veth peer name eth0 netns tuning; ip link set tuning-out master tuning-br up"
         f"; {_inside('eth0')}",
         "ip netns del tuning; ip link del tuning-br",
     ),
     Way(
         "macvlan",
-        f"ip netns add tuning; ip link add link {PF} name eth0 netns tuning type macvlan mode bridge; {_inside('eth0')}",
+        f"ip netns add tuning; ip link add link {{pf}} name eth0 netns tuning type macvlan mode bridge; {_inside('eth0')}",
         "ip netns del tuning",
     ),
     Way(
         "a VF",
-        f"ip netns add tuning; ip link set {VF} netns tuning; {_inside(VF)}",
-        f"{IN} ip link set {VF} netns 1; ip netns del tuning; ip link set {VF} up",
+        f"ip netns add tuning; ip link set {{vf}} netns tuning; {_inside('{vf}')}",
+        f"{IN} ip link set {{vf}} netns 1; ip netns del tuning; ip link set {{vf}} up",
     ),
 )
 
 
-def _measure(pair: tuple[lab.Node, ...], way: Way, as_found: bool, seconds: int) -> dict[str, float]:
+def _measure(ends: tuple[End, End], way: Way, as_found: bool, seconds: int) -> dict[str, float]:
     """Microseconds there and back, and bytes a second."""
-    ends = tuple(f"10.99.0.{number}" for number in (1, 2))
+    server, client = ends
     try:
-        for node, ip in zip(pair, ends, strict=True):
-            node.sh(way.make.format(ip=ip))
+        for end in ends:
+            end.sh(way.make)
             if as_found:
-                node.sh(AS_FOUND + NO_STEERING)
+                end.sh(AS_FOUND + NO_STEERING)
             if as_found and way.prefix:
-                node.run([*way.prefix.split(), "sh", "-ec", NO_STEERING], check=True)
-        server, client = pair
+                end.sh(NO_STEERING, prefix=way.prefix)
         server.sh(f"systemd-run --quiet --collect --unit=tuning {way.prefix} qperf")
-        waits = f"until {way.prefix} qperf -t 1 {ends[0]} tcp_lat >/dev/null 2>&1; do sleep 0.2; done"
-        client.sh(waits, timeout=120)
-        output = client.sh(f"{way.prefix} qperf -t {seconds} {ends[0]} tcp_lat tcp_bw", timeout=60 + 4 * seconds)
+        client.sh(f"until {way.prefix} qperf -t 1 {server.ip} tcp_lat >/dev/null 2>&1; do sleep 0.2; done", timeout=120)
+        output = client.sh(f"{way.prefix} qperf -t {seconds} {server.ip} tcp_lat tcp_bw", timeout=60 + 4 * seconds)
         server.sh("systemctl stop tuning")
     finally:
-        for node, ip in zip(pair, ends, strict=True):
-            node.run(["sh", "-c", f"systemctl stop tuning 2>/dev/null; {way.remove.format(ip=ip)}"])
+        for end in ends:
+            end.sh(f"systemctl stop tuning 2>/dev/null || true; {{{{ {way.remove}; }}}} || true")
     values = re.findall(r"(latency|bw)\s*=\s*([\d.]+) (\S+)", output)
     return {name: float(value) * UNITS[unit] for name, value, unit in values}
 
@@ -126,14 +179,22 @@ def _measure(pair: tuple[lab.Node, ...], way: Way, as_found: bool, seconds: int)
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file to draw: .svg or .png.",
 )
-def main(rounds: int, seconds: int, picture: Path) -> None:
+@click.option(
+    "--hosts",
+    nargs=2,
+    metavar="SERVER CLIENT",
+    help="Two servers of yours instead of the lab's nodes; ssh logs in as root.",
+)
+@click.option("--pf", default=PF, show_default=True, help="The netdev of the PF, on both hosts.")
+def main(rounds: int, seconds: int, picture: Path, hosts: tuple[str, str] | None, pf: str) -> None:
     """Print and draw latency and throughput of each way, with interrupts and queues as found and as planned."""
-    pair = nodes()
+    server, client = map(Server, hosts) if hosts else nodes()[:2]
+    ends = End.of(server, pf, "10.99.0.1"), End.of(client, pf, "10.99.0.2")
     results: dict[tuple[str, bool], list[dict[str, float]]] = {}
     for way in WAYS:
         for as_found in (False, True):
             results[way.name, as_found] = [
-                _once(pair, way, as_found, seconds)
+                _once(ends, way, as_found, seconds)
                 for _ in track(range(rounds), f"{way.name}, {'as found' if as_found else 'as planned'}")
             ]
     _print(results)
@@ -184,13 +245,17 @@ def _draw(axes: Axes, results: Results, name: str, factor: float, as_found: bool
         axes.annotate(shown, (max(values), row), (4, 0), textcoords="offset points", va="center", fontsize=9)
 
 
-def _once(pair: tuple[lab.Node, ...], way: Way, as_found: bool, seconds: int) -> dict[str, float]:
+def _once(ends: tuple[End, End], way: Way, as_found: bool, seconds: int) -> dict[str, float]:
     """Measure with the agent stopped, so that it neither repairs these settings nor takes CPU time."""
-    for node in pair:
+    for end in ends:
         # Not `wait`, which may see a report that is older than the change of the settings.
-        node.sh("trackbed apply >/dev/null && systemctl stop trackbed", timeout=300)
+        end.sh("trackbed apply >/dev/null && systemctl stop trackbed", timeout=300)
     try:
-        return _measure(pair, way, as_found, seconds)
+        return _measure(ends, way, as_found, seconds)
     finally:
-        for node in pair:
-            node.sh("systemctl start trackbed")
+        for end in ends:
+            end.sh("systemctl start trackbed", timeout=300)
+
+
+if __name__ == "__main__":
+    main()

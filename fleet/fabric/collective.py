@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import random
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -27,6 +28,15 @@ FEWEST_GROUPS = 3
 ITERATIONS = 20
 
 LAUNCHER = "mpirun"
+
+_FRAME = re.compile(r"[-=\s]*$|=+ backtrace|\s*\d+\s+\S+\(.*\) ?\[0x|\[\S+\] \[ *\d+\] ")
+"""Lines that say nothing: rulers, and the frames of UCX's and Open MPI's backtraces."""
+
+UCX_ACCEPTS_ALL = "UCX_UD_VERBS_ETH_DGID_CHECK=n"
+"""Without it UCX before 1.19 cannot connect RoCE devices that are not Mellanox's: it drops the packets that make connections.
+
+It takes a packet's address family from a field that only Mellanox's devices fill (openucx/ucx, commit 7de57ad9f9).
+"""
 
 SOURCE = Path(__file__).parents[2] / "templates" / "allreduce.py"
 
@@ -107,7 +117,7 @@ def _network(members: Sequence[End]) -> ipaddress.IPv4Network:
 
 def _environment(end: End) -> list[str]:
     port = f"{end.device}:{end.port}"
-    words = [f"UCX_NET_DEVICES={port}", f"NCCL_IB_HCA=={port}"]
+    words = [f"UCX_NET_DEVICES={port}", f"NCCL_IB_HCA=={port}", UCX_ACCEPTS_ALL]
     if end.gid_index is not None:
         words += [f"UCX_IB_GID_INDEX={end.gid_index}", f"NCCL_IB_GID_INDEX={end.gid_index}"]
     return [*words, f"NCCL_SOCKET_IFNAME=={end.netdev}"] if end.netdev else words
@@ -135,7 +145,7 @@ PROGRAMS: Mapping[str, Callable[[int], list[str]]] = {
 
 def outcome(group: Group, size: int, code: int, output: str) -> Collective:
     """The result of a launcher that has ended with an exit status, having printed ``output``."""
-    text = "\n".join(line for line in output.splitlines() if line.strip("- \t"))[-LONGEST_TEXT:]
+    text = _messages(output)
     if code == TIMED_OUT:
         return Collective(group, None, "timeout", text)
     if code != 0:
@@ -144,6 +154,13 @@ def outcome(group: Group, size: int, code: int, output: str) -> Collective:
     if value is None:
         return Collective(group, None, "output", text or "it printed no result")
     return Collective(group, value)
+
+
+def _messages(output: str) -> str:
+    """The first and the last messages, without backtraces: a program says first what failed, and mpirun last what it did."""
+    text = "\n".join(line for line in output.splitlines() if not _FRAME.match(line))
+    half = LONGEST_TEXT // 2
+    return text if len(text) <= LONGEST_TEXT else f"{text[:half]} [...] {text[-half:]}"
 
 
 def parse(group: Group, size: int, output: str) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fleet.fabric.journal import default_path
 from lab import ALL_MACHINES, Node
 from tests.lab.conftest import DEPLOYED, ROOT, booted, deployed_once, eventually, pyinfra, report, wait_ready
 
@@ -83,6 +84,20 @@ def test_a_slow_end_and_a_blocked_one_are_named_and_no_other(addressed: tuple[No
     done, lines = run_fabric("--data", f"fabric={json.dumps(ONE_TEST)}")
     assert done.returncode != 0
     assert not_good(lines) == {"node1/fab0": "bad", "node3/fab1": "bad"}
+
+
+def test_a_node_that_loses_power_in_the_middle_is_named_and_no_other_is_blamed(addressed: tuple[Node, ...]) -> None:
+    lost, results = addressed[2], default_path()
+    results.unlink(missing_ok=True)
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run_fabric, "--data", f"fabric={json.dumps(ONE_TEST)}")
+        # A line for the run, then one for each result.
+        eventually("the first result", lambda: results.exists() and len(results.read_text().splitlines()) > 1)
+        lost.power_cut()
+        done, lines = running.result()
+    lost.boot()
+    assert done.returncode != 0
+    assert not_good(lines) == {"node3/fab0": "lost", "node3/fab1": "lost"}
 
 
 @pytest.mark.xfail(reason="UCX aborts on rxe in the lab; the cause is not known")

@@ -61,7 +61,8 @@ def test_the_counted_bytes_and_packets_match_perftest_s(rails: tuple[Node, ...])
     client = rails[1]
     nic = client.machine.nics[0]
     names = [node.sh(f"ls /sys/bus/pci/devices/{nic.pci}/infiniband").strip() for node in rails]
-    options = "-R --size=65536 --iters=100 --report_gbits"
+    # Enough writes that the packets of the connection itself, some 40, do not count.
+    options = "-R --size=65536 --iters=500 --report_gbits"
     for _ in range(RUNS):
         before = discarded_packets(rails, names)
         rdma, netdev, result = counted(
@@ -92,6 +93,7 @@ def test_the_counted_bytes_match_iperf3_s(rails: tuple[Node, ...]) -> None:
     iperf = ["iperf3", "--client", SERVER, "--bytes", "32M", "--json"]
     _, netdev, result = counted(client, nic.pci, lambda: json.loads(client.run(iperf, timeout=300, check=True).stdout))
     sent = result["end"]["sum_sent"]
-    assert sent["retransmits"] == 0
-    expected = sent["bytes"] + netdev["tx_packets"]["total"] * (ETHERNET + IPV4 + TCP)
+    # iperf3 counts a byte once, however often TCP sends it.
+    sent_again = sent["retransmits"] * result["start"]["tcp_mss_default"]
+    expected = sent["bytes"] + sent_again + netdev["tx_packets"]["total"] * (ETHERNET + IPV4 + TCP)
     assert netdev["tx_bytes"]["total"] == pytest.approx(expected, rel=WITHIN)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from attrs import evolve
 
-from fleet.fabric.collective import LARGEST_GROUP, Collective, Group, groups, judge, launcher, outcome
+from fleet.fabric.collective import LARGEST_GROUP, UCX_ACCEPTS_ALL, Collective, Group, groups, judge, launcher, outcome
 from fleet.fabric.ends import End, Ends, by_name
 from fleet.fabric.launch import FILES, SSH, Keys, files_of_first, files_of_other
 from tests.sim import fabric
@@ -52,9 +52,20 @@ def test_the_first_node_starts_the_program_on_each_with_its_own_device_gid_and_c
     words = launcher(Group(0, 0, "osu_allreduce", ("a/fab0", "b/fab0")), by_name((one, other)), SIZE, SSH)
     program = ("osu_allreduce", "-m", f"{SIZE}:{SIZE}", "-i", "20")
     assert words[words.index("-np") :] == (
-        *("-np", "1", "-H", "10.0.0.1:1", "env", "UCX_NET_DEVICES=mlx5_0:1", "NCCL_IB_HCA==mlx5_0:1"),
+        *("-np", "1", "-H", "10.0.0.1:1", "env", "UCX_NET_DEVICES=mlx5_0:1", "NCCL_IB_HCA==mlx5_0:1", UCX_ACCEPTS_ALL),
         *("UCX_IB_GID_INDEX=3", "NCCL_IB_GID_INDEX=3", "NCCL_SOCKET_IFNAME==eth0", "taskset", "-c", "0-3", *program),
-        *(":", "-np", "1", "-H", "10.0.1.2:1", "env", "UCX_NET_DEVICES=mlx5_4:1", "NCCL_IB_HCA==mlx5_4:1", *program),
+        *(
+            ":",
+            "-np",
+            "1",
+            "-H",
+            "10.0.1.2:1",
+            "env",
+            "UCX_NET_DEVICES=mlx5_4:1",
+            "NCCL_IB_HCA==mlx5_4:1",
+            UCX_ACCEPTS_ALL,
+            *program,
+        ),
     )
     assert words[words.index("oob_tcp_if_include") + 1] == "10.0.0.0/23"
     assert words[words.index("plm_rsh_agent") + 1] == f"ssh -F {FILES}/ssh_config"
@@ -107,6 +118,18 @@ def test_a_program_that_fails_or_hangs_is_a_result_with_its_last_words() -> None
     failed = outcome(GROUP, SIZE, 1, "-----\nORTE was unable to reliably start one or more daemons.\n-----\n")
     assert (failed.fault, failed.text) == ("client", "ORTE was unable to reliably start one or more daemons.")
     assert outcome(GROUP, SIZE, 124, "").fault == "timeout"
+
+
+def test_of_a_program_that_aborts_the_first_and_the_last_message_are_shown_and_no_backtrace() -> None:
+    first = "[b:1903 :0:1903] ud_ep.c:278  Fatal: UD endpoint 0x55 to <no debug data>: unhandled timeout error"
+    frames = [f"{n}  /lib/x86_64-linux-gnu/libuct_ib.so.0(+0x6c0{n:02}) [0x7fe7e97c50c8]" for n in range(40)]
+    again = [f"[b:01903] [{n:2}] /lib/x86_64-linux-gnu/libucs.so.0(+0x26b{n:02})[0x7fe7eb8bdb0b]" for n in range(40)]
+    last = "mpirun noticed that process rank 1 on node b exited on signal 6 (Aborted)."
+    output = [first, "==== backtrace (tid: 1903) ====", *frames, "=" * 33, *again, "-" * 70, last, "-" * 70]
+    assert outcome(GROUP, SIZE, 134, "\n".join(output)).text == f"{first}\n{last}"
+    long = "\n".join(f"message {n} of many" for n in range(100))
+    text = outcome(GROUP, SIZE, 1, long).text
+    assert text.startswith("message 0 of many\n") and " [...] " in text and text.endswith("\nmessage 99 of many")
 
 
 def test_a_group_is_bad_by_the_floor_and_by_half_of_what_is_usual() -> None:

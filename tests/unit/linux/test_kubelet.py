@@ -13,78 +13,12 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory, wrappers_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.linux import grpc as our_grpc
 from agent.linux.grpc import call
 from agent.linux.kubelet import PAUSE, LinuxKubelet
-
-# k8s.io/kubelet/pkg/apis/podresources/v1/api.proto, as far as it says which device a pod has; `*` is "repeated".
-API = {
-    "ListPodResourcesResponse": {1: "*PodResources pod_resources"},
-    "PodResources": {1: "string name", 2: "string namespace", 3: "*ContainerResources containers"},
-    "ContainerResources": {
-        1: "string name",
-        2: "*ContainerDevices devices",
-        3: "*int64 cpu_ids",
-        4: "*ContainerMemory memory",
-        5: "*DynamicResource dynamic_resources",
-    },
-    "ContainerMemory": {1: "string memory_type", 2: "uint64 size"},
-    "ContainerDevices": {1: "string resource_name", 2: "*string device_ids"},
-    "DynamicResource": {2: "string claim_name", 3: "string claim_namespace", 4: "*ClaimResource claim_resources"},
-    "ClaimResource": {
-        1: "*CDIDevice cdi_devices",
-        2: "string driver_name",
-        3: "string pool_name",
-        4: "string device_name",
-    },
-    "CDIDevice": {1: "string name"},
-}
-
-
-def _response_class() -> Any:
-    field_types = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="api.proto", package="v1", syntax="proto3")
-    for name, fields in API.items():
-        message = file.message_type.add(name=name)
-        for number, declared in fields.items():
-            kind, field_name = declared.lstrip("*").split()
-            field = message.field.add(name=field_name, number=number, label=3 if declared.startswith("*") else 1)
-            if kind in API:
-                field.type, field.type_name = field_types.TYPE_MESSAGE, f".v1.{kind}"
-            else:
-                field.type = getattr(field_types, f"TYPE_{kind.upper()}")
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("v1.ListPodResourcesResponse"))
-
-
-Response = _response_class()
-
-
-def encoded(*pods: dict[str, Any]) -> bytes:
-    message: bytes = json_format.ParseDict({"pod_resources": pods}, Response()).SerializeToString()
-    return message
-
-
-def pod(name: str, *ids: str, namespace: str = "team") -> dict[str, Any]:
-    """A pod with devices from a device plugin, and with all other fields that the kubelet gives for a container."""
-    container = {
-        "name": "main",
-        "devices": [{"resource_name": "example.com/vf", "device_ids": list(ids)}],
-        "cpu_ids": [1, 300, 2**40],
-        "memory": [{"memory_type": "hugepages-2Mi", "size": 2**50}],
-    }
-    return {"name": name, "namespace": namespace, "containers": [{"name": "idle"}, container]}
-
-
-def claimant(name: str, **claimed: Any) -> dict[str, Any]:
-    """A pod with a device from dynamic resource allocation."""
-    claim = {"claim_name": "nic", "claim_namespace": "team", "claim_resources": [{"driver_name": "d", **claimed}]}
-    return {"name": name, "namespace": "team", "containers": [{"name": "main", "dynamic_resources": [claim]}]}
+from tests.unit.linux.pod_resources import claimant, encoded, pod
 
 
 @pytest.fixture
@@ -362,38 +296,6 @@ def test_frames_without_an_answer_are_an_error(frames: list[bytes]) -> None:
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError):
             call(ours, "/v1.PodResourcesLister/List", 20)
-
-
-@given(
-    st.lists(
-        st.tuples(st.text(max_size=200), st.lists(st.text(), max_size=3), st.integers(0, 2**64 - 1)),
-        max_size=3,
-    )
-)
-def test_strings_are_read_as_protobuf_wrote_them(pods: list[tuple[str, list[str], int]]) -> None:
-    memory = [{"memory": [{"size": size}]} for _, _, size in pods]
-    described = [
-        {"name": name, "containers": [{"devices": [{"device_ids": ids}]}, extra]}
-        for (name, ids, _), extra in zip(pods, memory, strict=True)
-    ]
-    wanted = [field for name, ids, _ in pods for field in [("name", name)] * bool(name) + [("id", i) for i in ids]]
-    schema: our_grpc.Schema = {1: {1: "name", 3: {2: {2: "id"}}}}
-    assert list(our_grpc.strings(encoded(*described), schema)) == wanted
-
-
-@pytest.mark.parametrize("number", [wrappers_pb2.FloatValue(value=-1.1), wrappers_pb2.DoubleValue(value=-1.1)])
-def test_numbers_of_a_fixed_length_are_skipped(number: Any) -> None:
-    message = number.SerializeToString() + wrappers_pb2.StringValue(value="x").SerializeToString()
-    assert list(our_grpc.strings(message, {1: "text"})) == [("text", "x")]
-
-
-@given(st.binary())
-def test_arbitrary_bytes_are_a_message_or_an_error(message: bytes) -> None:
-    try:
-        fields = list(our_grpc.strings(message, {1: {1: "name"}, 2: "text"}))
-    except ValueError:
-        return
-    assert sum(len(text.encode()) for _, text in fields) < len(message) or not message
 
 
 def test_a_kubelet_was_started_when_its_socket_was_made(tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""`trackbed topology` on a real node, compared with the kernel's own files, and drawn by hwloc on the host."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab import Node
+from tests.debian import program
+from tests.lab.conftest import ROOT
+
+QUEUE = re.compile(r"^ *(\d+):.*\s(\S+)-TxRx-(\d+)$", re.MULTILINE)
+"""igb's interrupts in /proc/interrupts: the number, the netdev and the queue."""
+
+
+def test_each_queue_of_a_pf_is_at_the_cpu_where_its_interrupt_arrives(node: Node) -> None:
+    shown = {
+        (served["device"], served["queue"]): served["cpu"]
+        for numa in json.loads(node.sh("trackbed topology --json"))
+        for cache in numa["caches"]
+        for core in cache["cores"]
+        for served in core["serves"]
+    }
+    expected = {
+        (netdev, f"txrx-{queue}"): int(node.sh(f"cat /proc/irq/{number}/effective_affinity_list"))
+        for number, netdev, queue in QUEUE.findall(node.sh("cat /proc/interrupts"))
+    }
+    assert {netdev for netdev, _ in expected} == {nic.netdev for nic in node.machine.nics}
+    assert {key: shown.get(key) for key in expected} == expected
+
+
+def test_the_host_draws_the_topology_of_a_node(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lstopo, environment = program("hwloc", "usr/bin/lstopo")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{lstopo.parent}:{environment['PATH']}")
+    picture = tmp_path / "node1.svg"
+    words = [sys.executable, "-m", "agent", "topology", "--input", "-", "--picture", str(picture)]
+    drawn = subprocess.run(
+        words, cwd=ROOT, input=node.sh("trackbed topology --json"), capture_output=True, text=True, check=False
+    )
+    assert drawn.returncode == 0, drawn.stderr
+    text = picture.read_text()
+    assert all(nic.netdev in text for nic in node.machine.nics)
