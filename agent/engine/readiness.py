@@ -16,6 +16,7 @@ from attrs import define, evolve, field, frozen
 from agent.machine import Machine
 from agent.probes import Probe, probes
 from agent.report.records import Condition, Status
+from agent.runtime import doubling
 from agent.spec.node import ProbePolicy, ProbeSeverity, Silence
 from agent.spec.node import Readiness as Policies
 from agent.state.snapshot import Snapshot
@@ -28,7 +29,7 @@ SLACK = 5.0
 """Seconds by which a reading may be early or late, so that it falls together with a pass that is due anyway."""
 
 AGAIN = 10.0
-"""Seconds after which a reading that failed is tried again."""
+"""Seconds after which a reading that failed is tried again. Each further failure doubles them, up to the probe's period."""
 
 HANDOVER = 1.0
 """Seconds after which the readings that wait behind a hanging one continue in another thread."""
@@ -129,7 +130,8 @@ class _Record:
     """The readings, memory and answers of one probe so far.
 
     ``under_way``: the reading that has not been collected yet; ``late``: it has passed its deadline. ``taken``: the last
-    reading that was collected. ``checks``: whether each check failed, the newest last. ``failed``: the last False conditions.
+    reading that was collected; ``errors``: how many in a row have failed, it included. ``checks``: whether each check
+    failed, the newest last. ``failed``: the last False conditions.
     ``passed``: whether a check has ever passed.
     """
 
@@ -137,6 +139,7 @@ class _Record:
     under_way: _Reading | None = None
     late: bool = False
     taken: _Reading | None = None
+    errors: int = 0
     memory: Any = None
     checks: deque[bool] = field(factory=lambda: deque(maxlen=CHECKS))
     failed: list[Condition] = field(factory=list)
@@ -272,7 +275,7 @@ def _due(record: _Record) -> float:
     if record.taken is None:
         return -math.inf
     if record.taken.error:
-        return record.taken.started + min(AGAIN, probe.period)
+        return record.taken.started + doubling(AGAIN, record.errors, probe.period)
     fails = bool(record.checks) and record.checks[-1]
     return record.taken.started + (probe.recheck if fails else probe.period)
 
@@ -292,6 +295,7 @@ def _collect(record: _Record, want: Wanted, now: float) -> bool:
     if late or not reading.is_of(want):
         return False
     record.taken = reading
+    record.errors = record.errors + 1 if reading.error else 0
     return not reading.error
 
 

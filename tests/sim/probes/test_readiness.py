@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.engine.readiness import HANDOVER
-from agent.probes import DEADLINE
+from agent.engine.readiness import HANDOVER, SLACK
+from agent.probes import DEADLINE, probes
 from agent.report.verdict import is_ready
 from tests.sim.readiness import Node, writer
 from tests.sim.two_nics import PF0, PF1
@@ -89,6 +89,25 @@ def test_a_failed_reading_is_unknown_and_tried_again_soon(node: Node) -> None:
     node.kernel.unreadable.clear()
     node.now += 10
     assert node.look(probes=REQUIRED)["PcieLink"].status == "True"
+
+
+def test_a_reading_that_keeps_failing_is_tried_less_often_up_to_the_probes_period(node: Node) -> None:
+    alone = {probe.name: {"severity": "off"} for probe in probes() if probe.name != "pcie_link"}
+
+    def wait() -> float:
+        node.look(probes=alone)
+        until_due = node.probes.timeout()
+        node.now += until_due
+        return until_due - SLACK
+
+    node.kernel.tree.put(WIDTH, "")
+    node.kernel.unreadable.add(WIDTH)
+    assert [wait() for _ in range(5)] == [10, 20, 40, 60, 60]
+    node.kernel.unreadable.clear()
+    node.kernel.tree.put(WIDTH, "16")
+    assert wait() == 60
+    node.kernel.unreadable.add(WIDTH)
+    assert wait() == 10
 
 
 def test_a_reading_of_other_devices_is_not_used(node: Node) -> None:
