@@ -100,7 +100,6 @@ def test_a_node_that_loses_power_in_the_middle_is_named_and_no_other_is_blamed(a
     assert not_good(lines) == {"node3/fab0": "lost", "node3/fab1": "lost"}
 
 
-@pytest.mark.xfail(reason="UCX aborts on rxe in the lab; the cause is not known")
 def test_the_nics_of_each_rail_reduce_together_by_mpi(addressed: tuple[Node, ...]) -> None:
     with ThreadPoolExecutor() as pool:
         command = f"apt-get update -q && apt-get install -qy --no-install-recommends {MPI}"

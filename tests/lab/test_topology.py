@@ -39,11 +39,12 @@ def test_the_host_draws_the_topology_of_a_node(node: Node, tmp_path: Path, monke
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{lstopo.parent}:{environment['PATH']}")
-    picture = tmp_path / "node1.svg"
-    words = [sys.executable, "-m", "agent", "topology", "--input", "-", "--picture", str(picture)]
-    drawn = subprocess.run(
-        words, cwd=ROOT, input=node.sh("trackbed topology --json"), capture_output=True, text=True, check=False
-    )
-    assert drawn.returncode == 0, drawn.stderr
-    text = picture.read_text()
-    assert all(nic.netdev in text for nic in node.machine.nics)
+    printed = node.sh("trackbed topology --json")
+    for form, begins in (("svg", b"<?xml"), ("png", b"\x89PNG"), ("xml", b"<?xml")):
+        picture = tmp_path / f"node1.{form}"
+        words = [sys.executable, "-m", "agent", "topology", "--input", "-", "--picture", str(picture)]
+        drawn = subprocess.run(words, cwd=ROOT, input=printed, capture_output=True, text=True, check=False)
+        assert drawn.returncode == 0, drawn.stderr
+        assert picture.read_bytes().startswith(begins)
+    described = (tmp_path / "node1.xml").read_text()
+    assert all(nic.netdev in described for nic in node.machine.nics)
