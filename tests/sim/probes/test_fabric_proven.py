@@ -7,7 +7,7 @@ import pytest
 from agent.report.fabric import RESULTS_FILE, FabricResults, NicResult, identity, results_to_json
 from agent.report.records import Condition
 from tests.sim.readiness import Node
-from tests.sim.two_nics import PF0
+from tests.sim.two_nics import PF0, PF1
 
 DEVICE = "mlx5_0"
 
@@ -50,6 +50,19 @@ def test_a_tested_nic_is_proven_and_the_age_is_said(node: Node) -> None:
     tested(node, days=3.5)
     proven = condition(node)
     assert (proven.status, proven.reason, proven.message) == ("True", "TestPassed", "tested 3 days ago: rail0")
+
+
+def test_a_nic_with_rdma_that_was_not_tested_is_named(node: Node) -> None:
+    nics = [{"name": f"rail{n}", "select": {"pci": pf}, "rdma": {}} for n, pf in enumerate((PF0, PF1))]
+    node.more["nics"] = nics[:1]
+    tested(node)
+    assert condition(node).status == "True"
+    node.more["nics"] = nics
+    proven = condition(node)
+    assert (proven.status, proven.reason, proven.message) == ("Unknown", "NotTested", "not tested: rail1")
+    # Without RDMA there is nothing to test.
+    node.more["nics"] = [nics[0], {**nics[1], "rdma": None}]
+    assert condition(node).status == "True"
 
 
 def test_a_nic_that_failed_is_named(node: Node) -> None:

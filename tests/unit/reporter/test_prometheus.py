@@ -169,6 +169,14 @@ def test_each_alert_is_tested_firing_and_not(name: str) -> None:
     assert alerts == {alert["alertname"] for alert in asked if not alert.get("exp_alerts")}
 
 
+@pytest.mark.parametrize("name", ["nodes.yaml", "cluster.yaml"])
+def test_each_recorded_series_is_tested(name: str) -> None:
+    tests = yaml.safe_load((TESTS / name).read_text())["tests"]
+    asked = {case["expr"] for test in tests for case in test.get("promql_expr_test", ()) if case["exp_samples"]}
+    recorded = {rule["record"] for rule in rules(name) if "record" in rule}
+    assert recorded and recorded == asked
+
+
 def test_the_example_configuration_is_valid_and_has_the_job_that_the_rules_name() -> None:
     example = RULES / "prometheus.yaml"
     checked = promtool("check", "config", "--syntax-only", example)
