@@ -6,13 +6,34 @@ import html
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from attrs import define, field
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+if TYPE_CHECKING:
+    from matplotlib.typing import RcKeyType
+
 INK = "#010203"
 """A placeholder in pictures for the colour of the page's text, which differs between light and dark."""
+
+LEGEND_STYLE = """
+.legend span { margin-right: 1.2em; white-space: nowrap; }
+.legend i { display: inline-block; width: 1.1em; height: 0.9em; margin-right: 0.35em; vertical-align: -0.1em;
+  border: 1px solid #888888; }
+"""
+
+SETTINGS: dict[RcKeyType, Any] = {
+    # Text stays text.
+    "svg.fonttype": "none",
+    # With a fixed salt for the IDs of its elements, the same picture is the same text.
+    "svg.hashsalt": "trackbed",
+    "font.family": "sans-serif",
+    # Text between two dollar signs is part of a name, and not a formula.
+    "text.parse_math": False,
+}
+"""Settings of matplotlib for pictures in pages."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #ffffff; --line: #c8c8c8; --bad: #b00020; --good: #0a6b2d; }
@@ -24,9 +45,6 @@ body { color: var(--ink); background: var(--paper); font: 15px/1.45 sans-serif; 
 table { border-collapse: collapse; margin: 0.5rem 0 1.5rem; }
 th, td { text-align: left; padding: 0.25rem 0.9rem 0.25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 svg { max-width: 100%; height: auto; }
-.legend span { margin-right: 1.2rem; white-space: nowrap; }
-.legend i { display: inline-block; width: 1.1rem; height: 0.9rem; margin-right: 0.35rem; vertical-align: -0.1rem;
-  border: 1px solid var(--line); }
 .bad { color: var(--bad); font-weight: bold; } .good { color: var(--good); font-weight: bold; }
 """
 
@@ -42,7 +60,7 @@ def document(title: str, parts: Iterable[str]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{html.escape(title)}</title>",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{STYLE}</style></head><body>",
+        f"<style>{STYLE}{LEGEND_STYLE}</style></head><body>",
     ]
     return "\n".join([*head, *parts, "</body></html>", ""])
 
@@ -71,21 +89,16 @@ class Picture:
 @contextmanager
 def picture(width: float, height: float) -> Iterator[Picture]:
     """Draw a picture of this size, in inches."""
-    # With a fixed salt for the IDs of its elements, the same picture is the same text. Text between two dollar signs is part of
-    # a name, and not a formula.
-    with rc_context(
-        {
-            "svg.fonttype": "none",
-            "svg.hashsalt": "trackbed",
-            "font.family": "sans-serif",
-            "text.parse_math": False,
-        }
-    ):
+    with rc_context(SETTINGS):
         drawn = Picture(Figure(figsize=(width, height), facecolor="none"))
         yield drawn
-        image = io.StringIO()
-        drawn.figure.savefig(
-            image, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        drawn.svg = to_svg(drawn.figure)
+
+
+def to_svg(figure: Figure) -> str:
+    """The figure as an element of a page, in the colour of the page's text where it has :data:`INK`."""
+    image = io.StringIO()
+    with rc_context(SETTINGS):
+        figure.savefig(image, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = image.getvalue()
-    drawn.svg = text[text.index("<svg") :].replace(INK, "currentColor")
+    return text[text.index("<svg") :].replace(INK, "currentColor")

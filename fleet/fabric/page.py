@@ -18,8 +18,8 @@ from fleet.page import INK, document, legend, picture, table
 NODES_IN_A_ROW = 32
 """More nodes are drawn in several rows, so that each name can be read."""
 
-CELL_WIDTH, CELL_HEIGHT, MARGIN, LEAST_WIDTH, LETTER = 0.32, 0.2, 0.7, 8.0, 0.075
-"""Inches: of a NIC's cell, left of the cells, of the image, and for each letter of a name below the cells."""
+CELL_WIDTH, CELL_HEIGHT, LEAST_WIDTH, LETTER = 0.32, 0.2, 8.0, 0.075
+"""Inches: of a NIC's cell, of the image, and for each letter of a name beside or below the cells."""
 
 COLOURS = "cividis"
 """A colour map of matplotlib that people with colour blindness can read, too."""
@@ -77,13 +77,13 @@ def heat_map(ends: Ends, verdicts: Sequence[EndVerdict]) -> str:
     nics = sorted({end.nic for end in ends.values()})
     by_place = {(ends[each.end].node, ends[each.end].nic): each for each in verdicts}
     rows = [nodes[start : start + NODES_IN_A_ROW] for start in range(0, len(nodes), NODES_IN_A_ROW)]
-    wide = max(MARGIN + CELL_WIDTH * min(len(nodes), NODES_IN_A_ROW), LEAST_WIDTH)
-    names = LETTER * max(map(len, nodes)) + 0.15
+    left, names = (LETTER * max(map(len, each)) + 0.15 for each in (nics, nodes))
+    wide = max(left + CELL_WIDTH * min(len(nodes), NODES_IN_A_ROW), LEAST_WIDTH)
     high = len(rows) * (CELL_HEIGHT * len(nics) + names)
     with picture(wide, high) as image:
         for place, row in enumerate(rows):
             bottom = high - (place + 1) * (CELL_HEIGHT * len(nics) + names) + names
-            area = (MARGIN / wide, bottom / high, CELL_WIDTH * len(row) / wide, CELL_HEIGHT * len(nics) / high)
+            area = (left / wide, bottom / high, CELL_WIDTH * len(row) / wide, CELL_HEIGHT * len(nics) / high)
             _draw(image.figure.add_axes(area), row, nics, by_place)
     return legend((to_hex(colormaps[COLOURS](share)), f"{share:.0%}") for share in LEGEND) + image.svg
 

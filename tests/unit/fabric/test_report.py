@@ -11,10 +11,11 @@ from matplotlib.colors import to_hex
 
 from agent.__main__ import cli
 from fleet.fabric.collective import Collective, Group
+from fleet.fabric.ends import End, by_name
 from fleet.fabric.journal import Journal, Run
 from fleet.fabric.page import COLOURS, CROSS
 from fleet.fabric.stages import FabricSettings
-from tests.chromium import Scheme, shown
+from tests.chromium import Scheme, illegible, shown
 from tests.sim.fabric import Fabric, Kind, ends
 
 SETTINGS = FabricSettings(across_rails=False)
@@ -98,6 +99,26 @@ def test_a_browser_shows_the_heat_map_and_makes_no_request(nodes: int, scheme: S
     blocked, usual = (to_hex(colormaps[COLOURS](share)) for share in (0.0, 1.0))
     paper = {"light": "#ffffff", "dark": "#16181c"}
     assert {blocked, usual, CROSS, paper[scheme]} <= seen.colours()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("nodes", [8, 512])
+def test_all_of_the_page_can_be_read(nodes: int, scheme: Scheme, tmp_path: Path) -> None:
+    page = tmp_path / "fabric.html"
+    bad: dict[str, Kind] = {f"node0000{number}/rail1": "blocked" for number in (1, 3, 5)}
+    assert report(written(tmp_path, bad, nodes=nodes), "--html", str(page)).exit_code == 2
+    assert illegible(page, scheme, tmp_path) == []
+
+
+def test_long_names_can_be_read(tmp_path: Path) -> None:
+    page = tmp_path / "fabric.html"
+    members = [
+        End(f"gpu-{n:04}.rack-17.example.net", f"rail-{r}-of-socket-0", r, "x") for n in range(40) for r in (0, 1)
+    ]
+    journal = Journal.open(tmp_path / "r.jsonl", Run(tuple(members), SETTINGS, {}, 1.0e9))
+    journal.add(Fabric(by_name(tuple(members))).run(SETTINGS)[1])
+    report(journal.path, "--html", str(page))
+    assert illegible(page, "light", tmp_path) == []
 
 
 def test_a_collective_that_failed_is_named_with_its_nics_and_exits_2(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from attrs import evolve
 from click.testing import CliRunner, Result
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
@@ -18,9 +19,10 @@ from agent.__main__ import cli
 from agent.report.last_deploy import LastDeploy, Operation, default_path, write
 from fleet.page import POLICY
 from fleet.report.history import History, NodeCourse, read_history
-from fleet.report.page import KINDS, LONGEST, NOT_READY, READY, SILENT, page
+from fleet.report.page import page
+from fleet.report.pictures import KINDS, LONGEST, NOT_READY, READY, SILENT
 from fleet.report.prometheus import connected
-from tests.chromium import Scheme, shown
+from tests.chromium import Scheme, illegible, shown
 from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, name, samples
 from tests.fleet_samples import SILENT as SILENT_NODE
 from tests.prometheus_server import Prometheus, remembering
@@ -180,6 +182,43 @@ def test_a_browser_shows_the_page_and_makes_no_request(
     paper = {"light": "#ffffff", "dark": "#16181c"}
     assert {READY, NOT_READY, SILENT, LINKS, paper[scheme]} <= seen.colours()
     assert paper["dark" if scheme == "light" else "light"] not in seen.colours()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("fleet", ["eight", "many"])
+def test_all_of_the_page_can_be_read(
+    fleet: str, scheme: Scheme, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    page = tmp_path / "fleet.html"
+    assert report(request.getfixturevalue(fleet).url, "--html", str(page)).exit_code == 0
+    assert illegible(page, scheme, tmp_path) == []
+
+
+def test_long_names_can_be_read(eight: Prometheus, tmp_path: Path) -> None:
+    host = "gpu-0004.rack-17.hall-2.example.net"
+    operation = Operation("OFED | Packages from a repository of the vendor's", 8, 412.0, 301.0, host)
+    write(default_path(), evolve(DEPLOY, operations=(operation, *DEPLOY.operations)))
+    page = tmp_path / "fleet.html"
+    assert report(eight.url, "--html", str(page)).exit_code == 0
+    assert host in page.read_text()
+    assert illegible(page, "light", tmp_path) == []
+
+
+def test_a_page_that_cannot_be_read_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    picture = '<svg width="90" height="20" viewBox="0 0 180 40" font-size="20">'
+    page.write_text(
+        '<body style="background: #fff"><p style="color: #999">pale</p><p style="width: 1300px">wide</p>'
+        f'{picture}<text y="20">one</text><text x="9" y="20">two</text></svg>'
+        f'{picture}<text x="170" y="20">out</text></svg>{picture}<text y="20" font-size="16">tiny</text></svg></body>'
+    )
+    assert illegible(page, "light", tmp_path) == [
+        "the page is 1308 pixels wide",
+        "'pale' has a contrast of 2.8",
+        "'out' is not all in its picture",
+        "'tiny' is 8.0 pixels high",
+        "'one' is over 'two'",
+    ]
 
 
 def test_a_page_that_makes_a_request_is_noticed(tmp_path: Path) -> None:
