@@ -58,6 +58,12 @@ nics = [
 # Two CPUs of each socket are for system services: the agent places no interrupts there.
 irqs = {"exclude_cpus": "0-1,56-57"}
 
+# --- The fabric test: deploys/fabric.py ------------------------------------------------------------------------
+
+# An example, nine tenths of the NICs' rate. It was not measured: give what your fabric is to reach. A lower result is bad, even
+# if all NICs are as slow.
+fabric_floors = {"ib_write_bw": 360}
+
 # --- Jobs -------------------------------------------------------------------------------------------------------
 
 nccl = {"network_type": 1, "layout": "rail-optimized"}

@@ -14,8 +14,10 @@ from agent.spec.node import from_mapping
 from fleet.fabric.journal import Journal
 from fleet.fabric.stages import FabricSettings
 from tasks import fabric
+from tasks.common import archive
 from tasks.fabric.ends import NodeEnds, ends_of, read_ends
 from tests.deploy.conftest import DEBIAN, Node
+from tests.deploy.examples.inventories import inventory_of
 from tests.deploy.packages.test_packages import dpkg, install
 
 
@@ -182,6 +184,19 @@ def test_a_deploy_writes_its_results_to_the_node(node: Node, tmp_path: Path, mon
     assert (seen.pci, seen.good, seen.identity) == ("0000:21:00.0", False, kept.run.ends[0].identity)
     assert result.failed
     assert any("no other node has a NIC of this rail" in line for line in result.log)
+
+
+def test_the_floors_of_the_profile_are_those_of_its_nodes_ends(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    fleet = inventory_of(archive.ROOT / "inventories" / "prod.py")
+    floors = {name: fleet.get_host(name).data.get("fabric_floors") for name in ("gpu-01.example.net", "10.0.1.11")}
+    assert floors == {"gpu-01.example.net": {"ib_write_bw": 360}, "10.0.1.11": None}
+    node.data["fabric_floors"] = floors["gpu-01.example.net"]
+    node.deploy(prove, {"inspect --json": printed(function("0000:21:00.0", "fab0", [device("rx0", gids=GIDS)], []))})
+    (end,) = Journal.read(tmp_path / "trackbed" / "fabric" / "results.jsonl").run.ends
+    assert end.floors == {"ib_write_bw": 360.0}
 
 
 def test_a_node_without_an_agent_is_a_result(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
