@@ -36,6 +36,9 @@ MARK = re.compile(r"<!-- from the code: (\w+) -->\n.*?<!-- end -->\n", re.DOTALL
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 PICTURE = re.compile(r'(?<=src=")docs/')
 
+FROM_A_GUIDE = re.compile(r"\]\(\.\./([\w/]+\.md)")
+"""A link of a page in docs/ to a page outside it."""
+
 DECISIONS = "decisions/index.md"
 
 
@@ -62,8 +65,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in the facts from the code, and make links to the folder of decisions lead to their list."""
-    return MARK.sub(lambda match: FROM_THE_CODE[match[1]](), markdown.replace("](decisions/)", f"]({DECISIONS})"))
+    """Fill in the facts from the code. Links to the folder of decisions and out of docs/ lead to their pages."""
+    linked = FROM_A_GUIDE.sub(
+        lambda match: f"]({OUTSIDE.get(match[1], f'../{match[1]}')}",
+        markdown.replace("](decisions/)", f"]({DECISIONS})"),
+    )
+    return MARK.sub(lambda match: FROM_THE_CODE[match[1]](), linked)
 
 
 def _decisions(config: MkDocsConfig) -> list[Path]:
