@@ -51,12 +51,13 @@ Results = Mapping[tuple[str, bool], Sequence[Mapping[str, float]]]
 """By the way's name and whether interrupts and queues are as found: of each round, `latency` (us) and `bw` (bytes a second)."""
 
 SHOWN = (
-    ("latency", "latency there and back: microseconds, less is better", 1.0),
-    ("bw", "throughput: MB/s, more is better", 1e-6),
+    ("latency", "latency there and back\nmicroseconds, less is better", 1.0),
+    ("bw", "throughput\nMB/s, more is better", 1e-6),
 )
 """What is drawn: the key of a round, what it is, and the factor to its unit."""
 
 COLOURS = {True: "#8a929c", False: "#2f6fb7"}
+RANGE = "#d07000"
 LABELS = {True: "as found", False: "as planned"}
 
 
@@ -239,7 +240,8 @@ def _draw(axes: Axes, results: Results, name: str, factor: float, as_found: bool
         [max(values) - median for median, values in zip(medians, rounds, strict=True)],
     ]
     rows = [row + place for row in range(len(WAYS))]
-    axes.barh(rows, medians, 0.36, xerr=ranges, color=COLOURS[as_found], label=LABELS[as_found], error_kw={"lw": 1})
+    error = {"lw": 1.5, "ecolor": RANGE}
+    axes.barh(rows, medians, 0.36, xerr=ranges, color=COLOURS[as_found], label=LABELS[as_found], error_kw=error)
     for row, median, values in zip(rows, medians, rounds, strict=True):
         shown = f"{median:.0f}" if median >= 100 else f"{median:.3g}"
         axes.annotate(shown, (max(values), row), (4, 0), textcoords="offset points", va="center", fontsize=9)

@@ -12,15 +12,19 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from handbook import commands, conditions, metrics, spec
+from handbook import commands, conditions, metrics, pictures, spec
 
 ROOT = Path(__file__).parents[1]
 
 FROM_THE_CODE: Mapping[str, Callable[[], str]] = {
     "commands": commands.page,
     "conditions": conditions.page,
+    "fabric_picture": pictures.fabric,
+    "fleet_pictures": pictures.fleet,
     "metrics": metrics.page,
     "spec": spec.page,
+    "topology_picture": pictures.topology,
+    "tuning_picture": pictures.tuning,
 }
 """By NAME: the function whose text replaces the lines from `<!-- from the code: NAME -->` to `<!-- end -->` in a page."""
 
@@ -41,6 +45,8 @@ FROM_A_GUIDE = re.compile(r"\]\(\.\./([\w/]+\.md)")
 
 DECISIONS = "decisions/index.md"
 
+PICTURES = "pictures.css"
+
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Complete the navigation: each decision, and pages that mkdocs.yml does not name."""
@@ -50,22 +56,24 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     for page in sorted(path.relative_to(docs).as_posix() for path in docs.rglob("*.md")):
         if page not in named:
             _section(nav, "Decisions" if page.startswith("decisions/") else "Guides").append(page)
+    config.extra_css.append(PICTURES)
     return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside docs/, and the list of decisions."""
+    """Add the pages from outside docs/, the list of decisions, and the style of pictures."""
     for source, page in OUTSIDE.items():
         text = LINK.sub(lambda match, source=source: _link(match, source), (ROOT / source).read_text())  # type: ignore[misc]
         files.append(File.generated(config, page, content=PICTURE.sub("", text)))
     titles = {path.name: path.read_text().partition("\n")[0].lstrip("# ") for path in _decisions(config)}
     listed = "".join(f"- [{title}]({name})\n" for name, title in titles.items())
     files.append(File.generated(config, DECISIONS, content=f"# Decisions\n\n{listed}"))
+    files.append(File.generated(config, PICTURES, content=pictures.STYLE))
     return files
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in the facts from the code. Links to the folder of decisions and out of docs/ lead to their pages."""
+    """Fill in facts and pictures from the code. Links to the folder of decisions and out of docs/ lead to their pages."""
     linked = FROM_A_GUIDE.sub(
         lambda match: f"]({OUTSIDE.get(match[1], f'../{match[1]}')}",
         markdown.replace("](decisions/)", f"]({DECISIONS})"),

@@ -14,7 +14,10 @@ import pytest
 
 from agent.probes import probes
 from agent.spec.schema import schema
-from handbook import campaign, conditions, spec
+from agent.tools.hwloc import LOADS
+from handbook import campaign, conditions, pictures, spec
+from handbook.hooks import PICTURES
+from tests.chromium import Scheme, illegible
 
 ROOT = Path(__file__).parents[2]
 # What mkdocs.yml and the hooks read.
@@ -52,6 +55,42 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 50
     assert {address for page in pages for address in loaded.findall(page.read_text())} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "count", "says", "shows"),
+    [
+        ("fabric.html", 1, "simulated fabric", "node00012"),
+        ("fleet.html", 4, "Simulated", "gpu-04.example.net"),
+        ("cli.html", 1, "made-up server", ""),
+        ("benchmarks.html", 1, "numbers are made up", "macvlan"),
+    ],
+)
+def test_a_page_shows_its_pictures_and_says_that_their_data_are_made_up(
+    site: Path, page: str, count: int, says: str, shows: str
+) -> None:
+    text = (site / page).read_text()
+    drawn = re.findall(r'<div class="picture".*?</div>', text, re.DOTALL)
+    assert len(drawn) == count
+    assert all("<svg" in each or (page == "cli.html" and "<pre>" in each) for each in drawn)
+    assert says in drawn[0]
+    assert any(shows in each for each in drawn)
+    assert f'href="{PICTURES}"' in text and (site / PICTURES).is_file()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", ["fabric.html", "fleet.html", "benchmarks.html"])
+def test_the_pictures_can_be_read(site: Path, page: str, scheme: Scheme, tmp_path: Path) -> None:
+    assert illegible(site / page, scheme, tmp_path, ".picture text, .picture em, .picture span") == []
+
+
+def test_without_lstopo_the_tree_of_the_command_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nor can its package be fetched.
+    for name in ("PATH", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    shown = pictures.topology()
+    assert "    NIC 0000:18:00.0 ens1f0np0 mlx5_0 (mlx5_core) NIC rail0 of the spec VFs 0-7\n" in shown
+    assert f'background:{LOADS["more"]};color:#000000">      CPU 4: ens5f0np0 comp-0' in shown
 
 
 def test_each_decision_is_in_the_navigation(site: Path) -> None:
