@@ -1,7 +1,7 @@
 """Writes the campaign's tables into the pages, from the records of runs in docs/campaign/.
 
 `python -m handbook.campaign` writes the tables. Given files of `pytest --junitxml`, it first records their runs: one for each
-test file, which replaces an earlier run of the same command.
+test file, which replaces the earlier runs of the whole file. Runs of a part of a file stay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -47,12 +47,19 @@ def record(results: Path, docs: Path) -> None:
     """Add the runs of a file of `pytest --junitxml` to the records."""
     for name, run in _runs(results):
         recorded = _load(docs, name)
-        known = [each for each in recorded["runs"] if each["command"] == run["command"]]
-        for each in known:
-            each |= {key: run[key] for key in ("result", "duration")}
-        if not known:
-            recorded["runs"].append({key: run[key] for key in recorded["columns"]})
+        recorded["runs"] = _with(recorded["runs"], {key: run[key] for key in recorded["columns"]}, run["file"])
         (docs / "campaign" / f"{name}.json").write_text(json.dumps(recorded, indent=2, ensure_ascii=False) + "\n")
+
+
+def _with(runs: Sequence[Run], run: Run, file: str) -> list[Run]:
+    """The runs with a new one of a file, in the place of earlier ones of the whole file. What they show stays as written."""
+    # Whoever wrote a run by hand may have left out the program or the mark. Anything else is a part, or has a condition.
+    whole = re.compile(rf'`(pytest )?(-m (campaign|"") )?{re.escape(file)}`')
+    earlier = [whole.fullmatch(each["command"]) is not None for each in runs]
+    place = earlier.index(True) if any(earlier) else len(runs)
+    shows = {key: each[key] for each in runs[place : place + 1] for key in ("shows",) if key in each}
+    kept = [each for each, is_earlier in zip(runs, earlier, strict=True) if not is_earlier]
+    return [*kept[:place], {**run, **shows}, *kept[place:]]
 
 
 def _load(docs: Path, name: str) -> dict[str, Any]:
@@ -82,6 +89,7 @@ def _run(file: str, cases: Cases) -> Run:
     failed = [f"`{case.get('name')}`" for case in cases if _outcome(case) == "failed"]
     counted = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
     return {
+        "file": file,
         "command": f"`pytest -m campaign {file}`",
         "shows": "; ".join(case.get("name", "").removeprefix("test_").replace("_", " ") for case in cases),
         "result": f"{counted}{': ' if failed else ''}{', '.join(failed)}",

@@ -158,10 +158,9 @@ def test_the_pages_of_commands_and_metrics_have_what_there_is(site: Path) -> Non
 
 
 def test_the_tables_of_the_campaign_are_those_of_its_records() -> None:
-    names = {"campaign/lab.md": "lab", "campaign/kubernetes.md": "kubernetes", "campaign/example.md": "example"}
-    for name, records in names.items():
-        page = ROOT / "docs" / name
-        assert f"<!-- runs: {records} -->" in page.read_text()
+    for name in ("example", "kubernetes", "lab", "systems"):
+        page = ROOT / "docs/campaign" / f"{name}.md"
+        assert [records for _, records, _ in campaign.MARKED.findall(page.read_text())] == [name]
         assert campaign.with_tables(page.read_text()) == page.read_text(), "run `python -m handbook.campaign`"
 
 
@@ -169,13 +168,16 @@ def test_a_run_of_the_campaign_is_recorded_and_replaces_the_one_before(tmp_path:
     docs = tmp_path / "docs"
     (docs / "campaign").mkdir(parents=True)
     columns = {"command": "Command", "shows": "Shows", "result": "Result", "duration": "Duration"}
-    earlier = {
-        "command": "`pytest -m campaign tests/lab/test_x.py`",
-        "shows": "x holds",
-        "result": "?",
-        "duration": "?",
-    }
-    (docs / "campaign/lab.json").write_text(json.dumps({"columns": columns, "runs": [earlier]}))
+    by_hand = [
+        "`tests/lab/test_x.py -k some`",
+        "`tests/lab/test_x.py`",
+        "`pytest tests/lab/test_x.py`, beside another lab",
+        '`pytest -m "not campaign" tests/lab/test_x.py`',
+        "`pytest tests/lab/test_x.py`",
+        "`pytest tests/lab/test_xy.py`",
+    ]
+    earlier = [{"command": command, "shows": "x holds", "result": "?", "duration": "?"} for command in by_hand]
+    (docs / "campaign/lab.json").write_text(json.dumps({"columns": columns, "runs": earlier}))
     (docs / "campaign/lab.md").write_text("# Runs\n\n<!-- runs: lab -->\n<!-- end -->\n")
     tests = tmp_path / "tests/lab"
     tests.mkdir(parents=True)
@@ -192,6 +194,10 @@ def test_a_run_of_the_campaign_is_recorded_and_replaces_the_one_before(tmp_path:
 
     page = (docs / "campaign/lab.md").read_text()
     assert re.search(r"\| `pytest -m campaign tests/lab/test_x\.py` \| x holds \| 1 passed \| \d+ s \|", page)
+    commands = [line.split(" | ")[0].removeprefix("| ") for line in page.splitlines() if line.startswith("| `")]
+    replaced = "`pytest -m campaign tests/lab/test_x.py`"
+    new = "`pytest -m campaign tests/lab/room/test_y.py`"
+    assert sorted(commands) == sorted([by_hand[0], replaced, by_hand[2], by_hand[3], by_hand[5], new])
+    assert commands.index(replaced) == 1
     failed = r"\| this fails; it holds \| 1 failed, 1 passed: `test_this_fails` \| \d+ s \|"
     assert re.search(rf"\| `pytest -m campaign tests/lab/room/test_y\.py` {failed}", page)
-    assert page.count("test_x.py") == 1
