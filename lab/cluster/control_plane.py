@@ -240,21 +240,29 @@ class ControlPlane:
         self, *words: str, stdin: str | None = None, kubeconfig: Path | None = None, timeout: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl like :meth:`kubectl`, but return a failure instead of raising it."""
-        command = [str(programs.kubernetes("kubectl")), f"--kubeconfig={kubeconfig or self.admin}", *words]
-        # kubectl caches the API server's resources by its port, and ports are used again by other servers.
-        env = {**os.environ, "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
         try:
             return subprocess.run(
-                command,
+                self._kubectl_words(*words, kubeconfig=kubeconfig),
                 input=stdin or "",
                 capture_output=True,
                 text=True,
                 timeout=timeout,
-                env=env,
+                env=self._kubectl_environment,
                 check=False,
             )
         except subprocess.TimeoutExpired:
             raise LabError(f"kubectl {' '.join(words)} took longer than {timeout:.0f} s") from None
+
+    def follow(self, *words: str) -> subprocess.Popen[bytes]:
+        """Start kubectl as the administrator, for a command that prints until it is killed. Its output is not buffered here."""
+        return subprocess.Popen(
+            self._kubectl_words(*words),
+            bufsize=0,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=self._kubectl_environment,
+        )
 
     def get(self, *words: str) -> dict[str, Any]:
         """`kubectl get ... -o json`: an object, or a list with `items`."""
@@ -294,6 +302,14 @@ class ControlPlane:
         lines = self.audit_log.read_text().split("\n")
         # Leave out what follows the last newline: an event may be half written.
         return [json.loads(line) for line in lines[:-1]]
+
+    def _kubectl_words(self, *words: str, kubeconfig: Path | None = None) -> list[str]:
+        return [str(programs.kubernetes("kubectl")), f"--kubeconfig={kubeconfig or self.admin}", *words]
+
+    @property
+    def _kubectl_environment(self) -> dict[str, str]:
+        # kubectl caches the API server's resources by its port, and ports are used again by other servers.
+        return {**os.environ, "KUBECACHEDIR": str(self.folder / "kubectl-cache")}
 
     def _no_kubelets(self, *options: str) -> tuple[str, ...]:
         """Options for Nodes that are objects only.

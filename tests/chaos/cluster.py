@@ -57,10 +57,10 @@ def _answers(how: str) -> Host:
 
 
 CLUSTER = (
-    Fault(f"the API server is away for {HOLDS:.0f} s", GROUP, needs=KUBELET, host=_api_server_away),
-    Fault(f"etcd is away for {HOLDS:.0f} s", GROUP, needs=KUBELET, host=_etcd_away),
+    Fault(f"the API server is away for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_api_server_away),
+    Fault(f"etcd is away for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_etcd_away),
     *(
-        Fault(f"the API server {what} for {HOLDS:.0f} s", GROUP, needs=KUBELET, host=_answers(how))
+        Fault(f"the API server {what} for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_answers(how))
         for how, what in ANSWERS.items()
     ),
     Fault("the kubelet restarted", GROUP, "systemctl restart kubelet", needs=KUBELET),

@@ -36,6 +36,7 @@ class Fault:
     ``holds``: seconds between both. ``keeps_vfs``: whether the VFs, and so one in use, are there all the time.
     ``repair_disturbs``: the repair disturbs the VF in use, so the agent has to wait until the VF is back.
     ``silences``: the agent cannot answer while it lasts, so readers trust the report until its heartbeat is stale.
+    ``mutes``: the reporter cannot publish while it lasts, and may wait for a while before it tries again.
     ``needs``: a script that fails on a node on which the fault cannot be tried.
     """
 
@@ -47,6 +48,7 @@ class Fault:
     keeps_vfs: bool = True
     repair_disturbs: bool = False
     silences: bool = False
+    mutes: bool = False
     reboots: bool = False
     needs: str = ""
     host: Host | None = field(default=None, repr=False)
@@ -128,8 +130,8 @@ DRIFTS = {
 FAULTS = (
     Fault("the worker is killed", "a process", f"pkill -9 -f {WORKER}"),
     Fault("the supervisor is killed", "a process", f"pkill -9 -f {SUPERVISOR}"),
-    Fault("the reporter is killed", "a process", f"pkill -9 -f {REPORTER}"),
-    Fault("all are killed", "a process", "pkill -9 -f '[/]opt/trackbed'", silences=True),
+    Fault("the reporter is killed", "a process", f"pkill -9 -f {REPORTER}", mutes=True),
+    Fault("all are killed", "a process", "pkill -9 -f '[/]opt/trackbed'", silences=True, mutes=True),
     Fault("the worker is killed in the making of VFs", "a process", keeps_vfs=False, host=_kill_in_an_apply),
     Fault("the worker is stopped for 20 s", "a process", f"pkill -STOP -f {WORKER}", f"pkill -CONT -f {WORKER}", 20.0),
     Fault(
@@ -244,6 +246,8 @@ FAULTS = (
         "date -s '-1 year' >/dev/null",
         "date -s '+1 year' >/dev/null",
         5.0,
+        # The API server's certificate is not valid yet then.
+        mutes=True,
     ),
     Fault("memory until the OOM killer acts", "memory", "tail /dev/zero || true"),
     *(

@@ -1,8 +1,8 @@
 """Runs on the node beside the agent, and compares the kernel's state with the report. It does not use the agent.
 
 `oracle.py baseline` prints what the kernel has now. `oracle.py watch BASELINE` looks ten times a second at what differs from
-it while a fresh report says ready, and prints the longest time of each class when it gets SIGTERM. It reads only what takes
-no lock that the kernel holds while it makes or deletes VFs: names of folders, and attributes that the kernel has in memory.
+it. When it gets SIGTERM, it prints when each value differed, and for how long a fresh report said ready meanwhile. It reads
+only what takes no lock that the kernel holds while it makes or deletes VFs: names of folders, and attributes in memory.
 """
 
 from __future__ import annotations
@@ -117,32 +117,44 @@ def says_ready() -> bool:
     return bool(report.get("ready")) and fresh
 
 
-def watch(wanted: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Watch until SIGTERM. For each class: the longest time for which one value differed from a ready report, and its name."""
+def watch(wanted: dict[str, Any]) -> dict[str, Any]:
+    """Watch until SIGTERM. Times are seconds since the boot, since a fault may set the clock.
+
+    ``differed``: for each class, the values that differed, each with the times between which it did. ``lies``: for each class,
+    the longest time for which one value differed from a ready report, and its name.
+    """
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     since: dict[tuple[str, str], float] = {}
+    lying: dict[tuple[str, str], float] = {}
+    differed: dict[str, list[tuple[str, float, float]]] = {EVENTS: [], SILENT: []}
     longest = {EVENTS: (0.0, ""), SILENT: (0.0, "")}
     functions = wanted["functions"]
-    number = 0
+    number, now = 0, 0.0
     while not ended:
-        now = time.monotonic()
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
         # There are many queues and interrupts, and no event would report a change of them within a second.
         classes = {EVENTS: state_with_events(functions)} | (
             {SILENT: state_without_events(functions)} if number % 10 == 0 else {}
         )
         ready = says_ready()
         for kind, have in classes.items():
-            different = {key for key, value in wanted[kind].items() if have.get(key) != value} if ready else set()
-            for key in wanted[kind]:
-                if key not in different:
-                    since.pop((kind, key), None)
-                    continue
-                lasted = now - since.setdefault((kind, key), now)
-                longest[kind] = max(longest[kind], (lasted, key))
+            for key, value in wanted[kind].items():
+                if have.get(key) == value:
+                    if (began := since.pop((kind, key), None)) is not None:
+                        differed[kind].append((key, began, now))
+                else:
+                    since.setdefault((kind, key), now)
+                if have.get(key) == value or not ready:
+                    lying.pop((kind, key), None)
+                else:
+                    longest[kind] = max(longest[kind], (now - lying.setdefault((kind, key), now), key))
         number += 1
-        time.sleep(max(0.0, 0.1 - (time.monotonic() - now)))
-    return {kind: {"seconds": seconds, "what": what} for kind, (seconds, what) in longest.items()}
+        time.sleep(max(0.0, 0.1 - (time.clock_gettime(time.CLOCK_BOOTTIME) - now)))
+    for (kind, key), began in since.items():
+        differed[kind].append((key, began, now))
+    lies = {kind: {"seconds": seconds, "what": what} for kind, (seconds, what) in longest.items()}
+    return {"lies": lies, "differed": differed}
 
 
 if __name__ == "__main__":

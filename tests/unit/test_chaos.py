@@ -1,9 +1,12 @@
 """The trials of `python -m tests.chaos`, without a node."""
 
 import http.client
+import json
+import signal
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -11,12 +14,16 @@ from pathlib import Path
 
 import pytest
 
+from agent.report.names import TAINT
 from lab.cluster.certificates import Authority
 from lab.instance import free_port
 from lab.node import wait
-from tests.chaos import bad_api_server
+from tests.chaos import bad_api_server, oracle
 from tests.chaos.__main__ import ALL, again, pick
 from tests.chaos.faults import FAULTS, Fault, trials
+from tests.chaos.lies import CLOCKS, HEARTBEAT, PUBLISHING, SAID, Lie, in_api, too_long
+from tests.chaos.oracle import EVENTS, SILENT
+from tests.chaos.shown import CLAIMS, Seen, claims, longest, shown
 from tests.chaos.smallest import smallest
 from tests.chaos.trial import OFTEN, of_journal
 
@@ -88,6 +95,86 @@ def test_a_traceback_or_a_flood_in_the_journal_is_wrong() -> None:
     assert of_journal("Traceback (most recent call last):\n") == ["the journal has 'Traceback'"]
     [flood] = of_journal("".join(f"gone for {number} s\n" for number in range(OFTEN + 1)))
     assert flood == f"the journal has {OFTEN + 1} times: gone for N s"
+
+
+TRUE, UNTAINTED = CLAIMS
+
+
+@pytest.mark.parametrize(
+    ("line", "made"),
+    [
+        ("True|\n", {TRUE, UNTAINTED}),
+        (f"True|node.kubernetes.io/unreachable {TAINT}\n", {TRUE}),
+        ("False|node.kubernetes.io/unreachable\n", {UNTAINTED}),
+        (f"Unknown|{TAINT}\n", set()),
+        (f"|{TAINT}\n", set()),
+    ],
+)
+def test_a_node_claims_to_be_ready_by_its_condition_and_by_having_no_taint(line: str, made: set[str]) -> None:
+    assert claims(line) == made
+
+
+def test_a_claim_is_shown_until_the_node_changes_or_cannot_be_read() -> None:
+    both = frozenset(CLAIMS)
+    seen = [Seen(1, both), Seen(2, frozenset({UNTAINTED})), Seen(4), Seen(6, both), Seen(7, both)]
+    assert list(shown(TRUE, seen, 9)) == [(1, 2), (6, 9)]
+    assert list(shown(UNTAINTED, seen, 9)) == [(1, 4), (6, 9)]
+    assert list(shown(TRUE, [], 9)) == []
+
+
+def test_the_longest_lie_of_the_api_is_the_longest_time_with_both_a_claim_and_a_difference() -> None:
+    seen = [Seen(100, frozenset(CLAIMS)), Seen(120, frozenset({UNTAINTED})), Seen(125), Seen(140, frozenset({TRUE}))]
+    differed = {EVENTS: [("eth0", 10.0, 13.0), ("eth1", 12.0, 28.0)], SILENT: [("rx-0", 41.0, 60.0)]}
+    lies = longest(seen, 150, differed, ahead=100)
+    # The taint is absent until 125, by the host's clock, and eth1 differs from 112 to 128.
+    assert lies == {EVENTS: Lie(13.0, UNTAINTED, "eth1"), SILENT: Lie(9.0, TRUE, "rx-0")}
+
+
+def test_there_is_no_lie_if_the_api_says_not_ready_while_the_kernel_differs() -> None:
+    seen = [Seen(0, frozenset(CLAIMS)), Seen(10), Seen(20, frozenset(CLAIMS))]
+    lies = longest(seen, 30, {EVENTS: [("eth0", 11.0, 19.0)], SILENT: []}, ahead=0)
+    assert {kind: lie.seconds for kind, lie in lies.items()} == {EVENTS: 0.0, SILENT: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "limit"),
+    [
+        (Fault("f", "g"), EVENTS, SAID[EVENTS]),
+        (Fault("f", "g", silences=True), EVENTS, HEARTBEAT),
+        (Fault("f", "g", mutes=True), EVENTS, SAID[EVENTS]),
+        (Fault("f", "g"), in_api(EVENTS), SAID[EVENTS] + PUBLISHING + CLOCKS),
+        (Fault("f", "g"), in_api(SILENT), SAID[SILENT] + PUBLISHING + CLOCKS),
+        (Fault("f", "g", silences=True), in_api(EVENTS), HEARTBEAT + PUBLISHING + CLOCKS),
+        (Fault("f", "g", mutes=True), in_api(EVENTS), HEARTBEAT + PUBLISHING + CLOCKS),
+    ],
+)
+def test_a_lie_is_wrong_if_it_is_longer_than_its_limit(fault: Fault, kind: str, limit: float) -> None:
+    other = Fault("other", "g")
+    assert too_long({kind: Lie(limit, TRUE, "eth0")}, (other, fault)) == []
+    [wrong] = too_long({kind: Lie(limit + 0.1, TRUE, "eth0")}, (other, fault))
+    assert wrong == f"{TRUE} for {limit + 0.1:.1f} s while eth0 differed ({kind})"
+
+
+def test_the_oracle_prints_when_a_value_differed(tmp_path: Path) -> None:
+    wanted = {"functions": [], EVENTS: {"gone": "1"}, SILENT: {}}
+    (tmp_path / "wanted.json").write_text(json.dumps(wanted))
+    began = time.clock_gettime(time.CLOCK_BOOTTIME)
+    words = [sys.executable, oracle.__file__, "watch", str(tmp_path / "wanted.json")]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
+        wait(lambda: _catches(watching.pid, signal.SIGTERM), 60, "the oracle's start")
+        watching.terminate()
+        printed = json.loads(watching.communicate()[0])
+    [(what, first, last)] = printed["differed"][EVENTS]
+    assert what == "gone"
+    assert began <= first <= last <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert printed["differed"][SILENT] == []
+    # This host has no report that says ready.
+    assert printed["lies"][EVENTS]["seconds"] == 0.0
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) & 1 << (number - 1))
 
 
 @contextmanager
