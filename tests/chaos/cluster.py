@@ -6,11 +6,17 @@ import random
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
+from agent.report.names import NODE_USER
+from agent.report.published import PATH as PUBLISHED
 from lab import Node, instance
+from lab.cluster import join
+from lab.cluster.certificates import Authority
 from lab.cluster.commands import plane_of
 from lab.cluster.daemon import Daemon
+from lab.node import wait
 from tests.chaos.bad_api_server import ANSWERS
 from tests.chaos.faults import Fault, Host
 
@@ -19,6 +25,8 @@ HOLDS = 15.0
 
 GROUP = "the cluster"
 CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+CERTIFICATE = "/var/lib/trackbed-reporter/reporter.pem"
+KEPT = "/root/kept.pem"
 KUBELET = "systemctl is-active --quiet kubelet"
 
 
@@ -56,12 +64,36 @@ def _answers(how: str) -> Host:
     return fault
 
 
+def expired(authority: Authority, node: str) -> str:
+    """A key and a certificate of a node's reporter that has expired an hour ago, as the reporter keeps them."""
+    pair = authority.client(f"{NODE_USER}{node}", life=timedelta(hours=-1))
+    return pair.key.read_text() + pair.certificate.read_text()
+
+
+def _certificate_expired(node: Node, chance: random.Random) -> None:
+    content = expired(plane_of(instance.named()).authority, join.node_name(node))
+    # Written into the reporter's own file, which keeps its owner.
+    script = f"cp -p {CERTIFICATE} {KEPT}; cat > {CERTIFICATE}; systemctl restart trackbed-reporter"
+    node.run(["sh", "-euc", script], timeout=120, check=True, stdin=content)
+    says = f"grep -q 'certificate has expired' {PUBLISHED}"
+    wait(lambda: node.run(["sh", "-c", says]).returncode == 0, 120, f"{node.name}: the reporter says why")
+
+
 CLUSTER = (
     Fault(f"the API server is away for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_api_server_away),
     Fault(f"etcd is away for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_etcd_away),
     *(
         Fault(f"the API server {what} for {HOLDS:.0f} s", GROUP, mutes=True, needs=KUBELET, host=_answers(how))
         for how, what in ANSWERS.items()
+    ),
+    Fault(
+        f"the reporter has an expired certificate for {HOLDS:.0f} s",
+        GROUP,
+        end=f"cat {KEPT} > {CERTIFICATE}; rm {KEPT}; systemctl restart trackbed-reporter",
+        holds=HOLDS,
+        mutes=True,
+        needs=f"{KUBELET} && test -s {CERTIFICATE}",
+        host=_certificate_expired,
     ),
     Fault("the kubelet restarted", GROUP, "systemctl restart kubelet", needs=KUBELET),
     Fault(

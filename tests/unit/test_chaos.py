@@ -15,11 +15,15 @@ from pathlib import Path
 import pytest
 
 from agent.report.names import TAINT
+from agent.reporter.kubernetes.api import NoCredentials
+from agent.reporter.kubernetes.identity import Certificate
+from agent.reporter.settings import Settings
 from lab.cluster.certificates import Authority
 from lab.instance import free_port
 from lab.node import wait
 from tests.chaos import bad_api_server, oracle
 from tests.chaos.__main__ import ALL, again, pick
+from tests.chaos.cluster import expired
 from tests.chaos.faults import FAULTS, Fault, trials
 from tests.chaos.lies import CLOCKS, HEARTBEAT, PUBLISHING, SAID, Lie, in_api, too_long
 from tests.chaos.oracle import EVENTS, SILENT
@@ -175,6 +179,15 @@ def test_the_oracle_prints_when_a_value_differed(tmp_path: Path) -> None:
 def _catches(pid: int, number: signal.Signals) -> bool:
     caught = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught.split()[1], 16) & 1 << (number - 1))
+
+
+def test_the_reporter_takes_the_certificate_of_the_fault_for_its_own_that_has_expired(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "pki")
+    authority.create()
+    (tmp_path / "reporter.pem").write_text(expired(authority, "node1"))
+    settings = Settings("node1", "https://127.0.0.1:1", str(authority.pair.certificate))
+    with pytest.raises(NoCredentials, match="this node's certificate has expired"):
+        Certificate(settings, tmp_path, None).session()
 
 
 @contextmanager
