@@ -1,7 +1,8 @@
 """Writes the campaign's tables into the pages, from the records of runs in docs/campaign/.
 
 `python -m handbook.campaign` writes the tables. Given files of `pytest --junitxml`, it first records their runs: one for each
-test file, which replaces the earlier runs of the whole file. Runs of a part of a file stay.
+test file, which replaces the earlier runs of the whole file. Runs of a part of a file stay. From files of results of
+`python -m tests.chaos` (`.jsonl`) it records the trials.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from handbook import trials
 from handbook.markdown import table
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -22,7 +24,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 FOLDERS = {"tests/lab": "lab", "tests/cluster": "kubernetes"}
 """The file in docs/campaign/ that has the runs of a folder's tests."""
 
-MARKED = re.compile(r"(<!-- runs: (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (runs|trials): (\w+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+"""A table in a page: of the runs in the file of this name, or the one of :data:`trials.TABLES` of this name."""
 
 Run = dict[str, str]
 Cases = list[ElementTree.Element]
@@ -30,8 +33,8 @@ Cases = list[ElementTree.Element]
 
 def main(results: list[str], docs: Path = DOCS) -> None:
     """Record the runs in these files, and write the tables of all pages."""
-    for path in results:
-        record(Path(path), docs)
+    for path in map(Path, results):
+        (trials.record if path.suffix == ".jsonl" else record)(path, docs)
     for page in sorted((docs / "campaign").glob("*.md")):
         text = page.read_text()
         if (written := with_tables(text, docs)) != text:
@@ -40,7 +43,12 @@ def main(results: list[str], docs: Path = DOCS) -> None:
 
 def with_tables(text: str, docs: Path = DOCS) -> str:
     """A page with the tables of its runs as the records are now."""
-    return MARKED.sub(lambda match: f"{match[1]}{_table(_load(docs, match[2]))}{match[3]}", text)
+
+    def written(match: re.Match[str]) -> str:
+        made = _table(_load(docs, match[3])) if match[2] == "runs" else trials.TABLES[match[3]](trials.load(docs))
+        return f"{match[1]}{made}{match[4]}"
+
+    return MARKED.sub(written, text)
 
 
 def record(results: Path, docs: Path) -> None:

@@ -1,8 +1,9 @@
 """Breaks a node of the lab in random ways, and judges the result by the kernel's state: `python -m tests.chaos`.
 
-Each trial is a line of a file in the lab's folder. A run that was stopped goes on after the last line; the same seed makes the
-same trials. `--table` prints a table of the lines, as in docs/campaign/faults.md. TRACKBED_LAB selects the lab. After a trial
-that ends badly, the trials since the node was last restored are repeated with fewer of them; `--trial` runs the smallest set.
+Each trial is a line of a file in the lab's folder. A run that was stopped goes on after the last line of the same versions; the
+same seed makes the same trials. `--table` prints a table of the lines. `--record` adds them to docs/campaign/faults.jsonl, and
+writes the tables of the page beside it. TRACKBED_LAB selects the lab. After a trial that ends badly, the trials since the node
+was last restored are repeated with fewer of them; `--trial` runs the smallest set.
 """
 
 from __future__ import annotations
@@ -13,17 +14,19 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import click
-from attrs import frozen
+from attrs import asdict, frozen
 
-from lab import LabError, Node, fleet, logs
+from handbook import campaign as pages
+from handbook.trials import groups, lines
+from lab import LabError, Node, fleet, instance, logs
+from lab.instance import Instance
 from tests.chaos.cluster import CLUSTER
 from tests.chaos.faults import FAULTS, Fault, trials
-from tests.chaos.oracle import EVENTS, SILENT
 from tests.chaos.smallest import smallest
-from tests.chaos.trial import Before, Outcome, before_all, run
+from tests.chaos.trial import Before, Outcome, before_all, run, versions
 
 ALL = (*FAULTS, *CLUSTER)
 
@@ -54,6 +57,7 @@ TRIES = 12
 )
 @click.option("--without", multiple=True, help="With --trial: leave out a fault of this name.")
 @click.option("--table", is_flag=True, help="Run nothing; print the table of all results of this lab.")
+@click.option("--record", is_flag=True, help="Run nothing; add all results of this lab to those in docs/campaign.")
 def main(
     seed: int,
     count: int,
@@ -62,28 +66,39 @@ def main(
     numbers: tuple[int, ...],
     without: tuple[str, ...],
     table: bool,
+    record: bool,
 ) -> None:
     """Inject faults on a node of the lab, and judge the result of each from the kernel's state.
 
     Exit code: 0 every trial ended well, 1 one did not, 2 bad input.
     """
     try:
+        results = sorted(_folder(instance.named()).glob("*.jsonl"))
+        if table:
+            click.echo(groups([row for file in results for row in lines(file)]), nl=False)
+        if record:
+            pages.main([str(file) for file in results])
+        if table or record:
+            return
         nodes = {node.name: node for node in fleet.nodes()}
     except LabError as error:
         raise click.ClickException(str(error)) from None
     if name not in nodes:
         raise click.BadParameter(f"the lab has no {name}; it has {', '.join(nodes)}", param_hint="--node")
-    folder = nodes[name].folder.parent / "chaos"
+    folder = _folder(nodes[name].instance)
     folder.mkdir(exist_ok=True)
-    if table:
-        _table([json.loads(line) for file in sorted(folder.glob("*.jsonl")) for line in file.read_text().splitlines()])
-        return
-    campaign = Campaign(nodes[name], folder, seed, only)
-    chosen = campaign.chosen()
+    chaos = Campaign(nodes[name], folder, seed, only)
+    chosen = chaos.chosen()
     if numbers:
         picked = pick(trials(seed, max(numbers), chosen), numbers, without)
-        sys.exit(1 if campaign.fails(picked) else 0)
-    sys.exit(1 if campaign.run(list(enumerate(trials(seed, count, chosen)))) else 0)
+        chaos.snapshot()
+        sys.exit(1 if chaos.fails(picked) else 0)
+    sys.exit(1 if chaos.run(list(enumerate(trials(seed, count, chosen)))) else 0)
+
+
+def _folder(lab: Instance) -> Path:
+    """Where a lab's results are. They stay when the lab goes down."""
+    return lab.folder / "chaos"
 
 
 def pick(all_trials: Iterable[tuple[Fault, ...]], numbers: Sequence[int], without: Sequence[str]) -> list[Trial]:
@@ -109,8 +124,8 @@ class Campaign:
         """The faults that the options select and that can be tried on this node."""
         named = [fault for fault in ALL if not self.only or {fault.name, fault.group} & set(self.only)]
         if not named:
-            groups = ", ".join(sorted({fault.group for fault in ALL}))
-            raise click.BadParameter(f"no fault has that name or group; the groups are: {groups}", param_hint="--only")
+            known = ", ".join(sorted({fault.group for fault in ALL}))
+            raise click.BadParameter(f"no fault has that name or group; the groups are: {known}", param_hint="--only")
         able = [fault for fault in named if not fault.needs or self.node.run(["sh", "-c", fault.needs]).returncode == 0]
         for fault in named:
             if fault not in able:
@@ -119,27 +134,31 @@ class Campaign:
 
     def run(self, planned: list[Trial]) -> int:
         """Continue after the last trial in the file of results; return the number of trials that ended badly."""
-        results = self.folder / f"seed-{self.seed}{'-some' if self.only else ''}.jsonl"
-        done = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-        failed = sum(1 for row in done if row["wrong"])
-        if not done or not self.node.has(BEFORE):
-            self.node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
-            self.node.snapshot(BEFORE)
+        same: dict[str, Any] = {"seed": self.seed, "only": list(self.only), **asdict(versions(self.node))}
+        results = self.folder / f"seed-{self.seed}.jsonl"
+        rows = [*lines(results)] if results.exists() else []
+        done = [row for row in rows if all(row[name] == value for name, value in same.items())]
+        self.snapshot(anew=not done)
         before = self._afresh()
         since: list[Trial] = []
+        failed = sum(1 for row in done if row["wrong"])
         for number, faults in planned[len(done) :]:
             since.append((number, faults))
             outcome = self._try(number, faults, before)
-            with results.open("a") as file:
-                file.write(outcome.line() + "\n")
+            row: dict[str, Any] = {**same, "trial": number + 1, **asdict(outcome)}
+            rows.append(row)
             _say(number, len(planned), outcome)
             if outcome.wrong:
                 failed += 1
-                folder = self.folder / f"{results.stem}-{number + 1}"
+                row["again"] = again(self.seed, self.only, since, dict(since))
+                _write(results, rows)
+                folder = self.folder / f"{results.stem}{'-some' if self.only else ''}-{number + 1}"
                 logs.keep(self.node, folder)
                 click.echo(f"  logs: {folder}")
-                self._minimise(since)
+                row["again"] = self._minimised(since)
+                click.echo(f"  {row['again']}")
                 before, since = self._afresh(), []
+            _write(results, rows)
         self.node.restore(BEFORE)
         return failed
 
@@ -151,6 +170,14 @@ class Campaign:
             outcome = self._try(number, faults, before)
             _say(number, number + 1, outcome)
         return outcome is not None and bool(outcome.wrong)
+
+    def snapshot(self, anew: bool = False) -> None:
+        """Take the snapshot of the node as it is. If there is one of the same versions, that one stays, unless ``anew``."""
+        taken, now = self.folder / f"{self.node.name}.versions", json.dumps(asdict(versions(self.node)))
+        if anew or not self.node.has(BEFORE) or not taken.exists() or taken.read_text() != now:
+            self.node.run(["trackbed", "wait", "--timeout", "180"], timeout=200, check=True)
+            self.node.snapshot(BEFORE)
+            taken.write_text(now)
 
     def _afresh(self) -> Before:
         self.node.restore(BEFORE)
@@ -165,8 +192,8 @@ class Campaign:
             group = faults[0].group if len(faults) == 1 else "two at once"
             return Outcome(tuple(fault.name for fault in faults), group, wrong=(f"the trial itself: {error}",))
 
-    def _minimise(self, since: list[Trial]) -> None:
-        """Print which faults since the node was restored are needed for the failure, and the command that runs them again."""
+    def _minimised(self, since: list[Trial]) -> str:
+        """The command that runs again the faults since the node was restored that are needed for the failure."""
         click.echo("  again, with fewer faults:")
         needed = smallest(since, self.fails, TRIES)
         number, last = needed[-1]
@@ -175,7 +202,7 @@ class Campaign:
             if self.fails([*needed[:-1], (number, fewer)]):
                 needed[-1] = number, fewer
                 break
-        click.echo(f"  {again(self.seed, self.only, needed, dict(since))}")
+        return again(self.seed, self.only, needed, dict(since))
 
 
 def again(seed: int, only: Sequence[str], needed: Sequence[Trial], all_faults: Mapping[int, tuple[Fault, ...]]) -> str:
@@ -196,24 +223,10 @@ def _say(number: int, count: int, outcome: Outcome) -> None:
         click.echo(click.style(f"  {why}", fg="red"))
 
 
-def _table(rows: list[dict[str, object]]) -> None:
-    """Markdown: a row for each group of faults, and one for all."""
-    click.echo(
-        "| Faults | Tried | Ended well | Longest lie: what events tell | Longest lie: the rest | Recovery: median | Longest |"
-    )
-    click.echo("| --- | --- | --- | --- | --- | --- | --- |")
-    groups = sorted({str(row["group"]) for row in rows})
-    for group in [*groups, ""]:
-        mine = [row for row in rows if group in ("", row["group"])]
-        if not mine:
-            continue
-        well = sum(1 for row in mine if not row["wrong"])
-        took = [float(row["recovery"]) for row in mine if row["recovery"] is not None]  # type: ignore[arg-type]
-        lies = [max((row["lies"].get(kind, 0.0) for row in mine), default=0.0) for kind in (EVENTS, SILENT)]  # type: ignore[attr-defined]
-        times = (f"{median(took):.0f} s", f"{max(took):.0f} s") if took else ("-", "-")
-        click.echo(
-            f"| {group or 'all'} | {len(mine)} | {well} | {lies[0]:.1f} s | {lies[1]:.1f} s | {times[0]} | {times[1]} |"
-        )
+def _write(results: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    new = results.with_suffix(".new")
+    new.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows))
+    new.replace(results)
 
 
 if __name__ == "__main__":

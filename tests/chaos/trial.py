@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, field, frozen
+from attrs import field, frozen
 
 from lab import LabError, Node
 from tests.agent_size import DESCRIPTORS, MEMORY
@@ -31,6 +31,8 @@ HOLD = f"ip netns add pod; ip link set {HELD} netns pod; ip netns exec pod ip li
 RELEASE = f"ip netns exec pod ip link set {HELD} netns 1 2>/dev/null; ip netns del pod 2>/dev/null || true"
 # A netdev that was removed and created again has another ifindex.
 WHO = f"ip netns exec pod sh -c 'cat /sys/class/net/{HELD}/ifindex /sys/class/net/{HELD}/mtu'"
+SYSTEM = '. /etc/os-release; echo "$PRETTY_NAME, Linux $(uname -r)"'
+AGENT = "trackbed --version"
 FILES = "find /run/trackbed /var/lib/trackbed -type f | wc -l"
 
 
@@ -39,6 +41,14 @@ GROWTH = {"memory": 16_000, "descriptors": 8, "files": 10}
 
 OFTEN = 30
 """How often one message may be in the journal of one trial. More is a flood, in which nobody finds what matters."""
+
+
+@frozen
+class Versions:
+    """Those of a node's operating system and of its agent. ``system`` also says whether the node is in a cluster."""
+
+    system: str
+    agent: str
 
 
 @frozen
@@ -67,10 +77,6 @@ class Outcome:
     files: int = 0
     wrong: tuple[str, ...] = ()
 
-    def line(self) -> str:
-        """As a line of the results."""
-        return json.dumps(asdict(self), sort_keys=True)
-
 
 def prepare(node: Node) -> dict[str, Any]:
     """Put the oracle on the node, and read its baseline."""
@@ -88,6 +94,12 @@ def before_all(node: Node) -> Before:
         # Its connections in the snapshot are dead.
         node.sh("systemctl restart trackbed-reporter", timeout=120)
     return Before(prepare(node), _held(node), joined)
+
+
+def versions(node: Node) -> Versions:
+    """The versions on a node."""
+    system = node.sh(SYSTEM).strip()
+    return Versions(f"{system}, in a cluster" if member(node) else system, node.sh(AGENT).split()[-1])
 
 
 def _held(node: Node) -> dict[str, int]:

@@ -14,10 +14,14 @@ import pytest
 
 from agent.probes import probes
 from agent.spec.schema import schema
+<<<<<<< HEAD
 from agent.tools.hwloc import LOADS
 from handbook import campaign, conditions, pictures, spec
 from handbook.hooks import PICTURES
 from tests.chromium import Scheme, illegible
+=======
+from handbook import campaign, conditions, spec, trials
+>>>>>>> d08e853 (Chaos: results are recorded in docs/campaign, and the tables of that page are written from them)
 
 ROOT = Path(__file__).parents[2]
 # What mkdocs.yml and the hooks read.
@@ -158,9 +162,10 @@ def test_the_pages_of_commands_and_metrics_have_what_there_is(site: Path) -> Non
 
 
 def test_the_tables_of_the_campaign_are_those_of_its_records() -> None:
-    for name in ("example", "kubernetes", "lab", "systems"):
-        page = ROOT / "docs/campaign" / f"{name}.md"
-        assert [records for _, records, _ in campaign.MARKED.findall(page.read_text())] == [name]
+    for page in sorted((ROOT / "docs/campaign").glob("*.md")):
+        marked = campaign.MARKED.findall(page.read_text())
+        names = [*trials.TABLES] if page.stem == "faults" else [page.stem]
+        assert [name for _, _, name, _ in marked] == names
         assert campaign.with_tables(page.read_text()) == page.read_text(), "run `python -m handbook.campaign`"
 
 
@@ -201,3 +206,72 @@ def test_a_run_of_the_campaign_is_recorded_and_replaces_the_one_before(tmp_path:
     assert commands.index(replaced) == 1
     failed = r"\| this fails; it holds \| 1 failed, 1 passed: `test_this_fails` \| \d+ s \|"
     assert re.search(rf"\| `pytest -m campaign tests/lab/room/test_y\.py` {failed}", page)
+
+
+def trial(number: int, *wrong: str, **more: object) -> dict[str, object]:
+    """A line of a lab's results, of a trial that ended well unless something was wrong."""
+    made: dict[str, object] = {
+        **{"agent": "0.1.0-a", "system": "Debian", "seed": 7, "only": [], "trial": number, "faults": ["a PF down"]},
+        **{"group": "a value changed", "lies": {"told by events": 0.5}, "recovery": 4.0, "held": True, "memory": 9},
+        "wrong": [*wrong],
+    }
+    return made | ({"again": f"python -m tests.chaos --seed 7 --trial {number}"} if wrong else {}) | more
+
+
+def written(path: Path, *rows: dict[str, object]) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> Path:
+    """The folder docs, with a page for the trials and no trial."""
+    docs = tmp_path / "docs"
+    (docs / "campaign").mkdir(parents=True)
+    (docs / "campaign/faults.jsonl").touch()
+    marks = [f"<!-- trials: {name} -->\n<!-- end -->\n" for name in trials.TABLES]
+    (docs / "campaign/faults.md").write_text("\n".join(marks))
+    return docs
+
+
+def test_without_any_recorded_trial_the_page_says_so(pages: Path) -> None:
+    campaign.main([], pages)
+    assert (pages / "campaign/faults.md").read_text().count("No trial is recorded yet.") == len(trials.TABLES)
+
+
+def test_trials_of_a_lab_are_recorded_and_counted(tmp_path: Path, pages: Path) -> None:
+    pair: dict[str, object] = {"faults": ["a PF down", "reboot"], "group": "two at once", "lies": {}, "recovery": None}
+    rows = [trial(1), trial(2, recovery=9.0), trial(3, "a | b", "c"), trial(4, "d", **pair)]
+    campaign.main([written(tmp_path / "seed-7.jsonl", *rows)], pages)
+    page = (pages / "campaign/faults.md").read_text()
+    assert "| `0.1.0-a` | Debian | 7 |  | 4 | 2 |" in page
+    assert "| a value changed | 3 | 2 | 0.5 s | 4 s | 9 s |" in page
+    assert "| two at once | 1 | 0 | - | - | - |" in page
+    assert "| all | 4 | 2 | 0.5 s | 4 s | 9 s |" in page
+    assert "| a PF down | 3 | 2 | 1 | 0 |" in page
+    assert "| reboot | 0 | 0 | 1 | 0 |" in page
+    assert "| a PF down | a \\| b; c | `0.1.0-a` | Debian | `python -m tests.chaos --seed 7 --trial 3` |" in page
+    assert "memory" not in (pages / "campaign/faults.jsonl").read_text()
+
+
+def test_a_trial_is_recorded_once_for_each_version_and_keeps_its_explanation(tmp_path: Path, pages: Path) -> None:
+    records, results = pages / "campaign/faults.jsonl", tmp_path / "seed-7.jsonl"
+    campaign.main([written(results, trial(1, "bad"), trial(2, "bad"))], pages)
+    written(records, trial(1, "bad", explained="the kernel's fault"), trial(2, "bad", explained="a typing error"))
+    campaign.main([written(results, trial(1, "bad"), trial(2, "worse"), trial(2, agent="0.1.0-b"))], pages)
+    kept = [json.loads(line) for line in records.read_text().splitlines()]
+    assert [(row["agent"], row["trial"], row["wrong"], row.get("explained")) for row in kept] == [
+        ("0.1.0-a", 1, ["bad"], "the kernel's fault"),
+        ("0.1.0-a", 2, ["worse"], None),
+        ("0.1.0-b", 2, [], None),
+    ]
+    unexplained, _, with_reasons = (pages / "campaign/faults.md").read_text().partition("<!-- trials: explained -->")
+    assert "| worse |" in unexplained
+    assert "| bad |" not in unexplained
+    assert "| the kernel's fault |" in with_reasons
+
+
+def test_a_result_without_its_version_is_refused(tmp_path: Path, pages: Path) -> None:
+    old = {name: value for name, value in trial(1).items() if name != "agent"}
+    with pytest.raises(SystemExit, match="line 1 has no agent"):
+        campaign.main([written(tmp_path / "seed-7.jsonl", old)], pages)
