@@ -70,7 +70,7 @@ def main(
 ) -> None:
     """Inject faults on a node of the lab, and judge the result of each from the kernel's state.
 
-    Exit code: 0 every trial ended well, 1 one did not, 2 bad input.
+    Exit code: 0 every trial ended well, 1 one did not or the lab failed, 2 bad input.
     """
     try:
         results = sorted(_folder(instance.named()).glob("*.jsonl"))
@@ -80,20 +80,28 @@ def main(
             pages.main([str(file) for file in results])
         if table or record:
             return
-        nodes = {node.name: node for node in fleet.nodes()}
+        failed = _inject(seed, count, name, only, numbers, without)
     except LabError as error:
+        # Each trial is written when it has ended, so the next call goes on.
         raise click.ClickException(str(error)) from None
+    sys.exit(1 if failed else 0)
+
+
+def _inject(
+    seed: int, count: int, name: str, only: tuple[str, ...], numbers: tuple[int, ...], without: tuple[str, ...]
+) -> bool:
+    """Run the trials that the options select; whether one ended badly."""
+    nodes = {node.name: node for node in fleet.nodes()}
     if name not in nodes:
         raise click.BadParameter(f"the lab has no {name}; it has {', '.join(nodes)}", param_hint="--node")
     folder = _folder(nodes[name].instance)
     folder.mkdir(exist_ok=True)
     chaos = Campaign(nodes[name], folder, seed, only)
     chosen = chaos.chosen()
-    if numbers:
-        picked = pick(trials(seed, max(numbers), chosen), numbers, without)
-        chaos.snapshot()
-        sys.exit(1 if chaos.fails(picked) else 0)
-    sys.exit(1 if chaos.run(list(enumerate(trials(seed, count, chosen)))) else 0)
+    if not numbers:
+        return chaos.run(list(enumerate(trials(seed, count, chosen)))) > 0
+    chaos.snapshot()
+    return chaos.fails(pick(trials(seed, max(numbers), chosen), numbers, without))
 
 
 def _folder(lab: Instance) -> Path:
@@ -157,8 +165,9 @@ class Campaign:
                 click.echo(f"  logs: {folder}")
                 row["again"] = self._minimised(since)
                 click.echo(f"  {row['again']}")
-                before, since = self._afresh(), []
             _write(results, rows)
+            if outcome.wrong:
+                before, since = self._afresh(), []
         self.node.restore(BEFORE)
         return failed
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from click.testing import CliRunner
 
 from agent.report.names import TAINT
 from agent.reporter.kubernetes.api import NoCredentials
@@ -22,7 +24,7 @@ from lab.cluster.certificates import Authority
 from lab.instance import free_port
 from lab.node import wait
 from tests.chaos import bad_api_server, oracle
-from tests.chaos.__main__ import ALL, again, pick
+from tests.chaos.__main__ import ALL, again, main, pick
 from tests.chaos.cluster import expired
 from tests.chaos.faults import FAULTS, Fault, trials
 from tests.chaos.lies import CLOCKS, HEARTBEAT, PUBLISHING, SAID, Lie, in_api, too_long
@@ -99,6 +101,25 @@ def test_a_traceback_or_a_flood_in_the_journal_is_wrong() -> None:
     assert of_journal("Traceback (most recent call last):\n") == ["the journal has 'Traceback'"]
     [flood] = of_journal("".join(f"gone for {number} s\n" for number in range(OFTEN + 1)))
     assert flood == f"the journal has {OFTEN + 1} times: gone for N s"
+
+
+@pytest.fixture
+def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a lab that is down. Paths of pytest's own folders are too long for sockets."""
+    with TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("XDG_STATE_HOME", folder)
+        monkeypatch.setenv("TRACKBED_LAB", "x")
+        yield Path(folder) / "trackbed/lab/x"
+
+
+def test_the_results_of_a_lab_that_is_down_are_shown_and_no_fault_is_injected(state: Path) -> None:
+    results = state / "chaos/seed-1.jsonl"
+    results.parent.mkdir(parents=True)
+    kind = {"agent": "0.1.0-a", "system": "Debian", "seed": 1, "only": [], "trial": 1, "faults": ["reboot"]}
+    results.write_text(json.dumps({**kind, "group": "power", "lies": {}, "recovery": 4.0, "wrong": []}) + "\n")
+    assert "| power | 1 | 1 | 4 s | 4 s |" in CliRunner().invoke(main, ["--table"]).output
+    refused = CliRunner().invoke(main, [])
+    assert (refused.exit_code, refused.output) == (1, "Error: lab x is down\n`python -m lab up` starts it.\n")
 
 
 TRUE, UNTAINTED = CLAIMS
