@@ -14,14 +14,10 @@ import pytest
 
 from agent.probes import probes
 from agent.spec.schema import schema
-<<<<<<< HEAD
 from agent.tools.hwloc import LOADS
-from handbook import campaign, conditions, pictures, spec
+from handbook import campaign, conditions, pictures, spec, trials
 from handbook.hooks import PICTURES
 from tests.chromium import Scheme, illegible
-=======
-from handbook import campaign, conditions, spec, trials
->>>>>>> d08e853 (Chaos: results are recorded in docs/campaign, and the tables of that page are written from them)
 
 ROOT = Path(__file__).parents[2]
 # What mkdocs.yml and the hooks read.
