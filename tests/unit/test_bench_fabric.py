@@ -17,7 +17,7 @@ FAULTLESS = Outcome(
 
 
 def test_each_fleet_has_a_row_with_few_bad_paths_and_one_with_many() -> None:
-    said = CliRunner().invoke(main, ["--most", "8", "--rails", "2", "--ends", "16"])
+    said = CliRunner().invoke(main, ["--nodes", "8", "--rails", "2", "--ends", "16"])
     assert said.exit_code == 0, said.output
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in said.output.splitlines() if "│" in line]
     assert [row[:3] for row in rows] == [["8", "0.1%", "1"], ["8", "1.0%", "1"]]
@@ -39,7 +39,7 @@ def test_more_wrong_verdicts_than_are_accepted_are_named(more: dict[str, int], s
 
 def test_the_command_fails_if_verdicts_are_wrong_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.fabric.MOST_BLAMED", -0.001)
-    said = CliRunner().invoke(main, ["--most", "8", "--rails", "1", "--ends", "8"])
+    said = CliRunner().invoke(main, ["--nodes", "8", "--rails", "1", "--ends", "8"])
     assert said.exit_code == 1
     assert (
         "Error: 8 nodes, 0.1% bad paths: 0 of 7 (0.00%) good ends are blamed, more than -0.1%; 8 nodes" in said.output
