@@ -199,6 +199,8 @@ def test_an_agent_that_fails_its_first_pass_is_taken_back_and_the_node_not_ready
     done = subprocess.run(
         [str(Path(sys.executable).with_name("pyinfra")), *words],
         cwd=checkout,
+        # The environment has the packages of this checkout, which would come first.
+        env={**os.environ, "PYTHONPATH": str(checkout)},
         capture_output=True,
         text=True,
         timeout=900,
