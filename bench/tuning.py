@@ -92,7 +92,7 @@ class Server:
 
 @frozen
 class End:
-    """One end of the paths: a host, the names of its PF and its first VF, and its address on each path."""
+    """A host with the names of its PF and of its first VF, and the address that it has on each path."""
 
     host: Host
     pf: str

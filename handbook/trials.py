@@ -19,7 +19,7 @@ FILE = Path("campaign") / "faults.jsonl"
 """The records, below docs/."""
 
 KEY = ("agent", "system", "seed", "only", "trial", "faults")
-"""What identifies a trial. On another system, the same number of a seed may have other faults."""
+"""What identifies a trial. The faults belong to it: on another system, the same seed and number may choose other faults."""
 
 RECORDED = (*KEY, "group", "lies", "recovery", "held", "wrong", "again", "explained")
 """What is recorded of a trial, in this order. Only trials that ended badly have the last two."""

@@ -131,8 +131,7 @@ class _Record:
 
     ``under_way``: the reading that has not been collected yet; ``late``: it has passed its deadline. ``taken``: the last
     reading that was collected; ``errors``: how many in a row have failed, it included. ``checks``: whether each check
-    failed, the newest last. ``failed``: the last False conditions.
-    ``passed``: whether a check has ever passed.
+    failed, the newest last. ``failed``: the last False conditions. ``passed``: whether a check has ever passed.
     """
 
     probe: Probe

@@ -65,7 +65,7 @@ def _answers(how: str) -> Host:
 
 
 def expired(authority: Authority, node: str) -> str:
-    """A key and a certificate of a node's reporter that has expired an hour ago, as the reporter keeps them."""
+    """A new key for a node's reporter, and a certificate that expired an hour ago, as the reporter keeps them."""
     pair = authority.client(f"{NODE_USER}{node}", life=timedelta(hours=-1))
     return pair.key.read_text() + pair.certificate.read_text()
 

@@ -118,7 +118,7 @@ def says_ready() -> bool:
 
 
 def watch(wanted: dict[str, Any]) -> dict[str, Any]:
-    """Watch until SIGTERM. Times are seconds since the boot, since a fault may set the clock.
+    """Watch until SIGTERM. A fault may set the clock, so times are counted from the boot, in seconds.
 
     ``differed``: for each class, the values that differed, each with the times between which it did. ``lies``: for each class,
     the longest time for which one value differed from a ready report, and its name.

@@ -53,7 +53,7 @@ class Versions:
 
 @frozen
 class Before:
-    """A node before the first fault: the oracle's baseline, and the agent's memory and descriptors.
+    """The state of a node before the first fault: the oracle's baseline, and the agent's memory and descriptors.
 
     ``member``: None outside of a cluster.
     """
