@@ -7,14 +7,18 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 STAMP := $(VENV)/.installed
 CAMPAIGN := campaign.xml
+# The tests start hundreds of Python processes: without compiled files each of them would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
+# Three processes a CPU, because many tests wait for the agent's own time limits.
+PARALLEL := --numprocesses=$(shell expr 3 \* $$(nproc)) --maxprocesses=32 --dist=worksteal
 
-.PHONY: help chaos check lab lab-cluster lab-down test lint unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
+.PHONY: help chaos check lab lab-cluster lab-down test lint quick unit lab-suite cluster-suite campaign fuzz pythons audit sbom molecule bench lock clean mutants docs
 
 help:
 	@echo "make lab          boot two virtual servers, and deploy to them"
 	@echo "make lab-cluster  the same, as nodes of a Kubernetes cluster that is built from source"
 	@echo "make lab-down     stop them"
-	@echo "make check        style, types, import rules, unit and simulation tests: the loop while you work"
+	@echo "make check        style, types, import rules, quick unit and simulation tests: the loop while you work"
 	@echo "make test         everything that CI runs"
 	@echo "make lint         style, types and import rules"
 	@echo "make docs         the documentation site, in site/; a broken link fails"
@@ -44,8 +48,10 @@ lab-cluster: $(STAMP)
 lab-down: $(STAMP)
 	@$(BIN)/python -m lab down
 
-check: lint
-	$(BIN)/pytest -q --numprocesses=logical --dist=worksteal tests/unit tests/sim
+check: lint quick
+
+quick: $(STAMP)
+	$(BIN)/pytest -q $(PARALLEL) -m "not slow" tests/unit tests/sim
 
 test: lint unit lab-suite
 
@@ -59,7 +65,8 @@ docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 unit: $(STAMP)
-	$(BIN)/pytest tests/unit tests/sim tests/contract
+	$(BIN)/pytest $(PARALLEL) tests/unit tests/sim
+	$(BIN)/pytest tests/contract
 	# By itself: pyinfra makes greenlets of all threads (gevent), and one that hangs in a read would hang them all.
 	$(BIN)/pytest tests/deploy
 

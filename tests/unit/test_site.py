@@ -19,6 +19,8 @@ from handbook import campaign, conditions, pictures, spec, trials
 from handbook.hooks import PICTURES
 from tests.chromium import Scheme, illegible
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 # What mkdocs.yml and the hooks read.
 SOURCES = ("mkdocs.yml", "docs", "handbook", "examples", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")

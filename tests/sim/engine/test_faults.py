@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -18,6 +19,8 @@ from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec, from_mapping
 from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
+
+pytestmark = pytest.mark.slow
 
 PFS = {"0000:21:00.0": "02:00:00:00:01:00", "0000:41:00.0": "02:00:00:00:01:01"}
 TOTAL = 5

@@ -24,6 +24,8 @@ from agent.spec.addresses import ARP
 from agent.spec.node import NodeSpec, from_mapping
 from tests.sim.kernel import Kernel, no_fault
 
+pytestmark = pytest.mark.slow
+
 PF = "0000:21:00.0"
 FOREIGN = "198.51.100.9/24"
 QUEUE = "/proc/sys/net/core/somaxconn"

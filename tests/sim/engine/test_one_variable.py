@@ -18,6 +18,8 @@ from agent.spec.node import from_mapping
 from tests.sim.kernel import Kernel
 from tests.sim.two_nics import PF0, two_nics
 
+pytestmark = pytest.mark.slow
+
 CONF = "net.ipv4.conf.enp33s0"
 VM = "/proc/sys/vm"
 

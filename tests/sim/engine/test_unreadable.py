@@ -22,6 +22,8 @@ from agent.state.scope import Scope
 from tests.sim.kernel import Kernel
 from tests.sim.seams import seen
 
+pytestmark = pytest.mark.slow
+
 SOUND, FAULTY, OTHER = "0000:21:00.0", "0000:41:00.0", "0000:61:00.0"
 SETTINGS = {
     "mtu": 9000,

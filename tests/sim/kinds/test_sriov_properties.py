@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from agent.engine.originals import Originals
 from agent.report.verdict import is_ready
 from agent.spec.node import NodeSpec
 from tests.sim.kinds.test_sriov import PF, made, settle, spec
+
+pytestmark = pytest.mark.slow
 
 
 def optional(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

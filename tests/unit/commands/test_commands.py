@@ -25,6 +25,7 @@ from agent.report.records import Change, Condition, Disruption, Outcome, Report,
 from agent.service import lock
 from agent.spec.node import from_mapping
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 COMMANDS = Commands().list_commands(None)  # type: ignore[arg-type]  # it looks at no context
 

@@ -95,6 +95,7 @@ def page_with_blocked_nics(folder: Path, nodes: int) -> Path:
     return page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("nodes", [8, 512])
 def test_a_browser_shows_the_heat_map_and_makes_no_request(nodes: int, scheme: Scheme, tmp_path: Path) -> None:
@@ -106,6 +107,7 @@ def test_a_browser_shows_the_heat_map_and_makes_no_request(nodes: int, scheme: S
     assert {blocked, usual, CROSS, paper[scheme]} <= seen.colours()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("nodes", [8, 512])
 def test_all_of_the_page_can_be_read(nodes: int, scheme: Scheme, tmp_path: Path) -> None:
@@ -113,6 +115,7 @@ def test_all_of_the_page_can_be_read(nodes: int, scheme: Scheme, tmp_path: Path)
     assert illegible(page, scheme, tmp_path) == []
 
 
+@pytest.mark.slow
 def test_long_names_can_be_read(tmp_path: Path) -> None:
     page = tmp_path / "fabric.html"
     members = [

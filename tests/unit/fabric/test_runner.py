@@ -23,6 +23,8 @@ from fleet.fabric.runner import Request, Runner
 from fleet.fabric.stages import FabricSettings
 from fleet.fabric.verdict import Verdict
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 SETTINGS = FabricSettings(tests=("ib_write_bw",), seconds=3, across_rails=False)
 

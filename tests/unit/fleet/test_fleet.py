@@ -360,6 +360,7 @@ def test_without_a_cluster_there_is_one_message(
     assert "secret-token" not in done.stderr
 
 
+@pytest.mark.slow
 def test_every_command_has_an_example_its_exit_codes_and_json() -> None:
     said = dict(helps())
     assert {("status",), ("sweep",), ("fabric", "report")} <= set(said)

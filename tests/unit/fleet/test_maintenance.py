@@ -137,6 +137,7 @@ def test_an_inventory_that_is_wrong_is_named(tmp_path: Path, text: str, message:
         Inventory.read(file)
 
 
+@pytest.mark.slow
 def test_a_command_runs_on_a_nodes_host_with_each_word_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "fleet.py"
     file.write_text('hosts = [("@local", {"node_name": "a"})]\n')

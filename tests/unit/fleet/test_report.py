@@ -27,6 +27,8 @@ from tests.fleet_samples import BROKEN, DRIFTING, EVERY, FLAPPING, name, samples
 from tests.fleet_samples import SILENT as SILENT_NODE
 from tests.prometheus_server import Prometheus, remembering
 
+pytestmark = pytest.mark.slow
+
 END = int(time.time())
 
 LINKS = to_hex(colormaps[KINDS](0))

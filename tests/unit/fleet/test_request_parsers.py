@@ -2,7 +2,11 @@
 
 from itertools import islice
 
+import pytest
+
 from tests.unit.fleet.made_up_requests import compare, made_up
+
+pytestmark = pytest.mark.slow
 
 
 def test_go_reads_an_approved_request_as_the_same_request() -> None:

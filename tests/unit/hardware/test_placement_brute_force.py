@@ -13,6 +13,8 @@ from attrs import evolve, frozen
 from agent.hardware.placement import Key, Pool, place, pool
 from agent.hardware.topology import Cpu, Topology
 
+pytestmark = pytest.mark.slow
+
 CPUS, QUEUES = 6, 6
 MOST = 5000
 """The most placements of one machine that are tried."""

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 
+import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from agent.hardware.placement import Key, Pool, Senders, place, pool
 from agent.hardware.topology import Cpu, Topology
 from agent.spec.ranges import parse_ranges
+
+pytestmark = pytest.mark.slow
 
 Pools = dict[Key, Pool]
 # A machine that is busy with other things is no finding.

@@ -102,6 +102,7 @@ def test_an_error_without_a_remedy_of_its_own_says_where_to_look() -> None:
     assert "`python -m lab logs NODE` collects" in failed.stderr
 
 
+@pytest.mark.slow
 def test_the_suites_on_virtual_servers_use_pythons_own_subprocesses_and_threads() -> None:
     """`pyinfra_cli` replaces them by gevent's, in which a read that hangs stops every thread of the suite."""
     load = (

@@ -9,6 +9,8 @@ import pytest
 
 from agent.service.wake import BURST, RATE
 
+pytestmark = pytest.mark.slow
+
 EVENTS = 10_000
 
 LISTEN = f"""

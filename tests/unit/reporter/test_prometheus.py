@@ -26,6 +26,8 @@ from agent.runtime import boot_id, uptime
 from fleet.dashboard import dashboard
 from tests.prometheus_server import ROOT, RULES, Prometheus, program, scraping
 
+pytestmark = pytest.mark.slow
+
 DOCS = ROOT / "docs" / "metrics.md"
 TESTS = Path(__file__).parent / "prometheus"
 

@@ -20,6 +20,8 @@ from agent.report.records import Report, report_from_json
 from agent.spec.node import parse, spec_hash
 from tests.unit.service.supervised import hanging_file
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 PF0, PF1 = "0000:21:00.0", "0000:41:00.0"
 

@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from agent.report.records import report_from_json
 from agent.runtime import doubling, uptime
 from agent.service.supervisor import FIRST_RESPAWN, LAST_RESPAWN
 from tests.contract.asking import soon
 from tests.unit.service.supervised import NOTED, Start, Supervised, needs_fuse
+
+pytestmark = pytest.mark.slow
 
 QUIET = 600.0
 """Seconds that a read may take, and until the first heartbeat: no test takes that long."""

@@ -9,9 +9,6 @@ import pytest
 
 from agent.spec.addresses import ARP, FIRST_TABLE, PRIORITY, Address
 from agent.spec.node import NodeSpec, SpecError, from_mapping, parse, to_json
-from agent.spec.schema import schema
-
-jsonschema = pytest.importorskip("jsonschema")
 
 DERIVED = {"network": "10.{rail}.0.0/16"}
 
@@ -67,19 +64,18 @@ def test_a_text_is_an_address_and_is_written_as_one_form() -> None:
 
 
 @pytest.mark.parametrize("given", [["192.0.2.11/24"], [DERIVED], [{"address": "fd00::1/64"}]])
-def test_the_schema_takes_both_forms(given: list[Any]) -> None:
-    jsonschema.validate(node(given), schema())
+def test_the_schema_takes_both_forms(given: list[Any], validator: Any) -> None:
+    validator.validate(node(given))
 
 
 @pytest.mark.parametrize(
     "given", ["192.0.2.11", {"network": "10.{node}.0.0/16"}, {}, {**DERIVED, "address": "192.0.2.1/24"}, 7]
 )
-def test_the_schema_refuses_what_it_can_express(given: Any) -> None:
+def test_the_schema_refuses_what_it_can_express(given: Any, validator: Any) -> None:
     with pytest.raises(SpecError):
         from_mapping(node([given]))
     if given != "192.0.2.11":  # a text's form is the parser's
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate(node([given]), schema())
+        assert not validator.is_valid(node([given]))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,6 @@ from typing import Any
 import pytest
 
 from agent.spec.node import SpecError, from_mapping, parse
-from agent.spec.schema import schema
-
-jsonschema = pytest.importorskip("jsonschema")
 
 PF, OTHER = "0000:3b:00.0", "0000:5e:00.0"
 MAC, GUID = "02:00:00:00:00:07", "00:11:22:33:44:55:66:77"
@@ -224,11 +221,6 @@ def test_both_keys_of_a_conflict_are_named(document: dict[str, Any], keys: list[
 )
 def test_apparent_conflicts_are_accepted(document: dict[str, Any]) -> None:
     from_mapping(document)
-
-
-@pytest.fixture(scope="module")
-def validator() -> Any:
-    return jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
 
 
 REFUSED = [

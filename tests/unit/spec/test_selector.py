@@ -1,14 +1,10 @@
 """Which selectors and entries with `each` are accepted, by the parser and by the schema, and how others are refused."""
 
-import json
 from typing import Any
 
 import pytest
 
 from agent.spec.node import SpecError, from_mapping, parse, to_json
-from agent.spec.schema import schema
-
-jsonschema = pytest.importorskip("jsonschema")
 
 EACH = {"vendor": "15b3", "each": True}
 NETWORK = {"network": "10.{rail}.0.0/16"}
@@ -25,11 +21,6 @@ def node(*nics: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def exactly(number: int) -> dict[str, int]:
     return {"min": number, "max": number}
-
-
-@pytest.fixture(scope="module")
-def validator() -> Any:
-    return jsonschema.Draft202012Validator(json.loads(json.dumps(schema())))
 
 
 @pytest.mark.parametrize(
