@@ -110,7 +110,10 @@ class End:
     def sh(self, script: str, timeout: float = 60.0, *, prefix: str = "") -> str:
         """Run a shell script with `{pf}`, `{vf}` and `{ip}` filled in, perhaps in a namespace; return what it prints."""
         text = script.format(pf=shlex.quote(self.pf), vf=shlex.quote(self.vf), ip=self.ip)
-        return self.host.run([*prefix.split(), "sh", "-euc", text], timeout, check=True).stdout
+        try:
+            return self.host.run([*prefix.split(), "sh", "-euc", text], timeout, check=True).stdout
+        except lab.LabError as error:
+            raise click.ClickException(str(error)) from None
 
 
 @frozen
@@ -127,14 +130,20 @@ def _inside(netdev: str) -> str:
     return f"{IN} ip address add {{ip}}/24 dev {netdev}; {IN} ip link set {netdev} up"
 
 
+# A NIC may drop what is for another MAC than its own (igb with VFs does, promiscuous or not), and a wire that returns
+# broadcasts to their sender (the lab's does) teaches a bridge that its own MAC is outside.
+BRIDGE_PORT = (
+    f"bridge link set dev {{pf}} learning off; bridge fdb add $({IN} cat /sys/class/net/eth0/address) dev {{pf}} self"
+)
+
 WAYS = (
     Way("PF to PF", "ip address add {ip}/24 dev {pf}", "ip address del {ip}/24 dev {pf}", ""),
     Way(
         "bridge",
         "ip netns add tuning; ip link add tuning-br type bridge; ip link set {pf} master tuning-br; ip link set tuning-br up"
         "; ip link add tuning-out type veth peer name eth0 netns tuning; ip link set tuning-out master tuning-br up"
-        f"; {_inside('eth0')}",
-        "ip netns del tuning; ip link del tuning-br",
+        f"; {_inside('eth0')}; {BRIDGE_PORT}",
+        f"bridge fdb del $({IN} cat /sys/class/net/eth0/address) dev {{pf}} self; ip netns del tuning; ip link del tuning-br",
     ),
     Way(
         "macvlan",
