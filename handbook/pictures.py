@@ -47,7 +47,7 @@ def fleet() -> str:
     history, deploy = samples.fleet(), samples.deploy()
     parts = {
         "Simulated: how many of ten nodes were not ready in a day.": report.fleet_over_time(history, WIDTH),
-        "The same nodes, each by itself.": report.nodes_over_time(history, WIDTH),
+        "Simulated: the same nodes, each by itself.": report.nodes_over_time(history, WIDTH),
         "Simulated: drift that the agents repaired.": report.repairs_over_time(history, WIDTH),
         "Made-up times: the slowest operations of a deploy.": report.slowest_operations(deploy.operations, WIDTH),
     }
